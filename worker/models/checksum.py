@@ -1,0 +1,59 @@
+"""SHA-256 of files, remembered: a model of many gigabytes is hashed once, not at every start.
+
+Blocking; runs in a thread. A remembered hash counts only while the file's size, modification
+time (in nanoseconds) and inode are what they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+
+def sha256_of_file(path: Path, cache_dir: Path | None = None) -> str:
+    """The file's SHA-256 in hex, from `<cache_dir>/hashes` where it is still valid."""
+    real = path.resolve()
+    if cache_dir is None:
+        return _hash(real)
+    stamp = _stamp(real)
+    note = cache_dir / "hashes" / f"{hashlib.sha256(os.fsencode(real)).hexdigest()}.json"
+    remembered = _read_note(note)
+    if remembered is not None and remembered.get("stamp") == stamp:
+        return str(remembered["sha256"])
+    digest = _hash(real)
+    if _stamp(real) == stamp:
+        _write_note(note, {"path": str(real), "stamp": stamp, "sha256": digest})
+    return digest
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _stamp(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def _read_note(note: Path) -> dict[str, object] | None:
+    try:
+        content = json.loads(note.read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(content, dict) or not isinstance(content.get("sha256"), str):
+        return None
+    return content
+
+
+def _write_note(note: Path, content: dict[str, object]) -> None:
+    """Best effort: a cache that cannot be written costs a hash at the next start, no more."""
+    with contextlib.suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=note.parent, delete=False) as file:
+            json.dump(content, file)
+        os.replace(file.name, note)

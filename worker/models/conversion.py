@@ -1,0 +1,243 @@
+"""SafeTensors in, a cached GGUF out: the conversion runs as a child process, once per content.
+
+Runs on the API process's event loop; hashing and header checks go to a thread. The result lies
+under `<cache>/converted/<key>/model-<outtype>.gguf`, where the key is made of the checkpoint's
+bytes and of the converter's own source, so neither an edited checkpoint nor an older converter
+can leave a stale model behind. A file lock lets several workers that start at once convert once.
+Each attempt writes into a folder of its own and is renamed into place only after its header has
+been read back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from worker.errors import ModelError, WorkerError
+from worker.messages import Progress
+from worker.models.checksum import sha256_of_file
+from worker.models.gguf import check_servable, read_header
+
+OnProgress = Callable[[Progress], None]
+
+LOCK_POLL_SECONDS = 0.1
+TERMINATE_GRACE_SECONDS = 5.0
+MAX_LINE_BYTES = 2**20
+_SOURCE_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt")
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """The files of a checkpoint that decide what it converts to, by name."""
+    found = {path for pattern in _SOURCE_PATTERNS for path in folder.glob(pattern)}
+    return sorted(path for path in found if path.is_file())
+
+
+def check_checkpoint(folder: Path) -> None:
+    """Name what a folder lacks before any time is spent on it."""
+    for name in ("config.json",):
+        if not (folder / name).is_file():
+            raise _not_a_checkpoint(folder, f"it has no {name}")
+    if (
+        not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
+        and not (folder / "vocab.json").is_file()
+    ):
+        raise _not_a_checkpoint(folder, "it has neither tokenizer.json nor tokenizer.model")
+    if not any(folder.glob("*.safetensors")):
+        raise _not_a_checkpoint(folder, "it has no .safetensors file")
+
+
+def _not_a_checkpoint(folder: Path, what: str) -> ModelError:
+    return ModelError(
+        f"The folder {str(folder)!r} is no SafeTensors model: {what}.", path=str(folder)
+    )
+
+
+async def convert_cached(
+    folder: Path, *, cache_dir: Path, outtype: str, on_progress: OnProgress
+) -> Path:
+    """The GGUF of a SafeTensors folder, from the cache or converted now."""
+    await asyncio.to_thread(check_checkpoint, folder)
+    key = await asyncio.to_thread(content_key, folder, cache_dir, on_progress)
+    target = cache_dir / "converted" / key / f"model-{outtype}.gguf"
+    if await asyncio.to_thread(is_usable, target):
+        return target
+    await asyncio.to_thread(_make_folder, target.parent)
+    async with _locked(target.with_suffix(".lock"), on_progress):
+        if not await asyncio.to_thread(is_usable, target):
+            await _convert_into(folder, target, outtype, on_progress)
+    return target
+
+
+def content_key(folder: Path, cache_dir: Path, on_progress: OnProgress) -> str:
+    """Names the checkpoint's bytes together with the converter that would read them."""
+    files = checkpoint_files(folder)
+    total = sum(path.stat().st_size for path in files) or 1
+    digest = hashlib.sha256(_converter_digest())
+    done = 0
+    for path in files:
+        on_progress(Progress("hash", round(100 * done / total, 1)))
+        digest.update(f"{path.name}\0{sha256_of_file(path, cache_dir)}\n".encode())
+        done += path.stat().st_size
+    return digest.hexdigest()[:32]
+
+
+def _converter_digest() -> bytes:
+    """The converter's source, hashed: a changed converter never reuses what an older one wrote."""
+    spec = importlib.util.find_spec("worker.convert")
+    digest = hashlib.sha256()
+    for root in (spec.submodule_search_locations or []) if spec else []:
+        for path in sorted(Path(root).rglob("*.py")):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.digest()
+
+
+def is_usable(path: Path) -> bool:
+    """Whether a cached GGUF is there and whole; a broken one is converted anew."""
+    if not path.is_file():
+        return False
+    try:
+        check_servable(read_header(path))
+    except ModelError:
+        return False
+    return True
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelError(
+            f"The cache folder {str(folder)!r} cannot be created: {error.strerror}; "
+            "choose another with --cache-dir.",
+            path=str(folder),
+        ) from error
+
+
+@contextlib.asynccontextmanager
+async def _locked(path: Path, on_progress: OnProgress) -> AsyncIterator[None]:
+    """Hold the file lock without blocking the event loop while another worker has it."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path, thread_local=False)
+    while True:
+        try:
+            lock.acquire(timeout=0)
+            break
+        except Timeout:
+            on_progress(Progress("waiting for another worker's conversion", 0.0))
+            await asyncio.sleep(LOCK_POLL_SECONDS)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+async def _convert_into(folder: Path, target: Path, outtype: str, on_progress: OnProgress) -> None:
+    for stale in target.parent.glob(f"attempt-{outtype}-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    attempt = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"attempt-{outtype}-"))
+    try:
+        written = attempt / target.name
+        await run_converter(folder, written, outtype=outtype, on_progress=on_progress)
+        header = await asyncio.to_thread(read_header, written)
+        check_servable(header)
+        os.replace(written, target)
+    finally:
+        shutil.rmtree(attempt, ignore_errors=True)
+
+
+async def run_converter(
+    source: Path, target: Path, *, outtype: str, on_progress: OnProgress
+) -> None:
+    """Run `python -m worker.convert` to its end; a cancelled caller ends the child first."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "worker.convert", str(source), str(target)),
+        *("--outtype", outtype, "--progress", "json"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        limit=MAX_LINE_BYTES,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    stderr = asyncio.create_task(process.stderr.read())
+    try:
+        error = await _follow(process.stdout, on_progress)
+        exit_code = await process.wait()
+        said = (await stderr).decode("utf-8", errors="replace").strip()
+    finally:
+        stderr.cancel()
+        await _end(process)
+    if error is not None:
+        raise error
+    if exit_code != 0:
+        how = f"by signal {-exit_code}" if exit_code < 0 else f"with exit code {exit_code}"
+        last = said.splitlines()[-1] if said else "it said nothing"
+        raise ModelError(
+            f"The conversion of {str(source)!r} ended {how}: {last}",
+            path=str(source),
+            exit_code=exit_code,
+        )
+
+
+async def _follow(stdout: asyncio.StreamReader, on_progress: OnProgress) -> WorkerError | None:
+    """Forward progress lines; return the error that the converter reports, if any."""
+    error: WorkerError | None = None
+    async for line in stdout:
+        try:
+            message = json.loads(line)
+        except ValueError:
+            continue  # whatever a library prints is not ours
+        if not isinstance(message, dict):
+            continue
+        if "error" in message:
+            error = rebuild_error(message["error"])
+        elif "phase" in message:
+            on_progress(
+                Progress(
+                    str(message["phase"]),
+                    float(message.get("percent") or 0.0),
+                    message.get("bytes_per_second"),
+                )
+            )
+    return error
+
+
+def rebuild_error(told: dict[str, Any]) -> WorkerError:
+    """The error that a child process told as JSON, as the class it was raised as."""
+    code = told.get("code")
+    details = {str(key): value for key, value in (told.get("details") or {}).items()}
+    details.pop("message", None)
+    kinds = {kind.code: kind for kind in _error_kinds(WorkerError)}
+    kind = kinds.get(code) if isinstance(code, str) else None
+    return (kind or ModelError)(str(told.get("message") or "The conversion failed."), **details)
+
+
+def _error_kinds(base: type[WorkerError]) -> Iterator[type[WorkerError]]:
+    for kind in base.__subclasses__():
+        yield kind
+        yield from _error_kinds(kind)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Leave no child behind: ask, then insist."""
+    if process.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), TERMINATE_GRACE_SECONDS)
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()

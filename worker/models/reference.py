@@ -1,0 +1,104 @@
+"""What a user means by `--model`: every form of a model reference, parsed into one closed set.
+
+Pure: looks at the text alone, never at the disk or the network. Whether the thing exists is for
+`resolve` to say.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from worker.errors import ConfigError
+
+FORMS = (
+    "an alias of models.toml, a .gguf file, a folder of SafeTensors or "
+    "hf:owner/repo@revision::file=path/in/repo.gguf"
+)
+
+_ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
+_REVISION = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class AliasReference:
+    """A name that the registry may know."""
+
+    alias: str
+
+
+@dataclass(frozen=True, slots=True)
+class PathReference:
+    """A file or a folder on this machine."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class HubReference:
+    """A repository on the Hugging Face hub; without a file it is one of SafeTensors."""
+
+    repo: str
+    revision: str | None = None
+    file: str | None = None
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the revision is a commit, which can never mean other bytes tomorrow."""
+        return self.revision is not None and COMMIT.fullmatch(self.revision) is not None
+
+    def __str__(self) -> str:
+        revision = f"@{self.revision}" if self.revision else ""
+        file = f"::file={self.file}" if self.file else ""
+        return f"hf:{self.repo}{revision}{file}"
+
+
+Reference = AliasReference | PathReference | HubReference
+
+
+def parse(text: str) -> Reference:
+    """Parse a model reference; raises `ConfigError` naming the part that is wrong."""
+    if not text or "\0" in text or text != text.strip():
+        raise _wrong(text, f"must be {FORMS}")
+    if text.startswith("hf:"):
+        return _parse_hub(text)
+    scheme = re.match(r"([a-z][a-z0-9+.-]*)://", text)
+    if scheme:
+        raise _wrong(text, f"is a {scheme[1]} address; a model is named by {FORMS}")
+    is_alias = _ALIAS.fullmatch(text) is not None and not text.endswith((".gguf", ".safetensors"))
+    return AliasReference(text) if is_alias else PathReference(Path(text).expanduser())
+
+
+def _parse_hub(text: str) -> HubReference:
+    location, *options = text.removeprefix("hf:").split("::")
+    repo, at, revision = location.partition("@")
+    if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
+        raise _wrong(text, "must name its repository as hf:owner/repo")
+    if at and (not _REVISION.fullmatch(revision) or ".." in revision):
+        raise _wrong(text, "has an empty or ill-formed revision after the @")
+    file: str | None = None
+    for option in options:
+        key, _, value = option.partition("=")
+        if key != "file":
+            raise _wrong(text, f"has the unknown option {key!r}; only file= is known")
+        if file is not None:
+            raise _wrong(text, "names two files")
+        file = value
+        check_repo_file(text, file)
+    return HubReference(repo, revision or None, file)
+
+
+def check_repo_file(text: str, file: str) -> None:
+    """A path inside a repository: relative, forward slashes, a GGUF."""
+    path = PurePosixPath(file)
+    if not file or path.is_absolute() or "\\" in file or ".." in path.parts or str(path) != file:
+        raise _wrong(text, f"must give file= as a path inside the repository, not {file!r}")
+    if not file.endswith(".gguf"):
+        raise _wrong(text, f"must give a .gguf file as file=, not {file!r}")
+
+
+def _wrong(text: str, what: str) -> ConfigError:
+    return ConfigError(f"The model reference {text!r} {what}.", field="model", value=text)

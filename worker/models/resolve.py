@@ -1,0 +1,103 @@
+"""Any model reference in, a local GGUF out, checked before a native loader sees it.
+
+Runs on the API process's event loop during the start; everything slow goes to a thread or to a
+child process, so `/health` and `/ready` answer meanwhile. Progress is reported through a callback
+on the loop's or a helper thread; the caller's callback only stores it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.resources
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from worker.errors import ModelError
+from worker.messages import Progress
+from worker.models import reference
+from worker.models.conversion import convert_cached
+from worker.models.gguf import check_servable, read_header
+from worker.models.reference import AliasReference, HubReference, PathReference, Reference
+
+BUNDLED = "tiny-model"
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedModel:
+    """A model that lies on this machine and whose header has been checked."""
+
+    gguf_path: Path
+    """The first part of a split model."""
+    model_ref: str
+    """What the user asked for, as `/health` and the pool manager show it."""
+    kind: Literal["bundled", "gguf", "safetensors", "hub"]
+
+
+def default_cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/llorch-worker`, or its usual place."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    root = Path(base) if base and os.path.isabs(base) else Path.home() / ".cache"
+    return root / "llorch-worker"
+
+
+def bundled_folder() -> Path:
+    """The SafeTensors folder of the model that ships inside the package."""
+    folder = Path(str(importlib.resources.files("worker") / "assets" / BUNDLED))
+    if not folder.is_dir():
+        raise ModelError(f"The bundled model is missing from the installation ({folder}).")
+    return folder
+
+
+async def resolve(
+    ref: str | None,
+    *,
+    models_file: Path | None = None,
+    cache_dir: Path | None = None,
+    outtype: str = "q8_0",
+    on_progress: OnProgress = lambda progress: None,
+) -> ResolvedModel:
+    """Find, download or convert what `ref` names; `None` is the bundled model.
+
+    Raises `ModelError` (missing, corrupt, unsupported), `DownloadError` or `ConfigError`.
+    """
+    cache = (cache_dir or default_cache_dir()).absolute()
+    on_progress(Progress("resolve", 0.0))
+    if ref is None or ref == BUNDLED:
+        path = await convert_cached(
+            bundled_folder(), cache_dir=cache, outtype=outtype, on_progress=on_progress
+        )
+        return ResolvedModel(path, BUNDLED, "bundled")
+    target = await asyncio.to_thread(_look_up, reference.parse(ref), models_file)
+    if isinstance(target, HubReference):
+        raise ModelError(f"The model reference {ref!r} cannot be downloaded yet.")
+    return await _resolve_path(target, ref, cache, outtype, on_progress)
+
+
+def _look_up(parsed: Reference, models_file: Path | None) -> PathReference | HubReference:
+    if isinstance(parsed, AliasReference):
+        path = Path(parsed.alias)
+        if path.exists():
+            return PathReference(path)
+        raise ModelError(
+            f"The model {parsed.alias!r} is not known; give {reference.FORMS}.",
+            model=parsed.alias,
+        )
+    return parsed
+
+
+async def _resolve_path(
+    target: PathReference, ref: str, cache: Path, outtype: str, on_progress: OnProgress
+) -> ResolvedModel:
+    path = target.path.absolute()
+    if await asyncio.to_thread(path.is_dir):
+        converted = await convert_cached(
+            path, cache_dir=cache, outtype=outtype, on_progress=on_progress
+        )
+        return ResolvedModel(converted, ref, "safetensors")
+    header = await asyncio.to_thread(read_header, path)
+    check_servable(header)
+    return ResolvedModel(path, ref, "gguf")
