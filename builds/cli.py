@@ -1,0 +1,75 @@
+"""The command line of this package: one subcommand per thing that can be made."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from builds import environment, sdist, store, wheels
+from builds import pins as pinned
+from builds.errors import BuildError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except BuildError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("error: interrupted; nothing half-made was kept.", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m builds", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    given = argparse.ArgumentParser(add_help=False)
+    given.add_argument(
+        "--sdist", type=Path, help="an sdist that is already here; still verified against the pin"
+    )
+    for backend in pinned.BACKENDS:
+        made = commands.add_parser(
+            backend, parents=[given], help=f"build the {backend} wheel into dist/{backend}"
+        )
+        made.set_defaults(run=_build, backend=backend)
+        made.add_argument("--native", action="store_true", help="for this processor alone")
+        made.add_argument("--blas", action="store_true", help="with an OpenBLAS plug-in")
+        made.add_argument("--arch", action="append", default=[], help="a GPU architecture")
+        made.add_argument("--out", type=Path, help="another folder than dist/<backend>")
+
+    unpacked = commands.add_parser(
+        "sdist", parents=[given], help="print the folder of the verified, unpacked sources"
+    )
+    unpacked.set_defaults(run=_sdist)
+
+    setup = commands.add_parser("setup", parents=[given], help="bring a venv up to date")
+    setup.set_defaults(run=_setup)
+    setup.add_argument("--venv", type=Path, required=True)
+    setup.add_argument("--backend", choices=pinned.BACKENDS, default="cpu")
+    return parser
+
+
+def _build(options: argparse.Namespace) -> int:
+    recipe = pinned.recipe(
+        options.backend,
+        native=options.native,
+        blas=options.blas,
+        architectures=tuple(options.arch),
+    )
+    built = wheels.build(recipe, pinned.pins(), given_sdist=options.sdist)
+    target = options.out or environment.ROOT / "dist" / options.backend
+    wheel = wheels.export(built, target)
+    store.say(f"{wheel.stat().st_size / 1e6:.1f} MB")
+    print(wheel)
+    return 0
+
+
+def _sdist(options: argparse.Namespace) -> int:
+    print(sdist.unpacked(pinned.pins(), options.sdist))
+    return 0
+
+
+def _setup(options: argparse.Namespace) -> int:
+    environment.setup(options.venv, options.backend, given_sdist=options.sdist)
+    return 0

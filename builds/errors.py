@@ -1,0 +1,5 @@
+"""The one error of this package: a sentence for the person who builds, never a traceback."""
+
+
+class BuildError(Exception):
+    """What went wrong and what would be right, in one or two sentences."""

@@ -1,0 +1,101 @@
+"""Reads `versions.toml` and the flags of a backend. Pure data; no process, no network."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from builds.errors import BuildError
+
+FOLDER = Path(__file__).resolve().parent
+BACKENDS = ("cpu", "cuda", "metal", "accelerate")
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """What every wheel is built from."""
+
+    version: str
+    sdist_sha256: str
+    llama_cpp_commit: str
+    toolchain: Mapping[str, str]
+
+    @property
+    def sdist_name(self) -> str:
+        return f"llama_cpp_python-{self.version}.tar.gz"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one backend's wheel is compiled, and which of its plug-ins go where."""
+
+    backend: str
+    cmake: Mapping[str, str]
+    ship: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    test: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def cmake_args(self) -> list[str]:
+        return [f"-D{name}={value}" for name, value in sorted(self.cmake.items())]
+
+
+@cache
+def versions() -> dict[str, Any]:
+    return _read(FOLDER / "versions.toml")
+
+
+def pins() -> Pins:
+    table = versions()
+    source = table["llama-cpp-python"]
+    return Pins(
+        version=source["version"],
+        sdist_sha256=source["sha256"],
+        llama_cpp_commit=source["llama_cpp_commit"],
+        toolchain=table["toolchain"],
+    )
+
+
+def recipe(
+    backend: str,
+    *,
+    native: bool = False,
+    blas: bool = False,
+    architectures: tuple[str, ...] = (),
+) -> Recipe:
+    """The backend's flags with the chosen variations laid over them."""
+    table = _read(FOLDER / f"{backend}.toml")
+    cmake = dict(table["cmake"])
+    plugins = dict(table["plugins"])
+    for wanted, name in ((native, "native"), (blas, "blas")):
+        if not wanted:
+            continue
+        if name not in table:
+            raise BuildError(f"--{name} does not apply to the {backend} backend.")
+        cmake |= table[name]["cmake"]
+        plugins |= table[name].get("plugins", {})
+    if "architectures" in table:
+        chosen = architectures or tuple(table["architectures"]["default"])
+        cmake[table["architectures"]["flag"]] = ";".join(chosen)
+    elif architectures:
+        raise BuildError(f"--arch does not apply to the {backend} backend.")
+    return Recipe(
+        backend=backend,
+        cmake=cmake,
+        ship=tuple(plugins["ship"]),
+        optional=tuple(plugins.get("optional", ())),
+        test=tuple(plugins.get("test", ())),
+        drop=tuple(plugins.get("drop", ())),
+        environment=table.get("environment", {}),
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise BuildError(f"{path} is not valid TOML: {error}.") from error

@@ -1,0 +1,81 @@
+"""The pinned sdist: fetched once, verified every time, unpacked for those who read its sources."""
+
+import shutil
+import tarfile
+import tempfile
+from pathlib import Path
+
+from builds import store, toolchain
+from builds.errors import BuildError
+from builds.pins import Pins
+
+COMMIT_FILE = Path(".git/modules/vendor/llama.cpp/HEAD")
+
+
+def fetch(pins: Pins, given: Path | None = None) -> Path:
+    """The verified archive: the given file, else the cached one, else a fresh download."""
+    if given is not None:
+        if not given.is_file():
+            raise BuildError(f"--sdist {given}: there is no such file.")
+        _verify(given, pins)
+        return given
+    archive = store.folder("sdist") / pins.sdist_name
+    with store.lock(f"sdist-{pins.version}"):
+        if not archive.exists():
+            store.say(f"downloading the llama-cpp-python {pins.version} sources (77 MB)")
+            _download(archive, pins)
+        _verify(archive, pins)
+    return archive
+
+
+def unpacked(pins: Pins, given: Path | None = None) -> Path:
+    """The sources in the cache, to read (vocabularies, llama-server); never a place to build in."""
+    archive = fetch(pins, given)
+    home = store.folder("sdist") / f"{pins.version}-{pins.sdist_sha256[:16]}"
+    with store.lock(f"unpack-{pins.version}"):
+        if not home.exists():
+            with store.replacing(home) as partial:
+                extract(archive, partial)
+    return home
+
+
+def extract(archive: Path, target: Path, without: tuple[str, ...] = ()) -> None:
+    """Unpacks into `target`, without the archive's own top folder and the folders named."""
+    with tarfile.open(archive) as tar:
+        if hasattr(tarfile, "data_filter"):  # early 3.11 releases lack it; the archive is verified
+            tar.extraction_filter = tarfile.data_filter
+        for member in tar:
+            _, _, member.name = member.name.partition("/")
+            if member.name and not member.name.startswith(without):
+                tar.extract(member, target)
+
+
+def commit(sources: Path) -> str:
+    """The llama.cpp commit that these sources vendor."""
+    return (sources / COMMIT_FILE).read_text().strip()
+
+
+def _download(archive: Path, pins: Pins) -> None:
+    python = toolchain.python(pins)
+    with tempfile.TemporaryDirectory(dir=archive.parent) as scratch:
+        toolchain.pip(
+            python,
+            "download",
+            "--no-deps",
+            # Reading the sdist's metadata needs its build backend: the pinned one, not a fetched.
+            "--no-build-isolation",
+            "--no-binary=llama-cpp-python",
+            f"--dest={scratch}",
+            f"llama-cpp-python=={pins.version}",
+        )
+        shutil.move(Path(scratch, pins.sdist_name), archive)
+
+
+def _verify(archive: Path, pins: Pins) -> None:
+    found = store.sha256(archive)
+    if found != pins.sdist_sha256:
+        raise BuildError(
+            f"{archive} is not the pinned llama-cpp-python {pins.version} sdist: its SHA-256 is "
+            f"{found}, versions.toml says {pins.sdist_sha256}. Nothing was built; remove the file "
+            "to fetch it again."
+        )

@@ -1,0 +1,59 @@
+"""The cache outside the checkout, shared by checkouts: `${XDG_CACHE_HOME:-~/.cache}/llorch-worker`.
+
+What appears under its final name is complete: it is made under a temporary name and renamed into
+place, under a lock.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def folder(*parts: str) -> Path:
+    """A folder of the cache, made when it is missing."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    path = Path(base, "llorch-worker", *parts)
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@contextlib.contextmanager
+def lock(name: str) -> Iterator[None]:
+    """Holds the machine-wide lock `name`; says so when it has to wait."""
+    path = folder("locks") / f"{name}.lock"
+    with path.open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"another process is working on {name}; waiting for it")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Gives an empty folder that takes the place of `target` when the block succeeds, else goes."""
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # left by a killed run; the caller holds the lock
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def say(line: str) -> None:
+    """Progress goes to stderr: stdout carries results that scripts read."""
+    print(f"builds: {line}", file=sys.stderr, flush=True)
