@@ -129,7 +129,7 @@ def check_servable(header: GgufHeader) -> None:
     path = header.path
     kind = header.metadata.get("general.type", "model")
     if kind != "model":
-        raise fault(path, f"it holds a {kind}, not a model; give the model that it belongs to")
+        raise fault(path, f"it is of the type {kind!r}; give the model that it belongs to")
     if header.architecture == "clip":
         raise fault(path, "it holds an image encoder, not a language model")
     if not header.tensors:
