@@ -1,0 +1,170 @@
+"""A supervisor that plays what a test writes down, for states a real engine cannot be brought to.
+
+It feeds real `Generation` objects; everything from the socket to the event encoding is the real
+thing. Tests of what a healthy worker answers use the real process instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any, cast
+
+import uvicorn
+
+from worker.api.connection import WorkerProtocol
+from worker.api.state import AppState
+from worker.app import create_app
+from worker.engine.generation import Generation, StreamEvent
+from worker.engine.supervisor import Supervisor
+from worker.errors import Cancelled, WorkerError
+from worker.messages import (
+    Command,
+    EngineInfo,
+    Failed,
+    Finished,
+    InferenceRequest,
+    Progress,
+    Started,
+    Stats,
+    Token,
+)
+from worker.observability.metrics import Metrics
+from worker.settings import Settings
+
+Step = list[StreamEvent] | float | WorkerError
+"""A frame to feed, seconds to wait, or the error that the stream ends with."""
+
+
+def story(*texts: str, reason: Any = "EOS") -> list[Step]:
+    """Started, one frame per text, Finished."""
+    frames: list[Step] = [[Started(0, 0)]]
+    frames += [[Token(0, text, (index,))] for index, text in enumerate(texts)]
+    frames.append([Finished(0, reason, len(texts), 1.0)])
+    return frames
+
+
+class ScriptedSupervisor:
+    """Implements what the HTTP surface uses of `Supervisor`."""
+
+    def __init__(self, info: EngineInfo | None = None) -> None:
+        self.state = "ready"
+        self.progress = Progress("ready", 100.0)
+        self.info = info
+        self.stats: Stats | None = None
+        self.running = 0
+        self.queued = 0
+        self.queued_prompt_tokens = 0
+        self.last_progress_ms = 0.0
+        self.stalled = False
+        self.residency_lost: str | None = None
+        self.script: Sequence[Step] = story("a")
+        self.refusal: WorkerError | None = None
+        self.replies: Callable[[Command], Any] = lambda command: None
+        self.requests: list[InferenceRequest] = []
+        self.generations: dict[str, Generation] = {}
+        self.cancelled: list[str] = []
+        self.progresses: list[Progress] = []
+        self._players: set[asyncio.Task[None]] = set()
+
+    async def submit(self, request: InferenceRequest) -> Generation:
+        if self.refusal is not None:
+            raise self.refusal
+        self.requests.append(request)
+        job_id = request.job_id
+        generation = Generation(
+            job_id, len(self.requests), 3, request.sampling.seed, lambda: self._cancelled(job_id)
+        )
+        self.generations[job_id] = generation
+        player = asyncio.get_running_loop().create_task(self._play(generation, self.script))
+        self._players.add(player)
+        player.add_done_callback(self._players.discard)
+        return generation
+
+    async def _play(self, generation: Generation, script: Sequence[Step]) -> None:
+        for step in script:
+            if isinstance(step, float):
+                await asyncio.sleep(step)
+                continue
+            if generation._ended:
+                return
+            frame = [Failed(0, step)] if isinstance(step, WorkerError) else step
+            generation.feed(
+                cast(list[StreamEvent], frame), last=isinstance(frame[-1], Finished | Failed)
+            )
+            await asyncio.sleep(0)
+
+    def _cancelled(self, job_id: str) -> None:
+        generation = self.generations[job_id]
+        if not generation._ended:
+            self.cancelled.append(job_id)
+            generation.feed([Failed(0, Cancelled("the job was cancelled"))], last=True)
+
+    def cancel(self, job_id: str) -> bool:
+        if job_id not in self.generations:
+            return False
+        self._cancelled(job_id)
+        return True
+
+    async def call(self, make: Callable[[int], Command]) -> Any:
+        return self.replies(make(1))
+
+    async def watch_progress(self) -> AsyncIterator[Progress]:
+        for progress in self.progresses:
+            yield progress
+
+
+class ScriptedWorker:
+    """The HTTP surface around a scripted supervisor, on a real socket, in a thread."""
+
+    def __init__(self, settings: Settings, info: EngineInfo | None) -> None:
+        self.supervisor = ScriptedSupervisor(info)
+        self.metrics = Metrics("scripted")
+        self.draining = False
+        self.shutdowns = 0
+        self.state = AppState(
+            settings=settings,
+            supervisor=cast(Supervisor, self.supervisor),
+            metrics=self.metrics,
+            worker_id="scripted",
+            model_ref="tiny",
+            incarnation="00000000-0000-0000-0000-000000000000",
+            started_at=time.monotonic(),
+            request_shutdown=self._count_shutdown,
+            draining=lambda: self.draining,
+        )
+        self.base_url = ""
+        self.port = 0
+
+    def _count_shutdown(self) -> None:
+        self.shutdowns += 1
+
+    @contextlib.contextmanager
+    def serve(self) -> Iterator[ScriptedWorker]:
+        config = uvicorn.Config(
+            create_app(self.state),
+            http=WorkerProtocol,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=1,
+        )
+        server = uvicorn.Server(config)
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            self.port = listener.getsockname()[1]
+            self.base_url = f"http://127.0.0.1:{self.port}"
+            thread = threading.Thread(target=lambda: asyncio.run(server.serve([listener])))
+            thread.start()
+            while not server.started:
+                time.sleep(0.005)
+            try:
+                yield self
+            finally:
+                server.should_exit = True
+                thread.join(10)
+                assert not thread.is_alive(), "the server did not stop"

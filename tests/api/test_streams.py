@@ -1,0 +1,171 @@
+"""What only a scripted engine shows: silence, stalls, odd frames and the errors in mid-stream."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+import pytest
+
+from tests.api.conftest import ScriptedFactory
+from tests.api.scripted import story
+from tests.api.sse import assert_contract_order, comments, parse, text_of
+from worker.errors import (
+    ContextLengthExceeded,
+    DuplicateJob,
+    EngineCrashed,
+    InferenceTimeout,
+    NotReady,
+    QueueFull,
+    ShuttingDown,
+    WorkerError,
+)
+from worker.messages import Finished, Started, Token
+
+JOB = {"job_id": "job-1", "prompt": "Once"}
+
+
+def test_a_frame_of_several_events_arrives_in_order(scripted: ScriptedFactory) -> None:
+    worker = scripted()
+    worker.supervisor.script = [
+        [Started(0, 2), Token(0, "a", (7, 8)), Token(0, "é\u2028\x85\n", (9,))],
+        [Token(0, '"', (1,)), Finished(0, "STOP_SEQUENCE", 4, 12.5, "END")],
+    ]
+    answer = httpx.post(f"{worker.base_url}/execute", json=JOB | {"seed": 5})
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    events = parse(answer.content)
+    assert_contract_order(events)
+    assert len(answer.text.splitlines()) == answer.text.count("\n")
+    assert text_of(events) == 'aé\u2028\x85\n"'
+    assert [e.data["ids"] for e in events if e.name == "token"] == [[7, 8], [9], [1]]
+    started = events[0].data
+    assert started["job_id"] == "job-1" and started["seed"] == 5 and started["cached_tokens"] == 2
+    assert started["started_at"].endswith("Z") and started["prompt_tokens"] == 3
+    assert events[-1].data == {
+        "type": "end",
+        "tokens_out": 4,
+        "decode_time_ms": 12.5,
+        "stop_reason": "STOP_SEQUENCE",
+        "stop_sequence_matched": "END",
+        "seed": 5,
+    }
+
+
+def test_comments_keep_a_queued_stream_alive(scripted: ScriptedFactory) -> None:
+    worker = scripted(keepalive=0.05)
+    worker.supervisor.script = [0.4, *story("a")]
+    answer = httpx.post(f"{worker.base_url}/execute", json=JOB)
+    assert 4 <= len(comments(answer.content)) <= 9
+    assert text_of(parse(answer.content)) == "a"
+
+
+def test_keepalive_zero_is_off(scripted: ScriptedFactory) -> None:
+    worker = scripted(keepalive=0, slow_reader_timeout=0.2)
+    worker.supervisor.script = [0.3, *story("a")]
+    assert not comments(httpx.post(f"{worker.base_url}/execute", json=JOB).content)
+
+
+def test_metrics_events_come_at_their_interval(scripted: ScriptedFactory) -> None:
+    worker = scripted(metrics_interval_ms=250)
+    frames = story(*"abcdefghij")
+    worker.supervisor.script = [part for frame in frames for part in (frame, 0.08)]
+    events = parse(httpx.post(f"{worker.base_url}/execute", json=JOB).content)
+    assert_contract_order(events)
+    metrics = [event.data for event in events if event.name == "metrics"]
+    assert 2 <= len(metrics) <= 4
+    assert all(m["job_id"] == "job-1" and m["tokens_out"] >= 1 for m in metrics)
+    assert [m["tokens_out"] for m in metrics] == sorted(m["tokens_out"] for m in metrics)
+    assert all(m["vram_bytes"] == 0 and m["decode_time_ms"] > 0 for m in metrics)
+
+
+@pytest.mark.parametrize(
+    ("error", "retriable"),
+    [
+        (EngineCrashed("the engine died"), True),
+        (InferenceTimeout("the deadline passed"), True),
+        (ShuttingDown("the worker stops"), True),
+    ],
+)
+def test_a_failure_in_mid_stream_is_the_one_last_event(
+    scripted: ScriptedFactory, error: WorkerError, retriable: bool
+) -> None:
+    worker = scripted()
+    worker.supervisor.script = [*story("a", "b")[:-1], error]
+    events = parse(httpx.post(f"{worker.base_url}/execute", json=JOB).content)
+    assert_contract_order(events)
+    assert events[-1].data == {
+        "type": "error",
+        "code": error.code,
+        "message": error.message,
+        "retriable": retriable,
+    }
+
+
+@pytest.mark.parametrize(
+    ("refusal", "status", "headers"),
+    [
+        (QueueFull("the queue is full", retry_after_seconds=2.6), 503, {"retry-after": "3"}),
+        (NotReady("the model is loading", phase="load", percent=40.0), 503, {}),
+        (DuplicateJob("that job runs"), 409, {}),
+        (ContextLengthExceeded("too long", prompt_tokens=9, context_length=8), 400, {}),
+        (InferenceTimeout("passed"), 504, {}),
+    ],
+)
+def test_a_refusal_comes_before_the_stream(
+    scripted: ScriptedFactory, refusal: WorkerError, status: int, headers: dict[str, str]
+) -> None:
+    worker = scripted()
+    worker.supervisor.refusal = refusal
+    answer = httpx.post(
+        f"{worker.base_url}/execute", json=JOB, headers={"X-Correlation-Id": "abc<> 1"}
+    )
+    assert answer.status_code == status
+    body = answer.json()
+    assert body["code"] == refusal.code and body["retriable"] is refusal.retriable
+    assert body["correlation_id"] == answer.headers["x-correlation-id"] == "abc1"
+    for name, value in headers.items():
+        assert answer.headers[name] == value
+    for name, detail in refusal.details.items():
+        assert body[name] == detail
+
+
+def test_a_client_that_leaves_cancels_its_job(scripted: ScriptedFactory) -> None:
+    worker = scripted()
+    worker.supervisor.script = [*story("a")[:-1], 60.0]
+    with httpx.stream("POST", f"{worker.base_url}/execute", json=JOB) as answer:
+        next(answer.iter_bytes())
+    _wait_until(lambda: worker.supervisor.cancelled == ["job-1"])
+
+
+def test_a_client_that_leaves_an_unstreamed_answer_cancels_its_job(
+    scripted: ScriptedFactory,
+) -> None:
+    worker = scripted()
+    worker.supervisor.script = [60.0]
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{worker.base_url}/v1/inference", json=JOB, timeout=0.3)
+    _wait_until(lambda: worker.supervisor.cancelled == ["job-1"])
+
+
+def test_cancel_ends_the_stream(scripted: ScriptedFactory) -> None:
+    worker = scripted()
+    worker.supervisor.script = [*story("a")[:-1], 60.0]
+    with httpx.stream("POST", f"{worker.base_url}/execute", json=JOB) as answer:
+        parts = answer.iter_bytes()
+        body = next(parts)
+        for _ in range(2):
+            cancelled = httpx.post(f"{worker.base_url}/cancel", json={"job_id": "job-1"})
+            assert cancelled.status_code == 202
+        events = parse(body + b"".join(parts))
+    assert_contract_order(events)
+    assert events[-1].data["code"] == "CANCELLED"
+    unknown = httpx.post(f"{worker.base_url}/cancel", json={"job_id": "other"})
+    assert unknown.status_code == 404 and unknown.json()["code"] == "JOB_NOT_FOUND"
+
+
+def _wait_until(condition: object, seconds: float = 2.0) -> None:
+    assert callable(condition)
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.01)

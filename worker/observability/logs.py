@@ -1,0 +1,120 @@
+"""Structured logs on stderr, one event a line, the same in the API and the engine process.
+
+`configure` is called once by each process's main thread before anything logs; after that
+`get_logger` may be used from any thread. Lines of libraries that use the standard `logging`
+module take the same shape. A prompt, an output or a token never reaches a line: texts are named
+by `digest`, and `_redact` stands behind that rule.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+from collections.abc import Iterable
+from typing import Any, Literal, TextIO, cast
+
+import structlog
+from structlog.contextvars import bind_contextvars, clear_contextvars
+from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+Format = Literal["auto", "json", "console"]
+
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+
+# Keys under which texts of users or of the model travel inside the worker.
+_PRIVATE = frozenset(
+    "prompt text t content messages output outputs token tokens input inputs delta piece "
+    "authorization callback_token worker_token".split()
+)
+
+
+def configure(level: str = "info", format: Format = "auto", worker_id: str = "") -> None:
+    """Send every log line of this process to stderr, as JSON or for a terminal."""
+    stream = sys.stderr
+    json_lines = format == "json" or (format == "auto" and not stream.isatty())
+    threshold = _LEVELS[level.lower()]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _identity(worker_id),
+        _redact,
+    ]
+    # `format_exc_info` prints no local variables, so that a traceback holds no prompt.
+    closing: list[Processor] = (
+        [
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(ensure_ascii=False, default=str),
+        ]
+        if json_lines
+        else [
+            _drop_empty,
+            structlog.dev.ConsoleRenderer(
+                colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
+            ),
+        ]
+    )
+    structlog.configure(
+        processors=[*shared, *closing],
+        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        cache_logger_on_first_use=False,
+    )
+    _adopt_standard_logging(stream, threshold, shared, closing)
+
+
+def get_logger(**initial: Any) -> FilteringBoundLogger:
+    return cast(FilteringBoundLogger, structlog.get_logger(**initial))
+
+
+def bind_correlation_id(correlation_id: str) -> None:
+    """Name the request that the current task serves in each of its log lines."""
+    clear_contextvars()
+    bind_contextvars(correlation_id=correlation_id)
+
+
+def digest(text: str | bytes) -> str:
+    """The SHA-256 by which a prompt is named in logs."""
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    return hashlib.sha256(data).hexdigest()
+
+
+def _identity(worker_id: str) -> Processor:
+    def add(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
+        event["worker_id"] = worker_id
+        event.setdefault("correlation_id", None)
+        return event
+
+    return add
+
+
+def _redact(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
+    for key in _PRIVATE.intersection(event):
+        value = event[key]
+        if value is not None:
+            text = value if isinstance(value, str | bytes) else repr(value)
+            event[key] = "sha256:" + digest(text)
+    return event
+
+
+def _drop_empty(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
+    return {key: value for key, value in event.items() if value is not None}
+
+
+def _adopt_standard_logging(
+    stream: TextIO, threshold: int, shared: Iterable[Processor], closing: Iterable[Processor]
+) -> None:
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=list(shared),
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *closing],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(threshold, logging.WARNING) if threshold > 10 else threshold)
+    # Below warnings these two write request lines with URLs and bodies' sizes of other parties.
+    for name in ("httpcore", "httpx", "urllib3", "asyncio"):
+        logging.getLogger(name).setLevel(max(threshold, logging.WARNING))

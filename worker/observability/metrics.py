@@ -1,0 +1,208 @@
+"""What Prometheus reads: every series of the worker, in one registry of its own.
+
+Lives in the API process; all methods are cheap, thread-safe and never wait for the engine.
+Gauges are set from a `Snapshot` when a scrape comes, the rest is counted as it happens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+Outcome = Literal["success", "error", "cancelled", "timeout"]
+OUTCOMES: tuple[Outcome, ...] = ("success", "error", "cancelled", "timeout")
+CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+_DURATION_MS = (5, 10, 25, 50, 100, 250, 500, 1e3, 2.5e3, 5e3, 1e4, 3e4, 6e4, 1.2e5, 3e5, 6e5)
+_WAIT_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2, 5)
+_CANCEL_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+_LOAD_SECONDS = (0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The gauges at the moment of a scrape."""
+
+    uptime_seconds: float
+    ready: bool
+    resident: bool
+    vram_bytes: int = 0
+    running: int = 0
+    queued: int = 0
+    queued_prompt_tokens: int = 0
+    kv_cells_used: int = 0
+    kv_cells_total: int = 0
+    kv_cells_cached: int = 0
+    last_progress_ms: float = 0.0
+    load_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    overhead_seconds: float = 0.0
+    sample_seconds: float = 0.0
+
+
+class Metrics:
+    """The worker's counters, histograms and gauges; one instance a process."""
+
+    def __init__(self, worker_id: str) -> None:
+        # Else each counter brings a second series, which nobody reads.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = registry = CollectorRegistry()
+        self._worker_id = worker_id
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, buckets=buckets, registry=registry)
+
+        self._requests = counter(
+            "worker_requests_total", "Accepted requests that ended, by outcome.", "outcome"
+        )
+        for outcome in OUTCOMES:
+            self._requests.labels(outcome)
+        self._rejected = counter(
+            "worker_requests_rejected_total", "Requests refused before acceptance.", "code"
+        )
+        self._tokens_in = counter("worker_tokens_in_total", "Prompt tokens of accepted requests.")
+        self._tokens_cached = counter(
+            "worker_tokens_cached_total", "Prompt tokens that were not computed again."
+        )
+        self._tokens_out = counter("worker_tokens_generated_total", "Tokens sent to clients.")
+        self._slow_readers = counter(
+            "worker_slow_readers_total", "Streams cut because their client stopped reading."
+        )
+        self._crashes = counter("worker_engine_crashes_total", "Engine processes that died.")
+        self._respawns = counter("worker_engine_respawns_total", "Engine processes started anew.")
+        self._quarantined = counter(
+            "worker_requests_quarantined_total", "Requests refused after crashing the engine."
+        )
+        self._callback_failures = counter(
+            "worker_callback_failures_total", "Ready callbacks that the pool did not accept."
+        )
+        self._heartbeats = counter("worker_heartbeats_total", "Heartbeats, by result.", "result")
+        for result in ("sent", "failed"):
+            self._heartbeats.labels(result)
+
+        self._duration = histogram(
+            "worker_inference_duration_ms", "Acceptance to the terminal event.", _DURATION_MS
+        )
+        self._queue_wait = histogram(
+            "worker_queue_wait_seconds", "Acceptance to the first work on it.", _WAIT_SECONDS
+        )
+        self._first_token = histogram(
+            "worker_time_to_first_token_seconds", "Acceptance to the first token.", _WAIT_SECONDS
+        )
+        self._inter_token = histogram(
+            "worker_inter_token_seconds", "Between the tokens of a stream.", _STEP_SECONDS
+        )
+        self._cancel = histogram(
+            "worker_cancel_latency_seconds",
+            "Cancellation to the stream's terminal event.",
+            _CANCEL_SECONDS,
+        )
+        self._load = histogram(
+            "worker_model_load_seconds", "Engine start to its first decoded token.", _LOAD_SECONDS
+        )
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(name, text, registry=registry)
+
+        self._vram = Gauge(
+            "worker_vram_bytes",
+            "Bytes that the model holds on its device.",
+            ("worker_id",),
+            registry=registry,
+        )
+        self._gauges = {
+            "uptime_seconds": gauge("worker_uptime_seconds", "Since the start of the worker."),
+            "ready": gauge("worker_ready", "1 when new work is accepted."),
+            "resident": gauge("worker_resident", "1 when residency on the device is proved."),
+            "running": gauge("worker_requests_running", "Requests that hold a slot."),
+            "queued": gauge("worker_queue_depth", "Accepted requests without a slot."),
+            "queued_prompt_tokens": gauge(
+                "worker_queue_prompt_tokens", "Prompt tokens of the queued requests."
+            ),
+            "kv_cells_used": gauge("worker_kv_cells_used", "KV cells in use."),
+            "kv_cells_total": gauge("worker_kv_cells_total", "KV cells there are."),
+            "kv_cells_cached": gauge(
+                "worker_kv_cells_cached", "Used KV cells that are kept only for reuse."
+            ),
+            "last_progress_ms": gauge(
+                "worker_last_progress_ms", "Since the engine's last step while it has work."
+            ),
+            "load_seconds": gauge("worker_last_load_seconds", "The last load of the model."),
+            "decode_seconds": gauge("worker_engine_decode_seconds", "Time inside decode."),
+            "overhead_seconds": gauge("worker_engine_overhead_seconds", "Time around decode."),
+            "sample_seconds": gauge("worker_engine_sample_seconds", "Time inside sampling."),
+        }
+
+    # --- requests ------------------------------------------------------------------------
+
+    def request_accepted(self, prompt_tokens: int) -> None:
+        self._tokens_in.inc(prompt_tokens)
+
+    def request_rejected(self, code: str) -> None:
+        self._rejected.labels(code).inc()
+
+    def request_started(self, queue_wait_seconds: float, cached_tokens: int) -> None:
+        self._queue_wait.observe(queue_wait_seconds)
+        self._tokens_cached.inc(cached_tokens)
+
+    def first_token(self, seconds: float) -> None:
+        self._first_token.observe(seconds)
+
+    def tokens(self, n_tokens: int, seconds_each: float | None) -> None:
+        """`n_tokens` went out; `seconds_each` since the ones before, `None` for the first."""
+        self._tokens_out.inc(n_tokens)
+        if seconds_each is not None:
+            self._inter_token.observe(seconds_each)
+
+    def request_ended(self, outcome: Outcome, duration_ms: float | None = None) -> None:
+        self._requests.labels(outcome).inc()
+        if duration_ms is not None:
+            self._duration.observe(duration_ms)
+
+    def request_cancelled(self, latency_seconds: float) -> None:
+        self._cancel.observe(latency_seconds)
+
+    def slow_reader_cut(self) -> None:
+        self._slow_readers.inc()
+
+    # --- engine and pool -----------------------------------------------------------------
+
+    def engine_loaded(self, seconds: float) -> None:
+        self._load.observe(seconds)
+
+    def engine_crashed(self) -> None:
+        self._crashes.inc()
+
+    def engine_respawned(self) -> None:
+        self._respawns.inc()
+
+    def request_quarantined(self) -> None:
+        self._quarantined.inc()
+
+    def callback_failed(self) -> None:
+        self._callback_failures.inc()
+
+    def heartbeat(self, sent: bool) -> None:
+        self._heartbeats.labels("sent" if sent else "failed").inc()
+
+    # --- exposition ----------------------------------------------------------------------
+
+    def exposition(self, snapshot: Snapshot) -> bytes:
+        """The Prometheus text of all series."""
+        self._vram.labels(self._worker_id).set(snapshot.vram_bytes)
+        for name, gauge in self._gauges.items():
+            gauge.set(float(getattr(snapshot, name)))
+        return generate_latest(self.registry)
