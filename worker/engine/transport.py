@@ -86,7 +86,7 @@ class AsyncChannel(asyncio.Protocol):
         """Attach to a connected socket, which the channel then owns."""
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
-        _, channel = await loop.create_connection(lambda: cls(on_frame, on_lost), sock=sock)
+        _, channel = await loop.create_unix_connection(lambda: cls(on_frame, on_lost), sock=sock)
         return channel
 
     def send(self, command: Command) -> None:
