@@ -1,10 +1,11 @@
 """The command line of this package: one subcommand per thing that can be made."""
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
-from builds import environment, sdist, store, wheels
+from builds import environment, sdist, smoke, store, wheels
 from builds import pins as pinned
 from builds.errors import BuildError
 
@@ -43,6 +44,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     unpacked.set_defaults(run=_sdist)
 
+    tried = commands.add_parser("smoke", help="try a wheel in a fresh venv; prints JSON")
+    tried.set_defaults(run=_smoke)
+    tried.add_argument("wheel", type=Path)
+    tried.add_argument("--model", type=Path, help="a GGUF file instead of the bundled model")
+
     setup = commands.add_parser("setup", parents=[given], help="bring a venv up to date")
     setup.set_defaults(run=_setup)
     setup.add_argument("--venv", type=Path, required=True)
@@ -67,6 +73,11 @@ def _build(options: argparse.Namespace) -> int:
 
 def _sdist(options: argparse.Namespace) -> int:
     print(sdist.unpacked(pinned.pins(), options.sdist))
+    return 0
+
+
+def _smoke(options: argparse.Namespace) -> int:
+    print(json.dumps(smoke.smoke(options.wheel, options.model), indent=2))
     return 0
 
 

@@ -1,5 +1,6 @@
 """Reads `versions.toml` and the flags of a backend. Pure data; no process, no network."""
 
+import platform
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -69,17 +70,21 @@ def recipe(
 ) -> Recipe:
     """The backend's flags with the chosen variations laid over them."""
     table = _read(FOLDER / f"{backend}.toml")
-    cmake = dict(table["cmake"])
-    plugins = dict(table["plugins"])
+    layers = [table]
+    if platform.system() == "Linux" and "linux" in table:
+        layers.append(table["linux"])
     for wanted, name in ((native, "native"), (blas, "blas")):
-        if not wanted:
-            continue
-        if name not in table:
+        if wanted and name not in table:
             raise BuildError(f"--{name} does not apply to the {backend} backend.")
-        cmake |= table[name]["cmake"]
-        plugins |= table[name].get("plugins", {})
+        if wanted:
+            layers.append(table[name])
+    cmake: dict[str, str] = {}
+    plugins: dict[str, list[str]] = {}
+    for layer in layers:
+        cmake |= layer["cmake"]
+        plugins |= layer.get("plugins", {})
     if "architectures" in table:
-        chosen = architectures or tuple(table["architectures"]["default"])
+        chosen = architectures or tuple(versions()[backend]["architectures"])
         cmake[table["architectures"]["flag"]] = ";".join(chosen)
     elif architectures:
         raise BuildError(f"--arch does not apply to the {backend} backend.")

@@ -59,7 +59,7 @@ def build(recipe: Recipe, pins: Pins, *, given_sdist: Path | None = None) -> Bui
     name = key(recipe, pins)
     home = store.folder("wheels") / name
     with store.lock(name):
-        if not _whole(home):
+        if not is_whole(home):
             archive = sdist.fetch(pins, given_sdist)
             with (
                 store.replacing(home) as partial,
@@ -87,7 +87,7 @@ def _make(archive: Path, recipe: Recipe, pins: Pins, work: Path, home: Path) -> 
     (home / "SHA256SUMS").write_text(f"{store.sha256(wheel)}  {wheel.name}\n")
 
 
-def _whole(home: Path) -> bool:
+def is_whole(home: Path) -> bool:
     """Whether the cached build is there and still what SHA256SUMS says."""
     try:
         expected, name = (home / "SHA256SUMS").read_text().split()

@@ -1,0 +1,55 @@
+"""`python -m builds smoke WHEEL`: does this wheel work where nothing else of ours is installed?
+
+A fresh venv gets the wheel; a child process in it loads every plug-in, lists the devices and
+decodes one token. Without a model, the bundled one is converted first, by the worker in that venv.
+"""
+
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from builds import store, toolchain
+from builds.errors import BuildError
+from builds.pins import FOLDER
+
+CHILD = FOLDER / "smoke_child.py"
+BUNDLED = FOLDER.parent / "worker" / "assets" / "tiny-model"
+LIMIT_S = 600
+
+
+def smoke(wheel: Path, model: Path | None = None, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
+    """What the child saw; BuildError when it saw no token. `prefix` wraps the child (qemu)."""
+    for wanted in filter(None, (wheel, model)):
+        if not wanted.exists():
+            raise BuildError(f"{wanted}: there is no such file.")
+    with tempfile.TemporaryDirectory(prefix="llorch-smoke-") as scratch:
+        python = toolchain.make_venv(Path(scratch, "venv"))
+        toolchain.pip(python, "install", str(wheel.absolute()))
+        if model is None:
+            model = Path(scratch, "bundled.gguf")
+            convert_bundled(python, model)
+        return run_child(python, model, prefix)
+
+
+def run_child(python: Path, model: Path, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Runs the child on a Python that has the wheel."""
+    command = [*prefix, str(python), "-I", str(CHILD), str(model)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    if result.returncode != 0:
+        signal = f" (signal {-result.returncode})" if result.returncode < 0 else ""
+        raise BuildError(
+            f"The wheel failed with exit code {result.returncode}{signal}:\n{result.stderr[-2000:]}"
+        )
+    report: dict[str, Any] = json.loads(result.stdout)
+    return report
+
+
+def convert_bundled(python: Path, target: Path) -> None:
+    store.say("converting the bundled model")
+    toolchain.pip(python, "install", str(FOLDER.parent))
+    command = [str(python), "-m", "worker.convert", str(BUNDLED), str(target), "--outtype", "q8_0"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+    if result.returncode != 0:
+        raise BuildError(f"The bundled model could not be converted:\n{result.stderr[-2000:]}")

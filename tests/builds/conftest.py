@@ -1,0 +1,36 @@
+"""The CPU wheel as `make setup` built it: from the cache, compiled only when it is not there."""
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builds import pins as pinned
+from builds import wheels
+from builds.repack import STAMP
+
+
+@pytest.fixture(scope="session")
+def cpu_wheel() -> wheels.BuiltWheel:
+    return wheels.build(pinned.recipe("cpu"), pinned.pins())
+
+
+@pytest.fixture(scope="session")
+def cpu_wheel_files(cpu_wheel: wheels.BuiltWheel) -> dict[str, bytes]:
+    with zipfile.ZipFile(cpu_wheel.path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.fixture(scope="session")
+def cpu_stamp(cpu_wheel_files: dict[str, bytes]) -> dict[str, Any]:
+    stamp: dict[str, Any] = json.loads(cpu_wheel_files[STAMP])
+    return stamp
+
+
+@pytest.fixture
+def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A build cache of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "llorch-worker"

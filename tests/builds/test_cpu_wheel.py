@@ -1,0 +1,122 @@
+"""The CPU wheel that this checkout really runs on."""
+
+import base64
+import csv
+import hashlib
+import io
+import platform
+import sys
+import zipfile
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builds import pins as pinned
+from builds import smoke, wheels
+
+VARIANTS = {
+    "x86_64": {"x64", "sse42", "haswell", "skylakex", "zen4", "sapphirerapids"},
+    "aarch64": {"armv8.0_1", "armv8.2_1"},
+}
+
+
+def test_nothing_lies_astray(cpu_wheel_files: dict[str, bytes]) -> None:
+    allowed = ("llama_cpp/*", f"llama_cpp_python-{pinned.pins().version}+cpu.dist-info/*")
+    stray = [name for name in cpu_wheel_files if not any(fnmatch(name, one) for one in allowed)]
+    assert stray == []
+
+
+def test_no_library_is_there_twice(cpu_wheel_files: dict[str, bytes]) -> None:
+    libraries = {name: data for name, data in cpu_wheel_files.items() if ".so" in name}
+    hashes = [hashlib.sha256(data).hexdigest() for data in libraries.values()]
+    assert len(set(hashes)) == len(hashes)
+
+
+def test_every_cpu_variant_is_where_the_worker_looks(cpu_wheel_files: dict[str, bytes]) -> None:
+    prefix, suffix = "llama_cpp/lib/libggml-cpu-", ".so"
+    found = {
+        name.removeprefix(prefix).removesuffix(suffix)
+        for name in cpu_wheel_files
+        if name.startswith(prefix)
+    }
+    assert VARIANTS[platform.machine()] <= found
+
+
+def test_the_rpc_device_is_for_tests_only(
+    cpu_wheel: wheels.BuiltWheel, cpu_wheel_files: dict[str, bytes]
+) -> None:
+    assert not [name for name in cpu_wheel_files if "rpc" in name]
+    assert [path.name for path in cpu_wheel.test_plugins] == ["libggml-rpc.so"]
+
+
+def test_the_record_is_whole_and_right(cpu_wheel_files: dict[str, bytes]) -> None:
+    (record,) = [name for name in cpu_wheel_files if name.endswith("/RECORD")]
+    listed = {}
+    for name, digest, size in csv.reader(io.StringIO(cpu_wheel_files[record].decode())):
+        listed[name] = (digest, size)
+    assert listed.keys() == cpu_wheel_files.keys()
+    assert listed.pop(record) == ("", "")
+    for name, (digest, size) in listed.items():
+        data = cpu_wheel_files[name]
+        expected = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        assert (digest, size) == (f"sha256={expected}", str(len(data)))
+
+
+def test_entries_are_sorted_and_carry_no_date(cpu_wheel: wheels.BuiltWheel) -> None:
+    with zipfile.ZipFile(cpu_wheel.path) as archive:
+        entries = archive.infolist()
+    names = [entry.filename for entry in entries if not entry.filename.endswith("/RECORD")]
+    assert names == sorted(names)
+    assert {entry.date_time for entry in entries} == {(1980, 1, 1, 0, 0, 0)}
+
+
+def test_no_path_of_the_building_machine_is_in_it(cpu_wheel_files: dict[str, bytes]) -> None:
+    traces = (b"/llorch-build-", str(Path.home()).encode() + b"/.cache")
+    assert not [
+        name for name, data in cpu_wheel_files.items() if any(trace in data for trace in traces)
+    ]
+
+
+def test_the_stamp_says_what_it_was_made_from(cpu_stamp: dict[str, Any]) -> None:
+    pins = pinned.pins()
+    assert cpu_stamp["backend"] == "cpu"
+    assert cpu_stamp["llama_cpp_python"] == pins.version
+    assert cpu_stamp["llama_cpp_commit"] == pins.llama_cpp_commit
+    assert cpu_stamp["sdist_sha256"] == pins.sdist_sha256
+    assert cpu_stamp["flags"] == dict(pinned.recipe("cpu").cmake)
+    assert cpu_stamp["compiler"]
+
+
+def test_sha256sums_names_the_wheel(cpu_wheel: wheels.BuiltWheel, tmp_path: Path) -> None:
+    exported = wheels.export(cpu_wheel, tmp_path / "dist")
+    digest, name = (tmp_path / "dist" / "SHA256SUMS").read_text().split()
+    assert name == exported.name
+    assert digest == hashlib.sha256(exported.read_bytes()).hexdigest()
+    assert sorted(path.name for path in exported.parent.iterdir()) == sorted([name, "SHA256SUMS"])
+
+
+def test_a_damaged_build_is_not_taken_from_the_cache(
+    cpu_wheel: wheels.BuiltWheel, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    exported = wheels.export(cpu_wheel, home)
+    assert wheels.is_whole(home)
+    exported.write_bytes(exported.read_bytes()[:-1])
+    assert not wheels.is_whole(home)
+
+
+def test_it_lists_its_devices_and_decodes_a_token(tiny_gguf: Path) -> None:
+    report = smoke.run_child(Path(sys.executable), tiny_gguf)
+    assert [device["name"] for device in report["devices"]] == ["CPU"]
+    assert report["decoded"]["tokens"] == 1
+    assert report["decoded"]["text"]
+    assert [name for name in report["plugins_loaded"] if name.startswith("libggml-cpu")]
+
+
+@pytest.fixture(scope="session")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    smoke.convert_bundled(Path(sys.executable), target)
+    return target

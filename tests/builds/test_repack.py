@@ -1,0 +1,140 @@
+"""From a wheel in upstream's layout to one in ours."""
+
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from builds import repack
+from builds.errors import BuildError
+from builds.pins import Recipe
+
+INFO = "llama_cpp_python-1.2.3.dist-info"
+UPSTREAM = {
+    "bin/libggml-cpu-x64.so": b"x64",
+    "bin/libggml-cpu-haswell.so": b"haswell",
+    "bin/libggml-rpc.so": b"rpc",
+    "bin/libggml-blas.so": b"blas",
+    "include/ggml.h": b"header",
+    "lib/cmake/ggml/ggml-config.cmake": b"cmake",
+    "lib/libggml.so": b"ggml",
+    "lib/libllama-common.so.0": b"common",
+    "llama_cpp/__init__.py": b"version",
+    "llama_cpp/lib/libggml-base.so": b"base",
+    "llama_cpp/lib/libggml-base.so.0": b"base",
+    "llama_cpp/lib/libggml-base.so.0.25.3": b"base",
+    "llama_cpp/lib/libggml-rpc.so": b"rpc",
+    "llama_cpp/lib/libggml.so": b"ggml",
+    "llama_cpp/lib/libggml.so.0": b"ggml",
+    "llama_cpp/lib/libggml.so.0.25.3": b"ggml",
+    "llama_cpp/lib/libllama.so": b"llama",
+    "llama_cpp/lib/libllama.so.0": b"llama",
+    "llama_cpp/lib/libllama.so.0.5.0": b"llama",
+    f"{INFO}/METADATA": b"Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: 1.2.3\n",
+    f"{INFO}/WHEEL": b"Wheel-Version: 1.0\nTag: py3-none-linux_x86_64\n",
+    f"{INFO}/licenses/LICENSE.md": b"MIT",
+    f"{INFO}/RECORD": b"",
+}
+RECIPE = Recipe("cpu", cmake={}, ship=("libggml-cpu-*.so",), test=("libggml-rpc.so",))
+
+
+def upstream_wheel(folder: Path, files: dict[str, bytes]) -> Path:
+    wheel = folder / "llama_cpp_python-1.2.3-py3-none-linux_x86_64.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return wheel
+
+
+def repacked(tmp_path: Path, recipe: Recipe = RECIPE, drop: str | None = None) -> Path:
+    files = {name: data for name, data in UPSTREAM.items() if drop is None or drop not in name}
+    out = tmp_path / "out"
+    out.mkdir()
+    wheel, _ = repack.repack(
+        upstream_wheel(tmp_path, files), recipe, {"backend": "cpu"}, {"OTHER": b"MIT too"}, out
+    )
+    return wheel
+
+
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def test_only_what_is_needed_is_left_each_once(tmp_path: Path) -> None:
+    wheel = repacked(tmp_path)
+    info = "llama_cpp_python-1.2.3+cpu.dist-info"
+    assert wheel.name == "llama_cpp_python-1.2.3+cpu-py3-none-linux_x86_64.whl"
+    assert names(wheel) == {
+        "llama_cpp/__init__.py",
+        "llama_cpp/lib/libllama.so",
+        "llama_cpp/lib/libggml.so.0",
+        "llama_cpp/lib/libggml-base.so.0",
+        "llama_cpp/lib/libggml-cpu-x64.so",
+        "llama_cpp/lib/libggml-cpu-haswell.so",
+        "llama_cpp/lib/llorch-build.json",
+        f"{info}/METADATA",
+        f"{info}/WHEEL",
+        f"{info}/licenses/LICENSE.md",
+        f"{info}/licenses/OTHER",
+        f"{info}/RECORD",
+    }
+
+
+def test_the_version_gets_its_local_part_and_the_stamp_its_plugins(tmp_path: Path) -> None:
+    wheel = repacked(tmp_path)
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read("llama_cpp_python-1.2.3+cpu.dist-info/METADATA")
+        stamp = json.loads(archive.read(repack.STAMP))
+    assert b"\nVersion: 1.2.3+cpu\n" in metadata
+    assert stamp["backend"] == "cpu"
+    assert stamp["plugins"] == ["libggml-cpu-haswell.so", "libggml-cpu-x64.so"]
+
+
+def test_the_test_plugin_lies_beside_the_wheel(tmp_path: Path) -> None:
+    wheel = repacked(tmp_path)
+    assert (wheel.parent / "test-plugins" / "libggml-rpc.so").read_bytes() == b"rpc"
+
+
+def test_an_optional_plugin_is_out_of_the_scan(tmp_path: Path) -> None:
+    wheel = repacked(tmp_path, replace(RECIPE, optional=("libggml-blas.so",)))
+    assert "llama_cpp/lib/optional/libggml-blas.so" in names(wheel)
+    assert "llama_cpp/lib/libggml-blas.so" not in names(wheel)
+
+
+def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    first, second = repacked(tmp_path / "first"), repacked(tmp_path / "second")
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_a_plugin_that_was_not_built_stops_the_build(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=r"made no libggml-cpu-\*\.so, which cpu\.toml wants"):
+        repacked(tmp_path, drop="libggml-cpu")
+
+
+def test_a_missing_library_stops_the_build(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="has no libggml-base"):
+        repacked(tmp_path, drop="libggml-base")
+
+
+def test_macos_names_are_understood(tmp_path: Path) -> None:
+    """There the version stands before the ending."""
+    files = {}
+    for name, data in UPSTREAM.items():
+        stem, dot, version = name.partition(".so.")
+        if name.startswith("llama_cpp/lib/") and "rpc" not in name:
+            name = f"{stem}.{version}.dylib" if dot else name.replace(".so", ".dylib")
+        files[name] = data
+    out = tmp_path / "out"
+    out.mkdir()
+    wheel, _ = repack.repack(upstream_wheel(tmp_path, files), RECIPE, {}, {}, out)
+    libraries = {name for name in names(wheel) if name.endswith(".dylib")}
+    assert libraries == {
+        "llama_cpp/lib/libllama.dylib",
+        "llama_cpp/lib/libggml.0.dylib",
+        "llama_cpp/lib/libggml-base.0.dylib",
+    }
