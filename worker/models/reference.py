@@ -72,6 +72,14 @@ def parse(text: str) -> Reference:
     return AliasReference(text) if is_alias else PathReference(Path(text).expanduser())
 
 
+def parse_or_none(text: str) -> Reference | None:
+    """As `parse`, for a caller that only wants to know whether the text is one."""
+    try:
+        return parse(text)
+    except ConfigError:
+        return None
+
+
 def _parse_hub(text: str) -> HubReference:
     location, *options = text.removeprefix("hf:").split("::")
     repo, at, revision = location.partition("@")

@@ -1,0 +1,81 @@
+"""Every form of a model reference, and what each wrong one is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.errors import ConfigError
+from worker.models.reference import AliasReference, HubReference, PathReference, parse
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("tiny-model", AliasReference("tiny-model")),
+        ("qwen2.5-0.5b", AliasReference("qwen2.5-0.5b")),
+        ("model.gguf", PathReference(Path("model.gguf"))),
+        ("./model", PathReference(Path("model"))),
+        ("/models/x", PathReference(Path("/models/x"))),
+        ("models/x.gguf", PathReference(Path("models/x.gguf"))),
+        ("~/x.gguf", PathReference(Path.home() / "x.gguf")),
+        ("hf:o/r", HubReference("o/r")),
+        ("hf:gpt2", HubReference("gpt2")),
+        ("hf:o/r@main", HubReference("o/r", "main")),
+        ("hf:o/r@refs/pr/1", HubReference("o/r", "refs/pr/1")),
+        ("hf:o/r::file=a/b.gguf", HubReference("o/r", None, "a/b.gguf")),
+        (f"hf:o/r@{COMMIT}::file=b.gguf", HubReference("o/r", COMMIT, "b.gguf")),
+    ],
+)
+def test_forms(text: str, expected: object) -> None:
+    parsed = parse(text)
+    assert parsed == expected
+    if isinstance(parsed, HubReference):
+        assert str(parsed) == text
+        assert parsed.is_pinned == (COMMIT in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "must be an alias"),
+        (" x", "must be an alias"),
+        ("a\0b", "must be an alias"),
+        ("https://example.org/x.gguf", "is a https address"),
+        ("hf:", "hf:owner/repo"),
+        ("hf:a/b/c", "hf:owner/repo"),
+        ("hf:../b", "hf:owner/repo"),
+        ("hf:o/r@", "ill-formed revision"),
+        ("hf:o/r@a b", "ill-formed revision"),
+        ("hf:o/r@../x", "ill-formed revision"),
+        ("hf:o/r::path=x.gguf", "unknown option 'path'"),
+        ("hf:o/r::file=", "path inside the repository"),
+        ("hf:o/r::file=/x.gguf", "path inside the repository"),
+        ("hf:o/r::file=../x.gguf", "path inside the repository"),
+        ("hf:o/r::file=a//x.gguf", "path inside the repository"),
+        ("hf:o/r::file=a\\x.gguf", "path inside the repository"),
+        ("hf:o/r::file=x.bin", "a .gguf file"),
+        ("hf:o/r::file=x.gguf::file=y.gguf", "names two files"),
+    ],
+)
+def test_wrong_ones_are_told_what_is_wrong(text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text)
+    assert words in caught.value.message
+    assert caught.value.details["field"] == "model"
+    assert caught.value.exit_code == 2
+
+
+@given(st.text(max_size=40), st.sampled_from(["", "hf:", "hf:o/r", "hf:o/r@", "hf:o/r::file="]))
+def test_any_text_parses_or_is_told(rest: str, start: str) -> None:
+    try:
+        parsed = parse(start + rest)
+    except ConfigError as error:
+        assert error.message
+    else:
+        assert isinstance(parsed, AliasReference | PathReference | HubReference)
