@@ -27,6 +27,8 @@ class Job:
     accepted: asyncio.Future[Generation]
     generation: Generation | None = None
     started: bool = False
+    engines_lost: int = 0
+    """Engine processes that died while this waited for a slot."""
     deadline: asyncio.TimerHandle | None = field(default=None, repr=False)
 
 

@@ -55,6 +55,8 @@ State = Literal["loading", "ready", "recovering", "draining", "failed"]
 
 DEADLINE_GRACE_SECONDS = 0.25
 """The engine enforces deadlines itself, to one step; this long after, the supervisor does."""
+RESUBMITS = 2
+"""How many engines a waiting request may outlive, lest one that kills them ends the worker."""
 
 
 class Supervisor:
@@ -270,9 +272,12 @@ class Supervisor:
         self.stats = None
         self._cancelled_at.clear()
         for job in self._jobs:
-            if job.started:
-                if self._quarantine.blame(job.request):
-                    self._log.warning("request.quarantined", job_id=job.request.job_id)
+            job.engines_lost += 1
+            # Not accepted yet: the engine may have died of reading it.
+            suspect = job.started or job.generation is None
+            if suspect and self._quarantine.blame(job.request):
+                self._log.warning("request.quarantined", job_id=job.request.job_id)
+            if job.started or job.engines_lost > RESUBMITS:
                 self._jobs.fail(job, error)
         for waiter in self._calls.values():
             if not waiter.done():

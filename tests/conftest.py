@@ -1,0 +1,70 @@
+"""Fixtures for whole-process tests: a real worker on the bundled model, and more on demand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from tests.support.worker import WorkerProcess
+
+
+class StartWorker(Protocol):
+    """`start_worker("--slots", "2", env={…})` → a ready worker, stopped when the test ends."""
+
+    def __call__(
+        self,
+        *flags: str,
+        env: Mapping[str, str] | None = None,
+        backend: str = "cpu",
+        wait_ready: bool = True,
+        cache_dir: Path | None = None,
+    ) -> WorkerProcess: ...
+
+
+@pytest.fixture(scope="session")
+def warm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache folder a session, so that the bundled model is converted once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def worker(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    """The worker that most tests share: `llorch-cpu` on the bundled model, 16 slots."""
+    running = WorkerProcess.start(
+        "--slots", "16", folder=tmp_path_factory.mktemp("worker"), cache_dir=warm_cache
+    )
+    yield running
+    assert running.stop() == 0, running.stderr[-4000:]
+
+
+@pytest.fixture
+def start_worker(warm_cache: Path, tmp_path: Path) -> Iterator[StartWorker]:
+    """A factory of workers with flags and variables of their own."""
+    started: list[WorkerProcess] = []
+    numbers = itertools.count()
+
+    def start(
+        *flags: str,
+        env: Mapping[str, str] | None = None,
+        backend: str = "cpu",
+        wait_ready: bool = True,
+        cache_dir: Path | None = None,
+    ) -> WorkerProcess:
+        running = WorkerProcess.start(
+            *flags,
+            folder=tmp_path / f"worker-{next(numbers)}",
+            cache_dir=cache_dir or warm_cache,
+            env=env,
+            backend=backend,
+            wait_ready=wait_ready,
+        )
+        started.append(running)
+        return running
+
+    yield start
+    for running in started:
+        running.kill()

@@ -1,0 +1,270 @@
+"""A worker as its users have it: the installed command in a process of its own, over HTTP."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.support import sse
+
+ROOT = Path(__file__).resolve().parents[2]
+_counter = itertools.count()
+_ALIASES = {"MODEL_PATH", "BIND_ADDR", "CUDA_DEVICE"}
+
+
+def command(backend: str = "cpu") -> list[str]:
+    """The installed entry point, or the same function where the package is not installed."""
+    installed = Path(sys.executable).parent / f"llorch-{backend}"
+    if installed.exists():
+        return [str(installed)]
+    return [sys.executable, "-c", f"from worker.cli import {backend}; {backend}()"]
+
+
+def environment(cache_dir: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The caller's environment without any setting of a worker, plus `extra`."""
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("LLORCH_") and name not in _ALIASES
+    }
+    paths = [str(ROOT), *clean.get("PYTHONPATH", "").split(os.pathsep)]
+    clean["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    clean["LLORCH_CACHE_DIR"] = str(cache_dir)
+    return clean | dict(extra or {})
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """One running worker. `start` waits for its port, `wait_ready` for its engine."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    port: int = 0
+    _clients: list[httpx.Client] = field(default_factory=list)
+
+    @classmethod
+    def start(
+        cls,
+        *flags: str,
+        folder: Path,
+        cache_dir: Path,
+        env: Mapping[str, str] | None = None,
+        backend: str = "cpu",
+        wait_ready: bool = True,
+    ) -> WorkerProcess:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
+            process = subprocess.Popen(
+                [*command(backend), "--port", "0", "--log-format", "json", *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=environment(cache_dir, env),
+                cwd=folder,  # never the checkout: nothing may depend on it
+            )
+        worker = cls(process, folder)
+        try:
+            worker.port = int(worker.wait_log("worker.listening", 30)["port"])
+            if wait_ready:
+                worker.wait_ready()
+        except BaseException:
+            worker.kill()
+            raise
+        return worker
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def engine_pid(self) -> int:
+        """Of the engine process that serves now."""
+        return int(self.logs("engine.spawned")[-1]["pid"])
+
+    def client(self, **options: Any) -> httpx.Client:
+        options.setdefault("timeout", 60)
+        client = httpx.Client(base_url=self.base_url, trust_env=False, **options)
+        self._clients.append(client)
+        return client
+
+    # --- requests ---
+
+    def get(self, path: str) -> httpx.Response:
+        with httpx.Client(base_url=self.base_url, trust_env=False, timeout=10) as client:
+            return client.get(path)
+
+    def post(self, path: str, body: Any) -> httpx.Response:
+        with httpx.Client(base_url=self.base_url, trust_env=False, timeout=60) as client:
+            return client.post(path, json=body)
+
+    def execute(self, prompt: str, **fields: Any) -> sse.Stream:
+        """Run one job to its end."""
+        with self.streaming(prompt, **fields) as response:
+            assert response.status_code == 200, response.read()
+            return sse.collect(response.iter_raw())
+
+    @contextmanager
+    def streaming(self, prompt: str, **fields: Any) -> Iterator[httpx.Response]:
+        """The open response of one job."""
+        body = {"job_id": new_job_id(), "prompt": prompt, **fields}
+        with httpx.Client(base_url=self.base_url, trust_env=False, timeout=60) as client:
+            with client.stream("POST", "/execute", json=body) as response:
+                yield response
+
+    # --- state ---
+
+    def is_ready(self) -> bool:
+        try:
+            return self.get("/ready").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def wait_ready(self, timeout_s: float = 60) -> None:
+        until(self.is_ready, timeout_s, lambda: f"not ready:\n{self.stderr[-4000:]}", self)
+
+    def wait_idle(self, timeout_s: float = 10) -> None:
+        def idle() -> bool:
+            health = self.get("/health").json()
+            return bool(health["running"] + health["queued"] == 0)
+
+        until(idle, timeout_s, lambda: str(self.get("/health").json()), self)
+
+    def metric(self, name: str) -> float:
+        """The value of a series; labels go into `name` as they are written."""
+        for line in self.get("/metrics").text.splitlines():
+            if line.startswith(name + " "):
+                return float(line.rsplit(" ", 1)[1])
+        raise AssertionError(f"no series {name}")
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.pid).children(recursive=True)
+
+    # --- logs ---
+
+    @property
+    def stderr(self) -> str:
+        return (self.folder / "stderr").read_text("utf-8", "replace")
+
+    @property
+    def stdout(self) -> str:
+        return (self.folder / "stdout").read_text("utf-8", "replace")
+
+    def logs(self, event: str | None = None) -> list[dict[str, Any]]:
+        """The JSON lines of stderr so far, of one event or all."""
+        return [line for line in json_lines(self.stderr) if event in (None, line.get("event"))]
+
+    def wait_log(self, event: str, timeout_s: float = 10) -> dict[str, Any]:
+        until(
+            lambda: bool(self.logs(event)),
+            timeout_s,
+            lambda: f"no {event}:\n{self.stderr[-4000:]}",
+            self,
+        )
+        return self.logs(event)[-1]
+
+    # --- end ---
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float = 40) -> int:
+        return self.process.wait(timeout_s)
+
+    def stop(self, timeout_s: float = 40) -> int:
+        """SIGTERM and wait; the exit code."""
+        for client in self._clients:
+            client.close()
+        if self.process.poll() is None:
+            self.signal(signal.SIGTERM)
+        try:
+            return self.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def sentence(self) -> str:
+        """What a human is told: the last line of stderr."""
+        return self.stderr.strip().splitlines()[-1]
+
+    @property
+    def failure(self) -> dict[str, Any]:
+        """The JSON line that names the cause."""
+        failures = [x for x in json_lines(self.stderr) if x.get("event") == "worker.failed"]
+        assert len(failures) == 1, self.stderr
+        return failures[0]
+
+
+def run_to_exit(
+    *flags: str,
+    cache_dir: Path,
+    env: Mapping[str, str] | None = None,
+    backend: str = "cpu",
+    timeout_s: float = 60,
+) -> Exit:
+    """Start a worker that is expected to leave by itself."""
+    done = subprocess.run(
+        [*command(backend), *flags],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=environment(cache_dir, env),
+        cwd=cache_dir,
+        timeout=timeout_s,
+    )
+    return Exit(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def json_lines(text: str) -> list[dict[str, Any]]:
+    """Native code may print plain lines between ours; those are left out."""
+    found = []
+    for line in text.splitlines():
+        if line.startswith("{"):
+            try:
+                found.append(json.loads(line))
+            except ValueError:  # the last line, half written
+                continue
+    return found
+
+
+def new_job_id() -> str:
+    return f"job-{os.getpid()}-{next(_counter)}"
+
+
+def until(
+    condition: Any, timeout_s: float, trouble: Any, worker: WorkerProcess | None = None
+) -> None:
+    """Poll `condition`; fails with `trouble()` when the time is over or the worker has left."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        left = worker is not None and worker.process.poll() is not None
+        assert time.monotonic() < deadline and not left, trouble()
+        time.sleep(0.02)

@@ -1,0 +1,181 @@
+"""The commands `llorch-cpu`, `llorch-cuda`, `llorch-metal` and `llorch-accelerate`.
+
+Owns the flags, the subcommands and the way a failure is told: one JSON log line, one sentence on
+stderr and the contract's exit code. Runs on the main thread; heavy modules are imported only once
+the flags are known to be right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, get_args
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from worker.errors import ConfigError, WorkerError
+from worker.messages import Backend
+from worker.observability import logs
+from worker.settings import BACKEND_FIELDS, ENV_ONLY, ENV_PREFIX, Settings, closest, flag
+
+Subcommand = Callable[[Settings], int]
+
+_GROUPS = {
+    "model": "the model",
+    "device": "the device",
+    "engine": "the engine",
+    "limits": "limits",
+    "server": "the server",
+    "pool": "the pool manager",
+}
+_EXIT_CODES = (
+    "exit codes: 0 clean stop, 2 usage or config, 3 model, 4 backend or device mismatch, "
+    "5 does not fit the device, 6 download, 7 port in use, 8 engine crash loop"
+)
+
+
+def cpu() -> NoReturn:
+    sys.exit(main("cpu", sys.argv[1:]))
+
+
+def cuda() -> NoReturn:
+    sys.exit(main("cuda", sys.argv[1:]))
+
+
+def metal() -> NoReturn:
+    sys.exit(main("metal", sys.argv[1:]))
+
+
+def accelerate() -> NoReturn:
+    sys.exit(main("accelerate", sys.argv[1:]))
+
+
+def main(backend: Backend, argv: Sequence[str]) -> int:
+    """Run one command to its end; returns the exit code."""
+    logs.configure()
+    subcommands = _subcommands()
+    name = argv[0] if argv and argv[0] in subcommands else None
+    try:
+        flags = parse_flags(backend, argv[1:] if name else argv, subcommands, name)
+        settings = Settings.load(backend, flags)
+        logs.configure(settings.log_level, settings.log_format, settings.worker_id)
+        run = subcommands[name][0] if name else _serve
+        return run(settings)
+    except WorkerError as error:
+        return tell(f"llorch-{backend}", error)
+    except KeyboardInterrupt:
+        return 0
+
+
+def tell(command: str, error: WorkerError) -> int:
+    """The one place where an error becomes a log line, a sentence and an exit code."""
+    logs.get_logger().error(
+        "worker.failed",
+        code=error.code,
+        message=error.message,
+        exit_code=error.exit_code,
+        **{key: value for key, value in error.details.items() if key != "errors"},
+    )
+    print(f"{command}: {error.message}", file=sys.stderr, flush=True)
+    return error.exit_code
+
+
+def _serve(settings: Settings) -> int:
+    from worker.lifecycle import run
+
+    run(settings)
+    return 0
+
+
+def _subcommands() -> dict[str, tuple[Subcommand, str]]:
+    """Name → what it runs and its line in `--help`; each takes all the flags."""
+    return {}
+
+
+# --- flags -------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose complaints are `ConfigError`s."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message[0].upper() + message[1:] + ".")
+
+
+def parse_flags(
+    backend: Backend,
+    argv: Sequence[str],
+    subcommands: dict[str, tuple[Subcommand, str]],
+    name: str | None,
+) -> dict[str, Any]:
+    """The flags that were given, as strings under their setting's name."""
+    parser = _parser(backend, subcommands, name)
+    namespace, unknown = parser.parse_known_args(list(argv))
+    given = vars(namespace)
+    if unknown:
+        known = [option for option in parser._option_string_actions if option.startswith("--")]
+        first = unknown[0].split("=")[0]
+        if first.startswith("-"):
+            raise ConfigError(
+                f"{first} is not a flag of llorch-{backend}{closest(first, known)}", field=first
+            )
+        choices = f", nor one of the subcommands {', '.join(subcommands)}" if subcommands else ""
+        raise ConfigError(f"{first!r} is neither a flag nor its value{choices}.", field=first)
+    return given
+
+
+def _parser(
+    backend: Backend, subcommands: dict[str, tuple[Subcommand, str]], name: str | None
+) -> _Parser:
+    lines = "".join(f"\n  {each:<10} {text}" for each, (_, text) in subcommands.items())
+    parser = _Parser(
+        prog=f"llorch-{backend}" + (f" {name}" if name else ""),
+        usage="%(prog)s [flags]",
+        description=subcommands[name][1]
+        if name
+        else "Serve one model on one device over HTTP. Without any flag: the bundled tiny model "
+        "on http://127.0.0.1:8080." + (f"\n\nsubcommands:{lines}" if lines else ""),
+        epilog=f"Every flag has a variable: --max-body-bytes is {ENV_PREFIX}MAX_BODY_BYTES. "
+        "Flags win over variables, variables over the config file. Secrets are variables only: "
+        + ", ".join(sorted(ENV_PREFIX + each.upper() for each in ENV_ONLY))
+        + f".\n{_EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    groups = {key: parser.add_argument_group(title) for key, title in _GROUPS.items()}
+    for field, info in Settings.model_fields.items():
+        extra = info.json_schema_extra
+        group = str(extra.get("group", "")) if isinstance(extra, dict) else ""
+        if group in groups and field not in ENV_ONLY:
+            if BACKEND_FIELDS.get(field, backend) == backend:
+                _add_flag(groups[group], field, info)
+    return parser
+
+
+def _add_flag(group: argparse._ArgumentGroup, field: str, info: FieldInfo) -> None:
+    text = (info.description or "").replace("%", "%%")
+    if info.default is not None and info.default is not PydanticUndefined:
+        shown = {True: "on", False: "off"}.get(info.default, info.default)
+        text += f" (default: {shown})"
+    if info.annotation is bool or bool in get_args(info.annotation):
+        group.add_argument(flag(field), action=argparse.BooleanOptionalAction, help=text)
+        return
+    choices = [each for each in get_args(info.annotation) if isinstance(each, str)]
+    metavar = "{" + ",".join(choices) + "}" if choices else _metavar(field, info)
+    group.add_argument(flag(field), metavar=metavar, help=text)
+
+
+def _metavar(field: str, info: FieldInfo) -> str:
+    kinds = (info.annotation, *get_args(info.annotation))
+    if any(kind is float for kind in kinds):
+        return "SECONDS"
+    if any(kind is int or int in get_args(kind) for kind in kinds):
+        return "N"
+    return field.rsplit("_", 1)[-1].upper()
+
+
+if __name__ == "__main__":
+    cpu()

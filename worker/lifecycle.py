@@ -1,0 +1,354 @@
+"""One worker from its settings to its exit: listen, load, announce, serve, drain.
+
+Runs on the main thread, on the event loop that `run` starts. The order is the contract's: the
+port answers first, nothing is announced before a token has been decoded, and once a stop has
+begun the process is gone within the drain timeout and five seconds, whatever hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+import uvicorn
+
+from worker.api.connection import WorkerProtocol
+from worker.api.state import AppState
+from worker.app import create_app
+from worker.engine.supervisor import Supervisor
+from worker.errors import ConfigError, PortInUse, WorkerError
+from worker.messages import EngineConfig, Progress
+from worker.models.resolve import resolve
+from worker.observability.logs import get_logger
+from worker.observability.metrics import Metrics
+from worker.pool.client import PoolClient, ReadyCallback
+from worker.settings import Settings
+
+DISTRIBUTION = "llorch-worker"
+CLOSE_SECONDS = 2.0
+"""For open connections to take their last bytes, after the drain."""
+EXIT_MARGIN_SECONDS = 4.5
+"""After the drain timeout; then the process leaves without asking anybody."""
+STORY_PROMPT = "Once upon a time, a little fox found a lantern in the snow"
+
+
+def run(settings: Settings) -> None:
+    """Serve until stopped; raises the `WorkerError` that ended it, if one did."""
+    listener = listen(settings.host, settings.port)
+    loop_factory = uvicorn.Config(_nothing, log_config=None).get_loop_factory()
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        error = runner.run(Lifecycle(settings, listener).serve())
+    if error is not None:
+        raise error
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound, listening socket; raises `PortInUse` or `ConfigError`."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"--host is {host!r}, which does not resolve to an address: {error.strerror}.",
+            field="host",
+        ) from None
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(
+                f"Port {port} on {host} is in use by another process; choose another --port, "
+                "or 0 for any free one.",
+                port=port,
+            ) from None
+        if error.errno in (errno.EACCES, errno.EPERM):
+            raise ConfigError(
+                f"--port is {port}, which this user may not listen on; choose one over 1023.",
+                field="port",
+            ) from None
+        raise ConfigError(
+            f"--host is {host!r}, which cannot be listened on: {error.strerror}.", field="host"
+        ) from None
+    return listener
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handlers: a stop is the lifecycle's, which drains first."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Lifecycle:
+    def __init__(self, settings: Settings, listener: socket.socket) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._log = get_logger()
+        self._started_at = time.monotonic()
+        self._incarnation = str(uuid.uuid4())
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._draining = False
+
+    async def serve(self) -> WorkerError | None:
+        """The whole life; the error that ended it, or `None` for a stop that was asked for."""
+        settings = self._settings
+        self._metrics = Metrics(settings.worker_id)
+        self._supervisor = Supervisor(settings, self._metrics)
+        self._pool = PoolClient(settings, self._metrics)
+        self._install_signals()
+        server = self._http_server()
+        serving = asyncio.create_task(server.serve(sockets=[self._listener]))
+        self._log_listening()
+        bring_up = asyncio.create_task(self._bring_up())
+        try:
+            error = await self._until_stop(bring_up, serving)
+        finally:
+            bring_up.cancel()
+        await self._shut_down(server, serving)
+        self._log.info("worker.stopped", code=error.code if error else None)
+        return error
+
+    # --- start ---------------------------------------------------------------------------
+
+    def _http_server(self) -> Server:
+        state = AppState(
+            settings=self._settings,
+            supervisor=self._supervisor,
+            metrics=self._metrics,
+            worker_id=self._settings.worker_id,
+            model_ref=self._settings.model or "tiny-model",
+            incarnation=self._incarnation,
+            started_at=self._started_at,
+            request_shutdown=self._request_stop,
+            draining=lambda: self._draining,
+        )
+        self._state = state
+        config = uvicorn.Config(
+            create_app(state),
+            http=WorkerProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=int(CLOSE_SECONDS),
+        )
+        return Server(config)
+
+    async def _bring_up(self) -> None:
+        """Resolve, load, announce. Ends when the pool knows; raises what stopped it."""
+        settings = self._settings
+        loop = asyncio.get_running_loop()
+        report = self._supervisor.report
+
+        def on_progress(progress: Progress) -> None:  # also called on helper threads
+            loop.call_soon_threadsafe(report, progress)
+
+        resolved = await resolve(
+            settings.model,
+            models_file=settings.models_file,
+            cache_dir=settings.cache_path,
+            outtype=settings.outtype,
+            on_progress=on_progress,
+        )
+        self._state.model_ref = resolved.model_ref
+        self._log.info("model.resolved", model_ref=resolved.model_ref, kind=resolved.kind)
+        info = await self._supervisor.start(
+            engine_config(settings, str(resolved.gguf_path), resolved.model_ref)
+        )
+        self._log.info(
+            "worker.ready",
+            uri=self._uri,
+            model_ref=resolved.model_ref,
+            device=info.device,
+            vram_bytes=info.residency.device_bytes,
+            seconds=round(time.monotonic() - self._started_at, 3),
+        )
+        if resolved.kind == "bundled":
+            print(first_request(self._uri, settings.worker_token is not None), flush=True)
+        await self._pool.announce(
+            ReadyCallback(
+                worker_id=settings.worker_id,
+                model_ref=resolved.model_ref,
+                vram_bytes=info.residency.device_bytes,
+                uri=self._uri,
+                backend=settings.backend,
+                device=info.device,
+                capabilities=["embeddings"] if info.model.pooling else ["text-gen"],
+                slots=info.slots,
+                context_length=info.model.context_length,
+                incarnation=self._incarnation,
+                version=own_version(),
+            )
+        )
+
+    @property
+    def _uri(self) -> str:
+        host = self._settings.advertise_host or self._settings.host
+        port = self._listener_port
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def _log_listening(self) -> None:
+        settings = self._settings
+        self._listener_port = int(self._listener.getsockname()[1])
+        self._log.info(
+            "worker.listening",
+            host=settings.host,
+            port=self._listener_port,
+            pid=os.getpid(),
+            backend=settings.backend,
+            version=own_version(),
+        )
+        if settings.worker_token is None and not _is_loopback(self._listener):
+            self._log.warning(
+                "worker.unprotected",
+                message=f"Listening on {settings.host} without LLORCH_WORKER_TOKEN: "
+                "whoever reaches the port may use the model.",
+            )
+
+    # --- stop ----------------------------------------------------------------------------
+
+    def _install_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        self._log.info("worker.signal", signal=signal.Signals(number).name)
+        if self._stop.is_set():
+            self._stop_now.set()
+        self._request_stop()
+
+    def _request_stop(self) -> None:
+        """Stop taking work at once; the rest of the stop follows in `serve`."""
+        if self._draining:
+            return
+        self._draining = True
+        self._supervisor.begin_draining()
+        self._log.info("worker.draining", running=self._supervisor.running)
+        limit = self._settings.drain_timeout + EXIT_MARGIN_SECONDS
+        _leave_after(limit)
+        self._stop.set()
+
+    async def _until_stop(
+        self, bring_up: asyncio.Task[None], serving: asyncio.Task[None]
+    ) -> WorkerError | None:
+        stop = asyncio.create_task(self._stop.wait())
+        watched: set[asyncio.Future[object]] = {stop, serving, self._supervisor.fatal, bring_up}  # type: ignore[arg-type]
+        try:
+            while True:
+                await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+                if stop.done():
+                    return None
+                if self._supervisor.fatal.done():
+                    return self._supervisor.fatal.result()
+                if serving.done():
+                    return WorkerError(f"The HTTP server ended: {serving.exception()!r}.")
+                if bring_up.done():
+                    watched.discard(bring_up)
+                    failure = bring_up.exception()
+                    if isinstance(failure, WorkerError):
+                        return failure
+                    if failure is not None:
+                        self._log.error("worker.start_failed", exc_info=failure)
+                        return WorkerError(f"The start failed unexpectedly: {failure!r}.")
+        finally:
+            stop.cancel()
+
+    async def _shut_down(self, server: Server, serving: asyncio.Task[None]) -> None:
+        self._request_stop()
+        drain = asyncio.create_task(self._supervisor.drain(self._settings.drain_timeout))
+        now = asyncio.create_task(self._stop_now.wait())
+        await asyncio.wait({drain, now}, return_when=asyncio.FIRST_COMPLETED)
+        if not drain.done():
+            drain.cancel()
+            await self._supervisor.drain(0)
+        now.cancel()
+        server.should_exit = True
+        server.force_exit = self._stop_now.is_set()
+        await asyncio.gather(
+            self._supervisor.stop(), self._pool.close(), serving, return_exceptions=True
+        )
+
+
+def engine_config(settings: Settings, model_path: str, model_ref: str) -> EngineConfig:
+    """What the engine process is told, from the settings."""
+    json_lines = settings.log_format == "json" or (
+        settings.log_format == "auto" and not os.isatty(2)
+    )
+    return EngineConfig(
+        backend=settings.backend,
+        model_path=model_path,
+        model_ref=model_ref,
+        worker_id=settings.worker_id,
+        device_index=settings.device_index,
+        context_length=settings.context_length,
+        slots=settings.slots,
+        batch=settings.batch,
+        micro_batch=settings.micro_batch,
+        prefill_budget=settings.prefill_budget,
+        kv_type=settings.kv_type,
+        kv_unified=settings.kv_unified,
+        flash_attention=settings.flash_attention,
+        threads=settings.threads,
+        mmap=settings.mmap,
+        mlock=settings.mlock,
+        blas=settings.blas == "on",
+        prefix_cache=settings.prefix_cache,
+        max_queued_prompt_tokens=settings.max_queued_prompt_tokens,
+        log_level=settings.log_level,
+        log_format="json" if json_lines else "console",
+    )
+
+
+def first_request(uri: str, has_token: bool) -> str:
+    """The line that streams a story from the bundled model, ready to be pasted."""
+    token = '-H "Authorization: Bearer $LLORCH_WORKER_TOKEN" ' if has_token else ""
+    body = f'{{"job_id":"story-1","prompt":"{STORY_PROMPT}","max_tokens":200,"temperature":0.7}}'
+    return (
+        f"Ready. This streams a story:\n\n"
+        f"  curl -N {token}-H 'Content-Type: application/json' {uri}/execute -d '{body}'\n"
+    )
+
+
+def own_version() -> str:
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:  # a checkout that was not installed
+        return "0+unknown"
+
+
+def _is_loopback(listener: socket.socket) -> bool:
+    host = str(listener.getsockname()[0])
+    return host == "::1" or host.startswith("127.")
+
+
+def _leave_after(seconds: float) -> None:
+    """The last resort, on a thread of its own because the event loop may be what hangs."""
+
+    def leave() -> None:
+        os._exit(0)
+
+    timer = threading.Timer(seconds, leave)
+    timer.daemon = True
+    timer.start()
+
+
+async def _nothing(scope: object, receive: object, send: object) -> None:
+    """uvicorn wants an application to tell us its event loop."""

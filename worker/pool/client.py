@@ -1,0 +1,131 @@
+"""What the worker says to its pool manager: the ready callback, and the HTTP under heartbeats.
+
+Runs on the API process's event loop, beside serving and never in its way: a manager that is
+away, slow or confused costs a log line and a later attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from worker.errors import CallbackFailed
+from worker.observability.logs import get_logger
+from worker.observability.metrics import Metrics
+from worker.settings import Settings
+
+if TYPE_CHECKING:
+    import httpx
+
+ATTEMPT_SECONDS = 10.0
+"""For one exchange as a whole, whatever drips in meanwhile."""
+FIRST_DELAY_SECONDS = 0.25
+LONGEST_DELAY_SECONDS = 10.0
+_RETRIED_4XX = frozenset({408, 425, 429})
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyCallback:
+    """The contract's payload; its first, second and fourth field are what every worker sends."""
+
+    worker_id: str
+    model_ref: str
+    vram_bytes: int
+    uri: str
+    backend: str
+    device: str
+    capabilities: list[str]
+    slots: int
+    context_length: int
+    incarnation: str
+    version: str
+    protocol: str = "sse"
+
+
+class PoolClient:
+    def __init__(self, settings: Settings, metrics: Metrics) -> None:
+        self._settings = settings
+        self._metrics = metrics
+        self._log = get_logger()
+        self._http: httpx.AsyncClient | None = None
+
+    async def announce(self, ready: ReadyCallback) -> None:
+        """Send the ready callback until it is taken; raises `CallbackFailed` when it is not.
+
+        With `--callback-optional` a final failure is logged and counted, no more.
+        """
+        url = self._settings.callback_url
+        if url is None:
+            return
+        try:
+            attempts = await self._insist(url, asdict(ready))
+        except CallbackFailed as error:
+            if not self._settings.callback_optional:
+                raise
+            self._log.warning("callback.given_up", message=error.message, **error.details)
+        else:
+            self._log.info("callback.accepted", url=url, attempts=attempts)
+
+    async def _insist(self, url: str, payload: Mapping[str, Any]) -> int:
+        deadline = time.monotonic() + self._settings.callback_timeout
+        attempt = 0
+        while True:
+            attempt += 1
+            remaining = deadline - time.monotonic()
+            status, trouble = await self.post(url, payload, min(ATTEMPT_SECONDS, remaining))
+            if status is not None and 200 <= status < 300:
+                return attempt
+            self._metrics.callback_failed()
+            reason = trouble or f"it answered {status}"
+            if status is not None and 400 <= status < 500 and status not in _RETRIED_4XX:
+                raise CallbackFailed(
+                    f"The pool manager at {url} refused the ready callback: {reason}.",
+                    status=status,
+                    attempts=attempt,
+                )
+            delay = full_jitter(attempt)
+            if time.monotonic() + delay >= deadline:
+                raise CallbackFailed(
+                    f"The pool manager at {url} did not take the ready callback within "
+                    f"{self._settings.callback_timeout:g} s ({attempt} attempts); last: {reason}.",
+                    status=status,
+                    attempts=attempt,
+                )
+            self._log.warning("callback.retry", attempt=attempt, reason=reason, delay=delay)
+            await asyncio.sleep(delay)
+
+    async def post(
+        self, url: str, payload: Mapping[str, Any], timeout_seconds: float
+    ) -> tuple[int | None, str]:
+        """One POST of JSON: the status, or `None` and what went wrong. The body is not read."""
+        import httpx  # here: a worker without a pool never pays for it
+
+        if self._http is None:
+            token = self._settings.callback_token
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            # TLS is verified and proxies of the environment are honoured: httpx's defaults.
+            self._http = httpx.AsyncClient(headers=headers)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                async with self._http.stream(
+                    "POST", url, json=payload, timeout=timeout_seconds
+                ) as response:
+                    return response.status_code, ""
+        except TimeoutError:
+            return None, f"no answer within {timeout_seconds:.1f} s"
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            return None, f"{type(error).__name__}: {error}"
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.aclose()
+            self._http = None
+
+
+def full_jitter(attempt: int) -> float:
+    """Seconds before the next attempt: anywhere from 0 to a bound that doubles."""
+    return random.uniform(0, min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2**attempt))
