@@ -1,0 +1,149 @@
+"""What the control groups of this process allow: CPU time and memory, versions 1 and 2.
+
+Pure reading of files below an injectable root; runs in any process and thread. Groups nest, and
+each level may set a limit of its own, so every level from this process's group up to the root of
+the mount is read and the smallest limit counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+_V1_UNLIMITED_BYTES = 1 << 62
+"""Version 1 writes «no limit» as the largest multiple of a page that fits its counter."""
+_OCTAL = re.compile(r"\\(\d{3})")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The tightest limits found; `None` where no level sets one."""
+
+    cpus: float | None = None
+    """CPU time per wall time, such as 2.5."""
+    cpus_origin: str = ""
+    """File that sets it, for the derivation shown to the user."""
+    memory_bytes: int | None = None
+    memory_origin: str = ""
+    memory_free_bytes: int | None = None
+    """What may still be taken below that limit; page cache that can be dropped counts as free."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    version: int
+    controllers: frozenset[str]
+    root: PurePosixPath
+    """The group that the mount point shows."""
+    point: PurePosixPath
+
+
+def read_limits(root: Path = Path("/")) -> Limits:
+    """Limits of this process's groups, read from `root`/proc and the mounts named there."""
+    mounts = _mounts(root)
+    cpu: list[tuple[float, str]] = []
+    memory: list[tuple[int, str, int]] = []
+    for version, controllers, group in _memberships(root):
+        for mount in mounts:
+            if mount.version != version or (version == 1 and not mount.controllers & controllers):
+                continue
+            for folder in _levels(root, mount, group):
+                if version == 2 or "cpu" in mount.controllers:
+                    cpu += _cpu_limit(folder, version)
+                if version == 2 or "memory" in mount.controllers:
+                    memory += _memory_limit(folder, version)
+    cpus, cpus_origin = min(cpu, default=(None, ""))
+    limit, memory_origin, _ = min(memory, default=(None, "", 0))
+    free = min((left for _, _, left in memory), default=None)
+    return Limits(cpus, cpus_origin, limit, memory_origin, free)
+
+
+def _memberships(root: Path) -> Iterator[tuple[int, frozenset[str], PurePosixPath]]:
+    """The lines of /proc/self/cgroup: `id:controllers:group`, version 2 without controllers."""
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        number, controllers, group = line.split(":", 2)
+        version = 2 if number == "0" and not controllers else 1
+        yield version, frozenset(controllers.split(",")), PurePosixPath(group)
+
+
+def _mounts(root: Path) -> list[_Mount]:
+    found = []
+    for line in _read(root / "proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        fields, tail = before.split(), after.split()
+        if len(fields) < 5 or not tail or tail[0] not in ("cgroup", "cgroup2"):
+            continue
+        found.append(
+            _Mount(
+                version=2 if tail[0] == "cgroup2" else 1,
+                controllers=frozenset(tail[-1].split(",")),
+                root=PurePosixPath(_unescape(fields[3])),
+                point=PurePosixPath(_unescape(fields[4])),
+            )
+        )
+    return found
+
+
+def _levels(root: Path, mount: _Mount, group: PurePosixPath) -> Iterator[Path]:
+    """Folders from the mount point down to the process's own group.
+
+    A container often sees its group's path on the host while the mount shows that very group as
+    its root; then the mount point alone is what can be read.
+    """
+    point = root / mount.point.relative_to("/")
+    yield point
+    try:
+        below = group.relative_to(mount.root)
+    except ValueError:
+        return
+    for part in below.parts:
+        point = point / part
+        if part == ".." or not point.is_dir():
+            return
+        yield point
+
+
+def _cpu_limit(folder: Path, version: int) -> list[tuple[float, str]]:
+    if version == 2:
+        file = folder / "cpu.max"
+        quota, _, period = _read(file).strip().partition(" ")
+    else:
+        file = folder / "cpu.cfs_quota_us"
+        quota, period = _read(file).strip(), _read(folder / "cpu.cfs_period_us").strip()
+    if not quota.isdigit() or not period.isdigit() or int(period) == 0 or int(quota) == 0:
+        return []  # absent, `max`, or -1
+    return [(int(quota) / int(period), str(file))]
+
+
+def _memory_limit(folder: Path, version: int) -> list[tuple[int, str, int]]:
+    limit_name, usage_name, dropped_name = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        2: ("memory.max", "memory.current", "inactive_file"),
+    }[version]
+    limit = _read(folder / limit_name).strip()
+    if not limit.isdigit() or int(limit) >= _V1_UNLIMITED_BYTES:
+        return []
+    usage = _read(folder / usage_name).strip()
+    used_bytes = int(usage) if usage.isdigit() else 0
+    dropped_bytes = 0
+    for line in _read(folder / "memory.stat").splitlines():
+        name, _, value = line.partition(" ")
+        if name == dropped_name and value.isdigit():
+            dropped_bytes = int(value)
+    left = int(limit) - max(used_bytes - dropped_bytes, 0)
+    return [(int(limit), str(folder / limit_name), max(left, 0))]
+
+
+def _read(path: Path) -> str:
+    """A small file's text; empty where it is absent or may not be read."""
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _unescape(path: str) -> str:
+    """mountinfo writes spaces and the like as octal numbers."""
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), path)

@@ -1,0 +1,110 @@
+"""A memory plan as a value: its parts, its verdict and how it is shown.
+
+Pure data; frozen, so it may cross threads and processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from worker.errors import InsufficientVram
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    model: str
+    device: str
+    parts: Mapping[str, int]
+    """Bytes on the device: `weights`, `kv`, `compute`, `output`, `margin`."""
+    available_bytes: int
+    """Free on the device now; for a CPU what the host or the control group leaves."""
+    context_length: int
+    """Tokens that one sequence may hold."""
+    trained_context_length: int
+    slots: int
+    host_parts: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that a GPU worker takes on the host."""
+    capped: bool = False
+    """`context_length` is less than the model's own, because that would not fit."""
+    largest_context_length: int | None = None
+    """With these slots; set where the plan does not fit, 0 when nothing does."""
+    largest_slots: int | None = None
+    """With this context length; set where the plan does not fit, 0 when nothing does."""
+
+    @property
+    def needed_bytes(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.needed_bytes <= self.available_bytes
+
+    def refusal(self) -> InsufficientVram:
+        """The error for a plan that does not fit, with what would."""
+        return InsufficientVram(
+            f"The model does not fit on {self.device}: {self.needed_bytes:,} bytes are needed "
+            f"({self._parts_sentence()}), {self.available_bytes:,} are available. {self._advice()}",
+            needed_bytes=self.needed_bytes,
+            available_bytes=self.available_bytes,
+            parts=dict(self.parts),
+            context_length=self.context_length,
+            slots=self.slots,
+            largest_context_length=self.largest_context_length,
+            largest_slots=self.largest_slots,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "device": self.device,
+            "fits": self.fits,
+            "needed_bytes": self.needed_bytes,
+            "available_bytes": self.available_bytes,
+            "parts": dict(self.parts),
+            "host_parts": dict(self.host_parts),
+            "context_length": self.context_length,
+            "trained_context_length": self.trained_context_length,
+            "capped": self.capped,
+            "slots": self.slots,
+            "largest_context_length": self.largest_context_length,
+            "largest_slots": self.largest_slots,
+        }
+
+    def as_table(self) -> str:
+        """For people: one row a part, in MiB."""
+        rows = [(name, self.parts[name]) for name in self.parts]
+        rows += [("needed", self.needed_bytes), ("available", self.available_bytes)]
+        lines = [f"{self.model} on {self.device}: {self.slots} slots × {self._length_sentence()}"]
+        lines += [f"  {name:<12}{size / _MIB:>14,.2f} MiB" for name, size in rows]
+        if self.host_parts:
+            lines.append("  on the host:")
+            lines += [
+                f"    {name:<10}{size / _MIB:>14,.2f} MiB" for name, size in self.host_parts.items()
+            ]
+        lines.append("It fits." if self.fits else f"It does not fit. {self._advice()}")
+        return "\n".join(lines)
+
+    def _length_sentence(self) -> str:
+        text = f"{self.context_length:,} tokens"
+        if self.capped:
+            text += f" (of the model's {self.trained_context_length:,}, as many as fit)"
+        return text
+
+    def _parts_sentence(self) -> str:
+        return ", ".join(f"{name} {size:,}" for name, size in self.parts.items() if size)
+
+    def _advice(self) -> str:
+        options = []
+        if self.largest_context_length:
+            options.append(
+                f"--context-length {self.largest_context_length} with {self.slots} slots"
+            )
+        if self.largest_slots:
+            options.append(f"--slots {self.largest_slots} with {self.context_length} tokens each")
+        if not options:
+            return "Not even one slot with the shortest context would fit; use a smaller model."
+        return f"What would fit: {' or '.join(options)}."
