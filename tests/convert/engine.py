@@ -1,0 +1,41 @@
+"""Logits and tokens of a GGUF by llama.cpp, for comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.llama.batch import Batch
+from worker.llama.context import Context, ContextOptions
+from worker.llama.model import LoadOptions, Model
+
+
+def logits(gguf: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+    """One row per token; KV cache in F32, flash attention off, weights as they are stored."""
+    model = Model(str(gguf), LoadOptions(extra_buffer_types=False))
+    try:
+        n = len(tokens)
+        options = ContextOptions(
+            n_ctx=max(n, 64), n_batch=n, n_ubatch=n, kv_type="f32", flash_attention="off"
+        )
+        context = Context(model, options)
+        try:
+            batch = Batch(n)
+            batch.add(0, 0, list(tokens), logits=True)
+            batch.want_all_logits()
+            assert context.decode(batch) == "ok"
+            rows = np.stack([context.logits(row).copy() for row in range(n)])
+            batch.close()
+            return rows
+        finally:
+            context.close()
+    finally:
+        model.close()
+
+
+def vocabulary(gguf: Path) -> Model:
+    """Loaded without weights; the caller closes it."""
+    return Model(str(gguf), LoadOptions(vocab_only=True))

@@ -1,0 +1,260 @@
+"""A SafeTensors checkpoint on disk: its JSON files, its shards and the bytes of its tensors.
+
+Opening reads and checks the headers alone. Tensor bytes are read by position into the caller's
+buffer, from any thread: no page of a checkpoint stays mapped, and a file that shrinks while it is
+read is an error in a sentence instead of a signal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.errors import ModelError
+
+SourceType = Literal["BF16", "F16", "F32"]
+ITEM_BYTES: Mapping[str, int] = {"BF16": 2, "F16": 2, "F32": 4}
+_MAX_HEADER_BYTES = 100 << 20
+_SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where one tensor lies; `shape` in row-major order, as the framework that wrote it sees it."""
+
+    name: str
+    dtype: SourceType
+    shape: tuple[int, ...]
+    path: Path
+    offset: int
+    size_bytes: int
+
+    @property
+    def n_rows(self) -> int:
+        """A vector counts as a column, so that it is split and permuted like a matrix."""
+        return math.prod(self.shape[:-1]) if len(self.shape) > 1 else math.prod(self.shape)
+
+    @property
+    def row_length(self) -> int:
+        return self.shape[-1] if len(self.shape) > 1 else 1
+
+    @property
+    def row_bytes(self) -> int:
+        return self.row_length * ITEM_BYTES[self.dtype]
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """A folder with `config.json` and one or many `.safetensors` files.
+
+    Raises:
+        ModelError: on opening, when a file is missing, malformed or shorter than it claims.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+    _files: dict[Path, int] = field(default_factory=dict)
+    _json: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, folder: Path) -> Checkpoint:
+        if not folder.is_dir():
+            raise ModelError(f"{folder} is not a folder of SafeTensors", path=str(folder))
+        config = read_json(folder / "config.json")
+        tensors: dict[str, TensorInfo] = {}
+        for shard in _shards(folder):
+            for info in read_header(shard):
+                if info.name in tensors:
+                    other = tensors[info.name].path.name
+                    raise ModelError(f"tensor {info.name} is in both {other} and {shard.name}")
+                tensors[info.name] = info
+        _check_index(folder, tensors)
+        return cls(folder, config, tensors)
+
+    def read_rows(self, info: TensorInfo, first: int, count: int) -> npt.NDArray[Any]:
+        """Rows of a tensor as they are stored: BF16 comes as `uint16`."""
+        out = np.empty(count * info.row_bytes, dtype=np.uint8)
+        position = info.offset + first * info.row_bytes
+        _read_exactly(self._file(info.path), out, position, info)
+        dtype = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}[info.dtype]
+        return out.view(dtype).reshape(count, info.row_length)
+
+    def _file(self, path: Path) -> int:
+        # dict.setdefault is atomic; a descriptor that lost the race is closed at once.
+        if (opened := self._files.get(path)) is not None:
+            return opened
+        mine = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        winner = self._files.setdefault(path, mine)
+        if winner != mine:
+            os.close(mine)
+        return winner
+
+    def close(self) -> None:
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files.clear()
+
+    def json(self, name: str) -> dict[str, Any]:
+        """An optional JSON file of the folder, read once; empty where it is absent."""
+        if name not in self._json:
+            path = self.folder / name
+            self._json[name] = read_json(path) if path.is_file() else {}
+        return self._json[name]
+
+    def forget_json(self) -> None:
+        """Drop what `json` keeps: a large tokenizer.json takes more memory than the weights."""
+        self._json.clear()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path.parent} has no {path.name}", path=str(path)) from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ModelError(f"{path} is not readable JSON: {error}", path=str(path)) from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} must hold a JSON object", path=str(path))
+    return value
+
+
+def read_header(path: Path) -> list[TensorInfo]:
+    """The tensors of one SafeTensors file, checked against the file's size."""
+
+    def fault(what: str) -> ModelError:
+        return ModelError(f"{path} is not a sound SafeTensors file: {what}", path=str(path))
+
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
+                raise fault(f"its header claims {length} bytes, the file has {size}")
+            header = json.loads(file.read(length).decode("utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}", path=str(path)) from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+        raise fault("its header is not JSON") from None
+    if not isinstance(header, dict):
+        raise fault("its header is not a JSON object")
+    header.pop("__metadata__", None)
+    data_bytes = size - 8 - length
+    infos = [_tensor(path, 8 + length, data_bytes, name, e) for name, e in header.items()]
+    infos.sort(key=lambda info: (info.offset, info.size_bytes))
+    end = 8 + length
+    for info in infos:
+        if info.offset != end:
+            raise fault(f"the bytes of tensor {info.name} overlap or leave a gap before them")
+        end += info.size_bytes
+    if end != size:
+        raise fault(f"{size - end} bytes at its end belong to no tensor")
+    return infos
+
+
+def _tensor(path: Path, base: int, data_bytes: int, name: str, entry: object) -> TensorInfo:
+    def fault(what: str) -> ModelError:
+        return ModelError(f"{path}: tensor {name} {what}", path=str(path), tensor=name)
+
+    if not isinstance(entry, dict):
+        raise fault("has no dtype, shape and data_offsets")
+    dtype: Any = entry.get("dtype")
+    shape: Any = entry.get("shape")
+    offsets: Any = entry.get("data_offsets")
+    if dtype not in ITEM_BYTES:
+        raise fault(f"has type {dtype}; BF16, F16 and F32 can be converted")
+    if not _whole_numbers(shape):
+        raise fault("has no valid shape")
+    if not _whole_numbers(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise fault("has no valid data_offsets")
+    begin, end = offsets
+    if end > data_bytes:
+        raise ModelError(
+            f"{path} is truncated: tensor {name} ends at byte {base + end}, "
+            f"the file has {base + data_bytes} bytes",
+            path=str(path),
+            needed_bytes=base + end,
+            available_bytes=base + data_bytes,
+        )
+    if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
+        raise fault(f"of shape {shape} and type {dtype} cannot take {end - begin} bytes")
+    return TensorInfo(name, cast(SourceType, dtype), tuple(shape), path, base + begin, end - begin)
+
+
+def _whole_numbers(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+
+
+def _shards(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(_weight_map(index).values()))
+        for name in names:
+            if Path(name).name != name:
+                raise ModelError(f"{index}: {name!r} is not the name of a file in its folder")
+            if not (folder / name).is_file():
+                raise ModelError(
+                    f"shard {name} is missing in {folder}; {index.name} lists it",
+                    path=str(folder / name),
+                )
+        return [folder / name for name in names]
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    found = sorted(folder.glob("*.safetensors"))
+    if not found:
+        pickles = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
+        hint = "; it holds PyTorch pickles, which are not read" if pickles else ""
+        raise ModelError(f"{folder} has no .safetensors file{hint}", path=str(folder))
+    _check_numbering(folder, found)
+    return found
+
+
+def _check_numbering(folder: Path, found: list[Path]) -> None:
+    """Without an index, `-00001-of-00003` in the names tells what is missing."""
+    numbered = [m for path in found if (m := _SHARD.fullmatch(path.name))]
+    if not numbered:
+        return
+    total = max(int(m[2]) for m in numbered)
+    missing = sorted(set(range(1, total + 1)) - {int(m[1]) for m in numbered})
+    if missing:
+        raise ModelError(f"{folder} lacks shard {missing[0]} of {total}", path=str(folder))
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(name, str) for name in weight_map.values()
+    ):
+        raise ModelError(f"{index} has no weight_map of tensor and file names", path=str(index))
+    return weight_map
+
+
+def _check_index(folder: Path, tensors: Mapping[str, TensorInfo]) -> None:
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return
+    for name, shard in _weight_map(index).items():
+        if name not in tensors or tensors[name].path.name != shard:
+            raise ModelError(f"{index} places tensor {name} in {shard}, which does not hold it")
+
+
+def _read_exactly(file: int, out: npt.NDArray[np.uint8], position: int, info: TensorInfo) -> None:
+    view = out.data
+    done = 0
+    while done < len(view):
+        count = os.preadv(file, [view[done:]], position + done)
+        if count == 0:
+            raise ModelError(
+                f"{info.path} became shorter while tensor {info.name} was read",
+                path=str(info.path),
+            )
+        done += count

@@ -1,0 +1,127 @@
+"""Work on tensors in chunks of rows, on a few threads, with memory that does not grow.
+
+A chunk is about a million values, so that its source, its float32 form and its result stay in the
+processor's caches. Threads take chunks in file order, which keeps reads and writes sequential.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from worker.convert.output import PlacedTensor
+from worker.convert.plan import Piece
+
+CHUNK_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows of one piece, and where their bytes lie in the output."""
+
+    placed: PlacedTensor
+    piece: Piece | None
+    """`None`: the tensor's own computed values."""
+    first_row: int
+    n_rows: int
+    offset: int
+    size_bytes: int
+
+
+def chunks(placed: Iterable[PlacedTensor]) -> Iterator[Chunk]:
+    for tensor in placed:
+        yield from _of_tensor(tensor)
+
+
+def _of_tensor(placed: PlacedTensor) -> Iterator[Chunk]:
+    tensor = placed.tensor
+    if tensor.values is not None:
+        yield Chunk(placed, None, 0, tensor.n_elements, placed.offset, placed.size_bytes)
+        return
+    # Whole rows are whole blocks of every type, so the byte count per row is exact.
+    row_bytes = placed.size_bytes * tensor.row_length // tensor.n_elements
+    offset = placed.offset
+    for piece in tensor.pieces:
+        rows = _rows_at_once(piece, tensor.row_length)
+        for first in range(0, piece.n_rows, rows):
+            count = min(rows, piece.n_rows - first)
+            yield Chunk(placed, piece, first, count, offset, count * row_bytes)
+            offset += count * row_bytes
+
+
+def _rows_at_once(piece: Piece, row_length: int) -> int:
+    if piece.transposed:
+        return piece.n_rows  # The source must be read whole; once is enough.
+    rows = max(1, CHUNK_ELEMENTS // row_length)
+    if piece.head_rows:
+        rows = max(1, rows // piece.head_rows) * piece.head_rows
+    return rows
+
+
+def run(
+    work: Callable[[Chunk], None],
+    todo: Iterator[Chunk],
+    on_done: Callable[[int], None],
+    n_threads: int | None = None,
+) -> None:
+    """Call `work` on every chunk; `on_done` gets the bytes done so far, on the calling thread.
+
+    The first exception stops all threads and is raised here.
+    """
+    pool = _Pool(work, todo)
+    threads = [
+        threading.Thread(target=pool.serve, name=f"convert-{i}", daemon=True)
+        for i in range(n_threads or n_cpus())
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        while any(thread.is_alive() for thread in threads):
+            threads[0].join(0.05) if threads[0].is_alive() else threads[-1].join(0.05)
+            on_done(pool.done_bytes)
+    finally:
+        pool.stop()
+        for thread in threads:
+            thread.join()
+    if pool.error is not None:
+        raise pool.error
+    on_done(pool.done_bytes)
+
+
+class _Pool:
+    def __init__(self, work: Callable[[Chunk], None], todo: Iterator[Chunk]) -> None:
+        self._work = work
+        self._todo = todo
+        self._lock = threading.Lock()
+        self._stopped = False
+        self.done_bytes = 0
+        self.error: BaseException | None = None
+
+    def serve(self) -> None:
+        while True:
+            with self._lock:
+                chunk = None if self._stopped else next(self._todo, None)
+            if chunk is None:
+                return
+            try:
+                self._work(chunk)
+            except BaseException as error:  # Carried to the thread that called `run`.
+                with self._lock:
+                    self._stopped = True
+                    self.error = self.error or error
+                return
+            with self._lock:
+                self.done_bytes += chunk.size_bytes
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+
+
+def n_cpus() -> int:
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

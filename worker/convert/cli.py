@@ -1,0 +1,81 @@
+"""`llorch-convert`: the converter's command line.
+
+Runs in a process of its own, also when the worker needs a conversion at its start. Ends with the
+exit code of the error it met; whoever reads its JSON lines gets the same error as an object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import get_args
+
+from worker.convert.progress import Reporter, Style, reporter
+from worker.convert.quantize import OutType
+from worker.errors import ModelError, WorkerError
+
+_COMMANDS = ("convert",)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    arguments = list(arguments)
+    if not arguments or arguments[0] not in (*_COMMANDS, "-h", "--help"):
+        arguments.insert(0, "convert")
+    options = _parser().parse_args(arguments)
+    report = reporter(options.progress)
+    signal.signal(signal.SIGTERM, _interrupted)
+    try:
+        _convert(options, report)
+    except WorkerError as error:
+        report.failed(error)
+        return error.exit_code
+    except OSError as error:
+        name = f" {error.filename}" if error.filename else ""
+        report.failed(ModelError(f"conversion failed:{name} {error.strerror or error}"))
+        return ModelError.exit_code
+    except KeyboardInterrupt:
+        report.failed(ModelError("conversion interrupted; nothing was written"))
+        return 130
+    return 0
+
+
+def _interrupted(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _convert(options: argparse.Namespace, report: Reporter) -> None:
+    from worker.convert.convert import Options, convert
+
+    result = convert(
+        options.source,
+        options.destination,
+        Options(options.outtype, options.pre_tokenizer, options.name, options.threads),
+        report,
+    )
+    report.finished(result)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="llorch-convert", description="SafeTensors in, a verified GGUF out."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    convert = commands.add_parser("convert", help="write a GGUF from a folder of SafeTensors")
+    convert.add_argument("source", type=Path, help="folder with config.json and *.safetensors")
+    convert.add_argument("destination", type=Path, help="the GGUF file to write")
+    convert.add_argument("--outtype", choices=get_args(OutType), default="q8_0")
+    convert.add_argument("--name", help="the model's name in the file (default: the folder's)")
+    convert.add_argument(
+        "--pre-tokenizer", metavar="NAME", help="llama.cpp's pre-tokenizer, against the definition"
+    )
+    convert.add_argument("--threads", type=int, help="default: all processors")
+    convert.add_argument("--progress", choices=get_args(Style), default="bar")
+    return parser

@@ -1,0 +1,91 @@
+"""`config.json` as the converter sees it: typed look-ups whose failures name the key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from worker.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position parameters, from `rope_parameters` or the older `rope_theta` keys."""
+
+    theta: float
+    kind: str
+    """`default`, `linear`, `llama3`, `yarn`, `longrope`…"""
+    params: Config
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A JSON object of the checkpoint and the name it is called by in errors."""
+
+    values: Mapping[str, Any]
+    name: str = "config.json"
+
+    def has(self, key: str) -> bool:
+        return self.values.get(key) is not None
+
+    def integer(self, *keys: str, default: int | None = None) -> int:
+        """The first present of several spellings of one number, which must be positive."""
+        value = self._first(keys, default)
+        if type(value) is not int or not 1 <= value < 1 << 31:
+            raise ModelError(f"{self.name}: {keys[0]} must be a positive integer, not {value!r}")
+        return value
+
+    def number(self, *keys: str, default: float | None = None) -> float:
+        value = self._first(keys, default)
+        if type(value) not in (int, float):
+            raise ModelError(f"{self.name}: {keys[0]} must be a number, not {value!r}")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self._first((key,), default)
+        if type(value) is not bool:
+            raise ModelError(f"{self.name}: {key} must be true or false, not {value!r}")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._first((key,), default)
+        if not isinstance(value, str):
+            raise ModelError(f"{self.name}: {key} must be a string, not {value!r}")
+        return value
+
+    def items(self, key: str) -> list[Any]:
+        value = self._first((key,), None)
+        if not isinstance(value, list):
+            raise ModelError(f"{self.name}: {key} must be a list, not {value!r}")
+        return value
+
+    def section(self, key: str) -> Config:
+        """A nested object; empty where it is absent or null."""
+        value = self.values.get(key)
+        if value is None:
+            value = {}
+        if not isinstance(value, dict):
+            raise ModelError(f"{self.name}: {key} must be an object, not {value!r}")
+        return Config(value, f"{self.name}: {key}")
+
+    def _first(self, keys: tuple[str, ...], default: Any) -> Any:
+        for key in keys:
+            if self.values.get(key) is not None:
+                return self.values[key]
+        if default is None:
+            raise ModelError(f"{self.name} lacks {keys[0]}")
+        return default
+
+    def rope(self, layers: str | None = None, default_theta: float = 10000.0) -> Rope:
+        """`layers` picks one of the per-kind sections that newer configurations have."""
+        params = self.section("rope_parameters")
+        if layers is not None and params.has(layers):
+            params = params.section(layers)
+        elif not params.values:
+            params = self.section("rope_scaling")
+        theta = params.number(
+            "rope_theta", default=self.number("rope_theta", default=default_theta)
+        )
+        kind = params.text("rope_type", params.text("type", "default"))
+        return Rope(theta, kind, params)

@@ -1,0 +1,170 @@
+"""The file being written: GGUF header, tensor bytes in place, and a name only when all is well.
+
+Everything goes to `NAME.partial`, whose first bytes stay zero until the content is verified: what
+a killed conversion leaves behind has neither the name nor the magic of a model.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from worker.convert.architectures import Metadata, Value
+from worker.convert.plan import OutputTensor
+from worker.convert.quantize import TensorType, size_bytes
+from worker.errors import ModelError
+
+_ALIGNMENT = gguf.GGUF_DEFAULT_ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTensor:
+    tensor: OutputTensor
+    kind: TensorType
+    offset: int
+    """Of its first byte in the file."""
+    size_bytes: int
+
+
+class OutputFile:
+    """Use as a context manager; `commit` gives the file its name, leaving without it removes it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.partial = path.with_name(path.name + ".partial")
+        self.placed: list[PlacedTensor] = []
+        self._file = -1
+        self._magic = b""
+        self._committed = False
+
+    def __enter__(self) -> OutputFile:
+        try:
+            self._file = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            raise ModelError(f"another conversion is writing {self.path}") from None
+        except OSError as error:
+            raise ModelError(f"{self.partial} cannot be written: {error.strerror}") from None
+        os.ftruncate(self._file, 0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._committed:
+            self.partial.unlink(missing_ok=True)
+        os.close(self._file)
+
+    def write_header(
+        self,
+        architecture: str,
+        metadata: Metadata,
+        tensors: Sequence[tuple[OutputTensor, TensorType]],
+        chat_template: str | list[dict[str, str]] | None,
+    ) -> None:
+        writer = header(architecture, metadata, chat_template)
+        for tensor, kind in tensors:
+            writer.add_tensor_info(
+                tensor.name,
+                tensor.shape,
+                np.dtype(np.float32),
+                size_bytes(kind, tensor.n_elements),
+                raw_dtype=gguf.GGMLQuantizationType[kind],
+            )
+        end = write_header_to(writer, self.partial, with_tensors=True)
+        self._magic = os.pread(self._file, 4, 0)
+        os.pwrite(self._file, bytes(4), 0)
+        position = _aligned(end)
+        for tensor, kind in tensors:
+            size = size_bytes(kind, tensor.n_elements)
+            self.placed.append(PlacedTensor(tensor, kind, position, size))
+            position = _aligned(position + size)
+        os.ftruncate(self._file, position)
+
+    def write(self, data: npt.NDArray[np.uint8], position: int) -> None:
+        """Thread-safe: every chunk has its own place."""
+        view = data.data
+        while len(view):
+            count = os.pwrite(self._file, view, position)
+            view, position = view[count:], position + count
+
+    def read(self, position: int, count: int) -> npt.NDArray[np.uint8]:
+        out = np.empty(count, dtype=np.uint8)
+        view, done = out.data, 0
+        while done < count:
+            step = os.preadv(self._file, [view[done:]], position + done)
+            if step == 0:
+                raise ModelError(f"{self.partial} became shorter while it was verified")
+            done += step
+        return out
+
+    def flush(self) -> None:
+        os.fsync(self._file)
+
+    def seal(self) -> None:
+        """Make it a GGUF; still under its partial name."""
+        os.pwrite(self._file, self._magic, 0)
+        os.fsync(self._file)
+
+    def commit(self) -> None:
+        os.replace(self.partial, self.path)
+        self._committed = True
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def header(
+    architecture: str,
+    metadata: Metadata,
+    chat_template: str | list[dict[str, str]] | None = None,
+) -> gguf.GGUFWriter:
+    # The package tells its plan through logging, at a level that the root logger may show.
+    logging.getLogger("gguf").setLevel(logging.ERROR)
+    writer = gguf.GGUFWriter(None, architecture)
+    for key, value in metadata.items():
+        _add(writer, key, value)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
+    return writer
+
+
+def write_header_to(writer: gguf.GGUFWriter, path: Path, *, with_tensors: bool) -> int:
+    """Returns the number of bytes written."""
+    writer.write_header_to_file(path)
+    writer.write_kv_data_to_file()
+    if with_tensors:
+        writer.write_ti_data_to_file()
+    writer.flush()
+    writer.close()
+    return path.stat().st_size
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Value) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif len(value):
+        writer.add_array(key, value)
+
+
+def sizes(tensors: Sequence[tuple[OutputTensor, TensorType]]) -> Mapping[str, int]:
+    return {t.name: size_bytes(kind, t.n_elements) for t, kind in tensors}
+
+
+def _aligned(position: int) -> int:
+    return int(-(-position // _ALIGNMENT) * _ALIGNMENT)

@@ -1,0 +1,180 @@
+"""What will be written: each GGUF tensor as row ranges of source tensors.
+
+Made from the checkpoint's headers and the family's table before any weight is read, so that a
+missing, surplus or misshapen tensor is told in the first second.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.convert.architectures import Dims, Family, Rule
+from worker.convert.checkpoint import Checkpoint, TensorInfo
+from worker.convert.config import Config
+from worker.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive rows of an output tensor that come from one source tensor."""
+
+    source: TensorInfo
+    first_row: int
+    n_rows: int
+    head_rows: int = 0
+    """Rows of one rotary head whose halves are interleaved; 0 leaves the order."""
+    transposed: bool = False
+
+    def read(self, checkpoint: Checkpoint, first: int, count: int) -> npt.NDArray[Any]:
+        """Rows `first`… of this piece in output order, in the source's own type."""
+        if self.transposed:
+            whole = checkpoint.read_rows(self.source, 0, self.source.n_rows)
+            return np.ascontiguousarray(whole[:, first : first + count].T)
+        rows = checkpoint.read_rows(self.source, self.first_row + first, count)
+        if self.head_rows:
+            halves = rows.reshape(count // self.head_rows, 2, self.head_rows // 2, -1)
+            return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """One tensor of the GGUF; `shape` in row-major order."""
+
+    name: str
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    plus: float = 0.0
+    keep_f32: bool = False
+    values: npt.NDArray[np.float32] | None = None
+    """Given instead of pieces: computed from the configuration."""
+
+    @property
+    def n_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def row_length(self) -> int:
+        return self.shape[-1] if len(self.shape) > 1 else 1
+
+
+def plan(checkpoint: Checkpoint, family: Family, config: Config, d: Dims) -> list[OutputTensor]:
+    """Every tensor of the output, in the order in which it is written.
+
+    Raises:
+        ModelError: the checkpoint lacks a tensor, has one that no rule knows, or a wrong shape.
+    """
+    names = dict(checkpoint.tensors)
+    outputs: dict[str, OutputTensor] = {}
+    for name, values in family.extra_tensors(config, d).items():
+        outputs[name] = OutputTensor(name, values.shape, (), keep_f32=True, values=values)
+    for source, rules in family.rules.items():
+        for rule in rules if isinstance(rules, tuple) else (rules,):
+            for name, sources in _instances(source, rule.target, d):
+                found = [names[s] for s in sources if s in names]
+                if len(found) == len(sources):
+                    outputs[name] = _output(rule, name, found, d)
+    _check_complete(family, outputs, checkpoint, d)
+    _check_surplus(family, names, d)
+    return sorted(outputs.values(), key=_position)
+
+
+def _instances(source: str, target: str, d: Dims) -> Iterator[tuple[str, list[str]]]:
+    """(GGUF name, source names) for every layer; several sources where experts are stacked."""
+    for i in range(d.n_layers) if "{i}" in source else (0,):
+        experts = range(d.n_expert) if "{e}" in source else (0,)
+        names = [source.replace("{i}", str(i)).replace("{e}", str(e)) for e in experts]
+        if names:
+            yield target.replace("{i}", str(i)), names
+
+
+def _output(rule: Rule, name: str, sources: list[TensorInfo], d: Dims) -> OutputTensor:
+    shape = rule.shape(d)
+    pieces = [piece for source in sources for piece in _pieces(rule, source, shape, d, sources)]
+    columns = shape[-1] if len(shape) > 1 else 1
+    got_columns = sources[0].n_rows if rule.transposed else sources[0].row_length
+    if sum(p.n_rows for p in pieces) * columns != math.prod(shape) or got_columns != columns:
+        raise _misshapen(sources[0], shape)
+    return OutputTensor(name, shape, tuple(pieces), rule.plus, rule.keep_f32)
+
+
+def _pieces(
+    rule: Rule, source: TensorInfo, shape: tuple[int, ...], d: Dims, stack: list[TensorInfo]
+) -> Iterator[Piece]:
+    if source.shape != stack[0].shape:
+        raise _misshapen(source, stack[0].shape)
+    if rule.transposed:
+        yield Piece(source, 0, source.row_length, transposed=True)
+        return
+    if rule.rows is None:
+        if len(stack) == 1 and source.shape != shape:
+            raise _misshapen(source, shape)
+        heads = rule.interleaved_heads(d)[0] if rule.interleaved_heads else 0
+        yield Piece(source, 0, source.n_rows, source.n_rows // heads if heads else 0)
+        return
+    first, count = rule.rows(d)
+    # A stack of fused tensors holds the wanted rows once per member.
+    members = shape[0] if len(shape) > 2 else 1
+    stride = source.n_rows // members
+    if first + count > stride:
+        raise _misshapen(source, shape)
+    for member in range(members):
+        yield Piece(source, member * stride + first, count)
+
+
+def _misshapen(source: TensorInfo, shape: tuple[int, ...]) -> ModelError:
+    return ModelError(
+        f"tensor {source.name} in {source.path.name} has shape {list(source.shape)}, "
+        f"which does not give the {list(shape)} that config.json asks for",
+        tensor=source.name,
+    )
+
+
+def _check_complete(
+    family: Family, outputs: Mapping[str, OutputTensor], checkpoint: Checkpoint, d: Dims
+) -> None:
+    for source, rules in family.rules.items():
+        for rule in rules if isinstance(rules, tuple) else (rules,):
+            if rule.optional:
+                continue
+            for name, sources in _instances(source, rule.target, d):
+                if name not in outputs:
+                    missing = next(s for s in sources if s not in checkpoint.tensors)
+                    raise ModelError(
+                        f"{checkpoint.folder} lacks tensor {missing}, which becomes {name}",
+                        tensor=missing,
+                    )
+
+
+def _check_surplus(family: Family, names: Mapping[str, TensorInfo], d: Dims) -> None:
+    """A tensor that no rule uses would be dropped in silence, and the model would be another."""
+    known = {
+        name
+        for source, rules in family.rules.items()
+        for rule in (rules if isinstance(rules, tuple) else (rules,))
+        for _, sources in _instances(source, rule.target, d)
+        for name in sources
+    }
+    ignored = [re.escape(p).replace(r"\{i\}", r"\d+") for p in family.ignored]
+    for name in names:
+        if name not in known and not any(re.fullmatch(p, name) for p in ignored):
+            raise ModelError(
+                f"tensor {name} in {names[name].path.name} is not known to the "
+                f"{family.architecture} family with the sizes in config.json",
+                tensor=name,
+            )
+
+
+def _position(tensor: OutputTensor) -> tuple[int, str]:
+    """Embeddings first, then layer by layer: the order in which a loader walks them."""
+    match = re.match(r"blk\.(\d+)\.", tensor.name)
+    if match:
+        return int(match[1]) + 1, tensor.name
+    return (0 if tensor.name.startswith(("token", "position", "rope")) else 1 << 30), tensor.name

@@ -1,0 +1,102 @@
+"""From a source tensor's values to the bytes of a GGUF tensor type, a chunk of rows at a time.
+
+Pure NumPy; called from the converter's worker threads (NumPy leaves the interpreter lock while it
+works on a chunk). The same bits as the `gguf` package's own quantisers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+OutType = Literal["f32", "f16", "bf16", "q8_0"]
+TensorType = Literal["F32", "F16", "BF16", "Q8_0"]
+Q8_BLOCK = 32
+Q8_BLOCK_BYTES = 34
+
+_FULL: dict[OutType, TensorType] = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
+
+
+def tensor_type(outtype: OutType, shape: tuple[int, ...], keep_f32: bool) -> TensorType:
+    """Vectors, norms and routers stay F32; rows that are no whole blocks stay F16."""
+    if keep_f32 or len(shape) < 2:
+        return "F32"
+    wanted = _FULL[outtype]
+    if wanted == "Q8_0" and shape[-1] % Q8_BLOCK:
+        return "F16"
+    return wanted
+
+
+def size_bytes(kind: TensorType, n_elements: int) -> int:
+    if kind == "Q8_0":
+        return n_elements // Q8_BLOCK * Q8_BLOCK_BYTES
+    return n_elements * {"F32": 4, "F16": 2, "BF16": 2}[kind]
+
+
+def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Stored values as float32; `uint16` is BF16, whose bits are a float32's upper half."""
+    if values.dtype == np.uint16:
+        wide = values.astype(np.uint32)
+        wide <<= 16
+        return wide.view(np.float32)
+    return values.astype(np.float32, copy=False)
+
+
+def encode(values: npt.NDArray[Any], kind: TensorType, plus: float = 0.0) -> npt.NDArray[np.uint8]:
+    """The bytes of `values` as tensor type `kind`; whole rows only."""
+    same = {np.dtype(np.uint16): "BF16", np.dtype(np.float16): "F16", np.dtype(np.float32): "F32"}
+    if not plus and same[values.dtype] == kind:
+        return values.reshape(-1).view(np.uint8)
+    wide = to_float32(values)
+    if plus:
+        wide = wide + np.float32(plus)
+    if kind == "F32":
+        return wide.reshape(-1).view(np.uint8)
+    if kind == "F16":
+        with np.errstate(over="ignore"):  # Infinities are found when the file is verified.
+            return wide.astype(np.float16).reshape(-1).view(np.uint8)
+    if kind == "BF16":
+        return _to_bf16(wide).reshape(-1).view(np.uint8)
+    return _to_q8_0(wide)
+
+
+def _to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """Round to nearest, ties to even; a NaN stays one, made quiet."""
+    bits = values.view(np.uint32)
+    rounded = bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))
+    nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    if nan.any():
+        rounded = np.where(nan, bits | np.uint32(0x00400000), rounded)
+    return (rounded >> 16).astype(np.uint16)
+
+
+def _to_q8_0(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """Blocks of 32: a float16 scale, then signed bytes, rounded half away from zero."""
+    blocks = values.reshape(-1, Q8_BLOCK)
+    scale = np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
+    scale /= 127
+    with np.errstate(divide="ignore"):
+        inverse = np.where(scale == 0, np.float32(0), np.float32(1) / scale)
+    scaled = blocks * inverse[:, None]
+    # Half away from zero. Adding one half first would be wrong for the value just below it.
+    whole = np.floor(np.abs(scaled))
+    whole += np.floor(2 * (np.abs(scaled) - whole))
+    out = np.empty((len(blocks), Q8_BLOCK_BYTES), dtype=np.uint8)
+    out[:, :2] = scale.astype(np.float16).reshape(-1, 1).view(np.uint8)
+    out[:, 2:] = np.copysign(whole, scaled).astype(np.int8).view(np.uint8)
+    return out.reshape(-1)
+
+
+def decode(data: npt.NDArray[np.uint8], kind: TensorType) -> npt.NDArray[np.float32]:
+    """The values that the bytes of a tensor stand for."""
+    if kind == "F32":
+        return data.view(np.float32)
+    if kind == "F16":
+        return data.view(np.float16).astype(np.float32)
+    if kind == "BF16":
+        return to_float32(data.view(np.uint16))
+    blocks = data.reshape(-1, Q8_BLOCK_BYTES)
+    scale = blocks[:, :2].copy().view(np.float16).astype(np.float32)
+    return (blocks[:, 2:].view(np.int8) * scale).reshape(-1)
