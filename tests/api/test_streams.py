@@ -9,7 +9,7 @@ import pytest
 
 from tests.api.conftest import ScriptedFactory
 from tests.api.scripted import story
-from tests.api.sse import assert_contract_order, comments, parse, text_of
+from tests.support.sse import Stream, collect
 from worker.errors import (
     ContextLengthExceeded,
     DuplicateJob,
@@ -25,6 +25,10 @@ from worker.messages import Finished, Started, Token
 JOB = {"job_id": "job-1", "prompt": "Once"}
 
 
+def execute(base_url: str, **fields: object) -> Stream:
+    return collect([httpx.post(f"{base_url}/execute", json=JOB | fields).content])
+
+
 def test_a_frame_of_several_events_arrives_in_order(scripted: ScriptedFactory) -> None:
     worker = scripted()
     worker.supervisor.script = [
@@ -33,15 +37,14 @@ def test_a_frame_of_several_events_arrives_in_order(scripted: ScriptedFactory) -
     ]
     answer = httpx.post(f"{worker.base_url}/execute", json=JOB | {"seed": 5})
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    events = parse(answer.content)
-    assert_contract_order(events)
+    stream = collect([answer.content])
     assert len(answer.text.splitlines()) == answer.text.count("\n")
-    assert text_of(events) == 'aé\u2028\x85\n"'
-    assert [e.data["ids"] for e in events if e.name == "token"] == [[7, 8], [9], [1]]
-    started = events[0].data
+    assert stream.text == 'aé\u2028\x85\n"'
+    assert [event["ids"] for event in stream.named("token")] == [[7, 8], [9], [1]]
+    started = stream.events[0]
     assert started["job_id"] == "job-1" and started["seed"] == 5 and started["cached_tokens"] == 2
     assert started["started_at"].endswith("Z") and started["prompt_tokens"] == 3
-    assert events[-1].data == {
+    assert stream.events[-1] == {
         "type": "end",
         "tokens_out": 4,
         "decode_time_ms": 12.5,
@@ -54,24 +57,22 @@ def test_a_frame_of_several_events_arrives_in_order(scripted: ScriptedFactory) -
 def test_comments_keep_a_queued_stream_alive(scripted: ScriptedFactory) -> None:
     worker = scripted(keepalive=0.05)
     worker.supervisor.script = [0.4, *story("a")]
-    answer = httpx.post(f"{worker.base_url}/execute", json=JOB)
-    assert 4 <= len(comments(answer.content)) <= 9
-    assert text_of(parse(answer.content)) == "a"
+    stream = execute(worker.base_url)
+    assert 4 <= stream.comments <= 9
+    assert stream.text == "a"
 
 
 def test_keepalive_zero_is_off(scripted: ScriptedFactory) -> None:
     worker = scripted(keepalive=0, slow_reader_timeout=0.2)
     worker.supervisor.script = [0.3, *story("a")]
-    assert not comments(httpx.post(f"{worker.base_url}/execute", json=JOB).content)
+    assert execute(worker.base_url).comments == 0
 
 
 def test_metrics_events_come_at_their_interval(scripted: ScriptedFactory) -> None:
     worker = scripted(metrics_interval_ms=250)
     frames = story(*"abcdefghij")
     worker.supervisor.script = [part for frame in frames for part in (frame, 0.08)]
-    events = parse(httpx.post(f"{worker.base_url}/execute", json=JOB).content)
-    assert_contract_order(events)
-    metrics = [event.data for event in events if event.name == "metrics"]
+    metrics = execute(worker.base_url).named("metrics")
     assert 2 <= len(metrics) <= 4
     assert all(m["job_id"] == "job-1" and m["tokens_out"] >= 1 for m in metrics)
     assert [m["tokens_out"] for m in metrics] == sorted(m["tokens_out"] for m in metrics)
@@ -91,9 +92,8 @@ def test_a_failure_in_mid_stream_is_the_one_last_event(
 ) -> None:
     worker = scripted()
     worker.supervisor.script = [*story("a", "b")[:-1], error]
-    events = parse(httpx.post(f"{worker.base_url}/execute", json=JOB).content)
-    assert_contract_order(events)
-    assert events[-1].data == {
+    stream = execute(worker.base_url)
+    assert stream.events[-1] == {
         "type": "error",
         "code": error.code,
         "message": error.message,
@@ -156,9 +156,8 @@ def test_cancel_ends_the_stream(scripted: ScriptedFactory) -> None:
         for _ in range(2):
             cancelled = httpx.post(f"{worker.base_url}/cancel", json={"job_id": "job-1"})
             assert cancelled.status_code == 202
-        events = parse(body + b"".join(parts))
-    assert_contract_order(events)
-    assert events[-1].data["code"] == "CANCELLED"
+        stream = collect([body, *parts])
+    assert stream.error["code"] == "CANCELLED"
     unknown = httpx.post(f"{worker.base_url}/cancel", json={"job_id": "other"})
     assert unknown.status_code == 404 and unknown.json()["code"] == "JOB_NOT_FOUND"
 

@@ -32,7 +32,7 @@ async def start_job(state: AppState, request: InferenceRequest) -> Job:
         raise
     state.metrics.request_accepted(generation.prompt_tokens)
     _log.info(
-        "request accepted",
+        "request.accepted",
         job_id=request.job_id,
         prompt_sha256=_digest_of(request),
         prompt_tokens=generation.prompt_tokens,
@@ -128,7 +128,7 @@ class Job:
         duration_ms = (time.monotonic() - self._accepted_at) * 1000
         self._state.metrics.request_ended(outcome, duration_ms)
         _log.info(
-            "request ended",
+            "request.ended",
             job_id=self.request.job_id,
             outcome=outcome,
             reason=reason,

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from worker.api.fields import fault
 from worker.api.responses import json_response
 from worker.api.state import AppState
 from worker.errors import InferenceFailed, Unauthorized, WorkerError
@@ -65,7 +66,7 @@ class Gate:
             else:
                 await self._app(scope, receive, answer)
         except Exception:
-            _log.exception("request failed", path=scope["path"])
+            _log.exception("request.broken", path=scope["path"])
             if status:
                 raise
             error = InferenceFailed("an internal error; the log names it by the correlation id")
@@ -82,7 +83,7 @@ class Gate:
     def _log_line(self, scope: Scope, status: int, began: float) -> None:
         write = _log.debug if scope["path"] in _QUIET_PATHS else _log.info
         write(
-            "request",
+            "request.answered",
             method=scope["method"],
             path=scope["path"],
             status=status,
@@ -140,6 +141,7 @@ def error_body(
     code: str, message: str, retriable: bool, scope: Scope, details: Mapping[str, Any]
 ) -> dict[str, Any]:
     """`{"code","message","retriable","correlation_id"}`, or OpenAI's shape on OpenAI's paths."""
+    details = _with_errors(code, message, details)
     correlation_id = scope.get("state", {}).get("correlation_id", "")
     if scope["path"].startswith(OPENAI_PATHS):
         return {
@@ -155,6 +157,16 @@ def error_body(
     }
 
 
+def _with_errors(code: str, message: str, details: Mapping[str, Any]) -> dict[str, Any]:
+    """What the engine refused names one `field`; a bad request always has a list of errors."""
+    known = dict(details)
+    name = known.pop("field", None)
+    if code in ("INVALID_REQUEST", "CONTEXT_LENGTH_EXCEEDED") and "errors" not in known:
+        constraint = "context" if code == "CONTEXT_LENGTH_EXCEEDED" else "engine"
+        known["errors"] = [fault(name or "", constraint, message)]
+    return known
+
+
 def openai_error(code: str, message: str, details: Mapping[str, Any]) -> dict[str, Any]:
     """OpenAI's error object: `param` is the first field at fault."""
     kinds = {
@@ -166,13 +178,12 @@ def openai_error(code: str, message: str, details: Mapping[str, Any]) -> dict[st
         "METHOD_NOT_ALLOWED": "invalid_request_error",
         "MODEL_NOT_FOUND": "invalid_request_error",
     }
-    errors = details.get("errors") or [{}]
-    body = {
+    known = _with_errors(code, message, details)
+    errors = known.get("errors") or [{}]
+    return {
         "message": message,
         "type": kinds.get(code, "server_error"),
         "param": errors[0].get("field"),
         "code": code.lower(),
+        **known,
     }
-    if details.get("errors"):
-        body["errors"] = details["errors"]
-    return body

@@ -202,7 +202,6 @@ TOKENIZE = table(
     ("content",),
     content=string(),
     add_special=boolean(False, "add BOS as the model wants it"),
-    parse_special=boolean(True, "recognise special tokens in the text"),
 )
 DETOKENIZE = table(
     ("tokens",),
@@ -228,7 +227,7 @@ MESSAGE: Schema = {
         "name": string(1, 64),
         "tool_call_id": string(1, 256),
         "tool_calls": {
-            "type": "array",
+            "type": ["array", "null"],
             "maxItems": 128,
             "items": table(
                 ("type", "function"),
@@ -238,6 +237,9 @@ MESSAGE: Schema = {
             ),
         },
         "reasoning_content": string(),
+        # Clients send answers back as they got them, empty fields included.
+        **{name: {"type": "null"} for name in ("refusal", "audio", "function_call")},
+        "annotations": {"type": "array", "maxItems": 0},
     },
     "required": ["role"],
     "additionalProperties": False,
@@ -320,7 +322,11 @@ def chat_prompt_of(body: Mapping[str, Any], state: AppState) -> ChatPrompt:
 
 def _flattened(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Text parts joined and calls' arguments parsed, as chat templates expect them."""
-    flat = dict(message)
+    flat = {
+        name: value
+        for name, value in message.items()
+        if name == "content" or (value is not None and name != "annotations")
+    }
     content = flat.get("content")
     if isinstance(content, list):
         flat["content"] = "".join(part["text"] for part in content)

@@ -29,7 +29,7 @@ from worker.messages import Failed, Finished, Started, Token
 KEEPALIVE = b": keep-alive\n\n"
 _SSE_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 # Parsers built on str.splitlines() end a line at these; JSON need not escape them.
-_LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
 class EventStream(StreamingResponse):
@@ -156,7 +156,7 @@ def ndjson(event: dict[str, Any]) -> bytes:
 def dumps(value: object) -> str:
     """Compact JSON in UTF-8 that holds no line break of any parser."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text if text.isascii() else text.translate(_LINE_BREAKS)
+    return text if text.isascii() else text.translate(LINE_BREAKS)
 
 
 class NativeEvents:
@@ -199,7 +199,7 @@ class NativeEvents:
         # The hot path: by hand, two to three times cheaper than a dict through `json.dumps`.
         text = encode_basestring(event.text)
         if not text.isascii():
-            text = text.translate(_LINE_BREAKS)
+            text = text.translate(LINE_BREAKS)
         index = self._index
         self._index = index + 1
         ids = ",".join(map(str, event.token_ids))

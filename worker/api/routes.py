@@ -34,16 +34,10 @@ from worker.api.responses import (
     sse,
     started_event,
 )
-from worker.api.state import AppState
+from worker.api.state import AppState, state_of
 from worker.errors import JobNotFound
 from worker.messages import ApplyTemplate, Detokenize, Failed, Finished, Progress, Token, Tokenize
 from worker.observability.metrics import CONTENT_TYPE, Snapshot
-
-
-def state_of(request: Request) -> AppState:
-    state: AppState = request.app.state.worker
-    return state
-
 
 # --- health ------------------------------------------------------------------------------
 
@@ -213,10 +207,7 @@ async def tokenize(request: Request) -> Response:
     body = checked(await read_json(request, state), TOKENIZE)
     tokens = await state.supervisor.call(
         lambda call_id: Tokenize(
-            call_id,
-            body["content"],
-            add_special=body.get("add_special", False),
-            parse_special=body.get("parse_special", True),
+            call_id, body["content"], add_special=body.get("add_special", False)
         )
     )
     return json_response({"tokens": list(tokens)})

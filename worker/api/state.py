@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+
+from starlette.requests import Request
 
 from worker.engine.supervisor import Supervisor
 from worker.observability.metrics import Metrics
@@ -24,3 +28,16 @@ class AppState:
     """On the `time.monotonic()` clock."""
     request_shutdown: Callable[[], None]
     draining: Callable[[], bool]
+
+
+def state_of(request: Request) -> AppState:
+    state: AppState = request.app.state.worker
+    return state
+
+
+@lru_cache(maxsize=1)
+def worker_version() -> str:
+    try:
+        return version("llorch-worker")
+    except PackageNotFoundError:  # a checkout that was not installed
+        return "0+unknown"

@@ -1,0 +1,98 @@
+"""`/info` and `/openapi.json`: what is static about this worker. On the API process's loop."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from worker.api.openapi import document
+from worker.api.requests import MAX_JOB_ID_CHARS, MAX_NESTING
+from worker.api.responses import json_response
+from worker.api.state import AppState, state_of, worker_version
+from worker.messages import EngineInfo
+from worker.observability.logs import digest
+
+_LIMITS = (
+    "slots",
+    "max_queued_requests",
+    "max_queued_prompt_tokens",
+    "max_prompt_chars",
+    "max_tokens_out",
+    "max_body_bytes",
+    "metrics_interval_ms",
+    "keepalive",
+    "slow_reader_timeout",
+    "stall_timeout",
+    "drain_timeout",
+)
+
+
+async def info(request: Request) -> Response:
+    state = state_of(request)
+    engine = state.supervisor.info
+    return json_response(
+        {
+            "worker_id": state.worker_id,
+            "incarnation": state.incarnation,
+            "version": worker_version(),
+            "backend": state.settings.backend,
+            "model_ref": state.model_ref,
+            "protocol": "sse",
+            "limits": _limits(state),
+            "model": _model(engine) if engine is not None else None,
+            "engine": _engine(engine) if engine is not None else None,
+            "residency": _residency(engine) if engine is not None else None,
+        }
+    )
+
+
+def _limits(state: AppState) -> dict[str, Any]:
+    settings = state.settings
+    return {
+        **{name: getattr(settings, name) for name in _LIMITS},
+        "max_nesting": MAX_NESTING,
+        "max_job_id_chars": MAX_JOB_ID_CHARS,
+    }
+
+
+def _model(engine: EngineInfo) -> dict[str, Any]:
+    model = asdict(engine.model)
+    # Over the canonical form, so that two workers with the same digest serve the same model.
+    canonical = json.dumps(model["metadata"], sort_keys=True, default=str)
+    return {**model, "metadata_sha256": digest(canonical)}
+
+
+def _engine(engine: EngineInfo) -> dict[str, Any]:
+    return {
+        "device": engine.device,
+        "slots": engine.slots,
+        "batch": engine.batch,
+        "micro_batch": engine.micro_batch,
+        "threads": engine.threads,
+        "threads_derivation": engine.threads_derivation,
+        "cpu_variant": engine.cpu_variant,
+        "versions": dict(engine.versions),
+        "build": dict(engine.build),
+        "plan": dict(engine.plan),
+        "load_seconds": round(engine.load_seconds, 3),
+    }
+
+
+def _residency(engine: EngineInfo) -> dict[str, Any]:
+    residency = asdict(engine.residency)
+    return {**residency, "device_bytes": engine.residency.device_bytes}
+
+
+async def openapi(request: Request) -> Response:
+    return json_response(document(state_of(request)))
+
+
+ROUTES = [
+    Route("/info", info, methods=["GET"]),
+    Route("/openapi.json", openapi, methods=["GET"]),
+]
