@@ -20,14 +20,24 @@ def sha256_of_file(path: Path, cache_dir: Path | None = None) -> str:
     if cache_dir is None:
         return _hash(real)
     stamp = _stamp(real)
-    note = cache_dir / "hashes" / f"{hashlib.sha256(os.fsencode(real)).hexdigest()}.json"
-    remembered = _read_note(note)
+    remembered = _read_note(_note_path(real, cache_dir))
     if remembered is not None and remembered.get("stamp") == stamp:
         return str(remembered["sha256"])
     digest = _hash(real)
     if _stamp(real) == stamp:
-        _write_note(note, {"path": str(real), "stamp": stamp, "sha256": digest})
+        remember_sha256(real, digest, cache_dir)
     return digest
+
+
+def remember_sha256(path: Path, sha256: str, cache_dir: Path) -> None:
+    """Note the hash of a file that was hashed just now, perhaps under another name."""
+    real = path.resolve()
+    content: dict[str, object] = {"path": str(real), "stamp": _stamp(real), "sha256": sha256}
+    _write_note(_note_path(real, cache_dir), content)
+
+
+def _note_path(real: Path, cache_dir: Path) -> Path:
+    return cache_dir / "hashes" / f"{hashlib.sha256(os.fsencode(real)).hexdigest()}.json"
 
 
 def _hash(path: Path) -> str:

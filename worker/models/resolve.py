@@ -11,16 +11,18 @@ import asyncio
 import importlib.resources
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from worker.errors import ModelError
 from worker.messages import Progress
-from worker.models import reference
+from worker.models import reference, registry
 from worker.models.conversion import convert_cached
+from worker.models.download import download
 from worker.models.gguf import check_servable, read_header
-from worker.models.reference import AliasReference, HubReference, PathReference, Reference
+from worker.models.reference import HubReference, PathReference, Reference
+from worker.models.registry import RegistryEntry
 
 BUNDLED = "tiny-model"
 OnProgress = Callable[[Progress], None]
@@ -72,27 +74,35 @@ async def resolve(
         )
         return ResolvedModel(path, BUNDLED, "bundled")
     target = await asyncio.to_thread(_look_up, reference.parse(ref), models_file)
-    if isinstance(target, HubReference):
-        raise ModelError(f"The model reference {ref!r} cannot be downloaded yet.")
-    return await _resolve_path(target, ref, cache, outtype, on_progress)
+    if target.bundled:
+        return await resolve(None, cache_dir=cache, outtype=outtype, on_progress=on_progress)
+    if target.hub is None:
+        assert target.path is not None
+        return await _resolve_path(target.path, ref, cache, outtype, on_progress)
+    downloaded = await download(
+        target.hub, cache_dir=cache, sha256=target.sha256, on_progress=on_progress
+    )
+    local = await _resolve_path(downloaded.path, ref, cache, outtype, on_progress)
+    return replace(local, kind="hub")
 
 
-def _look_up(parsed: Reference, models_file: Path | None) -> PathReference | HubReference:
-    if isinstance(parsed, AliasReference):
-        path = Path(parsed.alias)
-        if path.exists():
-            return PathReference(path)
-        raise ModelError(
-            f"The model {parsed.alias!r} is not known; give {reference.FORMS}.",
-            model=parsed.alias,
-        )
-    return parsed
+def _look_up(parsed: Reference, models_file: Path | None) -> RegistryEntry:
+    """Every form as a registry entry; an alias comes before a path of the same name."""
+    if isinstance(parsed, HubReference):
+        return RegistryEntry(alias="", hub=parsed)
+    if isinstance(parsed, PathReference):
+        return RegistryEntry(alias="", path=parsed.path)
+    known = registry.load(models_file)
+    path = Path(parsed.alias)
+    if parsed.alias not in known.entries and path.exists():
+        return RegistryEntry(alias="", path=path)
+    return known.find(parsed.alias)
 
 
 async def _resolve_path(
-    target: PathReference, ref: str, cache: Path, outtype: str, on_progress: OnProgress
+    path: Path, ref: str, cache: Path, outtype: str, on_progress: OnProgress
 ) -> ResolvedModel:
-    path = target.path.absolute()
+    path = path.absolute()
     if await asyncio.to_thread(path.is_dir):
         converted = await convert_cached(
             path, cache_dir=cache, outtype=outtype, on_progress=on_progress
