@@ -38,7 +38,7 @@ CLOSE_SECONDS = 2.0
 """For open connections to take their last bytes, after the drain."""
 EXIT_MARGIN_SECONDS = 4.5
 """After the drain timeout; then the process leaves without asking anybody."""
-STORY_PROMPT = "Once upon a time, a little fox found a lantern in the snow"
+STORY_PROMPT = "Once upon a time, there was a brave fox named"
 
 
 def run(settings: Settings) -> None:
