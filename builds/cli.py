@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from builds import environment, sdist, smoke, store, wheels
+from builds import environment, images, sdist, smoke, store, wheels
 from builds import pins as pinned
 from builds.errors import BuildError
 
@@ -49,6 +49,15 @@ def _parser() -> argparse.ArgumentParser:
     tried.add_argument("wheel", type=Path)
     tried.add_argument("--model", type=Path, help="a GGUF file instead of the bundled model")
 
+    image = commands.add_parser("image", help="build a backend's container image")
+    image.set_defaults(run=_image)
+    image.add_argument("backend", choices=("cpu", "cuda", "metal"))
+    image.add_argument("--tag", help="without it, llorch-<backend>")
+    image.add_argument("--pin", help="another set of base images of versions.toml, such as cuda12")
+    image.add_argument("--tool", choices=images.TOOLS, help="without it, the first that works")
+    image.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
+    image.add_argument("--extra", action="append", default=[], help="an option for the tool itself")
+
     setup = commands.add_parser("setup", parents=[given], help="bring a venv up to date")
     setup.set_defaults(run=_setup)
     setup.add_argument("--venv", type=Path, required=True)
@@ -78,6 +87,20 @@ def _sdist(options: argparse.Namespace) -> int:
 
 def _smoke(options: argparse.Namespace) -> int:
     print(json.dumps(smoke.smoke(options.wheel, options.model), indent=2))
+    return 0
+
+
+def _image(options: argparse.Namespace) -> int:
+    tag = options.tag or f"llorch-{options.backend}"
+    built = images.build(
+        options.backend,
+        tag,
+        pin=options.pin,
+        with_tool=options.tool,
+        given=options.build_arg,
+        extra=options.extra,
+    )
+    print(built)
     return 0
 
 

@@ -1,0 +1,60 @@
+# syntax=docker/dockerfile:1
+# The Metal worker in a container: a Linux/arm64 guest whose GPU calls are forwarded to the Mac's Metal
+# (llama.cpp's VirtGPU). builds/README.md says what the Mac needs; without it the worker refuses to start.
+#   podman build --platform linux/arm64 -f Dockerfile.metal -t llorch-metal .   (or: make image-metal)
+#   podman run --device /dev/dri -p 8080:8080 llorch-metal
+ARG BASE_IMAGE=docker.io/library/debian:bookworm-slim@sha256:96e378d7e6531ac9a15ad505478fcc2e69f371b10f5cdf87857c4b8188404716
+
+FROM ${BASE_IMAGE} AS build
+# The base is pinned by its digest; versions of Debian's packages beside it would only disappear from
+# the archive after the next security update.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends \
+        ca-certificates g++ libdrm-dev pkg-config python3 python3-venv \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+# The wheel first: it takes minutes and changes only with the pin.
+COPY builds/*.py builds/*.toml builds/
+RUN --mount=type=cache,target=/root/.cache python3 -m builds metal --out /wheels
+COPY LICENSE README.md models.toml pyproject.toml ./
+COPY worker worker
+# The venv keeps its place in the final stage, so its scripts stay right. pip has no business there.
+RUN --mount=type=cache,target=/root/.cache python3 -m venv /opt/llorch \
+    && /opt/llorch/bin/pip install --disable-pip-version-check /wheels/*.whl . \
+    && /opt/llorch/bin/pip uninstall --yes pip setuptools
+
+FROM ${BASE_IMAGE}
+# libdrm2: the way to the virtual GPU. No Mesa: with it a software renderer could pose as the GPU.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends \
+        ca-certificates libdrm2 libgomp1 libstdc++6 python3 \
+    && rm -rf /var/lib/apt/lists/* /var/cache/debconf/* \
+    && useradd --uid 10001 --home-dir /cache --no-create-home --shell /usr/sbin/nologin llorch \
+    && install --directory --owner=llorch --group=llorch /cache /models
+COPY --from=build /opt/llorch /opt/llorch
+COPY --from=build /src/models.toml /etc/llorch/models.toml
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="llorch-metal" \
+    org.opencontainers.image.description="One model on a Mac's GPU, served over HTTP from a container" \
+    org.opencontainers.image.licenses="GPL-3.0-or-later" \
+    org.opencontainers.image.version="${VERSION}" \
+    org.opencontainers.image.revision="${REVISION}"
+# Inside a container only the published port is reachable, so it listens on every address.
+# Nothing is written outside /cache: the root may be read-only.
+ENV LLORCH_HOST=0.0.0.0 \
+    LLORCH_CACHE_DIR=/cache \
+    LLORCH_MODELS_FILE=/etc/llorch/models.toml \
+    PATH=/opt/llorch/bin:/usr/bin:/bin \
+    PYTHONDONTWRITEBYTECODE=1
+USER 10001:10001
+WORKDIR /models
+VOLUME ["/cache", "/models"]
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+# /health answers without touching the engine; 503 means that the engine has stopped making progress.
+HEALTHCHECK --interval=15s --timeout=5s --start-period=10s --retries=3 \
+    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ.get('LLORCH_PORT', '8080') + '/health', timeout=4)"]
+ENTRYPOINT ["llorch-metal"]

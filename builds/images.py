@@ -1,0 +1,93 @@
+"""Builds a backend's container image with whichever of docker, podman or buildah is there."""
+
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+from builds import pins as pinned
+from builds import store
+from builds.errors import BuildError
+
+ROOT = pinned.FOLDER.parent
+TOOLS = ("docker", "podman", "buildah")
+
+
+def tool(wanted: str | None = None) -> str:
+    """The first tool that can really build here: a docker client without its engine cannot."""
+    for name in [wanted] if wanted else TOOLS:
+        if shutil.which(name) is None:
+            continue
+        if name != "docker" or _succeeds(["docker", "info"]):
+            return name
+    raise BuildError(
+        f"{wanted or 'None of docker (with its engine running), podman and buildah'} is not usable "
+        "here. Install one: 'apt-get install podman' on Debian and Ubuntu."
+    )
+
+
+def command(
+    with_tool: str, backend: str, tag: str, arguments: dict[str, str], extra: Sequence[str] = ()
+) -> list[str]:
+    """The build's command line. `extra` goes to the tool as it is."""
+    # The OCI format has no HEALTHCHECK: podman and buildah would drop it with a warning.
+    docker_format = [] if with_tool == "docker" else ["--format", "docker"]
+    values = [f"--build-arg={name}={value}" for name, value in sorted(arguments.items())]
+    return [
+        with_tool,
+        "build",
+        *docker_format,
+        *values,
+        *extra,
+        f"--file={ROOT / f'Dockerfile.{backend}'}",
+        f"--tag={tag}",
+        str(ROOT),
+    ]
+
+
+def arguments(backend: str, pin: str | None = None, given: Sequence[str] = ()) -> dict[str, str]:
+    """Base images from the pin, version and commit from the checkout; `given` NAME=VALUE wins."""
+    images = pinned.versions()["images"]
+    pin = pin or backend
+    if backend not in images or pin not in images:
+        raise BuildError(f"There is no image for {pin}; there is one for {', '.join(images)}.")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    values = {**images[pin], "VERSION": project["version"], "REVISION": _revision()}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise BuildError(f"--build-arg {each}: NAME=VALUE is needed.")
+        values[name] = value
+    return values
+
+
+def build(
+    backend: str,
+    tag: str,
+    *,
+    pin: str | None = None,
+    with_tool: str | None = None,
+    given: Sequence[str] = (),
+    extra: Sequence[str] = (),
+) -> str:
+    """Builds and returns the tag; the tool's own output goes to the terminal."""
+    chosen = tool(with_tool)
+    store.say(f"building {tag} with {chosen}")
+    line = command(chosen, backend, tag, arguments(backend, pin, given), extra)
+    if subprocess.run(line).returncode != 0:
+        raise BuildError(f"{chosen} could not build {tag}; its own words are above.")
+    return tag
+
+
+def _revision() -> str:
+    if not Path(ROOT, ".git").exists():
+        return "unknown"
+    shown = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return shown.stdout.strip() or "unknown"
+
+
+def _succeeds(line: list[str]) -> bool:
+    return subprocess.run(line, capture_output=True).returncode == 0
