@@ -8,17 +8,16 @@ is gone; so what can be asked without them is asked first.
 from __future__ import annotations
 
 import ctypes
-import socket
 import sys
 from functools import cache
 from pathlib import Path
 
+from worker.devices import rpc_device
 from worker.devices.probe import Selected
-from worker.errors import ResidencyViolation
+from worker.errors import BackendMismatch, ResidencyViolation
 from worker.llama import library
 from worker.messages import Residency
 
-_ANSWER_SECONDS = 2.0
 _LEAST_SHARE = 0.9
 """Of the bytes that were put on the device, what it must at least report as in use."""
 _SWAPPED_SHARE = 0.05
@@ -34,7 +33,10 @@ def check(selected: Selected, residency: Residency, *, locked: bool = False) -> 
         _check_memory(residency, locked)
         return
     if device.registry == "RPC":
-        _check_answers(device)
+        try:
+            rpc_device.check_answers(device.description)
+        except BackendMismatch as error:
+            raise ResidencyViolation(f"{device.name} is gone: {error.message}") from error
     if device.registry == "CUDA":
         _check_nvml()
     now = next((d for d in library.devices() if d.handle == device.handle), None)
@@ -64,15 +66,6 @@ def _check_memory(residency: Residency, locked: bool) -> None:
                     "was to be locked.",
                     swapped_bytes=swapped_bytes,
                 )
-
-
-def _check_answers(device: library.Device) -> None:
-    """The test device is another process; asking a dead one through ggml would abort ours."""
-    host, _, port = device.description.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()
-    except OSError as error:
-        raise ResidencyViolation(f"{device.name} does not answer any more: {error}.") from error
 
 
 def _check_nvml() -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 
 from worker.errors import BackendMismatch
 from worker.llama import library
 
 VARIABLE = "TEST_LLORCH_DEVICE"
+_ANSWER_SECONDS = 2.0
 
 
 def register(setting: str | None = None) -> list[library.Device]:
@@ -29,12 +31,23 @@ def register(setting: str | None = None) -> list[library.Device]:
         for endpoint in endpoints:
             if endpoint in known:
                 continue
-            registry = add_server(endpoint.encode())
-            if not registry:
-                raise BackendMismatch(f"No test device answers at {endpoint}.")
-            ggml.ggml_backend_register(registry)
+            check_answers(endpoint)
+            ggml.ggml_backend_register(add_server(endpoint.encode()))
     found = [device for device in library.devices() if device.registry == "RPC"]
     return [device for device in found if device.description in endpoints]
+
+
+def check_answers(endpoint: str) -> None:
+    """Asking a dead device through ggml would end this process.
+
+    Raises:
+        BackendMismatch: nobody listens there.
+    """
+    host, _, port = endpoint.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()
+    except OSError as error:
+        raise BackendMismatch(f"No test device answers at {endpoint}: {error}.") from error
 
 
 def _plugin(path: str) -> ctypes.CDLL:

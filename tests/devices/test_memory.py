@@ -1,0 +1,179 @@
+"""Plans against what is then really allocated, on the CPU and on the device that plays the GPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.devices.conftest import SHAPES, MakeConfig
+from worker.devices import memory, residency
+from worker.devices.cpu_budget import CpuBudget, cpu_budget
+from worker.devices.plan import Plan
+from worker.devices.probe import Selected, select_device
+from worker.errors import ConfigError, InsufficientVram
+from worker.llama.context import Context
+from worker.llama.model import LoadOptions, Model
+from worker.messages import EngineConfig
+from worker.models.gguf import read_header
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "one slot": {"slots": 1, "context_length": 512},
+    "eight slots": {"slots": 8, "context_length": 1024},
+    "one pool": {"slots": 4, "context_length": 2048, "kv_unified": True, "micro_batch": 128},
+    "small cells": {
+        "slots": 4,
+        "context_length": 512,
+        "kv_type": "q8_0",
+        "flash_attention": "on",
+    },
+}
+
+
+def planned(config: EngineConfig, budget: CpuBudget | None = None) -> tuple[Plan, Selected]:
+    selected = select_device(config)
+    header = read_header(config.model_path)
+    return memory.plan(header, config, selected.device, budget or cpu_budget(1)), selected
+
+
+def allocated(config: EngineConfig, plan: Plan, selected: Selected) -> dict[str, int]:
+    """Load for real and add up what llama.cpp then reports, by part."""
+    header = read_header(config.model_path)
+    options = LoadOptions(
+        device=selected.device,
+        mmap=False,
+        tensor_placement=residency.tensor_placement(selected, header),
+    )
+    model = Model(config.model_path, options)
+    context_options = memory.context_options(config, plan.context_length, threads=1, embeds=False)
+    context = Context(model, context_options)
+    found = residency.prove(model, context, selected, config)
+    context.close()
+    model.close()
+    parts: Counter[str] = Counter()
+    for buffer in found.buffers:
+        on_host = buffer.device.startswith("CPU")
+        if on_host == (selected.device is None):
+            parts[buffer.kind] += buffer.size_bytes
+    return dict(parts)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_the_plan_is_what_is_then_allocated(
+    backend: str, shape: str, settings: str, config: MakeConfig, gpu: str
+) -> None:
+    endpoint = gpu if backend == "cuda" else None
+    given = config(backend, shape, rpc_endpoint=endpoint, **SETTINGS[settings])
+    plan, selected = planned(given)
+    actual = allocated(given, plan, selected)
+    for part in ("weights", "kv", "compute"):
+        assert plan.parts[part] == pytest.approx(actual[part], rel=0.05), part
+    total = plan.needed_bytes - plan.parts["margin"]
+    assert total == pytest.approx(sum(actual.values()), rel=0.01)
+
+
+def test_planning_reads_no_weights(config: MakeConfig, tmp_path: Any) -> None:
+    given = config("cpu", "tied-q4", context_length=512, slots=2)
+    before, _ = planned(given)
+    source = read_header(given.model_path)
+    first = min(tensor.offset for tensor in source.tensors)
+    hollow = tmp_path / "hollow.gguf"
+    with source.path.open("rb") as file, hollow.open("wb") as copy:
+        copy.write(file.read(first))
+        copy.truncate(source.size_bytes)  # the weights are a hole
+    after, _ = planned(replace(given, model_path=str(hollow)))
+    assert after.parts == before.parts
+    assert hollow.stat().st_blocks * 512 < source.size_bytes / 2
+
+
+def test_too_little_memory_is_refused_with_what_would_fit(
+    config: MakeConfig, gpu: str, small_gpu: str
+) -> None:
+    both = f"{gpu}@{small_gpu.split('@')[1]}"
+    given = config(
+        "cuda", "tied-q4", rpc_endpoint=both, device_index=1, slots=8, context_length=2048
+    )
+    with pytest.raises(InsufficientVram) as caught:
+        planned(given)
+    details = caught.value.details
+    assert caught.value.exit_code == 5
+    assert details["needed_bytes"] > details["available_bytes"] == 600 << 20
+    assert sum(details["parts"].values()) == details["needed_bytes"]
+    length, slots = details["largest_context_length"], details["largest_slots"]
+    assert 0 < length < 2048 and 0 < slots < 8
+    for fitting in ({"context_length": length}, {"slots": slots}):
+        plan, _ = planned(replace(given, **fitting))
+        assert plan.fits
+    for excessive in ({"context_length": length + 256}, {"slots": slots + 1}):
+        with pytest.raises(InsufficientVram):
+            planned(replace(given, **excessive))
+
+
+def test_nothing_fits_and_the_sentence_says_so(config: MakeConfig) -> None:
+    budget = replace(cpu_budget(1), memory_available_bytes=100 << 20)
+    with pytest.raises(InsufficientVram, match="use a smaller model") as caught:
+        planned(config("cpu"), budget)
+    assert caught.value.details["largest_context_length"] == 0
+
+
+def test_a_limit_of_the_control_group_counts_on_the_cpu(config: MakeConfig) -> None:
+    given = config("cpu", "tied-q4", slots=8, context_length=2048)
+    budget = replace(cpu_budget(1), memory_available_bytes=400 << 20)
+    with pytest.raises(InsufficientVram) as caught:
+        planned(given, budget)
+    assert caught.value.details["available_bytes"] == 400 << 20
+
+
+def test_a_chosen_context_length_is_never_shortened(config: MakeConfig) -> None:
+    plan, _ = planned(config("cpu", "tied-q4", slots=1, context_length=4096))
+    assert plan.context_length == 4096 and not plan.capped
+
+
+def test_the_automatic_context_length_is_the_models_own(config: MakeConfig) -> None:
+    plan, _ = planned(config("cpu", "grouped-q8", slots=2))
+    assert plan.context_length == plan.trained_context_length == 4096
+    assert not plan.capped
+
+
+def test_the_automatic_context_length_shrinks_to_what_fits(
+    config: MakeConfig, gpu: str, small_gpu: str
+) -> None:
+    both = f"{gpu}@{small_gpu.split('@')[1]}"
+    given = config("cuda", "tied-q4", rpc_endpoint=both, device_index=1, slots=8)
+    plan, _ = planned(given)
+    assert plan.capped and plan.fits
+    assert 0 < plan.context_length < plan.trained_context_length == 2048
+    assert f"of the model's {plan.trained_context_length:,}" in plan.as_table()
+    with pytest.raises(InsufficientVram):
+        planned(replace(given, context_length=plan.context_length + 256))
+
+
+def test_an_automatic_context_leaves_half_of_a_hosts_memory(config: MakeConfig) -> None:
+    given = config("cpu", "tied-q4", slots=8)
+    full, _ = planned(given)
+    without_kv = full.needed_bytes - full.parts["kv"]
+    just_enough = replace(cpu_budget(1), memory_available_bytes=full.needed_bytes + (1 << 20))
+    plan, _ = planned(given, just_enough)
+    assert plan.capped
+    assert plan.parts["kv"] <= (just_enough.memory_available_bytes - without_kv) * 0.55
+
+
+def test_settings_that_the_model_cannot_run_with_are_a_config_error(config: MakeConfig) -> None:
+    given = config("cpu", "wide-heads", kv_type="q8_0", flash_attention="off", context_length=256)
+    with pytest.raises(ConfigError, match="--flash-attention off"):
+        planned(given)
+
+
+def test_as_table_and_as_json_say_the_same(config: MakeConfig, gpu: str) -> None:
+    plan, _ = planned(config("cuda", rpc_endpoint=gpu, context_length=256, slots=2))
+    shown = plan.as_dict()
+    assert shown["needed_bytes"] == sum(shown["parts"].values())
+    assert shown["fits"] is True and shown["device"] == "RPC0"
+    table = plan.as_table()
+    for name in (*shown["parts"], *shown["host_parts"], "needed", "available"):
+        assert name in table
+    assert "It fits." in table

@@ -1,0 +1,178 @@
+"""Which device a command gets, and the sentence when it gets none."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.devices.conftest import MakeConfig
+from worker.devices import probe
+from worker.errors import BackendMismatch
+from worker.llama import library
+
+
+def refused(config: Any) -> BackendMismatch:
+    began = time.monotonic()
+    with pytest.raises(BackendMismatch) as caught:
+        probe.select_device(config)
+    assert time.monotonic() - began < 10
+    assert caught.value.exit_code == 4
+    return caught.value
+
+
+def wheel(folder: Path, monkeypatch: pytest.MonkeyPatch, **files: object) -> None:
+    """Make the installed wheel look like one of another backend."""
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    monkeypatch.setattr(library, "library_folder", lambda: folder)
+
+
+def device(**fields: Any) -> library.Device:
+    [cpu] = [each for each in library.devices() if each.kind == "cpu"]
+    return replace(cpu, **fields)
+
+
+@pytest.fixture
+def only(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Devices that this machine does not have, in place of those that it has."""
+
+    def install(*devices: library.Device) -> None:
+        monkeypatch.setattr(library, "devices", lambda: list(devices))
+
+    return install
+
+
+CUDA = {"name": "CUDA0", "registry": "CUDA", "kind": "gpu", "description": "NVIDIA H100"}
+
+
+def test_the_cpu_is_taken_without_a_device_to_offload_to(config: MakeConfig) -> None:
+    selected = probe.select_device(config("cpu"))
+    assert selected.device is None and selected.name == "CPU" and not selected.is_gpu
+
+
+def test_the_cpu_variant_is_the_plugin_that_was_loaded(config: MakeConfig) -> None:
+    variants = {path.name for path in library.library_folder().glob("libggml-cpu-*")}
+    found = probe.select_device(config("cpu")).cpu_variant
+    assert found is None if not variants else f"libggml-cpu-{found}.so" in variants
+
+
+@pytest.mark.parametrize("backend", ["cuda", "metal"])
+def test_a_gpu_command_on_a_cpu_wheel_names_what_is_there(
+    backend: str, config: MakeConfig, only: Any
+) -> None:
+    only(device())
+    error = refused(config(backend))
+    assert f"no {backend.upper()} code" in error.message
+    assert "Found: CPU (" in error.message
+    assert error.details["found"] == ["CPU"]
+
+
+def test_the_test_device_plays_the_gpu(config: MakeConfig, gpu: str) -> None:
+    selected = probe.select_device(config("cuda", rpc_endpoint=gpu))
+    assert selected.name == "RPC0" and selected.is_gpu
+
+
+def test_the_environment_switches_the_test_device_on(
+    config: MakeConfig, gpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_LLORCH_DEVICE", gpu)
+    assert probe.select_device(config("cuda")).name == "RPC0"
+    assert probe.select_device(config("cpu")).name == "CPU"
+
+
+def test_an_index_beyond_the_devices_names_them(config: MakeConfig, gpu: str) -> None:
+    error = refused(config("cuda", rpc_endpoint=gpu, device_index=7))
+    assert "--cuda-device is 7, but there is one device: 0 = RPC0" in error.message
+    assert error.details["device_index"] == 7
+
+
+def test_a_test_device_that_does_not_answer(config: MakeConfig, gpu: str) -> None:
+    plugin = gpu.split("@")[0]
+    error = refused(config("cuda", rpc_endpoint=f"{plugin}@127.0.0.1:9"))
+    assert "127.0.0.1:9" in error.message
+
+
+def test_a_plugin_that_is_not_there(config: MakeConfig) -> None:
+    error = refused(config("cuda", rpc_endpoint="/nowhere/libggml-rpc.so@127.0.0.1:9"))
+    assert "plug-in cannot be loaded" in error.message
+
+
+def test_the_cpu_command_on_a_wheel_with_a_gpu(config: MakeConfig, only: Any) -> None:
+    only(device(), device(**CUDA))
+    error = refused(config("cpu"))
+    assert "needs a CPU wheel" in error.message and "CUDA0 (NVIDIA H100" in error.message
+
+
+def test_the_cpu_command_on_a_cuda_wheel_without_a_gpu(
+    config: MakeConfig, only: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(device())
+    wheel(tmp_path, monkeypatch, **{"libggml-cuda.so": ""})
+    assert "carries libggml-cuda.so" in refused(config("cpu")).message
+
+
+@pytest.mark.parametrize(
+    ("command", "built_for"), [("cpu", "cuda"), ("cuda", "cpu"), ("accelerate", "cpu")]
+)
+def test_a_wheel_that_says_that_it_is_another_ones(
+    command: str, built_for: str, config: MakeConfig, tmp_path: Path, monkeypatch: Any
+) -> None:
+    wheel(tmp_path, monkeypatch, **{"llorch-build.json": {"backend": built_for}})
+    error = refused(config(command))
+    assert f"built for {built_for}" in error.message
+    assert error.details["wheel_backend"] == built_for
+
+
+def test_accelerate_stays_off_the_metal_device_that_its_wheel_always_has(
+    config: MakeConfig, only: Any
+) -> None:
+    only(device(), device(name="MTL0", registry="MTL", kind="gpu", description="Apple M3"))
+    assert probe.select_device(config("accelerate")).device is None
+
+
+def test_a_missing_driver_is_told_in_its_own_words(
+    config: MakeConfig, only: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(device())
+    wheel(tmp_path, monkeypatch, **{"libggml-cuda.so": ""})
+    line = "ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected"
+    monkeypatch.setattr(library, "startup_log", [line])
+    assert "no CUDA-capable device is detected" in refused(config("cuda")).message
+
+
+def test_a_hidden_gpu_names_the_variable_that_hides_it(
+    config: MakeConfig, only: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(device())
+    wheel(tmp_path, monkeypatch, **{"libggml-cuda.so": ""})
+    monkeypatch.setattr(library, "startup_log", [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert "CUDA_VISIBLE_DEVICES is ''" in refused(config("cuda")).message
+
+
+@pytest.mark.parametrize(
+    "description",
+    ["llvmpipe (LLVM 19.1.7, 256 bits)", "SwiftShader Device (Subzero)", "lavapipe"],
+)
+def test_a_software_renderer_is_no_gpu(description: str, config: MakeConfig, only: Any) -> None:
+    only(
+        device(),
+        device(name="Vulkan0", registry="Vulkan", kind="gpu", description=description),
+    )
+    error = refused(config("metal"))
+    assert "software renderer" in error.message and description in error.message
+
+
+def test_a_device_that_admits_to_be_a_cpu_is_no_gpu(config: MakeConfig, only: Any) -> None:
+    only(device(name="Vulkan0", registry="Vulkan", description="Some driver"))
+    assert "software renderer" in refused(config("metal")).message
+
+
+def test_one_of_two_gpus_is_taken_by_its_number(config: MakeConfig, only: Any) -> None:
+    only(device(), device(**CUDA), device(**CUDA | {"name": "CUDA1"}))
+    assert probe.select_device(config("cuda", device_index=1)).name == "CUDA1"
