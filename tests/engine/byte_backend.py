@@ -1,0 +1,144 @@
+"""A backend whose token is a byte: a model without weights for the loop and the scheduler.
+
+It answers a prompt with a text that depends on every token of the prompt, so that a wrong cell, a
+lost token or another sequence's text shows. It keeps the cells as llama.cpp does and refuses what
+llama.cpp would refuse.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field
+
+from worker.engine.scheduler import Chunk
+from worker.engine.sequence import Sequence
+from worker.messages import DecodeOutcome, InferenceRequest, Sampling, TokenLogprob
+
+EOG = 256
+
+
+def answer_byte(tokens: Rows[int]) -> int:
+    """The token that follows `tokens`: a function of all of them. Rarely the end."""
+    digest = hashlib.blake2b(b"".join(t.to_bytes(2, "big") for t in tokens), digest_size=2)
+    value = int.from_bytes(digest.digest(), "big")
+    return EOG if value % 97 == 0 else ord("a") + value % 26
+
+
+def expected_answer(prompt: Rows[int], max_tokens: int, context_length: int) -> bytes:
+    tokens = list(prompt)
+    while True:
+        token = answer_byte(tokens)
+        if token == EOG:
+            break
+        tokens.append(token)
+        if len(tokens) - len(prompt) >= max_tokens or len(tokens) > context_length:
+            break
+    return bytes(tokens[len(prompt) :])
+
+
+@dataclass
+class ByteSampler:
+    open_samplers: set[int]
+    closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.open_samplers.add(id(self))
+
+    def close(self) -> None:
+        assert not self.closed, "a sampler is freed once"
+        self.closed = True
+        self.open_samplers.discard(id(self))
+
+
+@dataclass
+class ByteBackend:
+    n_slots: int
+    context_length: int
+    n_cells: int
+    batch: int
+    cells: dict[int, list[int]] = field(default_factory=dict)
+    outcomes: list[DecodeOutcome] = field(default_factory=list)
+    """Outcomes to force, the next one first; `ok` when empty."""
+    batches: list[list[tuple[int, int, int]]] = field(default_factory=list)
+    """(request, start, tokens) of each computed batch."""
+    samplers: set[int] = field(default_factory=set)
+    _sampled_from: list[list[int]] = field(default_factory=list)
+
+    def sampler(self) -> ByteSampler:
+        return ByteSampler(self.samplers)
+
+    def decode(self, chunks: Rows[Chunk]) -> DecodeOutcome:
+        n_tokens = sum(chunk.n_tokens for chunk in chunks)
+        assert 0 < n_tokens <= self.batch, "the batch fits its budget"
+        slots = [chunk.sequence.slot for chunk in chunks]
+        assert len(set(slots)) == len(slots), "a slot has one sequence"
+        outcome = self.outcomes.pop(0) if self.outcomes else "ok"
+        if outcome == "ok" and self.n_used + n_tokens > self.n_cells:
+            outcome = "no_room"
+        if outcome != "ok":
+            return outcome
+        self._sampled_from = []
+        for chunk in chunks:
+            slot = chunk.sequence.slot
+            assert slot is not None
+            cells = self.cells.setdefault(slot, [])
+            assert len(cells) == chunk.start, "positions follow each other"
+            cells += chunk.sequence.tokens[chunk.start : chunk.end]
+            assert len(cells) <= self.context_length
+            self._sampled_from.append(list(cells))
+        self.batches.append([(c.sequence.request_id, c.start, c.n_tokens) for c in chunks])
+        return "ok"
+
+    def sample(self, sampler: ByteSampler, chunk: int) -> int:
+        assert not sampler.closed
+        return answer_byte(self._sampled_from[chunk])
+
+    def logprobs(self, chunk: int, token: int, n_top: int) -> TokenLogprob:
+        return TokenLogprob(token, self.piece(token), 0.0)
+
+    def is_eog(self, token: int) -> bool:
+        return token == EOG
+
+    def piece(self, token: int) -> bytes:
+        return bytes([token])
+
+    def truncate(self, slot: int, length: int) -> None:
+        self.cells[slot] = self.cells.get(slot, [])[:length]
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        assert not self.cells.get(target), "a copy goes into an empty slot"
+        assert len(self.cells[source]) >= length, "only computed cells are copied"
+        self.cells[target] = self.cells[source][:length]
+
+    def abort(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    @property
+    def n_used(self) -> int:
+        return sum(len(cells) for cells in self.cells.values())
+
+
+def make_sequence(
+    backend: ByteBackend,
+    request_id: int,
+    prompt: bytes,
+    *,
+    max_tokens: int = 16,
+    stop: tuple[str, ...] = (),
+    cache_salt: str | None = None,
+    deterministic: bool = False,
+    deadline: float | None = None,
+) -> Sequence:
+    request = InferenceRequest(
+        job_id=str(request_id),
+        prompt=tuple(prompt),
+        sampling=Sampling(seed=0, temperature=0.0),
+        max_tokens=max_tokens,
+        stop=stop,
+        cache_salt=cache_salt,
+        deterministic=deterministic,
+        deadline=deadline,
+    )
+    return Sequence(request_id, request, list(prompt), backend.sampler())

@@ -1,0 +1,340 @@
+"""The loop and its scheduler on the byte model: what must hold whatever comes and goes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.byte_backend import ByteBackend, expected_answer, make_sequence
+from worker.engine.loop import Loop
+from worker.engine.scheduler import Limits, Scheduler
+from worker.errors import Cancelled, InferenceTimeout, VramOom
+from worker.messages import DecodeOutcome, Event, Failed, Finished, Started, Stats, Token
+
+CONTEXT = 96
+
+
+@dataclass
+class Engine:
+    """A loop on the byte model, with what it has sent sorted by request."""
+
+    n_slots: int = 4
+    n_cells: int | None = None
+    prefix_cache: bool = True
+    prefill_budget: int = 8
+    prefill_alone: int = 24
+    now: float = 0.0
+    events: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
+    stats: Stats | None = None
+
+    def __post_init__(self) -> None:
+        n_cells = self.n_cells or self.n_slots * CONTEXT
+        self.backend = ByteBackend(self.n_slots, CONTEXT, n_cells, batch=32)
+        limits = Limits(
+            n_slots=self.n_slots,
+            n_cells=n_cells,
+            batch=32,
+            prefill_alone=self.prefill_alone,
+            prefill_budget=self.prefill_budget,
+            prefix_cache=self.prefix_cache,
+        )
+        self.scheduler = Scheduler(limits)
+        self.loop = Loop(self.backend, self.scheduler, self._receive, clock=lambda: self.now)
+
+    def _receive(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Stats):
+                self.stats = event
+            else:
+                assert isinstance(event, Started | Token | Finished | Failed)
+                self.events[event.request_id].append(event)
+
+    def submit(self, request_id: int, prompt: bytes, **options: object) -> None:
+        self.loop.submit(make_sequence(self.backend, request_id, prompt, **options))  # type: ignore[arg-type]
+
+    def run(self, max_turns: int = 5000) -> None:
+        """Until nothing is left to do."""
+        self.turn()
+        for _ in range(max_turns):
+            if not self.scheduler.has_work:
+                return
+            self.turn()
+        raise AssertionError(f"not idle after {max_turns} steps")
+
+    def turn(self) -> None:
+        self.loop.call(lambda: None)  # a turn on an idle loop would wait for work
+        assert self.loop.turn()
+
+    def text(self, request_id: int) -> str:
+        return "".join(e.text for e in self.events[request_id] if isinstance(e, Token))
+
+    def end(self, request_id: int) -> Finished | Failed:
+        last = self.events[request_id][-1]
+        assert isinstance(last, Finished | Failed)
+        return last
+
+    def check_order(self, request_id: int) -> None:
+        """Started once and first, exactly one terminal event and nothing behind it."""
+        events = self.events[request_id]
+        started = [i for i, e in enumerate(events) if isinstance(e, Started)]
+        ends = [i for i, e in enumerate(events) if isinstance(e, Finished | Failed)]
+        assert ends == [len(events) - 1]
+        assert started == [0] or (not started and len(events) == 1)
+
+    def check_idle(self) -> None:
+        """Nothing is held but what is kept for reuse."""
+        assert not self.backend.samplers
+        assert self.stats is not None
+        assert (self.stats.running, self.stats.waiting) == (0, 0)
+        assert self.stats.kv_cells_used == self.stats.kv_cells_cached == self.backend.n_used
+
+
+prompts = st.one_of(
+    st.binary(min_size=1, max_size=CONTEXT),
+    st.integers(0, 60).map(lambda n: bytes(range(60)) + bytes([n])),
+    st.integers(33, 90).map(lambda n: bytes(i % 7 for i in range(n))),
+)
+jobs = st.lists(
+    st.tuples(
+        prompts,
+        st.integers(1, 40),  # max_tokens
+        st.integers(0, 12),  # turns until the next arrival
+        st.sampled_from([None, None, "a", "b"]),  # cache_salt
+        st.sampled_from([None, None, None, 0, 3, 9]),  # cancelled after so many turns
+        st.booleans(),  # deterministic
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    jobs,
+    st.integers(1, 4),
+    st.integers(CONTEXT + 1, 4 * CONTEXT),
+    st.booleans(),
+    st.lists(st.sampled_from(["ok", "no_room", "aborted"]), max_size=30),
+)
+def test_every_request_ends_once_with_its_own_text_and_leaves_nothing(
+    jobs: list[tuple[bytes, int, int, str | None, int | None, bool]],
+    n_slots: int,
+    n_cells: int,
+    prefix_cache: bool,
+    outcomes: list[DecodeOutcome],
+) -> None:
+    # The byte model checks the batch budget, the cells and the positions at each decode.
+    engine = Engine(n_slots, n_cells, prefix_cache)
+    engine.backend.outcomes = list(outcomes)
+    cancels: list[tuple[int, int]] = []
+    for request_id, (prompt, max_tokens, pause, salt, cancel, alone) in enumerate(jobs):
+        engine.submit(
+            request_id, prompt, max_tokens=max_tokens, cache_salt=salt, deterministic=alone
+        )
+        if cancel is not None:
+            cancels.append((cancel, request_id))
+        for _ in range(pause):
+            engine.turn()
+        for left, cancelled in list(cancels):
+            if left <= pause:
+                engine.loop.cancel(cancelled)
+    engine.run()
+    for request_id, (prompt, max_tokens, *_rest) in enumerate(jobs):
+        engine.check_order(request_id)
+        expected = expected_answer(prompt, max_tokens, CONTEXT).decode()
+        end = engine.end(request_id)
+        if isinstance(end, Finished):
+            assert engine.text(request_id) == expected
+            assert end.tokens_out == len(expected)
+        elif isinstance(end.error, Cancelled):
+            assert expected.startswith(engine.text(request_id))
+        else:
+            # Only one that cannot fit beside anything: alone, and still no room.
+            assert isinstance(end.error, VramOom)
+            assert "no_room" in outcomes
+    engine.check_idle()
+
+
+def test_decoding_goes_on_while_a_long_prompt_is_computed() -> None:
+    engine = Engine(prefill_budget=4)
+    engine.submit(1, b"abc", max_tokens=60)
+    engine.turn()
+    engine.submit(2, bytes(90), max_tokens=4)
+    engine.run()
+    steps = [batch for batch in engine.backend.batches if any(r == 2 for r, _, _ in batch)]
+    prompt_steps = [batch for batch in steps if any(r == 2 and n > 1 for r, _, n in batch)]
+    n_first = len(engine.text(1))
+    assert n_first >= len(prompt_steps) - 1, "one token of the running stream a step"
+    for batch in prompt_steps[: n_first - 1]:
+        assert (1, 1) in [(r, n) for r, _, n in batch]
+        assert sum(n for r, _, n in batch if r == 2) <= 4
+
+
+def test_a_short_prompt_behind_a_long_one_starts_soon() -> None:
+    engine = Engine(prefill_alone=16)
+    engine.submit(1, bytes(90), max_tokens=1)
+    engine.submit(2, b"hello", max_tokens=1)
+    engine.turn()
+    assert isinstance(engine.end(2), Finished)
+    assert all(not isinstance(event, Token) for event in engine.events[1])
+
+
+def test_requests_start_in_the_order_of_arrival() -> None:
+    engine = Engine(n_slots=2)
+    for request_id in range(8):
+        engine.submit(request_id, bytes([request_id, 1, 2]), max_tokens=5)
+    engine.run()
+    starts = [batch[0][0] for batch in engine.backend.batches]
+    first_seen = list(dict.fromkeys(r for batch in engine.backend.batches for r, _, _ in batch))
+    assert first_seen == sorted(first_seen) and starts
+
+
+def test_a_common_beginning_is_computed_once() -> None:
+    engine = Engine(n_slots=4, prefill_alone=8)
+    common = bytes(range(64))
+    for request_id in range(4):
+        engine.submit(request_id, common + bytes([200 + request_id] * 4), max_tokens=3)
+    engine.run()
+    computed = sum(n for batch in engine.backend.batches for _, start, n in batch if start < 64)
+    assert computed <= 64 + 4, "the common part once, and what a chunk computed beyond it"
+    for request_id in range(1, 4):
+        started = engine.events[request_id][0]
+        assert isinstance(started, Started) and started.cached_tokens >= 64
+
+
+def test_a_finished_conversation_is_continued_from_its_cells() -> None:
+    engine = Engine()
+    prompt = bytes(i % 50 for i in range(50))
+    engine.submit(1, prompt, max_tokens=8)
+    engine.run()
+    answer = engine.text(1).encode()
+    engine.submit(2, prompt + answer + b"more", max_tokens=4)
+    engine.run()
+    started = engine.events[2][0]
+    assert isinstance(started, Started)
+    assert started.cached_tokens == len(prompt) + len(answer) - 1  # the last was not computed
+
+
+def test_cells_are_never_shared_between_tenants() -> None:
+    engine = Engine()
+    prompt = bytes(60)
+    for request_id, salt in enumerate(["a", "b", None, "a"]):
+        engine.submit(request_id, prompt, max_tokens=2, cache_salt=salt)
+        engine.run()
+    cached = [e.cached_tokens for r in range(4) for e in engine.events[r] if isinstance(e, Started)]
+    assert cached == [0, 0, 0, 59]
+
+
+def test_the_least_recently_used_cells_give_way() -> None:
+    engine = Engine(n_slots=2)
+    old, new, other = (bytes([value] * 50) for value in (1, 2, 3))
+    for request_id, prompt in enumerate([old, new, old, other]):
+        engine.submit(request_id, prompt, max_tokens=1)
+        engine.run()
+    kept = [bytes(slot.kept[:1]) for slot in engine.scheduler.slots]
+    assert sorted(kept) == [b"\1", b"\3"]
+
+
+def test_no_prefix_cache_frees_all_cells_at_the_end() -> None:
+    engine = Engine(prefix_cache=False)
+    engine.submit(1, bytes(60), max_tokens=2)
+    engine.submit(2, bytes(60), max_tokens=2)
+    engine.run()
+    assert engine.backend.n_used == 0
+    assert all(
+        e.cached_tokens == 0 for r in (1, 2) for e in engine.events[r] if isinstance(e, Started)
+    )
+
+
+@pytest.mark.parametrize("n_prompt", [CONTEXT - 1, CONTEXT])
+def test_the_context_s_end_is_max_tokens(n_prompt: int) -> None:
+    engine = Engine()
+    prompt = bytes((7 * i) % 251 for i in range(n_prompt))
+    engine.submit(1, prompt, max_tokens=50)
+    engine.run()
+    end = engine.end(1)
+    assert isinstance(end, Finished)
+    assert engine.text(1).encode() == expected_answer(prompt, 50, CONTEXT)
+    assert end.tokens_out <= CONTEXT - n_prompt + 1
+
+
+def test_a_deterministic_request_is_alone_in_its_batches() -> None:
+    engine = Engine()
+    engine.submit(1, bytes(range(40)), max_tokens=12)
+    engine.run()
+    engine.submit(2, b"other", max_tokens=30)
+    engine.submit(3, bytes(range(40)), max_tokens=12, deterministic=True)
+    engine.run()
+    own = [batch for batch in engine.backend.batches if any(r == 3 for r, _, _ in batch)]
+    assert all(len(batch) == 1 for batch in own)
+    started = engine.events[3][0]
+    assert isinstance(started, Started) and started.cached_tokens == 0
+    assert engine.text(3) == engine.text(1)
+
+
+def test_a_preempted_request_loses_nothing() -> None:
+    engine = Engine(n_slots=2, n_cells=100, prefix_cache=False)
+    # Two prompts of 40 tokens whose answers take all of their 40 tokens: more than 100 cells.
+    candidates = (bytes([value, 255] * 20) for value in range(200))
+    long = [c for c in candidates if len(expected_answer(c, 40, CONTEXT)) == 40]
+    prompts = {1: long[0], 2: long[1]}
+    for request_id, prompt in prompts.items():
+        engine.submit(request_id, prompt, max_tokens=40)
+    engine.run()
+    for request_id, prompt in prompts.items():
+        engine.check_order(request_id)
+        assert engine.text(request_id).encode() == expected_answer(prompt, 40, CONTEXT)
+    assert any(start == 0 for batch in engine.backend.batches[5:] for _, start, _ in batch)
+
+
+def test_a_failing_batch_fails_the_youngest_request_alone() -> None:
+    engine = Engine()
+    engine.submit(1, b"first", max_tokens=6)
+    engine.turn()
+    engine.submit(2, b"second", max_tokens=6)
+    engine.backend.outcomes = ["failed"]
+    engine.run()
+    failed, finished = engine.end(2), engine.end(1)
+    assert isinstance(failed, Failed) and isinstance(failed.error, VramOom)
+    assert isinstance(finished, Finished)
+    engine.check_idle()
+
+
+def test_a_deadline_ends_a_request_that_runs_and_one_that_waits() -> None:
+    engine = Engine(n_slots=1)
+    engine.submit(1, b"running", max_tokens=60, deadline=5.0)
+    engine.submit(2, b"waiting", max_tokens=60, deadline=5.0)
+    engine.turn()
+    engine.now = 5.0
+    engine.run()
+    for request_id in (1, 2):
+        end = engine.end(request_id)
+        assert isinstance(end, Failed) and isinstance(end.error, InferenceTimeout)
+    assert all(r == 1 for batch in engine.backend.batches for r, _, _ in batch)
+
+
+def test_a_request_cancelled_in_the_queue_is_never_started() -> None:
+    engine = Engine(n_slots=1)
+    engine.submit(1, b"running", max_tokens=10)
+    engine.submit(2, b"waiting", max_tokens=10)
+    engine.turn()
+    engine.loop.cancel(2)
+    engine.run()
+    assert [type(event) for event in engine.events[2]] == [Failed]
+
+
+def test_a_stop_ends_the_stream_and_is_not_sent() -> None:
+    engine = Engine()
+    prompt = b"some prompt"
+    answer = expected_answer(prompt, 20, CONTEXT).decode()
+    stop = answer[5:8]
+    engine.submit(1, prompt, max_tokens=20, stop=("#", stop))
+    engine.run()
+    end = engine.end(1)
+    assert isinstance(end, Finished)
+    assert (end.stop_reason, end.stop_sequence) == ("STOP_SEQUENCE", stop)
+    assert engine.text(1) == answer[: answer.index(stop)]

@@ -1,0 +1,96 @@
+"""Detokenising and stop matching: no byte lost, none too many, wherever the cuts fall."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.engine.detokenizer import Detokenizer
+from worker.engine.stops import StopMatcher
+
+CORPUS = (
+    "plain English, naïve café, Straße",
+    "Привет, мир! Γειά σου Κόσμε",
+    "你好，世界。こんにちは世界 안녕하세요",
+    "שלום עולם مرحبا بالعالم हिन्दी தமிழ்",
+    "🦊 👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🇩🇪 e\u0301 \u200d",
+    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 \U0010ffff end",
+)
+
+
+def stream(pieces: list[bytes]) -> list[str]:
+    detokenizer = Detokenizer()
+    return [*(detokenizer.feed(piece) for piece in pieces), detokenizer.finish()]
+
+
+@pytest.mark.parametrize("text", CORPUS)
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7])
+def test_text_is_the_same_for_every_cut_of_its_bytes(text: str, size: int) -> None:
+    data = text.encode()
+    parts = stream([data[i : i + size] for i in range(0, len(data), size)])
+    assert "".join(parts) == text
+    assert "\ufffd" not in "".join(parts)
+
+
+@given(st.lists(st.binary(max_size=6), max_size=12))
+def test_any_bytes_become_what_the_one_shot_decode_gives(pieces: list[bytes]) -> None:
+    assert "".join(stream(pieces)) == b"".join(pieces).decode("utf-8", "replace")
+
+
+def test_an_emoji_comes_whole() -> None:
+    assert stream([bytes([byte]) for byte in "🦊!".encode()]) == ["", "", "", "🦊", "!", ""]
+
+
+STOPS = [
+    *("\n", "\n\n", "###", "<|im_end|>", "User:", "</s>", "END", "stop", "aab", "aaab"),
+    *("abab", "ababc", "🦊", "🦊🦊", "é", "naïve", "。", "世界", "مرحبا", "```"),
+    *("```\n", "[/INST]", "<|eot_id|>", "\n\nHuman:", "---", "====", "}", "}\n", "\t", "  "),
+    *("a", "aa", "ab", "xyz", "Question:", "Q:", "\r\n", "\u200d", "👩‍👩‍👧", "0", "12", "123"),
+    *("THE END", "the end", ".", "...", "?!", "; ;", "//", "/*"),
+]
+
+
+def run_stops(text: str, stops: list[str], cuts: list[int]) -> tuple[str, str | None]:
+    matcher = StopMatcher(stops)
+    sent = ""
+    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        emitted, stop = matcher.feed(text[start:end])
+        sent += emitted
+        if stop is not None:
+            return sent, stop
+    return sent + matcher.finish(), None
+
+
+def test_fifty_stops_at_every_split_position() -> None:
+    assert len(set(STOPS)) == 50
+    for stop in STOPS:
+        before = "~before" if not set(stop) & set("befor") else "~~~"
+        text = f"{before}{stop}~after"
+        for cut in range(len(text) + 1):
+            assert run_stops(text, [stop], [cut]) == (before, stop), (stop, cut)
+        every = list(range(1, len(text)))
+        assert run_stops(text, [stop], every) == (before, stop)
+
+
+@given(
+    st.text("ab\n", max_size=30),
+    st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=4),
+    st.data(),
+)
+def test_the_result_does_not_depend_on_the_cuts(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    whole = run_stops(text, stops, [])
+    assert run_stops(text, stops, cuts) == whole
+    sent, stop = whole
+    assert all(s not in sent for s in stops)
+    assert text.startswith(sent + (stop or ""))
+
+
+def test_only_what_may_become_a_stop_is_held_back() -> None:
+    matcher = StopMatcher(["###", "stop"])
+    assert matcher.feed("a#b##") == ("a#b", None)
+    assert matcher.feed("x st") == ("##x ", None)
+    assert matcher.feed("op")[1] == "stop"

@@ -1,0 +1,96 @@
+"""Which cells of the KV cache may be used again, and by whom. Plain Python; engine thread.
+
+The unit of reuse is the slot: a sequence's cells stay in its slot when it has finished, until
+the slot is needed, least recently used first. A new prompt may take over an idle slot that begins
+like it, or copy the common beginning from any slot, also from one that is still running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from worker.engine.sequence import Sequence as EngineSequence
+
+MIN_SHARED_TOKENS = 32
+"""A shorter common beginning is computed again: copying cells costs a pass over a slot's memory."""
+MIN_AWAITED_TOKENS = 8
+"""For fewer common tokens that are still being computed, a prompt does not wait."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A llama.cpp sequence id and what its cells hold."""
+
+    index: int
+    owner: EngineSequence | None = None
+    kept: list[int] = field(default_factory=list)
+    """Tokens whose cells an idle slot keeps for reuse."""
+    salt: str | None = None
+    last_used: int = 0
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """What the cells hold, or will hold once the owner's prompt is computed."""
+        return self.owner.tokens if self.owner is not None else self.kept
+
+    @property
+    def n_cells(self) -> int:
+        return self.owner.n_computed if self.owner is not None else len(self.kept)
+
+    @property
+    def n_kept(self) -> int:
+        return 0 if self.owner is not None else len(self.kept)
+
+    @property
+    def is_idle(self) -> bool:
+        return self.owner is None
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A slot that begins like a prompt."""
+
+    slot: Slot
+    n_ready: int
+    """Common tokens whose cells can be used now."""
+    n_common: int
+    """Common tokens once the slot's owner has computed its prompt."""
+
+    @property
+    def is_worth_waiting(self) -> bool:
+        """Another sequence is computing what this prompt needs: computing it twice would make
+        both of them slower."""
+        return self.n_common - self.n_ready >= MIN_AWAITED_TOKENS
+
+
+def find_match(slots: Iterable[Slot], sequence: EngineSequence) -> Match | None:
+    """The slot with the longest common beginning, of the same tenant (`cache_salt`) only.
+
+    At least the last prompt token is left to compute: its logits are what is sampled from.
+    """
+    best: Match | None = None
+    for slot in slots:
+        if slot.salt != sequence.request.cache_salt or not slot.tokens:
+            continue
+        if slot.owner is not None and slot.owner.request.deterministic:
+            continue
+        n_common = common_length(slot.tokens, sequence.tokens[:-1])
+        match = Match(slot, min(n_common, slot.n_cells), n_common)
+        if best is None or (match.n_common, match.n_ready) > (best.n_common, best.n_ready):
+            best = match
+    return best if best is not None and best.n_common >= MIN_SHARED_TOKENS else None
+
+
+def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    """Number of equal tokens at the beginning, by bisection over slices (compared in C)."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while low < high - 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

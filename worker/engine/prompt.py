@@ -1,0 +1,103 @@
+"""From a request's prompt to token ids. Intake thread: everything that can be wrong with a
+prompt is found here, before the request is queued."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from worker.engine.chat_template import ChatTemplate
+from worker.errors import ContextLengthExceeded, InvalidRequest
+from worker.messages import ChatPrompt
+
+
+class Vocabulary(Protocol):
+    """What a model tells about its tokens."""
+
+    @property
+    def n_vocab(self) -> int: ...
+    @property
+    def bos(self) -> int | None: ...
+    @property
+    def adds_bos(self) -> bool: ...
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...
+
+    def piece(self, token: int, *, special: bool = False) -> bytes: ...
+
+
+class PromptBuilder:
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        template: ChatTemplate | None,
+        context_length: int,
+        *,
+        embeds: bool = False,
+    ) -> None:
+        self._vocabulary, self._template = vocabulary, template
+        self._context_length, self._embeds = context_length, embeds
+
+    def build(self, prompt: str | tuple[int, ...] | ChatPrompt) -> list[int]:
+        """Token ids of a prompt, with exactly one BOS where the model wants one.
+
+        Raises:
+            InvalidRequest: the prompt is empty, has a token id outside of the vocabulary, or is
+                a chat that the template refuses.
+            ContextLengthExceeded: it has more tokens than a sequence can hold.
+        """
+        if isinstance(prompt, tuple):
+            self.check_ids(prompt, "prompt")
+            tokens = list(prompt)
+        else:
+            text = self.render(prompt) if isinstance(prompt, ChatPrompt) else prompt
+            tokens = self.tokenize(text)
+        if not tokens:
+            raise InvalidRequest("prompt: there is nothing to continue from", field="prompt")
+        if len(tokens) > self._context_length:
+            raise ContextLengthExceeded(
+                f"prompt: it has {len(tokens)} tokens, and a request may have "
+                f"{self._context_length} here",
+                field="prompt",
+                prompt_tokens=len(tokens),
+                context_length=self._context_length,
+            )
+        return tokens
+
+    def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Token ids of a text in which special tokens are recognised.
+
+        For a text to be continued BOS is put in front here and not by llama.cpp, which would also
+        add it to a text that already begins with it, and EOS behind it for some models.
+        """
+        if self._embeds:
+            return self._vocabulary.tokenize(text, add_special=add_special, parse_special=True)
+        tokens = self._vocabulary.tokenize(text, add_special=False, parse_special=True)
+        bos = self._vocabulary.bos
+        if add_special and self._vocabulary.adds_bos and tokens[:1] != [bos]:
+            assert bos is not None
+            tokens.insert(0, bos)
+        return tokens
+
+    def render(self, prompt: ChatPrompt) -> str:
+        """The text of a chat, by the model's own template."""
+        if self._template is None:
+            raise InvalidRequest(
+                "messages: this model has no chat template; send a prompt to /v1/completions",
+                field="messages",
+            )
+        return self._template.render(prompt)
+
+    def detokenize(self, tokens: tuple[int, ...]) -> str:
+        """The text of token ids, special tokens included."""
+        self.check_ids(tokens, "tokens")
+        pieces = (self._vocabulary.piece(token, special=True) for token in tokens)
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    def check_ids(self, tokens: tuple[int, ...], field: str) -> None:
+        for token in tokens:
+            if not 0 <= token < self._vocabulary.n_vocab:
+                raise InvalidRequest(
+                    f"{field}: {token} is no token id of this model "
+                    f"(0..{self._vocabulary.n_vocab - 1})",
+                    field=field,
+                )

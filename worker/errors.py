@@ -1,0 +1,179 @@
+"""Every failure that a user can meet, each with its wire code, HTTP status and exit code.
+
+Raised in any room, on either side of the engine pipe; translated to HTTP in one place
+(`api/middleware`), to an exit code in one place (`cli`) and to an SSE `error` event in one
+place (`api/responses`). Numbers and paths a machine wants to read travel in `details`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class WorkerError(Exception):
+    """Base of all: a failure with a stable `code`, told to the user in one sentence."""
+
+    code: ClassVar[str] = "INFERENCE_FAILED"
+    status: ClassVar[int] = 500
+    retriable: ClassVar[bool] = False
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Errors cross the engine pipe; keyword-only details need a helper to be rebuilt.
+        return _rebuild, (type(self), self.message, self.details)
+
+
+def _rebuild(kind: type[WorkerError], message: str, details: dict[str, Any]) -> WorkerError:
+    return kind(message, **details)
+
+
+# --- one request fails -------------------------------------------------------------------
+
+
+class InvalidRequest(WorkerError):
+    """The body, a header or a parameter is not what the contract allows.
+
+    `details["errors"]` may hold a list of `{"field", "constraint", "message", "value"?}`.
+    """
+
+    code = "INVALID_REQUEST"
+    status = 400
+
+
+class Unauthorized(WorkerError):
+    code = "UNAUTHORIZED"
+    status = 401
+
+
+class JobNotFound(WorkerError):
+    code = "JOB_NOT_FOUND"
+    status = 404
+
+
+class DuplicateJob(WorkerError):
+    code = "DUPLICATE_JOB"
+    status = 409
+
+
+class ContextLengthExceeded(WorkerError):
+    """`details`: `prompt_tokens`, `context_length`."""
+
+    code = "CONTEXT_LENGTH_EXCEEDED"
+    status = 400
+
+
+class PayloadTooLarge(WorkerError):
+    code = "PAYLOAD_TOO_LARGE"
+    status = 413
+
+
+class QueueFull(WorkerError):
+    """`details["retry_after_seconds"]` becomes the `Retry-After` header."""
+
+    code = "QUEUE_FULL"
+    status = 503
+    retriable = True
+
+
+class NotReady(WorkerError):
+    code = "NOT_READY"
+    status = 503
+    retriable = True
+
+
+class ShuttingDown(WorkerError):
+    code = "SHUTTING_DOWN"
+    status = 503
+    retriable = True
+
+
+class InferenceTimeout(WorkerError):
+    code = "INFERENCE_TIMEOUT"
+    status = 504
+    retriable = True
+
+
+class Cancelled(WorkerError):
+    code = "CANCELLED"
+    status = 499
+
+
+class InferenceFailed(WorkerError):
+    code = "INFERENCE_FAILED"
+    retriable = True
+
+
+class EngineCrashed(WorkerError):
+    code = "ENGINE_CRASHED"
+    retriable = True
+
+
+class VramOom(WorkerError):
+    code = "VRAM_OOM"
+    retriable = True
+
+
+# --- the worker does not start -----------------------------------------------------------
+
+
+class ConfigError(WorkerError):
+    """A setting is unknown or out of range. `details["field"]` names it."""
+
+    code = "INVALID_CONFIG"
+    exit_code = 2
+
+
+class ModelError(WorkerError):
+    """The model is missing, corrupt or of a kind that is not supported."""
+
+    code = "MODEL_LOAD_FAILED"
+    exit_code = 3
+
+
+class BackendMismatch(WorkerError):
+    """The wheel, the driver or the device is not what the command asks for."""
+
+    code = "BACKEND_MISMATCH"
+    exit_code = 4
+
+
+class InsufficientVram(WorkerError):
+    """`details`: `needed_bytes`, `available_bytes`, and the plan's parts."""
+
+    code = "INSUFFICIENT_VRAM"
+    exit_code = 5
+
+
+class ResidencyViolation(WorkerError):
+    code = "RESIDENCY_VIOLATION"
+    exit_code = 5
+
+
+class DownloadError(WorkerError):
+    """`details["reason"]`: unauthorized, forbidden, not_found, rate_limited, disk_full, offline,
+    checksum or network."""
+
+    code = "DOWNLOAD_FAILED"
+    exit_code = 6
+
+
+class PortInUse(WorkerError):
+    code = "PORT_IN_USE"
+    exit_code = 7
+
+
+class CallbackFailed(WorkerError):
+    """The pool manager did not accept the ready callback in time."""
+
+    code = "CALLBACK_FAILED"
+    exit_code = 1
+
+
+class CrashLoop(WorkerError):
+    code = "ENGINE_CRASH_LOOP"
+    exit_code = 8

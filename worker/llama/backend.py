@@ -1,0 +1,86 @@
+"""The model and its context as the engine's loop wants them. Used by the engine thread alone
+(except `abort`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Protocol
+
+from worker.llama.batch import Batch
+from worker.llama.context import Context
+from worker.llama.model import Model
+from worker.llama.sampler import Sampler, log_probabilities
+from worker.messages import DecodeOutcome, TokenLogprob
+
+
+class HasTokens(Protocol):
+    tokens: list[int]
+    slot: int | None
+
+
+class Chunk(Protocol):
+    """Consecutive tokens of one sequence (the scheduler's `Chunk`)."""
+
+    @property
+    def sequence(self) -> HasTokens: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def wants_logits(self) -> bool: ...
+
+
+class LlamaBackend:
+    def __init__(self, model: Model, context: Context, context_length: int) -> None:
+        self._model, self._context = model, context
+        self._batch = Batch(context.options.n_batch)
+        self._rows: list[int] = []
+        self.context_length = context_length
+        self.abort = context.abort
+        self.resume = context.resume
+        self.truncate = context.truncate
+        self.copy = context.copy
+
+    def decode(self, chunks: Sequence[Chunk]) -> DecodeOutcome:
+        batch = self._batch
+        batch.clear()
+        self._rows.clear()
+        for chunk in chunks:
+            sequence, start = chunk.sequence, chunk.start
+            assert sequence.slot is not None
+            tokens = sequence.tokens[start : chunk.end]
+            self._rows.append(batch.add(sequence.slot, start, tokens, logits=chunk.wants_logits))
+        outcome = self._context.decode(batch)
+        if outcome == "ok":
+            self._context.synchronize()
+        return outcome
+
+    def sample(self, sampler: Sampler, chunk: int) -> int:
+        return sampler.sample(self._context, self._rows[chunk])
+
+    def logprobs(self, chunk: int, token: int, n_top: int) -> TokenLogprob:
+        logits = self._context.logits(self._rows[chunk])
+        logprob, top = log_probabilities(logits, token, n_top)
+        piece = self._pieces_with_special
+        return TokenLogprob(token, piece[token], logprob, tuple((t, piece[t], p) for t, p in top))
+
+    def is_eog(self, token: int) -> bool:
+        return token in self._model.eog
+
+    def piece(self, token: int) -> bytes:
+        return self._pieces[token]
+
+    def close(self) -> None:
+        self._batch.close()
+
+    # One native call a token is cheap, but not as cheap as a list.
+
+    @cached_property
+    def _pieces(self) -> list[bytes]:
+        return [self._model.piece(token) for token in range(self._model.n_vocab)]
+
+    @cached_property
+    def _pieces_with_special(self) -> list[bytes]:
+        return [self._model.piece(token, special=True) for token in range(self._model.n_vocab)]

@@ -1,0 +1,224 @@
+"""The only import of llama_cpp: loads the native library, its plug-ins and its log.
+
+Runs in the engine process and in short-lived command-line processes, never in the API process:
+importing llama_cpp loads native code, and native code may end its process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from worker.errors import BackendMismatch
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+_LEVELS: dict[int, LogLevel] = {1: "info", 2: "warning", 3: "error", 4: "debug"}
+_CONTINUED = 5
+
+DeviceKind = Literal["cpu", "gpu", "igpu", "accelerator", "meta"]
+_DEVICE_KINDS: dict[int, DeviceKind] = {
+    0: "cpu",
+    1: "gpu",
+    2: "igpu",
+    3: "accelerator",
+    4: "meta",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One entry of the ggml device registry."""
+
+    index: int
+    """Position in the registry."""
+    name: str
+    """`CPU`, `CUDA0`, `MTL0`, `RPC0`…"""
+    description: str
+    kind: DeviceKind
+    registry: str
+    """The backend that offers it: `CPU`, `CUDA`, `MTL`, `RPC`…"""
+    free_bytes: int
+    total_bytes: int
+    handle: int
+    """The native `ggml_backend_dev_t`."""
+
+
+class Log:
+    """llama.cpp's log, put together to whole lines and handed to whoever listens.
+
+    Placement is told nowhere else, so the residency proof reads it (see `capture`). Native code
+    logs from any of its threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._partial = ""
+        self._level: LogLevel = "info"
+        self._captures: list[list[str]] = []
+        self.listener: Callable[[LogLevel, str], None] | None = None
+
+    @contextmanager
+    def capture(self) -> Iterator[list[str]]:
+        """Collect every line that is logged inside the `with` block."""
+        lines: list[str] = []
+        self._captures.append(lines)
+        try:
+            yield lines
+        finally:
+            # By identity: two captures that are still empty would be equal.
+            self._captures = [c for c in self._captures if c is not lines]
+
+    def write(self, level: int, text: str) -> None:
+        with self._lock:
+            if level != _CONTINUED:
+                self._level = _LEVELS.get(level, "info")
+            *whole, self._partial = (self._partial + text).split("\n")
+            for line in whole:
+                for lines in self._captures:
+                    lines.append(line)
+                if self.listener is not None and line.strip(" ."):
+                    self.listener(self._level, line)
+
+
+log = Log()
+startup_log: list[str] = []
+"""What was logged while plug-ins loaded: the CPU variant, and why a GPU driver is not usable."""
+
+
+@cache
+def load() -> ModuleType:
+    """The flat bindings (`llama_cpp.llama_cpp`) with plug-ins loaded and the log routed.
+
+    Raises:
+        BackendMismatch: the wheel is absent, or no backend in it runs on this machine.
+    """
+    try:
+        from llama_cpp import llama_cpp as flat
+    except (ImportError, OSError, RuntimeError) as error:
+        raise BackendMismatch(
+            f"llama-cpp-python cannot be loaded: {error}; install the wheel of this backend"
+        ) from error
+    flat.llama_log_set(_log_callback(flat), None)
+    # Without plug-ins in the wheel this finds nothing and the built-in backends stay.
+    with log.capture() as lines:
+        _ggml().ggml_backend_load_all_from_path(os.fsencode(library_folder()))
+    startup_log.extend(lines)
+    if _ggml().ggml_backend_dev_count() == 0:
+        raise BackendMismatch(
+            f"no backend of {library_folder()} runs on this machine's processor; "
+            "use a wheel built for it"
+        )
+    flat.llama_backend_init()
+    module: ModuleType = flat
+    return module
+
+
+@cache
+def _log_callback(flat: ModuleType) -> Any:
+    @flat.llama_log_callback  # type: ignore[untyped-decorator]
+    def write(level: int, text: bytes, _user_data: Any) -> None:
+        log.write(level, text.decode("utf-8", "replace"))
+
+    return write
+
+
+def library_folder() -> Path:
+    """Where the wheel keeps its shared libraries and plug-ins."""
+    import llama_cpp
+
+    return Path(llama_cpp.__file__).parent / "lib"
+
+
+@cache
+def _ggml() -> ctypes.CDLL:
+    """ggml's functions, which the bindings leave out.
+
+    They are looked up through libllama's own handle, which reaches its dependencies. Opening
+    `libggml.so` by name would map a second copy of it, with an empty backend registry.
+    """
+    from llama_cpp import llama_cpp as flat
+
+    lib = ctypes.CDLL("libllama", handle=flat._lib._handle)
+    size_t, pointer, text = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p
+    for name, result, arguments in (
+        ("ggml_backend_load_all_from_path", None, [text]),
+        ("ggml_backend_load", pointer, [text]),
+        ("ggml_backend_register", None, [pointer]),
+        ("ggml_backend_dev_count", size_t, []),
+        ("ggml_backend_dev_get", pointer, [size_t]),
+        ("ggml_backend_dev_name", text, [pointer]),
+        ("ggml_backend_dev_description", text, [pointer]),
+        ("ggml_backend_dev_type", ctypes.c_int, [pointer]),
+        ("ggml_backend_dev_backend_reg", pointer, [pointer]),
+        ("ggml_backend_dev_buffer_type", pointer, [pointer]),
+        ("ggml_backend_buft_name", text, [pointer]),
+        (
+            "ggml_backend_dev_memory",
+            None,
+            [pointer, ctypes.POINTER(size_t), ctypes.POINTER(size_t)],
+        ),
+        ("ggml_backend_reg_name", text, [pointer]),
+        ("ggml_backend_reg_get_proc_address", pointer, [pointer, text]),
+        ("ggml_version", text, []),
+        ("ggml_commit", text, []),
+    ):
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    return lib
+
+
+def ggml() -> ctypes.CDLL:
+    """ggml's registry functions, with `load` done."""
+    load()
+    return _ggml()
+
+
+def devices() -> list[Device]:
+    """What the ggml registry offers now, with live memory figures."""
+    lib = ggml()
+    found = []
+    for index in range(lib.ggml_backend_dev_count()):
+        handle = lib.ggml_backend_dev_get(index)
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        lib.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
+        registry = lib.ggml_backend_dev_backend_reg(handle)
+        found.append(
+            Device(
+                index=index,
+                name=lib.ggml_backend_dev_name(handle).decode(),
+                description=lib.ggml_backend_dev_description(handle).decode(),
+                kind=_DEVICE_KINDS.get(lib.ggml_backend_dev_type(handle), "accelerator"),
+                registry=lib.ggml_backend_reg_name(registry).decode(),
+                free_bytes=free.value,
+                total_bytes=total.value,
+                handle=handle,
+            )
+        )
+    return found
+
+
+def system_info() -> str:
+    """The CPU features that the loaded backends use, as llama.cpp prints them."""
+    info: bytes = load().llama_print_system_info()
+    return info.decode()
+
+
+def versions() -> dict[str, str]:
+    import llama_cpp
+
+    lib = ggml()
+    return {
+        "llama_cpp_python": llama_cpp.__version__,
+        "ggml": lib.ggml_version().decode(),
+        "llama_cpp_commit": lib.ggml_commit().decode(),
+        "python": sys.version.split()[0],
+    }

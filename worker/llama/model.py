@@ -1,0 +1,234 @@
+"""A loaded GGUF: its weights on one device, its vocabulary and its metadata.
+
+Owned by the engine process. The vocabulary functions are thread-safe (they only read); loading
+and closing are the owner's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from worker.errors import ModelError
+from worker.llama import library
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """Where and how the weights are loaded."""
+
+    device: library.Device | None = None
+    """The one GPU that takes everything; `None` keeps everything on the CPU."""
+    gpu_layers: int | None = None
+    """`None`: all with a `device`, none without. Another number exists for tests alone."""
+    mmap: bool = True
+    mlock: bool = False
+    vocab_only: bool = False
+    no_alloc: bool = False
+    """Read the metadata and plan the buffers, but allocate and read no weights."""
+    tensor_placement: Sequence[tuple[str, int]] = ()
+    """(tensor name pattern, native buffer type) pairs that overrule the layer's device."""
+    extra_buffer_types: bool = True
+    """Let the CPU backend repack weights into faster layouts while loading."""
+
+
+class Model:
+    """llama.cpp's model object; every native pointer stays inside this room.
+
+    Raises:
+        ModelError: llama.cpp refuses the file; the message carries its last error line.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        options: LoadOptions | None = None,
+        on_progress: Callable[[float], None] | None = None,
+    ) -> None:
+        flat = self._flat = library.load()
+        options = options or LoadOptions()
+        params = flat.llama_model_default_params()
+        # NULL-terminated: without the list llama.cpp takes every device that it finds.
+        handles = [options.device.handle] if options.device else []
+        self._devices = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
+        params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
+        params.split_mode = flat.LLAMA_SPLIT_MODE_NONE
+        params.main_gpu = 0 if options.device else -1
+        params.n_gpu_layers = -1 if options.device else 0
+        if options.gpu_layers is not None:
+            params.n_gpu_layers = options.gpu_layers
+        params.load_mode = {
+            (False, False): flat.LLAMA_LOAD_MODE_NONE,
+            (True, False): flat.LLAMA_LOAD_MODE_MMAP,
+            (False, True): flat.LLAMA_LOAD_MODE_MLOCK,
+            (True, True): flat.LLAMA_LOAD_MODE_MMAP_MLOCK,
+        }[options.mmap, options.mlock]
+        params.vocab_only = options.vocab_only
+        params.no_alloc = options.no_alloc
+        params.use_extra_bufts = options.extra_buffer_types
+        self._overrides = _tensor_overrides(flat, options.tensor_placement)
+        if self._overrides is not None:
+            params.tensor_buft_overrides = ctypes.cast(self._overrides, ctypes.c_void_p)
+
+        def progressed(fraction: float, _user_data: Any) -> bool:
+            if on_progress is not None:
+                on_progress(fraction)
+            return True
+
+        # Kept alive for as long as native code may call it.
+        self._progress = flat.llama_progress_callback(progressed)
+        params.progress_callback = self._progress
+        with library.log.capture() as lines:
+            pointer = flat.llama_model_load_from_file(path.encode(), params)
+        self.load_log: tuple[str, ...] = tuple(lines)
+        """llama.cpp's own account of the load; the residency proof reads it."""
+        if not pointer:
+            raise ModelError(f"llama.cpp cannot load {path}: {_reason(lines)}", path=path)
+        self.pointer = pointer
+        self.vocab = flat.llama_model_get_vocab(pointer)
+
+    def close(self) -> None:
+        """Free the weights. Contexts of this model must be closed before."""
+        if self.pointer:
+            self._flat.llama_model_free(self.pointer)
+            self.pointer = None
+
+    # --- what it is ------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """Like `llama 8B Q4_K - Medium`."""
+        return self._text(lambda b, n: self._flat.llama_model_desc(self.pointer, b, n)) or ""
+
+    def metadata(self, key: str) -> str | None:
+        """A scalar of the GGUF header as text; `None` where the key is absent or an array."""
+        name = key.encode()
+        return self._text(
+            lambda b, n: self._flat.llama_model_meta_val_str(self.pointer, name, b, n)
+        )
+
+    def chat_template(self, name: str | None = None) -> str | None:
+        """The template called `name` (`tool_use`…), or the default one."""
+        text = self._flat.llama_model_chat_template(self.pointer, name.encode() if name else None)
+        return text.decode("utf-8", "replace") if text else None
+
+    def _text(self, read: Callable[[Any, int], int]) -> str | None:
+        size = 256
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            length = read(buffer, size)
+            if length < 0:
+                return None
+            if length < size:
+                return buffer.raw[:length].decode("utf-8", "replace")
+            size = length + 1
+
+    @cached_property
+    def size_bytes(self) -> int:
+        return int(self._flat.llama_model_size(self.pointer))
+
+    @cached_property
+    def n_params(self) -> int:
+        return int(self._flat.llama_model_n_params(self.pointer))
+
+    @cached_property
+    def n_layers(self) -> int:
+        return int(self._flat.llama_model_n_layer(self.pointer))
+
+    @cached_property
+    def n_embd(self) -> int:
+        return int(self._flat.llama_model_n_embd_out(self.pointer))
+
+    @cached_property
+    def trained_context_length(self) -> int:
+        return int(self._flat.llama_model_n_ctx_train(self.pointer))
+
+    @cached_property
+    def can_truncate(self) -> bool:
+        """Whether a sequence's tail can be dropped: not so for recurrent state."""
+        flat = self._flat
+        return not (
+            flat.llama_model_is_recurrent(self.pointer) or flat.llama_model_is_hybrid(self.pointer)
+        )
+
+    @cached_property
+    def has_encoder(self) -> bool:
+        return bool(self._flat.llama_model_has_encoder(self.pointer))
+
+    # --- vocabulary --------------------------------------------------------------------
+
+    @cached_property
+    def n_vocab(self) -> int:
+        return int(self._flat.llama_vocab_n_tokens(self.vocab))
+
+    @cached_property
+    def bos(self) -> int | None:
+        token = int(self._flat.llama_vocab_bos(self.vocab))
+        return token if token >= 0 else None
+
+    @cached_property
+    def adds_bos(self) -> bool:
+        return self.bos is not None and bool(self._flat.llama_vocab_get_add_bos(self.vocab))
+
+    @cached_property
+    def eog(self) -> frozenset[int]:
+        """All end-of-generation tokens: EOS, EOT, end of turn…"""
+        is_eog = self._flat.llama_vocab_is_eog
+        return frozenset(t for t in range(self.n_vocab) if is_eog(self.vocab, t))
+
+    @cached_property
+    def control(self) -> frozenset[int]:
+        """Tokens that stand for no text."""
+        is_control = self._flat.llama_vocab_is_control
+        return frozenset(t for t in range(self.n_vocab) if is_control(self.vocab, t))
+
+    def token_text(self, token: int) -> str:
+        """The vocabulary's entry as it stands there, such as `<|im_end|>`."""
+        return bytes(self._flat.llama_vocab_get_text(self.vocab, token)).decode("utf-8", "replace")
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of `text`; BOS and EOS as the model wants them when `add_special`."""
+        data = text.encode()
+        size = len(data) + 8
+        while True:
+            buffer = (ctypes.c_int32 * size)()
+            count = self._flat.llama_tokenize(
+                self.vocab, data, len(data), buffer, size, add_special, parse_special
+            )
+            if count >= 0:
+                return list(buffer[:count])
+            size = -count
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes that `token` stands for; control tokens are empty unless `special`."""
+        size = 32
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            length = self._flat.llama_token_to_piece(self.vocab, token, buffer, size, 0, special)
+            if length >= 0:
+                return buffer.raw[:length]
+            size = -length
+
+
+def _tensor_overrides(flat: Any, placement: Sequence[tuple[str, int]]) -> Any:
+    """llama.cpp's array of `{pattern, buffer type}`, ended by an empty pattern."""
+    if not placement:
+        return None
+
+    class Override(ctypes.Structure):
+        _fields_ = [("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p)]
+
+    overrides = (Override * (len(placement) + 1))()
+    for entry, (pattern, buffer_type) in zip(overrides, placement, strict=False):
+        entry.pattern, entry.buffer_type = pattern.encode(), buffer_type
+    return overrides
+
+
+def _reason(lines: Sequence[str]) -> str:
+    """The most telling line of a failed load: the first that names an error."""
+    for line in lines:
+        if "error" in line or "failed" in line:
+            return line.split(": ", 1)[-1].strip()
+    return lines[-1].strip() if lines else "no reason was given"

@@ -1,0 +1,70 @@
+"""The largest step that the engine will ever take, taken once before anyone is told of it."""
+
+from __future__ import annotations
+
+from worker.errors import InsufficientVram
+from worker.llama.batch import Batch
+from worker.llama.context import Context
+from worker.llama.model import Model
+from worker.messages import DecodeOutcome
+
+
+def warm_up(model: Model, context: Context) -> int:
+    """Compute a full micro-batch, then one token of every slot; returns a token that was drawn.
+
+    What the device cannot hold shows here, and not hours later in front of a user.
+
+    Raises:
+        InsufficientVram: the device ran out of memory.
+    """
+    options = context.options
+    n_per_slot = context.n_ctx if options.kv_unified else context.n_ctx // options.n_seq_max
+    n_first = min(options.n_ubatch, options.n_batch, n_per_slot - 1)
+    token = model.bos if model.bos is not None else 0
+    batch = Batch(options.n_batch)
+    try:
+        row = batch.add(0, 0, [token] * n_first, logits=True)
+        _check(context.decode(batch))
+        drawn = int(context.logits(row).argmax())
+        batch.clear()
+        for slot in range(min(options.n_seq_max, options.n_batch)):
+            row = batch.add(slot, n_first if slot == 0 else 0, [drawn], logits=True)
+        _check(context.decode(batch))
+        drawn = int(context.logits(row).argmax())
+        context.synchronize()
+        return drawn
+    finally:
+        context.clear()
+        batch.close()
+
+
+def warm_up_embedding(context: Context, tokens: list[int]) -> None:
+    """Embed a text once: for a model that generates nothing, this is the worst it does."""
+    embed(context, tokens)
+
+
+def embed(context: Context, tokens: list[int]) -> list[float]:
+    """The pooled embedding of a text, scaled to length one: shape (n_embd,).
+
+    Raises:
+        InsufficientVram: the device ran out of memory.
+    """
+    batch = Batch(len(tokens))
+    try:
+        batch.add(0, 0, tokens, logits=True)
+        batch.want_all_logits()
+        _check(context.decode(batch))
+        vector = context.embedding(0)
+    finally:
+        context.clear()
+        batch.close()
+    length = float((vector @ vector) ** 0.5)
+    return [float(x) for x in vector / (length or 1.0)]
+
+
+def _check(outcome: DecodeOutcome) -> None:
+    if outcome != "ok":
+        raise InsufficientVram(
+            f"the device cannot compute a full step ({outcome}); lower --micro-batch, --slots "
+            "or --context-length"
+        )
