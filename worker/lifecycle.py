@@ -8,34 +8,29 @@ begun the process is gone within the drain timeout and five seconds, whatever ha
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import errno
 import os
 import signal
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 import uvicorn
 
-from worker.api.connection import WorkerProtocol
 from worker.api.state import AppState
 from worker.app import create_app
 from worker.engine.supervisor import Supervisor
-from worker.errors import ConfigError, PortInUse, WorkerError
+from worker.errors import WorkerError
+from worker.listen import Server, is_loopback, is_wildcard, listen, server_for, uri_of
 from worker.messages import EngineConfig, Progress
 from worker.models.resolve import resolve
 from worker.observability.logs import get_logger
 from worker.observability.metrics import Metrics
-from worker.pool.client import PoolClient, ReadyCallback
+from worker.presence import Presence
 from worker.settings import Settings
 
 DISTRIBUTION = "llorch-worker"
-CLOSE_SECONDS = 2.0
-"""For open connections to take their last bytes, after the drain."""
 EXIT_MARGIN_SECONDS = 4.5
 """After the drain timeout; then the process leaves without asking anybody."""
 STORY_PROMPT = "Once upon a time, there was a brave fox named"
@@ -51,48 +46,6 @@ def run(settings: Settings) -> None:
         raise error
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A bound, listening socket; raises `PortInUse` or `ConfigError`."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except socket.gaierror as error:
-        raise ConfigError(
-            f"--host is {host!r}, which does not resolve to an address: {error.strerror}.",
-            field="host",
-        ) from None
-    family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUse(
-                f"Port {port} on {host} is in use by another process; choose another --port, "
-                "or 0 for any free one.",
-                port=port,
-            ) from None
-        if error.errno in (errno.EACCES, errno.EPERM):
-            raise ConfigError(
-                f"--port is {port}, which this user may not listen on; choose one over 1023.",
-                field="port",
-            ) from None
-        raise ConfigError(
-            f"--host is {host!r}, which cannot be listened on: {error.strerror}.", field="host"
-        ) from None
-    return listener
-
-
-class Server(uvicorn.Server):
-    """uvicorn without its signal handlers: a stop is the lifecycle's, which drains first."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 class Lifecycle:
     def __init__(self, settings: Settings, listener: socket.socket) -> None:
         self._settings = settings
@@ -100,6 +53,9 @@ class Lifecycle:
         self._log = get_logger()
         self._started_at = time.monotonic()
         self._incarnation = str(uuid.uuid4())
+        self._port = int(listener.getsockname()[1])
+        self._uri = uri_of(settings.advertise_host or settings.host, self._port)
+        self._exit_code = 0
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._draining = False
@@ -109,16 +65,20 @@ class Lifecycle:
         settings = self._settings
         self._metrics = Metrics(settings.worker_id)
         self._supervisor = Supervisor(settings, self._metrics)
-        self._pool = PoolClient(settings, self._metrics)
         self._install_signals()
         server = self._http_server()
+        self._presence = Presence(self._state, self._uri, own_version())
         serving = asyncio.create_task(server.serve(sockets=[self._listener]))
         self._log_listening()
+        self._presence.begin()
         bring_up = asyncio.create_task(self._bring_up())
         try:
             error = await self._until_stop(bring_up, serving)
         finally:
             bring_up.cancel()
+        if error is not None:
+            self._exit_code = error.exit_code
+            self._supervisor.fail(error)
         await self._shut_down(server, serving)
         self._log.info("worker.stopped", code=error.code if error else None)
         return error
@@ -138,18 +98,7 @@ class Lifecycle:
             draining=lambda: self._draining,
         )
         self._state = state
-        config = uvicorn.Config(
-            create_app(state),
-            http=WorkerProtocol,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=int(CLOSE_SECONDS),
-        )
-        return Server(config)
+        return server_for(create_app(state))
 
     async def _bring_up(self) -> None:
         """Resolve, load, announce. Ends when the pool knows; raises what stopped it."""
@@ -182,44 +131,30 @@ class Lifecycle:
         )
         if resolved.kind == "bundled":
             print(first_request(self._uri, settings.worker_token is not None), flush=True)
-        await self._pool.announce(
-            ReadyCallback(
-                worker_id=settings.worker_id,
-                model_ref=resolved.model_ref,
-                vram_bytes=info.residency.device_bytes,
-                uri=self._uri,
-                backend=settings.backend,
-                device=info.device,
-                capabilities=["embeddings"] if info.model.pooling else ["text-gen"],
-                slots=info.slots,
-                context_length=info.model.context_length,
-                incarnation=self._incarnation,
-                version=own_version(),
-            )
-        )
-
-    @property
-    def _uri(self) -> str:
-        host = self._settings.advertise_host or self._settings.host
-        port = self._listener_port
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        await self._presence.announce(info)
 
     def _log_listening(self) -> None:
         settings = self._settings
-        self._listener_port = int(self._listener.getsockname()[1])
         self._log.info(
             "worker.listening",
             host=settings.host,
-            port=self._listener_port,
+            port=self._port,
             pid=os.getpid(),
             backend=settings.backend,
             version=own_version(),
         )
-        if settings.worker_token is None and not _is_loopback(self._listener):
+        if settings.worker_token is None and not is_loopback(self._listener):
             self._log.warning(
                 "worker.unprotected",
                 message=f"Listening on {settings.host} without LLORCH_WORKER_TOKEN: "
                 "whoever reaches the port may use the model.",
+            )
+        told = settings.callback_url is not None or settings.heartbeat_url is not None
+        if told and settings.advertise_host is None and is_wildcard(settings.host):
+            self._log.warning(
+                "worker.unreachable_uri",
+                message=f"The pool manager is told {self._uri}, which no other machine can use; "
+                "give --advertise-host.",
             )
 
     # --- stop ----------------------------------------------------------------------------
@@ -242,9 +177,14 @@ class Lifecycle:
         self._draining = True
         self._supervisor.begin_draining()
         self._log.info("worker.draining", running=self._supervisor.running)
-        limit = self._settings.drain_timeout + EXIT_MARGIN_SECONDS
-        _leave_after(limit)
+        self._leave_after(self._settings.drain_timeout + EXIT_MARGIN_SECONDS)
         self._stop.set()
+
+    def _leave_after(self, seconds: float) -> None:
+        """The last resort, on a thread of its own because the event loop may be what hangs."""
+        timer = threading.Timer(seconds, lambda: os._exit(self._exit_code))
+        timer.daemon = True
+        timer.start()
 
     async def _until_stop(
         self, bring_up: asyncio.Task[None], serving: asyncio.Task[None]
@@ -282,9 +222,15 @@ class Lifecycle:
         now.cancel()
         server.should_exit = True
         server.force_exit = self._stop_now.is_set()
-        await asyncio.gather(
-            self._supervisor.stop(), self._pool.close(), serving, return_exceptions=True
+        ends = await asyncio.gather(
+            self._supervisor.stop(),
+            self._presence.end(now=self._stop_now.is_set()),
+            serving,
+            return_exceptions=True,
         )
+        for trouble in ends:
+            if isinstance(trouble, BaseException):
+                self._log.error("worker.stop_trouble", exc_info=trouble)
 
 
 def engine_config(settings: Settings, model_path: str, model_ref: str) -> EngineConfig:
@@ -332,22 +278,6 @@ def own_version() -> str:
         return version(DISTRIBUTION)
     except PackageNotFoundError:  # a checkout that was not installed
         return "0+unknown"
-
-
-def _is_loopback(listener: socket.socket) -> bool:
-    host = str(listener.getsockname()[0])
-    return host == "::1" or host.startswith("127.")
-
-
-def _leave_after(seconds: float) -> None:
-    """The last resort, on a thread of its own because the event loop may be what hangs."""
-
-    def leave() -> None:
-        os._exit(0)
-
-    timer = threading.Timer(seconds, leave)
-    timer.daemon = True
-    timer.start()
 
 
 async def _nothing(scope: object, receive: object, send: object) -> None:

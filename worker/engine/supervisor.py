@@ -137,6 +137,11 @@ class Supervisor:
     def engine_pid(self) -> int | None:
         return self._keeper.pid
 
+    @property
+    def changed(self) -> asyncio.Event:
+        """Set at the next change of `state` or `progress`, once; then there is another."""
+        return self._progress_changed
+
     async def watch_progress(self) -> AsyncIterator[Progress]:
         """The current phase and each later one, until the worker is ready or has failed."""
         while True:
@@ -241,6 +246,10 @@ class Supervisor:
         """Spawn the engine and wait until it has decoded a token; raises why it could not."""
         return await self._keeper.start(config)
 
+    def fail(self, error: WorkerError) -> None:
+        """The worker is about to leave because of `error`."""
+        self._keeper.fail(error)
+
     def begin_draining(self) -> None:
         """No new work from now on; what is accepted goes on."""
         self._draining = True
@@ -285,6 +294,7 @@ class Supervisor:
         self._calls.clear()
 
     def _on_given_up(self, error: WorkerError) -> None:
+        self.report(self.progress)
         for job in self._jobs:
             self._jobs.fail(job, error)
 

@@ -1,0 +1,150 @@
+"""Heartbeats of a real worker: whole state each time, through bad days, with a last one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.pool_manager import (
+    answer_ok,
+    answers,
+    answers_garbage,
+    hangs,
+    hangs_up,
+    serving,
+)
+from tests.support.worker import WorkerProcess, until
+
+
+def busy(running: WorkerProcess, stop: threading.Event) -> threading.Thread:
+    def work() -> None:
+        while not stop.is_set():
+            running.execute("One day", max_tokens=200, ignore_eos=True)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_a_life_in_beats(start_worker: StartWorker) -> None:
+    stop = threading.Event()
+    with serving() as manager:
+        running = start_worker(*manager.flags(), "--worker-id", "w-2", wait_ready=False)
+        manager.wait_for_status("ready")
+        thread = busy(running, stop)
+        manager.wait_for_status("busy")
+        seen = len(manager.beats)
+        manager.wait_for(n_beats=seen + 3)
+        stop.set()
+        thread.join(30)
+        assert running.stop() == 0
+        last = len(manager.beats)
+        time.sleep(0.5)
+        assert len(manager.beats) == last
+        assert manager.statuses[0] == "loading"
+        assert manager.statuses.count("draining") == 1 and manager.statuses[-1] == "draining"
+        assert manager.verdict() == []
+        beats = [message.payload for message in manager.beats]
+    assert [beat["sequence"] for beat in beats] == list(range(1, len(beats) + 1))
+    assert {beat["worker_id"] for beat in beats} == {"w-2"}
+    assert {beat["incarnation"] for beat in beats} == {
+        message.payload["incarnation"] for message in manager.callbacks
+    }
+    assert max(beat["running"] for beat in beats) == 1
+    assert max(beat["kv_cells_used"] for beat in beats) > 0
+    assert beats[-1]["resident"] is True and beats[-1]["uri"] == running.base_url
+
+
+def test_the_draining_beat_goes_out_at_once(start_worker: StartWorker) -> None:
+    stop = threading.Event()
+    with serving() as manager:
+        flags = manager.heartbeat_flags(interval_s=60)
+        running = start_worker(*flags)
+        manager.wait_for_status("ready")
+        thread = threading.Thread(
+            target=lambda: running.execute("One day", max_tokens=1000, ignore_eos=True)
+        )
+        thread.start()
+        until(lambda: running.get("/health").json()["running"] == 1, 5, lambda: "not running")
+        before = time.monotonic()
+        running.signal(signal.SIGTERM)
+        manager.wait_for_status("draining", 5)
+        assert time.monotonic() - before < 1
+        thread.join(30)
+        assert running.wait() == 0
+        assert stop.is_set() is False
+        assert manager.verdict() == []
+
+
+def test_a_crash_is_told_and_the_recovery_too(start_worker: StartWorker) -> None:
+    with serving() as manager:
+        running = start_worker(*manager.heartbeat_flags(interval_s=60))
+        manager.wait_for_status("ready")
+        os.kill(running.engine_pid, signal.SIGKILL)
+        until(
+            lambda: "recovering" in [m.payload["state"] for m in manager.beats],
+            2,
+            lambda: str(manager.statuses),
+        )
+        until(lambda: manager.statuses[-1] == "ready", 20, lambda: str(manager.statuses))
+        running.wait_ready()
+        assert running.stop() == 0
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [answers(*[500] * 4), answers_garbage, hangs_up, hangs],
+    ids=["500", "garbage", "hang-up", "hang"],
+)
+def test_a_manager_in_trouble_never_stops_serving(start_worker: StartWorker, reply: Any) -> None:
+    with serving() as manager:
+        running = start_worker(*manager.heartbeat_flags())
+        manager.wait_for_status("ready")
+        manager.reply = reply
+        for _ in range(3):
+            assert running.execute("Once", max_tokens=5).end["tokens_out"] >= 1
+            time.sleep(0.2)
+        running.wait_log("heartbeat.failed", 10)
+        assert running.metric('worker_heartbeats_total{result="failed"}') >= 1
+        assert running.is_ready() and running.get("/health").status_code == 200
+        manager.reply = answer_ok
+        running.wait_log("heartbeat.recovered", 15)
+        assert len(running.logs("heartbeat.failed")) < 4, "a change is logged, not every failure"
+        assert running.stop() == 0
+
+
+def test_a_manager_that_restarts_learns_everything_from_one_beat(
+    start_worker: StartWorker,
+) -> None:
+    with serving() as manager:
+        port = int(manager.server_address[1])
+        running = start_worker(*manager.flags())
+        manager.wait_for(n_callbacks=1, n_beats=2)
+        before = manager.beats[-1].payload
+    time.sleep(0.6)  # away for some intervals
+    assert running.execute("Once", max_tokens=3).end["tokens_out"] >= 1
+    with serving(port) as manager:
+        manager.wait_for(n_beats=1, timeout_s=5)
+        beat = manager.beats[0].payload
+        static = ("worker_id", "incarnation", "uri", "model_ref", "slots", "vram_bytes", "device")
+        assert {key: beat[key] for key in static} == {key: before[key] for key in static}
+        assert beat["sequence"] > before["sequence"]
+        assert running.stop() == 0
+        assert manager.statuses[-1] == "draining"
+
+
+def test_a_stop_does_not_wait_for_a_manager_that_hangs(start_worker: StartWorker) -> None:
+    with serving() as manager:
+        running = start_worker(*manager.heartbeat_flags())
+        manager.wait_for_status("ready")
+        manager.reply = hangs
+        time.sleep(0.5)
+        before = time.monotonic()
+        assert running.stop() == 0
+        assert time.monotonic() - before < 5

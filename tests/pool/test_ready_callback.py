@@ -1,0 +1,105 @@
+"""The ready callback of a real worker, as a real HTTP server receives it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.pool_manager import answers, answers_garbage, hangs_up, serving
+from tests.support.worker import run_to_exit
+
+PAYLOAD = {
+    "worker_id", "model_ref", "vram_bytes", "uri", "backend", "device", "capabilities",
+    "protocol", "slots", "context_length", "incarnation", "version",
+}  # fmt: skip
+
+
+def test_exactly_one_after_ready_with_the_whole_payload(start_worker: StartWorker) -> None:
+    with serving(token="pool-secret") as manager:
+        running = start_worker(
+            *("--callback-url", f"{manager.url}/ready", "--worker-id", "w-1", "--slots", "3"),
+            env={"LLORCH_CALLBACK_TOKEN": "pool-secret"},
+        )
+        manager.wait_for(n_callbacks=1)
+        running.execute("Once", max_tokens=3)
+        assert running.stop() == 0
+        (message,) = manager.callbacks
+    assert message.authorized
+    assert message.ready_status == 200, "/ready was asked while the callback was being received"
+    payload = message.payload
+    assert set(payload) == PAYLOAD
+    assert payload["worker_id"] == "w-1"
+    assert payload["model_ref"] == "tiny-model"
+    assert payload["uri"] == running.base_url
+    assert payload["backend"] == "cpu" and payload["device"] == "CPU"
+    assert payload["capabilities"] == ["text-gen"] and payload["protocol"] == "sse"
+    assert payload["slots"] == 3 and payload["context_length"] == 1024
+    assert payload["vram_bytes"] > 1_000_000
+    assert manager.verdict() == []
+
+
+def test_the_advertised_host_goes_into_the_uri(start_worker: StartWorker) -> None:
+    with serving() as manager:
+        flags = ("--callback-url", f"{manager.url}/ready", "--advertise-host", "localhost")
+        running = start_worker(*flags)
+        manager.wait_for(n_callbacks=1)
+        assert manager.callbacks[0].payload["uri"] == f"http://localhost:{running.port}"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [answers(500, 429, 302), answers_garbage, hangs_up],
+    ids=["statuses", "garbage", "hang-up"],
+)
+def test_it_is_sent_again_until_it_is_taken(start_worker: StartWorker, reply: Any) -> None:
+    with serving() as manager:
+        manager.reply = reply
+        running = start_worker("--callback-url", f"{manager.url}/ready")
+        manager.wait_for(n_callbacks=2)
+        assert running.execute("Once", max_tokens=3).end["tokens_out"] >= 1
+        manager.reply = answers()  # type: ignore[assignment]
+        running.wait_log("callback.accepted", 30)
+        n_sent = len(manager.callbacks)
+        time.sleep(0.5)
+        assert len(manager.callbacks) == n_sent
+        assert [m.accepted for m in manager.callbacks].count(True) == 1
+        assert running.metric("worker_callback_failures_total") == n_sent - 1
+        assert running.stop() == 0
+
+
+def test_a_refusal_is_final(warm_cache: Path) -> None:
+    with serving() as manager:
+        manager.reply = answers(403, 403)  # type: ignore[assignment]
+        exit = run_to_exit(
+            "--port", "0", "--callback-url", f"{manager.url}/ready", cache_dir=warm_cache
+        )
+        assert len(manager.callbacks) == 1
+    assert exit.code == 1
+    assert exit.failure["code"] == "CALLBACK_FAILED"
+    assert "403" in exit.sentence and manager.url in exit.sentence
+
+
+def test_nobody_there_ends_the_worker_in_time(warm_cache: Path) -> None:
+    with serving() as manager:
+        url = f"{manager.url}/ready"
+    before = time.monotonic()
+    exit = run_to_exit(
+        "--port", "0", "--callback-url", url, "--callback-timeout", "2", cache_dir=warm_cache
+    )
+    assert time.monotonic() - before < 15
+    assert exit.code == 1 and exit.failure["code"] == "CALLBACK_FAILED"
+    assert "2 s" in exit.sentence
+
+
+def test_an_optional_callback_never_ends_the_worker(start_worker: StartWorker) -> None:
+    with serving() as manager:
+        manager.reply = answers(404)  # type: ignore[assignment]
+        running = start_worker("--callback-url", f"{manager.url}/ready", "--callback-optional")
+        running.wait_log("callback.given_up", 30)
+        assert running.is_ready()
+        assert running.execute("Once", max_tokens=3).end["tokens_out"] >= 1
+        assert running.stop() == 0

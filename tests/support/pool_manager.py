@@ -1,0 +1,93 @@
+"""A pool manager for tests: the conformance kit's server in a thread, with bad days on demand."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+
+from tests.support.worker import until
+from worker.pool.conformance import Manager, answer_ok, send_json
+from worker.pool.rules import Message
+
+
+class PoolManager(Manager):
+    """`serving()` runs it; `reply` takes one of the functions below."""
+
+    def flags(self) -> tuple[str, ...]:
+        return ("--callback-url", f"{self.url}/ready", *self.heartbeat_flags())
+
+    def heartbeat_flags(self, interval_s: float = 0.2) -> tuple[str, ...]:
+        return ("--heartbeat-url", f"{self.url}/heartbeat", "--heartbeat-interval", str(interval_s))
+
+    @property
+    def callbacks(self) -> list[Message]:
+        return self.messages("callback")
+
+    @property
+    def beats(self) -> list[Message]:
+        return self.messages("heartbeat")
+
+    @property
+    def statuses(self) -> list[str]:
+        return [message.payload["status"] for message in self.beats]
+
+    def wait_for(self, n_callbacks: int = 0, n_beats: int = 0, timeout_s: float = 30) -> None:
+        until(
+            lambda: len(self.callbacks) >= n_callbacks and len(self.beats) >= n_beats,
+            timeout_s,
+            lambda: f"{len(self.callbacks)} callbacks, {len(self.beats)} beats",
+        )
+
+    def wait_for_status(self, status: str, timeout_s: float = 30) -> None:
+        until(lambda: status in self.statuses, timeout_s, lambda: f"beats: {self.statuses}")
+
+
+@contextmanager
+def serving(port: int = 0, token: str | None = None) -> Iterator[PoolManager]:
+    manager = PoolManager(port=port, token=token)
+    thread = threading.Thread(target=manager.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield manager
+    finally:
+        manager.shutdown()
+        manager.server_close()
+        thread.join(10)
+
+
+# --- what a manager may answer; each returns the status that counts ---
+
+
+def answers(*statuses: int) -> object:
+    """Each status once, in order, then 200."""
+    waiting = list(statuses)
+
+    def reply(handler: BaseHTTPRequestHandler) -> int:
+        status = waiting.pop(0) if waiting else 200
+        send_json(handler, status, {"answer": status})
+        return status
+
+    return reply
+
+
+def answers_garbage(handler: BaseHTTPRequestHandler) -> int:
+    handler.wfile.write(b"\x00\xff this is not HTTP \r\n\r\n" * 3)
+    handler.close_connection = True
+    return 0
+
+
+def hangs(handler: BaseHTTPRequestHandler) -> int:
+    time.sleep(30)
+    handler.close_connection = True
+    return 0
+
+
+def hangs_up(handler: BaseHTTPRequestHandler) -> int:
+    handler.close_connection = True
+    return 0
+
+
+__all__ = ["PoolManager", "answer_ok", "answers", "answers_garbage", "hangs", "hangs_up", "serving"]

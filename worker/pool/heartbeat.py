@@ -1,0 +1,137 @@
+"""Heartbeats: the worker's whole state, again and again, so that no single message matters.
+
+A task on the API process's event loop, which the engine cannot hold up. A beat goes out at once
+when the state changes, else every `--heartbeat-interval`; the one that says `draining` (or
+`failed`) is the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from worker.observability.logs import get_logger
+from worker.observability.metrics import Metrics
+from worker.pool.client import ATTEMPT_SECONDS, PoolClient
+from worker.pool.rules import FINAL_STATUSES
+
+_LAST_BEAT_RETRY_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Everything a manager needs to know; nothing has to be remembered from earlier beats."""
+
+    worker_id: str
+    incarnation: str
+    sequence: int
+    status: str
+    """`loading`, `ready`, `busy`, `draining` or `failed`: what a manager acts on."""
+    state: str
+    """The worker's own word, which tells `recovering` from `loading`."""
+    phase: str
+    percent: float
+    uri: str
+    model_ref: str
+    backend: str
+    device: str | None
+    capabilities: list[str]
+    protocol: str
+    version: str
+    slots: int
+    context_length: int | None
+    running: int
+    queued: int
+    queued_prompt_tokens: int
+    kv_cells_used: int
+    kv_cells_total: int
+    resident: bool
+    residency_lost: str | None
+    vram_bytes: int
+    last_progress_ms: float
+    uptime_seconds: float
+    interval_seconds: float
+
+
+class Heartbeats:
+    """`run` beats until its last beat was taken. `compose` makes one beat from its number."""
+
+    def __init__(
+        self,
+        client: PoolClient,
+        metrics: Metrics,
+        url: str,
+        interval_seconds: float,
+        compose: Callable[[int], Beat],
+        changed: Callable[[], asyncio.Event],
+    ) -> None:
+        """`changed` gives an event that is set at the next change of the worker's state."""
+        self._client = client
+        self._metrics = metrics
+        self._url = url
+        self._interval_seconds = interval_seconds
+        self._compose = compose
+        self._changed = changed
+        self._log = get_logger()
+        self._sequence = 0
+        self._failing = False
+
+    async def run(self) -> None:
+        while True:
+            changed = self._changed()
+            self._sequence += 1
+            beat = self._compose(self._sequence)
+            sent_at = time.monotonic()
+            taken = await self._send_unless_outdated(beat)
+            if beat.status in FINAL_STATUSES and taken:
+                return
+            urgent = self._compose(0).status in FINAL_STATUSES
+            pause = _LAST_BEAT_RETRY_SECONDS if urgent else self._interval_seconds
+            await self._sleep_until_news(beat, changed, sent_at + pause)
+
+    async def _send_unless_outdated(self, beat: Beat) -> bool:
+        """Send it; a beat that hangs is given up as soon as the last one is due."""
+        sending = asyncio.create_task(self._send(beat))
+        try:
+            while True:
+                news = asyncio.create_task(self._changed().wait())
+                try:
+                    await asyncio.wait({sending, news}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    news.cancel()
+                if sending.done():
+                    return sending.result()
+                if beat.status not in FINAL_STATUSES and (
+                    self._compose(0).status in FINAL_STATUSES
+                ):
+                    return False
+        finally:
+            sending.cancel()
+
+    async def _send(self, beat: Beat) -> bool:
+        status, trouble = await self._client.post(
+            self._url, asdict(beat), min(ATTEMPT_SECONDS, max(1.0, self._interval_seconds))
+        )
+        taken = status is not None and 200 <= status < 300
+        self._metrics.heartbeat(taken)
+        if not taken and not self._failing:
+            self._log.warning("heartbeat.failed", reason=trouble or f"it answered {status}")
+        elif taken and self._failing:
+            self._log.info("heartbeat.recovered", sequence=beat.sequence)
+        self._failing = not taken
+        return taken
+
+    async def _sleep_until_news(self, last: Beat, changed: asyncio.Event, due_at: float) -> None:
+        """Until `due_at`, or until the state is another than the one last told."""
+        while (remaining := due_at - time.monotonic()) > 0:
+            try:
+                await asyncio.wait_for(changed.wait(), remaining)
+            except TimeoutError:
+                return
+            changed = self._changed()
+            now = self._compose(0)
+            busy_or_ready = {now.status, last.status} <= {"ready", "busy"}
+            if now.state != last.state or (now.status != last.status and not busy_or_ready):
+                return

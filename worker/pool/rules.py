@@ -1,0 +1,139 @@
+"""What a worker promises its pool manager, as checks on the messages that arrived.
+
+Pure functions over recorded messages, for `conformance` and for the worker's own tests.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+STATUSES = ("loading", "ready", "busy", "draining", "failed")
+FINAL_STATUSES = ("draining", "failed")
+
+CALLBACK_FIELDS: Mapping[str, type | tuple[type, ...]] = {
+    "worker_id": str,
+    "model_ref": str,
+    "vram_bytes": int,
+    "uri": str,
+    "backend": str,
+    "device": str,
+    "capabilities": list,
+    "protocol": str,
+    "slots": int,
+    "context_length": int,
+    "incarnation": str,
+    "version": str,
+}
+HEARTBEAT_FIELDS: Mapping[str, type | tuple[type, ...]] = {
+    "worker_id": str,
+    "incarnation": str,
+    "sequence": int,
+    "status": str,
+    "uri": str,
+    "model_ref": str,
+    "backend": str,
+    "slots": int,
+    "running": int,
+    "queued": int,
+    "queued_prompt_tokens": int,
+    "kv_cells_used": int,
+    "kv_cells_total": int,
+    "resident": bool,
+    "vram_bytes": int,
+    "interval_seconds": (int, float),
+    "uptime_seconds": (int, float),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    kind: Literal["callback", "heartbeat"]
+    received_at: float
+    """Seconds on a monotonic clock."""
+    payload: Any
+    authorized: bool = True
+    accepted: bool = True
+    """Whether the manager answered with a 2xx."""
+    ready_status: int | None = None
+    """What the worker's own `/ready` answered while its callback was being received."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breach:
+    rule: str
+    detail: str
+
+
+def judge(messages: Iterable[Message]) -> list[Breach]:
+    """Every promise that was broken, in order of the messages."""
+    callbacks: dict[str, list[Message]] = defaultdict(list)
+    beats: dict[str, list[Message]] = defaultdict(list)
+    breaches: list[Breach] = []
+    for message in messages:
+        fields = CALLBACK_FIELDS if message.kind == "callback" else HEARTBEAT_FIELDS
+        faults = list(_shape(message.payload, fields))
+        breaches += [Breach(f"{message.kind} payload", fault) for fault in faults]
+        if not message.authorized:
+            breaches.append(Breach(f"{message.kind} token", "the bearer token is not the one set"))
+        if not faults:
+            table = callbacks if message.kind == "callback" else beats
+            table[message.payload["incarnation"]].append(message)
+    for incarnation, received in callbacks.items():
+        breaches += _judge_callbacks(incarnation, received)
+    for incarnation, received in beats.items():
+        breaches += _judge_beats(incarnation, received, callbacks.get(incarnation, []))
+    return breaches
+
+
+def _shape(payload: Any, fields: Mapping[str, type | tuple[type, ...]]) -> Iterator[str]:
+    if not isinstance(payload, dict):
+        yield "the body is not a JSON object"
+        return
+    for name, kind in fields.items():
+        value = payload.get(name)
+        if name not in payload:
+            yield f"{name} is missing"
+        elif not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            yield f"{name} is {value!r}"
+    if "status" in fields and payload.get("status") not in STATUSES:
+        yield f"status is {payload.get('status')!r}, not one of {', '.join(STATUSES)}"
+    parts = urlsplit(str(payload.get("uri")))
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        yield f"uri is {payload.get('uri')!r}, not an http URL"
+
+
+def _judge_callbacks(incarnation: str, received: list[Message]) -> Iterator[Breach]:
+    accepted = [message for message in received if message.accepted]
+    if len(accepted) > 1:
+        detail = f"{len(accepted)} ready callbacks of incarnation {incarnation}"
+        yield Breach("callback once", detail)
+    for index, message in enumerate(received):
+        if message.ready_status not in (None, 200):
+            detail = f"/ready answered {message.ready_status} at the callback"
+            yield Breach("callback after ready", detail)
+        if index and received[index - 1].accepted:
+            yield Breach("callback once", "sent again after it had been taken")
+        if message.payload["protocol"] != "sse":
+            yield Breach("callback payload", f"protocol is {message.payload['protocol']!r}")
+
+
+def _judge_beats(
+    incarnation: str, received: list[Message], callbacks: list[Message]
+) -> Iterator[Breach]:
+    worker_ids = {message.payload["worker_id"] for message in [*received, *callbacks]}
+    if len(worker_ids) > 1:
+        yield Breach("identity", f"incarnation {incarnation} has the ids {sorted(worker_ids)}")
+    for before, after in zip(received, received[1:], strict=False):
+        if after.payload["sequence"] <= before.payload["sequence"]:
+            numbers = f"{before.payload['sequence']} → {after.payload['sequence']}"
+            yield Breach("sequence", f"does not grow: {numbers}")
+        if before.accepted and before.payload["status"] in FINAL_STATUSES:
+            yield Breach("last beat", f"a beat after {before.payload['status']}")
+        gap = after.received_at - before.received_at
+        if gap > 2 * before.payload["interval_seconds"] + 1:
+            yield Breach("interval", f"{gap:.1f} s between beats {before.payload['sequence']} "
+                         f"and {after.payload['sequence']}")  # fmt: skip
