@@ -81,6 +81,8 @@ def prepare(source: Path, options: Options) -> Job:
     checkpoint = Checkpoint.open(source)
     config = Config(checkpoint.config)
     family = architectures.family_of(config)
+    if family.section:
+        config = config.section(family.section)
     dims = family.dims(config)
     family.check(config, dims)
     tensors = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -71,32 +71,49 @@ def plan(checkpoint: Checkpoint, family: Family, config: Config, d: Dims) -> lis
     Raises:
         ModelError: the checkpoint lacks a tensor, has one that no rule knows, or a wrong shape.
     """
-    names = dict(checkpoint.tensors)
+    names = checkpoint.tensors
+    family = _rooted(family, names)
     outputs: dict[str, OutputTensor] = {}
     for name, values in family.extra_tensors(config, d).items():
         outputs[name] = OutputTensor(name, values.shape, (), keep_f32=True, values=values)
     for source, rules in family.rules.items():
         for rule in rules if isinstance(rules, tuple) else (rules,):
-            for name, sources in _instances(source, rule.target, d):
+            for name, sources in _instances(source, rule, d):
                 found = [names[s] for s in sources if s in names]
                 if len(found) == len(sources):
                     outputs[name] = _output(rule, name, found, d)
+    _settle_head(family, outputs, config)
     _check_complete(family, outputs, checkpoint, d)
     _check_surplus(family, names, d)
     return sorted(outputs.values(), key=_position)
 
 
-def _instances(source: str, target: str, d: Dims) -> Iterator[tuple[str, list[str]]]:
-    """(GGUF name, source names) for every layer; several sources where experts are stacked."""
+def _rooted(family: Family, names: Mapping[str, TensorInfo]) -> Family:
+    """The family with its table written as this checkpoint's names begin."""
+    first = family.roots[0]
+
+    def moved(source: str, root: str) -> str:
+        return root + source.removeprefix(first) if source.startswith(first) else source
+
+    embedding = next(s for s, r in family.rules.items() if not isinstance(r, tuple))
+    for root in family.roots:
+        if moved(embedding, root) in names:
+            return replace(family, rules={moved(s, root): r for s, r in family.rules.items()})
+    return family
+
+
+def _instances(source: str, rule: Rule, d: Dims) -> Iterator[tuple[str, list[str]]]:
+    """(GGUF name, source names) for every layer; several sources where they are stacked."""
     for i in range(d.n_layers) if "{i}" in source else (0,):
-        experts = range(d.n_expert) if "{e}" in source else (0,)
-        names = [source.replace("{i}", str(i)).replace("{e}", str(e)) for e in experts]
-        if names:
-            yield target.replace("{i}", str(i)), names
+        layer = source.replace("{i}", str(i))
+        members = range(rule.stack(d)) if "{e}" in source else (0,)
+        yield rule.target.replace("{i}", str(i)), [layer.replace("{e}", str(e)) for e in members]
 
 
 def _output(rule: Rule, name: str, sources: list[TensorInfo], d: Dims) -> OutputTensor:
     shape = rule.shape(d)
+    if len(shape) > 1:  # A vector in a stack is a row.
+        sources = [replace(s, shape=(1, *s.shape)) if len(s.shape) == 1 else s for s in sources]
     pieces = [piece for source in sources for piece in _pieces(rule, source, shape, d, sources)]
     columns = shape[-1] if len(shape) > 1 else 1
     got_columns = sources[0].n_rows if rule.transposed else sources[0].row_length
@@ -116,7 +133,7 @@ def _pieces(
     if rule.rows is None:
         if len(stack) == 1 and source.shape != shape:
             raise _misshapen(source, shape)
-        heads = rule.interleaved_heads(d)[0] if rule.interleaved_heads else 0
+        heads = rule.interleaved_heads(d) if rule.interleaved_heads else 0
         yield Piece(source, 0, source.n_rows, source.n_rows // heads if heads else 0)
         return
     first, count = rule.rows(d)
@@ -137,6 +154,23 @@ def _misshapen(source: TensorInfo, shape: tuple[int, ...]) -> ModelError:
     )
 
 
+def _settle_head(family: Family, outputs: dict[str, OutputTensor], config: Config) -> None:
+    """Tie the output head to the embedding, or not, as `config.json` and llama.cpp want it."""
+    head, embedding = outputs.get("output.weight"), outputs.get("token_embd.weight")
+    tied = config.flag("tie_word_embeddings", default=head is None)
+    if not tied and head is None:
+        raise ModelError(f"{config.name}: tie_word_embeddings is false, but there is no lm_head")
+    if not tied and family.head == "never":
+        raise ModelError(
+            f"{config.name}: tie_word_embeddings is false, llama.cpp's {family.architecture} "
+            "has no output head of its own"
+        )
+    if tied:
+        outputs.pop("output.weight", None)
+        if family.head == "always" and embedding is not None:
+            outputs["output.weight"] = replace(embedding, name="output.weight")
+
+
 def _check_complete(
     family: Family, outputs: Mapping[str, OutputTensor], checkpoint: Checkpoint, d: Dims
 ) -> None:
@@ -144,7 +178,7 @@ def _check_complete(
         for rule in rules if isinstance(rules, tuple) else (rules,):
             if rule.optional:
                 continue
-            for name, sources in _instances(source, rule.target, d):
+            for name, sources in _instances(source, rule, d):
                 if name not in outputs:
                     missing = next(s for s in sources if s not in checkpoint.tensors)
                     raise ModelError(
@@ -159,12 +193,11 @@ def _check_surplus(family: Family, names: Mapping[str, TensorInfo], d: Dims) -> 
         name
         for source, rules in family.rules.items()
         for rule in (rules if isinstance(rules, tuple) else (rules,))
-        for _, sources in _instances(source, rule.target, d)
+        for _, sources in _instances(source, rule, d)
         for name in sources
     }
-    ignored = [re.escape(p).replace(r"\{i\}", r"\d+") for p in family.ignored]
     for name in names:
-        if name not in known and not any(re.fullmatch(p, name) for p in ignored):
+        if name not in known and not any(re.fullmatch(p, name) for p in family.ignored):
             raise ModelError(
                 f"tensor {name} in {names[name].path.name} is not known to the "
                 f"{family.architecture} family with the sizes in config.json",

@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import difflib
 
-from worker.convert.architectures.llama import LLAMA
+from worker.convert.architectures.gemma import GEMMA2, GEMMA3, GEMMA3_MULTIMODAL
+from worker.convert.architectures.llama import GRANITE, LLAMA, MIXTRAL, SMOLLM3
+from worker.convert.architectures.others import GPT2, OLMO2, STABLELM
+from worker.convert.architectures.phi import PHI3
+from worker.convert.architectures.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Value
 from worker.convert.config import Config
 from worker.errors import ModelError
 
 __all__ = ["FAMILIES", "Dims", "Family", "Metadata", "Rule", "Value", "family_of"]
 
-FAMILIES: tuple[Family, ...] = (LLAMA,)
+FAMILIES: tuple[Family, ...] = (
+    LLAMA,
+    MIXTRAL,
+    SMOLLM3,
+    GRANITE,
+    QWEN2,
+    QWEN2_MOE,
+    QWEN3,
+    QWEN3_MOE,
+    GEMMA2,
+    GEMMA3,
+    GEMMA3_MULTIMODAL,
+    PHI3,
+    OLMO2,
+    STABLELM,
+    GPT2,
+)
 
 
 def family_of(config: Config) -> Family:

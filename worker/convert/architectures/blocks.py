@@ -42,8 +42,8 @@ def pre_norms() -> Rules:
 
 def attention(*, interleaved: bool = False, biases: bool = True) -> Rules:
     """Separate q, k, v and output projections; biases are optional where they are known."""
-    q_heads = (lambda d: (d.n_head,)) if interleaved else None
-    kv_heads = (lambda d: (d.n_head_kv,)) if interleaved else None
+    q_heads = (lambda d: d.n_head) if interleaved else None
+    kv_heads = (lambda d: d.n_head_kv) if interleaved else None
     rules: dict[str, Rule] = {
         f"{ATTENTION}.q_proj.weight": Rule(
             "blk.{i}.attn_q.weight", lambda d: (d.q_rows, d.n_embd), interleaved_heads=q_heads
@@ -155,13 +155,31 @@ def common_metadata(arch: str, config: Config, d: Dims) -> Metadata:
     }
 
 
+def require(config: Config, key: str, *allowed: object) -> None:
+    """Refuse a setting that llama.cpp's implementation does not have; the first is the default."""
+    value = config.values.get(key, allowed[0])
+    if value not in allowed:
+        choice = " or ".join(str(a) for a in allowed)
+        raise ModelError(f"{config.name}: {key} is {value!r}, llama.cpp implements {choice}")
+
+
+def expert_metadata(arch: str, config: Config, d: Dims) -> Metadata:
+    return {
+        f"{arch}.expert_count": d.n_expert,
+        f"{arch}.expert_used_count": config.integer("num_experts_per_tok"),
+        f"{arch}.expert_feed_forward_length": d.n_ff_expert,
+    }
+
+
 def rms_norm(arch: str, config: Config) -> Metadata:
     epsilon = config.number("rms_norm_eps")
     return {f"{arch}.attention.layer_norm_rms_epsilon": epsilon}
 
 
-def rope_metadata(arch: str, config: Config, n_dims: int) -> Metadata:
-    rope = config.rope()
+def rope_metadata(
+    arch: str, config: Config, n_dims: int, layers: str | None = None, theta: float = 10000.0
+) -> Metadata:
+    rope = config.rope(layers, theta)
     found: Metadata = {f"{arch}.rope.dimension_count": n_dims, f"{arch}.rope.freq_base": rope.theta}
     if rope.kind in ("default", "llama3"):
         return found  # Llama 3's scaling is a tensor of factors, see `llama3_factors`.

@@ -1,26 +1,115 @@
-"""Llama 1-3.x, Mistral and Mixtral: one architecture to llama.cpp."""
+"""Llama 1-3.x, Mistral and Mixtral, and their near relatives SmolLM3 and Granite.
+
+All turn their rotary heads in neighbouring pairs, so the rows of q and k are interleaved.
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from worker.convert.architectures import blocks
 from worker.convert.architectures.rules import Dims, Family, Metadata
 from worker.convert.config import Config
+from worker.errors import ModelError
+
+_OLD_BUFFERS = (r".*\.rotary_emb\.inv_freq",)
+_DENSE = {
+    **blocks.embeddings(),
+    **blocks.pre_norms(),
+    **blocks.attention(interleaved=True),
+    **blocks.gated_mlp(biases=True),
+}
 
 
-def _metadata(config: Config, d: Dims) -> Metadata:
+def _llama(config: Config, d: Dims) -> Metadata:
     return blocks.common_metadata("llama", config, d) | blocks.rms_norm("llama", config)
+
+
+def _mixtral(config: Config, d: Dims) -> Metadata:
+    return _llama(config, d) | blocks.expert_metadata("llama", config, d)
+
+
+def _mixtral_dims(config: Config) -> Dims:
+    d = Dims.of(config)
+    return replace(d, n_expert=config.integer("num_local_experts"), n_ff_expert=d.n_ff)
+
+
+def _smollm3(config: Config, d: Dims) -> Metadata:
+    return blocks.common_metadata("smollm3", config, d) | blocks.rms_norm("smollm3", config)
+
+
+def _check_silu(config: Config, d: Dims) -> None:
+    blocks.require(config, "hidden_act", "silu")
+
+
+def _check_smollm3(config: Config, d: Dims) -> None:
+    _check_silu(config, d)
+    blocks.require(config, "use_sliding_window", False)
+    # llama.cpp leaves the rotation out in every fourth layer and has no setting for it.
+    pattern = [int((i + 1) % 4 != 0) for i in range(d.n_layers)]
+    if config.values.get("no_rope_layers", pattern) != pattern:
+        raise ModelError(
+            f"{config.name}: no_rope_layers must leave out every fourth layer, "
+            "llama.cpp's smollm3 knows no other pattern"
+        )
+
+
+def _granite(config: Config, d: Dims) -> Metadata:
+    return {
+        **blocks.common_metadata("granite", config, d),
+        **blocks.rms_norm("granite", config),
+        "granite.attention.scale": config.number("attention_multiplier", default=1.0),
+        "granite.embedding_scale": config.number("embedding_multiplier", default=1.0),
+        "granite.residual_scale": config.number("residual_multiplier", default=1.0),
+        "granite.logit_scale": config.number("logits_scaling", default=1.0),
+    }
 
 
 LLAMA = Family(
     architecture="llama",
     names=("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM"),
+    rules=_DENSE,
+    metadata=_llama,
+    extra_tensors=blocks.llama3_factors,
+    ignored=_OLD_BUFFERS,
+    check=_check_silu,
+)
+
+MIXTRAL = Family(
+    architecture="llama",
+    names=("MixtralForCausalLM",),
     rules={
         **blocks.embeddings(),
         **blocks.pre_norms(),
         **blocks.attention(interleaved=True),
-        **blocks.gated_mlp(biases=True),
+        **blocks.router("model.layers.{i}.block_sparse_moe.gate.weight"),
+        **blocks.experts("model.layers.{i}.block_sparse_moe.experts", "w1", "w3", "w2"),
     },
-    metadata=_metadata,
+    metadata=_mixtral,
+    dims=_mixtral_dims,
     extra_tensors=blocks.llama3_factors,
-    ignored=("model.layers.{i}.self_attn.rotary_emb.inv_freq",),
+    ignored=_OLD_BUFFERS,
+    check=_check_silu,
+)
+
+SMOLLM3 = Family(
+    architecture="smollm3",
+    names=("SmolLM3ForCausalLM",),
+    rules={
+        **blocks.embeddings(),
+        **blocks.pre_norms(),
+        **blocks.attention(interleaved=True),
+        **blocks.gated_mlp(),
+    },
+    metadata=_smollm3,
+    check=_check_smollm3,
+)
+
+GRANITE = Family(
+    architecture="granite",
+    names=("GraniteForCausalLM",),
+    rules=_DENSE,
+    metadata=_granite,
+    extra_tensors=blocks.llama3_factors,
+    check=_check_silu,
 )

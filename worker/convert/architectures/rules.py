@@ -1,18 +1,18 @@
 """The words a family's table is written in: what becomes of each tensor of a checkpoint.
 
-A table maps names as the checkpoint has them, with `{i}` for the layer and `{e}` for the expert,
-to a `Rule`: the GGUF name and what is done to the rows on the way.
+A table maps names as the checkpoint has them, with `{i}` for the layer and `{e}` for the member of
+a stack (an expert, a head), to a `Rule`: the GGUF name and what is done to the rows on the way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from worker.convert.config import Config
 
-Value = bool | int | float | str | list[int] | list[float] | list[str] | bytes
+Value = bool | int | float | str | bytes | list[bool] | list[int] | list[float] | list[str]
 Metadata = dict[str, Value]
 
 
@@ -67,9 +67,11 @@ class Rule:
     shape: Shape
     optional: bool = False
     """Absent in some checkpoints of the family: biases, an output head that is tied."""
-    interleaved_heads: Shape | None = None
-    """Rows hold the two halves of each rotary head one after the other, and llama.cpp wants
-    them interleaved; gives `(number of heads,)`."""
+    stack: Callable[[Dims], int] = field(default=lambda d: d.n_expert)
+    """How many source tensors `{e}` stands for; they become one, in order."""
+    interleaved_heads: Callable[[Dims], int] | None = None
+    """The number of rotary heads, where rows hold the two halves of each one after the other and
+    llama.cpp wants them interleaved."""
     plus: float = 0.0
     """Added to every value: Gemma stores its norm weights less one."""
     transposed: bool = False
@@ -95,8 +97,15 @@ class Family:
     rules: Rules
     metadata: Callable[[Config, Dims], Metadata]
     dims: Callable[[Config], Dims] = Dims.of
+    roots: tuple[str, ...] = ("model.",)
+    """How names begin: first as in `rules`, then as other checkpoints of the family have it."""
+    section: str = ""
+    """Of `config.json`, that describes the text model; the whole file by default."""
+    head: Literal["optional", "always", "never"] = "optional"
+    """Whether llama.cpp's implementation reads an output head of its own, which a checkpoint may
+    tie to the embedding."""
     ignored: tuple[str, ...] = ()
-    """Patterns of buffers that some checkpoints carry and no model needs."""
+    """Regular expressions of tensors that some checkpoints carry and the model does not need."""
     extra_tensors: Callable[[Config, Dims], Mapping[str, Any]] = field(
         default=lambda config, dims: {}
     )

@@ -1,0 +1,35 @@
+"""Every family: our F32 GGUF in llama.cpp against the logits that transformers gives its source."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.convert import engine
+from worker.convert import cli
+
+DATA = Path(__file__).parents[1] / "data/parity"
+MODELS = sorted(p.name for p in DATA.iterdir() if p.name != "tokenizer")
+LOOSE = {"gemma-2", "gemma-3"}
+"""llama.cpp rounds their soft-capping and the scale of their embedding."""
+
+
+def checkpoint(name: str, folder: Path) -> Path:
+    """A committed checkpoint together with the tokenizer that all of them share."""
+    shutil.copytree(DATA / name, folder / name)
+    shutil.copytree(DATA / "tokenizer", folder / name, dirs_exist_ok=True)
+    return folder / name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    expected = np.load(DATA / name / "expected.npz")
+    source, target = checkpoint(name, tmp_path), tmp_path / "model.gguf"
+    assert cli.run([str(source), str(target), "--outtype", "f32", "--progress", "none"]) == 0
+    got = engine.logits(target, expected["tokens"].tolist())
+    tolerance = 3e-3 if name in LOOSE else 1e-4
+    assert np.abs(got - expected["logits"]).max() <= tolerance
+    assert (got.argmax(-1) == expected["logits"].argmax(-1)).all()

@@ -1,0 +1,150 @@
+"""Gemma 2, and the text part of Gemma 3."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from worker.convert.architectures import blocks
+from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
+from worker.convert.config import Config
+from worker.errors import ModelError
+
+_GEMMA3_DEFAULTS: Mapping[str, Any] = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 131072,
+    "vocab_size": 262208,
+    "rope_theta": 1_000_000.0,
+    "query_pre_attn_scalar": 256,
+}
+"""What the multimodal checkpoints' `text_config` leaves out."""
+
+
+def _norms() -> Rules:
+    """Norms before and after both halves of a layer; weights are stored less one."""
+    layer = "model.layers.{i}"
+    return {
+        f"{layer}.input_layernorm.weight": blocks.norm("blk.{i}.attn_norm", plus=1.0),
+        f"{layer}.post_attention_layernorm.weight": blocks.norm(
+            "blk.{i}.post_attention_norm", plus=1.0
+        ),
+        f"{layer}.pre_feedforward_layernorm.weight": blocks.norm("blk.{i}.ffn_norm", plus=1.0),
+        f"{layer}.post_feedforward_layernorm.weight": blocks.norm(
+            "blk.{i}.post_ffw_norm", plus=1.0
+        ),
+    }
+
+
+def _head_norms() -> Rules:
+    return {
+        f"{blocks.ATTENTION}.{x}_norm.weight": Rule(
+            f"blk.{{i}}.attn_{x}_norm.weight", lambda d: (d.head_dim,), plus=1.0
+        )
+        for x in "qk"
+    }
+
+
+_RULES: Rules = {
+    **blocks.embeddings(norm_plus=1.0),
+    **_norms(),
+    **blocks.attention(biases=False),
+    **blocks.gated_mlp(),
+}
+
+
+def _gemma2(config: Config, d: Dims) -> Metadata:
+    return {
+        **blocks.common_metadata("gemma2", config, d),
+        **blocks.rms_norm("gemma2", config),
+        "gemma2.attn_logit_softcapping": config.number("attn_logit_softcapping"),
+        "gemma2.final_logit_softcapping": config.number("final_logit_softcapping"),
+        "gemma2.attention.sliding_window": config.integer("sliding_window"),
+    }
+
+
+def _gemma3(config: Config, d: Dims) -> Metadata:
+    config = _with_defaults(config)
+    found = blocks.common_metadata("gemma3", config, d)
+    found |= blocks.rms_norm("gemma3", config)
+    theta = config.number("rope_theta")
+    found |= blocks.rope_metadata("gemma3", config, d.head_dim, "full_attention", theta)
+    if config.has("final_logit_softcapping"):
+        found["gemma3.final_logit_softcapping"] = config.number("final_logit_softcapping")
+    if config.values.get("sliding_window_pattern") != 1:
+        found["gemma3.attention.sliding_window"] = config.integer("sliding_window")
+        found["gemma3.attention.sliding_window_pattern"] = _sliding_layers(config, d)
+        local = config.section("rope_parameters").section("sliding_attention")
+        base = local.number(
+            "rope_theta", default=config.number("rope_local_base_freq", default=1e4)
+        )
+        found["gemma3.rope.freq_base_swa"] = base
+    return found
+
+
+def _sliding_layers(config: Config, d: Dims) -> list[bool]:
+    """Which layers see a window only; all but every sixth where nothing else is said."""
+    if config.has("layer_types"):
+        return [kind == "sliding_attention" for kind in config.items("layer_types")]
+    period = config.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
+    return [(i + 1) % period != 0 for i in range(d.n_layers)]
+
+
+def _with_defaults(config: Config) -> Config:
+    present = {key: value for key, value in config.values.items() if value is not None}
+    return Config({**_GEMMA3_DEFAULTS, **present}, config.name)
+
+
+def _check_gemma2(config: Config, d: Dims) -> None:
+    _check(config, d, family_layers=46)
+    pattern = [("sliding_attention", "full_attention")[i % 2] for i in range(d.n_layers)]
+    blocks.require(config, "layer_types", pattern, None)
+
+
+def _check_gemma3(config: Config, d: Dims) -> None:
+    _check(_with_defaults(config), d, family_layers=62)
+    blocks.require(config, "attn_logit_softcapping", None)
+    blocks.require(config, "use_bidirectional_attention", False, None)
+
+
+def _check(config: Config, d: Dims, family_layers: int) -> None:
+    blocks.require(config, "hidden_activation", "gelu_pytorch_tanh", None)
+    # llama.cpp scales by the head's size, and in the 27B model by that of an even share.
+    scalar = d.n_embd // d.n_head if d.n_layers == family_layers else d.head_dim
+    if not math.isclose(config.number("query_pre_attn_scalar", default=scalar), scalar):
+        raise ModelError(
+            f"{config.name}: query_pre_attn_scalar must be {scalar}, "
+            "llama.cpp's implementation of Gemma has it fixed"
+        )
+
+
+GEMMA2 = Family(
+    architecture="gemma2",
+    names=("Gemma2ForCausalLM",),
+    rules=_RULES,
+    metadata=_gemma2,
+    head="never",
+    check=_check_gemma2,
+)
+
+GEMMA3 = Family(
+    architecture="gemma3",
+    names=("Gemma3ForCausalLM",),
+    rules={**_RULES, **_head_norms()},
+    metadata=_gemma3,
+    dims=lambda config: Dims.of(_with_defaults(config)),
+    check=_check_gemma3,
+)
+
+GEMMA3_MULTIMODAL = replace(
+    GEMMA3,
+    names=("Gemma3ForConditionalGeneration",),
+    section="text_config",
+    roots=("model.", "model.language_model.", "language_model.model."),
+    ignored=(r"(model\.)?(vision_tower|multi_modal_projector)\..*",),
+)
+"""Its text part; what sees images is left out."""

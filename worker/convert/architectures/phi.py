@@ -1,0 +1,108 @@
+"""Phi-3 and Phi-4: fused q/k/v and fused gate/up, which llama.cpp takes as they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.convert.architectures import blocks
+from worker.convert.architectures.rules import Dims, Family, Metadata, Rule
+from worker.convert.config import Config
+from worker.errors import ModelError
+
+
+def _rope_dims(config: Config, d: Dims) -> int:
+    """How much of a head is turned."""
+    factor = config.rope().params.number(
+        "partial_rotary_factor", default=config.number("partial_rotary_factor", default=1.0)
+    )
+    return int(factor * d.head_dim)
+
+
+def _original_context(config: Config) -> int:
+    return config.rope().params.integer(
+        "original_max_position_embeddings",
+        default=config.integer(
+            "original_max_position_embeddings", "max_position_embeddings", default=4096
+        ),
+    )
+
+
+def _metadata(config: Config, d: Dims) -> Metadata:
+    context = config.integer("max_position_embeddings")
+    found: Metadata = {
+        "phi3.block_count": d.n_layers,
+        "phi3.context_length": context,
+        "phi3.embedding_length": d.n_embd,
+        "phi3.feed_forward_length": d.n_ff,
+        "phi3.attention.head_count": d.n_head,
+        "phi3.attention.head_count_kv": d.n_head_kv,
+        "phi3.vocab_size": d.n_vocab,
+        "phi3.rope.dimension_count": _rope_dims(config, d),
+        "phi3.rope.freq_base": config.rope().theta,
+        "phi3.rope.scaling.original_context_length": _original_context(config),
+        "phi3.attention.sliding_window": int(config.values.get("sliding_window") or 0),
+        **blocks.rms_norm("phi3", config),
+    }
+    if _is_long(config):
+        scale = context / _original_context(config)
+        long = math.sqrt(1 + math.log(scale) / math.log(_original_context(config)))
+        found["phi3.rope.scaling.attn_factor"] = long if scale > 1 else 1.0
+    return found
+
+
+def _is_long(config: Config) -> bool:
+    return config.rope().kind in ("longrope", "su")
+
+
+def _factors(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:
+    """Divisors of the rotary frequencies, for contexts up to the original one and beyond."""
+    if not _is_long(config):
+        return {}
+    found = {}
+    for name in ("long", "short"):
+        factors = np.array(config.rope().params.items(f"{name}_factor"), dtype=np.float32)
+        if factors.shape != (_rope_dims(config, d) // 2,):
+            raise ModelError(
+                f"{config.name}: {name}_factor must have {_rope_dims(config, d) // 2} numbers, "
+                f"one per rotary frequency, not {len(factors)}"
+            )
+        found[f"rope_factors_{name}.weight"] = factors
+    return found
+
+
+def _check(config: Config, d: Dims) -> None:
+    blocks.require(config, "hidden_act", "silu")
+    if config.rope().kind not in ("default", "longrope", "su"):
+        raise ModelError(
+            f"{config.name}: rope scaling of type {config.rope().kind!r} is not known for phi3; "
+            "default and longrope are"
+        )
+
+
+PHI3 = Family(
+    architecture="phi3",
+    names=("Phi3ForCausalLM",),
+    rules={
+        **blocks.embeddings(),
+        **blocks.pre_norms(),
+        f"{blocks.ATTENTION}.qkv_proj.weight": Rule(
+            "blk.{i}.attn_qkv.weight", lambda d: (d.q_rows + 2 * d.kv_rows, d.n_embd)
+        ),
+        f"{blocks.ATTENTION}.o_proj.weight": Rule(
+            "blk.{i}.attn_output.weight", lambda d: (d.n_embd, d.q_rows)
+        ),
+        f"{blocks.MLP}.gate_up_proj.weight": Rule(
+            "blk.{i}.ffn_up.weight", lambda d: (2 * d.n_ff, d.n_embd)
+        ),
+        f"{blocks.MLP}.down_proj.weight": Rule(
+            "blk.{i}.ffn_down.weight", lambda d: (d.n_embd, d.n_ff)
+        ),
+    },
+    metadata=_metadata,
+    extra_tensors=_factors,
+    check=_check,
+)

@@ -1,0 +1,152 @@
+"""Qwen 2 and 3, dense and with experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from worker.convert.architectures import blocks
+from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
+from worker.convert.config import Config
+
+_MLP = "model.layers.{i}.mlp"
+
+
+def _head_norms() -> Rules:
+    """Qwen 3 normalises each head of q and k."""
+    return {
+        f"{blocks.ATTENTION}.q_norm.weight": Rule("blk.{i}.attn_q_norm.weight", _head),
+        f"{blocks.ATTENTION}.k_norm.weight": Rule("blk.{i}.attn_k_norm.weight", _head),
+    }
+
+
+def _head(d: Dims) -> tuple[int, ...]:
+    return (d.head_dim,)
+
+
+def _shared_expert() -> Rules:
+    shared = f"{_MLP}.shared_expert"
+    return {
+        f"{shared}.gate_proj.weight": Rule(
+            "blk.{i}.ffn_gate_shexp.weight", lambda d: (d.n_ff_shared, d.n_embd)
+        ),
+        f"{shared}.up_proj.weight": Rule(
+            "blk.{i}.ffn_up_shexp.weight", lambda d: (d.n_ff_shared, d.n_embd)
+        ),
+        f"{shared}.down_proj.weight": Rule(
+            "blk.{i}.ffn_down_shexp.weight", lambda d: (d.n_embd, d.n_ff_shared)
+        ),
+        f"{shared}_gate.weight": Rule(
+            "blk.{i}.ffn_gate_inp_shexp.weight", lambda d: (1, d.n_embd), keep_f32=True
+        ),
+    }
+
+
+def _expert_rules() -> Rules:
+    """One tensor per expert as checkpoints have them, or fused as the framework holds them."""
+    return {
+        **blocks.router(f"{_MLP}.gate.weight"),
+        **blocks.experts(f"{_MLP}.experts", "gate_proj", "up_proj", "down_proj"),
+        **blocks.fused_experts(f"{_MLP}.experts"),
+    }
+
+
+def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
+    found = blocks.common_metadata(arch, config, d) | blocks.rms_norm(arch, config)
+    if d.n_expert:
+        found |= blocks.expert_metadata(arch, config, d)
+    if d.n_ff_shared:
+        found[f"{arch}.expert_shared_feed_forward_length"] = d.n_ff_shared
+    return found
+
+
+def _expert_dims(config: Config) -> Dims:
+    return replace(
+        Dims.of(config),
+        n_expert=config.integer("num_experts", "num_local_experts"),
+        n_ff_expert=config.integer("moe_intermediate_size"),
+    )
+
+
+def _qwen2_expert_dims(config: Config) -> Dims:
+    shared = config.integer("shared_expert_intermediate_size")
+    return replace(_expert_dims(config), n_ff_shared=shared)
+
+
+def _check(config: Config, d: Dims) -> None:
+    blocks.require(config, "hidden_act", "silu")
+    blocks.require(config, "use_sliding_window", False)
+
+
+def _check_experts(config: Config, *, normed: bool) -> None:
+    blocks.require(config, "decoder_sparse_step", 1)
+    blocks.require(config, "mlp_only_layers", [], None)
+    blocks.require(config, "norm_topk_prob", normed)
+
+
+def _check_qwen2_experts(config: Config, d: Dims) -> None:
+    _check(config, d)
+    _check_experts(config, normed=False)
+
+
+def _check_qwen3_experts(config: Config, d: Dims) -> None:
+    _check(config, d)
+    _check_experts(config, normed=True)
+
+
+QWEN2 = Family(
+    architecture="qwen2",
+    names=("Qwen2ForCausalLM",),
+    rules={
+        **blocks.embeddings(),
+        **blocks.pre_norms(),
+        **blocks.attention(),
+        **blocks.gated_mlp(),
+    },
+    metadata=lambda config, d: _metadata("qwen2", config, d),
+    check=_check,
+)
+
+QWEN2_MOE = Family(
+    architecture="qwen2moe",
+    names=("Qwen2MoeForCausalLM",),
+    rules={
+        **blocks.embeddings(),
+        **blocks.pre_norms(),
+        **blocks.attention(),
+        **_expert_rules(),
+        **_shared_expert(),
+    },
+    metadata=lambda config, d: _metadata("qwen2moe", config, d),
+    dims=_qwen2_expert_dims,
+    head="always",
+    check=_check_qwen2_experts,
+)
+
+QWEN3 = Family(
+    architecture="qwen3",
+    names=("Qwen3ForCausalLM",),
+    rules={
+        **blocks.embeddings(),
+        **blocks.pre_norms(),
+        **blocks.attention(),
+        **_head_norms(),
+        **blocks.gated_mlp(),
+    },
+    metadata=lambda config, d: _metadata("qwen3", config, d),
+    check=_check,
+)
+
+QWEN3_MOE = Family(
+    architecture="qwen3moe",
+    names=("Qwen3MoeForCausalLM",),
+    rules={
+        **blocks.embeddings(),
+        **blocks.pre_norms(),
+        **blocks.attention(),
+        **_head_norms(),
+        **_expert_rules(),
+    },
+    metadata=lambda config, d: _metadata("qwen3moe", config, d),
+    dims=_expert_dims,
+    check=_check_qwen3_experts,
+)
