@@ -1,0 +1,161 @@
+"""The loads: which streams are sent together, and what is read from their times.
+
+Prompts are drawn from single-token words with a seed of round, load and stream: each server of a
+round gets the same text, and no text comes twice, so a server's prefix cache only helps within
+the loads that are about it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tests.bench.client import Driven, Request
+from tests.bench.errors import BenchError
+from tests.bench.servers import Shape
+from tests.bench.stats import percentile
+from tests.bench.streams import TokenStream, token_stream
+
+Flavour = Literal["completions", "execute"]
+Metrics = dict[str, float]
+
+STREAMS_SHAPE = Shape(slots=16, context_per_slot=1024)
+JOIN_SHAPE = Shape(slots=4, context_per_slot=5120)
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "chat": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "seed": 1},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One stream of a load before it takes a server's dialect."""
+
+    text: str
+    n_out: int
+    start_after: tuple[int, int] | None = None
+    end_with: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    name: str
+    shape: Shape
+    make: Callable[[random.Random, Sequence[str]], list[Prompt]]
+    reduce: Callable[[list[TokenStream], list[Prompt]], Metrics]
+    timeout_s: float = 180.0
+
+
+def distinct(n_streams: int, n_words: int, n_out: int) -> Callable[..., list[Prompt]]:
+    def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
+        return [Prompt(_text(rng, words, n_words), n_out) for _ in range(n_streams)]
+
+    return make
+
+
+def shared(n_streams: int, n_words: int, share: float, n_out: int) -> Callable[..., list[Prompt]]:
+    def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
+        n_common = round(n_words * share)
+        common = _text(rng, words, n_common)
+        tails = [_text(rng, words, n_words - n_common) for _ in range(n_streams)]
+        return [Prompt(common + tail, n_out) for tail in tails]
+
+    return make
+
+
+def joining(n_words: int, n_idle: int) -> Callable[..., list[Prompt]]:
+    """A running stream, and a long prompt that comes when the first has sent `n_idle` tokens."""
+
+    def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
+        running = Prompt(_text(rng, words, 128), 900, end_with=1)
+        long = Prompt(_text(rng, words, n_words), 16, start_after=(0, n_idle))
+        return [running, long]
+
+    return make
+
+
+def _text(rng: random.Random, words: Sequence[str], n_words: int) -> str:
+    return "".join(" " + word for word in rng.choices(words, k=n_words))
+
+
+def read_throughput(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
+    for stream, prompt in zip(streams, prompts, strict=True):
+        _check_length(stream, prompt.n_out)
+    first = min(stream.sent_s for stream in streams)
+    last = max(stream.token_times_s[-1] for stream in streams)
+    gaps = [gap for stream in streams for gap in stream.gaps_s]
+    ttfts = [stream.ttft_s for stream in streams]
+    return {
+        "output_tokens_per_s": sum(prompt.n_out for prompt in prompts) / (last - first),
+        "ttft_p50_ms": percentile(ttfts, 50) * 1e3,
+        "ttft_p95_ms": percentile(ttfts, 95) * 1e3,
+        "itl_p50_ms": percentile(gaps, 50) * 1e3,
+        "itl_p95_ms": percentile(gaps, 95) * 1e3,
+    }
+
+
+def _check_length(stream: TokenStream, n_out: int) -> None:
+    counted = stream.n_tokens if stream.n_tokens is not None else len(stream.token_times_s)
+    # Servers that send no usage are counted by events; one may hold a token back for its text.
+    if counted < n_out * 0.95 or counted > n_out:
+        raise BenchError(f"A stream brought {counted} tokens instead of {n_out}.")
+
+
+def read_join(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
+    running, joiner = streams
+    _check_length(joiner, prompts[1].n_out)
+    joined_s, answered_s = joiner.sent_s, joiner.token_times_s[0]
+    times = running.token_times_s
+    pairs = list(zip(times, times[1:], strict=False))
+    idle = [later - earlier for earlier, later in pairs[1:] if later <= joined_s]
+    # A gap belongs to the join when it reaches into it, however early it began.
+    busy = [b - a for a, b in pairs if b > joined_s and a < answered_s]
+    if len(idle) < 8 or not busy:
+        raise BenchError("The running stream ended before the long prompt was answered.")
+    return {
+        "idle_itl_p50_ms": percentile(idle, 50) * 1e3,
+        "idle_itl_p95_ms": percentile(idle, 95) * 1e3,
+        "join_itl_p50_ms": percentile(busy, 50) * 1e3,
+        "join_itl_p95_ms": percentile(busy, 95) * 1e3,
+        "join_itl_max_ms": max(busy) * 1e3,
+        "join_ttft_ms": joiner.ttft_s * 1e3,
+        "join_tokens_meanwhile": float(len(busy)),
+    }
+
+
+LOADS: dict[str, Load] = {
+    load.name: load
+    for load in (
+        Load("streams1", STREAMS_SHAPE, distinct(1, 128, 64), read_throughput),
+        Load("streams4", STREAMS_SHAPE, distinct(4, 128, 64), read_throughput),
+        Load("streams16", STREAMS_SHAPE, distinct(16, 128, 64), read_throughput),
+        Load("shared", STREAMS_SHAPE, shared(16, 512, 0.9, 32), read_throughput),
+        Load("join", JOIN_SHAPE, joining(4000, 64), read_join),
+    )
+}
+
+
+def requests_of(
+    prompts: list[Prompt], flavour: Flavour, model_id: str, sampling: dict[str, Any], tag: str
+) -> list[Request]:
+    requests = []
+    for index, prompt in enumerate(prompts):
+        body: dict[str, Any] = {"prompt": prompt.text, "max_tokens": prompt.n_out, **sampling}
+        if flavour == "execute":
+            body |= {"job_id": f"{tag}-{index}", "ignore_eos": True}
+            path = "/execute"
+        else:
+            options = {"include_usage": True}
+            body |= {"model": model_id, "stream": True, "stream_options": options}
+            path = "/v1/completions"
+        requests.append(Request(path, body, prompt.start_after, prompt.end_with))
+    return requests
+
+
+def read(load: Load, driven: Driven, prompts: list[Prompt]) -> Metrics:
+    streams = [token_stream(recording) for recording in driven.recordings]
+    metrics = load.reduce(streams, prompts)
+    metrics["client_cpu_share"] = driven.client_cpu_s / driven.wall_s
+    return metrics

@@ -1,0 +1,173 @@
+"""The benchmark's model: a random Llama of about 190 M parameters with a real 50k vocabulary.
+
+Generated once into the user's cache and quantised by llama.cpp's own tool. Random weights cost
+what trained ones cost; the vocabulary is real so that tokenising, detokenising and the sampler's
+candidate lists are of real size. Runs in the benchmark's process.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builds import store
+from tests.bench.errors import BenchError
+from tests.bench.peer_build import Peers
+
+if TYPE_CHECKING:
+    import numpy as np
+    from gguf import GGUFWriter
+
+RECIPE = 1
+"""Raise it when the generated file changes; cached files of another recipe are left alone."""
+SEED = 20_240_229
+N_LAYERS = 12
+N_EMBD = 1024
+N_HEADS = 16
+N_KV_HEADS = 4
+N_FF = 2816
+CONTEXT_LENGTH = 8192
+VOCAB_FILE = "ggml-vocab-gpt-2.gguf"
+QUANTISE_TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class BenchModel:
+    path: Path
+    words: tuple[str, ...]
+    """Words that are one token each with the blank before them: n words are n tokens."""
+
+
+def bench_model(peers: Peers, quant: str) -> BenchModel:
+    """Return the model in `quant` (F16, Q8_0, Q4_K_M …), generating what is not cached yet."""
+    folder = store.folder("bench", "models", f"llama-{N_LAYERS}x{N_EMBD}-r{RECIPE}")
+    source, words_file = folder / "model-F16.gguf", folder / "words.json"
+    path = folder / f"model-{quant}.gguf"
+    with store.lock("bench-models"):
+        if not (source.is_file() and words_file.is_file()):
+            store.say(f"generating the random model {source}")
+            vocab = peers.sources / "vendor" / "llama.cpp" / "models" / VOCAB_FILE
+            _generate(vocab, source, words_file)
+        if not path.is_file():
+            _quantise(peers, source, path, quant)
+    return BenchModel(path, tuple(json.loads(words_file.read_text(encoding="utf-8"))))
+
+
+def _quantise(peers: Peers, source: Path, path: Path, quant: str) -> None:
+    store.say(f"quantising to {quant}")
+    partial = path.with_suffix(".partial")
+    try:
+        subprocess.run(
+            [peers.program("llama-quantize"), str(source), str(partial), quant],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=QUANTISE_TIMEOUT_S,
+        )
+    except subprocess.CalledProcessError as error:
+        partial.unlink(missing_ok=True)
+        said = (error.stderr or error.stdout).strip().splitlines()[-1:]
+        raise BenchError(f"llama-quantize cannot make {quant}: {' '.join(said)}") from error
+    partial.rename(path)
+
+
+def _generate(vocab: Path, path: Path, words_file: Path) -> None:
+    from gguf import GGUFReader, GGUFWriter
+
+    fields = GGUFReader(str(vocab)).fields
+    tokens: list[str] = fields["tokenizer.ggml.tokens"].contents()
+    partial = path.with_suffix(".partial")
+    writer = GGUFWriter(str(partial), "llama")
+    _write_metadata(writer, len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(fields["tokenizer.ggml.pre"].contents())
+    writer.add_token_list(tokens)
+    writer.add_token_types(fields["tokenizer.ggml.token_type"].contents())
+    writer.add_token_merges(fields["tokenizer.ggml.merges"].contents())
+    writer.add_bos_token_id(fields["tokenizer.ggml.bos_token_id"].contents())
+    writer.add_eos_token_id(fields["tokenizer.ggml.eos_token_id"].contents())
+    end_of_text: int = fields["tokenizer.ggml.eos_token_id"].contents()
+    silent = {i for i, token in enumerate(tokens) if not is_whole_text(token)} | {end_of_text}
+    for name, tensor in _tensors(len(tokens), sorted(silent)):
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    words = [token[1:] for token in tokens if re.fullmatch("Ġ[a-z]{3,6}", token)]
+    words_file.write_text(json.dumps(words), encoding="utf-8")
+    partial.rename(path)
+
+
+def _write_metadata(writer: GGUFWriter, vocab_size: int) -> None:
+    writer.add_name("random-bench")
+    writer.add_context_length(CONTEXT_LENGTH)
+    writer.add_embedding_length(N_EMBD)
+    writer.add_block_count(N_LAYERS)
+    writer.add_feed_forward_length(N_FF)
+    writer.add_head_count(N_HEADS)
+    writer.add_head_count_kv(N_KV_HEADS)
+    writer.add_rope_dimension_count(N_EMBD // N_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(vocab_size)
+    writer.add_file_type(1)
+
+
+def _tensors(vocab_size: int, silent: list[int]) -> list[tuple[str, Any]]:
+    """All tensors, input and output embedding tied as in the small Llamas of this size.
+
+    The rows in `silent` are zero: a greedy choice never falls on them. So no generation ends
+    early, and each token completes its text, which makes one event of one token in every server.
+    """
+    import numpy as np
+
+    random = np.random.default_rng(SEED)
+
+    def weights(rows: int, columns: int) -> np.ndarray:
+        scale = np.float32(columns**-0.5)
+        return (random.standard_normal((rows, columns), dtype=np.float32) * scale).astype("f2")
+
+    kv_width = N_EMBD // N_HEADS * N_KV_HEADS
+    ones = np.ones(N_EMBD, dtype=np.float32)
+    embedding = weights(vocab_size, N_EMBD)
+    embedding[silent] = 0
+    tensors: list[tuple[str, Any]] = [("token_embd.weight", embedding)]
+    for layer in range(N_LAYERS):
+        shapes = {
+            "attn_q": (N_EMBD, N_EMBD),
+            "attn_k": (kv_width, N_EMBD),
+            "attn_v": (kv_width, N_EMBD),
+            "attn_output": (N_EMBD, N_EMBD),
+            "ffn_gate": (N_FF, N_EMBD),
+            "ffn_up": (N_FF, N_EMBD),
+            "ffn_down": (N_EMBD, N_FF),
+        }
+        for part in ("attn_norm", "ffn_norm"):
+            tensors.append((f"blk.{layer}.{part}.weight", ones))
+        for part, (rows, columns) in shapes.items():
+            tensors.append((f"blk.{layer}.{part}.weight", weights(rows, columns)))
+    tensors.append(("output_norm.weight", ones))
+    return tensors
+
+
+def is_whole_text(token: str) -> bool:
+    """Whether a byte-level BPE token is valid UTF-8 by itself and not blank."""
+    table = _byte_of_character()
+    try:
+        text = bytes(table[character] for character in token).decode("utf-8")
+    except (KeyError, UnicodeDecodeError):
+        return False
+    return bool(text.strip()) and text.isprintable()
+
+
+def _byte_of_character() -> dict[str, int]:
+    """Byte-level BPE writes each byte as a visible character; those without one come after 255."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in visible}
+    hidden = (byte for byte in range(256) if byte not in set(visible))
+    table.update({chr(256 + i): byte for i, byte in enumerate(hidden)})
+    return table

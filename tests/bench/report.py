@@ -1,0 +1,136 @@
+"""The table and the JSON: medians over rounds, and ratios of runs in the same round."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.bench.stats import Metrics, medians, paired_ratios
+
+Results = dict[str, dict[str, dict[int, Metrics]]]
+"""load → subject → round → metrics"""
+
+LIMIT = "limit"
+ROWS = {
+    "startup_s": "start-up, s",
+    "rss_peak_mib": "peak RSS, MiB",
+    "pss_mib": "PSS after load, MiB",
+    "output_tokens_per_s": "output tok/s",
+    "ttft_p50_ms": "TTFT p50, ms",
+    "ttft_p95_ms": "TTFT p95, ms",
+    "itl_p50_ms": "inter-token p50, ms",
+    "itl_p95_ms": "inter-token p95, ms",
+    "idle_itl_p50_ms": "inter-token p50 before, ms",
+    "idle_itl_p95_ms": "inter-token p95 before, ms",
+    "join_itl_p50_ms": "inter-token p50 meanwhile, ms",
+    "join_itl_p95_ms": "inter-token p95 meanwhile, ms",
+    "join_itl_max_ms": "inter-token max meanwhile, ms",
+    "join_ttft_ms": "TTFT of the long prompt, ms",
+    "step_overhead_ms": "own cost per step, ms",
+    "client_cpu_share": "client, share of a core",
+    "main_cpu_share": "server's main process, cores",
+    "child_cpu_share": "server's children, cores",
+    "foreign_cpu_share": "everything else, cores",
+}
+FOREIGN_LIMIT = 0.1
+"""Cores that others may use before the figures are called disturbed."""
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "cpu": _cpu_name(),
+        "cores": psutil.cpu_count(logical=False),
+        "threads": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def _cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def summarise(results: Results, baseline: str | None, reference: str | None) -> dict[str, Any]:
+    """Per load and subject: medians, and the ratios to `reference` and to the limit."""
+    summary: dict[str, Any] = {}
+    for load, subjects in results.items():
+        rows: dict[str, Any] = {}
+        for name, runs in subjects.items():
+            entry: dict[str, Any] = {"medians": medians(list(runs.values())), "rounds": len(runs)}
+            for other in (reference, LIMIT):
+                if other in subjects and other != name:
+                    entry[f"ratio_to_{other}"] = paired_ratios(runs, subjects[other])
+            rows[name] = entry
+        summary[load] = rows
+    return {"baseline": baseline, "reference": reference, "loads": summary}
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """Markdown: a row per load and metric, a column per subject, then the baseline's ratios."""
+    baseline, reference = summary["baseline"], summary["reference"]
+    loads: Mapping[str, Any] = summary["loads"]
+    names = list(dict.fromkeys(name for rows in loads.values() for name in rows))
+    compared = [other for other in (reference, LIMIT) if other in names and other != baseline]
+    heads = ["load", "metric", *names, *(f"{baseline} / {other}" for other in compared)]
+    lines = [_row(heads), _row(["---", "---", *["---:"] * (len(heads) - 2)])]
+    for load, rows in loads.items():
+        found = dict.fromkeys(key for entry in rows.values() for key in entry["medians"])
+        for metric in sorted(found, key=_order):
+            cells = [_number(rows.get(name, {}).get("medians", {}).get(metric)) for name in names]
+            ratios = rows.get(baseline, {})
+            for other in compared:
+                cells.append(_number(ratios.get(f"ratio_to_{other}", {}).get(metric)))
+            lines.append(_row([load, ROWS.get(metric, metric), *cells]))
+    return "\n".join(lines)
+
+
+def _order(metric: str) -> tuple[int, str]:
+    order = list(ROWS)
+    return (order.index(metric) if metric in ROWS else len(order), metric)
+
+
+def _row(cells: list[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def disturbed(results: Results) -> list[str]:
+    """The loads during which something else took the machine's time."""
+    names = []
+    for load, subjects in results.items():
+        shares = [
+            run["foreign_cpu_share"]
+            for runs in subjects.values()
+            for run in runs.values()
+            if "foreign_cpu_share" in run
+        ]
+        if shares and max(shares) > FOREIGN_LIMIT:
+            names.append(f"{load} (up to {max(shares):.2f} cores)")
+    return names
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    partial.rename(path)
