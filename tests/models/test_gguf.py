@@ -104,7 +104,7 @@ def test_a_large_vocabulary_is_read_fast(tmp_path: Path) -> None:
     header = read_header(path)
     elapsed = time.perf_counter() - started
     assert header.vocab_size == 150_000
-    assert elapsed < 0.5, f"took {elapsed:.3f} s"
+    assert elapsed < 1, f"took {elapsed:.3f} s"
 
 
 @pytest.mark.parametrize(

@@ -63,26 +63,27 @@ def _not_a_checkpoint(folder: Path, what: str) -> ModelError:
 
 
 async def convert_cached(
-    folder: Path, *, cache_dir: Path, outtype: str, on_progress: OnProgress
+    folder: Path, *, cache_dir: Path, outtype: str, on_progress: OnProgress, name: str
 ) -> Path:
-    """The GGUF of a SafeTensors folder, from the cache or converted now."""
+    """The GGUF of a SafeTensors folder, from the cache or converted now; `name` goes into it."""
     await asyncio.to_thread(check_checkpoint, folder)
-    key = await asyncio.to_thread(content_key, folder, cache_dir, on_progress)
+    key = await asyncio.to_thread(content_key, folder, cache_dir, on_progress, name)
     target = cache_dir / "converted" / key / f"model-{outtype}.gguf"
     if await asyncio.to_thread(is_usable, target):
         return target
     await asyncio.to_thread(_make_folder, target.parent)
     async with _locked(target.with_suffix(".lock"), on_progress):
         if not await asyncio.to_thread(is_usable, target):
-            await _convert_into(folder, target, outtype, on_progress)
+            await _convert_into(folder, target, outtype, on_progress, name)
     return target
 
 
-def content_key(folder: Path, cache_dir: Path, on_progress: OnProgress) -> str:
+def content_key(folder: Path, cache_dir: Path, on_progress: OnProgress, name: str) -> str:
     """Names the checkpoint's bytes together with the converter that would read them."""
     files = checkpoint_files(folder)
     total = sum(path.stat().st_size for path in files) or 1
     digest = hashlib.sha256(_converter_digest())
+    digest.update(f"{name}\n".encode())
     done = 0
     for path in files:
         on_progress(Progress("hash", round(100 * done / total, 1)))
@@ -142,13 +143,15 @@ async def _locked(path: Path, on_progress: OnProgress) -> AsyncIterator[None]:
         lock.release()
 
 
-async def _convert_into(folder: Path, target: Path, outtype: str, on_progress: OnProgress) -> None:
+async def _convert_into(
+    folder: Path, target: Path, outtype: str, on_progress: OnProgress, name: str
+) -> None:
     for stale in target.parent.glob(f"attempt-{outtype}-*"):
         shutil.rmtree(stale, ignore_errors=True)
     attempt = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"attempt-{outtype}-"))
     try:
         written = attempt / target.name
-        await run_converter(folder, written, outtype=outtype, on_progress=on_progress)
+        await run_converter(folder, written, outtype=outtype, on_progress=on_progress, name=name)
         header = await asyncio.to_thread(read_header, written)
         check_servable(header)
         os.replace(written, target)
@@ -157,13 +160,13 @@ async def _convert_into(folder: Path, target: Path, outtype: str, on_progress: O
 
 
 async def run_converter(
-    source: Path, target: Path, *, outtype: str, on_progress: OnProgress
+    source: Path, target: Path, *, outtype: str, on_progress: OnProgress, name: str
 ) -> None:
     """Run `python -m worker.convert` to its end; a cancelled caller ends the child first."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "worker.convert", str(source), str(target)),
-        *("--outtype", outtype, "--progress", "json"),
+        *("--outtype", outtype, "--name", name, "--progress", "json"),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

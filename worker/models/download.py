@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import json
 import threading
 from collections.abc import Callable
@@ -124,7 +123,7 @@ class _Download:
             raise DownloadError(
                 f"The cache folder {str(self.cache.root)!r} cannot be written: {error.strerror}; "
                 "choose another with --cache-dir.",
-                reason="disk_full" if error.errno == errno.ENOSPC else "cache",
+                reason="disk_full" if error.errno in hub.DISK_FULL else "cache",
                 repo=self.ref.repo,
             ) from error
 

@@ -20,6 +20,8 @@ from typing import Any, Protocol, TypeVar
 from worker.errors import DownloadError, WorkerError
 
 TIMEOUT_SECONDS = 10.0
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Also a file system that cannot hold a file of this size."""
 ATTEMPTS = 3
 LONGEST_WAIT_SECONDS = 30.0
 """A rate limit that lasts longer is told at once; whoever started us can start us later."""
@@ -253,7 +255,7 @@ def _retry_after_seconds(headers: Any) -> int | None:
 
 
 def _local_error(repo: str, name: str | None, error: OSError | ValueError) -> DownloadError:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
         return DownloadError(
             f"The disk is full: {_what(repo, name)} could not be stored; what has come so far is "
             "kept, and the next start goes on from there.",

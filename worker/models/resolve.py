@@ -70,7 +70,11 @@ async def resolve(
     on_progress(Progress("resolve", 0.0))
     if ref is None or ref == BUNDLED:
         path = await convert_cached(
-            bundled_folder(), cache_dir=cache, outtype=outtype, on_progress=on_progress
+            bundled_folder(),
+            cache_dir=cache,
+            outtype=outtype,
+            on_progress=on_progress,
+            name=BUNDLED,
         )
         return ResolvedModel(path, BUNDLED, "bundled")
     target = await asyncio.to_thread(_look_up, reference.parse(ref), models_file)
@@ -78,11 +82,13 @@ async def resolve(
         return await resolve(None, cache_dir=cache, outtype=outtype, on_progress=on_progress)
     if target.hub is None:
         assert target.path is not None
-        return await _resolve_path(target.path, ref, cache, outtype, on_progress)
+        path = target.path.absolute()
+        return await _resolve_path(path, ref, cache, outtype, on_progress, path.name)
     downloaded = await download(
         target.hub, cache_dir=cache, sha256=target.sha256, on_progress=on_progress
     )
-    local = await _resolve_path(downloaded.path, ref, cache, outtype, on_progress)
+    name = target.hub.repo.rpartition("/")[2]
+    local = await _resolve_path(downloaded.path, ref, cache, outtype, on_progress, name)
     return replace(local, kind="hub")
 
 
@@ -100,12 +106,11 @@ def _look_up(parsed: Reference, models_file: Path | None) -> RegistryEntry:
 
 
 async def _resolve_path(
-    path: Path, ref: str, cache: Path, outtype: str, on_progress: OnProgress
+    path: Path, ref: str, cache: Path, outtype: str, on_progress: OnProgress, name: str
 ) -> ResolvedModel:
-    path = path.absolute()
     if await asyncio.to_thread(path.is_dir):
         converted = await convert_cached(
-            path, cache_dir=cache, outtype=outtype, on_progress=on_progress
+            path, cache_dir=cache, outtype=outtype, on_progress=on_progress, name=name
         )
         return ResolvedModel(converted, ref, "safetensors")
     header = await asyncio.to_thread(read_header, path)
