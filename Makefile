@@ -14,7 +14,8 @@ BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format typecheck pytest wheel clean
+.PHONY: help setup run test lint format pytest wheel smoke bench parity-data
+.PHONY: image-cpu image-cuda image-metal image-test qemu-test clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,5 +43,31 @@ pytest: setup ## the tests alone (TESTS="tests/api -k cancel" narrows them)
 wheel: setup ## build dist/$(BACKEND)/*.whl and its SHA256SUMS
 	$(PY) -m builds $(BACKEND)
 
+smoke: wheel ## install that wheel into a fresh venv, list its devices, decode one token
+	$(PY) -m builds smoke dist/$(BACKEND)/*.whl
+
+bench: setup ## measure against llama-server and the others (minutes; BENCH="--help" for its flags)
+	$(PY) -m tests.bench $(BENCH)
+
+image-cpu: ## build the image llorch-cpu with docker, podman or buildah
+	$(PYTHON) -m builds image cpu
+
+image-cuda: ## build the image llorch-cuda (CUDA=12 for older drivers, ARCH=90 for one GPU generation)
+	$(PYTHON) -m builds image cuda --pin cuda$(CUDA) --build-arg ARCH=$(ARCH)
+
+image-metal: ## build the image llorch-metal, the guest of a Mac's podman machine
+	$(PYTHON) -m builds image metal
+
+image-test: setup ## build the CPU image on a bootstrapped Debian and try it over HTTP (long; needs podman)
+	$(VENV)/bin/pytest -m long tests/images
+
+qemu-test: setup ## run the CPU wheel on processors that are not here (long; needs qemu-user-static)
+	$(VENV)/bin/pytest -m long tests/builds/test_qemu.py
+
+parity-data: ## draw the converter's reference data anew, in a venv of its own with PyTorch and transformers
+	$(PYTHON) -m venv $(VENV)-parity
+	$(VENV)-parity/bin/pip install --quiet 'torch==2.13.0' transformers safetensors sentencepiece
+	$(VENV)-parity/bin/python -m tests.convert.make_parity_data
+
 clean: ## remove what was built in the checkout (the wheel cache stays)
-	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-parity dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
