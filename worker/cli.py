@@ -8,8 +8,10 @@ the flags are known to be right.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn, get_args
 
 from pydantic.fields import FieldInfo
@@ -20,7 +22,8 @@ from worker.messages import Backend
 from worker.observability import logs
 from worker.settings import BACKEND_FIELDS, ENV_ONLY, ENV_PREFIX, Settings, closest, flag
 
-Subcommand = Callable[[Settings], int]
+Subcommand = Callable[[Settings, bool], int]
+"""(settings, whether JSON is wanted) → exit code."""
 
 _GROUPS = {
     "model": "the model",
@@ -59,10 +62,10 @@ def main(backend: Backend, argv: Sequence[str]) -> int:
     name = argv[0] if argv and argv[0] in subcommands else None
     try:
         flags = parse_flags(backend, argv[1:] if name else argv, subcommands, name)
+        as_json = bool(flags.pop("json", False))
         settings = Settings.load(backend, flags)
         logs.configure(settings.log_level, settings.log_format, settings.worker_id)
-        run = subcommands[name][0] if name else _serve
-        return run(settings)
+        return subcommands[name][0](settings, as_json) if name else _serve(settings)
     except WorkerError as error:
         return tell(f"llorch-{backend}", error)
     except KeyboardInterrupt:
@@ -78,7 +81,8 @@ def tell(command: str, error: WorkerError) -> int:
         exit_code=error.exit_code,
         **{key: value for key, value in error.details.items() if key != "errors"},
     )
-    print(f"{command}: {error.message}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # nobody reads any more; the exit code still tells
+        print(f"{command}: {error.message}", file=sys.stderr, flush=True)
     return error.exit_code
 
 
@@ -91,7 +95,24 @@ def _serve(settings: Settings) -> int:
 
 def _subcommands() -> dict[str, tuple[Subcommand, str]]:
     """Name → what it runs and its line in `--help`; each takes all the flags."""
-    return {}
+    return {
+        "plan": (_plan, "Print what the model would take of the device's memory; load nothing."),
+        "doctor": (_doctor, "Look at everything that a start needs; exit 0 if it would succeed."),
+    }
+
+
+def _plan(settings: Settings, as_json: bool) -> int:
+    from worker.devices import commands
+    from worker.lifecycle import engine_config
+
+    return commands.plan(settings, partial(engine_config, settings), as_json=as_json)
+
+
+def _doctor(settings: Settings, as_json: bool) -> int:
+    from worker.devices import commands
+    from worker.lifecycle import engine_config
+
+    return commands.doctor(settings, partial(engine_config, settings), as_json=as_json)
 
 
 # --- flags -------------------------------------------------------------------------------
@@ -145,6 +166,8 @@ def _parser(
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
+    if name:
+        parser.add_argument("--json", action="store_true", help="print JSON")
     groups = {key: parser.add_argument_group(title) for key, title in _GROUPS.items()}
     for field, info in Settings.model_fields.items():
         extra = info.json_schema_extra

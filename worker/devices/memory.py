@@ -32,6 +32,8 @@ _MARGIN_BYTES = {
 """For what no report names: driver workspaces, allocator slack, this process itself."""
 _STEP = 256
 """llama.cpp rounds context lengths up to multiples of this."""
+_EXACT_CELLS = 1 << 21
+"""KV cells up to which a context is really laid out for its plan."""
 _AUTOMATIC_SHARE = 0.5
 """Of the memory that a CPU host has left, what a context length that nobody chose may take."""
 
@@ -159,6 +161,23 @@ class _Planner:
         )
 
     def _lay_out(self, context_length: int, slots: int) -> _Layout:
+        if context_length * slots <= _EXACT_CELLS:
+            return self._lay_out_exactly(context_length, slots)
+        # llama.cpp keeps books on every cell even where it allocates nothing, so a cache that is
+        # far too large would take minutes to lay out. From here on all parts grow evenly.
+        nearer = max(_EXACT_CELLS // 2 // slots // _STEP, 1) * _STEP
+        first, second = (self._layout(nearer * n, slots) for n in (1, 2))
+        steps = (context_length - 2 * nearer) / nearer
+        return _Layout(
+            *(
+                round(
+                    getattr(second, part) + steps * (getattr(second, part) - getattr(first, part))
+                )
+                for part in _Layout.__slots__
+            )
+        )
+
+    def _lay_out_exactly(self, context_length: int, slots: int) -> _Layout:
         config = replace(self._config, slots=slots)
         options = context_options(config, context_length, threads=1, embeds=self._embeds)
         try:

@@ -6,7 +6,7 @@ Pure data; frozen, so it may cross threads and processes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from worker.errors import InsufficientVram
@@ -48,13 +48,7 @@ class Plan:
         return InsufficientVram(
             f"The model does not fit on {self.device}: {self.needed_bytes:,} bytes are needed "
             f"({self._parts_sentence()}), {self.available_bytes:,} are available. {self._advice()}",
-            needed_bytes=self.needed_bytes,
-            available_bytes=self.available_bytes,
-            parts=dict(self.parts),
-            context_length=self.context_length,
-            slots=self.slots,
-            largest_context_length=self.largest_context_length,
-            largest_slots=self.largest_slots,
+            **self.as_dict(),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -73,6 +67,11 @@ class Plan:
             "largest_context_length": self.largest_context_length,
             "largest_slots": self.largest_slots,
         }
+
+    @classmethod
+    def from_dict(cls, shown: Mapping[str, Any]) -> Plan:
+        """The plan behind `as_dict`, such as in the details of a refusal."""
+        return cls(**{each.name: shown[each.name] for each in fields(cls)})
 
     def as_table(self) -> str:
         """For people: one row a part, in MiB."""
