@@ -8,6 +8,7 @@ begun the process is gone within the drain timeout and five seconds, whatever ha
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -130,7 +131,8 @@ class Lifecycle:
             seconds=round(time.monotonic() - self._started_at, 3),
         )
         if resolved.kind == "bundled":
-            print(first_request(self._uri, settings.worker_token is not None), flush=True)
+            with contextlib.suppress(OSError):  # stdout may be closed; serving does not need it
+                print(first_request(self._uri, settings.worker_token is not None), flush=True)
         await self._presence.announce(info)
 
     def _log_listening(self) -> None:

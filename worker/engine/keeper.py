@@ -54,7 +54,8 @@ class EngineKeeper:
     ) -> None:
         self.condition: Condition = "loading"
         self.info: EngineInfo | None = None
-        self.last_frame_at = 0.0
+        self.resumed_at = 0.0
+        """When this process last went on after it had stood still itself."""
         self.fatal: asyncio.Future[WorkerError] = asyncio.get_running_loop().create_future()
         """Set once, when the worker can serve no longer and has to leave with that error."""
         self._settings = settings
@@ -66,7 +67,7 @@ class EngineKeeper:
         self._config: EngineConfig | None = None
         self._engine: EngineProcess | None = None
         self._first_ready: asyncio.Future[EngineInfo] | None = None
-        self._spawned_at = 0.0
+        self._spawned_at = self._last_frame_at = 0.0
         self._ready_at: float | None = None
         self._start_error: WorkerError | None = None
         self._kill_reason: str | None = None
@@ -93,7 +94,7 @@ class EngineKeeper:
         self._config = config
         self._first_ready = asyncio.get_running_loop().create_future()
         await self._spawn()
-        self._run(self._watch())
+        self.run(self._watch())
         return await self._first_ready
 
     async def stop(self) -> None:
@@ -132,13 +133,13 @@ class EngineKeeper:
 
     async def _spawn(self) -> None:
         assert self._config is not None
-        self._spawned_at = self.last_frame_at = time.monotonic()
+        self._spawned_at = self._last_frame_at = time.monotonic()
         self._ready_at = self._start_error = self._kill_reason = None
         current: list[EngineProcess] = []  # frames of an engine that was replaced are dropped
 
         def on_frame(events: list[Event]) -> None:
             if current and current[0] is self._engine:
-                self.last_frame_at = time.monotonic()
+                self._last_frame_at = time.monotonic()
                 self._callbacks.on_frame(events)
 
         def on_lost() -> None:
@@ -154,7 +155,7 @@ class EngineKeeper:
 
     def _on_lost(self, engine: EngineProcess) -> None:
         if self._stopping:
-            self._run(self._reap(engine))
+            self.run(self._reap(engine))
             return
         starting = self._first_ready is not None and not self._first_ready.done()
         if not starting:
@@ -162,7 +163,7 @@ class EngineKeeper:
             self._callbacks.on_progress(Progress("recovering", 0.0))
         reason = self._kill_reason or "died"
         self._callbacks.on_lost(EngineCrashed(f"The engine process {reason}; try again."))
-        self._run(self._fail_start(engine) if starting else self._recover(engine))
+        self.run(self._fail_start(engine) if starting else self._recover(engine))
 
     async def _reap(self, engine: EngineProcess) -> None:
         self._log.info("engine.stopped", how=await engine.end())
@@ -232,11 +233,11 @@ class EngineKeeper:
             await asyncio.sleep(tick)
             if time.monotonic() - before > tick + 1.0:
                 # It was this process that stood still; frames may lie unread in the pipe.
-                self.last_frame_at = time.monotonic()
+                self.resumed_at = self._last_frame_at = time.monotonic()
             elif self.condition == "ready" and self._callbacks.is_stalled(patience):
                 self._kill(f"made no progress for {patience:.1f} s and was killed")
             elif self._engine is not None and self._ready_at is None:
-                if time.monotonic() - self.last_frame_at > start_patience:
+                if time.monotonic() - self._last_frame_at > start_patience:
                     self._kill(f"was silent for {start_patience:.0f} s of its start and was killed")
 
     def _kill(self, reason: str) -> None:
@@ -245,7 +246,8 @@ class EngineKeeper:
             self._log.error("engine.stalled", pid=self._engine.pid, reason=reason)
             self._engine.kill()
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Work that ends with the keeper; if it fails, the worker cannot go on."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Literal
 
+from worker.engine.calls import Calls
 from worker.engine.child import ENGINE_ARGV
 from worker.engine.generation import Generation, StreamEvent
 from worker.engine.jobs import Job, Jobs
@@ -24,6 +25,7 @@ from worker.errors import (
     InvalidRequest,
     NotReady,
     QueueFull,
+    ResidencyViolation,
     ShuttingDown,
     WorkerError,
 )
@@ -38,6 +40,7 @@ from worker.messages import (
     Finished,
     InferenceRequest,
     Progress,
+    ProveResidency,
     Ready,
     Rejected,
     Reply,
@@ -53,6 +56,7 @@ from worker.settings import Settings
 
 State = Literal["loading", "ready", "recovering", "draining", "failed"]
 
+RESIDENCY_INTERVAL_SECONDS = 15.0
 DEADLINE_GRACE_SECONDS = 0.25
 """The engine enforces deadlines itself, to one step; this long after, the supervisor does."""
 RESUBMITS = 2
@@ -84,10 +88,9 @@ class Supervisor:
         self._keeper = EngineKeeper(settings, metrics, callbacks, argv)
         self._jobs = Jobs(self._tell_engine_to_drop, self._job_left)
         self._cancelled_at: dict[int, float] = {}
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._next_call = 1
+        self._calls = Calls()
         self._quarantine = Quarantine()
-        self._work_since = 0.0
+        self._progress_at = 0.0
 
     # --- what others read ----------------------------------------------------------------
 
@@ -121,10 +124,10 @@ class Supervisor:
 
     @property
     def last_progress_ms(self) -> float:
-        """Since the engine's last frame while it has work; 0 when idle."""
+        """Since the engine's last step while it has work; 0 when idle."""
         if not self._jobs and not self._calls:
             return 0.0
-        return (time.monotonic() - max(self._keeper.last_frame_at, self._work_since)) * 1e3
+        return (time.monotonic() - max(self._progress_at, self._keeper.resumed_at)) * 1e3
 
     @property
     def stalled(self) -> bool:
@@ -162,7 +165,8 @@ class Supervisor:
     async def submit(self, request: InferenceRequest) -> Generation:
         """Returns once the engine has accepted it; raises what it was refused with."""
         self._admit(request)
-        self._work_begins()
+        if not self._jobs:
+            self._progress_at = time.monotonic()  # its work begins now
         job = self._jobs.add(request)
         if request.deadline is not None:
             remaining = request.deadline - time.monotonic() + DEADLINE_GRACE_SECONDS
@@ -181,16 +185,14 @@ class Supervisor:
     async def call(self, make: Callable[[int], Command]) -> Any:
         """Ask the engine something beside its streams; `make` gets the call's id."""
         self._require_ready()
-        self._work_begins()
-        call_id = self._next_call
-        self._next_call += 1
-        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = reply
+        if not self._jobs and not self._calls:
+            self._progress_at = time.monotonic()
+        call_id, reply = self._calls.open()
         self._send(make(call_id))
         try:
             return await reply
         finally:
-            self._calls.pop(call_id, None)
+            self._calls.close(call_id)
 
     def _admit(self, request: InferenceRequest) -> None:
         self._require_ready()
@@ -233,10 +235,6 @@ class Supervisor:
         if self._draining and not self._jobs:
             self._drained.set()
 
-    def _work_begins(self) -> None:
-        if not self._jobs and not self._calls:
-            self._work_since = time.monotonic()
-
     def _send(self, command: Command) -> None:
         self._keeper.send(command)
 
@@ -244,7 +242,24 @@ class Supervisor:
 
     async def start(self, config: EngineConfig) -> EngineInfo:
         """Spawn the engine and wait until it has decoded a token; raises why it could not."""
-        return await self._keeper.start(config)
+        info = await self._keeper.start(config)
+        self._keeper.run(self._prove_residency())
+        return info
+
+    async def _prove_residency(self) -> None:
+        """Ask again and again whether the model is still where it was put."""
+        while True:
+            await asyncio.sleep(RESIDENCY_INTERVAL_SECONDS)
+            try:
+                await self.call(ProveResidency)
+            except ResidencyViolation as error:
+                self.residency_lost = error.message
+                self._log.error("residency.lost", message=error.message, **error.details)
+                self.fail(error)
+                self.report(self.progress)
+                return
+            except WorkerError as error:  # not ready, or crashed meanwhile: ask the next engine
+                self._log.debug("residency.unasked", reason=error.message)
 
     def fail(self, error: WorkerError) -> None:
         """The worker is about to leave because of `error`."""
@@ -272,7 +287,7 @@ class Supervisor:
         self._on_given_up(ShuttingDown("The worker has shut down."))
 
     def _on_ready(self) -> None:
-        self.residency_lost = None
+        self._progress_at = time.monotonic()
         self.report(Progress("ready", 100.0))
         for job in self._jobs:  # those that the engine before had not started
             self._send(Submit(job.request_id, job.request))
@@ -288,10 +303,7 @@ class Supervisor:
                 self._log.warning("request.quarantined", job_id=job.request.job_id)
             if job.started or job.engines_lost > RESUBMITS:
                 self._jobs.fail(job, error)
-        for waiter in self._calls.values():
-            if not waiter.done():
-                waiter.set_exception(error)
-        self._calls.clear()
+        self._calls.fail_all(error)
 
     def _on_given_up(self, error: WorkerError) -> None:
         self.report(self.progress)
@@ -308,13 +320,16 @@ class Supervisor:
                     streams.setdefault(event.request_id, []).append(event)
                 case Stats():
                     self.stats = event
+                    self._progress_at = time.monotonic()
                 case Accepted():
                     self._jobs.on_accepted(event)
                 case Rejected():
                     refusal = Failed(event.request_id, event.error)
                     streams.setdefault(event.request_id, []).append(refusal)
                 case Reply():
-                    self._on_reply(event)
+                    if not self._jobs:  # else only steps are progress: replies are made aside
+                        self._progress_at = time.monotonic()
+                    self._calls.on_reply(event)
                 case Progress():
                     self._keeper.progressed(event)
                 case Ready():
@@ -333,12 +348,3 @@ class Supervisor:
             cancelled_at = self._cancelled_at.pop(request_id, None)
             if cancelled_at is not None:  # only now are its cells free
                 self._metrics.request_cancelled(time.monotonic() - cancelled_at)
-
-    def _on_reply(self, reply: Reply) -> None:
-        waiter = self._calls.get(reply.call_id)
-        if waiter is None or waiter.done():
-            return
-        if reply.error is not None:
-            waiter.set_exception(reply.error)
-        else:
-            waiter.set_result(reply.value)

@@ -8,6 +8,7 @@ by `digest`, and `_redact` stands behind that rule.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import sys
@@ -31,7 +32,7 @@ _PRIVATE = frozenset(
 
 def configure(level: str = "info", format: Format = "auto", worker_id: str = "") -> None:
     """Send every log line of this process to stderr, as JSON or for a terminal."""
-    stream = sys.stderr
+    stream = cast(TextIO, _Unbreakable(sys.stderr))
     json_lines = format == "json" or (format == "auto" and not stream.isatty())
     threshold = _LEVELS[level.lower()]
     shared: list[Processor] = [
@@ -78,6 +79,25 @@ def digest(text: str | bytes) -> str:
     """The SHA-256 by which a prompt is named in logs."""
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     return hashlib.sha256(data).hexdigest()
+
+
+class _Unbreakable:
+    """A stream whose reader may go away: what cannot be written is lost, nothing else."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
 
 
 def _identity(worker_id: str) -> Processor:
