@@ -25,6 +25,7 @@ from worker.models.resolve import (
     bundled_folder,
     default_cache_dir,
     resolve,
+    resolve_checkpoint,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -285,3 +286,13 @@ def test_the_hash_of_an_untouched_file_is_remembered(tmp_path: Path) -> None:
     time.sleep(0.01)
     os.utime(path)
     assert sha256_of_file(path, tmp_path / "cache") == sha256_of_file(path) != first
+
+
+def test_a_checkpoint_for_the_converter(tmp_path: Path, checkpoint: Path) -> None:
+    mine = asyncio.run(resolve_checkpoint(str(checkpoint), cache_dir=tmp_path))
+    assert (mine.folder, mine.name, mine.origin) == (checkpoint, "checkpoint", str(checkpoint))
+    bundled = asyncio.run(resolve_checkpoint("tiny-model", cache_dir=tmp_path))
+    assert bundled.folder == bundled_folder()
+    path = write_gguf(tmp_path / "m.gguf")
+    with pytest.raises(ModelError, match="needs a folder or a repository of SafeTensors"):
+        asyncio.run(resolve_checkpoint(str(path), cache_dir=tmp_path))

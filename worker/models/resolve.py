@@ -18,7 +18,7 @@ from typing import Literal
 from worker.errors import ModelError
 from worker.messages import Progress
 from worker.models import reference, registry
-from worker.models.conversion import convert_cached
+from worker.models.conversion import check_checkpoint, convert_cached
 from worker.models.download import download
 from worker.models.gguf import check_servable, read_header
 from worker.models.reference import HubReference, PathReference, Reference
@@ -37,6 +37,17 @@ class ResolvedModel:
     model_ref: str
     """What the user asked for, as `/health` and the pool manager show it."""
     kind: Literal["bundled", "gguf", "safetensors", "hub"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedCheckpoint:
+    """A SafeTensors folder on this machine, for the converter."""
+
+    folder: Path
+    name: str
+    """What the model is called: the repository's or the folder's name."""
+    origin: str
+    """Where it comes from, with the commit where it has one."""
 
 
 def default_cache_dir() -> Path:
@@ -92,6 +103,37 @@ async def resolve(
     return replace(local, kind="hub")
 
 
+async def resolve_checkpoint(
+    ref: str,
+    *,
+    models_file: Path | None = None,
+    cache_dir: Path | None = None,
+    on_progress: OnProgress = lambda progress: None,
+) -> ResolvedCheckpoint:
+    """Find or download the SafeTensors folder that `ref` names, whatever its form.
+
+    Raises `ModelError` where it names a GGUF or nothing, else as `resolve` does.
+    """
+    target = await asyncio.to_thread(_look_up, reference.parse(ref), models_file)
+    if target.hub is not None:
+        cache = (cache_dir or default_cache_dir()).absolute()
+        got = await download(
+            target.hub, cache_dir=cache, sha256=target.sha256, on_progress=on_progress
+        )
+        folder, name = got.path, target.hub.repo.rpartition("/")[2]
+        origin = str(HubReference(target.hub.repo, got.commit))
+    else:
+        folder = bundled_folder() if target.path is None else target.path.absolute()
+        name, origin = folder.name, ref
+    if folder.is_file():
+        raise ModelError(
+            f"{ref!r} is a file; the converter needs a folder or a repository of SafeTensors.",
+            path=str(folder),
+        )
+    await asyncio.to_thread(check_checkpoint, folder)
+    return ResolvedCheckpoint(folder, name, origin)
+
+
 def _look_up(parsed: Reference, models_file: Path | None) -> RegistryEntry:
     """Every form as a registry entry; an alias comes before a path of the same name."""
     if isinstance(parsed, HubReference):
@@ -100,6 +142,8 @@ def _look_up(parsed: Reference, models_file: Path | None) -> RegistryEntry:
         return RegistryEntry(alias="", path=parsed.path)
     known = registry.load(models_file)
     path = Path(parsed.alias)
+    if parsed.alias == BUNDLED and BUNDLED not in known.entries:
+        return RegistryEntry(alias=BUNDLED, bundled=True)
     if parsed.alias not in known.entries and path.exists():
         return RegistryEntry(alias="", path=path)
     return known.find(parsed.alias)
