@@ -45,16 +45,13 @@ def prove(model: Model, context: Context, selected: Selected, config: EngineConf
 
 
 def prove_again(residency: Residency, selected: Selected, config: EngineConfig) -> Residency:
-    """The same report, with `resident` as live queries of the device find it now.
+    """The same report again, if live queries of the device still agree with it.
 
-    Level-triggered: a loss is told in the result, again and again, and never raised, so that the
-    heartbeat that asked can carry it.
+    Raises:
+        ResidencyViolation: the device is gone or no longer holds the model.
     """
-    try:
-        live.check(selected, residency, locked=config.mlock)
-    except ResidencyViolation as error:
-        return replace(residency, resident=False, violation=error.message)
-    return replace(residency, resident=True, violation=None)
+    live.check(selected, residency, locked=config.mlock)
+    return residency
 
 
 def tensor_placement(selected: Selected, header: GgufHeader) -> tuple[tuple[str, int], ...]:

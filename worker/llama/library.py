@@ -21,7 +21,7 @@ from typing import Any, Literal
 from worker.errors import BackendMismatch
 
 LogLevel = Literal["debug", "info", "warning", "error"]
-_LEVELS: dict[int, LogLevel] = {1: "info", 2: "warning", 3: "error", 4: "debug"}
+_LEVELS: dict[int, LogLevel] = {1: "debug", 2: "info", 3: "warning", 4: "error"}
 _CONTINUED = 5
 
 DeviceKind = Literal["cpu", "gpu", "igpu", "accelerator", "meta"]

@@ -11,9 +11,10 @@ import sys
 
 from worker.devices import memory, residency
 from worker.devices.probe import select_device
+from worker.errors import ResidencyViolation
 from worker.llama.context import Context
 from worker.llama.model import LoadOptions, Model
-from worker.messages import EngineConfig, Residency
+from worker.messages import EngineConfig
 from worker.models.gguf import read_header
 
 
@@ -24,13 +25,17 @@ def main(path: str, setting: str) -> None:
     model = Model(path, LoadOptions(device=selected.device, mmap=False, tensor_placement=placement))
     context = Context(model, memory.context_options(config, 256, threads=1, embeds=False))
     proof = residency.prove(model, context, selected, config)
-    _tell(proof)
+    _tell("resident")
     for _ in sys.stdin:
-        _tell(residency.prove_again(proof, selected, config))
+        try:
+            residency.prove_again(proof, selected, config)
+            _tell("resident")
+        except ResidencyViolation as error:
+            _tell(error.message)
 
 
-def _tell(residency: Residency) -> None:
-    print(json.dumps([residency.resident, residency.violation]), flush=True)
+def _tell(text: str) -> None:
+    print(json.dumps(text), flush=True)
 
 
 if __name__ == "__main__":
