@@ -7,7 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from builds import sdist, store, toolchain
+from builds import cuda, sdist, store, toolchain
 from builds.errors import BuildError
 from builds.pins import Pins, Recipe
 
@@ -24,7 +24,9 @@ NOT_COMPILED = (
 # Any fixed moment; llama.cpp and the wheel's archive would otherwise carry the hour of the build.
 SOURCE_DATE_EPOCH = "1577836800"
 # Settings of the caller's shell that would change the wheel behind the recipe's back.
-NOT_INHERITED = re.compile(r"^(CMAKE_|SKBUILD|FORCE_CMAKE|GGML_|LLAMA_|(C|CXX|CPP|LD)FLAGS$|PIP_)")
+NOT_INHERITED = re.compile(
+    r"^(CMAKE_|SKBUILD|FORCE_CMAKE|GGML_|LLAMA_|(C|CXX|CPP|CUDA|LD)FLAGS$|PIP_)"
+)
 KEPT = ("PIP_CERT", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_PROXY")
 
 
@@ -36,7 +38,7 @@ def compile_wheel(archive: Path, recipe: Recipe, pins: Pins, work: Path) -> Path
     log = work / "build.log"
     command = [str(python), "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-build-isolation"]
     command += ["--no-cache-dir", "--disable-pip-version-check", f"--wheel-dir={out}", str(source)]
-    environment = _environment(recipe, python, work)
+    environment = _environment(recipe, pins, python, work)
     store.say(f"compiling the {recipe.backend} wheel of llama-cpp-python {pins.version}")
     started = time.monotonic()
     if _run(command, environment, log) != 0:
@@ -49,7 +51,7 @@ def compile_wheel(archive: Path, recipe: Recipe, pins: Pins, work: Path) -> Path
     return wheel
 
 
-def _environment(recipe: Recipe, python: Path, work: Path) -> dict[str, str]:
+def _environment(recipe: Recipe, pins: Pins, python: Path, work: Path) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -57,13 +59,19 @@ def _environment(recipe: Recipe, python: Path, work: Path) -> dict[str, str]:
     }
     # Assertions name their source file: without this the wheel would hold this machine's paths.
     same_paths = f"-ffile-prefix-map={work}=."
+    arguments, nvcc_flags = list(recipe.cmake_args), [f"-Xcompiler={same_paths}"]
+    if "GGML_CUDA" in recipe.cmake:
+        more_arguments, more_flags = cuda.completion(pins, work)
+        arguments += more_arguments
+        nvcc_flags += more_flags
     return kept | {
         "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
-        "CMAKE_ARGS": " ".join(recipe.cmake_args),
+        "CMAKE_ARGS": " ".join(arguments),
         "CMAKE_GENERATOR": "Ninja",
         "SKBUILD_BUILD_DIR": str(work / "build"),
         "CFLAGS": same_paths,
         "CXXFLAGS": same_paths,
+        "CUDAFLAGS": " ".join(nvcc_flags),
         "SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH,
         # A cache inside somebody's checkout must not lend that checkout's commit to the build.
         "GIT_CEILING_DIRECTORIES": str(work),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from builds import compile, repack, sdist, store, toolchain
+from builds import compile, cuda, repack, sdist, store, toolchain
 from builds.errors import BuildError
 from builds.pins import Pins, Recipe
 
@@ -34,7 +34,9 @@ class BuiltWheel:
 
 def stamp(recipe: Recipe, pins: Pins) -> dict[str, Any]:
     """All that decides what comes out; goes into the wheel and, hashed, names it in the cache."""
+    nvcc = {"nvcc": cuda.compiler()} if "GGML_CUDA" in recipe.cmake else {}
     return {
+        **nvcc,
         "backend": recipe.backend,
         "llama_cpp_python": pins.version,
         "llama_cpp_commit": pins.llama_cpp_commit,
