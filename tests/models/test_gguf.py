@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import struct
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -229,6 +232,8 @@ def test_each_fault_is_named(tmp_path: Path, content: bytes, words: str) -> None
         ({"overrides": {"llama.embedding_length": 0}}, "no llama.embedding_length above 0"),
         ({"overrides": {"llama.block_count": 513}}, "513 layers"),
         ({"overrides": {"tokenizer.ggml.scores": [1.0] * 39}}, "39 float32 values"),
+        ({"overrides": {"llama.attention.layer_norm_rms_epsilon": -1e-6}}, "from 0 on"),
+        ({"overrides": {"llama.attention.layer_norm_rms_epsilon": math.nan}}, "is nan"),
         ({"architecture": "clip"}, "image encoder"),
     ],
 )
@@ -291,3 +296,21 @@ def test_the_header_is_small_enough_to_keep(tmp_path: Path) -> None:
     header = read_header(write_gguf(tmp_path / "m.gguf"))
     assert isinstance(header, GgufHeader)
     assert not any(isinstance(value, list) for value in header.metadata.values())
+
+
+def test_reading_a_header_loads_no_numpy(tmp_path: Path) -> None:
+    """The API process reads headers; it must stay small."""
+    path = write_gguf(tmp_path / "m.gguf")
+    script = (
+        "import sys; from worker.models.gguf import read_header\n"
+        "header = read_header(sys.argv[1])\n"
+        "print(header.quant_kind, header.tensors[1].type_name, 'numpy' in sys.modules)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", script, str(path)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.split() == ["Q8_0", "Q8_0", "False"]

@@ -8,6 +8,7 @@ loader sees the file.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ from pathlib import Path
 from worker.errors import ModelError
 from worker.models.gguf_faults import fault
 from worker.models.gguf_layout import GgufArray, GgufLayout, Scalar, read_layout
-from worker.models.gguf_tensors import TensorEntry
+from worker.models.gguf_tensors import TensorEntry, constants
 
 TOKENIZER_KINDS = {
     "gpt2": "gguf-bpe",
@@ -141,6 +142,10 @@ def check_servable(header: GgufHeader) -> None:
             raise fault(path, f"it has no {header.architecture}.{key} above 0")
     if header.block_count is not None and header.block_count > MAX_BLOCKS:
         raise fault(path, f"it claims {header.block_count} layers, more than {MAX_BLOCKS}")
+    for key, value in header.metadata.items():
+        # llama.cpp asserts this while it computes, which would end the engine process.
+        if key.endswith("_epsilon") and not (isinstance(value, float) and 0 <= value < math.inf):
+            raise fault(path, f"{key} is {value}, not a number from 0 on")
     _check_vocabulary(header)
 
 
@@ -263,9 +268,7 @@ def _join_parts(header: GgufHeader, layout: GgufLayout, count: int) -> GgufHeade
 
 @cache
 def _file_types() -> dict[int, str]:
-    import gguf  # costs 0.1 s; the API process needs it only when it meets a GGUF
-
-    names = {int(t): re.sub("^(MOSTLY|ALL)_", "", t.name) for t in gguf.LlamaFileType}
+    names = {int(t): re.sub("^(MOSTLY|ALL)_", "", t.name) for t in constants().LlamaFileType}
     # NOTE: known to the pinned llama.cpp, not yet to the released gguf package.
     names.setdefault(41, "Q2_0")
     return names

@@ -5,10 +5,13 @@ Runs wherever a GGUF is read; no state.
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from worker.models.gguf_faults import fault
 
@@ -39,11 +42,29 @@ class TensorEntry:
 
 
 @cache
+def constants() -> Any:
+    """The gguf package's constants without the package.
+
+    NOTE: `import gguf` brings NumPy along, 0.1 s and 17 MB, into an API process that has no
+    other use for it; the constants are one module that needs nothing.
+    """
+    if "gguf" in sys.modules:
+        return sys.modules["gguf"]
+    package = importlib.util.find_spec("gguf")
+    assert package is not None and package.submodule_search_locations
+    path = Path(package.submodule_search_locations[0]) / "constants.py"
+    spec = importlib.util.spec_from_file_location("_gguf_constants", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
 def tensor_types() -> dict[int, tuple[str, int, int]]:
     """GGML type number → name, elements per block, bytes per block."""
-    import gguf  # costs 0.1 s; the API process needs it only when it meets a GGUF
-
-    types = {int(t): (t.name, *gguf.GGML_QUANT_SIZES[t]) for t in gguf.GGMLQuantizationType}
+    sizes = constants().GGML_QUANT_SIZES
+    types = {int(t): (str(t.name), *sizes[t]) for t in constants().GGMLQuantizationType}
     # NOTE: the pinned llama.cpp loads it, the released gguf package does not list it yet.
     types.setdefault(42, ("Q2_0", 64, 18))
     return types
