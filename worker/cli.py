@@ -17,6 +17,7 @@ from typing import Any, NoReturn, get_args
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from worker.devices import floor
 from worker.errors import ConfigError, WorkerError
 from worker.messages import Backend
 from worker.observability import logs
@@ -61,6 +62,7 @@ def main(backend: Backend, argv: Sequence[str]) -> int:
     subcommands = _subcommands()
     name = argv[0] if argv and argv[0] in subcommands else None
     try:
+        floor.check()  # before NumPy, which dies of SIGILL where this raises
         flags = parse_flags(backend, argv[1:] if name else argv, subcommands, name)
         as_json = bool(flags.pop("json", False))
         settings = Settings.load(backend, flags)

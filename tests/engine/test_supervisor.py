@@ -8,27 +8,30 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
-from worker.engine.generation import Generation, StreamEvent
+from tests.engine.supervised import (
+    CONFIG,
+    SCRIPTED,
+    all_of,
+    failure_of,
+    request,
+    run,
+    script,
+    supervised,
+    until,
+)
 from worker.engine.supervisor import Supervisor
 from worker.errors import (
     Cancelled,
     ContextLengthExceeded,
-    CrashLoop,
     DuplicateJob,
-    EngineCrashed,
     InferenceFailed,
     InferenceTimeout,
     InsufficientVram,
-    InvalidRequest,
     ModelError,
     NotReady,
     QueueFull,
@@ -36,11 +39,8 @@ from worker.errors import (
     WorkerError,
 )
 from worker.messages import (
-    EngineConfig,
     Failed,
     Finished,
-    InferenceRequest,
-    Sampling,
     Started,
     Token,
     Tokenize,
@@ -48,60 +48,7 @@ from worker.messages import (
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
 
-SCRIPTED = (sys.executable, "-m", "tests.support.scripted_engine")
-CONFIG = EngineConfig(backend="cpu", model_path="/none", model_ref="scripted", worker_id="w")
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(30):
-            await test()
-
-    asyncio.run(bounded())
-
-
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """What each incarnation of the engine does at its start."""
-    path = tmp_path / "script"
-    monkeypatch.setenv("SCRIPTED_ENGINE", str(path))
-    monkeypatch.chdir(ROOT)
-
-    def write(*starts: str) -> None:
-        path.write_text("\n".join(starts) + "\n")
-
-    write("ok")
-    return write
-
-
-@asynccontextmanager
-async def supervised(**settings: Any) -> AsyncIterator[Supervisor]:
-    supervisor = Supervisor(Settings(backend="cpu", **settings), Metrics("w"), SCRIPTED)
-    try:
-        await supervisor.start(CONFIG)
-        yield supervisor
-    finally:
-        await supervisor.stop()
-
-
-def request(order: str, job_id: str = "j", **fields: Any) -> InferenceRequest:
-    return InferenceRequest(job_id, order, Sampling(seed=7), max_tokens=8, **fields)
-
-
-async def all_of(generation: Generation) -> list[StreamEvent]:
-    return [event for frame in [f async for f in generation] for event in frame]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
-
-
-async def failure_of(work: Awaitable[object]) -> WorkerError:
-    with pytest.raises(WorkerError) as caught:
-        await work
-    return caught.value
+__all__ = ["script"]
 
 
 @pytest.mark.usefixtures("script")
@@ -269,114 +216,6 @@ class TestStart:
             assert phases[0] == "starting" and phases[-1] == "ready"
             assert supervisor.info is not None and supervisor.info.pid == supervisor.engine_pid
             await supervisor.stop()
-
-        run(test)
-
-
-class TestCrashes:
-    def test_streams_in_flight_fail_and_waiting_ones_are_served_by_the_next_engine(
-        self, script: Callable[..., None], tmp_path: Path
-    ) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                running = await supervisor.submit(request("hold", "a"))
-                # "queue" orders the scripted engine never to start it: it stays, and is
-                # accepted again by the second engine under the same generation.
-                waiting = await supervisor.submit(request("queue", "b"))
-                unread = asyncio.create_task(supervisor.submit(request("ignore", "c")))
-                await until(lambda: supervisor.queued == 2)
-                first_pid = supervisor.engine_pid
-                assert first_pid is not None
-                call = asyncio.create_task(supervisor.call(lambda n: Tokenize(n, "silence")))
-                await asyncio.sleep(0.05)
-                before = time.monotonic()
-                os.kill(first_pid, signal.SIGKILL)
-                events = await all_of(running)
-                assert time.monotonic() - before < 1
-                assert isinstance(events[-1], Failed)
-                assert isinstance(events[-1].error, EngineCrashed)
-                assert isinstance(await failure_of(call), EngineCrashed)
-                assert supervisor.state == "recovering"
-                assert isinstance(await failure_of(supervisor.submit(request("say x"))), NotReady)
-                await until(lambda: supervisor.state == "ready")
-                assert supervisor.engine_pid not in (None, first_pid)
-                assert supervisor.queued == 2
-                assert isinstance((await all_of(await supervisor.submit(request("say x"))))[-1],
-                                  Finished)  # fmt: skip
-                waiting.cancel()
-                assert isinstance((await all_of(waiting))[-1], Failed)
-                supervisor.cancel("c")
-                assert isinstance(await failure_of(unread), Cancelled)
-
-        run(test)
-
-    def test_a_request_in_flight_at_two_crashes_is_refused(
-        self, script: Callable[..., None]
-    ) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                for job in ("a", "b"):
-                    generation = await supervisor.submit(request("abort", job))
-                    last = (await all_of(generation))[-1]
-                    assert isinstance(last, Failed) and isinstance(last.error, EngineCrashed)
-                    await until(lambda: supervisor.state == "ready")
-                error = await failure_of(supervisor.submit(request("abort", "c")))
-                assert isinstance(error, InvalidRequest)
-                assert error.details["errors"][0]["constraint"] == "quarantine"
-                assert isinstance((await all_of(await supervisor.submit(request("say x"))))[-1],
-                                  Finished)  # fmt: skip
-
-        run(test)
-
-    def test_a_request_that_kills_its_reader_does_not_end_the_worker(
-        self, script: Callable[..., None]
-    ) -> None:
-        async def test() -> None:
-            async with supervised(crash_limit=5) as supervisor:
-                error = await failure_of(supervisor.submit(request("abort-unread")))
-                assert isinstance(error, EngineCrashed)
-                await until(lambda: supervisor.state == "ready")
-                assert not supervisor.fatal.done()
-                again = await failure_of(supervisor.submit(request("abort-unread")))
-                assert isinstance(again, InvalidRequest)
-
-        run(test)
-
-    def test_a_crash_loop_is_fatal_and_fails_who_waited(self, script: Callable[..., None]) -> None:
-        script("ok", "die", "fail", "die")
-
-        async def test() -> None:
-            async with supervised(crash_limit=2) as supervisor:
-                waiting = await supervisor.submit(request("queue", "b"))
-                pid = supervisor.engine_pid
-                assert pid is not None
-                os.kill(pid, signal.SIGSEGV)
-                error = await supervisor.fatal
-                assert isinstance(error, CrashLoop) and error.exit_code == 8
-                assert error.details["crashes"] == 3
-                assert supervisor.state == "failed"
-                last = (await all_of(waiting))[-1]
-                assert isinstance(last, Failed)
-
-        run(test)
-
-    def test_an_engine_that_stands_still_is_unhealthy_then_replaced(
-        self, script: Callable[..., None]
-    ) -> None:
-        async def test() -> None:
-            async with supervised(stall_timeout=0.4) as supervisor:
-                await asyncio.sleep(0.6)
-                assert not supervisor.stalled  # idle for longer than the timeout
-                pid = supervisor.engine_pid
-                generation = await supervisor.submit(request("hold"))
-                await until(lambda: supervisor.stalled)
-                assert supervisor.last_progress_ms >= 400
-                assert supervisor.engine_pid == pid
-                last = (await all_of(generation))[-1]
-                assert isinstance(last, Failed) and isinstance(last.error, EngineCrashed)
-                assert "no progress" in last.error.message
-                await until(lambda: supervisor.state == "ready")
-                assert supervisor.engine_pid != pid
 
         run(test)
 

@@ -1,0 +1,80 @@
+"""A supervisor over the scripted engine, for tests of what it does when things go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.engine.generation import Generation, StreamEvent
+from worker.engine.supervisor import Supervisor
+from worker.errors import (
+    WorkerError,
+)
+from worker.messages import (
+    EngineConfig,
+    InferenceRequest,
+    Sampling,
+)
+from worker.observability.metrics import Metrics
+from worker.settings import Settings
+
+SCRIPTED = (sys.executable, "-m", "tests.support.scripted_engine")
+CONFIG = EngineConfig(backend="cpu", model_path="/none", model_ref="scripted", worker_id="w")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(30):
+            await test()
+
+    asyncio.run(bounded())
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """What each incarnation of the engine does at its start."""
+    path = tmp_path / "script"
+    monkeypatch.setenv("SCRIPTED_ENGINE", str(path))
+    monkeypatch.chdir(ROOT)
+
+    def write(*starts: str) -> None:
+        path.write_text("\n".join(starts) + "\n")
+
+    write("ok")
+    return write
+
+
+@asynccontextmanager
+async def supervised(**settings: Any) -> AsyncIterator[Supervisor]:
+    supervisor = Supervisor(Settings(backend="cpu", **settings), Metrics("w"), SCRIPTED)
+    try:
+        await supervisor.start(CONFIG)
+        yield supervisor
+    finally:
+        await supervisor.stop()
+
+
+def request(order: str, job_id: str = "j", **fields: Any) -> InferenceRequest:
+    return InferenceRequest(job_id, order, Sampling(seed=7), max_tokens=8, **fields)
+
+
+async def all_of(generation: Generation) -> list[StreamEvent]:
+    return [event for frame in [f async for f in generation] for event in frame]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def failure_of(work: Awaitable[object]) -> WorkerError:
+    with pytest.raises(WorkerError) as caught:
+        await work
+    return caught.value

@@ -1,0 +1,26 @@
+"""The bundled model as a GGUF, converted by the real command."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import worker
+
+ASSET = Path(next(iter(worker.__path__))) / "assets" / "tiny-model"
+
+
+@functools.cache
+def bundled_gguf(outtype: str = "f32") -> Path:
+    """Converted once a session, into a folder that the system clears."""
+    folder = Path(tempfile.mkdtemp(prefix="llorch-bundled-"))
+    target = folder / f"tiny-{outtype}.gguf"
+    command = [sys.executable, "-m", "worker.convert", str(ASSET), str(target)]
+    done = subprocess.run(
+        [*command, "--outtype", outtype, "--progress", "none"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return target

@@ -1,0 +1,169 @@
+"""The house rules that can be read off the source: who imports whom, and how long things get."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKER = ROOT / "worker"
+LEAVES = {"errors", "messages", "settings", "observability"}
+
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "messages": {"errors"},
+    "settings": {"errors", "messages"},
+    "observability": {"errors", "messages", "settings"},
+    "assets": set(),
+    "llama": LEAVES,
+    "models": LEAVES | {"convert"},
+    "convert": LEAVES | {"models", "llama", "devices"},
+    "devices": LEAVES | {"llama", "models"},
+    "pool": LEAVES,
+    "engine": LEAVES,
+    "api": LEAVES | {"engine"},
+    "app": LEAVES | {"api"},
+    "listen": LEAVES | {"api"},
+    "presence": LEAVES | {"api", "pool"},
+    "lifecycle": LEAVES | {"api", "app", "engine", "listen", "models", "presence"},
+    "cli": LEAVES | {"lifecycle", "devices", "models"},
+}
+"""Room → the rooms it may import, besides itself."""
+
+COMPOSITION_ROOT = "worker/engine/process.py"
+"""The engine process's own top: it alone in `engine` knows the native rooms."""
+PARENT_SIDE = {"supervisor", "keeper", "jobs", "calls", "child", "generation", "recovery",
+               "transport"}  # fmt: skip
+"""What of `engine` runs in the API process, and so is open to `api` and `lifecycle`."""
+ONLY_LLAMA = "llama_cpp"
+LAZY = {"huggingface_hub", "gguf", "tokenizers", "numpy", "httpx"}
+"""Too heavy for the moment between the command and the open port."""
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 95
+
+
+def sources(folder: Path = WORKER) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(WORKER).parts[0].removesuffix(".py")
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            module = node.module or ""
+            yield module, node.lineno
+            if module.startswith("worker"):
+                yield from ((f"{module}.{alias.name}", node.lineno) for alias in node.names)
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
+def test_imports_go_one_way() -> None:
+    back_edges = []
+    for path in sources():
+        room = room_of(path)
+        if name_of(path) == COMPOSITION_ROOT or room == "__init__":
+            continue
+        assert room in ALLOWED, f"{room} is a new room: say in this test what it may import"
+        for module, line in imports(parsed(path)):
+            parts = module.split(".")
+            if parts[0] == "worker" and len(parts) > 1 and parts[1] not in ALLOWED[room] | {room}:
+                back_edges.append(f"{name_of(path)}:{line} imports {module}")
+    assert back_edges == []
+
+
+def test_only_the_room_llama_imports_llama_cpp() -> None:
+    strangers = [
+        f"{name_of(path)}:{line}"
+        for path in sources()
+        for module, line in imports(parsed(path))
+        if module.split(".")[0] == ONLY_LLAMA and room_of(path) != "llama"
+    ]
+    assert strangers == []
+
+
+def test_the_api_process_sees_only_the_parent_side_of_the_engine() -> None:
+    strangers = []
+    outer = {"api", "app", "presence", "lifecycle", "cli", "listen"}
+    for path in sources():
+        inner = room_of(path) == "engine" and path.stem in PARENT_SIDE
+        if room_of(path) not in outer and not inner:
+            continue
+        for module, line in imports(parsed(path)):
+            parts = module.split(".")
+            if parts[:2] == ["worker", "engine"] and len(parts) > 2:
+                if parts[2] not in PARENT_SIDE:
+                    strangers.append(f"{name_of(path)}:{line} imports {module}")
+    assert strangers == []
+
+
+def test_the_port_does_not_wait_for_heavy_imports() -> None:
+    """What importing the lifecycle loads, in a fresh interpreter."""
+    script = "import sys, worker.cli, worker.lifecycle; print(*sorted(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert loaded & (LAZY | {ONLY_LLAMA}) == set()
+
+
+@pytest.mark.parametrize("folder", ["worker", "builds", "tests"])
+def test_files_and_functions_can_be_read_in_one_sitting(folder: str) -> None:
+    too_long = []
+    for path in sources(ROOT / folder):
+        text = path.read_text("utf-8")
+        n_lines = text.count("\n")
+        if n_lines > MAX_FILE_LINES:
+            too_long.append(f"{name_of(path)}: {n_lines} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > MAX_FUNCTION_LINES:
+                    too_long.append(f"{name_of(path)}:{node.lineno} {node.name}: {length} lines")
+    assert too_long == []
+
+
+def test_every_module_says_what_it_owns() -> None:
+    silent = [
+        name_of(path)
+        for path in sources()
+        if path.name != "__init__.py" and not ast.get_docstring(parsed(path))
+    ]
+    assert silent == []
+
+
+def test_nothing_is_left_for_later_or_swallowed() -> None:
+    found = []
+    later = ("TO" + "DO", "FIX" + "ME", "XX" + "X")
+    for folder in ("worker", "builds", "tests"):
+        for path in sources(ROOT / folder):
+            text = path.read_text("utf-8")
+            found += [f"{name_of(path)}: {word}" for word in later if word in text]
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.ExceptHandler) and _swallows(node):
+                    found.append(f"{name_of(path)}:{node.lineno}: swallows everything")
+    assert found == []
+
+
+def _swallows(handler: ast.ExceptHandler) -> bool:
+    broad = handler.type is None or (
+        isinstance(handler.type, ast.Name) and handler.type.id in ("Exception", "BaseException")
+    )
+    return broad and all(isinstance(node, ast.Pass) for node in handler.body)
