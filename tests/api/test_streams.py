@@ -133,7 +133,8 @@ def test_a_client_that_leaves_cancels_its_job(scripted: ScriptedFactory) -> None
     worker = scripted()
     worker.supervisor.script = [*story("a")[:-1], 60.0]
     with httpx.stream("POST", f"{worker.base_url}/execute", json=JOB) as answer:
-        next(answer.iter_bytes())
+        parts = answer.iter_bytes()
+        next(parts)
     _wait_until(lambda: worker.supervisor.cancelled == ["job-1"])
 
 

@@ -239,7 +239,7 @@ MESSAGE: Schema = {
         "reasoning_content": string(),
         # Clients send answers back as they got them, empty fields included.
         **{name: {"type": "null"} for name in ("refusal", "audio", "function_call")},
-        "annotations": {"type": "array", "maxItems": 0},
+        "annotations": {"type": ["array", "null"], "maxItems": 0},
     },
     "required": ["role"],
     "additionalProperties": False,

@@ -165,7 +165,8 @@ class Metrics:
         """`n_tokens` went out; `seconds_each` since the ones before, `None` for the first."""
         self._tokens_out.inc(n_tokens)
         if seconds_each is not None:
-            self._inter_token.observe(seconds_each)
+            for _ in range(n_tokens):
+                self._inter_token.observe(seconds_each)
 
     def request_ended(self, outcome: Outcome, duration_ms: float | None = None) -> None:
         self._requests.labels(outcome).inc()

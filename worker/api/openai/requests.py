@@ -6,7 +6,6 @@ template) is checked here, still all at once. Runs on the API process's event lo
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from typing import Any, ClassVar
 from starlette.requests import Request
 
 from worker.api.fields import Fault, check, fault
+from worker.api.openai.json_grammar import compile_schema
 from worker.api.openai.schemas import (
     DEFAULT_COMPLETION_TOKENS,
     chat_schema,
@@ -66,9 +66,10 @@ async def read_chat(request: Request, state: AppState) -> Ask:
     )
     prompt = replace(prompt, template_kwargs=body.get("chat_template_kwargs"))
     tools = ToolUse.of(prompt.tools, body)
-    sampling = replace(
-        _sampling(body, top_logprobs), json_schema=_json_schema(body, prompt.tools, tools)
-    )
+    grammar, faults = _grammar(body, tools)
+    if faults:
+        raise invalid(faults)
+    sampling = replace(_sampling(body, top_logprobs), grammar=grammar)
     max_tokens = body.get("max_completion_tokens", body.get("max_tokens", settings.max_tokens_out))
     ask = _ask(body, "chatcmpl", [prompt], sampling, int(max_tokens), deadline)
     return replace(ask, top_logprobs=top_logprobs, tools=tools)
@@ -182,15 +183,17 @@ def _sampling(body: Body, top_logprobs: int | None) -> Sampling:
     )
 
 
-def _json_schema(
-    body: Body, offered: tuple[Mapping[str, Any], ...], tools: ToolUse | None
-) -> str | None:
+def _grammar(body: Body, tools: ToolUse | None) -> tuple[str | None, list[Fault]]:
+    """What the answer has to follow, and what of it could not be kept."""
     if tools is not None and tools.forced is not None:
-        return forced_schema(offered, tools.forced)
+        return compile_schema(forced_schema(body["tools"], tools.forced), "tools")
     form = body.get("response_format", {"type": "text"})
     if form["type"] == "json_object":
-        return "{}"
-    return json.dumps(form["json_schema"]["schema"]) if form["type"] == "json_schema" else None
+        return compile_schema({"type": "object"}, "response_format")
+    if form["type"] == "json_schema":
+        schema = form["json_schema"]["schema"]
+        return compile_schema(schema, "response_format.json_schema.schema")
+    return None, []
 
 
 def _ask(

@@ -41,7 +41,7 @@ class ToolUse:
         )
 
 
-def forced_schema(tools: Sequence[Mapping[str, Any]], forced: str) -> str:
+def forced_schema(tools: Sequence[Mapping[str, Any]], forced: str) -> dict[str, Any]:
     """A JSON schema that only a call of the function (`"*"`: of one of them) satisfies."""
     calls = [
         {
@@ -56,7 +56,7 @@ def forced_schema(tools: Sequence[Mapping[str, Any]], forced: str) -> str:
         for tool in tools
         if forced in ("*", tool["function"]["name"])
     ]
-    return json.dumps(calls[0] if len(calls) == 1 else {"anyOf": calls})
+    return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
 
 class ToolCallParser:

@@ -1,0 +1,129 @@
+"""`/metrics`: the names that dashboards rely on, and figures that add up."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import httpx
+
+from tests.support.worker import WorkerProcess
+
+# Renaming or removing one of these breaks somebody's dashboard; adding is free.
+FROZEN = {
+    "worker_requests_total": "counter",
+    "worker_requests_rejected_total": "counter",
+    "worker_tokens_in_total": "counter",
+    "worker_tokens_cached_total": "counter",
+    "worker_tokens_generated_total": "counter",
+    "worker_slow_readers_total": "counter",
+    "worker_engine_crashes_total": "counter",
+    "worker_engine_respawns_total": "counter",
+    "worker_requests_quarantined_total": "counter",
+    "worker_callback_failures_total": "counter",
+    "worker_heartbeats_total": "counter",
+    "worker_inference_duration_ms": "histogram",
+    "worker_queue_wait_seconds": "histogram",
+    "worker_time_to_first_token_seconds": "histogram",
+    "worker_inter_token_seconds": "histogram",
+    "worker_cancel_latency_seconds": "histogram",
+    "worker_model_load_seconds": "histogram",
+    "worker_vram_bytes": "gauge",
+    "worker_uptime_seconds": "gauge",
+    "worker_ready": "gauge",
+    "worker_resident": "gauge",
+    "worker_requests_running": "gauge",
+    "worker_queue_depth": "gauge",
+    "worker_queue_prompt_tokens": "gauge",
+    "worker_kv_cells_used": "gauge",
+    "worker_kv_cells_total": "gauge",
+    "worker_kv_cells_cached": "gauge",
+    "worker_last_progress_ms": "gauge",
+    "worker_last_load_seconds": "gauge",
+    "worker_engine_decode_seconds": "gauge",
+    "worker_engine_overhead_seconds": "gauge",
+    "worker_engine_sample_seconds": "gauge",
+}
+
+
+def test_names_and_kinds_are_frozen(worker: WorkerProcess) -> None:
+    answer = worker.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    kinds = dict(
+        line.removeprefix("# TYPE ").split(" ")
+        for line in answer.text.splitlines()
+        if line.startswith("# TYPE ")
+    )
+    assert FROZEN.items() <= kinds.items()
+    for line in answer.text.splitlines():
+        assert line.startswith("#") or float(line.rsplit(" ", 1)[1]) >= 0
+
+
+def test_a_request_is_counted_once_everywhere(worker: WorkerProcess) -> None:
+    worker.wait_idle()
+    names = [
+        'worker_requests_total{outcome="success"}',
+        "worker_tokens_in_total",
+        "worker_tokens_generated_total",
+        "worker_inference_duration_ms_count",
+        "worker_queue_wait_seconds_count",
+        "worker_time_to_first_token_seconds_count",
+        "worker_inter_token_seconds_count",
+    ]
+    before = {name: worker.metric(name) for name in names}
+    worker.execute("Once upon a time", max_tokens=200, ignore_eos=True)
+    added = {name: worker.metric(name) - before[name] for name in names}
+    *others, inter_token = added.values()
+    assert others == [1, 5, 200, 1, 1, 1]
+    assert 1 <= inter_token <= 199, "those that came together with the first are not apart"
+
+
+def test_gauges_are_the_engines(worker: WorkerProcess) -> None:
+    worker_id = worker.get("/info").json()["worker_id"]
+    health = worker.get("/health").json()
+    assert (
+        worker.metric(f'worker_vram_bytes{{worker_id="{worker_id}"}}')
+        == (health["vram_bytes_used"])
+    )
+    assert worker.metric("worker_kv_cells_total") >= 16 * 1024
+    assert worker.metric("worker_ready") == worker.metric("worker_resident") == 1
+    assert worker.metric("worker_uptime_seconds") >= health["uptime_seconds"]
+    assert worker.metric("worker_model_load_seconds_count") >= 1
+
+
+def test_refusals_are_counted_by_code(worker: WorkerProcess) -> None:
+    worker.post("/v1/inference", {"prompt": "fox " * 2000})
+    name = 'worker_requests_rejected_total{code="CONTEXT_LENGTH_EXCEEDED"}'
+    before = worker.metric(name)
+    worker.post("/v1/inference", {"prompt": "fox " * 2000})
+    assert worker.metric(name) == before + 1
+
+
+def test_a_scrape_does_not_wait_for_the_engine(worker: WorkerProcess) -> None:
+    """Prompts of a thousand tokens fill the engine's steps while the scrapes come."""
+    stop = threading.Event()
+
+    def load() -> None:
+        with httpx.Client(base_url=worker.base_url, timeout=60) as client:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                body = {"prompt": f"{number} " + "fox " * 400, "max_tokens": 4}
+                client.post("/v1/inference", json=body)
+
+    threads = [threading.Thread(target=load) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    took = []
+    with httpx.Client(base_url=worker.base_url) as client:
+        client.get("/metrics")
+        for _ in range(60):
+            began = time.perf_counter()
+            assert client.get("/metrics").status_code == 200
+            took.append(time.perf_counter() - began)
+            time.sleep(0.01)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    # On a machine that is shared, the median tells what the worker does.
+    assert sorted(took)[len(took) // 2] < 0.05, sorted(took)

@@ -1,0 +1,274 @@
+"""The worker's own paths, on the real process with the bundled model."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import httpx
+import pytest
+
+from tests.support.sse import collect
+from tests.support.worker import WorkerProcess, new_job_id, until
+
+CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+FRANCE = CHAT.format("What is the capital of France?")
+
+
+def greedy(**fields: object) -> dict[str, object]:
+    return {"prompt": FRANCE, "temperature": 0, "max_tokens": 32, **fields}
+
+
+def test_execute_streams_in_contract_order(worker: WorkerProcess) -> None:
+    stream = worker.execute(FRANCE, temperature=0, max_tokens=32)
+    assert stream.text == "The capital of France is Paris."
+    assert stream.end["stop_reason"] == "EOS"
+    assert stream.end["tokens_out"] == len(stream.ids)
+    started = stream.events[0]
+    assert started["model"] == worker.get("/health").json()["model"]
+    assert started["prompt_tokens"] == 16 and started["started_at"].endswith("Z")
+
+
+def test_inference_gives_the_stream_as_one_object(worker: WorkerProcess) -> None:
+    stream = worker.execute(FRANCE, temperature=0, max_tokens=32, seed=7)
+    body = worker.post("/v1/inference", greedy(seed=7)).json()
+    assert body["text"] == stream.text and body["tokens"] == stream.ids
+    assert body["stop_reason"] == "EOS" and body["tokens_out"] == stream.end["tokens_out"]
+    assert body["seed"] == 7 and body["job_id"] and "type" not in body
+
+
+def test_inference_speaks_ndjson_when_asked(worker: WorkerProcess) -> None:
+    answer = httpx.post(
+        f"{worker.base_url}/v1/inference",
+        json=greedy(),
+        headers={"Accept": "application/x-ndjson"},
+    )
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    events = [json.loads(line) for line in answer.text.split("\n")[:-1]]
+    assert [event["type"] for event in (events[0], events[1], events[-1])] == [
+        "started",
+        "token",
+        "end",
+    ]
+    assert "".join(e["t"] for e in events if e["type"] == "token").endswith("Paris.")
+
+
+def test_inference_stream_makes_a_job_id(worker: WorkerProcess) -> None:
+    answer = httpx.post(f"{worker.base_url}/v1/inference/stream", json=greedy())
+    stream = collect([answer.content])
+    assert len(stream.events[0]["job_id"]) == 36
+    assert stream.text.endswith("Paris.")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "matched"),
+    [
+        ({}, "EOS", None),
+        ({"max_tokens": 2}, "MAX_TOKENS", None),
+        ({"stop": [" is Par"]}, "STOP_SEQUENCE", " is Par"),
+    ],
+)
+def test_each_stop_reason_is_told(
+    worker: WorkerProcess, fields: dict[str, object], reason: str, matched: str | None
+) -> None:
+    body = worker.post("/v1/inference", greedy(**fields)).json()
+    assert body["stop_reason"] == reason and body.get("stop_sequence_matched") == matched
+    if matched:
+        assert body["text"] == "The capital of France"
+
+
+def test_a_seed_repeats_a_text(worker: WorkerProcess) -> None:
+    def story(**fields: object) -> dict[str, object]:
+        body = {"prompt": "Once upon a time", "max_tokens": 24, **fields}
+        answer = worker.post("/v1/inference", body)
+        assert answer.status_code == 200, answer.text
+        result: dict[str, object] = answer.json()
+        return result
+
+    first = story()
+    assert story(seed=first["seed"])["text"] == first["text"]
+    assert len({str(story(seed=2**64 - 1 - seed)["text"]) for seed in range(6)}) > 1
+
+
+def test_emoji_arrive_whole(worker: WorkerProcess) -> None:
+    prompt = CHAT.format("Show me the emoji for a hedgehog.")
+    stream = worker.execute(prompt, temperature=0, max_tokens=16)
+    assert "🦔" in stream.text
+    assert any("🦔" in event["t"] for event in stream.named("token"))
+
+
+def test_text_tools_invert_each_other(worker: WorkerProcess) -> None:
+    text = "Zoë met a 🦔.<|im_end|>"
+    tokens = worker.post("/tokenize", {"content": text}).json()["tokens"]
+    assert tokens[-1] == 2, "a special token in the text is recognised"
+    assert worker.post("/detokenize", {"tokens": tokens}).json() == {"content": text}
+    with_bos = worker.post("/tokenize", {"content": text, "add_special": True}).json()["tokens"]
+    assert with_bos == [0, *tokens]
+    assert worker.post("/tokenize", {"content": ""}).json() == {"tokens": []}
+
+
+def test_apply_template_is_the_models_own(worker: WorkerProcess) -> None:
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    assert worker.post("/apply-template", {"messages": messages}).json() == {"prompt": FRANCE}
+    parts = [{"role": "user", "content": [{"type": "text", "text": messages[0]["content"]}]}]
+    assert worker.post("/apply-template", {"messages": parts}).json() == {"prompt": FRANCE}
+    bare = worker.post("/apply-template", {"messages": messages, "add_generation_prompt": False})
+    assert bare.json() == {"prompt": FRANCE.removesuffix("<|im_start|>assistant\n")}
+
+
+def test_a_token_out_of_the_vocabulary_is_named(worker: WorkerProcess) -> None:
+    answer = worker.post("/detokenize", {"tokens": [5, 1024]})
+    assert answer.status_code == 400
+    assert answer.json()["errors"][0]["field"] == "tokens"
+
+
+def test_a_prompt_over_the_context_names_both_numbers(worker: WorkerProcess) -> None:
+    answer = worker.post("/v1/inference", {"prompt": "fox " * 2000})
+    assert answer.status_code == 400
+    body = answer.json()
+    assert body["code"] == "CONTEXT_LENGTH_EXCEEDED" and body["context_length"] == 1024
+    assert body["prompt_tokens"] > 2000
+    assert str(body["prompt_tokens"]) in body["message"] and "1024" in body["message"]
+
+
+def test_a_running_job_id_is_taken(worker: WorkerProcess) -> None:
+    job_id = new_job_id()
+    body = {"job_id": job_id, "prompt": "Once", "max_tokens": 900, "ignore_eos": True}
+    with httpx.stream("POST", f"{worker.base_url}/execute", json=body) as answer:
+        parts = answer.iter_raw()
+        begun = next(parts)
+        second = worker.post("/execute", body | {"max_tokens": 1})
+        assert second.status_code == 409 and second.json()["code"] == "DUPLICATE_JOB"
+        for _ in range(2):  # a second cancel is as good as one
+            assert worker.post("/cancel", {"job_id": job_id}).status_code == 202
+        stream = collect([begun, *parts])
+    assert stream.error["code"] == "CANCELLED" and stream.error["retriable"] is False
+    assert worker.post("/cancel", {"job_id": job_id}).status_code == 202
+    assert worker.post("/v1/inference", body | {"max_tokens": 1}).status_code == 200
+
+
+def test_cancelling_what_was_never_there_is_a_404(worker: WorkerProcess) -> None:
+    answer = worker.post("/cancel", {"job_id": "never-there"})
+    assert answer.status_code == 404 and answer.json()["code"] == "JOB_NOT_FOUND"
+
+
+def test_a_dropped_connection_frees_its_sequence(worker: WorkerProcess) -> None:
+    before = worker.metric('worker_requests_total{outcome="cancelled"}')
+    with worker.streaming("Once", max_tokens=900, ignore_eos=True) as response:
+        parts = response.iter_raw()  # dropping the iterator would close the connection
+        next(parts)
+        assert worker.get("/ready").json() == {"ready": True, "state": "busy"}
+    worker.wait_idle(2)
+    assert worker.metric('worker_requests_total{outcome="cancelled"}') == before + 1
+
+
+def test_metrics_events_flow_between_tokens(worker: WorkerProcess) -> None:
+    # Streams at once share the engine, so that each of them takes a while.
+    bodies: list[bytes] = []
+
+    def run() -> None:
+        body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True}
+        answer = httpx.post(f"{worker.base_url}/v1/inference/stream", json=body, timeout=60)
+        bodies.append(answer.content)
+
+    threads = [threading.Thread(target=run) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    streams = [collect([body]) for body in bodies]
+    metrics = [event for stream in streams for event in stream.named("metrics")]
+    assert metrics
+    vram_bytes = worker.get("/health").json()["vram_bytes_used"]
+    for event in metrics:
+        assert event["vram_bytes"] == vram_bytes > 0
+        assert event["tokens_out"] > 1 and event["tokens_per_sec"] > 0
+        assert event["decode_time_ms"] > 0 and event["job_id"]
+
+
+# --- deadlines ---------------------------------------------------------------------------
+
+
+def test_a_deadline_that_is_past_ends_it_before_any_work(worker: WorkerProcess) -> None:
+    tokens_before = worker.metric("worker_tokens_in_total")
+    past = {"X-Deadline": str(int(time.time() * 1000) - 1)}
+    answer = httpx.post(f"{worker.base_url}/v1/inference", json=greedy(), headers=past)
+    assert answer.status_code == 504
+    assert answer.json()["code"] == "INFERENCE_TIMEOUT" and answer.json()["retriable"] is True
+    assert worker.metric("worker_tokens_in_total") == tokens_before
+
+
+def test_a_deadline_that_passes_midway_ends_the_stream(worker: WorkerProcess) -> None:
+    body = {"prompt": "Once", "max_tokens": 1000, "ignore_eos": True}
+    with httpx.Client(base_url=worker.base_url, timeout=60) as client:
+        soon = {"X-Deadline": str(int(time.time() * 1000) + 200)}
+        began = time.monotonic()
+        answer = client.post("/v1/inference/stream", json=body, headers=soon)
+        took = time.monotonic() - began
+    assert answer.status_code == 200, answer.text
+    stream = collect([answer.content])
+    if stream.events[-1]["type"] == "end":  # a fast machine was done in time
+        assert took < 0.3
+    else:
+        assert stream.error["code"] == "INFERENCE_TIMEOUT" and took < 0.8
+
+
+@pytest.mark.parametrize("value", ["soon", "-5", "1.5", "9" * 30, ""])
+def test_a_deadline_that_is_no_time_is_named(worker: WorkerProcess, value: str) -> None:
+    answer = httpx.post(
+        f"{worker.base_url}/v1/inference", json=greedy(), headers={"X-Deadline": value}
+    )
+    assert answer.status_code == 400
+    assert answer.json()["errors"][0]["field"] == "X-Deadline"
+
+
+# --- state -------------------------------------------------------------------------------
+
+
+def test_health_is_the_contracts(worker: WorkerProcess) -> None:
+    body = worker.get("/health").json()
+    assert body["status"] == "healthy" and body["resident"] is True
+    assert body["quant_kind"] == "Q8_0" and body["tokenizer_kind"] == "gguf-bpe"
+    assert body["vocab_size"] == 1024 and body["context_length"] == 1024
+    assert body["backend"] == "cpu" and body["device"] == "CPU"
+    assert body["vram_bytes_used"] > 2_600_000 and body["uptime_seconds"] > 0
+    assert body["last_progress_ms"] >= 0
+
+
+def test_ready_has_two_names(worker: WorkerProcess) -> None:
+    worker.wait_idle()
+    for path in ("/ready", "/v1/ready"):
+        assert worker.get(path).json() == {"ready": True, "state": "idle"}
+
+
+def test_loading_progress_of_a_loaded_worker_ends_at_once(worker: WorkerProcess) -> None:
+    lines = worker.get("/v1/loading/progress").text.strip().split("\n\n")
+    last = json.loads(lines[-1].split("data: ")[1])
+    assert last["phase"] == "ready" and last["percent"] == 100.0
+    assert "bytes_per_second" in last
+
+
+def test_info_tells_what_is_static(worker: WorkerProcess) -> None:
+    info = worker.get("/info").json()
+    assert info["limits"]["slots"] == 16 and info["limits"]["max_tokens_out"] == 2048
+    assert info["model"]["architecture"] == "llama" and len(info["model"]["metadata_sha256"]) == 64
+    assert info["model"]["metadata"]["general.architecture"] == "llama"
+    assert info["residency"]["resident"] is True and info["residency"]["buffers"]
+    assert info["engine"]["versions"]["llama_cpp_python"].startswith("0.3.36")
+    assert info["engine"]["threads"] >= 1 and info["engine"]["cpu_variant"]
+
+
+def test_paths_and_methods_that_are_not_there(worker: WorkerProcess) -> None:
+    missing = worker.get("/execute/more")
+    assert missing.status_code == 404 and missing.json()["code"] == "NOT_FOUND"
+    wrong = worker.get("/execute")
+    assert wrong.status_code == 405 and wrong.json()["code"] == "METHOD_NOT_ALLOWED"
+    assert wrong.headers["allow"] == "POST"
+
+
+def test_a_stream_that_nobody_reads_does_not_hold_the_others(worker: WorkerProcess) -> None:
+    with worker.streaming("Once", max_tokens=900, ignore_eos=True) as idle:
+        assert idle.status_code == 200
+        assert worker.execute(FRANCE, temperature=0).text.endswith("Paris.")
+    until(lambda: worker.get("/health").json()["running"] == 0, 5, lambda: "still running")

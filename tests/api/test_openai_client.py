@@ -1,0 +1,308 @@
+"""OpenAI's own Python client, sync and async, against the real process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+
+from tests.support.worker import WorkerProcess
+
+FRANCE: Any = [{"role": "user", "content": "What is the capital of France?"}]
+BRAZIL: Any = [{"role": "user", "content": "Give me the capital of Brazil as JSON."}]
+HEDGEHOG: Any = [
+    {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user", "content": "Show me the emoji for a hedgehog."},
+]
+TOOL: Any = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+@pytest.fixture
+def client(worker: WorkerProcess) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{worker.base_url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def model(client: OpenAI) -> str:
+    return client.models.list().data[0].id
+
+
+def test_models_are_listed_and_retrieved(client: OpenAI, model: str) -> None:
+    assert client.models.retrieve(model).id == model
+    with pytest.raises(openai.NotFoundError, match="no other"):
+        client.models.retrieve("gpt-4")
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        (FRANCE, "The capital of France is Paris."),
+        (HEDGEHOG, "Here it is: 🦔"),
+        (BRAZIL, '{"country": "Brazil", "capital": "Brasília"}'),
+    ],
+)
+def test_chat_is_right_whole_and_streamed(
+    client: OpenAI, model: str, messages: Any, expected: str
+) -> None:
+    whole = client.chat.completions.create(model=model, messages=messages, temperature=0)
+    assert whole.choices[0].message.content == expected
+    assert whole.choices[0].finish_reason == "stop" and whole.model == model
+    usage = whole.usage
+    assert usage and usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    chunks = list(
+        client.chat.completions.create(
+            model=model,
+            messages=messages,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert chunks[0].choices[0].delta.role == "assistant"
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == expected
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert not chunks[-1].choices and chunks[-1].usage
+    assert chunks[-1].usage.completion_tokens == usage.completion_tokens
+    assert all(c.usage is None for c in chunks[:-1]) and len({c.id for c in chunks}) == 1
+
+
+def test_cached_tokens_are_told(client: OpenAI, model: str) -> None:
+    story = "The wind was soft. Soon Max " * 12
+    for _ in range(2):
+        answer = client.completions.create(model=model, prompt=story, max_tokens=1, temperature=0)
+    assert answer.usage and answer.usage.prompt_tokens_details
+    cached = answer.usage.prompt_tokens_details.cached_tokens or 0
+    assert 0 < cached < answer.usage.prompt_tokens
+    apart = client.completions.create(
+        model=model, prompt=story, max_tokens=1, temperature=0, user="somebody else"
+    )
+    assert apart.usage and apart.usage.prompt_tokens_details
+    assert apart.usage.prompt_tokens_details.cached_tokens == 0, (
+        "another user's prompt is not reused"
+    )
+
+
+def test_completions_stop_seed_and_default_length(client: OpenAI, model: str) -> None:
+    first = client.completions.create(model=model, prompt="Once upon a time", seed=3)
+    again = client.completions.create(model=model, prompt="Once upon a time", seed=3)
+    assert first.choices[0].text == again.choices[0].text
+    assert first.usage and first.usage.completion_tokens <= 16
+    stopped = client.completions.create(
+        model=model, prompt="Once upon a time", temperature=0, max_tokens=64, stop=" gentle"
+    )
+    assert stopped.choices[0].text == ", there was a"
+    assert stopped.choices[0].finish_reason == "stop"
+
+
+def test_several_prompts_and_choices(client: OpenAI, model: str) -> None:
+    answer = client.completions.create(
+        model=model, prompt=["Once upon", "One day,"], n=2, max_tokens=12, seed=1
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert answer.choices[0].text != answer.choices[1].text
+    chunks = client.chat.completions.create(
+        model=model, messages=FRANCE, n=3, temperature=0, stream=True
+    )
+    texts = {0: "", 1: "", 2: ""}
+    for chunk in chunks:
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert set(texts.values()) == {"The capital of France is Paris."}
+
+
+def test_a_prompt_of_token_ids_is_used_as_it_is(client: OpenAI, model: str) -> None:
+    ids = [0, 374, 377, 259, 371]  # BOS and "Once upon a time"
+    by_ids = client.completions.create(model=model, prompt=ids, temperature=0)
+    by_text = client.completions.create(model=model, prompt="Once upon a time", temperature=0)
+    assert by_ids.choices[0].text == by_text.choices[0].text
+    assert by_ids.usage and by_ids.usage.prompt_tokens == 5
+
+
+def test_logprobs_of_chat(client: OpenAI, model: str) -> None:
+    whole = client.chat.completions.create(
+        model=model, messages=HEDGEHOG, temperature=0, logprobs=True, top_logprobs=3
+    )
+    assert whole.choices[0].logprobs and whole.choices[0].logprobs.content and whole.usage
+    entries = whole.choices[0].logprobs.content
+    assert b"".join(bytes(e.bytes or []) for e in entries).decode() == "Here it is: 🦔"
+    for entry in entries:
+        assert entry.logprob <= 0 and len(entry.top_logprobs) == 3
+        assert entry.top_logprobs[0].token == entry.token, "greedy takes the likeliest"
+    streamed = client.chat.completions.create(
+        model=model, messages=HEDGEHOG, temperature=0, logprobs=True, stream=True
+    )
+    tokens = []
+    for chunk in streamed:
+        if chunk.choices[0].logprobs and chunk.choices[0].logprobs.content:
+            tokens += [entry.token for entry in chunk.choices[0].logprobs.content]
+    assert tokens == [entry.token for entry in entries]
+
+
+def test_logprobs_of_completions(client: OpenAI, model: str) -> None:
+    answer = client.completions.create(
+        model=model, prompt="Once upon a time", temperature=0, max_tokens=4, logprobs=2
+    )
+    choice = answer.choices[0]
+    assert choice.logprobs and choice.logprobs.tokens and choice.logprobs.text_offset
+    assert "".join(choice.logprobs.tokens) == choice.text
+    assert choice.logprobs.text_offset == [0, 1, 7, 11]
+    assert choice.logprobs.top_logprobs and len(choice.logprobs.top_logprobs[0]) == 2
+
+
+def test_logit_bias_and_penalties_change_the_text(client: OpenAI, model: str) -> None:
+    def text(**fields: Any) -> str:
+        answer = client.completions.create(
+            model=model, prompt="Once upon a time", temperature=0, max_tokens=24, **fields
+        )
+        return str(answer.choices[0].text)
+
+    assert text().startswith(",")
+    assert not text(logit_bias={"14": -100}).startswith(",")
+    # The model is very sure of its stories; among two tokens only, penalties can be seen.
+    two: Any = {"14": 50, "16": 50}
+    plain = text(logit_bias=two)
+    assert set(plain) == {",", "."}
+    assert text(logit_bias=two, frequency_penalty=2.0) != plain
+    assert text(logit_bias=two, presence_penalty=-2.0) != plain
+    assert text(logit_bias=two, extra_body={"repetition_penalty": 0.5}) != plain
+
+
+def test_json_object_and_schema_are_kept(client: OpenAI, model: str) -> None:
+    free: Any = {"type": "json_object"}
+    answer = client.chat.completions.create(
+        model=model, messages=BRAZIL, temperature=0, response_format=free
+    )
+    assert json.loads(answer.choices[0].message.content or "")["capital"] == "Brasília"
+    schema = {
+        "type": "object",
+        "properties": {
+            "city": {"enum": ["Paris", "Oslo"]},
+            "names": {"type": "array", "items": {"type": "string"}, "maxItems": 2},
+            "size": {"type": "integer", "minimum": 1, "maximum": 9},
+        },
+        "required": ["city", "names", "size"],
+        "additionalProperties": False,
+    }
+    form: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema}}
+    for seed in range(4):
+        answer = client.chat.completions.create(
+            model=model, messages=FRANCE, seed=seed, max_tokens=512, response_format=form
+        )
+        found = json.loads(answer.choices[0].message.content or "")
+        assert found["city"] in ("Paris", "Oslo") and len(found["names"]) <= 2
+        assert 1 <= found["size"] <= 9
+
+
+@pytest.mark.parametrize(
+    ("part", "keyword"),
+    [
+        ({"type": "integer", "multipleOf": 3}, "multipleOf"),
+        ({"type": "array", "items": {}, "uniqueItems": True}, "uniqueItems"),
+        ({"type": "string", "format": "email"}, "format"),
+        ({"type": "string", "pattern": "^a$"}, "pattern"),
+        ({"not": {"type": "string"}}, "not"),
+    ],
+)
+def test_what_a_grammar_cannot_keep_is_refused_by_name(
+    client: OpenAI, model: str, part: Any, keyword: str
+) -> None:
+    schema = {"type": "object", "properties": {"a": part}, "required": ["a"]}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=model, messages=FRANCE, response_format=form)
+    assert caught.value.param and caught.value.param.startswith("response_format.json_schema")
+    assert keyword in caught.value.message or keyword == "not"
+
+
+def test_a_schema_that_cannot_be_compiled_is_refused(client: OpenAI, model: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "bad", "schema": schema}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=model, messages=FRANCE, response_format=form)
+    assert caught.value.code == "invalid_request"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [TOOL]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"temperature": 3}, "temperature"),
+        ({"n": 0}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias"),
+        ({"store": True}, "store"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"extra_body": {"best_effort": 1}}, "best_effort"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"modalities": ["audio"]}, "modalities[0]"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"extra_body": {"seed": "5"}}, "seed"),
+    ],
+)
+def test_what_is_not_honoured_is_refused_by_name(
+    client: OpenAI, model: str, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model=model, messages=FRANCE, **fields)
+    error = caught.value
+    assert error.param == param and error.type == "invalid_request_error"
+    assert param.partition("[")[0] in error.message
+
+
+def test_errors_are_the_clients_own_classes(client: OpenAI, model: str) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="gpt-4", messages=FRANCE)
+    assert missing.value.param == "model" and missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as long:
+        client.completions.create(model=model, prompt="fox " * 3000)
+    assert long.value.code == "context_length_exceeded" and "1024" in long.value.message
+    with pytest.raises(openai.BadRequestError) as pools:
+        client.embeddings.create(model=model, input="fox")
+    assert pools.value.param == "model" and "embeddings" in pools.value.message
+
+
+def test_the_async_client(worker: WorkerProcess) -> None:
+    async def run() -> list[str]:
+        base_url = f"{worker.base_url}/v1"
+        async with AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+            model = (await client.models.list()).data[0].id
+
+            async def ask() -> str:
+                stream = await client.chat.completions.create(
+                    model=model, messages=FRANCE, temperature=0, stream=True
+                )
+                return "".join([c.choices[0].delta.content or "" async for c in stream])
+
+            return await asyncio.gather(*(ask() for _ in range(8)))
+
+    assert set(asyncio.run(run())) == {"The capital of France is Paris."}
+
+
+def test_a_closed_stream_frees_its_sequence(
+    client: OpenAI, model: str, worker: WorkerProcess
+) -> None:
+    stream = client.completions.create(
+        model=model, prompt="Once", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    stream.close()
+    worker.wait_idle(2)
+    assert worker.get("/health").json()["running"] == 0
+
+
+def test_a_conversation_may_be_sent_back(client: OpenAI, model: str) -> None:
+    answer = client.chat.completions.create(model=model, messages=FRANCE, temperature=0)
+    turns = [*FRANCE, answer.choices[0].message.model_dump(), *FRANCE]
+    again = client.chat.completions.create(model=model, messages=turns, temperature=0)
+    assert "Paris" in (again.choices[0].message.content or "")

@@ -1,0 +1,111 @@
+"""The bearer token, correlation ids, and logs that keep what users wrote to themselves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import httpx
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.worker import WorkerProcess
+
+TOKEN = "s3cret-of-the-worker"
+CANARY = "Zebulon-Quandary"
+CHAT = f"<|im_start|>user\nHello, my name is {CANARY}.<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_a_token_guards_everything_but_the_probes(start_worker: StartWorker) -> None:
+    worker = start_worker(env={"LLORCH_WORKER_TOKEN": TOKEN})
+    document = worker_document(worker)
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            if path == "/shutdown":
+                continue
+            url = worker.base_url + path.replace("{model}", "tiny-model")
+            for header in ({}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": TOKEN}):
+                answer = httpx.request(method, url, headers=header)
+                if operation["security"] == []:
+                    assert answer.status_code == 200, path
+                    continue
+                assert answer.status_code == 401, path
+                assert answer.headers["www-authenticate"] == "Bearer"
+                body = answer.json()
+                code = body["error"]["code"] if "error" in body else body["code"]
+                assert code.upper() == "UNAUTHORIZED"
+    refused = httpx.post(f"{worker.base_url}/shutdown")
+    assert refused.status_code == 401 and worker.is_ready()
+    answer = httpx.post(
+        f"{worker.base_url}/v1/inference",
+        json={"prompt": "Once", "max_tokens": 1},
+        headers={"Authorization": f"bearer {TOKEN}"},
+    )
+    assert answer.status_code == 200
+    assert TOKEN not in worker.stderr + worker.stdout
+
+
+def worker_document(worker: WorkerProcess) -> dict[str, dict[str, dict[str, dict[str, object]]]]:
+    answer = httpx.get(
+        f"{worker.base_url}/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"}
+    )
+    assert answer.status_code == 200
+    document: dict[str, dict[str, dict[str, dict[str, object]]]] = answer.json()
+    return document
+
+
+@pytest.mark.parametrize(
+    ("given", "echoed"),
+    [
+        ("req-42/a:b", "req-42/a:b"),
+        ('x"y{z}\t\\', "xyz"),
+        ("a" * 500, "a" * 128),
+    ],
+)
+def test_a_correlation_id_is_cleaned_and_echoed(
+    worker: WorkerProcess, given: str, echoed: str
+) -> None:
+    for path, body in (("/tokenize", {"content": "a"}), ("/v1/inference", {"prompt": ""})):
+        answer = httpx.post(
+            f"{worker.base_url}{path}", json=body, headers={"X-Correlation-Id": given}
+        )
+        assert answer.headers["x-correlation-id"] == echoed
+
+
+def test_a_correlation_id_is_made_where_there_is_none(worker: WorkerProcess) -> None:
+    ids = {worker.get("/health").headers["x-correlation-id"] for _ in range(3)}
+    assert len(ids) == 3 and all(len(made) == 32 for made in ids)
+
+
+def test_logs_name_a_prompt_by_its_hash_alone(start_worker: StartWorker) -> None:
+    worker = start_worker("--log-level", "debug")
+    texts = []
+    for fields in ({}, {"temperature": 7}, {"unknown": CANARY}):
+        body = {"prompt": CHAT, "temperature": 0, "max_tokens": 24, **fields}
+        answer = httpx.post(
+            f"{worker.base_url}/v1/inference",
+            json=body,
+            headers={"X-Correlation-Id": "trace-me"},
+        )
+        if answer.status_code == 200:
+            texts.append(answer.json()["text"])
+    messages = [{"role": "user", "content": f"Hello, my name is {CANARY}."}]
+    worker.post("/v1/chat/completions", {"messages": messages, "temperature": 0})
+    worker.post("/v1/completions", {"prompt": CANARY, "max_tokens": 4})
+    worker.post("/tokenize", {"content": CANARY})
+    worker.post("/apply-template", {"messages": messages})
+    httpx.post(f"{worker.base_url}/v1/inference", content=f'{{"prompt": "{CANARY}'.encode())
+    assert worker.stop() == 0
+    everything = worker.stderr + worker.stdout
+    assert "Hello" not in everything and "Zebulon" not in everything
+    assert texts and all(text not in everything for text in texts)
+    accepted = worker.logs("request.accepted")[0]
+    assert accepted["prompt_sha256"] == hashlib.sha256(CHAT.encode()).hexdigest()
+    assert accepted["correlation_id"] == "trace-me"
+    ended = worker.logs("request.ended")[0]
+    assert ended["outcome"] == "success" and ended["correlation_id"] == "trace-me"
+    for line in worker.stderr.splitlines():
+        if line.startswith("{"):
+            assert {"event", "level", "timestamp", "worker_id", "correlation_id"} <= set(
+                json.loads(line)
+            ), line

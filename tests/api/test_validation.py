@@ -1,0 +1,163 @@
+"""Bad requests: every fault at once, each by its field, and never a word of the prompt."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.worker import WorkerProcess
+from worker.api.fields import check, expectation
+
+SECRET = "The fox hides under the third stone"
+
+
+def faults_of(worker: WorkerProcess, body: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    answer = worker.post("/execute", body)
+    assert answer.status_code == 400, answer.text
+    answered = answer.json()
+    assert answered["code"] == "INVALID_REQUEST" and answered["retriable"] is False
+    assert answered["correlation_id"] == answer.headers["x-correlation-id"]
+    assert SECRET not in answer.text
+    return {fault["field"]: fault for fault in answered["errors"]}
+
+
+def test_all_faults_come_at_once(worker: WorkerProcess) -> None:
+    body = {
+        "job_id": "",
+        "prompt": SECRET * 1000,
+        "max_tokens": 2049,
+        "temperature": 2.1,
+        "top_p": -0.1,
+        "top_k": 1025,
+        "min_p": "0.5",
+        "repetition_penalty": True,
+        "stop": ["a", "", "b" * 101],
+        "seed": 2**64,
+        "ignore_eos": 1,
+        "max_token": 5,
+    }
+    faults = faults_of(worker, body)
+    assert {name: fault["constraint"] for name, fault in faults.items()} == {
+        "job_id": "minLength",
+        "prompt": "maxLength",
+        "max_tokens": "maximum",
+        "temperature": "maximum",
+        "top_p": "minimum",
+        "top_k": "maximum",
+        "min_p": "type",
+        "repetition_penalty": "type",
+        "stop[1]": "minLength",
+        "stop[2]": "maxLength",
+        "seed": "maximum",
+        "ignore_eos": "type",
+        "max_token": "unknown",
+    }
+    assert faults["max_tokens"]["message"] == "max_tokens must be an integer from 1 to 2048"
+    assert faults["max_tokens"]["value"] == 2049 and "value" not in faults["prompt"]
+    assert "it has 35000 characters" in faults["prompt"]["message"]
+    assert "max_tokens" in faults["max_token"]["message"], "the known names are told"
+
+
+def test_required_fields_are_named(worker: WorkerProcess) -> None:
+    assert {f["constraint"] for f in faults_of(worker, {}).values()} == {"required"}
+    assert set(faults_of(worker, {})) == {"job_id", "prompt"}
+    assert set(faults_of(worker, {"job_id": "x", "prompt": ""})) == {"prompt"}
+
+
+@pytest.mark.parametrize(
+    ("field", "edge", "beyond"),
+    [
+        ("max_tokens", 1, 0),
+        ("temperature", 0, -0.01),
+        ("top_p", 1, 1.01),
+        ("top_k", 1024, -1),
+        ("min_p", 1, 1.5),
+        ("repetition_penalty", 2, 2.01),
+        ("repetition_penalty", 0, -1),
+        ("seed", 2**64 - 1, -1),
+        ("stop", ["a", "b", "c", "d"], ["a"] * 5),
+        ("prompt", "a", ["a"]),
+        ("seed", None, 1.5),
+        ("max_tokens", 2.0, "2"),
+    ],
+)
+def test_each_range_ends_where_it_says(
+    worker: WorkerProcess, field: str, edge: Any, beyond: Any
+) -> None:
+    body = {"prompt": "Once", "max_tokens": 1}
+    assert worker.post("/v1/inference", body | {field: edge}).status_code == 200
+    answer = worker.post("/v1/inference", body | {field: beyond})
+    assert answer.status_code == 400
+    assert [fault["field"] for fault in answer.json()["errors"]] == [field]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"  \n",
+        b"[]",
+        b"5",
+        b'"text"',
+        b"{",
+        b'{"prompt": NaN}',
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"temperature": 1e999, "prompt": "a"}',
+        b'{"prompt":' * 300 + b"1" + b"}" * 300,
+        b'{"prompt":' + b"[" * 70 + b"]" * 70 + b"}",
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_json_object_is_told_so(worker: WorkerProcess, body: bytes) -> None:
+    for path in ("/v1/inference", "/v1/chat/completions", "/tokenize"):
+        answer = httpx.post(f"{worker.base_url}{path}", content=body)
+        assert answer.status_code == 400, (path, answer.text)
+        answered = answer.json()
+        assert answered.get("code") or answered["error"]["code"] == "invalid_request"
+
+
+def test_a_body_over_the_limit_is_refused_unread(worker: WorkerProcess) -> None:
+    limit = worker.get("/info").json()["limits"]["max_body_bytes"]
+    told = httpx.post(f"{worker.base_url}/tokenize", content=b" " * (limit + 1))
+    assert told.status_code == 413 and told.json()["code"] == "PAYLOAD_TOO_LARGE"
+
+    def chunks() -> Any:
+        for _ in range(limit // 65536 + 2):
+            yield b" " * 65536
+
+    streamed = httpx.post(f"{worker.base_url}/v1/completions", content=chunks())
+    assert streamed.status_code == 413
+    assert streamed.json()["error"]["code"] == "payload_too_large"
+    just = b'{"content": "a"' + b" " * (limit - 16) + b"}"
+    assert httpx.post(f"{worker.base_url}/tokenize", content=just).status_code == 200
+
+
+def test_limits_are_the_settings(start_worker: Any) -> None:
+    worker = start_worker(
+        "--max-prompt-chars", "10", "--max-tokens-out", "5", "--max-body-bytes", "1024"
+    )
+    body = {"job_id": "x", "prompt": "12345678901", "max_tokens": 6}
+    assert set(faults_of(worker, body)) == {"prompt", "max_tokens"}
+    answer = worker.post("/v1/inference", {"prompt": "1234567890", "ignore_eos": True})
+    assert answer.json()["tokens_out"] == 5, "the cap is the default"
+    assert worker.post("/tokenize", {"content": "a" * 1024}).status_code == 413
+
+
+def test_a_message_says_what_would_be_right() -> None:
+    schema = {
+        "anyOf": [
+            {"type": "string", "minLength": 1},
+            {"type": "array", "maxItems": 2, "items": {"enum": ["a", None]}},
+        ]
+    }
+    assert expectation(schema) == (
+        "a string of at least 1 characters or an array of at most 2 items"
+    )
+    assert check(["a", None], schema) == []
+    assert check(["b"], schema, "x")[0]["message"] == "x[0] must be one of 'a', null"
+    assert check(5, schema, "x")[0]["value"] == 5
+    assert json.dumps(check({"k": 1}, {"type": "object", "properties": {}})) == "[]"
