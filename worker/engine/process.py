@@ -93,6 +93,7 @@ def _start(config: EngineConfig, channel: SyncChannel) -> Engine:
     budget = cpu_budget.cpu_budget(config.threads)
     selected = probe.select_device(config)
     plan = memory.plan(header, config, selected.device, budget)
+    log.info("engine.plan", **plan.as_dict())
     model = _load_model(config, channel, selected, plan, header)
     embeds = header.pooling is not None
     context = _create_context(config, model, plan, budget.threads, embeds)

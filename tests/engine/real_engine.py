@@ -1,0 +1,120 @@
+"""The engine's loop on llama.cpp and the bundled model, driven step by step in this process."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from typing import Any
+
+from tests.support.bundled import bundled_gguf
+from worker.engine.loop import Loop
+from worker.engine.prompt import PromptBuilder
+from worker.engine.scheduler import Limits, Scheduler
+from worker.engine.sequence import Sequence
+from worker.llama.backend import LlamaBackend
+from worker.llama.context import Context, ContextOptions
+from worker.llama.model import Model
+from worker.llama.sampler import Sampler
+from worker.messages import (
+    Event,
+    Failed,
+    Finished,
+    InferenceRequest,
+    Sampling,
+    Started,
+    Stats,
+    Token,
+    TokenLogprob,
+)
+
+CONTEXT = 512
+
+
+class RealEngine:
+    def __init__(self, slots: int = 4, *, kv_unified: bool = False, **limits: Any) -> None:
+        self.model = Model(str(bundled_gguf("f32")))
+        options = ContextOptions(
+            n_ctx=CONTEXT * slots, n_seq_max=slots, threads=2, kv_type="f32", kv_unified=kv_unified
+        )
+        self.context = Context(self.model, options)
+        self.backend = LlamaBackend(self.model, self.context, CONTEXT)
+        self.prompts = PromptBuilder(self.model, None, CONTEXT)
+        settings: dict[str, Any] = dict(prefill_alone=512, prefill_budget=64, prefix_cache=True)
+        self.scheduler = Scheduler(
+            Limits(n_slots=slots, n_cells=CONTEXT * slots, batch=2048, **(settings | limits))
+        )
+        self.loop = Loop(self.backend, self.scheduler, self._receive, time.monotonic)
+        self.events: dict[int, list[Event]] = defaultdict(list)
+        self.stats: Stats | None = None
+        self._next = 0
+
+    def _receive(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Stats):
+                self.stats = event
+            else:
+                assert isinstance(event, Started | Token | Finished | Failed)
+                self.events[event.request_id].append(event)
+
+    def submit(
+        self,
+        prompt: str | tuple[int, ...],
+        *,
+        max_tokens: int = 32,
+        stop: tuple[str, ...] = (),
+        deterministic: bool = False,
+        cache_salt: str | None = None,
+        **sampling: Any,
+    ) -> int:
+        self._next += 1
+        request = InferenceRequest(
+            job_id=str(self._next),
+            prompt=prompt,
+            sampling=Sampling(**({"seed": 1, "temperature": 0.0} | sampling)),
+            max_tokens=max_tokens,
+            stop=stop,
+            deterministic=deterministic,
+            cache_salt=cache_salt,
+        )
+        tokens = self.prompts.build(prompt)
+        sampler = Sampler(self.model, request.sampling, tokens)
+        self.loop.submit(Sequence(self._next, request, tokens, sampler))
+        return self._next
+
+    def turn(self) -> None:
+        self.loop.call(lambda: None)
+        assert self.loop.turn()
+
+    def run(self) -> None:
+        self.turn()
+        while self.scheduler.has_work:
+            self.turn()
+
+    def generate(self, prompt: str | tuple[int, ...], **options: Any) -> str:
+        request_id = self.submit(prompt, **options)
+        self.run()
+        return self.text(request_id)
+
+    def text(self, request_id: int) -> str:
+        return "".join(e.text for e in self.events[request_id] if isinstance(e, Token))
+
+    def ids(self, request_id: int) -> list[int]:
+        return [i for e in self.events[request_id] if isinstance(e, Token) for i in e.token_ids]
+
+    def logprobs(self, request_id: int) -> list[TokenLogprob]:
+        return [p for e in self.events[request_id] if isinstance(e, Token) for p in e.logprobs]
+
+    def cached_tokens(self, request_id: int) -> int:
+        started = self.events[request_id][0]
+        assert isinstance(started, Started)
+        return started.cached_tokens
+
+    def end(self, request_id: int) -> Finished:
+        last = self.events[request_id][-1]
+        assert isinstance(last, Finished), last
+        return last
+
+    def close(self) -> None:
+        self.backend.close()
+        self.context.close()
+        self.model.close()

@@ -1,0 +1,106 @@
+"""The native library as this room opens it: one registry, a whole log, clear refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.bundled import bundled_gguf
+from worker.errors import ModelError
+from worker.llama import library
+from worker.llama.batch import Batch
+from worker.llama.context import Context, ContextOptions
+from worker.llama.model import LoadOptions, Model
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return Model(str(bundled_gguf("f32")))
+
+
+def test_the_registry_offers_the_processor() -> None:
+    (cpu,) = [device for device in library.devices() if device.kind == "cpu"]
+    assert cpu.name == "CPU"
+    assert 0 < cpu.free_bytes <= cpu.total_bytes
+    assert library.versions()["llama_cpp_python"].startswith("0.3.36")
+
+
+def test_log_lines_are_whole_however_they_come() -> None:
+    with library.log.capture() as lines:
+        library.log.write(2, "one ")
+        library.log.write(5, "line\nand ")
+        library.log.write(5, "another\n")
+    library.log.write(2, "not captured\n")
+    assert lines == ["one line", "and another"]
+
+
+def test_a_file_that_is_no_model_is_refused_with_a_reason(tmp_path: Path) -> None:
+    path = tmp_path / "notes.gguf"
+    path.write_text("just a text")
+    with pytest.raises(ModelError, match=r"cannot load .*notes\.gguf: .+"):
+        Model(str(path))
+
+
+def test_the_vocabulary(model: Model) -> None:
+    tokens = model.tokenize("Hello <|im_end|> 🦊", add_special=False, parse_special=True)
+    pieces = [model.piece(token, special=True) for token in tokens]
+    assert b"".join(pieces).decode() == "Hello <|im_end|> 🦊"
+    (end,) = model.eog & set(tokens)
+    assert model.token_text(end) == "<|im_end|>"
+    assert model.piece(end) == b"", "a control token stands for no text"
+    plain = model.tokenize("<|im_end|>", add_special=False, parse_special=False)
+    assert len(plain) > 1, "without parsing it is text like any other"
+    assert model.metadata("general.architecture") == "llama"
+    assert model.metadata("no.such.key") is None
+
+
+def test_long_pieces_and_texts_need_no_fixed_buffer(model: Model) -> None:
+    template = model.metadata("tokenizer.chat_template")
+    assert template is not None and len(template) == 198
+    assert template == model.chat_template()
+    assert model.metadata("general.name"), "and short ones"
+    text = "word " * 5000
+    tokens = model.tokenize(text, add_special=False, parse_special=False)
+    assert b"".join(model.piece(token) for token in tokens).decode() == text
+
+
+@pytest.mark.parametrize("kv_unified", [False, True])
+def test_copied_cells_continue_as_the_original_does(model: Model, kv_unified: bool) -> None:
+    options = ContextOptions(n_ctx=1024, n_seq_max=3, threads=1, kv_unified=kv_unified)
+    context, batch = Context(model, options), Batch(64)
+    tokens = model.tokenize(
+        "Once upon a time, there was a fox", add_special=True, parse_special=True
+    )
+    batch.add(0, 0, tokens, logits=True)
+    assert context.decode(batch) == "ok"
+    context.copy(0, 2, len(tokens) - 2)
+    assert context.last_position(2) == len(tokens) - 3
+    assert context.last_position(0) == len(tokens) - 1, "the source keeps its own"
+    batch.clear()
+    row = batch.add(2, len(tokens) - 2, tokens[-2:], logits=True)
+    other = batch.add(1, 0, tokens, logits=True)
+    assert context.decode(batch) == "ok"
+    assert context.logits(row).argmax() == context.logits(other).argmax()
+    assert abs(context.logits(row) - context.logits(other)).max() < 0.5
+    batch.close()
+    context.close()
+
+
+def test_an_abort_ends_a_decode(model: Model) -> None:
+    context, batch = Context(model, ContextOptions(n_ctx=512, threads=1)), Batch(256)
+    batch.add(0, 0, [5] * 256, logits=True)
+    context.abort()
+    assert context.decode(batch) == "aborted"
+    context.resume()
+    context.truncate(0, 0)
+    assert context.decode(batch) == "ok"
+    batch.close()
+    context.close()
+
+
+def test_a_vocabulary_alone_loads_no_weights() -> None:
+    vocabulary = Model(str(bundled_gguf("f32")), LoadOptions(vocab_only=True))
+    assert vocabulary.n_vocab == 1024
+    assert vocabulary.tokenize("Hello", add_special=True, parse_special=False)[0] == vocabulary.bos
+    vocabulary.close()
