@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -126,6 +127,21 @@ def test_a_limit_of_the_control_group_counts_on_the_cpu(config: MakeConfig) -> N
     with pytest.raises(InsufficientVram) as caught:
         planned(given, budget)
     assert caught.value.details["available_bytes"] == 400 << 20
+
+
+def test_a_gpu_worker_needs_some_of_the_hosts_memory_too(config: MakeConfig, gpu: str) -> None:
+    budget = replace(cpu_budget(1), memory_available_bytes=1000)
+    with pytest.raises(InsufficientVram, match="of the host's memory are needed beside RPC0"):
+        planned(config("cuda", rpc_endpoint=gpu, context_length=256), budget)
+
+
+def test_far_too_large_a_context_is_refused_at_once(config: MakeConfig) -> None:
+    began = time.monotonic()
+    with pytest.raises(InsufficientVram) as caught:
+        planned(config("cpu", "tied-q4", slots=256, context_length=2**24, batch=256))
+    assert time.monotonic() - began < 10
+    cells = 256 * 2**24
+    assert caught.value.details["parts"]["kv"] == cells * 6 * 2 * 512 * 2
 
 
 def test_a_chosen_context_length_is_never_shortened(config: MakeConfig) -> None:

@@ -176,3 +176,19 @@ def test_a_device_that_admits_to_be_a_cpu_is_no_gpu(config: MakeConfig, only: An
 def test_one_of_two_gpus_is_taken_by_its_number(config: MakeConfig, only: Any) -> None:
     only(device(), device(**CUDA), device(**CUDA | {"name": "CUDA1"}))
     assert probe.select_device(config("cuda", device_index=1)).name == "CUDA1"
+
+
+def test_blas_that_the_wheel_does_not_have_is_refused(
+    config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel(tmp_path, monkeypatch)
+    assert "carries no BLAS plug-in" in refused(config("cpu", blas=True)).message
+
+
+def test_a_blas_plugin_that_does_not_load_is_refused(
+    config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel(tmp_path, monkeypatch)
+    (tmp_path / "optional").mkdir()
+    (tmp_path / "optional" / "libggml-blas.so").write_text("not a library")
+    assert "libggml-blas.so cannot be loaded" in refused(config("cpu", blas=True)).message

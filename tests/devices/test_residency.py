@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from tests.devices.conftest import SHAPES, MakeConfig
+from tests.devices.support import other_architectures as other
 from tests.devices.support import rpc
 from worker.devices import memory, placement, residency
+from worker.devices.cpu_budget import cpu_budget
 from worker.devices.probe import Selected, select_device
 from worker.errors import ResidencyViolation
 from worker.llama import library
@@ -38,7 +40,8 @@ def loaded(
         tensor_placement=residency.tensor_placement(selected, header),
     )
     model = Model(config.model_path, replace(load, **options))
-    wanted = memory.context_options(config, 256, threads=1, embeds=False)
+    embeds = header.pooling is not None
+    wanted = memory.context_options(config, 256, threads=1, embeds=embeds)
     context = Context(model, replace(wanted, offload=wanted.offload and offload_kv))
     try:
         yield model, context
@@ -83,6 +86,24 @@ def test_a_cpu_holds_everything(shape: str, mmap: bool, config: MakeConfig) -> N
     assert proof.resident and proof.device == "CPU"
     assert proof.layers_on_device == proof.layers_total
     assert proof.allowed_host_buffers == ()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+@pytest.mark.parametrize("write", [other.sliding, other.recurrent, other.encoder])
+def test_memory_that_is_laid_out_in_other_ways_is_planned_and_proven(
+    write: Callable[[Path], Path], backend: str, config: MakeConfig, gpu: str, tmp_path: Path
+) -> None:
+    path = str(write(tmp_path / "model.gguf"))
+    endpoint = gpu if backend == "cuda" else None
+    given = config(backend, rpc_endpoint=endpoint, slots=3, context_length=256, model_path=path)
+    selected, header = select_device(given), read_header(path)
+    plan = memory.plan(header, given, selected.device, cpu_budget(1))
+    with loaded(given, selected, mmap=False) as (model, context):
+        proof = residency.prove(model, context, selected, given)
+    on_device = [b for b in proof.buffers if (b.device[:3] == "CPU") == (backend == "cpu")]
+    assert proof.resident and proof.layers_on_device == proof.layers_total == 5
+    total = sum(buffer.size_bytes for buffer in on_device)
+    assert plan.needed_bytes - plan.parts["margin"] == pytest.approx(total, rel=0.05)
 
 
 def test_a_cpu_worker_stays_off_a_gpu_that_is_there(config: MakeConfig, gpu: str) -> None:
@@ -238,6 +259,7 @@ def test_a_device_that_is_gone_is_a_loss_and_not_a_crash(models: dict[str, Path]
     with rpc.serve() as (setting, device):
         holder = subprocess.Popen(
             [sys.executable, "-m", "tests.devices.support.holder", models["wide-heads"], setting],
+            cwd=rpc.ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

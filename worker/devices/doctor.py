@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from worker.devices import driver, inspection
+from worker.devices import driver, floor, inspection
 from worker.devices.cpu_budget import cpu_budget
 from worker.devices.inspection import Findings, Questions
 from worker.devices.plan import Plan
-from worker.errors import DownloadError, PortInUse, WorkerError
+from worker.errors import BackendMismatch, DownloadError, PortInUse, WorkerError
 from worker.messages import EngineConfig
 from worker.models import reference
 from worker.models.conversion import check_checkpoint
@@ -86,7 +86,7 @@ def run_doctor(
     budget = cpu_budget(settings.threads, root)
     limit = budget.memory_limit_bytes
     checks = [
-        Check("machine", "ok", f"{platform.platform()}, {driver.cpu_model(root)}"),
+        _machine(root),
         Check("threads", "ok", budget.derivation),
         Check(
             "memory",
@@ -122,6 +122,15 @@ def run_doctor(
 
 def _failed(name: str, error: WorkerError) -> Check:
     return Check(name, "failed", error.message, error.code, error.exit_code)
+
+
+def _machine(root: Path) -> Check:
+    text = f"{platform.platform()}, {driver.cpu_model(root)}"
+    try:
+        floor.check()
+    except BackendMismatch as error:
+        return Check("machine", "failed", f"{text}: {error.message}", error.code, error.exit_code)
+    return Check("machine", "ok", text)
 
 
 def _cache(settings: Settings) -> Check:

@@ -71,24 +71,28 @@ def _check_memory(residency: Residency, locked: bool) -> None:
 def _check_nvml() -> None:
     """NVIDIA's management library notices a lost or revoked GPU and says so in a return code."""
     nvml = _nvml()
-    if nvml is None:
-        return
-    count = ctypes.c_uint()
-    code = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-    for index in range(count.value if code == 0 else 0):
-        handle = ctypes.c_void_p()
-        code = code or nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
-    if code != 0 or count.value == 0:
-        reason = nvml.nvmlErrorString(code).decode() if code else "no GPU is visible any more"
-        raise ResidencyViolation(f"The NVIDIA driver has lost the GPU: {reason}.", nvml_code=code)
+    if nvml is not None and (reason := _nvml_fault(nvml)):
+        raise ResidencyViolation(f"The NVIDIA driver has lost the GPU: {reason}.")
 
 
 @cache
 def _nvml() -> ctypes.CDLL | None:
-    """`None` where the container has no management library; then CUDA itself is asked."""
+    """`None` where the library is absent or useless from the start; then CUDA itself is asked."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return None
     nvml.nvmlErrorString.restype = ctypes.c_char_p
-    return nvml if nvml.nvmlInit_v2() == 0 else None
+    return nvml if nvml.nvmlInit_v2() == 0 and not _nvml_fault(nvml) else None
+
+
+def _nvml_fault(nvml: ctypes.CDLL) -> str | None:
+    """Why not all of the visible GPUs answer; `None` when they do."""
+    count, handle = ctypes.c_uint(), ctypes.c_void_p()
+    code = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    for index in range(count.value if code == 0 else 0):
+        code = code or nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+    if code != 0:
+        reason: bytes = nvml.nvmlErrorString(code)
+        return reason.decode()
+    return None if count.value else "no GPU is visible any more"

@@ -123,16 +123,27 @@ class _Planner:
             plan = self._at(chosen, self._config.slots)
             if not plan.fits:
                 raise self._too_large(plan)
-            return plan
+            return self._with_host_room(plan)
         plan = self._at(trained, self._config.slots)
         limit = self._automatic_limit()
         if plan.needed_bytes <= limit:
-            return plan
+            return self._with_host_room(plan)
         length = self._largest_length(self._config.slots, trained, limit)
         length = length or self._largest_length(self._config.slots, trained, self._available)
         if not length:
             raise self._too_large(self._at(min(_STEP, trained), self._config.slots))
-        return replace(self._at(length, self._config.slots), capped=True)
+        return self._with_host_room(replace(self._at(length, self._config.slots), capped=True))
+
+    def _with_host_room(self, plan: Plan) -> Plan:
+        """A GPU worker takes some of the host's memory too."""
+        host_bytes, available = sum(plan.host_parts.values()), self._budget.memory_available_bytes
+        if host_bytes > available:
+            raise InsufficientVram(
+                f"{host_bytes:,} bytes of the host's memory are needed beside {plan.device}, "
+                f"{available:,} are available.",
+                **plan.as_dict() | {"needed_bytes": host_bytes, "available_bytes": available},
+            )
+        return plan
 
     def _at(self, context_length: int, slots: int) -> Plan:
         layout = self._layout(context_length, slots)

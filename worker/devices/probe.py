@@ -73,6 +73,8 @@ def select_device(config: EngineConfig) -> Selected:
     _check_stamp(config.backend, build)
     if config.backend == "cpu":
         _refuse_gpu_wheel(devices)
+    if config.blas:
+        _load_blas()
     return Selected(None, "CPU", cpu_variant(), build)
 
 
@@ -152,6 +154,22 @@ def _check_stamp(backend: Backend, build: dict[str, Any]) -> None:
             backend=backend,
             wheel_backend=built_for,
         )
+
+
+def _load_blas() -> None:
+    """BLAS lies apart from the other plug-ins, because it mostly slows down: only on demand."""
+    ggml = library.ggml()
+    if any(device.registry == "BLAS" for device in library.devices()):
+        return  # built in, or loaded before
+    folder = library.library_folder() / "optional"
+    for plugin in sorted(folder.glob("libggml-blas.*")):
+        if ggml.ggml_backend_load(os.fsencode(plugin)):
+            return
+        raise BackendMismatch(f"--blas is on, but the plug-in {plugin} cannot be loaded.")
+    raise BackendMismatch(
+        "--blas is on, but the installed llama-cpp-python wheel carries no BLAS plug-in; "
+        "leave it off or install a wheel that does."
+    )
 
 
 def _refuse_gpu_wheel(devices: list[library.Device]) -> None:

@@ -15,6 +15,7 @@ import pytest
 from worker.devices.probe import wheel_stamp
 from worker.llama import library
 
+ROOT = Path(__file__).resolve().parents[3]
 PLUGIN = "libggml-rpc.so"
 _START_SECONDS = 30.0
 
@@ -42,6 +43,7 @@ def serve(free_bytes: int = 0) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     command = ["-m", "tests.devices.support.rpc_server", str(plugin), f"127.0.0.1:{port}"]
     process = subprocess.Popen(
         [sys.executable, *command, str(free_bytes)],
+        cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

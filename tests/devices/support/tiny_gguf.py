@@ -44,7 +44,7 @@ def write(path: Path, shape: Shape, *, seed: int = 0) -> Path:
     writer.add_rope_dimension_count(shape.embedding // shape.heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.vocabulary)
-    _add_vocabulary(writer, shape.vocabulary)
+    add_vocabulary(writer, shape.vocabulary)
     random = np.random.default_rng(seed)
     for name, dimensions in _tensors(shape):
         data = (random.standard_normal(dimensions) * 0.05).astype(np.float32)
@@ -56,7 +56,7 @@ def write(path: Path, shape: Shape, *, seed: int = 0) -> Path:
     return path
 
 
-def _add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
+def add_vocabulary(writer: gguf.GGUFWriter, size: int) -> None:
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
     kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256]
     tokens += [f"w{number}" for number in range(size - len(tokens))]
