@@ -37,6 +37,9 @@ class LlamaBackend:
         self._model, self._context = model, context
         self._batch = Batch(context.options.n_batch)
         self._rows: list[int] = []
+        # One native call a token is cheap, but not as cheap as looking it up.
+        self._eog = model.eog
+        self._pieces = [model.piece(token) for token in range(model.n_vocab)]
         self.context_length = context_length
         self.abort = context.abort
         self.resume = context.resume
@@ -67,19 +70,13 @@ class LlamaBackend:
         return TokenLogprob(token, piece[token], logprob, tuple((t, piece[t], p) for t, p in top))
 
     def is_eog(self, token: int) -> bool:
-        return token in self._model.eog
+        return token in self._eog
 
     def piece(self, token: int) -> bytes:
         return self._pieces[token]
 
     def close(self) -> None:
         self._batch.close()
-
-    # One native call a token is cheap, but not as cheap as a list.
-
-    @cached_property
-    def _pieces(self) -> list[bytes]:
-        return [self._model.piece(token) for token in range(self._model.n_vocab)]
 
     @cached_property
     def _pieces_with_special(self) -> list[bytes]:
