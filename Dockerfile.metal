@@ -34,7 +34,6 @@ RUN apt-get update \
     && useradd --uid 10001 --home-dir /cache --no-create-home --shell /usr/sbin/nologin llorch \
     && install --directory --owner=llorch --group=llorch /cache /models
 COPY --from=build /opt/llorch /opt/llorch
-COPY --from=build /src/models.toml /etc/llorch/models.toml
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="llorch-metal" \
@@ -46,10 +45,10 @@ LABEL org.opencontainers.image.title="llorch-metal" \
 # Nothing is written outside /cache: the root may be read-only.
 ENV LLORCH_HOST=0.0.0.0 \
     LLORCH_CACHE_DIR=/cache \
-    LLORCH_MODELS_FILE=/etc/llorch/models.toml \
     PATH=/opt/llorch/bin:/usr/bin:/bin \
     PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001
+# A models.toml in the volume takes the place of the one that ships.
 WORKDIR /models
 VOLUME ["/cache", "/models"]
 EXPOSE 8080
