@@ -128,7 +128,7 @@ def _start(config: EngineConfig, channel: SyncChannel) -> Engine:
         pid=os.getpid(),
     )
     backend = LlamaBackend(model, context, plan.context_length)
-    log.info("engine_ready", device=selected.name, threads=budget.threads, load_s=info.load_seconds)
+    log.info("engine.loaded", device=selected.name, seconds=info.load_seconds)
     return Engine(config, model, context, backend, prompts, info, selected)
 
 
@@ -248,7 +248,7 @@ def _take_in(channel: SyncChannel, intake: Intake) -> None:
     except (BrokenPipeError, ConnectionError):
         pass  # the parent has gone while we answered
     except BaseException:
-        log.exception("engine_intake_failed")
+        log.exception("engine.intake_failed")
         os._exit(70)
     # Nothing to tidy: the parent has what it wanted, and the system frees the rest.
     os._exit(0)
@@ -262,7 +262,7 @@ def _run(loop: Loop) -> None:
     except (BrokenPipeError, ConnectionError):
         os._exit(0)
     except BaseException:
-        log.exception("engine_loop_failed")
+        log.exception("engine.loop_failed")
         try:
             loop.fail_all(InferenceFailed("the engine met an error of its own"))
         finally:
@@ -290,7 +290,7 @@ def _watch_parent(started: threading.Event) -> None:
 
 def _forward_log(level: library.LogLevel, line: str) -> None:
     """llama.cpp's warnings are ours; the rest of its talk is for debugging."""
-    getattr(log, level if level in ("warning", "error") else "debug")("llama_cpp", line=line)
+    getattr(log, level if level in ("warning", "error") else "debug")("engine.native", line=line)
 
 
 if __name__ == "__main__":
