@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worker.convert import architectures, chunks, verify
-from worker.convert.architectures import Metadata
+from worker.convert import architectures, chunks, pre_tokenizers, token_check, verify
+from worker.convert.architectures import Family, Metadata
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
 from worker.convert.output import OutputFile, sizes
@@ -22,7 +23,8 @@ from worker.convert.plan import OutputTensor, plan
 from worker.convert.progress import Reporter
 from worker.convert.quantize import OutType, TensorType, encode, tensor_type
 from worker.convert.special_tokens import chat_templates, special_tokens
-from worker.convert.tokenizer import Vocabulary, read_vocabulary
+from worker.convert.tokenizer import read_vocabulary
+from worker.convert.vocabulary import Vocabulary
 from worker.errors import ModelError
 
 FILE_TYPES: dict[OutType, int] = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
@@ -49,6 +51,8 @@ class Job:
     chat_template: str | list[dict[str, str]] | None
     tensors: list[tuple[OutputTensor, TensorType]]
     vocabulary: Vocabulary
+    notes: list[str]
+    """Where llama.cpp is known to behave otherwise than the source's own framework."""
 
 
 def convert(source: Path, destination: Path, options: Options, report: Reporter) -> dict[str, Any]:
@@ -62,6 +66,9 @@ def convert(source: Path, destination: Path, options: Options, report: Reporter)
     report.step("check", 0, 1)
     job = prepare(source, options)
     try:
+        token_check.check(source, job.architecture, job.metadata)
+        for sentence in job.notes:
+            report.note(sentence)
         _check_space(destination, job)
         size = _write(job, destination, options, report)
     finally:
@@ -101,7 +108,20 @@ def prepare(source: Path, options: Options) -> Job:
     }
     template = chat_templates(checkpoint)
     checkpoint.forget_json()
-    return Job(checkpoint, family.architecture, metadata, template, tensors, vocabulary)
+    notes = [*_notes(family, config, vocabulary)]
+    return Job(checkpoint, family.architecture, metadata, template, tensors, vocabulary, notes)
+
+
+def _notes(family: Family, config: Config, vocabulary: Vocabulary) -> Iterator[str]:
+    if pre_tokenizers.splits_marks(vocabulary.pre):
+        yield (
+            f"note: llama.cpp's {vocabulary.pre} pre-tokenizer splits words at combining marks "
+            "(Devanagari, Bengali…) where this tokenizer does not"
+        )
+    window = config.values.get("sliding_window")
+    if family.ignores_window and isinstance(window, int) and window > 0:
+        if window < config.integer("max_position_embeddings"):
+            yield f"note: llama.cpp attends to the whole context, not to a window of {window}"
 
 
 def _write(job: Job, destination: Path, options: Options, report: Reporter) -> int:
@@ -160,8 +180,9 @@ def _default_name(checkpoint: Checkpoint) -> str:
 
 
 def _safe_name(name: str, vocabulary: Vocabulary) -> str:
-    """llama.cpp looks for "phi-3" in the name and then takes these tokens for granted."""
+    """By "phi-3" in the name llama.cpp decides that special tokens swallow the spaces behind them,
+    and then it takes some tokens for granted."""
     taken_for_granted = {"</s>", "<unk>", "<s>", "<|endoftext|>"}
-    if taken_for_granted <= set(vocabulary.tokens):
-        return name
+    if vocabulary.eats_spaces_behind and taken_for_granted <= set(vocabulary.tokens):
+        return name if re.search(r"(?i)phi-?3", name) else f"{name} (Phi-3 tokens)"
     return re.sub(r"(?i)phi-?(3)", r"phi \1", name)

@@ -35,6 +35,8 @@ class PreTokenizer:
     steps: Steps
     ignore_merges: bool = False
     """A word that is a token as a whole is taken without looking at the merges."""
+    splits_marks: bool = False
+    """llama.cpp splits words at combining marks where the definition does not."""
 
 
 def split(pattern: str) -> str:
@@ -42,6 +44,8 @@ def split(pattern: str) -> str:
 
 
 DIGITS = "digits one by one"
+DIGIT_RUNS = "digits in runs"
+PUNCTUATION_RUNS = "punctuation in runs"
 _GPT2 = split(GPT2_REGEX)
 _LLAMA3 = split(rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_TAIL}")
 _QWEN2 = split(rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_TAIL}")
@@ -62,9 +66,36 @@ KNOWN: tuple[PreTokenizer, ...] = (
     ),
     PreTokenizer("smollm", (DIGITS, _GPT2)),
     PreTokenizer(
+        "falcon",
+        (PUNCTUATION_RUNS, _GPT2, DIGIT_RUNS, split("[0-9][0-9][0-9]")),
+    ),
+    PreTokenizer(
+        "deepseek-coder",
+        (
+            split(r"[\r\n]"),
+            split(r"\s?\p{L}+"),
+            split(r"\s?\p{P}+"),
+            split("[一-龥ࠀ-一가-퟿]+"),
+            DIGITS,
+        ),
+    ),
+    PreTokenizer(
+        "deepseek-v3",
+        (
+            split(r"\p{N}{1,3}"),
+            split("[一-龥぀-ゟ゠-ヿ]+"),
+            split(
+                r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"
+                r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+                r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            ),
+        ),
+    ),
+    PreTokenizer(
         "tekken",
         (split(rf"{_MARKED[0]}|{_MARKED[1]}|\p{{N}}|{_SLASH_TAIL}"),),
         ignore_merges=True,
+        splits_marks=True,
     ),
     PreTokenizer(
         "gpt-4o",
@@ -74,8 +105,13 @@ KNOWN: tuple[PreTokenizer, ...] = (
                 rf"|\p{{N}}{{1,3}}|{_SLASH_TAIL}"
             ),
         ),
+        splits_marks=True,
     ),
 )
+
+
+def splits_marks(name: str) -> bool:
+    return any(known.splits_marks for known in KNOWN if known.name == name)
 
 
 def recognise(tokenizer: Mapping[str, Any]) -> str:
@@ -122,15 +158,18 @@ def _steps(node: Any) -> Iterator[str]:
             yield split(_pattern(node))
         else:
             yield f"{node['behavior']} {_pattern(node)}, invert {bool(node.get('invert'))}"
-    elif kind == "Digits" and node.get("individual_digits"):
-        yield DIGITS
+    elif kind == "Digits":
+        yield DIGITS if node.get("individual_digits") else DIGIT_RUNS
+    elif kind == "Punctuation" and node.get("behavior") == "Contiguous":
+        yield PUNCTUATION_RUNS
     else:
         rest = {k: v for k, v in node.items() if k != "type"}
         yield f"{kind} {rest}" if rest else str(kind)
 
 
 def _pattern(node: Mapping[str, Any]) -> str:
+    """The expression, with line ends written as escapes, as some files have them raw."""
     pattern = node.get("pattern")
     if isinstance(pattern, dict):
-        return str(pattern.get("Regex", pattern.get("String", "")))
-    return str(pattern)
+        pattern = pattern.get("Regex", pattern.get("String", ""))
+    return str(pattern).replace("\r", r"\r").replace("\n", r"\n")

@@ -7,7 +7,7 @@ from typing import Any
 
 from worker.convert.architectures import Metadata
 from worker.convert.checkpoint import Checkpoint
-from worker.convert.tokenizer import Vocabulary
+from worker.convert.vocabulary import Vocabulary
 from worker.errors import ModelError
 
 _SLOTS = {
@@ -61,7 +61,8 @@ def end_ids(checkpoint: Checkpoint, vocabulary: Vocabulary) -> list[int]:
     named = _named(checkpoint, "eos")
     own = vocabulary.id_of(named) if named is not None else None
     ends = [own] if own is not None else []
-    for file in (checkpoint.json("generation_config.json"), checkpoint.config):
+    fallback = {"eos_token_id": vocabulary.special_ids.get("eos")} if not ends else {}
+    for file in (checkpoint.json("generation_config.json"), checkpoint.config, fallback):
         value = file.get("eos_token_id")
         for i in value if isinstance(value, list) else [value]:
             if type(i) is int and 0 <= i < len(vocabulary.tokens) and i not in ends:
@@ -122,7 +123,7 @@ def _id_of(checkpoint: Checkpoint, vocabulary: Vocabulary, role: str) -> int | N
             value = value[0] if value else None
         if type(value) is int and 0 <= value < len(vocabulary.tokens):
             return value
-    return None
+    return vocabulary.special_ids.get(role)
 
 
 def _known_end(vocabulary: Vocabulary, i: int) -> bool:

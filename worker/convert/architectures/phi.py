@@ -103,6 +103,7 @@ PHI3 = Family(
         ),
     },
     metadata=_metadata,
+    ignores_window=True,
     extra_tensors=_factors,
     check=_check,
 )

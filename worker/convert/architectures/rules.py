@@ -104,6 +104,8 @@ class Family:
     head: Literal["optional", "always", "never"] = "optional"
     """Whether llama.cpp's implementation reads an output head of its own, which a checkpoint may
     tie to the embedding."""
+    ignores_window: bool = False
+    """llama.cpp attends to everything where the configuration asks for a sliding window."""
     ignored: tuple[str, ...] = ()
     """Regular expressions of tensors that some checkpoints carry and the model does not need."""
     extra_tensors: Callable[[Config, Dims], Mapping[str, Any]] = field(

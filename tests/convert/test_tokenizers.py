@@ -1,0 +1,209 @@
+"""Small tokenizers of every kind, trained here, against the libraries that made them."""
+
+from __future__ import annotations
+
+import json
+import time
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+import tokenizers
+from tokenizers import decoders, models, normalizers, trainers
+from tokenizers import pre_tokenizers as pre
+
+from worker.convert import pre_tokenizers, token_check
+from worker.convert.checkpoint import Checkpoint
+from worker.convert.corpus import TEXTS
+from worker.convert.output import header, write_header_to
+from worker.convert.special_tokens import chat_templates, special_tokens
+from worker.convert.tokenizer import read_vocabulary
+from worker.convert.vocabulary import TokenType
+from worker.errors import ModelError
+from worker.llama.model import LoadOptions, Model
+
+
+def load(folder: Path, config: dict[str, Any] | None = None, size: int = 1400) -> Model:
+    """The folder's tokenizer as llama.cpp has it after our conversion."""
+    checkpoint = Checkpoint(folder, config or {}, {})
+    vocabulary = read_vocabulary(checkpoint, size)
+    metadata = vocabulary.metadata() | special_tokens(checkpoint, vocabulary)
+    assert token_check.check(folder, "llama", metadata) >= 45
+    target = folder / "vocabulary.gguf"
+    template = chat_templates(checkpoint)
+    write_header_to(header("llama", metadata, template), target, with_tensors=True)
+    return Model(str(target), LoadOptions(vocab_only=True))
+
+
+def ids(model: Model, text: str) -> list[int]:
+    return model.tokenize(text, add_special=False, parse_special=True)
+
+
+def train_sentencepiece(
+    folder: Path, kind: str, **options: Any
+) -> sentencepiece.SentencePieceProcessor:
+    text = folder / "text.txt"
+    text.write_text("\n".join(t for t in TEXTS if t.strip()), encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text),
+        model_prefix=str(folder / "tokenizer"),
+        model_type=kind,
+        vocab_size=1300,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **options,
+    )
+    return sentencepiece.SentencePieceProcessor(str(folder / "tokenizer.model"))
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_sentencepiece_models(tmp_path: Path, kind: str) -> None:
+    options: dict[str, Any] = {"character_coverage": 0.98, "normalization_rule_name": "identity"}
+    if kind == "bpe":
+        options |= {
+            "byte_fallback": True,
+            "remove_extra_whitespaces": False,
+            "allow_whitespace_only_pieces": True,
+            "user_defined_symbols": ["<call>"],
+        }
+    else:
+        options["normalization_rule_name"] = "nmt_nfkc"
+    source = train_sentencepiece(tmp_path, kind, **options)
+    model = load(tmp_path)
+    for text in TEXTS:
+        if kind == "bpe" or text.strip():
+            assert ids(model, text) == source.encode(text), text
+    if kind == "bpe":
+        assert source.piece_to_id("<call>") in ids(model, "before<call>")
+    assert model.bos == source.bos_id() and source.eos_id() in model.eog
+    model.close()
+
+
+def byte_level(folder: Path, steps: list[pre.PreTokenizer], **model: Any) -> tokenizers.Tokenizer:
+    tokenizer = tokenizers.Tokenizer(models.BPE(**model))
+    tokenizer.pre_tokenizer = pre.Sequence(steps)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=["<s>", "</s>", "<|turn|>"],
+        initial_alphabet=pre.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.add_tokens(["<tool>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer
+
+
+def steps_of(known: pre_tokenizers.PreTokenizer) -> list[pre.PreTokenizer]:
+    """The library's own pre-tokenizer for a known definition."""
+    steps: list[pre.PreTokenizer] = []
+    for step in known.steps:
+        if step == pre_tokenizers.split(pre_tokenizers.GPT2_REGEX):
+            steps.append(pre.ByteLevel(add_prefix_space=False, use_regex=True))
+        elif step == pre_tokenizers.DIGITS:
+            steps.append(pre.Digits(individual_digits=True))
+        elif step == pre_tokenizers.DIGIT_RUNS:
+            steps.append(pre.Digits(individual_digits=False))
+        elif step == pre_tokenizers.PUNCTUATION_RUNS:
+            steps.append(pre.Punctuation("contiguous"))
+        else:
+            pattern = tokenizers.Regex(step.removeprefix("split "))
+            steps.append(pre.Split(pattern, "isolated"))
+    if pre_tokenizers.split(pre_tokenizers.GPT2_REGEX) not in known.steps:
+        steps.append(pre.ByteLevel(add_prefix_space=False, use_regex=False))
+    return steps
+
+
+@pytest.mark.parametrize("known", pre_tokenizers.KNOWN, ids=lambda known: known.name)
+def test_every_known_pre_tokenizer(tmp_path: Path, known: pre_tokenizers.PreTokenizer) -> None:
+    source = byte_level(tmp_path, steps_of(known), ignore_merges=known.ignore_merges)
+    model = load(tmp_path)
+    assert model.metadata("tokenizer.ggml.pre") == known.name
+    for text in (*TEXTS, "a<tool>b<|turn|>c"):
+        if known.splits_marks and any(unicodedata.category(c)[0] == "M" for c in text):
+            continue
+        assert ids(model, text) == source.encode(text, add_special_tokens=False).ids, text
+    model.close()
+
+
+def test_an_unknown_pre_tokenizer_is_refused_at_once_naming_the_nearest(tmp_path: Path) -> None:
+    pattern = tokenizers.Regex(r"\p{N}{1,4}|\p{L}+|[^\p{L}\p{N}]+")
+    byte_level(tmp_path, [pre.Split(pattern, "isolated"), pre.ByteLevel(False, use_regex=False)])
+    began = time.monotonic()
+    with pytest.raises(ModelError, match=r"nearest is (\S+)") as caught:
+        read_vocabulary(Checkpoint(tmp_path, {}, {}), 600)
+    assert time.monotonic() - began < 5
+    assert caught.value.details["nearest"] in {known.name for known in pre_tokenizers.KNOWN}
+    chosen = read_vocabulary(Checkpoint(tmp_path, {}, {}), 600, pre="gpt-2")
+    assert chosen.pre == "gpt-2"
+
+
+def test_a_tokenizer_that_would_differ_is_refused_with_the_text(tmp_path: Path) -> None:
+    byte_level(tmp_path, [pre.Digits(individual_digits=True), pre.ByteLevel(False)])
+    vocabulary = read_vocabulary(Checkpoint(tmp_path, {}, {}), 600, pre="gpt-2")
+    with pytest.raises(ModelError, match="differs from its source") as caught:
+        token_check.check(tmp_path, "llama", vocabulary.metadata())
+    assert any(c.isdigit() for c in caught.value.details["text"])
+
+
+def test_unigram_from_tokenizer_json(tmp_path: Path) -> None:
+    tokenizer = tokenizers.Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
+    )
+    tokenizer.pre_tokenizer = pre.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=400, special_tokens=["<s>", "</s>", "<unk>"], unk_token="<unk>"
+    )
+    plain = [t for t in TEXTS if t.isascii() and t.isprintable()]
+    tokenizer.train_from_iterator(plain * 4, trainer)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    vocabulary = read_vocabulary(Checkpoint(tmp_path, {}, {}), 600)
+    assert vocabulary.model == "t5" and vocabulary.scores is not None
+    assert vocabulary.types[vocabulary.special_ids["unk"]] == TokenType.UNKNOWN
+    target = tmp_path / "vocabulary.gguf"
+    write_header_to(header("llama", vocabulary.metadata()), target, with_tensors=True)
+    model = Model(str(target), LoadOptions(vocab_only=True))
+    for text in ("Hello, world!", "the sum of a and b", "CamelCaseWords snake_case_words"):
+        assert ids(model, text) == tokenizer.encode(text, add_special_tokens=False).ids
+    model.close()
+
+
+def test_special_tokens_templates_and_all_ends_are_carried(tmp_path: Path) -> None:
+    byte_level(tmp_path, [pre.ByteLevel(add_prefix_space=False)])
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "bos_token": {"content": "<s>"},
+                "eos_token": "</s>",
+                "add_bos_token": True,
+                "chat_template": [{"name": "default", "template": "old"}],
+            }
+        )
+    )
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2, 500]}))
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates/tool_use.jinja").write_text("{{ tools }}")
+    model = load(tmp_path)
+    assert {1, 2, 500} <= model.eog
+    assert model.adds_bos and model.bos == 0
+    assert model.chat_template() == "{{ messages }}"
+    assert model.chat_template("tool_use") == "{{ tools }}"
+    model.close()
+
+
+def test_a_template_post_processor_tells_whether_bos_is_added(tmp_path: Path) -> None:
+    tokenizer = byte_level(tmp_path, [pre.ByteLevel(add_prefix_space=False)])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    config = {"bos_token_id": 0, "eos_token_id": 1}
+    model = load(tmp_path, config)
+    got = model.tokenize("Hello", add_special=True, parse_special=True)
+    assert got == tokenizer.encode("Hello").ids
+    model.close()
