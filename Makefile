@@ -14,7 +14,7 @@ BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format pytest wheel smoke bench parity-data
+.PHONY: help setup run test lint format pytest wheel smoke bench chaos parity-data
 .PHONY: image-cpu image-cuda image-metal image-test qemu-test clean
 
 help: ## show this list
@@ -48,6 +48,9 @@ smoke: wheel ## install that wheel into a fresh venv, list its devices, decode o
 
 bench: setup ## measure against llama-server and the others (minutes; BENCH="--help" for its flags)
 	$(PY) -m tests.bench $(BENCH)
+
+chaos: setup ## ten minutes of kills, stops and aborts against a real worker
+	$(PY) -m tests.e2e.chaos --seconds 600
 
 image-cpu: ## build the image llorch-cpu with docker, podman or buildah
 	$(PYTHON) -m builds image cpu
