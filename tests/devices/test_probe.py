@@ -38,10 +38,12 @@ def device(**fields: Any) -> library.Device:
 
 
 @pytest.fixture
-def only(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Devices that this machine does not have, in place of those that it has."""
+def only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Devices that this machine does not have, in place of those that it has, and a wheel that
+    does not say what it was built for."""
 
     def install(*devices: library.Device) -> None:
+        wheel(tmp_path, monkeypatch)
         monkeypatch.setattr(library, "devices", lambda: list(devices))
 
     return install
@@ -124,7 +126,7 @@ def test_a_wheel_that_says_that_it_is_another_ones(
 ) -> None:
     wheel(tmp_path, monkeypatch, **{"llorch-build.json": {"backend": built_for}})
     error = refused(config(command))
-    assert f"built for {built_for}" in error.message
+    assert f"built for {built_for}" in error.message and "Found: CPU (" in error.message
     assert error.details["wheel_backend"] == built_for
 
 

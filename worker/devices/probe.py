@@ -66,11 +66,11 @@ def select_device(config: EngineConfig) -> Selected:
         if test_device:
             devices, candidates = library.devices(), test_device
         else:
-            _check_stamp(config.backend, build)
+            _check_stamp(config.backend, build, devices)
             candidates = [d for d in devices if _is_gpu_of(config.backend, d)]
         device = _choose(config, candidates, devices)
         return Selected(device, device.name, cpu_variant(), build)
-    _check_stamp(config.backend, build)
+    _check_stamp(config.backend, build, devices)
     if config.backend == "cpu":
         _refuse_gpu_wheel(devices)
     if config.blas:
@@ -114,11 +114,10 @@ def _is_gpu_of(backend: Backend, device: library.Device) -> bool:
 def _choose(
     config: EngineConfig, candidates: list[library.Device], devices: list[library.Device]
 ) -> library.Device:
-    found = "; ".join(describe(device) for device in devices)
     if not candidates:
         raise BackendMismatch(
             f"llorch-{config.backend} needs a {config.backend.upper()} device and there is none. "
-            f"{_why_none(config.backend)} Found: {found}.",
+            f"{_why_none(config.backend)} Found: {_listed(devices)}.",
             backend=config.backend,
             found=[device.name for device in devices],
         )
@@ -144,16 +143,21 @@ def _choose(
     return device
 
 
-def _check_stamp(backend: Backend, build: dict[str, Any]) -> None:
+def _check_stamp(backend: Backend, build: dict[str, Any], devices: list[library.Device]) -> None:
     built_for = build.get("backend", backend)
     if built_for != backend:
         raise BackendMismatch(
             f"llorch-{backend} needs a llama-cpp-python wheel built for {backend}, but the "
             f"installed one is built for {built_for}; start llorch-{built_for} or install the "
-            f"{backend} wheel.",
+            f"{backend} wheel. Found: {_listed(devices)}.",
             backend=backend,
             wheel_backend=built_for,
+            found=[device.name for device in devices],
         )
+
+
+def _listed(devices: list[library.Device]) -> str:
+    return "; ".join(describe(device) for device in devices)
 
 
 def _load_blas() -> None:
@@ -178,7 +182,7 @@ def _refuse_gpu_wheel(devices: list[library.Device]) -> None:
     if others:
         raise BackendMismatch(
             "llorch-cpu needs a CPU wheel, but the installed llama-cpp-python offers "
-            + "; ".join(describe(device) for device in others)
+            + _listed(others)
             + "; start the command of that backend or install the CPU wheel.",
             backend="cpu",
             found=[device.name for device in others],
