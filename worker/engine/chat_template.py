@@ -41,12 +41,10 @@ class _Generation(jinja2.ext.Extension):
 
     tags = {"generation"}
 
-    def parse(self, parser: Any) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        body: list[jinja2.nodes.Node] = parser.parse_statements(
-            ("name:endgeneration",), drop_needle=True
-        )
-        return body
+    def parse(self, parser: Any) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -166,9 +164,10 @@ def _to_json(
 def _refuse_internals(tree: jinja2.nodes.Template) -> None:
     """No chat template needs a name with a leading underscore on an object: such names are how
     a template would climb from a string to the interpreter."""
-    for node in tree.find_all((jinja2.nodes.Getattr, jinja2.nodes.Getitem, jinja2.nodes.Filter)):
+    nodes = jinja2.nodes
+    for node in tree.find_all((nodes.Getattr, nodes.NSRef, nodes.Getitem, nodes.Filter)):
         names: list[Any] = []
-        if isinstance(node, jinja2.nodes.Getattr):
+        if isinstance(node, jinja2.nodes.Getattr | jinja2.nodes.NSRef):
             names = [node.attr]
         elif isinstance(node, jinja2.nodes.Getitem):
             names = [node.arg.value] if isinstance(node.arg, jinja2.nodes.Const) else []

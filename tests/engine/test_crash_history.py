@@ -1,0 +1,72 @@
+"""How crashes are counted, spaced out and held against requests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.engine.recovery import (
+    FIRST_DELAY_SECONDS,
+    LONGEST_DELAY_SECONDS,
+    SETTLED_SECONDS,
+    CrashHistory,
+    Quarantine,
+    fingerprint,
+)
+from worker.messages import InferenceRequest, Sampling
+
+REQUEST = InferenceRequest("j", "a prompt", Sampling(seed=1), max_tokens=5)
+
+
+def test_a_loop_is_more_crashes_than_the_limit_within_the_window() -> None:
+    history = CrashHistory(limit=2, window_seconds=10)
+    for now in (0.0, 1.0):
+        history.record(now, 0, served=False)
+    assert not history.is_loop
+    history.record(10.5, 0, served=False)
+    assert history.recent == 2 and not history.is_loop, "the first has left the window"
+    history.record(10.6, 0, served=False)
+    assert history.is_loop
+
+
+def test_delays_double_within_a_series_and_start_again_after_a_recovery() -> None:
+    history = CrashHistory(limit=1000, window_seconds=10)
+    delays = []
+    for _ in range(12):
+        history.record(0, 0, served=False)
+        delays.append(history.delay_seconds)
+    assert delays[:3] == [FIRST_DELAY_SECONDS * n for n in (1, 2, 4)]
+    assert delays[-1] == LONGEST_DELAY_SECONDS
+    history.record(0, SETTLED_SECONDS, served=False)
+    assert history.delay_seconds == FIRST_DELAY_SECONDS
+    history.record(0, 0, served=False)
+    history.record(0, 0, served=True)
+    assert history.delay_seconds == FIRST_DELAY_SECONDS
+
+
+@given(st.lists(st.sampled_from(["crash", "well"]), max_size=30))
+def test_quarantine_is_two_crashes_without_a_good_end_between(ends: list[str]) -> None:
+    quarantine, crashes = Quarantine(), 0
+    for end in ends:
+        if end == "crash":
+            crashes += 1
+            assert quarantine.blame(REQUEST) is (crashes == 2)
+        elif crashes < 2:
+            crashes = 0
+            quarantine.absolve(REQUEST)
+        else:
+            quarantine.absolve(REQUEST)
+        assert (REQUEST in quarantine) is (crashes >= 2)
+
+
+def test_the_fingerprint_sees_through_what_a_retry_changes() -> None:
+    retry = replace(REQUEST, job_id="k", sampling=Sampling(seed=2), deadline=3.0)
+    assert fingerprint(retry) == fingerprint(REQUEST)
+    for other in (
+        replace(REQUEST, prompt="another"),
+        replace(REQUEST, max_tokens=6),
+        replace(REQUEST, sampling=Sampling(seed=1, grammar="root ::= x")),
+    ):
+        assert fingerprint(other) != fingerprint(REQUEST)
