@@ -78,7 +78,7 @@ def write_split(folder: Path, stem: str = "split", count: int = 2) -> list[Path]
                 "llama.context_length": 256,
                 "llama.embedding_length": 64,
                 "llama.block_count": 1,
-                "tokenizer.ggml.model": "llama",
+                "tokenizer.ggml.model": "gpt2",
             }.items():
                 _add(writer, key, value)
             writer.add_token_list(VOCAB)

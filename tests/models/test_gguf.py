@@ -16,7 +16,8 @@ import pytest
 
 from tests.models.samples import VOCAB, write_gguf, write_split
 from worker.errors import ModelError
-from worker.models.gguf import GgufHeader, check_servable, part_paths, read_header, split_names
+from worker.models.gguf import GgufHeader, part_paths, read_header, split_names
+from worker.models.servable import check_servable
 
 
 def test_header_says_what_the_writer_wrote(tmp_path: Path) -> None:
@@ -234,6 +235,9 @@ def test_each_fault_is_named(tmp_path: Path, content: bytes, words: str) -> None
         ({"overrides": {"tokenizer.ggml.scores": [1.0] * 39}}, "39 float32 values"),
         ({"overrides": {"llama.attention.layer_norm_rms_epsilon": -1e-6}}, "from 0 on"),
         ({"overrides": {"llama.attention.layer_norm_rms_epsilon": math.nan}}, "is nan"),
+        ({"vocab": ["a", "b", "a"]}, "only 2 different tokens"),
+        ({"vocab": ["a", "b\0c", "b\0d"]}, "only 2 different tokens"),
+        ({"overrides": {"tokenizer.ggml.model": "llama"}}, "no token for byte 0"),
         ({"architecture": "clip"}, "image encoder"),
     ],
 )
@@ -243,6 +247,18 @@ def test_what_cannot_be_served_is_refused(
     header = read_header(write_gguf(tmp_path / "m.gguf", **changes))
     with pytest.raises(ModelError, match=words):
         check_servable(header)
+
+
+def test_sentencepiece_with_bytes_and_empty_tokens_is_served(tmp_path: Path) -> None:
+    spm = [f"<0x{byte:02X}>" for byte in range(256)]
+    check_servable(
+        read_header(
+            write_gguf(
+                tmp_path / "spm.gguf", vocab=spm, overrides={"tokenizer.ggml.model": "llama"}
+            )
+        )
+    )
+    check_servable(read_header(write_gguf(tmp_path / "empty.gguf", vocab=["a", "", ""])))
 
 
 # --- split models ------------------------------------------------------------------------
@@ -314,3 +330,12 @@ def test_reading_a_header_loads_no_numpy(tmp_path: Path) -> None:
         check=True,
     )
     assert told.stdout.split() == ["Q8_0", "Q8_0", "False"]
+
+
+def test_a_file_that_shrinks_after_its_header_was_read(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    array = read_header(path).arrays["tokenizer.ggml.tokens"]
+    with path.open("r+b") as file:
+        file.truncate(array.offset + 20)
+    with pytest.raises(ModelError, match="became shorter"):
+        array.read()

@@ -26,7 +26,8 @@ from typing import Any
 from worker.errors import ModelError, WorkerError
 from worker.messages import Progress
 from worker.models.checksum import sha256_of_file
-from worker.models.gguf import check_servable, read_header
+from worker.models.gguf import read_header
+from worker.models.servable import check_servable
 
 OnProgress = Callable[[Progress], None]
 

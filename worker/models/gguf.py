@@ -2,13 +2,11 @@
 
 Runs in any thread of any process; `gguf_layout` has walked and bounded the bytes before anything
 here looks at them. Nothing is guessed and nothing has a default: what the file does not say is
-`None`, and `check_servable` refuses what the worker cannot serve without it, before a native
-loader sees the file.
+`None`; `servable` refuses what the worker cannot serve without it.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -30,7 +28,7 @@ TOKENIZER_KINDS = {
     "plamo2": "gguf-plamo2",
 }
 MAX_BLOCKS = 512
-"""llama.cpp asserts this bound, which would end the engine process without a word."""
+"""llama.cpp's own bound on layers."""
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
@@ -123,48 +121,6 @@ def split_names(name: str) -> tuple[str, ...]:
     return tuple(
         f"{prefix}{match['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)
     )
-
-
-def check_servable(header: GgufHeader) -> None:
-    """Refuse a well-formed GGUF that is not a model the engine can run."""
-    path = header.path
-    kind = header.metadata.get("general.type", "model")
-    if kind != "model":
-        raise fault(path, f"it is of the type {kind!r}; give the model that it belongs to")
-    if header.architecture == "clip":
-        raise fault(path, "it holds an image encoder, not a language model")
-    if not header.tensors:
-        raise fault(path, "it holds a vocabulary without weights")
-    if header.tokenizer_kind is None or not header.vocab_size:
-        raise fault(path, "it has no tokenizer that the worker could use")
-    for key in ("context_length", "embedding_length", "block_count"):
-        if not getattr(header, key):
-            raise fault(path, f"it has no {header.architecture}.{key} above 0")
-    if header.block_count is not None and header.block_count > MAX_BLOCKS:
-        raise fault(path, f"it claims {header.block_count} layers, more than {MAX_BLOCKS}")
-    for key, value in header.metadata.items():
-        # llama.cpp asserts this while it computes, which would end the engine process.
-        if key.endswith("_epsilon") and not (isinstance(value, float) and 0 <= value < math.inf):
-            raise fault(path, f"{key} is {value}, not a number from 0 on")
-    _check_vocabulary(header)
-
-
-def _check_vocabulary(header: GgufHeader) -> None:
-    """Lists that run beside the vocabulary must be as long; ids must lie inside it."""
-    assert header.vocab_size is not None
-    for key, item_types in (
-        ("tokenizer.ggml.scores", ("float32", "int32")),
-        ("tokenizer.ggml.token_type", ("int32",)),
-    ):
-        array = header.arrays.get(key)
-        if array is None:
-            continue
-        if array.item_type not in item_types or array.length < header.vocab_size:
-            raise fault(
-                header.path,
-                f"{key} holds {array.length} {array.item_type} values "
-                f"beside a vocabulary of {header.vocab_size}",
-            )
 
 
 def _describe(layout: GgufLayout) -> GgufHeader:

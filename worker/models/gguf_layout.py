@@ -71,14 +71,31 @@ class GgufArray:
 
     def read(self) -> list[Scalar]:
         """All items, from the file as it is now."""
+        if self.item_type == "string":
+            return [raw.decode("utf-8", errors="replace") for raw in self.read_bytes()]
         with self.path.open("rb") as file, _mapped(file.fileno()) as data:
             walker = _Walker(self.path, data)
             walker.position = self.offset
-            if self.item_type == "string":
-                return [walker.string("an array item") for _ in range(self.length)]
             form = next(form for name, form in _NUMBERS.values() if name == self.item_type)
             raw = walker.take(self.length * form.size, "an array")
             return [value for (value,) in form.iter_unpack(raw)]
+
+    def read_bytes(self) -> Iterator[bytes]:
+        """The strings of an array of strings, as they are in the file."""
+        assert self.item_type == "string"
+        with self.path.open("rb") as file, _mapped(file.fileno()) as data:
+            unpack, position, size = _U64.unpack_from, self.offset, len(data)
+            for _ in range(self.length):
+                if position + 8 > size:
+                    break
+                start = position + 8
+                position = start + unpack(data, position)[0]
+                if position > size:
+                    break
+                yield data[start:position]
+            else:
+                return
+        raise fault(self.path, "it became shorter while it was read")
 
 
 @dataclass(frozen=True, slots=True)

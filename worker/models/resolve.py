@@ -20,9 +20,10 @@ from worker.messages import Progress
 from worker.models import reference, registry
 from worker.models.conversion import check_checkpoint, convert_cached
 from worker.models.download import download
-from worker.models.gguf import check_servable, read_header
+from worker.models.gguf import read_header
 from worker.models.reference import HubReference, PathReference, Reference
 from worker.models.registry import RegistryEntry
+from worker.models.servable import check_servable
 
 BUNDLED = "tiny-model"
 OnProgress = Callable[[Progress], None]
