@@ -18,10 +18,12 @@ WORKDIR /src
 COPY builds/*.py builds/*.toml builds/
 RUN --mount=type=cache,target=/root/.cache python3 -m builds metal --out /wheels
 COPY LICENSE README.md models.toml pyproject.toml ./
+COPY builds/constraints.txt builds/
 COPY worker worker
 # The venv keeps its place in the final stage, so its scripts stay right. pip has no business there.
 RUN --mount=type=cache,target=/root/.cache python3 -m venv /opt/llorch \
-    && /opt/llorch/bin/pip install --disable-pip-version-check /wheels/*.whl . \
+    && /opt/llorch/bin/pip install --disable-pip-version-check \
+        --constraint=builds/constraints.txt /wheels/*.whl . \
     && /opt/llorch/bin/pip uninstall --yes pip setuptools
 
 FROM ${BASE_IMAGE}

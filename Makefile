@@ -15,7 +15,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run test lint format pytest wheel smoke bench chaos parity-data
-.PHONY: image-cpu image-cuda image-metal image-test qemu-test clean
+.PHONY: image-cpu image-cuda image-metal image-test qemu-test lock clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,6 +71,10 @@ parity-data: ## draw the converter's reference data anew, in a venv of its own w
 	$(PYTHON) -m venv $(VENV)-parity
 	$(VENV)-parity/bin/pip install --quiet 'torch==2.13.0' transformers safetensors sentencepiece
 	$(VENV)-parity/bin/python -m tests.convert.make_parity_data
+
+lock: setup ## let the newest versions of all packages in, and pin those (then run the tests)
+	$(PY) -m pip install --quiet --upgrade --upgrade-strategy eager --editable '.[test]'
+	$(PY) -m builds lock
 
 clean: ## remove what was built in the checkout (the wheel cache stays)
 	rm -rf $(VENV) $(VENV)-parity dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -17,6 +17,9 @@ def main(arguments: list[str] | None = None) -> int:
     except BuildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(f"error: {error.strerror}: {error.filename}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("error: interrupted; nothing half-made was kept.", file=sys.stderr)
         return 130
@@ -57,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     image.add_argument("--tool", choices=images.TOOLS, help="without it, the first that works")
     image.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
     image.add_argument("--extra", action="append", default=[], help="an option for the tool itself")
+
+    lock = commands.add_parser("lock", help="write down the versions that this Python has")
+    lock.set_defaults(run=_lock)
 
     setup = commands.add_parser("setup", parents=[given], help="bring a venv up to date")
     setup.set_defaults(run=_setup)
@@ -101,6 +107,11 @@ def _image(options: argparse.Namespace) -> int:
         extra=options.extra,
     )
     print(built)
+    return 0
+
+
+def _lock(_options: argparse.Namespace) -> int:
+    environment.lock(Path(sys.executable))
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from builds import store, toolchain, wheels
 
 ROOT = pinned.FOLDER.parent
 STAMP = "llorch-setup.json"
+# The versions that were tested together; `make lock` renews them.
+CONSTRAINTS = pinned.FOLDER / "constraints.txt"
 
 
 def setup(venv: Path, backend: str, *, given_sdist: Path | None = None) -> Path:
@@ -22,7 +25,8 @@ def setup(venv: Path, backend: str, *, given_sdist: Path | None = None) -> Path:
     wanted = {
         "python": sys.version,
         "wheel": wheels.key(recipe, pins),
-        "project": hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest(),
+        "project": store.sha256(ROOT / "pyproject.toml"),
+        "constraints": store.sha256(CONSTRAINTS),
         "root": str(ROOT),
     }
     place = hashlib.sha256(str(venv).encode()).hexdigest()[:16]
@@ -41,7 +45,9 @@ def setup(venv: Path, backend: str, *, given_sdist: Path | None = None) -> Path:
             toolchain.pip(python, "install", "--force-reinstall", "--no-deps", str(built.path))
             _place_test_plugins(built, venv / "test-plugins")
         store.say("installing the worker and its test tools")
-        toolchain.pip(python, "install", "--editable", f"{ROOT}[test]")
+        toolchain.pip(
+            python, "install", f"--constraint={CONSTRAINTS}", "--editable", f"{ROOT}[test]"
+        )
         toolchain.pip(python, "check")
         (venv / STAMP).write_text(json.dumps(wanted, indent=2) + "\n")
     return python
@@ -63,8 +69,14 @@ def _stamp(venv: Path) -> dict[str, str]:
         return {}
 
 
-def installed_version(python: Path) -> str:
-    """The version of the llama-cpp-python that this Python would import."""
-    asked = "import importlib.metadata as m; print(m.version('llama-cpp-python'))"
-    shown = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True)
-    return shown.stdout.strip()
+def lock(python: Path) -> None:
+    """Writes what this Python has installed as the versions that are known to work together."""
+    command = [str(python), "-m", "pip", "list", "--format=freeze", "--exclude-editable"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    # Our wheel comes from versions.toml; pip and setuptools are the venv's own.
+    own = re.compile(r"^(llama[-_]cpp[-_]python|pip|setuptools|torch)==")
+    lines = [line for line in shown.splitlines() if not own.match(line)]
+    CONSTRAINTS.write_text(
+        "# The versions that were tested together, for `make setup` and the images. Written by\n"
+        "# `make lock`.\n" + "".join(f"{line}\n" for line in sorted(lines, key=str.lower))
+    )

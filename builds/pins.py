@@ -37,7 +37,6 @@ class Recipe:
     ship: tuple[str, ...]
     optional: tuple[str, ...] = ()
     test: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -94,7 +93,6 @@ def recipe(
         ship=tuple(plugins["ship"]),
         optional=tuple(plugins.get("optional", ())),
         test=tuple(plugins.get("test", ())),
-        drop=tuple(plugins.get("drop", ())),
         environment=table.get("environment", {}),
     )
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from builds import pins as pinned
+from builds.environment import CONSTRAINTS
 from builds.errors import BuildError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,3 +81,15 @@ def test_a_variation_that_does_not_exist_is_refused() -> None:
         pinned.recipe("cpu", architectures=("90",))
     with pytest.raises(BuildError, match="--blas does not apply to the cuda backend"):
         pinned.recipe("cuda", blas=True)
+
+
+def test_every_dependency_has_a_version_that_was_tested() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
+    names = {re.split(r"[\[<>=!~ ]", each)[0] for each in wanted} - {"llama-cpp-python"}
+    locked = {
+        line.split("==")[0].lower().replace("_", "-")
+        for line in CONSTRAINTS.read_text().splitlines()
+        if "==" in line
+    }
+    assert {name.lower().replace("_", "-") for name in names} <= locked
