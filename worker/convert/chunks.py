@@ -10,7 +10,11 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy.typing as npt
+
+from worker.convert.checkpoint import Checkpoint
 from worker.convert.output import PlacedTensor
 from worker.convert.plan import Piece
 
@@ -28,6 +32,13 @@ class Chunk:
     n_rows: int
     offset: int
     size_bytes: int
+
+    def source(self, checkpoint: Checkpoint) -> npt.NDArray[Any]:
+        """The values that the chunk is made of, as they are stored."""
+        if self.piece is not None:
+            return self.piece.read(checkpoint, self.first_row, self.n_rows)
+        assert self.placed.tensor.values is not None
+        return self.placed.tensor.values
 
 
 def chunks(placed: Iterable[PlacedTensor]) -> Iterator[Chunk]:

@@ -15,10 +15,22 @@ from types import FrameType
 from typing import get_args
 
 from worker.convert.progress import Reporter, Style, reporter
-from worker.convert.quantize import OutType
 from worker.errors import ModelError, WorkerError
 
 _COMMANDS = ("convert",)
+_OUTTYPES = (
+    "f32",
+    "f16",
+    "bf16",
+    "q8_0",
+    "q6_k",
+    "q5_k_m",
+    "q4_k_m",
+    "q4_k_s",
+    "q4_0",
+    "q3_k_m",
+    "q2_k",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -57,7 +69,13 @@ def _convert(options: argparse.Namespace, report: Reporter) -> None:
     result = convert(
         options.source,
         options.destination,
-        Options(options.outtype, options.pre_tokenizer, options.name, options.threads),
+        Options(
+            outtype=options.outtype,
+            pre_tokenizer=options.pre_tokenizer,
+            name=options.name,
+            imatrix=options.imatrix,
+            n_threads=options.threads,
+        ),
         report,
     )
     report.finished(result)
@@ -71,7 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     convert = commands.add_parser("convert", help="write a GGUF from a folder of SafeTensors")
     convert.add_argument("source", type=Path, help="folder with config.json and *.safetensors")
     convert.add_argument("destination", type=Path, help="the GGUF file to write")
-    convert.add_argument("--outtype", choices=get_args(OutType), default="q8_0")
+    convert.add_argument("--outtype", choices=_OUTTYPES, default="q8_0")
+    convert.add_argument("--imatrix", type=Path, help="importance matrix, for K-quants")
     convert.add_argument("--name", help="the model's name in the file (default: the folder's)")
     convert.add_argument(
         "--pre-tokenizer", metavar="NAME", help="llama.cpp's pre-tokenizer, against the definition"

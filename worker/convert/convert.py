@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worker.convert import architectures, chunks, pre_tokenizers, token_check, verify
+from worker.convert import (
+    architectures,
+    chunks,
+    k_quants,
+    manifest,
+    pre_tokenizers,
+    token_check,
+    verify,
+)
 from worker.convert.architectures import Family, Metadata
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
@@ -27,18 +35,28 @@ from worker.convert.tokenizer import read_vocabulary
 from worker.convert.vocabulary import Vocabulary
 from worker.errors import ModelError
 
-FILE_TYPES: dict[OutType, int] = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32}
-"""`general.file_type`."""
+FILE_TYPES: dict[str, int] = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32, **k_quants.FILE_TYPES}
+"""`general.file_type` of each output type."""
+
+_HEADROOM_BYTES = 64 << 20
+"""For the vocabulary in the header."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    outtype: OutType = "q8_0"
+    outtype: str = "q8_0"
     pre_tokenizer: str | None = None
     """Overrides what `tokenizer.json` defines."""
     name: str | None = None
     """`general.name`; the folder's by default."""
+    imatrix: Path | None = None
+    """Importance matrix for the types that llama.cpp's quantiser makes."""
     n_threads: int | None = None
+
+    @property
+    def is_quantised_after(self) -> bool:
+        """Written to an intermediate file first, which llama.cpp then quantises."""
+        return self.outtype in k_quants.FILE_TYPES
 
 
 @dataclass(slots=True)
@@ -69,8 +87,8 @@ def convert(source: Path, destination: Path, options: Options, report: Reporter)
         token_check.check(source, job.architecture, job.metadata)
         for sentence in job.notes:
             report.note(sentence)
-        _check_space(destination, job)
-        size = _write(job, destination, options, report)
+        _check_space(destination, job, options)
+        digest = _write(job, destination, options, report)
     finally:
         job.checkpoint.close()
     return {
@@ -78,7 +96,8 @@ def convert(source: Path, destination: Path, options: Options, report: Reporter)
         "outtype": options.outtype,
         "architecture": job.architecture,
         "n_tensors": len(job.tensors),
-        "size_bytes": size,
+        "size_bytes": destination.stat().st_size,
+        "source_sha256": digest,
         "seconds": round(time.monotonic() - began, 3),
     }
 
@@ -92,10 +111,9 @@ def prepare(source: Path, options: Options) -> Job:
         config = config.section(family.section)
     dims = family.dims(config)
     family.check(config, dims)
-    tensors = [
-        (t, tensor_type(options.outtype, t.shape, t.keep_f32))
-        for t in plan(checkpoint, family, config, dims)
-    ]
+    planned = plan(checkpoint, family, config, dims)
+    written = _lossless(checkpoint) if options.is_quantised_after else options.outtype
+    tensors = [(t, tensor_type(written, t.shape, t.keep_f32)) for t in planned]
     vocabulary = read_vocabulary(checkpoint, dims.n_vocab, options.pre_tokenizer)
     metadata: Metadata = {
         "general.type": "model",
@@ -105,6 +123,7 @@ def prepare(source: Path, options: Options) -> Job:
         **family.metadata(config, dims),
         **vocabulary.metadata(),
         **special_tokens(checkpoint, vocabulary),
+        **manifest.describe(source, options.outtype, options.name),
     }
     template = chat_templates(checkpoint)
     checkpoint.forget_json()
@@ -124,51 +143,90 @@ def _notes(family: Family, config: Config, vocabulary: Vocabulary) -> Iterator[s
             yield f"note: llama.cpp attends to the whole context, not to a window of {window}"
 
 
-def _write(job: Job, destination: Path, options: Options, report: Reporter) -> int:
+def _write(job: Job, destination: Path, options: Options, report: Reporter) -> str:
+    """Returns the digest of the source."""
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ModelError(f"{destination.parent} cannot be made: {error.strerror}") from None
     with OutputFile(destination) as out:
-        out.write_header(job.architecture, job.metadata, job.tensors, job.chat_template)
-        total = sum(p.size_bytes for p in out.placed)
-
-        def convert_chunk(chunk: chunks.Chunk) -> None:
-            tensor = chunk.placed.tensor
-            if chunk.piece is None:
-                assert tensor.values is not None
-                values: Any = tensor.values
-            else:
-                values = chunk.piece.read(job.checkpoint, chunk.first_row, chunk.n_rows)
-            out.write(encode(values, chunk.placed.kind, tensor.plus), chunk.offset)
-
-        def check_chunk(chunk: chunks.Chunk) -> None:
-            verify.check_chunk(job.checkpoint, out.read, chunk)
-
-        for phase, work in (("convert", convert_chunk), ("verify", check_chunk)):
-            report.step(phase, 0, total)
-            chunks.run(
-                work,
-                chunks.chunks(out.placed),
-                lambda done, phase=phase: report.step(phase, done, total),  # type: ignore[misc]
-                options.n_threads,
-            )
-            out.flush()
-        out.seal()
+        if options.is_quantised_after:
+            digest = _write_quantised(job, out, options, report)
+        else:
+            digest = _write_tensors(job, out, options, report)
+        verify.check_file(
+            job.checkpoint,
+            [tensor for tensor, _ in job.tensors],
+            out.partial,
+            lambda done, total: report.step("verify", done, total),
+            options.n_threads,
+        )
         out.commit()
-    return destination.stat().st_size
+    return digest
 
 
-def _check_space(destination: Path, job: Job) -> None:
-    needed = sum(sizes(job.tensors).values())
-    folder = destination.parent
+def _write_tensors(job: Job, out: OutputFile, options: Options, report: Reporter) -> str:
+    hashing = manifest.Hashing(job.checkpoint.folder)
+    out.write_header(job.architecture, job.metadata, job.tensors, job.chat_template)
+    total = sum(p.size_bytes for p in out.placed)
+
+    def work(chunk: chunks.Chunk) -> None:
+        placed = chunk.placed
+        values = chunk.source(job.checkpoint)
+        out.write(encode(values, placed.kind, placed.tensor.plus), chunk.offset)
+
+    report.step("convert", 0, total)
+    chunks.run(
+        work,
+        chunks.chunks(out.placed),
+        lambda done: report.step("convert", done, total),
+        options.n_threads,
+    )
+    digest = hashing.result()
+    out.patch(manifest.PLACEHOLDER, digest)
+    out.seal()
+    return digest
+
+
+def _write_quantised(job: Job, out: OutputFile, options: Options, report: Reporter) -> str:
+    with OutputFile(out.path.with_name(out.path.name + ".intermediate")) as intermediate:
+        digest = _write_tensors(job, intermediate, options, report)
+        size = sum(p.size_bytes for p in intermediate.placed)
+        report.step("quantize", 0, size)
+        k_quants.quantize(
+            intermediate.partial,
+            out.partial,
+            options.outtype,
+            options.imatrix,
+            options.n_threads,
+            lambda done, total: report.step("quantize", size * done // total, size),
+        )
+    return digest
+
+
+def _lossless(checkpoint: Checkpoint) -> OutType:
+    """The type that holds every value of the source."""
+    types = {info.dtype for info in checkpoint.tensors.values()}
+    if len(types) > 1:
+        return "f32"
+    kinds: dict[str, OutType] = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
+    return kinds[types.pop()]
+
+
+def _check_space(destination: Path, job: Job, options: Options) -> None:
+    needed = sum(sizes(job.tensors).values()) + _HEADROOM_BYTES
+    if options.is_quantised_after:
+        weights = sum(tensor.n_elements for tensor, _ in job.tensors)
+        needed += int(weights * k_quants.BITS_PER_WEIGHT[options.outtype] / 8)
+    folder = destination.absolute().parent
     while not folder.exists():
         folder = folder.parent
     stats = os.statvfs(folder)
     available = stats.f_bavail * stats.f_frsize
     if available < needed:
         raise ModelError(
-            f"{folder} has {available:,} bytes free, {destination.name} needs {needed:,}",
+            f"{folder} has {available:,} bytes free, converting to {destination.name} "
+            f"needs {needed:,}",
             needed_bytes=needed,
             available_bytes=available,
         )

@@ -1,7 +1,8 @@
 """The file being written: GGUF header, tensor bytes in place, and a name only when all is well.
 
-Everything goes to `NAME.partial`, whose first bytes stay zero until the content is verified: what
-a killed conversion leaves behind has neither the name nor the magic of a model.
+Everything goes to `NAME.partial`, which becomes `NAME` after it was read back and verified; its
+first bytes stay zero until all tensors are there. What a killed conversion leaves behind has not
+the name of a model, and the next conversion to the same name takes its place.
 """
 
 from __future__ import annotations
@@ -95,25 +96,21 @@ class OutputFile:
             count = os.pwrite(self._file, view, position)
             view, position = view[count:], position + count
 
-    def read(self, position: int, count: int) -> npt.NDArray[np.uint8]:
-        out = np.empty(count, dtype=np.uint8)
-        view, done = out.data, 0
-        while done < count:
-            step = os.preadv(self._file, [view[done:]], position + done)
-            if step == 0:
-                raise ModelError(f"{self.partial} became shorter while it was verified")
-            done += step
-        return out
-
-    def flush(self) -> None:
-        os.fsync(self._file)
+    def patch(self, placeholder: str, text: str) -> None:
+        """Put a text that was not known in time into the header, in place of one as long."""
+        old, new = placeholder.encode(), text.encode()
+        assert len(old) == len(new)
+        head = os.pread(self._file, self.placed[0].offset, 0)
+        position = head.find(old)
+        assert position > 0 and head.count(old) == 1
+        os.pwrite(self._file, new, position)
 
     def seal(self) -> None:
-        """Make it a GGUF; still under its partial name."""
+        """Make it a GGUF, still under its partial name."""
         os.pwrite(self._file, self._magic, 0)
-        os.fsync(self._file)
 
     def commit(self) -> None:
+        os.fsync(self._file)
         os.replace(self.partial, self.path)
         self._committed = True
         folder = os.open(self.path.parent, os.O_RDONLY)

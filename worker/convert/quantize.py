@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 
 OutType = Literal["f32", "f16", "bf16", "q8_0"]
-TensorType = Literal["F32", "F16", "BF16", "Q8_0"]
+"""What is written directly."""
+TensorType = str
+"""ggml's name of a tensor type; `encode` makes F32, F16, BF16 and Q8_0."""
 Q8_BLOCK = 32
 Q8_BLOCK_BYTES = 34
 
-_FULL: dict[OutType, TensorType] = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
+_FULL: dict[str, TensorType] = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 
 
-def tensor_type(outtype: OutType, shape: tuple[int, ...], keep_f32: bool) -> TensorType:
+def tensor_type(outtype: str, shape: tuple[int, ...], keep_f32: bool) -> TensorType:
     """Vectors, norms and routers stay F32; rows that are no whole blocks stay F16."""
     if keep_f32 or len(shape) < 2:
         return "F32"
@@ -89,14 +92,22 @@ def _to_q8_0(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
     return out.reshape(-1)
 
 
+def block_size(kind: TensorType) -> int:
+    """Values that share a scale."""
+    return int(gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0])
+
+
 def decode(data: npt.NDArray[np.uint8], kind: TensorType) -> npt.NDArray[np.float32]:
-    """The values that the bytes of a tensor stand for."""
+    """The values that the bytes of a tensor stand for; any type that llama.cpp writes."""
     if kind == "F32":
         return data.view(np.float32)
     if kind == "F16":
         return data.view(np.float16).astype(np.float32)
     if kind == "BF16":
         return to_float32(data.view(np.uint16))
+    if kind != "Q8_0":
+        quantised = gguf.dequantize(data.reshape(1, -1), gguf.GGMLQuantizationType[kind])
+        return np.asarray(quantised, dtype=np.float32).reshape(-1)
     blocks = data.reshape(-1, Q8_BLOCK_BYTES)
     scale = blocks[:, :2].copy().view(np.float16).astype(np.float32)
     return (blocks[:, 2:].view(np.int8) * scale).reshape(-1)

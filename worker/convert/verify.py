@@ -1,39 +1,100 @@
 """Reads a written GGUF back and holds every tensor against its source.
 
-Values that were copied must have the same bits; values that were rounded must lie within the
-rounding error of their type. Runs on the converter's worker threads.
+The file's own header says where each tensor lies and of which type it is. Values that were copied
+must have the same bits; values that were rounded must lie within the error of their type. Chunks
+are checked on the converter's worker threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from worker.convert import chunks
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.chunks import Chunk
-from worker.convert.quantize import Q8_BLOCK, TensorType, decode, encode, to_float32
+from worker.convert.output import PlacedTensor
+from worker.convert.plan import OutputTensor
+from worker.convert.quantize import TensorType, block_size, decode, encode, to_float32
 from worker.errors import ModelError
+from worker.models.gguf import read_header
 
-Read = Callable[[int, int], npt.NDArray[np.uint8]]
-"""(offset, size) → bytes of the written file."""
+_RELATIVE_RMS = {
+    "Q2_K": 0.6,
+    "Q3_K": 0.4,
+    "Q4_0": 0.25,
+    "Q4_1": 0.25,
+    "Q4_K": 0.25,
+    "Q5_0": 0.15,
+    "Q5_1": 0.15,
+    "Q5_K": 0.15,
+    "Q6_K": 0.08,
+}
+"""Root mean square of the error over that of the values, about twice what random weights give."""
 
 
-def check_chunk(checkpoint: Checkpoint, read: Read, chunk: Chunk) -> None:
-    """Raises:
-    ModelError: a value of the chunk differs from its source by more than its type's error.
+def check_file(
+    checkpoint: Checkpoint,
+    tensors: Sequence[OutputTensor],
+    path: Path,
+    on_done: Callable[[int, int], None],
+    n_threads: int | None = None,
+) -> None:
     """
+    Raises:
+        ModelError: the file lacks a tensor, or one differs from its source.
+    """
+    placed = _placed(tensors, path)
+    total = sum(p.size_bytes for p in placed)
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def check(chunk: Chunk) -> None:
+        _check_chunk(checkpoint, _read(file, chunk, path), chunk)
+
+    try:
+        on_done(0, total)
+        chunks.run(check, chunks.chunks(placed), lambda done: on_done(done, total), n_threads)
+    finally:
+        os.close(file)
+
+
+def _placed(tensors: Sequence[OutputTensor], path: Path) -> list[PlacedTensor]:
+    entries = {entry.name: entry for entry in read_header(path).tensors}
+    placed = []
+    for tensor in tensors:
+        entry = entries.pop(tensor.name, None)
+        if entry is None:
+            raise ModelError(f"{path} lacks tensor {tensor.name}", tensor=tensor.name)
+        # GGUF leaves out leading dimensions of one.
+        shape, wanted = list(reversed(entry.shape)), list(tensor.shape)
+        if [n for n in shape if n > 1] != [n for n in wanted if n > 1]:
+            raise ModelError(f"{path}: {tensor.name} has shape {shape} instead of {wanted}")
+        placed.append(PlacedTensor(tensor, entry.type_name, entry.offset, entry.n_bytes))
+    if entries:
+        raise ModelError(f"{path} has tensor {min(entries)}, which its source does not give")
+    return sorted(placed, key=lambda p: p.offset)
+
+
+def _read(file: int, chunk: Chunk, path: Path) -> npt.NDArray[np.uint8]:
+    out = np.empty(chunk.size_bytes, dtype=np.uint8)
+    done = 0
+    while done < chunk.size_bytes:
+        step = os.preadv(file, [out.data[done:]], chunk.offset + done)
+        if step == 0:
+            raise ModelError(f"{path} became shorter while it was verified")
+        done += step
+    return out
+
+
+def _check_chunk(checkpoint: Checkpoint, written: npt.NDArray[np.uint8], chunk: Chunk) -> None:
     tensor, kind = chunk.placed.tensor, chunk.placed.kind
-    written = read(chunk.offset, chunk.size_bytes)
-    if chunk.piece is None:
-        assert tensor.values is not None
-        source = tensor.values
-    else:
-        source = chunk.piece.read(checkpoint, chunk.first_row, chunk.n_rows)
+    source = chunk.source(checkpoint)
     if _is_exact(source.dtype, kind):
-        same = encode(source, kind, tensor.plus)
-        if same.data != written.data:
+        if encode(source, kind, tensor.plus).data != written.data:
             raise _differs(chunk, "its bytes are not those of the source")
         return
     values = to_float32(source).reshape(-1)
@@ -41,10 +102,14 @@ def check_chunk(checkpoint: Checkpoint, read: Read, chunk: Chunk) -> None:
         values = values + np.float32(tensor.plus)
     error = decode(written, kind).reshape(-1)
     error -= values
+    if kind in _RELATIVE_RMS:
+        share = _rms(error) / max(_rms(values), 1e-30)
+        if not share <= _RELATIVE_RMS[kind]:  # A NaN is never within a bound.
+            raise _differs(chunk, f"{kind} lost {share:.0%} of it")
+        return
     np.abs(error, out=error)
-    # A NaN is never within a bound.
     if not bool((error <= _bound(values, kind)).all()):
-        worst = int(np.nanargmax(error)) if not np.isnan(error).all() else 0
+        worst = int(np.argmax(np.where(np.isnan(error), np.inf, error)))
         raise _differs(chunk, f"the value {values[worst]} cannot be held by {kind}")
 
 
@@ -55,12 +120,17 @@ def _is_exact(source: np.dtype[np.generic], kind: TensorType) -> bool:
     )
 
 
+def _rms(values: npt.NDArray[np.float32]) -> float:
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+
+
 def _bound(values: npt.NDArray[np.float32], kind: TensorType) -> npt.NDArray[np.float32]:
     if kind == "Q8_0":
         # Half a step of the scale, and the scale's own rounding to float16.
-        largest = np.abs(values.reshape(-1, Q8_BLOCK)).max(axis=1)
+        size = block_size(kind)
+        largest = np.abs(values.reshape(-1, size)).max(axis=1)
         bound = largest * np.float32(0.5 / 127 + 2.0**-10) + np.float32(127 * 2.0**-24)
-        return np.repeat(bound, Q8_BLOCK)
+        return np.repeat(bound, size)
     bound = np.abs(values)
     if kind == "F16":
         bound *= np.float32(2.0**-11)

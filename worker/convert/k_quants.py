@@ -1,0 +1,111 @@
+"""K-quants and Q4_0: llama.cpp's quantiser on an intermediate file, in a process of its own.
+
+`quantize` runs in the converter and starts this module as a child, which tells its progress in
+JSON lines and dies with its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from worker.convert.chunks import n_cpus
+from worker.errors import ModelError, WorkerError
+
+FILE_TYPES: dict[str, int] = {
+    "q4_0": 2,
+    "q2_k": 10,
+    "q3_k_m": 12,
+    "q4_k_s": 14,
+    "q4_k_m": 15,
+    "q5_k_m": 17,
+    "q6_k": 18,
+}
+"""`llama_ftype` of each output type."""
+
+BITS_PER_WEIGHT: dict[str, float] = {
+    "q4_0": 5.0,
+    "q2_k": 3.6,
+    "q3_k_m": 4.4,
+    "q4_k_s": 5.0,
+    "q4_k_m": 5.3,
+    "q5_k_m": 6.1,
+    "q6_k": 7.0,
+}
+"""An upper estimate, to reserve disk space by."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def quantize(
+    source: Path,
+    target: Path,
+    outtype: str,
+    imatrix: Path | None,
+    threads: int | None,
+    on_progress: Callable[[int, int], None],
+) -> None:
+    """
+    Raises:
+        ModelError: the quantiser refuses, or its process dies.
+    """
+    arguments = [str(source), str(target), outtype, str(threads or n_cpus()), str(imatrix or "")]
+    child = subprocess.Popen(
+        [sys.executable, "-m", __name__, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    failure: dict[str, Any] | None = None
+    try:
+        assert child.stdout is not None
+        for line in child.stdout:
+            message = json.loads(line)
+            if "error" in message:
+                failure = message
+            else:
+                on_progress(message["done"], message["total"])
+    finally:
+        child.kill()  # Without effect on a process that has ended.
+        code = child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
+    if failure is not None:
+        raise ModelError(str(failure["error"]), **failure.get("details", {}))
+    if code != 0:
+        raise ModelError(f"llama.cpp's quantiser ended with code {code} on {source.name}")
+
+
+def main() -> None:
+    source, target, outtype, threads, imatrix = sys.argv[1:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def tell(**message: Any) -> None:
+        print(json.dumps(message), flush=True)
+
+    try:
+        from worker.convert.imatrix import read
+        from worker.llama.quantize import quantize as quantize_here
+
+        quantize_here(
+            Path(source),
+            Path(target),
+            FILE_TYPES[outtype],
+            threads=int(threads),
+            importance=read(Path(imatrix)) if imatrix else None,
+            on_progress=lambda done, total: tell(done=done, total=total),
+        )
+    except WorkerError as error:
+        tell(error=error.message, details=error.details)
+        sys.exit(error.exit_code)
+
+
+if __name__ == "__main__":
+    main()
