@@ -72,17 +72,16 @@ def main(backend: Backend, argv: Sequence[str]) -> int:
         return tell(f"llorch-{backend}", error)
     except KeyboardInterrupt:
         return 0
+    except Exception as error:  # a fault of ours; the log has the trace, the user a sentence
+        logs.get_logger().error("worker.bug", exc_info=error)
+        return tell(f"llorch-{backend}", WorkerError(f"Unexpected {type(error).__name__}: {error}"))
 
 
 def tell(command: str, error: WorkerError) -> int:
     """The one place where an error becomes a log line, a sentence and an exit code."""
-    logs.get_logger().error(
-        "worker.failed",
-        code=error.code,
-        message=error.message,
-        exit_code=error.exit_code,
-        **{key: value for key, value in error.details.items() if key != "errors"},
-    )
+    known = {"code": error.code, "message": error.message, "exit_code": error.exit_code}
+    details = {key: value for key, value in error.details.items() if key not in ("errors", "event")}
+    logs.get_logger().error("worker.failed", **(details | known))
     with contextlib.suppress(OSError):  # nobody reads any more; the exit code still tells
         print(f"{command}: {error.message}", file=sys.stderr, flush=True)
     return error.exit_code

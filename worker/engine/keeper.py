@@ -69,6 +69,8 @@ class EngineKeeper:
         self._first_ready: asyncio.Future[EngineInfo] | None = None
         self._spawned_at = self._last_frame_at = 0.0
         self._ready_at: float | None = None
+        self.has_served = False
+        """Whether this engine has finished a request; set by the supervisor."""
         self._start_error: WorkerError | None = None
         self._kill_reason: str | None = None
         self._stopping = False
@@ -135,6 +137,7 @@ class EngineKeeper:
         assert self._config is not None
         self._spawned_at = self._last_frame_at = time.monotonic()
         self._ready_at = self._start_error = self._kill_reason = None
+        self.has_served = False
         current: list[EngineProcess] = []  # frames of an engine that was replaced are dropped
 
         def on_frame(events: list[Event]) -> None:
@@ -206,7 +209,7 @@ class EngineKeeper:
     def _note_crash(self, how: str) -> None:
         now = time.monotonic()
         ready_seconds = 0.0 if self._ready_at is None else now - self._ready_at
-        self._crashes.record(now, ready_seconds)
+        self._crashes.record(now, ready_seconds, served=self.has_served)
         self._metrics.engine_crashed()
         self._log.error(
             "engine.crashed",

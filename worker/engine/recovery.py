@@ -15,7 +15,7 @@ from worker.messages import InferenceRequest
 FIRST_DELAY_SECONDS = 0.1
 LONGEST_DELAY_SECONDS = 15.0
 SETTLED_SECONDS = 10.0
-"""An engine that was ready this long has recovered: the next crash starts a new series."""
+"""An engine that was ready this long had recovered: its crash starts a new series."""
 CRASHES_TO_QUARANTINE = 2
 _SUSPECTS_KEPT = 4096
 
@@ -29,12 +29,13 @@ class CrashHistory:
         self._crashes: deque[float] = deque()
         self._series = 0
 
-    def record(self, now: float, ready_seconds: float) -> None:
-        """A crash at `now`, after the engine had been ready for `ready_seconds`."""
+    def record(self, now: float, ready_seconds: float, *, served: bool) -> None:
+        """A crash at `now`, of an engine that was ready for so long and `served` a request."""
         self._crashes.append(now)
         while self._crashes[0] < now - self._window_seconds:
             self._crashes.popleft()
-        self._series = 1 if ready_seconds >= SETTLED_SECONDS else self._series + 1
+        settled = served or ready_seconds >= SETTLED_SECONDS
+        self._series = 1 if settled else self._series + 1
 
     @property
     def recent(self) -> int:

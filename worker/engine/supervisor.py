@@ -343,6 +343,7 @@ class Supervisor:
         job = self._jobs.get(request_id)
         if self._jobs.on_events(request_id, stream):
             if job is not None and isinstance(stream[-1], Finished):
+                self._keeper.has_served = True
                 self._quarantine.absolve(job.request)
         elif isinstance(stream[-1], Finished | Failed):
             cancelled_at = self._cancelled_at.pop(request_id, None)
