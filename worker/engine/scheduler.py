@@ -156,9 +156,7 @@ class Scheduler:
                 plan.chunks.append(Chunk(sequence, sequence.n_computed, 1))
                 n_rows += 1
         prefilling = [sequence for sequence in group if not sequence.is_decoding]
-        budget = self.limits.prefill_budget if n_rows else self.limits.prefill_alone
-        budget = min(budget, self.limits.batch - n_rows)
-        plan.chunks += _share(prefilling, budget)
+        plan.chunks += _share(prefilling, self._prompt_budget(n_rows, len(prefilling)))
         return plan
 
     def take_freed(self) -> Plan:
@@ -217,7 +215,9 @@ class Scheduler:
                 plan.moves.append(Truncate(slot.index, n_cached))
         else:
             others = [slot for slot in idle if match is None or slot is not match.slot]
-            slot = min(others, key=lambda s: (s.n_kept > 0, s.last_used))
+            slot = min(
+                others, key=lambda s: (not self._is_beside_running(s), s.n_kept > 0, s.last_used)
+            )
             if slot.n_kept:
                 plan.moves.append(Truncate(slot.index, 0))
             if match is not None and n_cached:
@@ -231,6 +231,12 @@ class Scheduler:
         self._admissions += 1
         sequence.admission = self._admissions
         plan.started.append((sequence, n_cached))
+
+    def _is_beside_running(self, slot: Slot) -> bool:
+        """Whether the slots in use stay one row without holes. With a split cache llama.cpp makes
+        a pass over all weights for every such row; empty slots far off would be a poor saving."""
+        neighbours = self.slots[max(slot.index - 1, 0) : slot.index + 2]
+        return not self.running or any(not neighbour.is_idle for neighbour in neighbours)
 
     @staticmethod
     def _may_take_over(match: Match, idle: list[Slot]) -> bool:
@@ -250,6 +256,18 @@ class Scheduler:
             return rest
         self._alone_last = not self._alone_last or not rest
         return alone[:1] if self._alone_last else rest
+
+    def _prompt_budget(self, n_decoding: int, n_prefilling: int) -> int:
+        """Prompt tokens of a step.
+
+        A running stream waits for one `prefill_budget` a step, and for more only while there are
+        more prompts than running streams: then most requests gain, and the batch is sooner as
+        full as it will be.
+        """
+        if n_decoding == 0:
+            return self.limits.prefill_alone
+        budget = self.limits.prefill_budget * max(n_prefilling, n_decoding) // n_decoding
+        return min(budget, self.limits.batch - n_decoding)
 
     def _leave_slot(self, sequence: Sequence) -> Slot:
         assert sequence.slot is not None

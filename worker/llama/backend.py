@@ -47,14 +47,21 @@ class LlamaBackend:
         self.copy = context.copy
 
     def decode(self, chunks: Sequence[Chunk]) -> DecodeOutcome:
+        """Compute the chunks' tokens in one batch.
+
+        NOTE: rows go in by slot. With a split cache llama.cpp puts rows into one micro-batch only
+        while each one's slot follows the one before; in another order every break costs a pass
+        over all weights.
+        """
         batch = self._batch
         batch.clear()
-        self._rows.clear()
-        for chunk in chunks:
+        self._rows = [0] * len(chunks)
+        for index in sorted(range(len(chunks)), key=lambda i: chunks[i].sequence.slot or 0):
+            chunk = chunks[index]
             sequence, start = chunk.sequence, chunk.start
             assert sequence.slot is not None
             tokens = sequence.tokens[start : chunk.end]
-            self._rows.append(batch.add(sequence.slot, start, tokens, logits=chunk.wants_logits))
+            self._rows[index] = batch.add(sequence.slot, start, tokens, logits=chunk.wants_logits)
         outcome = self._context.decode(batch)
         if outcome == "ok":
             self._context.synchronize()
