@@ -1,4 +1,11 @@
-"""Tiny models of several shapes and devices that play the GPU."""
+"""Tiny models of several shapes and devices that play the GPU.
+
+llama.cpp's RPC plug-in registers a device of kind GPU whose memory and arithmetic are those of
+another process, so a machine without a GPU takes the real offload path. A worker takes it where
+`TEST_LLORCH_DEVICE` is set to `PLUG_IN@host:port` (several endpoints are several devices);
+`support/rpc.py` starts such processes and gives the value. The plug-in lies beside our CPU wheel
+(`<venv>/test-plugins`), never in one, and never in an image.
+"""
 
 from __future__ import annotations
 

@@ -143,11 +143,13 @@ def test_memory_limit_of_version_2(host: Host) -> None:
     host.v2("/a/b")
     host.write("sys/fs/cgroup/a/memory.max", f"{8 * GIB}\n")
     host.write("sys/fs/cgroup/a/memory.current", f"{3 * GIB}\n")
-    host.write("sys/fs/cgroup/a/memory.stat", f"anon 5\ninactive_file {1 * GIB}\n")
+    host.write(
+        "sys/fs/cgroup/a/memory.stat", f"anon 5\ninactive_file {1 * GIB}\nactive_file {GIB // 2}\n"
+    )
     host.write("sys/fs/cgroup/a/b/memory.max", "max\n")
     budget = cpu_budget(None, host.root)
     assert budget.memory_limit_bytes == 8 * GIB
-    assert budget.memory_available_bytes == 6 * GIB
+    assert budget.memory_available_bytes == 6.5 * GIB
 
 
 def test_the_level_with_least_left_counts_even_if_its_limit_is_larger(host: Host) -> None:

@@ -44,7 +44,7 @@ def allocated(config: EngineConfig, plan: Plan, selected: Selected) -> dict[str,
     header = read_header(config.model_path)
     options = LoadOptions(
         device=selected.device,
-        mmap=False,
+        mmap=bool(config.mmap),
         tensor_placement=residency.tensor_placement(selected, header),
     )
     model = Model(config.model_path, options)
@@ -68,13 +68,24 @@ def test_the_plan_is_what_is_then_allocated(
     backend: str, shape: str, settings: str, config: MakeConfig, gpu: str
 ) -> None:
     endpoint = gpu if backend == "cuda" else None
-    given = config(backend, shape, rpc_endpoint=endpoint, **SETTINGS[settings])
+    given = config(backend, shape, rpc_endpoint=endpoint, mmap=False, **SETTINGS[settings])
     plan, selected = planned(given)
     actual = allocated(given, plan, selected)
     for part in ("weights", "kv", "compute"):
         assert plan.parts[part] == pytest.approx(actual[part], rel=0.05), part
     total = plan.needed_bytes - plan.parts["margin"]
     assert total == pytest.approx(sum(actual.values()), rel=0.01)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_mapped_file_is_accounted_for(shape: str, config: MakeConfig) -> None:
+    given = config("cpu", shape, mmap=True, slots=2, context_length=512)
+    plan, selected = planned(given)
+    actual = allocated(given, plan, selected)
+    mapped = plan.parts["weights"] + plan.mapped_beside_bytes
+    assert mapped == pytest.approx(actual["weights"], rel=0.02)
+    without, _ = planned(replace(given, mmap=False))
+    assert without.mapped_beside_bytes == 0 and without.needed_bytes == plan.needed_bytes
 
 
 def test_planning_reads_no_weights(config: MakeConfig, tmp_path: Any) -> None:

@@ -118,21 +118,22 @@ def _cpu_limit(folder: Path, version: int) -> list[tuple[float, str]]:
 
 
 def _memory_limit(folder: Path, version: int) -> list[tuple[int, str, int]]:
-    limit_name, usage_name, dropped_name = {
-        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-        2: ("memory.max", "memory.current", "inactive_file"),
+    limit_name, usage_name, prefix = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+        2: ("memory.max", "memory.current", ""),
     }[version]
     limit = _read(folder / limit_name).strip()
     if not limit.isdigit() or int(limit) >= _V1_UNLIMITED_BYTES:
         return []
     usage = _read(folder / usage_name).strip()
     used_bytes = int(usage) if usage.isdigit() else 0
-    dropped_bytes = 0
+    # Pages of files, such as an earlier start's mapped model, give way to new allocations.
+    droppable_bytes = 0
     for line in _read(folder / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
-        if name == dropped_name and value.isdigit():
-            dropped_bytes = int(value)
-    left = int(limit) - max(used_bytes - dropped_bytes, 0)
+        if name in (f"{prefix}inactive_file", f"{prefix}active_file") and value.isdigit():
+            droppable_bytes += int(value)
+    left = int(limit) - max(used_bytes - droppable_bytes, 0)
     return [(int(limit), str(folder / limit_name), max(left, 0))]
 
 

@@ -169,7 +169,12 @@ class _Planner:
             context_length=context_length,
             trained_context_length=self._model.trained_context_length,
             slots=slots,
+            mapped_beside_bytes=self._weights.mapped_beside_bytes if self._maps() else 0,
         )
+
+    def _maps(self) -> bool:
+        chosen = self._config.mmap
+        return self._device is None if chosen is None else chosen
 
     def _lay_out(self, context_length: int, slots: int) -> _Layout:
         if context_length * slots <= _EXACT_CELLS:

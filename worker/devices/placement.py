@@ -46,6 +46,8 @@ class Weights:
     host_tensors: tuple[str, ...]
     placed: tuple[str, ...]
     """Tensors of the input layer that go to the device on our word."""
+    mapped_beside_bytes: int = 0
+    """What a mapped file keeps in memory of tensors that were repacked, until others need it."""
 
 
 def place(header: GgufHeader, device: library.Device | None, *, repack: bool = True) -> Weights:
@@ -95,21 +97,35 @@ def _place_on_gpu(header: GgufHeader, device: library.Device, meta: _Meta) -> We
 
 def _place_on_cpu(header: GgufHeader, meta: _Meta, repack: bool) -> Weights:
     [cpu, *_] = [device for device in library.devices() if device.kind == "cpu"]
-    plain = _lib().ggml_backend_dev_buffer_type(cpu.handle)
+    plain_type = _lib().ggml_backend_dev_buffer_type(cpu.handle)
     faster = _extra_buffer_types(cpu) if repack else []
     n_used = header.metadata.get(f"{header.architecture}.expert_used_count", 1)
     n_experts = n_used if isinstance(n_used, int) else 1
+    plain: list[TensorEntry] = []
     total = 0
     for tensor in header.tensors:
         kinds = [b for b in faster if meta.multiplies(tensor, cpu, b, n_experts)]
-        repacked = kinds[0] if kinds else None
-        if tensor.name in LOOKED_UP:
-            total += meta.allocated_bytes(tensor, plain)
-            if tensor.name == "token_embd.weight" and _is_tied(header) and repacked:
-                total += meta.allocated_bytes(tensor, repacked)
-        else:
-            total += meta.allocated_bytes(tensor, repacked or plain)
-    return Weights(total, 0, (), ())
+        looked_up = tensor.name in LOOKED_UP
+        if looked_up or not kinds:
+            plain.append(tensor)
+            total += meta.allocated_bytes(tensor, plain_type)
+        is_output_too = tensor.name == "token_embd.weight" and _is_tied(header)
+        if kinds and (is_output_too or not looked_up):
+            total += meta.allocated_bytes(tensor, kinds[0])
+    beside = _mapped_bytes(plain) - sum(tensor.n_bytes for tensor in plain)
+    return Weights(total, 0, (), (), beside)
+
+
+def _mapped_bytes(tensors: list[TensorEntry]) -> int:
+    """llama.cpp maps each file from the first to the last tensor that it uses in place."""
+    ends: dict[int, tuple[int, int]] = {}
+    for tensor in tensors:
+        first, last = ends.get(tensor.part, (tensor.offset, 0))
+        ends[tensor.part] = (
+            min(first, tensor.offset),
+            max(last, tensor.offset + tensor.n_bytes),
+        )
+    return sum(last - first for first, last in ends.values())
 
 
 def _is_tied(header: GgufHeader) -> bool:

@@ -28,6 +28,8 @@ class Plan:
     slots: int
     host_parts: Mapping[str, int] = field(default_factory=dict)
     """Bytes that a GPU worker takes on the host."""
+    mapped_beside_bytes: int = 0
+    """Of the mapped file, beside `weights`: in memory as long as nobody else needs the room."""
     capped: bool = False
     """`context_length` is less than the model's own, because that would not fit."""
     largest_context_length: int | None = None
@@ -60,6 +62,7 @@ class Plan:
             "available_bytes": self.available_bytes,
             "parts": dict(self.parts),
             "host_parts": dict(self.host_parts),
+            "mapped_beside_bytes": self.mapped_beside_bytes,
             "context_length": self.context_length,
             "trained_context_length": self.trained_context_length,
             "capped": self.capped,
@@ -84,6 +87,9 @@ class Plan:
             lines += [
                 f"    {name:<10}{size / _MIB:>14,.2f} MiB" for name, size in self.host_parts.items()
             ]
+        if self.mapped_beside_bytes:
+            size = self.mapped_beside_bytes / _MIB
+            lines.append(f"  (and up to {size:,.2f} MiB of the mapped file, which gives way)")
         lines.append("It fits." if self.fits else f"It does not fit. {self._advice()}")
         return "\n".join(lines)
 
