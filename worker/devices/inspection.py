@@ -160,7 +160,12 @@ def _steps(questions: Questions) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "device", lambda: _device(config)
     if questions.trial_path is not None:
         trial_config = dataclasses.replace(
-            config, model_path=questions.trial_path, slots=1, context_length=256
+            config,
+            model_path=questions.trial_path,
+            slots=1,
+            context_length=256,
+            kv_type="f16",
+            flash_attention="auto",
         )
         yield "trial", lambda: _trial(trial_config)
     if questions.plan:
@@ -210,7 +215,10 @@ def _trial(config: EngineConfig) -> dict[str, Any]:
     selected = probe.select_device(config)
     placement = residency.tensor_placement(selected, read_header(config.model_path))
     options = LoadOptions(
-        device=selected.device, mmap=selected.device is None, tensor_placement=placement
+        device=selected.device,
+        mmap=selected.device is None,
+        mlock=config.mlock,
+        tensor_placement=placement,
     )
     model = Model(config.model_path, options)
     context = Context(model, memory.context_options(config, 256, threads=1, embeds=False))

@@ -41,6 +41,7 @@ _SILENT = [
         r"llama_context: n_rs_seq=\d+ requested but .+$",
         r"llama_context: (enumerating backends|backend_ptrs\.size\(\) = \d+)$",
         r"llama_context: (pipeline parallelism enabled|graph reuse disabled)$",
+        r"llama_context: setting backend sampler for seq_id \d+ \(n = \d+\)$",
         r"llama_kv_cache\w*: attn_rot_[kv] = .+$",
         r"llama_kv_cache\w*: attention rotation force disabled .+$",
         r"llama_kv_cache\w*: the V embeddings have different sizes across layers .+$",
@@ -72,6 +73,8 @@ class LoadReport:
     total_layers: int | None = None
     kv_layer_devices: dict[int, str] = field(default_factory=dict)
     kv_layers_announced: int = 0
+    """Layers that the caches say they have, and those whose device is told."""
+    kv_layers_told: int = 0
     kv_bytes: int = 0
     """From the caches' own sums, which are right even where nothing is allocated."""
     splits: int = 0
@@ -148,7 +151,17 @@ def _layer(report: LoadReport, match: re.Match[str]) -> None:
 
 
 def _kv_layer(report: LoadReport, match: re.Match[str]) -> None:
-    report.kv_layer_devices[int(match["layer"])] = match["device"]
+    report.kv_layers_told += 1
+    _state_layer(report, match)
+
+
+def _state_layer(report: LoadReport, match: re.Match[str]) -> None:
+    """A layer may keep several caches or states; they are together on one device or named both."""
+    layer, device = int(match["layer"]), match["device"]
+    known = report.kv_layer_devices.get(layer, device)
+    report.kv_layer_devices[layer] = (
+        known if device in known.split(" and ") else f"{known} and {device}"
+    )
 
 
 def _offloaded(report: LoadReport, match: re.Match[str]) -> None:
@@ -216,10 +229,16 @@ _TELLING: list[tuple[re.Pattern[str], Callable[[LoadReport, re.Match[str]], None
         ),
         (
             r"llama_memory_recurrent, layer +(?P<layer>\d+): dev = (?P<device>\S+)$",
-            _kv_layer,
+            _state_layer,
         ),
         (rf"llama_memory_recurrent: +(?P<device>\S+) RS buffer size = +{_SIZE}$", _recurrent),
         (rf"llama_memory_recurrent: size = +{_SIZE} \( *\d+ cells, .+$", _recurrent_sum),
+        (r"llama_dsv4_comp_state: layer +(?P<layer>\d+): dev = (?P<device>\S+)$", _state_layer),
+        (
+            rf"llama_dsv4_comp_state: +(?P<device>\S+) DSV4 .+ state buffer size = +{_SIZE}$",
+            _recurrent,
+        ),
+        (rf"llama_dsv4_comp_state: .+ layers = \d+, size = +{_SIZE}$", _recurrent_sum),
         (rf"sched_reserve: +(?P<device>\S+) compute buffer size = +{_SIZE}$", _compute),
         (
             r"sched_reserve: graph.*: nodes = .+, splits = (?P<splits>\d+( / \d+)?), "

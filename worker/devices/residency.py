@@ -153,10 +153,10 @@ def _unproven(
     expected = model.size_bytes - report.unused_bytes
     if told + _ROUNDING_BYTES < expected:
         yield f"only {told:,} of {expected:,} bytes of weights are accounted for"
-    if report.kv_layers_announced > len(report.kv_layer_devices):
+    if report.kv_layers_announced > report.kv_layers_told:
         yield (
             f"the KV cache has {report.kv_layers_announced} layers, but the device of only "
-            f"{len(report.kv_layer_devices)} is told"
+            f"{report.kv_layers_told} is told"
         )
     cached = sum(b.size_bytes for b in residency.buffers if b.kind in ("kv", "recurrent"))
     if cached + _ROUNDING_BYTES < report.kv_bytes:
