@@ -99,7 +99,7 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            signal.alarm(30)
+            signal.alarm(120)
             load_and_decode(scratch)
         _, status = os.waitpid(child, 0)
         if os.WIFSIGNALED(status):
