@@ -50,7 +50,7 @@ def test_every_header_byte_flipped(tmp_path: Path, sample: tuple[bytes, int]) ->
     faults = 0
     started = time.monotonic()
     for index in range(data_start):
-        for value in {whole[index] ^ 0xFF, whole[index] ^ 0x01, 0x00} - {whole[index]}:
+        for value in (whole[index] ^ 0xFF, whole[index] ^ 0x01):
             path.write_bytes(whole[:index] + bytes([value]) + whole[index + 1 :])
             faults += outcome(path) != FOUND_NO_FAULT
     # Most bytes of a header are text, where another letter is no fault; lengths and types are.
@@ -75,8 +75,8 @@ def test_every_64_bit_field_made_huge(tmp_path: Path, sample: tuple[bytes, int])
     path = tmp_path / "m.gguf"
     tracemalloc.start()
     try:
-        for index in range(4, data_start - 8, 3):
-            for huge in (2**63 - 1, 2**64 - 1, 2**40, 2**31):
+        for index in range(4, data_start - 8, 5):
+            for huge in (2**63 - 1, 2**64 - 1, 2**31):
                 raw = struct.pack("<Q", huge)
                 path.write_bytes(whole[:index] + raw + whole[index + 8 :])
                 outcome(path)
@@ -87,7 +87,7 @@ def test_every_64_bit_field_made_huge(tmp_path: Path, sample: tuple[bytes, int])
 
 
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     edits=st.lists(
@@ -111,7 +111,7 @@ def test_random_edits(
 
 
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     n_tensors=st.integers(0, 2**64 - 1),
