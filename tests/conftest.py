@@ -43,7 +43,11 @@ def worker(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture
 def start_worker(warm_cache: Path, tmp_path: Path) -> Iterator[StartWorker]:
-    """A factory of workers with flags and variables of their own."""
+    """A factory of workers with flags and variables of their own.
+
+    They compute on one thread: two that wait for each other at every layer crawl when the machine
+    has other work. The shared `worker` has the default, which is the CPU budget.
+    """
     started: list[WorkerProcess] = []
     numbers = itertools.count()
 
@@ -58,7 +62,7 @@ def start_worker(warm_cache: Path, tmp_path: Path) -> Iterator[StartWorker]:
             *flags,
             folder=tmp_path / f"worker-{next(numbers)}",
             cache_dir=cache_dir or warm_cache,
-            env=env,
+            env={"LLORCH_THREADS": "1", **(env or {})},
             backend=backend,
             wait_ready=wait_ready,
         )

@@ -39,7 +39,7 @@ QUESTIONS = (
     "Hello, my name is José.",
 )
 WARM_UP_SECONDS = 5
-CONTEXT_FLAGS = ("--slots", "8", "--stall-timeout", "5", "--crash-limit", "1000")
+FLAGS = ("--slots", "8", "--threads", "1", "--stall-timeout", "5", "--crash-limit", "1000")
 
 
 @dataclass(slots=True)
@@ -179,9 +179,7 @@ def run(seconds: float, folder: Path, cache_dir: Path, seed: int) -> Figures:
     messages: list[Message] = []
     with serving() as manager:
         port = int(manager.server_address[1])
-        worker = WorkerProcess.start(
-            *CONTEXT_FLAGS, *manager.flags(), folder=folder, cache_dir=cache_dir
-        )
+        worker = WorkerProcess.start(*FLAGS, *manager.flags(), folder=folder, cache_dir=cache_dir)
         manager.wait_for(n_callbacks=1)
         messages += manager.messages()
     try:
@@ -212,7 +210,7 @@ def _run(chaos: Chaos, seconds: float, port: int, messages: list[Message]) -> Fi
     for thread in [attacker, *threads]:
         thread.join(90)
     figures.seconds = round(time.monotonic() - began, 1)
-    worker.wait_ready(60)
+    worker.wait_ready(120)
     worker.wait_idle(30)
     figures.ready_at_the_end = worker.is_ready()
     after = sizes(worker)

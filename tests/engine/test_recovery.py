@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.engine.supervised import (
     all_of,
     failure_of,
@@ -21,12 +23,14 @@ from tests.engine.supervised import (
     supervised,
     until,
 )
+from worker.engine.supervisor import Supervisor
 from worker.errors import (
     Cancelled,
     CrashLoop,
     EngineCrashed,
     InvalidRequest,
     NotReady,
+    ResidencyViolation,
 )
 from worker.messages import (
     Failed,
@@ -143,3 +147,28 @@ class TestCrashes:
                 assert supervisor.engine_pid != pid
 
         run(test)
+
+
+def lost(supervisor: Supervisor) -> str | None:
+    return supervisor.residency_lost
+
+
+def test_a_device_that_vanishes_ends_the_worker_after_its_streams(
+    script: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.engine.supervisor.RESIDENCY_INTERVAL_SECONDS", 0.1)
+
+    async def test() -> None:
+        async with supervised() as supervisor:
+            running = await supervisor.submit(request("hold", "a"))
+            await asyncio.sleep(0.3)
+            assert lost(supervisor) is None and supervisor.state == "ready"
+            (tmp_path / "script.gone").touch()
+            error = await supervisor.fatal
+            assert isinstance(error, ResidencyViolation) and error.exit_code == 5
+            assert lost(supervisor) == "CUDA0 is gone."
+            assert isinstance(await failure_of(supervisor.submit(request("say x"))), NotReady)
+            assert supervisor.running == 1, "what runs may finish"
+            running.cancel()
+
+    run(test)

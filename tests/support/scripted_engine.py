@@ -12,6 +12,7 @@ answering, failing its second start. It reads its orders from the prompt of a re
     refuse         reject with CONTEXT_LENGTH_EXCEEDED
 and from the file that SCRIPTED_ENGINE names, one line per incarnation:
     ok | fail | die | kill | hang
+A file of that name with ".gone" behind it says that the device has vanished.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ import time
 from pathlib import Path
 
 from worker.engine.transport import SyncChannel
-from worker.errors import Cancelled, ContextLengthExceeded, InferenceFailed, ModelError
+from worker.errors import (
+    Cancelled,
+    ContextLengthExceeded,
+    InferenceFailed,
+    ModelError,
+    ResidencyViolation,
+)
 from worker.messages import (
     Accepted,
     Cancel,
@@ -36,6 +43,7 @@ from worker.messages import (
     Finished,
     ModelInfo,
     Progress,
+    ProveResidency,
     Ready,
     Rejected,
     Reply,
@@ -96,6 +104,10 @@ def answer(command: Command) -> list[Event]:
             if text == "trouble":
                 return [Reply(call_id, error=InferenceFailed("No."))]
             return [Reply(call_id, tuple(text.encode()))]
+        case ProveResidency(call_id):
+            if Path(os.environ.get("SCRIPTED_ENGINE", "") + ".gone").exists():
+                return [Reply(call_id, error=ResidencyViolation("CUDA0 is gone."))]
+            return [Reply(call_id, None)]
         case _:
             return []
 

@@ -77,7 +77,7 @@ class WorkerProcess:
             )
         worker = cls(process, folder)
         try:
-            worker.port = int(worker.wait_log("worker.listening", 30)["port"])
+            worker.port = int(worker.wait_log("worker.listening", 60)["port"])
             if wait_ready:
                 worker.wait_ready()
         except BaseException:
@@ -136,7 +136,7 @@ class WorkerProcess:
         except httpx.TransportError:
             return False
 
-    def wait_ready(self, timeout_s: float = 60) -> None:
+    def wait_ready(self, timeout_s: float = 120) -> None:
         until(self.is_ready, timeout_s, lambda: f"not ready:\n{self.stderr[-4000:]}", self)
 
     def wait_idle(self, timeout_s: float = 10) -> None:
@@ -184,10 +184,10 @@ class WorkerProcess:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def wait(self, timeout_s: float = 40) -> int:
+    def wait(self, timeout_s: float = 60) -> int:
         return self.process.wait(timeout_s)
 
-    def stop(self, timeout_s: float = 40) -> int:
+    def stop(self, timeout_s: float = 60) -> int:
         """SIGTERM and wait; the exit code."""
         for client in self._clients:
             client.close()

@@ -257,7 +257,7 @@ class _Download:
 
     def warn_stale(self, commit: str, error: DownloadError) -> None:
         get_logger().warning(
-            "model_revision_not_checked",
+            "model.revision_unchecked",
             repo=self.ref.repo,
             revision=self.revision,
             commit=commit,

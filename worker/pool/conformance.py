@@ -25,7 +25,7 @@ KINDS: dict[str, Literal["callback", "heartbeat"]] = {
     "/ready": "callback",
     "/heartbeat": "heartbeat",
 }
-_PROBE_SECONDS = 2.0
+_PROBE_SECONDS = 6.0
 _BODY_LIMIT_BYTES = 1 << 20
 
 

@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 STATUSES = ("loading", "ready", "busy", "draining", "failed")
 FINAL_STATUSES = ("draining", "failed")
+GRACE_SECONDS = 5.0
+"""On top of two intervals, before a gap between beats counts; the machine may be busy."""
 
 CALLBACK_FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "worker_id": str,
@@ -134,6 +136,6 @@ def _judge_beats(
         if before.accepted and before.payload["status"] in FINAL_STATUSES:
             yield Breach("last beat", f"a beat after {before.payload['status']}")
         gap = after.received_at - before.received_at
-        if gap > 2 * before.payload["interval_seconds"] + 1:
+        if gap > 2 * before.payload["interval_seconds"] + GRACE_SECONDS:
             yield Breach("interval", f"{gap:.1f} s between beats {before.payload['sequence']} "
                          f"and {after.payload['sequence']}")  # fmt: skip

@@ -1,0 +1,127 @@
+"""Minutes of many clients that come, leave and cancel: nothing leaks, nothing is mixed up."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import httpx
+import psutil
+
+from tests.conftest import StartWorker
+from tests.support import sse
+from tests.support.worker import WorkerProcess, new_job_id
+
+SECONDS = 120
+CLIENTS = 32
+MEMORY_GROWTH_BYTES = 24 << 20
+
+# What each prompt asks for is told by no other: an answer of another stream would show.
+SECRETS = {
+    "France": "Paris",
+    "Germany": "Berlin",
+    "Italy": "Rome",
+    "Spain": "Madrid",
+    "Portugal": "Lisbon",
+    "Norway": "Oslo",
+    "Finland": "Helsinki",
+    "Poland": "Warsaw",
+    "Austria": "Vienna",
+    "Greece": "Athens",
+    "Ireland": "Dublin",
+    "Japan": "Tokyo",
+    "Egypt": "Cairo",
+    "Kenya": "Nairobi",
+    "Peru": "Lima",
+    "Cuba": "Havana",
+}
+
+
+@dataclass
+class Tally:
+    outcomes: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+
+
+def test_a_soak_leaks_nothing_and_mixes_nothing(start_worker: StartWorker) -> None:
+    worker = start_worker("--slots", "8")
+    run_clients(worker, 5)  # caches and pools reach their size
+    before = memory(worker)
+    tally = run_clients(worker, SECONDS)
+    worker.wait_idle()
+    assert not tally.faults, tally.faults[:5]
+    assert tally.outcomes["answered"] > 100, tally.outcomes
+    assert min(tally.outcomes["cancelled"], tally.outcomes["left"]) > 20, tally.outcomes
+    assert memory(worker) - before < MEMORY_GROWTH_BYTES
+    used = worker.metric("worker_kv_cells_used")
+    assert used == worker.metric("worker_kv_cells_cached"), "cells of sequences that are gone"
+    assert not worker.logs("engine.crashed")
+
+
+def run_clients(worker: WorkerProcess, seconds: float) -> Tally:
+    tally, end = Tally(), time.monotonic() + seconds
+    clients = [
+        threading.Thread(target=be_a_client, args=(worker, random.Random(n), end, tally))
+        for n in range(CLIENTS)
+    ]
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join(seconds + 60)
+        assert not client.is_alive(), "a stream that does not end"
+    return tally
+
+
+def be_a_client(worker: WorkerProcess, chance: random.Random, end: float, tally: Tally) -> None:
+    with httpx.Client(base_url=worker.base_url, trust_env=False, timeout=60) as client:
+        while time.monotonic() < end:
+            try:
+                tally.outcomes[one_request(client, chance)] += 1
+            except Exception as error:  # whatever it is, the test names it and fails
+                tally.faults.append(f"{type(error).__name__}: {error}")
+                return
+
+
+def one_request(client: httpx.Client, chance: random.Random) -> str:
+    """Ask for a secret, or for a long story, and perhaps do not wait for the end."""
+    country, secret = chance.choice(list(SECRETS.items()))
+    asks = chance.random() < 0.6
+    question = f"What is the capital of {country}?" if asks else "Tell me a story about a fox."
+    body = {
+        "job_id": new_job_id(),
+        "prompt": f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n",
+        "max_tokens": 24 if asks else 200,
+        "temperature": 0,
+        "cache_salt": chance.choice(["a", "b"]),
+    }
+    leaves = None if asks else chance.choice(["left", "cancelled", None])
+    with client.stream("POST", "/execute", json=body) as response:
+        if response.status_code == 503:
+            return "refused"
+        assert response.status_code == 200, response.read()
+        chunks = response.iter_raw()
+        seen = []
+        if leaves is not None:
+            seen = [next(chunks) for _ in range(chance.randint(1, 6))]
+            if leaves == "left":
+                return leaves
+            client_cancel = httpx.post(
+                f"{client.base_url}cancel", json={"job_id": body["job_id"]}, trust_env=False
+            )
+            assert client_cancel.status_code == 202
+        stream = sse.collect([*seen, *chunks])
+    if stream.events[-1]["type"] == "error":
+        assert stream.error["code"] == "CANCELLED", stream.error
+        return "cancelled"
+    if asks:
+        assert stream.text == f"The capital of {country} is {secret}.", stream.text
+    return "answered"
+
+
+def memory(worker: WorkerProcess) -> int:
+    """Of all processes of the worker, shared pages counted once."""
+    processes = [psutil.Process(worker.pid), *worker.children()]
+    return sum(process.memory_full_info().pss for process in processes)

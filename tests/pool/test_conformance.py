@@ -1,0 +1,116 @@
+"""The conformance kit: it passes a worker that keeps the protocol and names each breach."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.worker import ROOT, until
+from worker.pool.rules import CALLBACK_FIELDS, HEARTBEAT_FIELDS, Message, judge
+
+EXAMPLES: dict[Any, Any] = {str: "x", int: 1, list: ["text-gen"], bool: True, (int, float): 1.0}
+COMMON = {"uri": "http://h:1", "incarnation": "i"}
+
+
+def callback(**changes: Any) -> Message:
+    payload = {name: EXAMPLES[kind] for name, kind in CALLBACK_FIELDS.items()}
+    payload |= COMMON | {"protocol": "sse"} | changes
+    return Message("callback", 0.0, payload, ready_status=200)
+
+
+def beat(sequence: int, at: float = 0.0, **changes: Any) -> Message:
+    payload = {name: EXAMPLES[kind] for name, kind in HEARTBEAT_FIELDS.items()}
+    payload |= COMMON | {"status": "ready", "sequence": sequence} | changes
+    return Message("heartbeat", at, payload)
+
+
+def without(message: Message, name: str) -> Message:
+    return replace(message, payload={k: v for k, v in message.payload.items() if k != name})
+
+
+def test_a_good_life_has_no_breaches() -> None:
+    life = [
+        beat(1, 0.0, status="loading"),
+        callback(),
+        beat(2, 1.0),
+        replace(beat(3, 2.0), accepted=False),
+        beat(5, 3.0, status="busy"),
+        beat(6, 3.1, status="draining"),
+        beat(1, 9.0, incarnation="another"),
+    ]
+    assert judge(life) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "messages"),
+    [
+        ("callback payload", lambda: [without(callback(), "vram_bytes")]),
+        ("callback payload", lambda: [callback(slots=True)]),
+        ("callback payload", lambda: [callback(uri="h:1")]),
+        ("callback payload", lambda: [callback(protocol="ws")]),
+        ("callback payload", lambda: [replace(callback(), payload=None)]),
+        ("callback once", lambda: [callback(), callback()]),
+        ("callback after ready", lambda: [replace(callback(), ready_status=503)]),
+        ("callback token", lambda: [replace(callback(), authorized=False)]),
+        ("heartbeat payload", lambda: [beat(1, status="fine")]),
+        ("heartbeat payload", lambda: [without(beat(1), "queued")]),
+        ("sequence", lambda: [beat(2), beat(2)]),
+        ("last beat", lambda: [beat(1, status="draining"), beat(2)]),
+        ("interval", lambda: [beat(1), beat(2, 10.0)]),
+        ("identity", lambda: [beat(1), beat(2, worker_id="y")]),
+    ],
+)
+def test_each_breach_is_named(rule: str, messages: Callable[[], list[Message]]) -> None:
+    assert rule in {breach.rule for breach in judge(messages())}
+
+
+def test_the_kit_watches_a_real_worker_and_says_conforms(start_worker: StartWorker) -> None:
+    kit = subprocess.Popen(
+        [sys.executable, "-m", "worker.pool.conformance", "--port", "0", "--token", "t"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    try:
+        assert kit.stdout is not None
+        url = next(word for word in kit.stdout.readline().split() if word.startswith("http"))
+        url = url.rstrip(":")
+        running = start_worker(
+            *("--callback-url", f"{url}/ready", "--heartbeat-url", f"{url}/heartbeat"),
+            *("--heartbeat-interval", "0.3"),
+            env={"LLORCH_CALLBACK_TOKEN": "t"},
+        )
+
+        def verdict() -> dict[str, Any]:
+            body = httpx.get(f"{url}/verdict", trust_env=False, timeout=10).json()
+            assert isinstance(body, dict)
+            return body
+
+        until(lambda: verdict()["messages"]["callback"] == 1, 30, lambda: str(verdict()))
+        assert running.stop() == 0
+        assert verdict()["conforms"] is True, verdict()
+        stray = httpx.post(f"{url}/heartbeat", json={"status": "?"}, trust_env=False)
+        assert stray.status_code == 200
+        assert verdict()["conforms"] is False
+        kit.send_signal(signal.SIGINT)
+        out, _ = kit.communicate(timeout=20)
+    finally:
+        kit.kill()
+    assert kit.returncode == 1
+    lines = out.splitlines()
+    assert any(line.startswith("callback") and running.base_url in line for line in lines)
+    assert any("draining" in line for line in lines)
+    assert any(line.startswith("BREACH  heartbeat payload") for line in lines)
+    assert lines[-1].startswith("does not conform: 1 callbacks")
+    assert json.loads(lines[0].split(maxsplit=1)[1])
