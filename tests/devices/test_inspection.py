@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.devices.conftest import MakeConfig
-from tests.devices.support import rpc
+from tests.devices.support import clock, rpc
 from worker.devices.inspection import Findings, Questions, ask
 from worker.errors import BackendMismatch, InsufficientVram
 
@@ -25,7 +25,7 @@ def child(code: str) -> list[str]:
     return [sys.executable, "-c", BEGIN + code]
 
 
-def died(config: MakeConfig, code: str, seconds: float = 20.0) -> Findings:
+def died(config: MakeConfig, code: str, seconds: float = 60.0) -> Findings:
     findings = ask(Questions(config("cpu")), child=child(code), timeout_seconds=seconds)
     assert findings.answers == {"library": {"versions": {}}}
     assert findings.step == "device"
@@ -63,9 +63,8 @@ def test_an_error_arrives_whole(config: MakeConfig) -> None:
 
 
 def test_a_missing_gpu_is_told_in_time(config: MakeConfig) -> None:
-    began = time.monotonic()
-    findings = ask(Questions(config("cuda")))
-    assert time.monotonic() - began < 10
+    with clock.at_most(seconds=10):
+        findings = ask(Questions(config("cuda")))
     assert isinstance(findings.error, BackendMismatch)
     assert findings.step == "device"
 
@@ -101,6 +100,6 @@ def test_half_a_message_is_no_message(config: MakeConfig) -> None:
 
 def test_a_driver_that_hangs_is_not_waited_for(config: MakeConfig) -> None:
     began = time.monotonic()
-    error = died(config, "time.sleep(60)", seconds=3.0).error
-    assert time.monotonic() - began < 10
-    assert error is not None and "did not answer within 3 seconds" in error.message
+    error = died(config, "time.sleep(600)", seconds=10.0).error
+    assert time.monotonic() - began < 60
+    assert error is not None and "did not answer within 10 seconds" in error.message

@@ -24,7 +24,8 @@ from worker.errors import BackendMismatch, WorkerError
 from worker.messages import EngineConfig
 
 CHILD = (sys.executable, "-m", "worker.devices.inspection")
-SECONDS = 30.0
+SECONDS = 60.0
+"""Even on a busy machine a driver that takes this long hangs."""
 
 
 @dataclass(frozen=True, slots=True)

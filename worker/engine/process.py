@@ -95,6 +95,12 @@ def _start(config: EngineConfig, channel: SyncChannel) -> Engine:
     channel.send([Progress("preflight", 0.0)])
     header = read_header(Path(config.model_path))
     budget = cpu_budget.cpu_budget(config.threads)
+    log.info(
+        "engine.cpu_budget",
+        threads=budget.threads,
+        derivation=budget.derivation,
+        memory_limit_bytes=budget.memory_limit_bytes,
+    )
     selected = probe.select_device(config)
     plan = memory.plan(header, config, selected.device, budget)
     log.info("engine.plan", **plan.as_dict())
