@@ -39,10 +39,15 @@ class Sampler:
         self._model = model
         grammar = grammar_of(sampling)
         self._grammar = _compile(model, grammar) if grammar is not None else None
-        self._chain = self._build_chain(sampling, prompt)
+        # The likeliest token of unchanged logits needs no chain, which would first copy each
+        # logit of the vocabulary into a list of candidates.
+        self._is_argmax = grammar is None and _is_plain_greedy(sampling)
+        self._chain = None if self._is_argmax else self._build_chain(sampling, prompt)
 
     def sample(self, context: Context, row: int) -> int:
         """Draw the next token from a row's logits and remember it."""
+        if self._is_argmax:
+            return int(context.logits(row).argmax())
         if self._grammar is None:
             return int(self._flat.llama_sampler_sample(self._chain, context.pointer, row))
         flat = self._flat
@@ -147,6 +152,17 @@ class Sampler:
             flat.llama_sampler_apply(sampler, ctypes.byref(array))
         structure: ctypes.Structure = array
         return structure
+
+
+def _is_plain_greedy(sampling: Sampling) -> bool:
+    return (
+        sampling.temperature == 0.0
+        and sampling.repetition_penalty == 1.0
+        and not sampling.frequency_penalty
+        and not sampling.presence_penalty
+        and not sampling.logit_bias
+        and not sampling.ignore_eos
+    )
 
 
 def native_seed(seed: int) -> int:
