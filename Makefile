@@ -67,10 +67,12 @@ image-test: setup ## build the CPU image on a bootstrapped Debian and try it ove
 qemu-test: setup ## run the CPU wheel on processors that are not here (long; needs qemu-user-static)
 	$(VENV)/bin/pytest -m long tests/builds/test_qemu.py
 
-parity-data: ## draw the converter's reference data anew, in a venv of its own with PyTorch and transformers
+parity-data: ## make the reference data of converter and chat templates anew, in a venv of its own with PyTorch and transformers
 	$(PYTHON) -m venv $(VENV)-parity
 	$(VENV)-parity/bin/pip install --quiet 'torch==2.13.0' transformers safetensors sentencepiece
 	$(VENV)-parity/bin/python -m tests.convert.make_parity_data
+	$(VENV)-parity/bin/pip install --quiet jinja2
+	$(VENV)-parity/bin/python -m tests.engine.make_template_data
 
 lock: setup ## let the newest versions of all packages in, and pin those (then run the tests)
 	$(PY) -m pip install --quiet --upgrade --upgrade-strategy eager --editable '.[test]'
