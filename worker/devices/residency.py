@@ -7,6 +7,7 @@ what has to be on the host is a violation; there is no partial residency.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,8 @@ from worker.llama.model import Model
 from worker.messages import Buffer, EngineConfig, Residency
 from worker.models.gguf import GgufHeader, read_header
 
-_HOST_TYPES = ("CPU", "CPU_Mapped", "CPU_REPACK", "CPU_KLEIDIAI", "AMX", "BLAS")
+_HOST_TYPE = re.compile(r"CPU(_\w+)?$|AMX$|\w+_Host$")
+"""Memory of the host: plain, mapped, repacked (`CPU_REPACK`, `AMX`…) or pinned for a device."""
 _ROUNDING_BYTES = 64 * 1024
 """The log rounds each buffer to 0.01 MiB, and buffers are padded."""
 _MOST_SPLITS = 2
@@ -170,7 +172,7 @@ def _unproven(
 
 def _is_on(buffer: Buffer, selected: Selected) -> bool:
     if selected.device is None:
-        return buffer.device in _HOST_TYPES
+        return _is_host(buffer)
     names = {selected.name, placement.buffer_type_name(selected.device)}
     # A device may have several types of memory of its own: `MTL0`, `MTL0_Private`, `MTL0_Mapped`.
     return buffer.device in names or (
@@ -179,8 +181,7 @@ def _is_on(buffer: Buffer, selected: Selected) -> bool:
 
 
 def _is_host(buffer: Buffer) -> bool:
-    """Memory of the host, plain or pinned for a device's transfers (`CUDA_Host`)."""
-    return buffer.device in _HOST_TYPES or buffer.device.endswith("_Host")
+    return _HOST_TYPE.match(buffer.device) is not None
 
 
 def _violation(residency: Residency, faults: list[str]) -> ResidencyViolation:
