@@ -29,6 +29,12 @@ class AppState:
     request_shutdown: Callable[[], None]
     draining: Callable[[], bool]
 
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """What a client may call the model: the reference, and of a path its last part too."""
+        name = self.model_ref.rstrip("/").rsplit("/", 1)[-1]
+        return tuple(dict.fromkeys([self.model_ref, name, name.removesuffix(".gguf")]))
+
 
 def state_of(request: Request) -> AppState:
     state: AppState = request.app.state.worker

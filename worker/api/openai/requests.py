@@ -102,10 +102,11 @@ async def read_completion(request: Request, state: AppState) -> Ask:
 def require_model(body: Body, state: AppState) -> None:
     """A name that is not ours is refused: no model stands in for another one."""
     name = body.get("model")
-    if name is not None and name != state.model_ref:
+    if name is not None and name not in state.model_names:
+        ours = state.model_names[-1]
         raise ModelNotFound(
-            f"model: this worker serves {state.model_ref!r} and no other",
-            errors=[fault("model", "unknown", f"model must be {state.model_ref!r}")],
+            f"model: this worker serves {ours!r} and no other",
+            errors=[fault("model", "unknown", f"model must be {ours!r}")],
         )
 
 

@@ -106,8 +106,8 @@ async def models(request: Request) -> Response:
 async def model(request: Request) -> Response:
     state = state_of(request)
     entry = _model(state)
-    if request.path_params["model"] != state.model_ref:
-        raise ModelNotFound(f"this worker serves {state.model_ref!r} and no other model")
+    if request.path_params["model"] not in state.model_names:
+        raise ModelNotFound(f"this worker serves {state.model_names[-1]!r} and no other model")
     return json_response(entry)
 
 

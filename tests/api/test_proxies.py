@@ -1,0 +1,171 @@
+"""Streams through nginx and HAProxy, whose idle time-outs would cut a silent wait in the queue."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.sse import Stream, collect
+from tests.support.worker import WorkerProcess, until
+
+NGINX = """
+daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log; worker_processes 1;
+events {{ worker_connections 64; }}
+http {{
+  access_log off;
+  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+  fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+  {timeouts}
+  server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://127.0.0.1:{worker}; }} }}
+}}
+"""
+# The time-outs of Debian's own haproxy.cfg; HAProxy itself has none.
+HAPROXY = """
+defaults
+  mode http
+  timeout connect 5000
+  timeout client {timeout_ms}
+  timeout server {timeout_ms}
+frontend in
+  bind 127.0.0.1:{port}
+  default_backend worker
+backend worker
+  server one 127.0.0.1:{worker}
+"""
+
+PATH = os.environ.get("PATH", "") + os.pathsep + "/usr/sbin"
+KINDS = [
+    pytest.param(
+        kind, marks=pytest.mark.skipif(not shutil.which(kind, path=PATH), reason=f"no {kind} here")
+    )
+    for kind in ("nginx", "haproxy")
+]
+
+
+@contextmanager
+def proxy(kind: str, folder: Path, worker: WorkerProcess, timeout_s: int | None) -> Iterator[str]:
+    """A real proxy before the worker, with its default time-outs or a shorter one."""
+    folder.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = folder / "proxy.conf"
+    program = shutil.which(kind, path=PATH)
+    assert program
+    if kind == "nginx":
+        timeouts = f"proxy_read_timeout {timeout_s}s;" if timeout_s else ""
+        text = NGINX.format(folder=folder, port=port, worker=worker.port, timeouts=timeouts)
+        command = [program, "-p", str(folder), "-c", str(config)]
+    else:
+        timeout_ms = timeout_s * 1000 if timeout_s else 50000
+        text = HAPROXY.format(port=port, worker=worker.port, timeout_ms=timeout_ms)
+        command = [program, "-db", "-f", str(config)]
+    config.write_text(text)
+    with (folder / "output").open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    base_url = f"http://127.0.0.1:{port}"
+
+    def answers() -> bool:
+        assert process.poll() is None, (folder / "output").read_text()
+        try:
+            return httpx.get(f"{base_url}/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    try:
+        until(answers, 10, lambda: (folder / "output").read_text())
+        yield base_url
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def stream_after_wait(worker: WorkerProcess, base_urls: list[str], wait_s: float) -> list[Stream]:
+    """What comes of jobs that waited `wait_s` seconds in the queue of a one-slot worker."""
+    bodies: dict[str, bytes] = {}
+
+    def run(base_url: str) -> None:
+        body = {"job_id": base_url, "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+        url = f"{base_url}/execute"
+        try:
+            with httpx.stream("POST", url, json=body, timeout=wait_s + 60) as answer:
+                bodies[base_url] = b""
+                for chunk in answer.iter_raw():
+                    bodies[base_url] += chunk
+        except httpx.RemoteProtocolError:
+            bodies[base_url] += b""
+
+    with worker.streaming("Once", max_tokens=1000, ignore_eos=True) as first:
+        parts = first.iter_raw()
+        next(parts)
+        threads = [threading.Thread(target=run, args=(base_url,)) for base_url in base_urls]
+        for thread in threads:
+            thread.start()
+        until(
+            lambda: worker.get("/health").json()["queued"] == len(base_urls),
+            20,
+            lambda: str(worker.get("/health").json()),
+        )
+        os.kill(worker.engine_pid, signal.SIGSTOP)
+        time.sleep(wait_s)
+        os.kill(worker.engine_pid, signal.SIGCONT)
+    # The job that held the slot is gone with its connection; now it is the waiting ones' turn.
+    for thread in threads:
+        thread.join()
+    assert set(bodies) == set(base_urls)
+    return [collect([bodies[base_url]]) for base_url in base_urls]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_wait_longer_than_the_proxys_patience(
+    start_worker: StartWorker, tmp_path: Path, kind: str
+) -> None:
+    """Everything is a thirtieth of its usual length: patience, comments and wait."""
+    worker = start_worker("--slots", "1", "--keepalive", "0.5")
+    with proxy(kind, tmp_path / kind, worker, timeout_s=2) as base_url:
+        (stream,) = stream_after_wait(worker, [base_url], 4.0)
+    assert stream.comments >= 6 and stream.text == ", there was a gentle fox named Otto"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_events_pass_a_proxy_one_by_one(worker: WorkerProcess, tmp_path: Path, kind: str) -> None:
+    """Nothing is held back until the end: the first token is there while the job runs."""
+    with proxy(kind, tmp_path / kind, worker, timeout_s=None) as base_url:
+        body = {"job_id": f"via-{kind}", "prompt": "Once", "max_tokens": 1000, "ignore_eos": True}
+        with httpx.stream("POST", f"{base_url}/execute", json=body, timeout=60) as answer:
+            received = b""
+            parts = answer.iter_raw()
+            while b"event: token" not in received:
+                received += next(parts)
+            assert worker.get("/health").json()["running"] >= 1
+        worker.wait_idle(10)  # the proxy told the worker that its client had left
+
+
+@pytest.mark.long
+def test_ninety_seconds_in_the_queue_with_default_time_outs(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    kinds = [kind for kind in ("nginx", "haproxy") if shutil.which(kind, path=PATH)]
+    assert kinds, "this test needs nginx or HAProxy"
+    # The engine is frozen to make the wait; it must not be taken for hung meanwhile.
+    worker = start_worker("--slots", "1", "--stall-timeout", "600")
+    first, last = kinds[0], kinds[-1]
+    with (
+        proxy(first, tmp_path / "first", worker, timeout_s=None) as one,
+        proxy(last, tmp_path / "last", worker, timeout_s=None) as other,
+    ):
+        for stream in stream_after_wait(worker, [one, other], 90.0):
+            assert stream.comments >= 5
+            assert stream.text == ", there was a gentle fox named Otto"
