@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -58,6 +59,7 @@ def accelerate() -> NoReturn:
 
 def main(backend: Backend, argv: Sequence[str]) -> int:
     """Run one command to its end; returns the exit code."""
+    _open_standard_files()
     logs.configure()
     subcommands = _subcommands()
     name = argv[0] if argv and argv[0] in subcommands else None
@@ -75,6 +77,19 @@ def main(backend: Backend, argv: Sequence[str]) -> int:
     except Exception as error:  # a fault of ours; the log has the trace, the user a sentence
         logs.get_logger().error("worker.bug", exc_info=error)
         return tell(f"llorch-{backend}", WorkerError(f"Unexpected {type(error).__name__}: {error}"))
+
+
+def _open_standard_files() -> None:
+    """A supervisor may start us with some of them closed; the next socket would take the place."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)
 
 
 def tell(command: str, error: WorkerError) -> int:

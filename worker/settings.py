@@ -65,7 +65,7 @@ class Settings(BaseSettings):
     worker_id: str = Field(default_factory=lambda: str(uuid.uuid4()), min_length=1, max_length=200, pattern=r"^[\x21-\x7e]+$", description="name of this worker towards the pool; without it a fresh UUID", json_schema_extra={"group": "server"})
     host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on", json_schema_extra={"group": "server"})
     port: Port = _setting(8080, "server", "port to listen on; 0 takes any free one")
-    worker_token: str | None = Field(default=None, min_length=1, description="bearer token that clients must send", json_schema_extra={"group": "server"})
+    worker_token: str | None = Field(default=None, repr=False, min_length=1, description="bearer token that clients must send", json_schema_extra={"group": "server"})
     drain_timeout: Annotated[float, Field(ge=0, le=86400)] = _setting(30.0, "server", "seconds that running streams get to finish on a stop")
     keepalive: Annotated[float, Field(ge=0, le=3600)] = _setting(15.0, "server", "seconds between comment lines on a silent stream; 0 = off")
     slow_reader_timeout: Seconds = _setting(30.0, "server", "seconds a client may leave its stream unread before it is cut off")
@@ -75,7 +75,7 @@ class Settings(BaseSettings):
     config: Path | None = _setting(None, "server", "TOML file with any of these settings")
 
     callback_url: str | None = _setting(None, "pool", "where the pool manager takes the ready callback")
-    callback_token: str | None = Field(default=None, min_length=1, description="bearer token for the pool manager", json_schema_extra={"group": "pool"})
+    callback_token: str | None = Field(default=None, repr=False, min_length=1, description="bearer token for the pool manager", json_schema_extra={"group": "pool"})
     callback_timeout: Seconds = _setting(60.0, "pool", "seconds to keep trying the callback")
     callback_optional: bool = _setting(False, "pool", "serve even if the callback fails for good")
     heartbeat_url: str | None = _setting(None, "pool", "where the pool manager takes heartbeats")

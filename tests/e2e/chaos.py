@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import signal
@@ -70,7 +71,7 @@ class Figures:
         del found["recovery_seconds"]
         if times:
             found["recovery_s_p50"] = round(statistics.median(times), 2)
-            found["recovery_s_p95"] = round(times[int(0.95 * (len(times) - 1))], 2)
+            found["recovery_s_p95"] = round(times[math.ceil(0.95 * len(times)) - 1], 2)
         return found
 
 

@@ -159,3 +159,19 @@ def test_connections_that_say_nothing(start_worker: StartWorker) -> None:
     finally:
         for connection in idle:
             connection.close()
+
+
+def test_standard_files_that_are_closed(warm_cache: Path) -> None:
+    """As some process supervisors start their children."""
+    port = free_port()
+    closed = ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", *command(), "--port", str(port)]
+    process = subprocess.Popen(closed, env=environment(warm_cache), cwd=warm_cache)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until(lambda: is_ready(url), 60, lambda: f"exit code {process.poll()}")
+        assert story(url, "a").end["tokens_out"] >= 1
+        process.terminate()
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait(10)

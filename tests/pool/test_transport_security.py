@@ -1,0 +1,92 @@
+"""The way to the manager: TLS is verified, proxies of the environment are honoured."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.pool_manager import PoolManager, serving
+from worker.pool.conformance import send_json
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """Key and certificate of a manager that no authority knows."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs openssl")
+    path = tmp_path / "manager.pem"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+        + ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+        + ["-keyout", str(tmp_path / "key"), "-out", str(path)],
+        check=True,
+        capture_output=True,
+    )
+    path.write_text(path.read_text() + (tmp_path / "key").read_text())
+    return path
+
+
+@contextmanager
+def serving_tls(certificate: Path) -> Iterator[PoolManager]:
+    with serving() as manager:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate)
+        manager.socket = context.wrap_socket(
+            manager.socket, server_side=True, do_handshake_on_connect=False
+        )
+        yield manager
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(
+    start_worker: StartWorker, certificate: Path
+) -> None:
+    with serving_tls(certificate) as manager:
+        url = manager.url.replace("http:", "https:") + "/ready"
+        running = start_worker("--callback-url", url, "--callback-optional")
+        line = running.wait_log("callback.retry", 30)
+        assert "CERTIFICATE_VERIFY_FAILED" in line["reason"]
+        assert manager.callbacks == [] and running.is_ready()
+
+
+def test_a_certificate_that_the_environment_trusts_is_taken(
+    start_worker: StartWorker, certificate: Path
+) -> None:
+    with serving_tls(certificate) as manager:
+        url = manager.url.replace("http:", "https:") + "/ready"
+        start_worker("--callback-url", url, env={"SSL_CERT_FILE": str(certificate)})
+        manager.wait_for(n_callbacks=1)
+
+
+def test_a_proxy_of_the_environment_is_used(start_worker: StartWorker) -> None:
+    asked: list[str] = []
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            asked.append(self.path)
+            send_json(self, 200, {})
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Not a word."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True)
+        thread.start()
+        address = f"http://127.0.0.1:{proxy.server_address[1]}"
+        running = start_worker(
+            *("--callback-url", "http://manager.invalid/ready"), env={"HTTP_PROXY": address}
+        )
+        running.wait_log("callback.accepted", 30)
+        proxy.shutdown()
+        thread.join(10)
+    assert asked == ["http://manager.invalid/ready"]

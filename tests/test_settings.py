@@ -1,0 +1,170 @@
+"""Settings: where a value may come from, which one wins, and what a wrong one is answered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.cli import parse_flags
+from worker.errors import ConfigError
+from worker.messages import Backend
+from worker.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("LLORCH_") or name in ("MODEL_PATH", "BIND_ADDR", "CUDA_DEVICE"):
+            monkeypatch.delenv(name)
+
+
+def load(*flags: str, backend: Backend = "cpu") -> Settings:
+    return Settings.load(backend, parse_flags(backend, flags, {}, None))
+
+
+def refusal(*flags: str, backend: Backend = "cpu") -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(*flags, backend=backend)
+    return caught.value.message
+
+
+def test_flags_win_over_variables_over_the_file_over_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text('port = 1\nslots = 1\nbatch = 100\nmicro-batch = 10\nblas = "on"\n')
+    monkeypatch.setenv("LLORCH_PORT", "2")
+    monkeypatch.setenv("LLORCH_SLOTS", "2")
+    settings = load("--config", str(config), "--port", "3")
+    assert (settings.port, settings.slots, settings.batch) == (3, 2, 100)
+    assert (settings.micro_batch, settings.blas, settings.keepalive) == (10, "on", 15)
+    monkeypatch.setenv("LLORCH_CONFIG", str(config))
+    assert load().micro_batch == 10
+
+
+def test_the_aliases_are_read_and_lose_to_our_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODEL_PATH", "/m.gguf")
+    monkeypatch.setenv("BIND_ADDR", "[::1]:99")
+    monkeypatch.setenv("CUDA_DEVICE", "3")
+    settings = load(backend="cuda")
+    assert (settings.model, settings.host, settings.port) == ("/m.gguf", "::1", 99)
+    assert settings.device_index == 3
+    assert load().device_index == 0, "it is the CUDA worker's alone"
+    monkeypatch.setenv("LLORCH_MODEL", "/other.gguf")
+    assert load().model == "/other.gguf"
+    monkeypatch.setenv("BIND_ADDR", "nonsense")
+    assert "BIND_ADDR" in refusal()
+
+
+def test_each_start_has_its_own_worker_id() -> None:
+    assert load().worker_id != load().worker_id
+    assert load("--worker-id", "gpu-7").worker_id == "gpu-7"
+
+
+def test_switches_have_two_sides() -> None:
+    assert load().prefix_cache is True
+    assert load("--no-prefix-cache").prefix_cache is False
+    assert load().mmap is None
+    assert load("--mmap").mmap is True and load("--no-mmap").mmap is False
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--port", "65536"], ["--port", "'65536'", "at most 65535"]),
+        (["--port", "-1"], ["--port", "at least 0"]),
+        (["--drain-timeout", "nan"], ["--drain-timeout"]),
+        (["--stall-timeout", "inf"], ["--stall-timeout"]),
+        (["--stall-timeout", "0"], ["--stall-timeout", "more than 0"]),
+        (["--metrics-interval-ms", "100"], ["--metrics-interval-ms", "250 to 1000"]),
+        (["--callback-url", "manager:9"], ["--callback-url", "http://"]),
+        (["--callback-url", "ftp://manager/x"], ["--callback-url", "http://"]),
+        (["--worker-id", "two words"], ["--worker-id", "without spaces"]),
+        (["--worker-id", ""], ["--worker-id"]),
+        (["--context-length", "1"], ["--context-length", "at least"]),
+        (["--batch", "0"], ["--batch", "at least 1"]),
+        (["--slots", "300"], ["--slots", "256"]),
+        (["--slots", "16", "--batch", "8", "--micro-batch", "8"], ["--slots", "--batch"]),
+        (["--micro-batch", "4096"], ["--micro-batch", "--batch"]),
+        (["--log-format", "xml"], ["--log-format", "console"]),
+        (["--n-gpu-layers", "20"], ["--n-gpu-layers", "llorch-cpu", "'0'"]),
+        (["--max-body-bytes", "1"], ["--max-body-bytes", "1024"]),
+    ],
+    ids=lambda value: " ".join(value[:2]) if value and value[0].startswith("--") else "",
+)
+def test_a_wrong_value_is_named_with_what_would_be_right(
+    flags: list[str], words: list[str]
+) -> None:
+    message = refusal(*flags)
+    for word in words:
+        assert word in message
+    assert "\n" not in message and "validation error" not in message
+
+
+def test_a_gpu_worker_takes_all_layers_or_does_not_start() -> None:
+    assert load("--n-gpu-layers", "all", backend="cuda").n_gpu_layers == "all"
+    assert "'all'" in refusal("--n-gpu-layers", "20", backend="cuda")
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda", "metal", "accelerate"])
+def test_a_device_flag_exists_on_its_own_command_alone(backend: Any) -> None:
+    for flag, owner in (("--cuda-device", "cuda"), ("--metal-device", "metal")):
+        if owner == backend:
+            assert load(flag, "1", backend=backend).device_index == 1
+        else:
+            assert f"not a flag of llorch-{backend}" in refusal(flag, "1", backend=backend)
+
+
+def test_a_variable_of_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLORCH_CUDA_DEVICE", "1")
+    assert "applies to llorch-cuda only" in refusal()
+    assert load(backend="cuda").device_index == 1
+
+
+def test_what_kubernetes_puts_into_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT_80_TCP_ADDR", "PORT"):
+        monkeypatch.setenv(f"LLORCH_WORKER_{name}", "tcp://10.0.0.1:80")
+    assert load().port == 8080
+    monkeypatch.setenv("LLORCH_PORT", "tcp://10.0.0.1:80")
+    assert "enableServiceLinks" in refusal()
+
+
+def test_an_empty_variable_is_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLORCH_MODEL", "")
+    monkeypatch.setenv("LLORCH_PORT", "")
+    assert (load().model, load().port) == (None, 8080)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prot = 1", ["prot", "did you mean port"]),
+        ("port = ", ["not TOML"]),
+        ('worker_token = "x"', ["LLORCH_WORKER_TOKEN"]),
+        ('slots = "many"', ["slots", "whole number"]),
+        ("cuda_device = 1", ["llorch-cuda only"]),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_key(tmp_path: Path, text: str, words: list[str]) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(text + "\n")
+    message = refusal("--config", str(config))
+    for word in words:
+        assert word in message
+
+
+def test_a_token_never_shows_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLORCH_WORKER_TOKEN", "very-secret")
+    settings = load()
+    assert settings.worker_token == "very-secret"
+    assert "very-secret" not in repr(settings)
+    assert "very-secret" not in refusal("--port", "99999")
+
+
+def test_several_faults_are_told_together() -> None:
+    message = refusal("--port", "99999", "--slots", "0")
+    assert "--port" in message and "slots" in message
