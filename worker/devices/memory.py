@@ -209,11 +209,15 @@ class _Planner:
         finally:
             context.close()
         own = self._own_types()
-        computes = [b for b in report.buffers if b.kind == "compute"]
+        # Backends that compute in the same memory (BLAS beside the CPU) share one buffer, but
+        # each of them names it here.
+        computes = {b.device: b.size_bytes for b in report.buffers if b.kind == "compute"}
         return _Layout(
             kv=report.kv_bytes,
-            compute=sum(b.size_bytes for b in computes if not own or b.device in own),
-            host_compute=sum(b.size_bytes for b in computes if own and b.device not in own),
+            compute=sum(size for device, size in computes.items() if not own or device in own),
+            host_compute=sum(
+                size for device, size in computes.items() if own and device not in own
+            ),
             output=report.bytes_of("output"),
         )
 
