@@ -169,7 +169,9 @@ def write_model(source: Source, folder: Path) -> None:
     for text, score, kind in zip(source.tokens, source.scores, source.types, strict=True):
         piece = _field(1, text.encode()) + b"\x15" + struct.pack("<f", score)
         message += _field(1, piece + _number(3, kind))
-    message += _field(2, _number(3, 2) + _number(40, 0) + _number(41, 1) + _number(42, 2))
+    message += _field(
+        2, _number(3, 2) + _number(35, 1) + _number(40, 0) + _number(41, 1) + _number(42, 2)
+    )
     message += _field(3, _number(3, 1) + _number(4, 0))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.model").write_bytes(bytes(message))

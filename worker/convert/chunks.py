@@ -1,15 +1,18 @@
 """Work on tensors in chunks of rows, on a few threads, with memory that does not grow.
 
-A chunk is about a million values, so that its source, its float32 form and its result stay in the
-processor's caches. Threads take chunks in file order, which keeps reads and writes sequential.
+A chunk is a quarter of a million values, so that its source, its float32 form and its result stay
+in the processor's caches. Threads take chunks in file order: reads and writes stay sequential.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy.typing as npt
@@ -18,7 +21,9 @@ from worker.convert.checkpoint import Checkpoint
 from worker.convert.output import PlacedTensor
 from worker.convert.plan import Piece
 
-CHUNK_ELEMENTS = 1 << 20
+CHUNK_ELEMENTS = 1 << 18
+
+_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ def run(
 
     The first exception stops all threads and is raised here.
     """
+    _keep_freed_memory()
     pool = _Pool(work, todo)
     threads = [
         threading.Thread(target=pool.serve, name=f"convert-{i}", daemon=True)
@@ -99,6 +105,18 @@ def run(
     if pool.error is not None:
         raise pool.error
     on_done(pool.done_bytes)
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """Let glibc reuse a chunk's buffers for the next one.
+
+    Giving them back to the kernel and taking new ones, page by page, costs more than the
+    conversion of what is in them.
+    """
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
+        libc.mallopt(_M_MMAP_THRESHOLD, 1 << 26)
+        libc.mallopt(_M_TRIM_THRESHOLD, 1 << 27)
 
 
 class _Pool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from worker.convert.quantize import TensorType, size_bytes
 from worker.errors import ModelError
 
 _ALIGNMENT = gguf.GGUF_DEFAULT_ALIGNMENT
+_FLUSH_SECONDS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class OutputFile:
         self._file = -1
         self._magic = b""
         self._committed = False
+        self._left = threading.Event()
 
     def __enter__(self) -> OutputFile:
         try:
@@ -56,9 +59,14 @@ class OutputFile:
         except OSError as error:
             raise ModelError(f"{self.partial} cannot be written: {error.strerror}") from None
         os.ftruncate(self._file, 0)
+        flusher = threading.Thread(
+            target=_flush, args=(os.dup(self._file), self._left), name="flush", daemon=True
+        )
+        flusher.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._left.set()
         if not self._committed:
             self.partial.unlink(missing_ok=True)
         os.close(self._file)
@@ -118,6 +126,15 @@ class OutputFile:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _flush(file: int, left: threading.Event) -> None:
+    """Bring what is written to the disk beside the work, so that the end has not to wait for it."""
+    try:
+        while not left.wait(_FLUSH_SECONDS):
+            os.fdatasync(file)
+    finally:
+        os.close(file)
 
 
 def header(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,16 @@ from worker.convert.checkpoint import Checkpoint
 from worker.convert.chunks import Chunk
 from worker.convert.output import PlacedTensor
 from worker.convert.plan import OutputTensor
-from worker.convert.quantize import TensorType, block_size, decode, encode, to_float32
+from worker.convert.quantize import (
+    TensorType,
+    bf16_as_f16,
+    block_maximum,
+    block_size,
+    decode,
+    encode,
+    is_copied,
+    to_float32,
+)
 from worker.errors import ModelError
 from worker.models.gguf import read_header
 
@@ -93,31 +103,36 @@ def _read(file: int, chunk: Chunk, path: Path) -> npt.NDArray[np.uint8]:
 def _check_chunk(checkpoint: Checkpoint, written: npt.NDArray[np.uint8], chunk: Chunk) -> None:
     tensor, kind = chunk.placed.tensor, chunk.placed.kind
     source = chunk.source(checkpoint)
-    if _is_exact(source.dtype, kind):
-        if encode(source, kind, tensor.plus).data != written.data:
+    if kind == "F32" or (is_copied(source.dtype, kind) and not tensor.plus):
+        if not np.array_equal(encode(source, kind, tensor.plus), written):
             raise _differs(chunk, "its bytes are not those of the source")
         return
+    if kind == "F16" and source.dtype == np.uint16 and not tensor.plus:
+        expected = np.take(_proven_f16(), source.reshape(-1), mode="clip")
+        if np.array_equal(expected, written.view(np.uint16)):
+            return
     values = to_float32(source).reshape(-1)
     if tensor.plus:
         values = values + np.float32(tensor.plus)
-    error = decode(written, kind).reshape(-1)
-    error -= values
+    _check_values(chunk, values, decode(written, kind).reshape(-1))
+
+
+def _check_values(
+    chunk: Chunk, values: npt.NDArray[np.float32], decoded: npt.NDArray[np.float32]
+) -> None:
+    kind = chunk.placed.kind
+    error = np.subtract(decoded, values, out=decoded)
     if kind in _RELATIVE_RMS:
         share = _rms(error) / max(_rms(values), 1e-30)
         if not share <= _RELATIVE_RMS[kind]:  # A NaN is never within a bound.
             raise _differs(chunk, f"{kind} lost {share:.0%} of it")
         return
     np.abs(error, out=error)
-    if not bool((error <= _bound(values, kind)).all()):
-        worst = int(np.argmax(np.where(np.isnan(error), np.inf, error)))
+    size = block_size(kind)
+    within = error.reshape(-1, size) <= _bound(values.reshape(-1, size), kind)
+    if not bool(within.all()):
+        worst = int(np.argmin(within.reshape(-1)))
         raise _differs(chunk, f"the value {values[worst]} cannot be held by {kind}")
-
-
-def _is_exact(source: np.dtype[np.generic], kind: TensorType) -> bool:
-    return kind == "F32" or (source, kind) in (
-        (np.dtype(np.uint16), "BF16"),
-        (np.dtype(np.float16), "F16"),
-    )
 
 
 def _rms(values: npt.NDArray[np.float32]) -> float:
@@ -125,20 +140,28 @@ def _rms(values: npt.NDArray[np.float32]) -> float:
 
 
 def _bound(values: npt.NDArray[np.float32], kind: TensorType) -> npt.NDArray[np.float32]:
+    """How far a value may be off, for rows of values that share a scale."""
+    magnitudes = np.abs(values)
     if kind == "Q8_0":
         # Half a step of the scale, and the scale's own rounding to float16.
-        size = block_size(kind)
-        largest = np.abs(values.reshape(-1, size)).max(axis=1)
-        bound = largest * np.float32(0.5 / 127 + 2.0**-10) + np.float32(127 * 2.0**-24)
-        return np.repeat(bound, size)
-    bound = np.abs(values)
+        largest = block_maximum(magnitudes)
+        limit = largest * np.float32(0.5 / 127 + 2.0**-10) + np.float32(127 * 2.0**-24)
+        return limit[:, None]
     if kind == "F16":
-        bound *= np.float32(2.0**-11)
-        bound += np.float32(2.0**-25)  # Half the smallest subnormal.
-    else:
-        bound *= np.float32(2.0**-8)
-        bound += np.float32(2.0**-133)
-    return bound
+        # The last term is half the smallest subnormal number.
+        return magnitudes * np.float32(2.0**-11) + np.float32(2.0**-25)
+    return magnitudes * np.float32(2.0**-8) + np.float32(2.0**-133)
+
+
+@cache
+def _proven_f16() -> npt.NDArray[np.uint16]:
+    """The F16 of every BF16 that has one within the bound, and another value for the others."""
+    values = to_float32(np.arange(1 << 16, dtype=np.uint16))
+    table = bf16_as_f16()
+    with np.errstate(invalid="ignore"):
+        error = np.abs(decode(table.view(np.uint8), "F16") - values)
+        within = error <= _bound(values, "F16")
+    return np.where(within, table, ~table)
 
 
 def _differs(chunk: Chunk, what: str) -> ModelError:
