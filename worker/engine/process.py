@@ -225,7 +225,7 @@ def _serve(engine: Engine, channel: SyncChannel) -> None:
         n_slots=engine.info.slots,
         n_cells=engine.info.slots * engine.backend.context_length,
         batch=engine.info.batch,
-        prefill_alone=engine.info.micro_batch,
+        prefill_alone=max(engine.info.micro_batch, config.prefill_budget),
         prefill_budget=config.prefill_budget,
         prefix_cache=config.prefix_cache and model.can_truncate,
     )

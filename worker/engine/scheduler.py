@@ -260,13 +260,14 @@ class Scheduler:
     def _prompt_budget(self, n_decoding: int, n_prefilling: int) -> int:
         """Prompt tokens of a step.
 
-        A running stream waits for one `prefill_budget` a step, and for more only while there are
-        more prompts than running streams: then most requests gain, and the batch is sooner as
-        full as it will be.
+        A running stream waits for one `prefill_budget` a step, and for up to a micro-batch only
+        while there are more prompts than running streams: then most requests gain, and the batch
+        is sooner as full as it will be.
         """
-        if n_decoding == 0:
-            return self.limits.prefill_alone
-        budget = self.limits.prefill_budget * max(n_prefilling, n_decoding) // n_decoding
+        budget = self.limits.prefill_alone
+        if n_decoding > 0:
+            share = self.limits.prefill_budget * max(n_prefilling, n_decoding) // n_decoding
+            budget = min(budget, max(share, self.limits.prefill_budget))
         return min(budget, self.limits.batch - n_decoding)
 
     def _leave_slot(self, sequence: Sequence) -> Slot:
