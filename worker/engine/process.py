@@ -64,6 +64,8 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True, help="the socket to the parent")
     _die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we stop
+    # On an abort ggml would first run a debugger, while the requests in flight wait for their end.
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     channel = SyncChannel(socket.socket(fileno=parser.parse_args().fd))
     config = channel.recv()
     if not isinstance(config, EngineConfig):
