@@ -77,7 +77,7 @@ _MODEL = exactly(id=TEXT, object=one_of("model"), created=COUNT, owned_by=TEXT, 
 
 ANSWERS: dict[str, Schema] = {
     "Text": TEXT,
-    "Events": {**TEXT, "description": "one event after the other; see the README for their forms"},
+    "Events": {"description": "one event after the other; see the README for their forms"},
     "Document": exactly(openapi=TEXT, info=ANY_OBJECT, paths=ANY_OBJECT, components=ANY_OBJECT),
     "Health": exactly(
         status=one_of("healthy", "unhealthy"),

@@ -1,0 +1,152 @@
+"""`/openapi.json` is valid, complete, and true to what the worker answers."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+from openapi_spec_validator import validate
+
+from tests.conftest import StartWorker
+from tests.support.worker import WorkerProcess
+from worker.api.info import ROUTES as INFO_ROUTES
+from worker.api.openai.routes import ROUTES as OPENAI_ROUTES
+from worker.api.routes import ROUTES
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+GOOD: dict[str, dict[str, Any]] = {
+    "/execute": {"job_id": "doc-1", "prompt": "Once", "max_tokens": 2},
+    "/v1/inference/stream": {"prompt": "Once", "max_tokens": 2},
+    "/v1/inference": {"prompt": "Once", "max_tokens": 2, "stop": ["."]},
+    "/cancel": {"job_id": "doc-1"},
+    "/tokenize": {"content": "Once"},
+    "/detokenize": {"tokens": [5, 6]},
+    "/apply-template": {"messages": FRANCE},
+    "/v1/chat/completions": {"messages": FRANCE, "logprobs": True, "max_tokens": 3},
+    "/v1/completions": {"prompt": "Once", "logprobs": 1, "n": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def document(worker: WorkerProcess) -> dict[str, Any]:
+    found: dict[str, Any] = worker.get("/openapi.json").json()
+    return found
+
+
+def test_the_document_is_valid_and_lists_every_route(document: dict[str, Any]) -> None:
+    validate(document)
+    routes = {
+        (re.sub(r":path}", "}", route.path), method.lower())
+        for route in (*ROUTES, *INFO_ROUTES, *OPENAI_ROUTES)
+        for method in route.methods or ()
+        if method != "HEAD"
+    }
+    assert routes == {(p, method) for p, found in document["paths"].items() for method in found}
+
+
+def test_the_limits_in_it_are_this_workers(document: dict[str, Any], worker: WorkerProcess) -> None:
+    execute = document["components"]["schemas"]["ExecuteRequest"]
+    assert execute["properties"]["top_k"]["maximum"] == 1024
+    assert execute["properties"]["max_tokens"]["maximum"] == 2048
+    assert execute["additionalProperties"] is False
+    assert execute["required"] == ["job_id", "prompt"]
+
+
+def conforms(document: dict[str, Any], path: str, answer: httpx.Response) -> None:
+    """The answer's status, headers and body are what the document promises."""
+    operation = document["paths"][path][answer.request.method.lower()]
+    promised = operation["responses"][str(answer.status_code)]
+    media_type = answer.headers["content-type"].split(";")[0]
+    assert media_type in promised["content"], (path, media_type)
+    assert "x-correlation-id" in answer.headers
+    if media_type == "application/json":
+        reference = promised["content"][media_type]["schema"]
+        jsonschema.Draft202012Validator(
+            reference | {"components": document["components"]}
+        ).validate(answer.json())
+
+
+READ = ["/health", "/ready", "/v1/ready", "/info", "/metrics", "/openapi.json", "/v1/models"]
+
+
+@pytest.mark.parametrize("path", [*READ, "/v1/loading/progress"])
+def test_what_is_read_conforms(document: dict[str, Any], worker: WorkerProcess, path: str) -> None:
+    answer = worker.get(path)
+    assert answer.status_code == 200
+    conforms(document, path, answer)
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_what_is_asked_rightly_conforms(
+    document: dict[str, Any], worker: WorkerProcess, path: str
+) -> None:
+    operation = document["paths"][path]["post"]
+    reference = operation["requestBody"]["content"]["application/json"]["schema"]
+    jsonschema.Draft202012Validator(reference | {"components": document["components"]}).validate(
+        GOOD[path]
+    )
+    answer = worker.post(path, GOOD[path])
+    assert answer.status_code in (200, 202), answer.text
+    conforms(document, path, answer)
+
+
+@pytest.mark.parametrize("path", [*GOOD, "/v1/embeddings"])
+def test_what_is_asked_wrongly_conforms(
+    document: dict[str, Any], worker: WorkerProcess, path: str
+) -> None:
+    for content in (b"{}", b"[1]", b'{"unknown": 1}', b"{"):
+        answer = httpx.post(worker.base_url + path, content=content)
+        assert answer.status_code == 400
+        conforms(document, path, answer)
+
+
+def test_what_is_not_there_conforms(document: dict[str, Any], worker: WorkerProcess) -> None:
+    conforms(document, "/cancel", worker.post("/cancel", {"job_id": "never"}))
+    conforms(document, "/v1/models/{model}", worker.get("/v1/models/gpt-4"))
+    other = worker.post("/v1/completions", {"prompt": "a", "model": "gpt-4"})
+    conforms(document, "/v1/completions", other)
+    conforms(document, "/v1/embeddings", worker.post("/v1/embeddings", {"input": "a"}))
+
+
+def fuzz(worker: WorkerProcess, folder: Path, phases: str, max_examples: int, seed: int) -> str:
+    """Let schemathesis make up requests from the document, right and wrong ones."""
+    command = [
+        str(Path(sys.executable).parent / "schemathesis"),
+        "run",
+        f"{worker.base_url}/openapi.json",
+        "--exclude-path=/shutdown",
+        "--exclude-path=/v1/loading/progress",
+        "--checks=not_a_server_error,status_code_conformance,content_type_conformance,"
+        "response_schema_conformance",
+        f"--phases={phases}",
+        f"--max-examples={max_examples}",
+        f"--seed={seed}",
+        # A deadline that is past is a 504 by contract, so none is made up.
+        "--header=X-Deadline: 99999999999999",
+        "--no-color",
+    ]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_made_up_requests_meet_no_server_error(start_worker: StartWorker, tmp_path: Path) -> None:
+    worker = start_worker("--max-tokens-out", "4")
+    found = re.search(r"(\d+) generated", fuzz(worker, tmp_path, "fuzzing", 8, seed=1))
+    assert found and int(found.group(1)) >= 50
+    assert worker.is_ready() and not worker.logs("request.broken")
+
+
+@pytest.mark.long
+def test_two_thousand_made_up_requests(start_worker: StartWorker, tmp_path: Path) -> None:
+    worker = start_worker("--max-tokens-out", "4")
+    output = fuzz(worker, tmp_path, "coverage,fuzzing", 60, seed=2)
+    found = re.search(r"(\d+) generated", output)
+    assert found and int(found.group(1)) >= 2000
+    assert worker.is_ready() and not worker.logs("request.broken")
