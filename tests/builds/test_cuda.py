@@ -1,0 +1,62 @@
+"""What is added to a CUDA toolkit, and what not. These toolkits are folders, not compilers."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from builds import cuda
+from builds import pins as pinned
+from builds.errors import BuildError
+
+COMPLETE = ("include/cublas_v2.h", "lib64/stubs/libcuda.so")
+
+
+def toolkit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...]) -> Path:
+    """A toolkit of these files, whose nvcc answers as the real one does when asked where it is."""
+    root = tmp_path / "toolkit"
+    for name in files:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text(f"#!/bin/sh\necho '#$ TOP={root}' >&2\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("PATH", str(nvcc.parent), prepend=":")
+    return root
+
+
+def test_a_complete_toolkit_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toolkit(tmp_path, monkeypatch, COMPLETE)
+    assert cuda.completion(pinned.pins(), tmp_path) == ([], [])
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="reads a library with readelf")
+def test_a_missing_driver_is_stood_in_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toolkit(tmp_path, monkeypatch, COMPLETE[:1])
+    arguments, flags = cuda.completion(pinned.pins(), tmp_path)
+    assert flags == []
+    assert arguments == [f"-DCUDA_cuda_driver_LIBRARY={tmp_path}/libcuda.so"]
+    shown = subprocess.run(
+        ["readelf", "-d", tmp_path / "libcuda.so"], capture_output=True, text=True, check=True
+    )
+    assert "Library soname: [libcuda.so.1]" in shown.stdout
+
+
+def test_an_nvcc_that_tells_nothing_gets_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = toolkit(tmp_path, monkeypatch, COMPLETE)
+    (tmp_path / "bin" / "nvcc").write_text("#!/bin/sh\necho broken >&2\n")
+    assert root.exists()
+    with pytest.raises(BuildError, match="does not say where its toolkit is: broken"):
+        cuda.completion(pinned.pins(), tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="asks a real nvcc")
+def test_the_real_nvcc_names_itself() -> None:
+    assert re.fullmatch(r"nvcc release \d+\.\d+, V[\d.]+", cuda.compiler())
