@@ -141,7 +141,7 @@ def make_checkpoint(folder: Path, sources: Path, layers: int) -> Path:
     (folder / "config.json").write_text(json.dumps(_config(layers)))
     shapes = list(_shapes(layers))
     per_shard = -(-len(shapes) // SHARDS)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for i in range(SHARDS):
         name = f"model-{i + 1:05}-of-{SHARDS:05}.safetensors"
         part = dict(shapes[i * per_shard : (i + 1) * per_shard])

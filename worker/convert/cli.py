@@ -17,7 +17,7 @@ from typing import get_args
 from worker.convert.progress import Reporter, Style, reporter
 from worker.errors import ModelError, WorkerError
 
-_COMMANDS = ("convert",)
+_COMMANDS = ("convert", "list", "inspect", "verify")
 _OUTTYPES = (
     "f32",
     "f16",
@@ -45,7 +45,7 @@ def run(arguments: Sequence[str]) -> int:
     report = reporter(options.progress)
     signal.signal(signal.SIGTERM, _interrupted)
     try:
-        _convert(options, report)
+        _ACTIONS[options.command](options, report)
     except WorkerError as error:
         report.failed(error)
         return error.exit_code
@@ -81,6 +81,38 @@ def _convert(options: argparse.Namespace, report: Reporter) -> None:
     report.finished(result)
 
 
+def _list(options: argparse.Namespace, _report: Reporter) -> None:
+    from worker.models import registry
+
+    entries = registry.load(options.models_file).entries.values()
+    width = max((len(entry.alias) for entry in entries), default=0)
+    for entry in entries:
+        kind = entry.quantization or ""
+        print(f"{entry.alias:{width}}  {kind:8} {entry.parameters or '':6} {entry.source}")
+
+
+def _inspect(options: argparse.Namespace, _report: Reporter) -> None:
+    from worker.models.gguf import read_header
+
+    header = read_header(options.file)
+    for key, value in header.summary().items():
+        text = str(value)
+        print(f"{key} = {text if len(text) <= 160 else text[:157] + '...'}")
+    print(f"\n{len(header.tensors)} tensors, {header.size_bytes:,} bytes")
+    for entry in header.tensors:
+        print(f"{entry.type_name:6} {'x'.join(map(str, entry.shape)):>20}  {entry.name}")
+
+
+def _verify(options: argparse.Namespace, report: Reporter) -> None:
+    from worker.convert.convert import verify_existing
+
+    n_tensors = verify_existing(options.source, options.file, report)
+    print(f"{options.file} is what its source gives: {n_tensors} tensors and all test texts agree")
+
+
+_ACTIONS = {"convert": _convert, "list": _list, "inspect": _inspect, "verify": _verify}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="llorch-convert", description="SafeTensors in, a verified GGUF out."
@@ -96,5 +128,13 @@ def _parser() -> argparse.ArgumentParser:
         "--pre-tokenizer", metavar="NAME", help="llama.cpp's pre-tokenizer, against the definition"
     )
     convert.add_argument("--threads", type=int, help="default: all processors")
-    convert.add_argument("--progress", choices=get_args(Style), default="bar")
+    listing = commands.add_parser("list", help="show the models that have an alias")
+    listing.add_argument("--models-file", type=Path, help="a registry of your own")
+    inspect = commands.add_parser("inspect", help="print a GGUF's metadata and tensors")
+    inspect.add_argument("file", type=Path)
+    verify = commands.add_parser("verify", help="hold a GGUF against the SafeTensors it is made of")
+    verify.add_argument("source", type=Path)
+    verify.add_argument("file", type=Path)
+    for command in (convert, listing, inspect, verify):
+        command.add_argument("--progress", choices=get_args(Style), default="bar")
     return parser

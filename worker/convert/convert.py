@@ -34,6 +34,7 @@ from worker.convert.special_tokens import chat_templates, special_tokens
 from worker.convert.tokenizer import read_vocabulary
 from worker.convert.vocabulary import Vocabulary
 from worker.errors import ModelError
+from worker.models.gguf import read_header
 
 FILE_TYPES: dict[str, int] = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32, **k_quants.FILE_TYPES}
 """`general.file_type` of each output type."""
@@ -230,6 +231,28 @@ def _check_space(destination: Path, job: Job, options: Options) -> None:
             needed_bytes=needed,
             available_bytes=available,
         )
+
+
+def verify_existing(source: Path, file: Path, report: Reporter) -> int:
+    """Repeat every check on a file that was written before; returns the number of tensors.
+
+    Raises:
+        ModelError: the file is not what the source gives.
+    """
+    written = read_header(file)
+    job = prepare(source, Options())
+    try:
+        token_check.check(source, job.architecture, job.metadata)
+        tensors = [tensor for tensor, _ in job.tensors]
+        verify.check_file(
+            job.checkpoint, tensors, file, lambda done, total: report.step("verify", done, total)
+        )
+    finally:
+        job.checkpoint.close()
+    recorded = written.metadata.get(manifest.DIGEST)
+    if recorded is not None and recorded != manifest.digest(source):
+        raise ModelError(f"{file} was made of other files than those in {source}")
+    return len(tensors)
 
 
 def _default_name(checkpoint: Checkpoint) -> str:
