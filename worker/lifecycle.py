@@ -259,7 +259,6 @@ def engine_config(settings: Settings, model_path: str, model_ref: str) -> Engine
         mlock=settings.mlock,
         blas=settings.blas == "on",
         prefix_cache=settings.prefix_cache,
-        max_queued_prompt_tokens=settings.max_queued_prompt_tokens,
         log_level=settings.log_level,
         log_format="json" if json_lines else "console",
     )

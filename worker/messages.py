@@ -38,9 +38,7 @@ class Sampling:
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     grammar: str | None = None
-    """GBNF text; at most one of `grammar` and `json_schema` is given."""
-    json_schema: str | None = None
-    """A JSON schema as JSON text; `{}` means any JSON object."""
+    """GBNF text that the answer follows."""
     logprobs: int | None = None
     """Number of alternatives reported per token; `None` is off, 0 is the chosen token alone."""
     ignore_eos: bool = False
@@ -106,7 +104,6 @@ class EngineConfig:
     mlock: bool = False
     blas: bool = False
     prefix_cache: bool = True
-    max_queued_prompt_tokens: int = 131072
     memory_margin_bytes: int = 0
     rpc_endpoint: str | None = None
     """`PLUG_IN@host:port` of a test device that plays the GPU; never set by a user-facing flag."""
@@ -132,7 +129,6 @@ class Tokenize:
     call_id: int
     text: str
     add_special: bool = False
-    parse_special: bool = True
 
 
 @dataclass(frozen=True, slots=True)

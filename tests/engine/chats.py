@@ -53,8 +53,8 @@ class FixedDate(datetime):
     """Templates may ask for today's date."""
 
     @classmethod
-    def now(cls, tz: Any = None) -> datetime:
-        return datetime(2026, 1, 2, 3, 4, 5)
+    def now(cls, tz: Any = None) -> FixedDate:
+        return cls(2026, 1, 2, 3, 4, 5)
 
 
 def fingerprint(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -168,25 +167,6 @@ def test_a_grammar_is_followed(engine: RealEngine) -> None:
         assert text in ("yes!", "no!")
 
 
-def test_a_json_schema_is_followed(engine: RealEngine) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"capital": {"type": "string", "maxLength": 12}, "big": {"type": "boolean"}},
-        "required": ["capital", "big"],
-        "additionalProperties": False,
-    }
-    for seed in range(5):
-        text = engine.generate(
-            CHAT.format("Give me the capital of Peru as JSON."),
-            json_schema=json.dumps(schema),
-            temperature=1.5,
-            seed=seed,
-            max_tokens=120,
-        )
-        answer = json.loads(text)
-        assert set(answer) == {"capital", "big"} and isinstance(answer["big"], bool)
-
-
 @pytest.mark.parametrize(
     ("field", "sampling"),
     [
@@ -194,8 +174,6 @@ def test_a_json_schema_is_followed(engine: RealEngine) -> None:
         ("grammar", {"grammar": "root ::= missing"}),
         ("grammar", {"grammar": "root ::= root 'a'"}),
         ("grammar", {"grammar": 'other ::= "a"'}),
-        ("json_schema", {"json_schema": '{"type": "nothing"}'}),
-        ("json_schema", {"json_schema": '{"$ref": "#/definitions/absent"}'}),
         ("logit_bias", {"logit_bias": ((999_999, 1.0),)}),
     ],
 )

@@ -31,13 +31,13 @@ _SMALLEST_REPETITION_PENALTY = 1e-2
 class Sampler:
     """
     Raises:
-        InvalidRequest: the grammar, the schema or a biased token id is not valid.
+        InvalidRequest: the grammar or a biased token id is not valid.
     """
 
     def __init__(self, model: Model, sampling: Sampling, prompt: Sequence[int]) -> None:
         self._flat = library.load()
         self._model = model
-        grammar = grammar_of(sampling)
+        grammar = sampling.grammar
         self._grammar = _compile(model, grammar) if grammar is not None else None
         # The likeliest token of unchanged logits needs no chain, which would first copy each
         # logit of the vocabulary into a list of candidates.
@@ -170,30 +170,6 @@ def native_seed(seed: int) -> int:
     that means «draw one»."""
     folded = (seed ^ (seed >> 32)) & 0xFFFFFFFF
     return folded if folded != 0xFFFFFFFF else 0x7FFFFFFF
-
-
-def grammar_of(sampling: Sampling) -> str | None:
-    """The GBNF that the answer must follow, from a grammar or a JSON schema.
-
-    Raises:
-        InvalidRequest: the schema cannot be expressed as a grammar.
-    """
-    if sampling.json_schema is None:
-        return sampling.grammar
-    from llama_cpp.llama_grammar import json_schema_to_gbnf
-
-    try:
-        grammar: str = json_schema_to_gbnf(sampling.json_schema)
-    except RecursionError as error:
-        raise InvalidRequest(
-            "json_schema: the schema is nested too deeply", field="json_schema"
-        ) from error
-    except Exception as error:  # the library raises many kinds for a schema it cannot follow
-        raise InvalidRequest(
-            f"json_schema: this schema cannot be used to constrain the answer: {error}",
-            field="json_schema",
-        ) from error
-    return grammar
 
 
 def _compile(model: Model, grammar: str) -> object:
