@@ -75,7 +75,9 @@ def worker_kind(name: str, model: Path, flags: list[str]) -> ServerKind:
             *("--slots", str(shape.slots), "--context-length", str(shape.context_per_slot)),
         ]
 
-    return ServerKind(name, "/ready", command, tuple(flags))
+    # The checkout's own code, also when the installed copy is older.
+    env = (("PYTHONPATH", str(Path(__file__).resolve().parents[2])),)
+    return ServerKind(name, "/ready", command, tuple(flags), env)
 
 
 def llama_server_kind(peers: Peers, model: Path, flags: list[str]) -> ServerKind:
