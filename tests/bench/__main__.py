@@ -103,9 +103,7 @@ def run(options: argparse.Namespace) -> None:
         for number in range(1, options.rounds + 1):
             runner.run_round(number)
     names = [subject.name for subject in runner.subjects]
-    baseline = names[0] if names else None
-    reference = "llama-server" if "llama-server" in names else baseline
-    summary = report.summarise(runner.results, baseline, reference)
+    summary = report.summarise(runner.results, names)
     print(f"\n{machine['cpu']}, {machine['cores']} cores, {options.quant}, {options.rounds} rounds")
     print(report.table(summary))
     for load in report.disturbed(runner.results):

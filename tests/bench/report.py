@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ Results = dict[str, dict[str, dict[int, Metrics]]]
 """load → subject → round → metrics"""
 
 LIMIT = "limit"
+REFERENCE = "llama-server"
 ROWS = {
     "startup_s": "start-up, s",
     "rss_peak_mib": "peak RSS, MiB",
@@ -33,10 +34,12 @@ ROWS = {
     "join_itl_max_ms": "inter-token max meanwhile, ms",
     "join_ttft_ms": "TTFT of the long prompt, ms",
     "step_overhead_ms": "own cost per step, ms",
-    "client_cpu_share": "client, share of a core",
-    "main_cpu_share": "server's main process, cores",
-    "child_cpu_share": "server's children, cores",
-    "foreign_cpu_share": "everything else, cores",
+    "cancel_queued_ms": "cancel of a queued job → room free, ms",
+    "cancel_prefill_ms": "cancel in prefill → cells free, ms",
+    "cancel_decode_ms": "cancel in decode → cells free, ms",
+    "disconnect_queued_ms": "disconnect when queued → room free, ms",
+    "disconnect_prefill_ms": "disconnect in prefill → cells free, ms",
+    "disconnect_decode_ms": "disconnect in decode → cells free, ms",
 }
 FOREIGN_LIMIT = 0.1
 """Cores that others may use before the figures are called disturbed."""
@@ -63,12 +66,18 @@ def _cpu_name() -> str:
     return platform.processor()
 
 
-def summarise(results: Results, baseline: str | None, reference: str | None) -> dict[str, Any]:
-    """Per load and subject: medians, and the ratios to `reference` and to the limit."""
+def summarise(results: Results, names: Sequence[str]) -> dict[str, Any]:
+    """Per load and subject, in the order of `names`: medians, and ratios to llama-server (to the
+    first subject where that is left out) and to the limit."""
+    baseline = names[0] if names else None
+    reference = REFERENCE if REFERENCE in names else baseline
     summary: dict[str, Any] = {}
     for load, subjects in results.items():
         rows: dict[str, Any] = {}
-        for name, runs in subjects.items():
+        for name in (*names, LIMIT):
+            runs = subjects.get(name)
+            if runs is None:
+                continue
             entry: dict[str, Any] = {"medians": medians(list(runs.values())), "rounds": len(runs)}
             for other in (reference, LIMIT):
                 if other in subjects and other != name:
@@ -79,7 +88,10 @@ def summarise(results: Results, baseline: str | None, reference: str | None) -> 
 
 
 def table(summary: Mapping[str, Any]) -> str:
-    """Markdown: a row per load and metric, a column per subject, then the baseline's ratios."""
+    """Markdown: a row per load and metric, a column per subject, then the baseline's ratios.
+
+    The shares of the cores stay in the JSON.
+    """
     baseline, reference = summary["baseline"], summary["reference"]
     loads: Mapping[str, Any] = summary["loads"]
     names = list(dict.fromkeys(name for rows in loads.values() for name in rows))
@@ -88,18 +100,13 @@ def table(summary: Mapping[str, Any]) -> str:
     lines = [_row(heads), _row(["---", "---", *["---:"] * (len(heads) - 2)])]
     for load, rows in loads.items():
         found = dict.fromkeys(key for entry in rows.values() for key in entry["medians"])
-        for metric in sorted(found, key=_order):
+        for metric in (name for name in ROWS if name in found):
             cells = [_number(rows.get(name, {}).get("medians", {}).get(metric)) for name in names]
             ratios = rows.get(baseline, {})
             for other in compared:
                 cells.append(_number(ratios.get(f"ratio_to_{other}", {}).get(metric)))
-            lines.append(_row([load, ROWS.get(metric, metric), *cells]))
+            lines.append(_row([load, ROWS[metric], *cells]))
     return "\n".join(lines)
-
-
-def _order(metric: str) -> tuple[int, str]:
-    order = list(ROWS)
-    return (order.index(metric) if metric in ROWS else len(order), metric)
 
 
 def _row(cells: list[str]) -> str:

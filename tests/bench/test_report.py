@@ -80,7 +80,7 @@ def test_the_table_and_the_file_hold_medians_and_ratios(tmp_path: Path) -> None:
             "limit": {1: {"output_tokens_per_s": 200.0}, 2: {"output_tokens_per_s": 200.0}},
         }
     }
-    summary = report.summarise(results, "worker", "llama-server")
+    summary = report.summarise(results, ["worker", "llama-server"])
     text = report.table(summary)
     assert "| streams1 | output tok/s | 100 | 95.0 | 200 | 1.05 | 0.50 |" in text.splitlines()
     report.write_json(tmp_path / "new" / "figures.json", summary)
