@@ -8,6 +8,7 @@ Those of every step are named tuples, which pickle several times faster than dat
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -92,7 +93,7 @@ class EngineConfig:
     """Tokens in one `llama_decode` at most."""
     micro_batch: int = 512
     """Tokens in one compute graph at most."""
-    prefill_budget: int = 256
+    prefill_budget: int = 128
     """Prompt tokens in a step while other sequences decode."""
     kv_type: Literal["f16", "q8_0", "f32"] = "f16"
     kv_unified: bool = False
@@ -205,7 +206,9 @@ class Residency:
 
     @property
     def device_bytes(self) -> int:
-        return sum(b.size_bytes for b in self.buffers if b.device.startswith(self.device))
+        """Of the device's own buffer types: `CUDA1` and `CUDA1_Split`, but not `CUDA10`."""
+        own = re.compile(rf"{re.escape(self.device)}(?!\d)")
+        return sum(b.size_bytes for b in self.buffers if own.match(b.device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from worker.devices import cpu_budget, memory, probe, residency
 from worker.engine.chat_template import ChatTemplate
 from worker.engine.intake import Intake
 from worker.engine.loop import Loop
+from worker.engine.outbox import Outbox
 from worker.engine.prompt import PromptBuilder
 from worker.engine.scheduler import Limits, Scheduler
 from worker.engine.transport import SyncChannel
@@ -231,7 +232,8 @@ def _serve(engine: Engine, channel: SyncChannel) -> None:
         prefill_budget=config.prefill_budget,
         prefix_cache=config.prefix_cache and model.can_truncate,
     )
-    loop = Loop(engine.backend, Scheduler(limits), channel.send)
+    outbox = Outbox(channel)
+    loop = Loop(engine.backend, Scheduler(limits), outbox.put)
     intake = Intake(
         loop,
         engine.prompts,
@@ -245,7 +247,7 @@ def _serve(engine: Engine, channel: SyncChannel) -> None:
     )
     channel.send([Ready(engine.info), loop.stats()])
     threading.Thread(target=_take_in, args=(channel, intake), name="intake", daemon=True).start()
-    _run(loop)
+    _run(loop, outbox)
 
 
 def _take_in(channel: SyncChannel, intake: Intake) -> None:
@@ -262,17 +264,16 @@ def _take_in(channel: SyncChannel, intake: Intake) -> None:
     os._exit(0)
 
 
-def _run(loop: Loop) -> None:
+def _run(loop: Loop, outbox: Outbox) -> None:
     """The engine thread. A loop that breaks takes the process with it: the parent tells the
     requests in flight and starts another one."""
     try:
         loop.run()
-    except (BrokenPipeError, ConnectionError):
-        os._exit(0)
     except BaseException:
         log.exception("engine.loop_failed")
         try:
             loop.fail_all(InferenceFailed("the engine met an error of its own"))
+            outbox.flush()
         finally:
             os._exit(70)
 

@@ -47,16 +47,11 @@ class LlamaBackend:
         self.copy = context.copy
 
     def decode(self, chunks: Sequence[Chunk]) -> DecodeOutcome:
-        """Compute the chunks' tokens in one batch.
-
-        NOTE: rows go in by slot. With a split cache llama.cpp puts rows into one micro-batch only
-        while each one's slot follows the one before; in another order every break costs a pass
-        over all weights.
-        """
+        """Compute the chunks' tokens in one batch."""
         batch = self._batch
         batch.clear()
         self._rows = [0] * len(chunks)
-        for index in sorted(range(len(chunks)), key=lambda i: chunks[i].sequence.slot or 0):
+        for index in _row_order(chunks):
             chunk = chunks[index]
             sequence, start = chunk.sequence, chunk.start
             assert sequence.slot is not None
@@ -88,3 +83,23 @@ class LlamaBackend:
     @cached_property
     def _pieces_with_special(self) -> list[bytes]:
         return [self._model.piece(token, special=True) for token in range(self._model.n_vocab)]
+
+
+def _row_order(chunks: Sequence[Chunk]) -> list[int]:
+    """The order of the chunks in their batch, as indices.
+
+    With a split cache llama.cpp puts rows into one micro-batch while each one's slot follows the
+    one before, and cuts it where the shorter of them end. So rows go by slot: every break costs a
+    pass over all weights. And prompts are kept apart from single rows: a neighbour of one row
+    would cut a prompt chunk into one row and an odd rest, below the tile that attention computes.
+    """
+
+    def slot(index: int) -> int:
+        return chunks[index].sequence.slot or 0
+
+    by_slot = sorted(range(len(chunks)), key=slot)
+    single = [i for i in by_slot if chunks[i].end - chunks[i].start == 1]
+    prompts = [i for i in by_slot if chunks[i].end - chunks[i].start > 1]
+    if prompts and single and slot(prompts[-1]) + 1 == slot(single[0]):
+        return single + prompts
+    return prompts + single

@@ -39,15 +39,18 @@ class Sampler:
         self._model = model
         grammar = sampling.grammar
         self._grammar = _compile(model, grammar) if grammar is not None else None
-        # The likeliest token of unchanged logits needs no chain, which would first copy each
-        # logit of the vocabulary into a list of candidates.
+        self._chain = self._build_chain(sampling, prompt)
+        # The likeliest token needs no chain, which would first copy each logit of the vocabulary
+        # into a list of candidates; unless it is an end that is not wanted.
         self._is_argmax = grammar is None and _is_plain_greedy(sampling)
-        self._chain = None if self._is_argmax else self._build_chain(sampling, prompt)
+        self._unwanted = model.eog if sampling.ignore_eos else frozenset()
 
     def sample(self, context: Context, row: int) -> int:
         """Draw the next token from a row's logits and remember it."""
         if self._is_argmax:
-            return int(context.logits(row).argmax())
+            token = int(context.logits(row).argmax())
+            if token not in self._unwanted:
+                return token
         if self._grammar is None:
             return int(self._flat.llama_sampler_sample(self._chain, context.pointer, row))
         flat = self._flat
@@ -161,7 +164,6 @@ def _is_plain_greedy(sampling: Sampling) -> bool:
         and not sampling.frequency_penalty
         and not sampling.presence_penalty
         and not sampling.logit_bias
-        and not sampling.ignore_eos
     )
 
 
