@@ -25,7 +25,7 @@ def test_exactly_one_after_ready_with_the_whole_payload(start_worker: StartWorke
             env={"LLORCH_CALLBACK_TOKEN": "pool-secret"},
         )
         manager.wait_for(n_callbacks=1)
-        running.execute("Once", max_tokens=3)
+        running.execute("Once", max_tokens=3, ignore_eos=True)
         assert running.stop() == 0
         (message,) = manager.callbacks
     assert message.authorized
@@ -60,7 +60,7 @@ def test_it_is_sent_again_until_it_is_taken(start_worker: StartWorker, reply: An
         manager.reply = reply
         running = start_worker("--callback-url", f"{manager.url}/ready")
         manager.wait_for(n_callbacks=2)
-        assert running.execute("Once", max_tokens=3).end["tokens_out"] >= 1
+        assert running.execute("Once", max_tokens=3, ignore_eos=True).end["tokens_out"] >= 1
         manager.reply = answers()  # type: ignore[assignment]
         running.wait_log("callback.accepted", 30)
         n_sent = len(manager.callbacks)
@@ -101,5 +101,5 @@ def test_an_optional_callback_never_ends_the_worker(start_worker: StartWorker) -
         running = start_worker("--callback-url", f"{manager.url}/ready", "--callback-optional")
         running.wait_log("callback.given_up", 30)
         assert running.is_ready()
-        assert running.execute("Once", max_tokens=3).end["tokens_out"] >= 1
+        assert running.execute("Once", max_tokens=3, ignore_eos=True).end["tokens_out"] >= 1
         assert running.stop() == 0
