@@ -13,7 +13,6 @@ import math
 import os
 import random
 import signal
-import statistics
 import sys
 import tempfile
 import threading
@@ -55,7 +54,8 @@ class Figures:
     wrong: list[str] = field(default_factory=list)
     """Answers that were not the asked one's."""
     attacks: Counter[str] = field(default_factory=Counter)
-    recovery_seconds: list[float] = field(default_factory=list)
+    recovery_seconds: dict[str, list[float]] = field(default_factory=dict)
+    """By attack; after a SIGSTOP the stall timeout is part of it."""
     manager_restarts: int = 0
     heartbeat_breaches: list[str] = field(default_factory=list)
     fds: tuple[int, int] = (0, 0)
@@ -65,14 +65,21 @@ class Figures:
     accepted_by_worker: float = 0
     ended_by_worker: float = 0
 
+    @property
+    def n_recoveries(self) -> int:
+        return sum(map(len, self.recovery_seconds.values()))
+
     def summary(self) -> dict[str, Any]:
-        times = sorted(self.recovery_seconds)
         found = asdict(self) | {"outcomes": dict(self.outcomes), "attacks": dict(self.attacks)}
-        del found["recovery_seconds"]
-        if times:
-            found["recovery_s_p50"] = round(statistics.median(times), 2)
-            found["recovery_s_p95"] = round(times[math.ceil(0.95 * len(times)) - 1], 2)
+        found["recovery_seconds"] = {
+            name: {"n": len(times), "p50": percentile(times, 0.5), "p95": percentile(times, 0.95)}
+            for name, times in self.recovery_seconds.items()
+        }
         return found
+
+
+def percentile(times: list[float], share: float) -> float:
+    return round(sorted(times)[math.ceil(share * len(times)) - 1], 2)
 
 
 def chat(question: str) -> str:
@@ -162,15 +169,16 @@ class Chaos:
                 continue
             with self._lock:
                 self.figures.attacks[name] += 1
-            self._measure_recovery(engines[0], before)
+            self._measure_recovery(name, engines[0], before)
 
-    def _measure_recovery(self, engine: psutil.Process, before: float) -> None:
+    def _measure_recovery(self, name: str, engine: psutil.Process, before: float) -> None:
         """Until another engine serves."""
         while time.monotonic() - before < 60:
             pids = {child.pid for child in self.worker.children()}
             if pids and engine.pid not in pids and self.worker.is_ready():
                 with self._lock:
-                    self.figures.recovery_seconds.append(time.monotonic() - before)
+                    times = self.figures.recovery_seconds.setdefault(name, [])
+                    times.append(time.monotonic() - before)
                 return
             time.sleep(0.05)
 

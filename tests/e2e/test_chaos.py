@@ -18,7 +18,7 @@ def test_a_minute_of_chaos(warm_cache: Path, tmp_path: Path) -> None:
     assert figures.lost == [], shown
     assert figures.wrong == [], shown
     assert sum(figures.attacks.values()) >= 2, shown
-    assert len(figures.recovery_seconds) == sum(figures.attacks.values()), shown
+    assert figures.n_recoveries == sum(figures.attacks.values()), shown
     assert figures.outcomes["end"] > 10, shown
     assert figures.outcomes["error ENGINE_CRASHED"] > 0, shown
     assert figures.accepted_by_worker == figures.ended_by_worker, shown
