@@ -162,11 +162,12 @@ def write_json(folder: Path, tokenizer: dict[str, Any]) -> None:
     (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", **tokenizer}))
 
 
-def write_model(source: Source, folder: Path) -> None:
-    """As a `tokenizer.model`, byte by byte."""
+def write_model(source: Source, folder: Path, n_pieces: int | None = None) -> None:
+    """As a `tokenizer.model`, byte by byte; the first pieces alone where a number is given."""
     assert source.scores is not None
     message = bytearray()
-    for text, score, kind in zip(source.tokens, source.scores, source.types, strict=True):
+    pieces = list(zip(source.tokens, source.scores, source.types, strict=True))
+    for text, score, kind in pieces[:n_pieces]:
         piece = _field(1, text.encode()) + b"\x15" + struct.pack("<f", score)
         message += _field(1, piece + _number(3, kind))
     message += _field(

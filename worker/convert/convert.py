@@ -84,12 +84,13 @@ def convert(source: Path, destination: Path, options: Options, report: Reporter)
         raise ModelError(f"{destination} is a folder; name the GGUF file to write")
     report.step("check", 0, 1)
     job = prepare(source, options)
+    hashing = manifest.Hashing(source)
     try:
         token_check.check(source, job.architecture, job.metadata)
         for sentence in job.notes:
             report.note(sentence)
         _check_space(destination, job, options)
-        digest = _write(job, destination, options, report)
+        digest = _write(job, destination, options, report, hashing)
     finally:
         job.checkpoint.close()
     return {
@@ -144,7 +145,9 @@ def _notes(family: Family, config: Config, vocabulary: Vocabulary) -> Iterator[s
             yield f"note: llama.cpp attends to the whole context, not to a window of {window}"
 
 
-def _write(job: Job, destination: Path, options: Options, report: Reporter) -> str:
+def _write(
+    job: Job, destination: Path, options: Options, report: Reporter, hashing: manifest.Hashing
+) -> str:
     """Returns the digest of the source."""
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
@@ -152,9 +155,9 @@ def _write(job: Job, destination: Path, options: Options, report: Reporter) -> s
         raise ModelError(f"{destination.parent} cannot be made: {error.strerror}") from None
     with OutputFile(destination) as out:
         if options.is_quantised_after:
-            digest = _write_quantised(job, out, options, report)
+            digest = _write_quantised(job, out, options, report, hashing)
         else:
-            digest = _write_tensors(job, out, options, report)
+            digest = _write_tensors(job, out, options, report, hashing)
         verify.check_file(
             job.checkpoint,
             [tensor for tensor, _ in job.tensors],
@@ -166,8 +169,9 @@ def _write(job: Job, destination: Path, options: Options, report: Reporter) -> s
     return digest
 
 
-def _write_tensors(job: Job, out: OutputFile, options: Options, report: Reporter) -> str:
-    hashing = manifest.Hashing(job.checkpoint.folder)
+def _write_tensors(
+    job: Job, out: OutputFile, options: Options, report: Reporter, hashing: manifest.Hashing
+) -> str:
     out.write_header(job.architecture, job.metadata, job.tensors, job.chat_template)
     total = sum(p.size_bytes for p in out.placed)
 
@@ -189,9 +193,11 @@ def _write_tensors(job: Job, out: OutputFile, options: Options, report: Reporter
     return digest
 
 
-def _write_quantised(job: Job, out: OutputFile, options: Options, report: Reporter) -> str:
+def _write_quantised(
+    job: Job, out: OutputFile, options: Options, report: Reporter, hashing: manifest.Hashing
+) -> str:
     with OutputFile(out.path.with_name(out.path.name + ".intermediate")) as intermediate:
-        digest = _write_tensors(job, intermediate, options, report)
+        digest = _write_tensors(job, intermediate, options, report, hashing)
         size = sum(p.size_bytes for p in intermediate.placed)
         report.step("quantize", 0, size)
         k_quants.quantize(

@@ -102,8 +102,10 @@ def _to_q8_0(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
     blocks = values.reshape(-1, Q8_BLOCK)
     magnitudes = np.abs(blocks)
     scale = block_maximum(magnitudes) / np.float32(127)
-    with np.errstate(divide="ignore"):
-        inverse = np.where(scale == 0, np.float32(0), np.float32(1) / scale)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(1) / scale
+    # Without a finite inverse the block is zero, or so close to it that its float16 scale is.
+    inverse[np.isinf(inverse)] = 0
     scaled = blocks * inverse[:, None]
     scaled += np.copysign(_BELOW_HALF, scaled, out=magnitudes)
     out = np.empty((len(blocks), Q8_BLOCK_BYTES), dtype=np.uint8)

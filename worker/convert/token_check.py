@@ -25,7 +25,7 @@ from worker.errors import ModelError, WorkerError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-TIMEOUT_SECONDS = 120
+TIMEOUT_SECONDS = 600
 
 
 def check(folder: Path, architecture: str, metadata: Metadata) -> int:

@@ -225,8 +225,12 @@ def llama3_factors(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float
     context = rope.params.integer("original_max_position_embeddings")
     exponents = np.arange(0, d.head_dim, 2, dtype=np.float32) / np.float32(d.head_dim)
     frequencies = np.float32(1) / np.float32(rope.theta) ** exponents
-    # How many waves fit into the context that the model was first trained on.
-    waves = context * frequencies.astype(np.float64) / (2 * math.pi)
-    blend = np.clip((waves - low) / (high - low), 0.0, 1.0)
-    factors = 1.0 / ((1.0 - blend) / factor + blend)
+    lengths = np.float32(2 * math.pi) / frequencies
+    # How many waves fit into the context that the model was first trained on. In float32
+    # throughout, as the models' own code has it.
+    waves = np.float32(context) / lengths
+    blend = (waves - np.float32(low)) / np.float32(high - low)
+    with np.errstate(divide="ignore"):  # Beyond both ends the blend is not used.
+        blended = np.float32(1) / ((np.float32(1) - blend) / np.float32(factor) + blend)
+    factors = np.where(waves > high, np.float32(1), np.where(waves < low, factor, blended))
     return {"rope_freqs.weight": factors.astype(np.float32)}

@@ -1,0 +1,85 @@
+"""The bits of every directly written type against the `gguf` package's own quantisers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from worker.convert.quantize import decode, encode, size_bytes, tensor_type, to_float32
+
+KINDS = ["F32", "F16", "BF16", "Q8_0"]
+# Below 1e-30 a block's scale has no inverse, and the package quantises infinities.
+magnitude = st.one_of(st.just(0.0), st.floats(np.float32(1e-30).item(), 60000, width=32))
+finite = arrays.arrays(
+    np.float32,
+    st.integers(1, 8).map(lambda n: (n, 64)),
+    elements=st.one_of(magnitude, magnitude.map(lambda x: -x)),
+)
+
+
+def reference(values: npt.NDArray[np.float32], kind: str) -> bytes:
+    return bytes(gguf.quantize(values, gguf.GGMLQuantizationType[kind]).tobytes())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(values=finite)
+def test_float32_sources_give_the_same_bits(kind: str, values: npt.NDArray[np.float32]) -> None:
+    got = encode(values, kind)
+    assert got.tobytes() == reference(values, kind)
+    assert got.size == size_bytes(kind, values.size)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(bits=arrays.arrays(np.uint16, (2, 64), elements=st.integers(0x0E00, 0x477F)))
+def test_bf16_sources_give_the_same_bits(kind: str, bits: npt.NDArray[np.uint16]) -> None:
+    assert encode(bits, kind).tobytes() == reference(to_float32(bits), kind)
+
+
+def test_halves_are_rounded_away_from_zero_and_what_is_below_is_not() -> None:
+    below = np.nextafter(np.float32(0.5), np.float32(0))
+    values = np.zeros((1, 32), dtype=np.float32)
+    values[0, :6] = [127, 0.5, -0.5, below, -below, 2.5]
+    quantised = encode(values, "Q8_0")[2:].view(np.int8)
+    assert quantised[:6].tolist() == [127, 1, -1, 0, 0, 3]
+    assert encode(values, "Q8_0").tobytes() == reference(values, "Q8_0")
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-45, 1e-38])
+def test_a_block_without_a_scale_is_zero(value: float) -> None:
+    block = np.full((1, 64), value, dtype=np.float32)
+    assert not decode(encode(block, "Q8_0"), "Q8_0").any()
+
+
+def test_gemmas_norms_are_shifted_in_float32() -> None:
+    stored = np.array([[0x3F80, 0xBF80]], dtype=np.uint16)  # 1 and -1 in BF16.
+    assert encode(stored, "F32", plus=1.0).view(np.float32).tolist() == [2.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("outtype", "shape", "keep_f32", "expected"),
+    [
+        ("q8_0", (64, 64), False, "Q8_0"),
+        ("q8_0", (64, 48), False, "F16"),
+        ("q8_0", (64,), False, "F32"),
+        ("bf16", (64, 64), True, "F32"),
+        ("bf16", (8, 64, 64), False, "BF16"),
+    ],
+)
+def test_which_type_a_tensor_gets(
+    outtype: str, shape: tuple[int, ...], keep_f32: bool, expected: str
+) -> None:
+    assert tensor_type(outtype, shape, keep_f32) == expected
+
+
+def test_the_package_reads_what_was_written() -> None:
+    values: npt.NDArray[Any] = np.linspace(-3, 3, 256, dtype=np.float32).reshape(4, 64)
+    for kind in KINDS:
+        theirs = gguf.dequantize(encode(values, kind), gguf.GGMLQuantizationType[kind])
+        assert np.array_equal(decode(encode(values, kind), kind), np.ravel(theirs))
