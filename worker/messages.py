@@ -93,7 +93,7 @@ class EngineConfig:
     """Tokens in one `llama_decode` at most."""
     micro_batch: int = 512
     """Tokens in one compute graph at most."""
-    prefill_budget: int = 128
+    prefill_budget: int = 256
     """Prompt tokens in a step while other sequences decode."""
     kv_type: Literal["f16", "q8_0", "f32"] = "f16"
     kv_unified: bool = False
