@@ -20,11 +20,13 @@ RUN --mount=type=cache,target=/root/.cache python3 -m builds metal --out /wheels
 COPY LICENSE README.md models.toml pyproject.toml ./
 COPY builds/constraints.txt builds/
 COPY worker worker
-# The venv keeps its place in the final stage, so its scripts stay right. pip has no business there.
+# The venv keeps its place in the final stage, so its scripts stay right. pip and the packages' own
+# tests have no business there.
 RUN --mount=type=cache,target=/root/.cache python3 -m venv /opt/llorch \
     && /opt/llorch/bin/pip install --disable-pip-version-check \
         --constraint=builds/constraints.txt /wheels/*.whl . \
-    && /opt/llorch/bin/pip uninstall --yes pip setuptools
+    && /opt/llorch/bin/pip uninstall --yes pip setuptools \
+    && find /opt/llorch -depth -type d -name tests -exec rm -r {} +
 
 FROM ${BASE_IMAGE}
 # libdrm2: the way to the virtual GPU. No Mesa: with it a software renderer could pose as the GPU.
@@ -32,7 +34,8 @@ FROM ${BASE_IMAGE}
 RUN apt-get update \
     && apt-get install -y --no-install-recommends \
         ca-certificates libdrm2 libgomp1 libstdc++6 python3 \
-    && rm -rf /var/lib/apt/lists/* /var/cache/debconf/* \
+    && apt-get clean \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/cache/debconf \
     && useradd --uid 10001 --home-dir /cache --no-create-home --shell /usr/sbin/nologin llorch \
     && install --directory --owner=llorch --group=llorch /cache /models
 COPY --from=build /opt/llorch /opt/llorch
