@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -29,6 +29,7 @@ def reference(values: npt.NDArray[np.float32], kind: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None)
 @given(values=finite)
 def test_float32_sources_give_the_same_bits(kind: str, values: npt.NDArray[np.float32]) -> None:
     got = encode(values, kind)
@@ -37,9 +38,18 @@ def test_float32_sources_give_the_same_bits(kind: str, values: npt.NDArray[np.fl
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None)
 @given(bits=arrays.arrays(np.uint16, (2, 64), elements=st.integers(0x0E00, 0x477F)))
 def test_bf16_sources_give_the_same_bits(kind: str, bits: npt.NDArray[np.uint16]) -> None:
     assert encode(bits, kind).tobytes() == reference(to_float32(bits), kind)
+
+
+def test_every_bf16_becomes_its_f16() -> None:
+    every = np.arange(1 << 16, dtype=np.uint16)
+    with np.errstate(over="ignore"):
+        expected = to_float32(every).astype(np.float16)
+    got = encode(every.reshape(1, -1), "F16").view(np.uint16)
+    assert np.array_equal(got, expected.view(np.uint16))
 
 
 def test_halves_are_rounded_away_from_zero_and_what_is_below_is_not() -> None:

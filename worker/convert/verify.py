@@ -23,6 +23,7 @@ from worker.convert.plan import OutputTensor
 from worker.convert.quantize import (
     TensorType,
     bf16_as_f16,
+    bf16_to_f16,
     block_maximum,
     block_size,
     decode,
@@ -108,7 +109,7 @@ def _check_chunk(checkpoint: Checkpoint, written: npt.NDArray[np.uint8], chunk: 
             raise _differs(chunk, "its bytes are not those of the source")
         return
     if kind == "F16" and source.dtype == np.uint16 and not tensor.plus:
-        expected = np.take(_proven_f16(), source.reshape(-1), mode="clip")
+        expected = bf16_to_f16(source.reshape(-1), _proven_f16())
         if np.array_equal(expected, written.view(np.uint16)):
             return
     values = to_float32(source).reshape(-1)
