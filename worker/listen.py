@@ -13,6 +13,9 @@ from starlette.types import ASGIApp
 from worker.api.connection import WorkerProtocol
 from worker.errors import ConfigError, PortInUse
 
+KEEP_ALIVE_SECONDS = 75
+"""Of an idle connection: longer than proxies and clients keep theirs (60 s), so that none of them
+sends a request into a connection that is being closed here."""
 CLOSE_SECONDS = 2
 """For open connections to take their last bytes, after the drain."""
 
@@ -37,6 +40,7 @@ def server_for(app: ASGIApp) -> Server:
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=CLOSE_SECONDS,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
         )
     )
 

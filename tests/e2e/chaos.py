@@ -121,7 +121,9 @@ class Chaos:
             body |= {"prompt": chat(question), "temperature": 0}
         else:
             story = f"Once upon a time, there was a gentle fox named {name}. {name} loved to"
+            # Cool enough that the hero's name comes: at 1.0 one story in a thousand loses it.
             body |= {"prompt": story, "max_tokens": dice.randint(20, 300), "ignore_eos": True}
+            body |= {"temperature": 0.4}
         give_up_after = dice.randint(1, 30) if dice.random() < 0.2 else None
         try:
             with http.stream("POST", "/execute", json=body) as response:
