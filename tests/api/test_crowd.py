@@ -86,7 +86,16 @@ async def crowd(port: int) -> list[bytes]:
     return await asyncio.gather(*(one_of_the_crowd(port, i) for i in range(CROWD)))
 
 
-def test_a_thousand_connections_at_once(start_worker: StartWorker) -> None:
+@pytest.mark.parametrize(
+    "limit_ms",
+    [
+        # What a blocked event loop exceeds also on a machine that does other work meanwhile.
+        100,
+        # The target, for a machine that is left alone.
+        pytest.param(10, marks=pytest.mark.long),
+    ],
+)
+def test_a_thousand_connections_at_once(start_worker: StartWorker, limit_ms: float) -> None:
     worker = start_worker("--slots", "16")
     process = psutil.Process(worker.pid)
     asyncio.run(crowd(worker.port))  # once for warmth: allocators keep what they got
@@ -101,7 +110,7 @@ def test_a_thousand_connections_at_once(start_worker: StartWorker) -> None:
         assert grown < 50 * 2**20, f"{grown} bytes more"
         worker.wait_idle(30)
         # What the machine adds for any server is not the worker's.
-        if p99(times["health"]) < 10 + p99(times["control"]):
+        if p99(times["health"]) < limit_ms + p99(times["control"]):
             return
     pytest.fail(
         str({name: (len(all_), all_[len(all_) // 2], p99(all_)) for name, all_ in times.items()})
