@@ -13,7 +13,6 @@ import ssl
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -74,14 +73,16 @@ def _bootstrap(tag: str) -> None:
             )
 
 
-@pytest.fixture(scope="session", autouse=True)
-def figures(pytestconfig: pytest.Config) -> Iterator[dict[str, float]]:
-    """What the tests measured; printed at the end of the run."""
-    yield FIGURES
-    reporter = pytestconfig.pluginmanager.get_plugin("terminalreporter")
-    if FIGURES and reporter is not None:
+@pytest.fixture(scope="session")
+def figures() -> dict[str, float]:
+    """What the tests measured; told at the end of the run."""
+    return FIGURES
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if FIGURES:
         rounded = {name: round(value, 1) for name, value in FIGURES.items()}
-        reporter.write_line(f"\nfigures: {json.dumps(rounded)}")
+        terminalreporter.write_line(f"figures: {json.dumps(rounded)}")
 
 
 def image_size_bytes(image: str) -> int:
