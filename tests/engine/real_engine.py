@@ -34,7 +34,7 @@ class RealEngine:
     def __init__(self, slots: int = 4, *, kv_unified: bool = False, **limits: Any) -> None:
         self.model = Model(str(bundled_gguf("f32")))
         options = ContextOptions(
-            n_ctx=CONTEXT * slots, n_seq_max=slots, threads=2, kv_type="f32", kv_unified=kv_unified
+            n_ctx=CONTEXT * slots, n_seq_max=slots, threads=1, kv_type="f32", kv_unified=kv_unified
         )
         self.context = Context(self.model, options)
         self.backend = LlamaBackend(self.model, self.context, CONTEXT)
