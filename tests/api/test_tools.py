@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from worker.api.openai.tools import ToolCallParser, ToolUse, forced_schema
+from worker.api.openai.tools import ToolCallParser, ToolUse, forced_functions
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -69,13 +68,11 @@ def test_one_call_at_most_where_asked() -> None:
     assert len(parse(f"[{LOOK}, {LOOK}]", 4, parallel_tool_calls=False)[1]) == 1
 
 
-def test_a_forced_call_has_a_schema_of_its_own() -> None:
-    named = forced_schema(TOOLS, "look")
-    jsonschema.validate(json.loads(LOOK), named)
-    any_of_them = forced_schema(TOOLS, "*")
-    jsonschema.validate({"name": "wait", "arguments": {}}, any_of_them)
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({"name": "look", "arguments": {}}, any_of_them)
+def test_a_forced_call_is_of_the_functions_it_may_be() -> None:
+    where = "tools[{}].function.parameters"
+    look = (where.format(0), "look", TOOLS[0]["function"]["parameters"])
+    assert forced_functions(TOOLS, "look") == [look]
+    assert forced_functions(TOOLS, "*") == [look, (where.format(1), "wait", None)]
 
 
 def test_no_tools_is_no_tool_use() -> None:

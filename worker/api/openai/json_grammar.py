@@ -9,7 +9,7 @@ Pure functions, any thread.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from worker.api.fields import Fault, fault
@@ -63,22 +63,52 @@ _ANY: dict[str, str] = {
 
 def compile_schema(schema: object, path: str) -> tuple[str, list[Fault]]:
     """The grammar for `schema`, and every part of it that a grammar cannot keep."""
-    compiler = _Compiler(schema, path)
-    root = compiler.visit(schema, path)
-    if len(compiler.rules) > MAX_RULES:
-        message = f"{path} is too large: it takes more than {MAX_RULES} grammar rules"
-        compiler.faults.append(fault(path, "maxRules", message))
-    rules = {"root": root, **_ANY, **compiler.rules}
-    return "\n".join(f"{name} ::= {body}" for name, body in rules.items()), compiler.faults
+    compiler = _Compiler()
+    return compiler.grammar(compiler.document(schema, path), path)
+
+
+def compile_calls(functions: Sequence[tuple[str, str, object]]) -> tuple[str, list[Fault]]:
+    """The grammar for one call, `{"name", "arguments"}`, of any of `functions`.
+
+    A function is a path, a name and the schema of its arguments, which is a document of its own:
+    what `$ref` points at lies in it, and not in what is built around it here.
+    """
+    compiler = _Compiler()
+    calls = [compiler.call(name, schema, path) for path, name, schema in functions]
+    return compiler.grammar(" | ".join(calls), "tools")
 
 
 class _Compiler:
-    def __init__(self, document: object, path: str) -> None:
-        self.rules: dict[str, str] = {}
-        self.faults: list[Fault] = []
-        self._document = document
-        self._path = path
+    def __init__(self) -> None:
+        self._rules: dict[str, str] = {}
+        self._faults: list[Fault] = []
+        self._document: object = None
+        self._path = ""
         self._targets: dict[str, str] = {}
+
+    def grammar(self, root: str, path: str) -> tuple[str, list[Fault]]:
+        if len(self._rules) > MAX_RULES:
+            message = f"{path} is too large: it takes more than {MAX_RULES} grammar rules"
+            self._faults.append(fault(path, "maxRules", message))
+        rules = {"root": root, **_ANY, **self._rules}
+        return "\n".join(f"{name} ::= {body}" for name, body in rules.items()), self._faults
+
+    def document(self, schema: object, path: str) -> str:
+        """The name of the rule for a whole document, into which its references point."""
+        self._document, self._path, self._targets = schema, path, {}
+        return self.visit(schema, path)
+
+    def call(self, name: str, schema: object, path: str) -> str:
+        arguments = "object"
+        if isinstance(schema, Mapping) and set(schema) - _NOTES:
+            if schema.get("type", "object") != "object":
+                self._refuse(f"{path}.type", f"{path}.type must be 'object'")
+            arguments = self.document(schema, path)
+        name = _literal(json.dumps(name, ensure_ascii=False))
+        return self._rule(
+            rf'"{{" ws "\"name\"" ws ":" ws {name} ws ","'
+            rf' ws "\"arguments\"" ws ":" ws {arguments} ws "}}"'
+        )
 
     def visit(self, schema: object, path: str) -> str:
         """The name of the rule for a schema."""
@@ -126,7 +156,7 @@ class _Compiler:
             return "value"
         # The name is given before the visit, because the target may refer to itself.
         name = self._targets[target] = self._rule("")
-        self.rules[name] = self.visit(found, self._path + target[1:].replace("/", "."))
+        self._rules[name] = self.visit(found, self._path + target[1:].replace("/", "."))
         return name
 
     def _constants(self, schema: Mapping[str, Any], given: set[str], path: str) -> str:
@@ -269,8 +299,8 @@ class _Compiler:
         return low, high
 
     def _rule(self, body: str) -> str:
-        name = f"r{len(self.rules)}"
-        self.rules[name] = body
+        name = f"r{len(self._rules)}"
+        self._rules[name] = body
         return name
 
     def _only(
@@ -281,7 +311,7 @@ class _Compiler:
             self._refuse(f"{path}.{name}", message)
 
     def _refuse(self, path: str, message: str) -> None:
-        self.faults.append(fault(path, "unsupported", message))
+        self._faults.append(fault(path, "unsupported", message))
 
 
 def _plus(value: int | None, step: int) -> int | None:

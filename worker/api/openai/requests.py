@@ -15,13 +15,13 @@ from typing import Any, ClassVar
 from starlette.requests import Request
 
 from worker.api.fields import Fault, check, fault
-from worker.api.openai.json_grammar import compile_schema
+from worker.api.openai.json_grammar import compile_calls, compile_schema
 from worker.api.openai.schemas import (
     DEFAULT_COMPLETION_TOKENS,
     chat_schema,
     completion_schema,
 )
-from worker.api.openai.tools import ToolUse, forced_schema
+from worker.api.openai.tools import ToolUse, forced_functions
 from worker.api.requests import MAX_SEED, chat_prompt_of, deadline_of, invalid, read_json, seed_of
 from worker.api.state import AppState
 from worker.errors import WorkerError
@@ -187,7 +187,7 @@ def _sampling(body: Body, top_logprobs: int | None) -> Sampling:
 def _grammar(body: Body, tools: ToolUse | None) -> tuple[str | None, list[Fault]]:
     """What the answer has to follow, and what of it could not be kept."""
     if tools is not None and tools.forced is not None:
-        return compile_schema(forced_schema(body["tools"], tools.forced), "tools")
+        return compile_calls(forced_functions(body["tools"], tools.forced))
     form = body.get("response_format", {"type": "text"})
     if form["type"] == "json_object":
         return compile_schema({"type": "object"}, "response_format")

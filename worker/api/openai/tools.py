@@ -1,4 +1,4 @@
-"""Tool calls: the schema that forces one, and the parser that finds them in a model's text.
+"""Tool calls: which functions one is forced to, and the parser that finds calls in a text.
 
 Models write calls in a few forms: `<tool_call>{…}</tool_call>`, `[TOOL_CALLS][{…}]`, or a bare
 JSON object or list at the start of the output. Whatever looks like one but does not name an
@@ -41,22 +41,15 @@ class ToolUse:
         )
 
 
-def forced_schema(tools: Sequence[Mapping[str, Any]], forced: str) -> dict[str, Any]:
-    """A JSON schema that only a call of the function (`"*"`: of one of them) satisfies."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool["function"]["name"]},
-                "arguments": tool["function"].get("parameters") or {"type": "object"},
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for tool in tools
-        if forced in ("*", tool["function"]["name"])
+def forced_functions(
+    tools: Sequence[Mapping[str, Any]], forced: str
+) -> list[tuple[str, str, object]]:
+    """Path, name and arguments' schema of the function `forced`, or of all of them (`"*"`)."""
+    return [
+        (f"tools[{index}].function.parameters", function["name"], function.get("parameters"))
+        for index, function in enumerate(tool["function"] for tool in tools)
+        if forced in ("*", function["name"])
     ]
-    return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
 
 class ToolCallParser:

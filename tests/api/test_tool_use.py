@@ -1,0 +1,327 @@
+"""Functions, end to end: the bundled model under a template that takes them, OpenAI's client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel, Field
+
+from tests.support.bundled import bundled_gguf
+from tests.support.worker import WorkerProcess
+
+FRANCE: Any = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+class Unit(Enum):
+    celsius = "celsius"
+    kelvin = "kelvin"
+
+
+class Weather(BaseModel):
+    """The weather of a city."""
+
+    city: str = Field(max_length=12)
+    unit: Unit
+    days: int = Field(ge=1, le=9)
+    hours: list[int] = Field(max_length=3)
+
+
+LOOK: Any = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look <there> & say what is seen",
+        "parameters": {
+            "type": "object",
+            "properties": {"where": {"enum": ["up", "down"]}},
+            "required": ["where"],
+            "additionalProperties": False,
+        },
+    },
+}
+WEATHER: Any = openai.pydantic_function_tool(Weather, name="weather")  # with $ref and $defs
+TOOLS: Any = [WEATHER, LOOK]
+PARAMETERS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+WEATHER_ONLY: Any = {"type": "function", "function": {"name": "weather"}}
+
+
+def taking(**parameters: Any) -> dict[str, Any]:
+    """A function with these parameters."""
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
+PATTERN = taking(type="object", properties={"a": {"type": "string", "pattern": "^a"}})
+STRING = taking(type="string")
+
+
+@pytest.fixture(scope="module")
+def worker(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    """A worker on the bundled model's weights with a chat template that takes tools."""
+    folder = tmp_path_factory.mktemp("tools")
+    command = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", str(bundled_gguf("q8_0"))]
+    template = Path(__file__).with_name("tool_template.jinja")
+    subprocess.run(
+        [*command, str(folder / "tools.gguf"), "--chat-template-file", str(template)],
+        check=True,
+        capture_output=True,
+    )
+    running = WorkerProcess.start(
+        *("--model", str(folder / "tools.gguf")),
+        folder=folder / "worker",
+        cache_dir=warm_cache,
+        env={"LLORCH_THREADS": "1"},
+    )
+    yield running
+    assert running.stop() == 0, running.stderr[-4000:]
+
+
+@pytest.fixture
+def client(worker: WorkerProcess) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{worker.base_url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def the_call(name: str, arguments: str) -> Any:
+    """The arguments of a call, which must be what the function's schema says."""
+    found = json.loads(arguments)
+    jsonschema.validate(found, PARAMETERS[name])
+    return found
+
+
+def assembled(chunks: Iterable[Any]) -> dict[str, Any]:
+    """What a client makes of the deltas: ids and names come once, arguments in any pieces."""
+    content, reason = "", None
+    calls: dict[int, dict[str, str]] = {}
+    for chunk in chunks:
+        (choice,) = chunk.choices
+        assert reason is None, "the reason to finish comes last"
+        content += choice.delta.content or ""
+        for delta in choice.delta.tool_calls or []:
+            call = calls.setdefault(delta.index, {"id": "", "name": "", "arguments": ""})
+            call["id"] += delta.id or ""
+            call["name"] += delta.function.name or ""
+            call["arguments"] += delta.function.arguments or ""
+        reason = choice.finish_reason
+    return {"content": content, "calls": list(calls.values()), "reason": reason}
+
+
+def test_the_worker_says_that_it_takes_tools(worker: WorkerProcess) -> None:
+    assert worker.get("/info").json()["model"]["template_takes_tools"] is True
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"), [("required", {"weather", "look"}), (WEATHER_ONLY, {"weather"})]
+)
+def test_a_forced_call_keeps_its_schema(client: OpenAI, choice: Any, names: set[str]) -> None:
+    for seed in range(3):
+        answer = client.chat.completions.create(
+            model="tools", messages=FRANCE, tools=TOOLS, tool_choice=choice, seed=seed
+        )
+        (found,) = answer.choices
+        assert found.finish_reason == "tool_calls" and found.message.content is None
+        assert found.message.tool_calls
+        (call,) = found.message.tool_calls
+        assert call.type == "function" and call.id.startswith("call_")
+        assert call.function.name in names
+        whole = the_call(call.function.name, call.function.arguments)
+        streamed = assembled(
+            client.chat.completions.create(
+                model="tools",
+                messages=FRANCE,
+                tools=TOOLS,
+                tool_choice=choice,
+                seed=seed,
+                stream=True,
+            )
+        )
+        assert streamed["reason"] == "tool_calls" and streamed["content"] == ""
+        (delta,) = streamed["calls"]
+        assert delta["name"] == call.function.name and delta["id"].startswith("call_")
+        assert the_call(delta["name"], delta["arguments"]) == whole
+
+
+def test_each_choice_has_its_own_call(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tools", messages=FRANCE, tools=TOOLS, tool_choice="required", n=3, seed=1
+    )
+    calls = [choice.message.tool_calls for choice in answer.choices]
+    ids = {call.id for found in calls for call in found or []}
+    assert len(ids) == 3 and {choice.finish_reason for choice in answer.choices} == {"tool_calls"}
+
+
+def test_the_clients_own_helpers_read_the_calls(client: OpenAI) -> None:
+    tools: Any = TOOLS[:1]
+    parsed = client.chat.completions.parse(
+        model="tools", messages=FRANCE, tools=tools, tool_choice="required", seed=3
+    )
+    assert parsed.choices[0].message.tool_calls
+    weather = parsed.choices[0].message.tool_calls[0].function.parsed_arguments
+    assert isinstance(weather, Weather) and 1 <= weather.days <= 9
+    with client.chat.completions.stream(
+        model="tools", messages=FRANCE, tools=tools, tool_choice="required", seed=3
+    ) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].message.tool_calls
+    assert final.choices[0].message.tool_calls[0].function.parsed_arguments == weather
+
+
+def test_the_async_client_calls_too(worker: WorkerProcess) -> None:
+    async def run() -> None:
+        base_url = f"{worker.base_url}/v1"
+        async with AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+            answer = await client.chat.completions.create(
+                model="tools", messages=FRANCE, tools=TOOLS, tool_choice=WEATHER_ONLY, seed=2
+            )
+            assert answer.choices[0].message.tool_calls
+            call = answer.choices[0].message.tool_calls[0]
+            assert call.type == "function"
+            stream = await client.chat.completions.create(
+                model="tools",
+                messages=FRANCE,
+                tools=TOOLS,
+                tool_choice=WEATHER_ONLY,
+                seed=2,
+                stream=True,
+            )
+            streamed = assembled([chunk async for chunk in stream])
+            assert streamed["calls"][0]["arguments"] == call.function.arguments
+            the_call("weather", call.function.arguments)
+
+    asyncio.run(run())
+
+
+def test_none_is_as_if_there_were_no_tools(client: OpenAI) -> None:
+    for tools in (TOOLS, openai.omit):
+        answer = client.chat.completions.create(
+            model="tools", messages=FRANCE, tools=tools, tool_choice="none", temperature=0
+        )
+        assert answer.choices[0].message.content == "The capital of France is Paris."
+        assert answer.choices[0].message.tool_calls is None
+        assert answer.choices[0].finish_reason == "stop"
+
+
+def test_auto_leaves_an_answer_in_words_as_it_is(client: OpenAI) -> None:
+    fields: Any = {"messages": FRANCE, "tools": [LOOK], "temperature": 0, "max_tokens": 40}
+    for choice in ("auto", openai.omit):
+        answer = client.chat.completions.create(model="tools", tool_choice=choice, **fields)
+        (found,) = answer.choices
+        assert found.message.content and found.message.tool_calls is None
+        assert found.finish_reason in ("stop", "length")
+        streamed = assembled(
+            client.chat.completions.create(model="tools", tool_choice=choice, stream=True, **fields)
+        )
+        assert streamed["content"] == found.message.content and not streamed["calls"]
+
+
+@pytest.mark.parametrize(("name", "called"), [("look", True), ("jump", False)])
+def test_auto_finds_a_call_that_the_model_chose(client: OpenAI, name: str, called: bool) -> None:
+    """This model knows no functions; a schema for its answer makes it write what others would."""
+    arguments = LOOK["function"]["parameters"]
+    schema = {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": arguments},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "call", "schema": schema}}
+    fields: Any = {"messages": FRANCE, "tools": [LOOK], "response_format": form, "seed": 1}
+    (found,) = client.chat.completions.create(model="tools", **fields).choices
+    streamed = assembled(client.chat.completions.create(model="tools", stream=True, **fields))
+    if called:
+        assert found.finish_reason == streamed["reason"] == "tool_calls"
+        assert found.message.tool_calls and found.message.content is None
+        call = found.message.tool_calls[0]
+        assert call.type == "function"
+        assert the_call("look", call.function.arguments) == the_call(
+            "look", streamed["calls"][0]["arguments"]
+        )
+    else:  # not one of the functions that were offered
+        assert found.finish_reason == streamed["reason"] == "stop"
+        assert json.loads(found.message.content or "")["name"] == "jump"
+        assert json.loads(streamed["content"])["name"] == "jump" and not streamed["calls"]
+
+
+def test_calls_and_results_are_in_the_prompt(client: OpenAI, worker: WorkerProcess) -> None:
+    answer = client.chat.completions.create(
+        model="tools", messages=FRANCE, tools=[LOOK], tool_choice="required", seed=1
+    )
+    message = answer.choices[0].message
+    assert message.tool_calls
+    call = message.tool_calls[0]
+    assert call.type == "function"
+    where = json.loads(call.function.arguments)["where"]
+    turns: Any = [
+        *FRANCE,
+        message.model_dump(),  # just as it came
+        {"role": "tool", "tool_call_id": call.id, "content": "a <blue> sky"},
+        {"role": "user", "content": "What is the capital of France?"},
+    ]
+    applied = worker.post("/apply-template", {"messages": turns, "tools": [LOOK]})
+    written = {"name": "look", "arguments": {"where": where}}
+    question = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n"
+    assert applied.json()["prompt"] == (
+        "<|im_start|>system\nFunctions, one JSON schema a line:\n"
+        f"{json.dumps(LOOK)}\n<|im_end|>\n"
+        f"{question}<|im_start|>assistant\n"
+        f"<tool_call>{json.dumps(written)}</tool_call><|im_end|>\n"
+        f'<|im_start|>tool\n<tool_response id="{call.id}">a <blue> sky</tool_response><|im_end|>\n'
+        f"{question}<|im_start|>assistant\n"
+    )
+    prompt_ids = worker.post(
+        "/tokenize", {"content": applied.json()["prompt"], "add_special": True}
+    ).json()["tokens"]
+    after = client.chat.completions.create(
+        model="tools", messages=turns, tools=[LOOK], temperature=0, max_tokens=16
+    )
+    assert after.usage and after.usage.prompt_tokens == len(prompt_ids)
+    assert after.choices[0].message.content
+
+
+def test_a_call_that_is_cut_off_is_no_call(client: OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tools", messages=FRANCE, tools=TOOLS, tool_choice=WEATHER_ONLY, max_tokens=3
+    )
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.choices[0].message.tool_calls is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "fly"}}},
+            "tool_choice.function.name",
+        ),
+        ({"tool_choice": "always"}, "tool_choice"),
+        (
+            {"tool_choice": "required", "response_format": {"type": "json_object"}},
+            "response_format",
+        ),
+        ({"tools": []}, "tools"),
+        ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type"),
+        (
+            {"tools": [WEATHER, PATTERN], "tool_choice": "required"},
+            "tools[1].function.parameters.properties.a.pattern",
+        ),
+        ({"tools": [STRING], "tool_choice": "required"}, "tools[0].function.parameters.type"),
+    ],
+)
+def test_what_cannot_be_honoured_is_named(
+    client: OpenAI, fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(
+            model="tools", messages=FRANCE, **({"tools": TOOLS} | fields)
+        )
+    assert caught.value.param and caught.value.param.startswith(param), caught.value.param
