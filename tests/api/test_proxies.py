@@ -48,7 +48,10 @@ backend worker
 PATH = os.environ.get("PATH", "") + os.pathsep + "/usr/sbin"
 KINDS = [
     pytest.param(
-        kind, marks=pytest.mark.skipif(not shutil.which(kind, path=PATH), reason=f"no {kind} here")
+        kind,
+        marks=pytest.mark.skipif(
+            not shutil.which(kind, path=PATH), reason=f"{kind} is not installed"
+        ),
     )
     for kind in ("nginx", "haproxy")
 ]
