@@ -126,6 +126,6 @@ def test_quantised_types_verify_against_their_source(
     assert cli.run(["verify", str(source), str(target), "--progress", "none"]) == 0
     assert cli.run(["inspect", str(target)]) == 0
     printed = capsys.readouterr().out
-    assert "llorch.convert.source_sha256" in printed and f"outtype = {outtype}" in printed
+    assert "llorch.convert.source_sha256" in printed and f" {outtype}\n" in printed
     other = checkpoint("llama", tmp_path)
     assert cli.run(["verify", str(other), str(target), "--progress", "none"]) == 3

@@ -14,6 +14,8 @@ from tests.models.hub_server import COMMIT, Hub, Repo
 from tests.models.samples import write_split
 from worker.errors import ModelError
 from worker.models.gguf import read_header
+from worker.models.hub_cache import name_of, snapshot_of
+from worker.models.reference import HubReference
 from worker.models.resolve import bundled_folder, resolve, resolve_checkpoint
 
 
@@ -137,5 +139,5 @@ def test_resolve_converts_a_repository_of_safetensors(hub: Hub, tmp_path: Path) 
     assert (header.quant_kind, header.vocab_size) == ("Q8_0", 1024)
     assert header.name is not None and header.name.lower() == "tiny"
     source = asyncio.run(resolve_checkpoint("hf:o/tiny", cache_dir=tmp_path / "c"))
-    assert (source.name, source.origin) == ("tiny", f"hf:o/tiny@{COMMIT}")
-    assert (source.folder / "model.safetensors").read_bytes() == files["model.safetensors"]
+    assert snapshot_of(source) == HubReference("o/tiny", COMMIT) and name_of(source) == "tiny"
+    assert (source / "model.safetensors").read_bytes() == files["model.safetensors"]

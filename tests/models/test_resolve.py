@@ -11,11 +11,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 import psutil
 import pytest
 
 from tests.models.samples import write_gguf, write_split
+from worker.convert import cli
 from worker.errors import ConfigError, ModelError, WorkerError
 from worker.messages import Progress
 from worker.models import conversion
@@ -27,6 +29,7 @@ from worker.models.resolve import (
     resolve,
     resolve_checkpoint,
 )
+from worker.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -79,6 +82,15 @@ def test_changed_content_and_other_types_are_converted_anew(
     weights.write_bytes(raw)
     changed = resolved(str(checkpoint), tmp_path / "cache")
     assert len({first.gguf_path, half.gguf_path, changed.gguf_path}) == 3
+
+
+@pytest.mark.parametrize("outtype", cli.OUTTYPES)
+def test_a_worker_may_ask_for_every_type_of_the_converter(
+    tmp_path: Path, checkpoint: Path, outtype: str
+) -> None:
+    assert outtype in get_args(Settings.model_fields["outtype"].annotation)
+    header = read_header(resolved(str(checkpoint), tmp_path, outtype).gguf_path)
+    assert header.quant_kind.lower() == outtype
 
 
 def test_a_damaged_cached_model_is_converted_again(tmp_path: Path, checkpoint: Path) -> None:
@@ -290,9 +302,9 @@ def test_the_hash_of_an_untouched_file_is_remembered(tmp_path: Path) -> None:
 
 def test_a_checkpoint_for_the_converter(tmp_path: Path, checkpoint: Path) -> None:
     mine = asyncio.run(resolve_checkpoint(str(checkpoint), cache_dir=tmp_path))
-    assert (mine.folder, mine.name, mine.origin) == (checkpoint, "checkpoint", str(checkpoint))
+    assert mine == checkpoint
     bundled = asyncio.run(resolve_checkpoint("tiny-model", cache_dir=tmp_path))
-    assert bundled.folder == bundled_folder()
+    assert bundled == bundled_folder()
     path = write_gguf(tmp_path / "m.gguf")
     with pytest.raises(ModelError, match="needs a folder or a repository of SafeTensors"):
         asyncio.run(resolve_checkpoint(str(path), cache_dir=tmp_path))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.errors import ModelError
+from worker.models.checkpoint_files import INDEX, read_json, weight_files, weight_map
 
 SourceType = Literal["BF16", "F16", "F32"]
 ITEM_BYTES: Mapping[str, int] = {"BF16": 2, "F16": 2, "F32": 4}
 _MAX_HEADER_BYTES = 100 << 20
-_SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class Checkpoint:
             raise ModelError(f"{folder} is not a folder of SafeTensors", path=str(folder))
         config = read_json(folder / "config.json")
         tensors: dict[str, TensorInfo] = {}
-        for shard in _shards(folder):
+        for shard in weight_files(folder):
             for info in read_header(shard):
                 if info.name in tensors:
                     other = tensors[info.name].path.name
@@ -114,18 +113,6 @@ class Checkpoint:
     def forget_json(self) -> None:
         """Drop what `json` keeps: a large tokenizer.json takes more memory than the weights."""
         self._json.clear()
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path.parent} has no {path.name}", path=str(path)) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ModelError(f"{path} is not readable JSON: {error}", path=str(path)) from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path} must hold a JSON object", path=str(path))
-    return value
 
 
 def read_header(path: Path) -> list[TensorInfo]:
@@ -194,55 +181,11 @@ def _whole_numbers(value: Any) -> bool:
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
 
 
-def _shards(folder: Path) -> list[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(_weight_map(index).values()))
-        for name in names:
-            if Path(name).name != name:
-                raise ModelError(f"{index}: {name!r} is not the name of a file in its folder")
-            if not (folder / name).is_file():
-                raise ModelError(
-                    f"shard {name} is missing in {folder}; {index.name} lists it",
-                    path=str(folder / name),
-                )
-        return [folder / name for name in names]
-    if (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
-    found = sorted(folder.glob("*.safetensors"))
-    if not found:
-        pickles = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
-        hint = "; it holds PyTorch pickles, which are not read" if pickles else ""
-        raise ModelError(f"{folder} has no .safetensors file{hint}", path=str(folder))
-    _check_numbering(folder, found)
-    return found
-
-
-def _check_numbering(folder: Path, found: list[Path]) -> None:
-    """Without an index, `-00001-of-00003` in the names tells what is missing."""
-    numbered = [m for path in found if (m := _SHARD.fullmatch(path.name))]
-    if not numbered:
-        return
-    total = max(int(m[2]) for m in numbered)
-    missing = sorted(set(range(1, total + 1)) - {int(m[1]) for m in numbered})
-    if missing:
-        raise ModelError(f"{folder} lacks shard {missing[0]} of {total}", path=str(folder))
-
-
-def _weight_map(index: Path) -> dict[str, str]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(
-        isinstance(name, str) for name in weight_map.values()
-    ):
-        raise ModelError(f"{index} has no weight_map of tensor and file names", path=str(index))
-    return weight_map
-
-
 def _check_index(folder: Path, tensors: Mapping[str, TensorInfo]) -> None:
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     if not index.is_file():
         return
-    for name, shard in _weight_map(index).items():
+    for name, shard in weight_map(index).items():
         if name not in tensors or tensors[name].path.name != shard:
             raise ModelError(f"{index} places tensor {name} in {shard}, which does not hold it")
 

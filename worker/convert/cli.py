@@ -7,6 +7,8 @@ exit code of the error it met; whoever reads its JSON lines gets the same error 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ from worker.convert.progress import Reporter, Style, reporter
 from worker.errors import ModelError, WorkerError
 
 _COMMANDS = ("convert", "list", "inspect", "verify")
-_OUTTYPES = (
+OUTTYPES = (
     "f32",
     "f16",
     "bf16",
@@ -31,6 +33,8 @@ _OUTTYPES = (
     "q3_k_m",
     "q2_k",
 )
+
+_SOURCE = "a folder of SafeTensors, hf:owner/repo@revision, or an alias of models.toml"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -67,7 +71,7 @@ def _convert(options: argparse.Namespace, report: Reporter) -> None:
     from worker.convert.convert import Options, convert
 
     result = convert(
-        options.source,
+        _checkpoint(options, report),
         options.destination,
         Options(
             outtype=options.outtype,
@@ -82,32 +86,58 @@ def _convert(options: argparse.Namespace, report: Reporter) -> None:
 
 
 def _list(options: argparse.Namespace, _report: Reporter) -> None:
-    from worker.models import registry
+    from worker.models import describe, registry
 
-    entries = registry.load(options.models_file).entries.values()
-    width = max((len(entry.alias) for entry in entries), default=0)
-    for entry in entries:
-        kind = entry.quantization or ""
-        print(f"{entry.alias:{width}}  {kind:8} {entry.parameters or '':6} {entry.source}")
+    print(describe.registry_text(registry.load(_models_file(options))))
 
 
 def _inspect(options: argparse.Namespace, _report: Reporter) -> None:
+    from worker.models import describe
     from worker.models.gguf import read_header
 
-    header = read_header(options.file)
-    for key, value in header.summary().items():
-        text = str(value)
-        print(f"{key} = {text if len(text) <= 160 else text[:157] + '...'}")
-    print(f"\n{len(header.tensors)} tensors, {header.size_bytes:,} bytes")
-    for entry in header.tensors:
-        print(f"{entry.type_name:6} {'x'.join(map(str, entry.shape)):>20}  {entry.name}")
+    print(describe.header_text(read_header(options.file)))
 
 
 def _verify(options: argparse.Namespace, report: Reporter) -> None:
     from worker.convert.convert import verify_existing
 
-    n_tensors = verify_existing(options.source, options.file, report)
+    n_tensors = verify_existing(_checkpoint(options, report), options.file, report)
     print(f"{options.file} is what its source gives: {n_tensors} tensors and all test texts agree")
+
+
+def _checkpoint(options: argparse.Namespace, report: Reporter) -> Path:
+    """The folder of SafeTensors that SOURCE names, downloaded first where it is on the hub."""
+    from worker.models.reference import PathReference, parse
+    from worker.models.resolve import resolve_checkpoint
+
+    if not isinstance(parse(options.source), PathReference):
+        # The hub's client draws a bar of its own, and is silent where this is set.
+        if options.progress != "bar":
+            os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+        # The download warns in the log.
+        from worker.observability import logs
+
+        logs.configure("warning")
+    cache_dir = options.cache_dir or _path_from("LLORCH_CACHE_DIR")
+    return asyncio.run(
+        resolve_checkpoint(
+            options.source,
+            models_file=_models_file(options),
+            cache_dir=cache_dir.expanduser() if cache_dir else None,
+            on_progress=report.fetch,
+        )
+    )
+
+
+def _models_file(options: argparse.Namespace) -> Path | None:
+    found: Path | None = options.models_file or _path_from("LLORCH_MODELS_FILE")
+    return found
+
+
+def _path_from(variable: str) -> Path | None:
+    """The worker's own settings, for those who set them as variables."""
+    value = os.environ.get(variable)
+    return Path(value) if value else None
 
 
 _ACTIONS = {"convert": _convert, "list": _list, "inspect": _inspect, "verify": _verify}
@@ -118,23 +148,28 @@ def _parser() -> argparse.ArgumentParser:
         prog="llorch-convert", description="SafeTensors in, a verified GGUF out."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    convert = commands.add_parser("convert", help="write a GGUF from a folder of SafeTensors")
-    convert.add_argument("source", type=Path, help="folder with config.json and *.safetensors")
+    convert = commands.add_parser("convert", help="write a GGUF from SafeTensors")
+    convert.add_argument("source", help=_SOURCE)
     convert.add_argument("destination", type=Path, help="the GGUF file to write")
-    convert.add_argument("--outtype", choices=_OUTTYPES, default="q8_0")
+    convert.add_argument("--outtype", choices=OUTTYPES, default="q8_0")
     convert.add_argument("--imatrix", type=Path, help="importance matrix, for K-quants")
-    convert.add_argument("--name", help="the model's name in the file (default: the folder's)")
+    convert.add_argument("--name", help="the model's name in the file (default: its folder's)")
     convert.add_argument(
         "--pre-tokenizer", metavar="NAME", help="llama.cpp's pre-tokenizer, against the definition"
     )
     convert.add_argument("--threads", type=int, help="default: all processors")
     listing = commands.add_parser("list", help="show the models that have an alias")
-    listing.add_argument("--models-file", type=Path, help="a registry of your own")
     inspect = commands.add_parser("inspect", help="print a GGUF's metadata and tensors")
     inspect.add_argument("file", type=Path)
     verify = commands.add_parser("verify", help="hold a GGUF against the SafeTensors it is made of")
-    verify.add_argument("source", type=Path)
+    verify.add_argument("source", help=_SOURCE)
     verify.add_argument("file", type=Path)
+    for command in (convert, verify):
+        command.add_argument(
+            "--cache-dir", type=Path, help="where downloads go (default: the worker's cache)"
+        )
+    for command in (convert, verify, listing):
+        command.add_argument("--models-file", type=Path, help="a registry of your own")
     for command in (convert, listing, inspect, verify):
         command.add_argument("--progress", choices=get_args(Style), default="bar")
     return parser

@@ -35,6 +35,7 @@ from worker.convert.tokenizer import read_vocabulary
 from worker.convert.vocabulary import Vocabulary
 from worker.errors import ModelError
 from worker.models.gguf import read_header
+from worker.models.hub_cache import name_of
 
 FILE_TYPES: dict[str, int] = {"f32": 0, "f16": 1, "q8_0": 7, "bf16": 32, **k_quants.FILE_TYPES}
 """`general.file_type` of each output type."""
@@ -119,7 +120,7 @@ def prepare(source: Path, options: Options) -> Job:
     vocabulary = read_vocabulary(checkpoint, dims.n_vocab, options.pre_tokenizer)
     metadata: Metadata = {
         "general.type": "model",
-        "general.name": _safe_name(options.name or _default_name(checkpoint), vocabulary),
+        "general.name": _safe_name(options.name or name_of(source), vocabulary),
         "general.file_type": FILE_TYPES[options.outtype],
         "general.quantization_version": 2,
         **family.metadata(config, dims),
@@ -259,11 +260,6 @@ def verify_existing(source: Path, file: Path, report: Reporter) -> int:
     if recorded is not None and recorded != manifest.digest(source):
         raise ModelError(f"{file} was made of other files than those in {source}")
     return len(tensors)
-
-
-def _default_name(checkpoint: Checkpoint) -> str:
-    name = checkpoint.config.get("_name_or_path")
-    return Path(name).name if isinstance(name, str) and name else checkpoint.folder.resolve().name
 
 
 def _safe_name(name: str, vocabulary: Vocabulary) -> str:

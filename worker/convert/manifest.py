@@ -15,6 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from worker.convert.architectures import Metadata
+from worker.models.checkpoint_files import checkpoint_files
+from worker.models.hub_cache import name_of, snapshot_of
 
 SOURCE = "llorch.convert.source"
 REVISION = "llorch.convert.revision"
@@ -23,25 +25,21 @@ OUTTYPE = "llorch.convert.outtype"
 DIGEST = "llorch.convert.source_sha256"
 
 PLACEHOLDER = "?" * 64
-_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model")
-_SNAPSHOT = re.compile(r"[0-9a-f]{40}")
 _BLOB = re.compile(r"[0-9a-f]{64}")
 _BLOCK_BYTES = 4 << 20
 
 
 def describe(folder: Path, outtype: str, name: str | None = None) -> Metadata:
     """The keys that are known before the weights are read."""
-    resolved = folder.absolute()
     found: Metadata = {
-        SOURCE: name or resolved.name,
+        SOURCE: name or name_of(folder),
         VERSION: _version(),
         OUTTYPE: outtype,
         DIGEST: PLACEHOLDER,
     }
-    # The hub's cache keeps a revision's files in `models--owner--name/snapshots/REVISION`.
-    if _SNAPSHOT.fullmatch(resolved.name) and resolved.parent.name == "snapshots":
-        found[REVISION] = resolved.name
-        found[SOURCE] = resolved.parent.parent.name.removeprefix("models--").replace("--", "/")
+    snapshot = snapshot_of(folder)
+    if snapshot is not None and snapshot.revision is not None:
+        found |= {SOURCE: snapshot.repo, REVISION: snapshot.revision}
     return found
 
 
@@ -52,12 +50,10 @@ def _version() -> str:
         return "unknown"
 
 
-def source_files(folder: Path) -> list[Path]:
-    return sorted({path for pattern in _PATTERNS for path in folder.glob(pattern)})
-
-
 def digest(folder: Path) -> str:
-    lines = (f"{file_sha256(path)}  {path.name}\n" for path in source_files(folder))
+    """Of a checkpoint's files, by their content and their paths inside the folder."""
+    files = checkpoint_files(folder)
+    lines = (f"{file_sha256(path)}  {path.relative_to(folder)}\n" for path in files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 

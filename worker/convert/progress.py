@@ -12,6 +12,7 @@ import time
 from typing import Any, Literal, Protocol, TextIO
 
 from worker.errors import WorkerError
+from worker.messages import Progress
 
 Style = Literal["json", "bar", "none"]
 _INTERVAL_SECONDS = 0.1
@@ -19,6 +20,9 @@ _INTERVAL_SECONDS = 0.1
 
 class Reporter(Protocol):
     def step(self, phase: str, done_bytes: int, total_bytes: int) -> None: ...
+
+    def fetch(self, progress: Progress) -> None:
+        """What comes before: a model on its way from the hub."""
 
     def note(self, sentence: str) -> None: ...
 
@@ -66,14 +70,17 @@ class JsonLines:
     def step(self, phase: str, done_bytes: int, total_bytes: int) -> None:
         if self._pace.due(phase, done_bytes >= total_bytes):
             percent = 100.0 * done_bytes / total_bytes if total_bytes else 100.0
-            rate = self._pace.rate(done_bytes)
-            self._write(
-                {
-                    "phase": phase,
-                    "percent": round(percent, 2),
-                    "bytes_per_second": None if rate is None else round(rate),
-                }
-            )
+            self.fetch(Progress(phase, round(percent, 2), self._pace.rate(done_bytes)))
+
+    def fetch(self, progress: Progress) -> None:
+        rate = progress.bytes_per_second
+        self._write(
+            {
+                "phase": progress.phase,
+                "percent": progress.percent,
+                "bytes_per_second": None if rate is None else round(rate),
+            }
+        )
 
     def note(self, sentence: str) -> None:
         self._write({"note": sentence})
@@ -114,6 +121,9 @@ class Bar:
         self._stream.write(f"\r[{'#' * filled}{'.' * (width - filled)}]{text}")
         self._stream.flush()
         self._drawn = True
+
+    def fetch(self, progress: Progress) -> None:
+        """The hub's client draws the download itself."""
 
     def note(self, sentence: str) -> None:
         self._line(sentence)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from worker.convert import pre_tokenizers
 from worker.convert.architectures import Metadata
-from worker.convert.checkpoint import read_json
 from worker.convert.corpus import TEXTS
 from worker.convert.output import header, write_header_to
 from worker.convert.protobuf import SentencePieceModel, read_model
 from worker.errors import ModelError, WorkerError
+from worker.models.checkpoint_files import read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -23,7 +23,7 @@ from worker.devices.plan import Plan
 from worker.errors import BackendMismatch, DownloadError, PortInUse, WorkerError
 from worker.messages import EngineConfig
 from worker.models import reference
-from worker.models.conversion import check_checkpoint
+from worker.models.checkpoint_files import check_checkpoint
 from worker.models.resolve import resolve
 from worker.settings import Settings
 

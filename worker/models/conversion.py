@@ -25,6 +25,7 @@ from typing import Any
 
 from worker.errors import ModelError, WorkerError
 from worker.messages import Progress
+from worker.models.checkpoint_files import check_checkpoint, checkpoint_files
 from worker.models.checksum import sha256_of_file
 from worker.models.gguf import read_header
 from worker.models.servable import check_servable
@@ -34,33 +35,6 @@ OnProgress = Callable[[Progress], None]
 LOCK_POLL_SECONDS = 0.1
 TERMINATE_GRACE_SECONDS = 5.0
 MAX_LINE_BYTES = 2**20
-_SOURCE_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt")
-
-
-def checkpoint_files(folder: Path) -> list[Path]:
-    """The files of a checkpoint that decide what it converts to, by name."""
-    found = {path for pattern in _SOURCE_PATTERNS for path in folder.glob(pattern)}
-    return sorted(path for path in found if path.is_file())
-
-
-def check_checkpoint(folder: Path) -> None:
-    """Name what a folder lacks before any time is spent on it."""
-    for name in ("config.json",):
-        if not (folder / name).is_file():
-            raise _not_a_checkpoint(folder, f"it has no {name}")
-    if (
-        not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model"))
-        and not (folder / "vocab.json").is_file()
-    ):
-        raise _not_a_checkpoint(folder, "it has neither tokenizer.json nor tokenizer.model")
-    if not any(folder.glob("*.safetensors")):
-        raise _not_a_checkpoint(folder, "it has no .safetensors file")
-
-
-def _not_a_checkpoint(folder: Path, what: str) -> ModelError:
-    return ModelError(
-        f"The folder {str(folder)!r} is no SafeTensors model: {what}.", path=str(folder)
-    )
 
 
 async def convert_cached(
@@ -88,7 +62,7 @@ def content_key(folder: Path, cache_dir: Path, on_progress: OnProgress, name: st
     done = 0
     for path in files:
         on_progress(Progress("hash", round(100 * done / total, 1)))
-        digest.update(f"{path.name}\0{sha256_of_file(path, cache_dir)}\n".encode())
+        digest.update(f"{path.relative_to(folder)}\0{sha256_of_file(path, cache_dir)}\n".encode())
         done += path.stat().st_size
     return digest.hexdigest()[:32]
 

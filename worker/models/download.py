@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from typing import TypeVar
 from worker.errors import DownloadError, ModelError
 from worker.messages import Progress
 from worker.models import hub
+from worker.models.checkpoint_files import CONFIG_FILES, INDEX, TEMPLATES
 from worker.models.gguf import split_names
 from worker.models.hub import RemoteFile
 from worker.models.hub_cache import RepoCache
@@ -31,13 +33,7 @@ from worker.observability.logs import get_logger
 
 DEFAULT_REVISION = "main"
 
-_CHECKPOINT_FILES = (
-    "config.json generation_config.json tokenizer.json tokenizer_config.json tokenizer.model "
-    "special_tokens_map.json added_tokens.json vocab.json merges.txt chat_template.jinja "
-    "chat_template.json"
-).split()
-_INDEX = "model.safetensors.index.json"
-
+_TEMPLATE = re.compile(rf"{TEMPLATES}/[^/]+\.jinja")
 _T = TypeVar("_T")
 
 
@@ -51,9 +47,17 @@ class Downloaded:
 
 
 async def download(
-    ref: HubReference, *, cache_dir: Path, sha256: str | None, on_progress: OnProgress
+    ref: HubReference,
+    *,
+    cache_dir: Path,
+    sha256: str | None,
+    on_progress: OnProgress,
+    safetensors_only: bool = False,
 ) -> Downloaded:
-    """Fetch what `ref` names; raises `DownloadError`, or `ModelError` where it names no model."""
+    """Fetch what `ref` names; raises `DownloadError`, or `ModelError` where it names no model.
+
+    With `safetensors_only` a GGUF is not a model, and is refused before it is fetched.
+    """
     loop = asyncio.get_running_loop()
 
     def report(progress: Progress) -> None:
@@ -61,7 +65,7 @@ async def download(
             loop.call_soon_threadsafe(on_progress, progress)
 
     return await _in_daemon_thread(
-        lambda stop: _Download(ref, cache_dir, sha256, report, stop).run()
+        lambda stop: _Download(ref, cache_dir, sha256, report, stop, safetensors_only).run()
     )
 
 
@@ -104,6 +108,7 @@ class _Download:
     sha256: str | None
     report: OnProgress
     stop: threading.Event
+    safetensors_only: bool
     cache: RepoCache = field(init=False)
     transfer: Transfer = field(init=False)
     revision: str = field(init=False)
@@ -182,6 +187,11 @@ class _Download:
         if known is not None:
             return known
         names = self.choose(commit, listing)
+        if names[0].endswith(".gguf") and self.safetensors_only:
+            raise ModelError(
+                f"The repository {self.ref.repo!r} holds a GGUF; the converter needs SafeTensors.",
+                repo=self.ref.repo,
+            )
         if names[0].endswith(".gguf"):
             return self.gguf(names[0])
         self.transfer.fetch_all([self.describe(name, commit) for name in names], {})
@@ -200,9 +210,9 @@ class _Download:
     def choose(self, commit: str, listing: list[str]) -> list[str]:
         """The files of a SafeTensors checkpoint, or the one GGUF of a repository of GGUFs."""
         present = set(listing)
-        if _INDEX in present:
-            self.transfer.fetch_all([self.describe(_INDEX, commit)], {})
-            weights = [_INDEX, *self.shards(commit)]
+        if INDEX in present:
+            self.transfer.fetch_all([self.describe(INDEX, commit)], {})
+            weights = [INDEX, *self.shards(commit)]
         elif "model.safetensors" in present:
             weights = ["model.safetensors"]
         else:
@@ -210,7 +220,9 @@ class _Download:
                 name for name in present if name.endswith(".safetensors") and "/" not in name
             )
         if weights and "config.json" in present:
-            return [name for name in _CHECKPOINT_FILES if name in present] + weights
+            small = [name for name in CONFIG_FILES if name in present]
+            small += sorted(name for name in present if _TEMPLATE.fullmatch(name))
+            return [*small, *weights]
         ggufs = sorted(name for name in present if name.endswith(".gguf"))
         models = [name for name in ggufs if split_names(name)[0] == name]
         if len(models) == 1:
@@ -230,17 +242,17 @@ class _Download:
     def shards(self, commit: str) -> list[str]:
         """The shards that a checkpoint's index names."""
         try:
-            weight_map = json.loads(self.cache.path(commit, _INDEX).read_bytes())["weight_map"]
+            weight_map = json.loads(self.cache.path(commit, INDEX).read_bytes())["weight_map"]
             shards = sorted(set(weight_map.values()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(
-                f"The file {_INDEX!r} of {self.ref.repo!r} is not an index of shards.",
+                f"The file {INDEX!r} of {self.ref.repo!r} is not an index of shards.",
                 repo=self.ref.repo,
             ) from error
         for shard in shards:
             if not isinstance(shard, str) or "/" in shard or not shard.endswith(".safetensors"):
                 raise ModelError(
-                    f"The file {_INDEX!r} of {self.ref.repo!r} names the odd shard {shard!r}.",
+                    f"The file {INDEX!r} of {self.ref.repo!r} names the odd shard {shard!r}.",
                     repo=self.ref.repo,
                 )
         return shards

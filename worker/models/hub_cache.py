@@ -27,7 +27,7 @@ from typing import Any
 from urllib.parse import quote
 
 from worker.models.checksum import sha256_of_file
-from worker.models.reference import COMMIT
+from worker.models.reference import COMMIT, HubReference
 
 _HEX64 = re.compile(r"[0-9a-f]{64}")
 
@@ -39,6 +39,21 @@ class FileRecord:
     size_bytes: int
     sha256: str
     etag: str
+
+
+def snapshot_of(folder: Path) -> HubReference | None:
+    """The repository and commit of a folder in this cache or the hub's own: both keep them as
+    `models--owner--name/snapshots/<commit>`."""
+    *_, repo, kind, commit = ("", "", *Path(os.path.abspath(folder)).parts)
+    if not repo.startswith("models--") or kind != "snapshots" or not COMMIT.fullmatch(commit):
+        return None
+    return HubReference(repo.removeprefix("models--").replace("--", "/"), commit)
+
+
+def name_of(folder: Path) -> str:
+    """What a checkpoint is called: its repository where that is known, else its folder."""
+    snapshot = snapshot_of(folder)
+    return os.path.basename(snapshot.repo if snapshot else os.path.abspath(folder))
 
 
 class RepoCache:

@@ -13,17 +13,21 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from worker.errors import ModelError
 from worker.messages import Progress
 from worker.models import reference, registry
-from worker.models.conversion import check_checkpoint, convert_cached
-from worker.models.download import download
+from worker.models.checkpoint_files import check_checkpoint
+from worker.models.conversion import convert_cached
 from worker.models.gguf import read_header
+from worker.models.hub_cache import name_of
 from worker.models.reference import HubReference, PathReference, Reference
 from worker.models.registry import RegistryEntry
 from worker.models.servable import check_servable
+
+if TYPE_CHECKING:
+    from worker.models.download import Downloaded
 
 BUNDLED = "tiny-model"
 OnProgress = Callable[[Progress], None]
@@ -38,17 +42,6 @@ class ResolvedModel:
     model_ref: str
     """What the user asked for, as `/health` and the pool manager show it."""
     kind: Literal["bundled", "gguf", "safetensors", "hub"]
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedCheckpoint:
-    """A SafeTensors folder on this machine, for the converter."""
-
-    folder: Path
-    name: str
-    """What the model is called: the repository's or the folder's name."""
-    origin: str
-    """Where it comes from, with the commit where it has one."""
 
 
 def default_cache_dir() -> Path:
@@ -81,26 +74,16 @@ async def resolve(
     cache = (cache_dir or default_cache_dir()).absolute()
     on_progress(Progress("resolve", 0.0))
     if ref is None or ref == BUNDLED:
-        path = await convert_cached(
-            bundled_folder(),
-            cache_dir=cache,
-            outtype=outtype,
-            on_progress=on_progress,
-            name=BUNDLED,
-        )
-        return ResolvedModel(path, BUNDLED, "bundled")
+        found = await _resolve_path(bundled_folder(), BUNDLED, cache, outtype, on_progress)
+        return replace(found, kind="bundled")
     target = await asyncio.to_thread(_look_up, reference.parse(ref), models_file)
     if target.bundled:
         return await resolve(None, cache_dir=cache, outtype=outtype, on_progress=on_progress)
     if target.hub is None:
         assert target.path is not None
-        path = target.path.absolute()
-        return await _resolve_path(path, ref, cache, outtype, on_progress, path.name)
-    downloaded = await download(
-        target.hub, cache_dir=cache, sha256=target.sha256, on_progress=on_progress
-    )
-    name = target.hub.repo.rpartition("/")[2]
-    local = await _resolve_path(downloaded.path, ref, cache, outtype, on_progress, name)
+        return await _resolve_path(target.path.absolute(), ref, cache, outtype, on_progress)
+    downloaded = await _download(target, cache, on_progress)
+    local = await _resolve_path(downloaded.path, ref, cache, outtype, on_progress)
     return replace(local, kind="hub")
 
 
@@ -110,29 +93,39 @@ async def resolve_checkpoint(
     models_file: Path | None = None,
     cache_dir: Path | None = None,
     on_progress: OnProgress = lambda progress: None,
-) -> ResolvedCheckpoint:
+) -> Path:
     """Find or download the SafeTensors folder that `ref` names, whatever its form.
 
     Raises `ModelError` where it names a GGUF or nothing, else as `resolve` does.
     """
     target = await asyncio.to_thread(_look_up, reference.parse(ref), models_file)
+    path = target.path.absolute() if target.path is not None else None
+    if (target.hub is not None and target.hub.file is not None) or (path and path.is_file()):
+        raise ModelError(
+            f"{ref!r} is a file; the converter needs a folder or a repository of SafeTensors."
+        )
     if target.hub is not None:
         cache = (cache_dir or default_cache_dir()).absolute()
-        got = await download(
-            target.hub, cache_dir=cache, sha256=target.sha256, on_progress=on_progress
-        )
-        folder, name = got.path, target.hub.repo.rpartition("/")[2]
-        origin = str(HubReference(target.hub.repo, got.commit))
-    else:
-        folder = bundled_folder() if target.path is None else target.path.absolute()
-        name, origin = folder.name, ref
-    if folder.is_file():
-        raise ModelError(
-            f"{ref!r} is a file; the converter needs a folder or a repository of SafeTensors.",
-            path=str(folder),
-        )
+        path = (await _download(target, cache, on_progress, safetensors_only=True)).path
+    folder = path or bundled_folder()
     await asyncio.to_thread(check_checkpoint, folder)
-    return ResolvedCheckpoint(folder, name, origin)
+    return folder
+
+
+async def _download(
+    target: RegistryEntry, cache: Path, on_progress: OnProgress, safetensors_only: bool = False
+) -> Downloaded:
+    # What it imports is of no use to whoever has the model on this machine.
+    from worker.models.download import download
+
+    assert target.hub is not None
+    return await download(
+        target.hub,
+        cache_dir=cache,
+        sha256=target.sha256,
+        on_progress=on_progress,
+        safetensors_only=safetensors_only,
+    )
 
 
 def _look_up(parsed: Reference, models_file: Path | None) -> RegistryEntry:
@@ -151,11 +144,11 @@ def _look_up(parsed: Reference, models_file: Path | None) -> RegistryEntry:
 
 
 async def _resolve_path(
-    path: Path, ref: str, cache: Path, outtype: str, on_progress: OnProgress, name: str
+    path: Path, ref: str, cache: Path, outtype: str, on_progress: OnProgress
 ) -> ResolvedModel:
     if await asyncio.to_thread(path.is_dir):
         converted = await convert_cached(
-            path, cache_dir=cache, outtype=outtype, on_progress=on_progress, name=name
+            path, cache_dir=cache, outtype=outtype, on_progress=on_progress, name=name_of(path)
         )
         return ResolvedModel(converted, ref, "safetensors")
     header = await asyncio.to_thread(read_header, path)

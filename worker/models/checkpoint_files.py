@@ -1,0 +1,110 @@
+"""Which files of a folder make up a SafeTensors checkpoint: one answer for the download, the
+converter, its manifest and the cache of conversions.
+
+Blocking, and small: reads an index of shards at most.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from worker.errors import ModelError
+
+INDEX = "model.safetensors.index.json"
+TEMPLATES = "additional_chat_templates"
+"""Folder of `*.jinja` files beside the weights."""
+CONFIG_FILES = (
+    "config.json generation_config.json tokenizer.json tokenizer_config.json tokenizer.model "
+    "special_tokens_map.json added_tokens.json chat_template.jinja chat_template.json"
+).split()
+"""Those besides the weights that decide what a checkpoint converts to, where they are there."""
+
+_SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\.safetensors")
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """Every file that the conversion depends on, sorted by its path inside the folder.
+
+    Raises:
+        ModelError: the folder has no weights, or not all of its shards.
+    """
+    small = [folder / name for name in (*CONFIG_FILES, INDEX)]
+    small += (folder / TEMPLATES).glob("*.jinja")
+    return sorted([*(path for path in small if path.is_file()), *weight_files(folder)])
+
+
+def check_checkpoint(folder: Path) -> None:
+    """Name what a folder lacks before any time is spent on it; raises `ModelError`."""
+    if not folder.is_dir():
+        raise ModelError(f"The folder {str(folder)!r} does not exist.", path=str(folder))
+    if not (folder / "config.json").is_file():
+        raise _not_a_checkpoint(folder, "it has no config.json")
+    if not any((folder / f"tokenizer.{kind}").is_file() for kind in ("json", "model")):
+        raise _not_a_checkpoint(folder, "it has neither tokenizer.json nor tokenizer.model")
+    weight_files(folder)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The `.safetensors` files: those of the index, or the one, or all that are there."""
+    index = folder / INDEX
+    if index.is_file():
+        names = sorted(set(weight_map(index).values()))
+        for name in names:
+            if Path(name).name != name:
+                raise ModelError(f"{index}: {name!r} is not the name of a file in its folder")
+            if not (folder / name).is_file():
+                raise ModelError(
+                    f"shard {name} is missing in {folder}; {index.name} lists it",
+                    path=str(folder / name),
+                )
+        return [folder / name for name in names]
+    if (folder / "model.safetensors").is_file():
+        return [folder / "model.safetensors"]
+    found = sorted(folder.glob("*.safetensors"))
+    if not found:
+        pickles = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
+        hint = "; it holds PyTorch pickles, which are not read" if pickles else ""
+        raise _not_a_checkpoint(folder, f"it has no .safetensors file{hint}")
+    _check_numbering(folder, found)
+    return found
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Tensor name → shard, as an index says; raises `ModelError` where it is none."""
+    found = read_json(index).get("weight_map")
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+        raise ModelError(f"{index} has no weight_map of tensor and file names", path=str(index))
+    return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; raises `ModelError` where there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path.parent} has no {path.name}", path=str(path)) from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ModelError(f"{path} is not readable JSON: {error}", path=str(path)) from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} must hold a JSON object", path=str(path))
+    return value
+
+
+def _check_numbering(folder: Path, found: list[Path]) -> None:
+    """Without an index, `-00001-of-00003` in the names tells what is missing."""
+    numbered = [m for path in found if (m := _SHARD.fullmatch(path.name))]
+    if not numbered:
+        return
+    total = max(int(m[2]) for m in numbered)
+    missing = sorted(set(range(1, total + 1)) - {int(m[1]) for m in numbered})
+    if missing:
+        raise ModelError(f"{folder} lacks shard {missing[0]} of {total}", path=str(folder))
+
+
+def _not_a_checkpoint(folder: Path, what: str) -> ModelError:
+    return ModelError(
+        f"The folder {str(folder)!r} is no SafeTensors model: {what}.", path=str(folder)
+    )
