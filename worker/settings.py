@@ -59,7 +59,7 @@ class Settings(BaseSettings):
     # fmt: off
     model: str | None = _setting(None, "model", "an alias of the models file, a .gguf file, a folder of SafeTensors, or hf:owner/repo@revision::file=name.gguf; without it the bundled tiny model")
     models_file: Path | None = _setting(None, "model", "the models.toml to look aliases up in")
-    outtype: Literal["f32", "f16", "bf16", "q8_0", "q4_k_m"] = _setting("q8_0", "model", "weight type when SafeTensors are converted")
+    outtype: Literal["f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_k_s", "q4_0", "q3_k_m", "q2_k"] = _setting("q8_0", "model", "weight type when SafeTensors are converted")
     cache_dir: Path | None = _setting(None, "model", "where downloads and conversions go; without it $XDG_CACHE_HOME/llorch-worker")
 
     worker_id: str = Field(default_factory=lambda: str(uuid.uuid4()), min_length=1, max_length=200, pattern=r"^[\x21-\x7e]+$", description="name of this worker towards the pool; without it a fresh UUID", json_schema_extra={"group": "server"})

@@ -73,6 +73,11 @@ _MESSAGE: Schema = {
 }
 _FINISH_REASON = one_of("stop", "length", "tool_calls")
 _MAYBE_OBJECT: Schema = {"type": ["object", "null"]}
+_CONVERSION: Schema = {
+    **exactly(source=TEXT, revision=MAYBE_TEXT, source_sha256=TEXT, outtype=TEXT, version=TEXT),
+    "type": ["object", "null"],
+    "description": "what the file was converted from, where llorch-convert made it",
+}
 _MODEL = exactly(id=TEXT, object=one_of("model"), created=COUNT, owned_by=TEXT, meta=ANY_OBJECT)
 
 ANSWERS: dict[str, Schema] = {
@@ -114,7 +119,11 @@ ANSWERS: dict[str, Schema] = {
         model_ref=TEXT,
         protocol=one_of("sse"),
         limits=ANY_OBJECT,
-        model=_MAYBE_OBJECT,
+        model={
+            "type": ["object", "null"],
+            "properties": {"metadata_sha256": TEXT, "conversion": _CONVERSION},
+            "required": ["metadata_sha256", "conversion"],
+        },
         engine=_MAYBE_OBJECT,
         residency=_MAYBE_OBJECT,
     ),

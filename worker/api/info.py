@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -30,6 +31,8 @@ _LIMITS = (
     "stall_timeout",
     "drain_timeout",
 )
+
+_MANIFEST = ("source", "revision", "source_sha256", "outtype", "version")
 
 
 async def info(request: Request) -> Response:
@@ -64,7 +67,17 @@ def _model(engine: EngineInfo) -> dict[str, Any]:
     model = asdict(engine.model)
     # Over the canonical form, so that two workers with the same digest serve the same model.
     canonical = json.dumps(model["metadata"], sort_keys=True, default=str)
-    return {**model, "metadata_sha256": digest(canonical)}
+    return {
+        **model,
+        "metadata_sha256": digest(canonical),
+        "conversion": _conversion(model["metadata"]),
+    }
+
+
+def _conversion(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The manifest that the converter left in the file; `None` where it did not make it."""
+    found = {key: metadata.get(f"llorch.convert.{key}") for key in _MANIFEST}
+    return found if any(found.values()) else None
 
 
 def _engine(engine: EngineInfo) -> dict[str, Any]:
