@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from worker.engine.chat_template import ChatTemplate
+from worker.engine.spellings import Spellings
 from worker.errors import ContextLengthExceeded, InvalidRequest
 from worker.messages import ChatPrompt
 
@@ -19,6 +20,10 @@ class Vocabulary(Protocol):
     def bos(self) -> int | None: ...
     @property
     def adds_bos(self) -> bool: ...
+    @property
+    def control(self) -> frozenset[int]: ...
+
+    def token_text(self, token: int) -> str: ...
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]: ...
 
@@ -49,8 +54,7 @@ class PromptBuilder:
             self.check_ids(prompt, "prompt")
             tokens = list(prompt)
         else:
-            text = self.render(prompt) if isinstance(prompt, ChatPrompt) else prompt
-            tokens = self.tokenize(text)
+            tokens = self.tokenize(prompt) if isinstance(prompt, str) else self._chat(prompt)
         if not tokens:
             raise InvalidRequest("prompt: there is nothing to continue from", field="prompt")
         if len(tokens) > self._context_length:
@@ -72,11 +76,27 @@ class PromptBuilder:
         if self._embeds:
             return self._vocabulary.tokenize(text, add_special=add_special, parse_special=True)
         tokens = self._vocabulary.tokenize(text, add_special=False, parse_special=True)
+        return self._with_bos(tokens) if add_special else tokens
+
+    def _with_bos(self, tokens: list[int]) -> list[int]:
         bos = self._vocabulary.bos
-        if add_special and self._vocabulary.adds_bos and tokens[:1] != [bos]:
+        if self._vocabulary.adds_bos and tokens[:1] != [bos]:
             assert bos is not None
             tokens.insert(0, bos)
         return tokens
+
+    def _chat(self, prompt: ChatPrompt) -> list[int]:
+        """Token ids of a chat, whose control tokens are those that the template wrote."""
+        tokens = self.tokenize(self.render(prompt))
+        control = self._vocabulary.control.intersection(tokens)
+        spellings = Spellings(map(self._vocabulary.token_text, control))
+        marked, mark = spellings.marked(prompt)
+        if mark is None or len(tokens) > self._context_length:  # too long is too long
+            return tokens
+        tokens = []
+        for part, has_control in spellings.split(self.render(marked), mark):
+            tokens += self._vocabulary.tokenize(part, add_special=False, parse_special=has_control)
+        return self._with_bos(tokens)
 
     def render(self, prompt: ChatPrompt) -> str:
         """The text of a chat, by the model's own template."""
