@@ -94,7 +94,7 @@ class Settings(BaseSettings):
     context_length: Annotated[int, Field(ge=32, le=2**24)] | None = _setting(None, "engine", "tokens that one sequence may hold; without it the model's own, as far as it fits")
     batch: Annotated[int, Field(ge=1, le=2**20)] = _setting(2048, "engine", "tokens in one decode call at most")
     micro_batch: Annotated[int, Field(ge=1, le=2**20)] = _setting(512, "engine", "tokens in one compute graph at most")
-    prefill_budget: Annotated[int, Field(ge=1, le=2**20)] = _setting(256, "engine", "prompt tokens in a step while others decode")
+    prefill_budget: Annotated[int, Field(ge=1, le=2**20)] = _setting(256, "engine", "prompt tokens in a step; a prompt that is alone gets a micro-batch")
     kv_type: Literal["f16", "q8_0", "f32"] = _setting("f16", "engine", "type of the KV cache")
     kv_unified: bool = _setting(False, "engine", "one KV pool for all sequences")
     flash_attention: Literal["auto", "on", "off"] = _setting("auto", "engine", "flash attention")

@@ -43,6 +43,7 @@ FROZEN = {
     "worker_engine_decode_seconds": "gauge",
     "worker_engine_overhead_seconds": "gauge",
     "worker_engine_sample_seconds": "gauge",
+    "worker_engine_steps": "gauge",
 }
 
 

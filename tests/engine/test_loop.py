@@ -175,7 +175,7 @@ def test_decoding_goes_on_while_a_long_prompt_is_computed() -> None:
 
 
 def test_a_short_prompt_behind_a_long_one_starts_soon() -> None:
-    engine = Engine(prefill_alone=16)
+    engine = Engine(prefill_budget=16)
     engine.submit(1, bytes(90), max_tokens=1)
     engine.submit(2, b"hello", max_tokens=1)
     engine.turn()

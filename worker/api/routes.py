@@ -135,6 +135,7 @@ async def metrics(request: Request) -> Response:
         kv_cells_cached=stats.kv_cells_cached if stats else 0,
         last_progress_ms=supervisor.last_progress_ms,
         load_seconds=info.load_seconds if info else 0.0,
+        engine_steps=stats.steps if stats else 0,
         decode_seconds=stats.decode_seconds if stats else 0.0,
         overhead_seconds=stats.overhead_seconds if stats else 0.0,
         sample_seconds=stats.sample_seconds if stats else 0.0,

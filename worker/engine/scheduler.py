@@ -68,9 +68,9 @@ class Limits:
     batch: int
     """Rows in one batch."""
     prefill_alone: int
-    """Prompt tokens in a step in which nothing decodes."""
+    """Tokens of a prompt in a step that is all its own."""
     prefill_budget: int
-    """Prompt tokens in a step while others decode."""
+    """Prompt tokens in any other step."""
     prefix_cache: bool = True
 
 
@@ -260,14 +260,11 @@ class Scheduler:
     def _prompt_budget(self, n_decoding: int, n_prefilling: int) -> int:
         """Prompt tokens of a step.
 
-        A running stream waits for one `prefill_budget` a step, and for up to a micro-batch only
-        while there are more prompts than running streams: then most requests gain, and the batch
-        is sooner as full as it will be.
+        Running streams wait for one `prefill_budget` a step. So do prompts for each other: two
+        after another answer sooner on average than both at once. Only one that is alone gets more.
         """
-        budget = self.limits.prefill_alone
-        if n_decoding > 0:
-            share = self.limits.prefill_budget * max(n_prefilling, n_decoding) // n_decoding
-            budget = min(budget, max(share, self.limits.prefill_budget))
+        is_alone = n_decoding == 0 and n_prefilling == 1
+        budget = self.limits.prefill_alone if is_alone else self.limits.prefill_budget
         return min(budget, self.limits.batch - n_decoding)
 
     def _leave_slot(self, sequence: Sequence) -> Slot:

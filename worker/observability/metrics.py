@@ -45,6 +45,7 @@ class Snapshot:
     kv_cells_cached: int = 0
     last_progress_ms: float = 0.0
     load_seconds: float = 0.0
+    engine_steps: int = 0
     decode_seconds: float = 0.0
     overhead_seconds: float = 0.0
     sample_seconds: float = 0.0
@@ -141,6 +142,7 @@ class Metrics:
                 "worker_last_progress_ms", "Since the engine's last step while it has work."
             ),
             "load_seconds": gauge("worker_last_load_seconds", "The last load of the model."),
+            "engine_steps": gauge("worker_engine_steps", "Batches computed since it started."),
             "decode_seconds": gauge("worker_engine_decode_seconds", "Time inside decode."),
             "overhead_seconds": gauge("worker_engine_overhead_seconds", "Time around decode."),
             "sample_seconds": gauge("worker_engine_sample_seconds", "Time inside sampling."),
