@@ -14,7 +14,7 @@ BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format pytest wheel smoke bench chaos parity-data
+.PHONY: help setup run test lint format pytest wheel smoke bench chaos fuzz long parity-data
 .PHONY: image-cpu image-cuda image-metal image-test qemu-test lock clean
 
 help: ## show this list
@@ -39,6 +39,12 @@ format: setup ## let ruff rewrite what it can
 
 pytest: setup ## the tests alone (TESTS="tests/api -k cancel" narrows them)
 	$(VENV)/bin/pytest -m "not long" $(TESTS)
+
+fuzz: setup ## 2,000 requests made up from /openapi.json against a real worker; none may meet a 5xx
+	$(VENV)/bin/pytest -m long -rP tests/api/test_openapi.py
+
+long: setup ## the HTTP tests that take minutes: that one, 90 s behind proxies, a crowd beside a strict clock
+	$(VENV)/bin/pytest -m long -rP tests/api
 
 wheel: setup ## build dist/$(BACKEND)/*.whl and its SHA256SUMS
 	$(PY) -m builds $(BACKEND)

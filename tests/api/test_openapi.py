@@ -148,5 +148,6 @@ def test_two_thousand_made_up_requests(start_worker: StartWorker, tmp_path: Path
     worker = start_worker("--max-tokens-out", "4")
     output = fuzz(worker, tmp_path, "coverage,fuzzing", 60, seed=2)
     found = re.search(r"(\d+) generated", output)
+    print(*re.findall(r".*\d+ generated.*", output))
     assert found and int(found.group(1)) >= 2000
     assert worker.is_ready() and not worker.logs("request.broken")
