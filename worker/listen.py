@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import socket
 from collections.abc import Iterator
 
@@ -26,6 +27,14 @@ class Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        # A collection of garbage holds up everything: 50 ms when it walks through all modules and
+        # settings, which stay for good, and 20 ms when a thousand requests wait. Few are needed.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
 
 
 def server_for(app: ASGIApp) -> Server:

@@ -79,12 +79,14 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        began, status = time.monotonic(), 0
+        if scope["path"] not in OPEN_PATHS:
+            await self._turnstile.enter()
         headers: Mapping[bytes, bytes] = dict(scope["headers"])
         correlation_id = _correlation_id(headers.get(b"x-correlation-id"))
         scope.setdefault("state", {})["correlation_id"] = correlation_id
         bind_correlation_id(correlation_id)
         echoed = (b"x-correlation-id", correlation_id.encode())
-        began, status = time.monotonic(), 0
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -94,13 +96,11 @@ class Gate:
             await send(message)
 
         try:
-            if not self._admits(scope["path"], headers.get(b"authorization", b"")):
+            if self._admits(scope["path"], headers.get(b"authorization", b"")):
+                await self._app(scope, receive, answer)
+            else:
                 refusal = Unauthorized("this worker needs a valid bearer token (Authorization)")
                 await error_response(refusal, scope)(scope, receive, answer)
-            else:
-                if scope["path"] not in OPEN_PATHS:
-                    await self._turnstile.enter()
-                await self._app(scope, receive, answer)
         except Exception:
             _log.exception("request.broken", path=scope["path"])
             if status:
