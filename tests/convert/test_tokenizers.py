@@ -30,7 +30,8 @@ def load(folder: Path, config: dict[str, Any] | None = None, size: int = 1400) -
     checkpoint = Checkpoint(folder, config or {}, {})
     vocabulary = read_vocabulary(checkpoint, size)
     metadata = vocabulary.metadata() | special_tokens(checkpoint, vocabulary)
-    assert token_check.check(folder, "llama", metadata) >= 45
+    with token_check.TokenCheck(folder) as tokens:
+        assert tokens.check("llama", metadata) >= 45
     target = folder / "vocabulary.gguf"
     template = chat_templates(checkpoint)
     write_header_to(header("llama", metadata, template), target, with_tensors=True)
@@ -144,8 +145,11 @@ def test_an_unknown_pre_tokenizer_is_refused_at_once_naming_the_nearest(tmp_path
 def test_a_tokenizer_that_would_differ_is_refused_with_the_text(tmp_path: Path) -> None:
     byte_level(tmp_path, [pre.Digits(individual_digits=True), pre.ByteLevel(False)])
     vocabulary = read_vocabulary(Checkpoint(tmp_path, {}, {}), 600, pre="gpt-2")
-    with pytest.raises(ModelError, match="differs from its source") as caught:
-        token_check.check(tmp_path, "llama", vocabulary.metadata())
+    with (
+        token_check.TokenCheck(tmp_path) as tokens,
+        pytest.raises(ModelError, match="differs from its source") as caught,
+    ):
+        tokens.check("llama", vocabulary.metadata())
     assert any(c.isdigit() for c in caught.value.details["text"])
 
 

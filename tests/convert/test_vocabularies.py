@@ -53,7 +53,8 @@ def test_tokens_equal_the_shipped_vectors(
     else:
         rebuild.write_byte_level(source, form, tmp_path)
     vocabulary = read_vocabulary(Checkpoint(tmp_path, {}, {}), len(source.tokens))
-    assert token_check.check(tmp_path, "llama", vocabulary.metadata()) > 50
+    with token_check.TokenCheck(tmp_path) as tokens:
+        assert tokens.check("llama", vocabulary.metadata()) > 50
 
     target = tmp_path / "vocabulary.gguf"
     write_header_to(header("llama", vocabulary.metadata()), target, with_tensors=True)

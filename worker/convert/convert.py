@@ -84,14 +84,12 @@ def convert(source: Path, destination: Path, options: Options, report: Reporter)
     if destination.is_dir():
         raise ModelError(f"{destination} is a folder; name the GGUF file to write")
     report.step("check", 0, 1)
-    job = prepare(source, options)
-    hashing = manifest.Hashing(source)
+    job = _understood(source, options)
     try:
-        token_check.check(source, job.architecture, job.metadata)
         for sentence in job.notes:
             report.note(sentence)
         _check_space(destination, job, options)
-        digest = _write(job, destination, options, report, hashing)
+        digest = _write(job, destination, options, report, manifest.Hashing(source))
     finally:
         job.checkpoint.close()
     return {
@@ -105,8 +103,20 @@ def convert(source: Path, destination: Path, options: Options, report: Reporter)
     }
 
 
+def _understood(source: Path, options: Options) -> Job:
+    """`prepare`, with the tokenizer held against its source's own."""
+    with token_check.TokenCheck(source) as tokens:
+        job = prepare(source, options)
+        try:
+            tokens.check(job.architecture, job.metadata)
+        except BaseException:
+            job.checkpoint.close()
+            raise
+    return job
+
+
 def prepare(source: Path, options: Options) -> Job:
-    """Everything that can be refused before a weight is read."""
+    """Everything that the source's small files and its headers can be refused for."""
     checkpoint = Checkpoint.open(source)
     config = Config(checkpoint.config)
     family = architectures.family_of(config)
@@ -123,10 +133,11 @@ def prepare(source: Path, options: Options) -> Job:
         "general.name": _safe_name(options.name or name_of(source), vocabulary),
         "general.file_type": FILE_TYPES[options.outtype],
         "general.quantization_version": 2,
+        # In front of the vocabulary, where the digest is found again in time.
+        **manifest.describe(source, options.outtype, options.name),
         **family.metadata(config, dims),
         **vocabulary.metadata(),
         **special_tokens(checkpoint, vocabulary),
-        **manifest.describe(source, options.outtype, options.name),
     }
     template = chat_templates(checkpoint)
     checkpoint.forget_json()
@@ -156,9 +167,9 @@ def _write(
         raise ModelError(f"{destination.parent} cannot be made: {error.strerror}") from None
     with OutputFile(destination) as out:
         if options.is_quantised_after:
-            digest = _write_quantised(job, out, options, report, hashing)
+            _write_quantised(job, out, options, report)
         else:
-            digest = _write_tensors(job, out, options, report, hashing)
+            _write_tensors(job, out, options, report)
         verify.check_file(
             job.checkpoint,
             [tensor for tensor, _ in job.tensors],
@@ -166,13 +177,13 @@ def _write(
             lambda done, total: report.step("verify", done, total),
             options.n_threads,
         )
+        digest = hashing.result()
+        out.patch(manifest.PLACEHOLDER, digest)
         out.commit()
     return digest
 
 
-def _write_tensors(
-    job: Job, out: OutputFile, options: Options, report: Reporter, hashing: manifest.Hashing
-) -> str:
+def _write_tensors(job: Job, out: OutputFile, options: Options, report: Reporter) -> None:
     out.write_header(job.architecture, job.metadata, job.tensors, job.chat_template)
     total = sum(p.size_bytes for p in out.placed)
 
@@ -188,17 +199,13 @@ def _write_tensors(
         lambda done: report.step("convert", done, total),
         options.n_threads,
     )
-    digest = hashing.result()
-    out.patch(manifest.PLACEHOLDER, digest)
     out.seal()
-    return digest
 
 
-def _write_quantised(
-    job: Job, out: OutputFile, options: Options, report: Reporter, hashing: manifest.Hashing
-) -> str:
-    with OutputFile(out.path.with_name(out.path.name + ".intermediate")) as intermediate:
-        digest = _write_tensors(job, intermediate, options, report, hashing)
+def _write_quantised(job: Job, out: OutputFile, options: Options, report: Reporter) -> None:
+    path = out.path.with_name(out.path.name + ".intermediate")
+    with OutputFile(path, is_read_next=True) as intermediate:
+        _write_tensors(job, intermediate, options, report)
         size = sum(p.size_bytes for p in intermediate.placed)
         report.step("quantize", 0, size)
         k_quants.quantize(
@@ -209,7 +216,6 @@ def _write_quantised(
             options.n_threads,
             lambda done, total: report.step("quantize", size * done // total, size),
         )
-    return digest
 
 
 def _lossless(checkpoint: Checkpoint) -> OutType:
@@ -247,9 +253,8 @@ def verify_existing(source: Path, file: Path, report: Reporter) -> int:
         ModelError: the file is not what the source gives.
     """
     written = read_header(file)
-    job = prepare(source, Options())
+    job = _understood(source, Options())
     try:
-        token_check.check(source, job.architecture, job.metadata)
         tensors = [tensor for tensor, _ in job.tensors]
         verify.check_file(
             job.checkpoint, tensors, file, lambda done, total: report.step("verify", done, total)

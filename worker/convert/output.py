@@ -20,12 +20,15 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.convert.architectures import Metadata, Value
+from worker.convert.direct import DirectFile
 from worker.convert.plan import OutputTensor
 from worker.convert.quantize import TensorType, size_bytes
 from worker.errors import ModelError
 
 _ALIGNMENT = gguf.GGUF_DEFAULT_ALIGNMENT
 _FLUSH_SECONDS = 0.5
+_HEAD_BYTES = 1 << 20
+"""Far more than lies in front of the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +43,14 @@ class PlacedTensor:
 class OutputFile:
     """Use as a context manager; `commit` gives the file its name, leaving without it removes it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_read_next: bool = False) -> None:
+        """`is_read_next`: keep it in the page cache for whoever reads it at once."""
         self.path = path
         self.partial = path.with_name(path.name + ".partial")
         self.placed: list[PlacedTensor] = []
         self._file = -1
+        self._is_read_next = is_read_next
+        self._weights: DirectFile | None = None
         self._magic = b""
         self._committed = False
         self._left = threading.Event()
@@ -69,6 +75,8 @@ class OutputFile:
         self._left.set()
         if not self._committed:
             self.partial.unlink(missing_ok=True)
+        if self._weights is not None:
+            self._weights.close()
         os.close(self._file)
 
     def write_header(
@@ -96,19 +104,18 @@ class OutputFile:
             self.placed.append(PlacedTensor(tensor, kind, position, size))
             position = _aligned(position + size)
         os.ftruncate(self._file, position)
+        self._weights = DirectFile(self.partial, os.O_WRONLY, is_direct=not self._is_read_next)
 
     def write(self, data: npt.NDArray[np.uint8], position: int) -> None:
         """Thread-safe: every chunk has its own place."""
-        view = data.data
-        while len(view):
-            count = os.pwrite(self._file, view, position)
-            view, position = view[count:], position + count
+        assert self._weights is not None
+        self._weights.write(data, position)
 
     def patch(self, placeholder: str, text: str) -> None:
         """Put a text that was not known in time into the header, in place of one as long."""
         old, new = placeholder.encode(), text.encode()
         assert len(old) == len(new)
-        head = os.pread(self._file, self.placed[0].offset, 0)
+        head = os.pread(self._file, _HEAD_BYTES, 0)
         position = head.find(old)
         assert position > 0 and head.count(old) == 1
         os.pwrite(self._file, new, position)

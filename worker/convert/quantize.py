@@ -6,7 +6,7 @@ works on a chunk). The same bits as the `gguf` package's own quantisers.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, reduce
 from typing import Any, Literal
 
 import gguf
@@ -25,6 +25,8 @@ _F16_FIRST, _F16_SPAN, _F16_BIAS = np.uint16(0x3880), np.uint16(0x477F - 0x3880)
 _BELOW_HALF = np.nextafter(np.float32(0.5), np.float32(0))
 """Added before a fraction is cut off, it rounds halves away from zero; one half itself would take
 its predecessor up as well."""
+
+_SIGN = np.uint32(1 << 31)
 
 _FULL: dict[str, TensorType] = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 
@@ -79,7 +81,7 @@ def encode(values: npt.NDArray[Any], kind: TensorType, plus: float = 0.0) -> npt
             return wide.astype(np.float16).reshape(-1).view(np.uint8)
     if kind == "BF16":
         return _to_bf16(wide).reshape(-1).view(np.uint8)
-    return _to_q8_0(wide)
+    return _to_q8_0(wide, block_maximum(wide if plus else values))
 
 
 @cache
@@ -117,17 +119,24 @@ def _to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     return (rounded >> 16).astype(np.uint16)
 
 
-def _to_q8_0(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """Blocks of 32: a float16 scale, then signed bytes, rounded half away from zero."""
+def _to_q8_0(
+    values: npt.NDArray[np.float32], largest: npt.NDArray[np.float32]
+) -> npt.NDArray[np.uint8]:
+    """Blocks of 32: a float16 scale, then signed bytes, rounded half away from zero.
+
+    `largest` is the largest magnitude of each block.
+    """
     blocks = values.reshape(-1, Q8_BLOCK)
-    magnitudes = np.abs(blocks)
-    scale = block_maximum(magnitudes) / np.float32(127)
+    scale = largest / np.float32(127)
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.float32(1) / scale
     # Without a finite inverse the block is zero, or so close to it that its float16 scale is.
     inverse[np.isinf(inverse)] = 0
     scaled = blocks * inverse[:, None]
-    scaled += np.copysign(_BELOW_HALF, scaled, out=magnitudes)
+    # np.copysign takes five times as long.
+    almost_half = scaled.view(np.uint32) & _SIGN
+    almost_half |= _BELOW_HALF.view(np.uint32)
+    scaled += almost_half.view(np.float32)
     out = np.empty((len(blocks), Q8_BLOCK_BYTES), dtype=np.uint8)
     with np.errstate(invalid="ignore"):  # What is no number is found when the file is verified.
         out[:, :2] = scale.astype(np.float16).reshape(-1, 1).view(np.uint8)
@@ -135,15 +144,17 @@ def _to_q8_0(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
     return out.reshape(-1)
 
 
-def block_maximum(magnitudes: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Of each row; NumPy is quick along long axes only."""
-    largest: npt.NDArray[np.float32] = np.ascontiguousarray(magnitudes.T).max(axis=0)
-    return largest
-
-
-def block_size(kind: TensorType) -> int:
-    """Values that share a scale."""
-    return int(gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0])
+def block_maximum(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """The largest magnitude in every 32 of the values, which are as `to_float32` takes them."""
+    # Without their signs, numbers are ordered as their bits are.
+    bits = np.dtype(f"u{values.itemsize}")
+    magnitudes = values.reshape(-1).view(bits) & bits.type(np.iinfo(bits).max >> 1)
+    # NumPy is quick along long axes only, and turns an array around faster in words of eight bytes.
+    per_word = 8 // values.itemsize
+    words = magnitudes.view(np.uint64).reshape(-1, Q8_BLOCK // per_word)
+    columns = np.ascontiguousarray(words.T).view(bits)
+    in_words = columns.max(axis=0).reshape(-1, per_word)
+    return to_float32(reduce(np.maximum, in_words.T).view(values.dtype))
 
 
 def decode(data: npt.NDArray[np.uint8], kind: TensorType) -> npt.NDArray[np.float32]:
@@ -159,4 +170,6 @@ def decode(data: npt.NDArray[np.uint8], kind: TensorType) -> npt.NDArray[np.floa
         return np.asarray(quantised, dtype=np.float32).reshape(-1)
     blocks = data.reshape(-1, Q8_BLOCK_BYTES)
     scale = blocks[:, :2].copy().view(np.float16).astype(np.float32)
-    return (blocks[:, 2:].view(np.int8) * scale).reshape(-1)
+    values = blocks[:, 2:].view(np.int8).astype(np.float32)
+    values *= scale
+    return values.reshape(-1)

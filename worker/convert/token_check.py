@@ -1,6 +1,6 @@
 """Token ids of the converted vocabulary against those of the source's own tokenizer.
 
-`check` runs in the converter and starts this module as a process of its own, because llama.cpp
+`TokenCheck` runs in the converter and starts this module as a process of its own, because llama.cpp
 loads the vocabulary there: a vocabulary that it aborts on costs that process and nothing more.
 """
 
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,50 +29,73 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 600
 
 
-def check(folder: Path, architecture: str, metadata: Metadata) -> int:
-    """The number of texts that agree.
+class TokenCheck:
+    """Use as a context manager. The child reads the source's tokenizer while the caller still
+    plans, and waits for the vocabulary that `check` gives it."""
 
-    Raises:
-        ModelError: a text is split differently, or llama.cpp refuses the vocabulary.
-    """
-    with tempfile.TemporaryDirectory(prefix="llorch-convert-") as temporary:
-        vocabulary = Path(temporary) / "vocabulary.gguf"
-        write_header_to(header(architecture, metadata), vocabulary, with_tensors=True)
-        command = [sys.executable, "-m", __name__, str(vocabulary), str(folder)]
+    def __init__(self, folder: Path) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> TokenCheck:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.kill()  # Without effect on a process that has ended.
+        self._child.communicate()
+
+    def check(self, architecture: str, metadata: Metadata) -> int:
+        """The number of texts that agree; once only.
+
+        Raises:
+            ModelError: a text is split differently, or llama.cpp refuses the vocabulary.
+        """
+        with tempfile.TemporaryDirectory(prefix="llorch-convert-") as temporary:
+            vocabulary = Path(temporary) / "vocabulary.gguf"
+            write_header_to(header(architecture, metadata), vocabulary, with_tensors=True)
+            try:
+                stdout, stderr = self._child.communicate(f"{vocabulary}\n", TIMEOUT_SECONDS)
+            except subprocess.TimeoutExpired:
+                raise ModelError(
+                    f"llama.cpp did not split the test texts in {TIMEOUT_SECONDS} s"
+                ) from None
         try:
-            child = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS
-            )
-        except subprocess.TimeoutExpired:
-            raise ModelError(
-                f"llama.cpp did not split the test texts in {TIMEOUT_SECONDS} s"
-            ) from None
-    try:
-        answer = json.loads(child.stdout.splitlines()[-1])
-    except (IndexError, json.JSONDecodeError):
-        last = child.stderr.strip().splitlines()[-1:] or ["no reason was given"]
-        raise ModelError(f"llama.cpp cannot load the vocabulary: {last[0]}") from None
-    if "error" in answer:
-        raise ModelError(str(answer["error"]), **answer.get("details", {}))
-    return int(answer["n_texts"])
+            answer = json.loads(stdout.splitlines()[-1])
+        except (IndexError, json.JSONDecodeError):
+            last = stderr.strip().splitlines()[-1:] or ["no reason was given"]
+            raise ModelError(f"llama.cpp cannot load the vocabulary: {last[0]}") from None
+        if "error" in answer:
+            raise ModelError(str(answer["error"]), **answer.get("details", {}))
+        return int(answer["n_texts"])
 
 
 def main() -> None:
-    vocabulary, folder = Path(sys.argv[1]), Path(sys.argv[2])
     answer: dict[str, Any]
     try:
-        answer = {"n_texts": _compare(vocabulary, folder)}
+        from worker.llama import library
+
+        library.load()
+        expected = _expected(Path(sys.argv[1]))
+        vocabulary = sys.stdin.readline().strip()
+        if not vocabulary:
+            return  # The caller found another fault, and nobody waits for an answer.
+        answer = {"n_texts": _compare(Path(vocabulary), expected)}
     except WorkerError as error:
         answer = {"error": error.message, "details": error.details}
     print(json.dumps(answer))
 
 
-def _compare(vocabulary: Path, folder: Path) -> int:
+def _compare(vocabulary: Path, expected: Sequence[tuple[str, list[int]]]) -> int:
     from worker.llama.model import LoadOptions, Model
 
     model = Model(str(vocabulary), LoadOptions(vocab_only=True))
-    pre = model.metadata("tokenizer.ggml.pre") or ""
-    expected = _expected(folder, with_marks=not pre_tokenizers.splits_marks(pre))
+    if pre_tokenizers.splits_marks(model.metadata("tokenizer.ggml.pre") or ""):
+        expected = [(text, ids) for text, ids in expected if not _has_marks(text)]
     for text, ids in expected:
         got = model.tokenize(text, add_special=False, parse_special=True)
         if got != ids:
@@ -84,7 +108,11 @@ def _compare(vocabulary: Path, folder: Path) -> int:
     return len(expected)
 
 
-def _expected(folder: Path, with_marks: bool) -> list[tuple[str, list[int]]]:
+def _has_marks(text: str) -> bool:
+    return any(unicodedata.category(char)[0] == "M" for char in text)
+
+
+def _expected(folder: Path) -> list[tuple[str, list[int]]]:
     """The corpus with the source tokenizer's ids, as far as they are the vocabulary's business.
 
     llama.cpp does not compose characters; a tokenizer that does gets composed text.
@@ -92,10 +120,7 @@ def _expected(folder: Path, with_marks: bool) -> list[tuple[str, list[int]]]:
     path = folder / "tokenizer.json"
     tokenizer = reference(folder)
     texts: tuple[str, ...] = TEXTS
-    if not with_marks:
-        texts = tuple(t for t in TEXTS if not any(unicodedata.category(c)[0] == "M" for c in t))
-    composes = '"NFC"' in (json.dumps(read_json(path).get("normalizer")) if path.is_file() else "")
-    if composes:
+    if '"NFC"' in (json.dumps(read_json(path).get("normalizer")) if path.is_file() else ""):
         texts = tuple(unicodedata.normalize("NFC", t) for t in texts)
     return [(t, list(tokenizer.encode(t, add_special_tokens=False).ids)) for t in texts]
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +19,15 @@ import numpy.typing as npt
 from worker.convert import chunks
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.chunks import Chunk
+from worker.convert.direct import DirectFile
 from worker.convert.output import PlacedTensor
 from worker.convert.plan import OutputTensor
 from worker.convert.quantize import (
+    Q8_BLOCK,
     TensorType,
     bf16_as_f16,
     bf16_to_f16,
     block_maximum,
-    block_size,
     decode,
     encode,
     is_copied,
@@ -61,16 +63,19 @@ def check_file(
     """
     placed = _placed(tensors, path)
     total = sum(p.size_bytes for p in placed)
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    file = DirectFile(path, os.O_RDONLY)
 
     def check(chunk: Chunk) -> None:
-        _check_chunk(checkpoint, _read(file, chunk, path), chunk)
+        written = file.read(chunk.size_bytes, chunk.offset)
+        if written.size < chunk.size_bytes:
+            raise ModelError(f"{path} became shorter while it was verified")
+        _check_chunk(checkpoint, written, chunk)
 
     try:
         on_done(0, total)
         chunks.run(check, chunks.chunks(placed), lambda done: on_done(done, total), n_threads)
     finally:
-        os.close(file)
+        file.close()
 
 
 def _placed(tensors: Sequence[OutputTensor], path: Path) -> list[PlacedTensor]:
@@ -90,17 +95,6 @@ def _placed(tensors: Sequence[OutputTensor], path: Path) -> list[PlacedTensor]:
     return sorted(placed, key=lambda p: p.offset)
 
 
-def _read(file: int, chunk: Chunk, path: Path) -> npt.NDArray[np.uint8]:
-    out = np.empty(chunk.size_bytes, dtype=np.uint8)
-    done = 0
-    while done < chunk.size_bytes:
-        step = os.preadv(file, [out.data[done:]], chunk.offset + done)
-        if step == 0:
-            raise ModelError(f"{path} became shorter while it was verified")
-        done += step
-    return out
-
-
 def _check_chunk(checkpoint: Checkpoint, written: npt.NDArray[np.uint8], chunk: Chunk) -> None:
     tensor, kind = chunk.placed.tensor, chunk.placed.kind
     source = chunk.source(checkpoint)
@@ -112,16 +106,14 @@ def _check_chunk(checkpoint: Checkpoint, written: npt.NDArray[np.uint8], chunk: 
         expected = bf16_to_f16(source.reshape(-1), _proven_f16())
         if np.array_equal(expected, written.view(np.uint16)):
             return
-    values = to_float32(source).reshape(-1)
     if tensor.plus:
-        values = values + np.float32(tensor.plus)
-    _check_values(chunk, values, decode(written, kind).reshape(-1))
+        source = to_float32(source) + np.float32(tensor.plus)
+    _check_values(chunk, source.reshape(-1), decode(written, kind).reshape(-1))
 
 
-def _check_values(
-    chunk: Chunk, values: npt.NDArray[np.float32], decoded: npt.NDArray[np.float32]
-) -> None:
+def _check_values(chunk: Chunk, source: npt.NDArray[Any], decoded: npt.NDArray[np.float32]) -> None:
     kind = chunk.placed.kind
+    values = to_float32(source)
     error = np.subtract(decoded, values, out=decoded)
     if kind in _RELATIVE_RMS:
         share = _rms(error) / max(_rms(values), 1e-30)
@@ -129,8 +121,10 @@ def _check_values(
             raise _differs(chunk, f"{kind} lost {share:.0%} of it")
         return
     np.abs(error, out=error)
-    size = block_size(kind)
-    within = error.reshape(-1, size) <= _bound(values.reshape(-1, size), kind)
+    if kind == "Q8_0":
+        within = error.reshape(-1, Q8_BLOCK) <= _q8_0_bound(source)[:, None]
+    else:
+        within = error <= _bound(values, kind)
     if not bool(within.all()):
         worst = int(np.argmin(within.reshape(-1)))
         raise _differs(chunk, f"the value {values[worst]} cannot be held by {kind}")
@@ -140,14 +134,15 @@ def _rms(values: npt.NDArray[np.float32]) -> float:
     return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
 
 
+def _q8_0_bound(source: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """How far the values of a block may be off: half a step of the scale, and the scale's own
+    rounding to float16."""
+    return block_maximum(source) * np.float32(0.5 / 127 + 2.0**-10) + np.float32(127 * 2.0**-24)
+
+
 def _bound(values: npt.NDArray[np.float32], kind: TensorType) -> npt.NDArray[np.float32]:
-    """How far a value may be off, for rows of values that share a scale."""
+    """How far a value may be off."""
     magnitudes = np.abs(values)
-    if kind == "Q8_0":
-        # Half a step of the scale, and the scale's own rounding to float16.
-        largest = block_maximum(magnitudes)
-        limit = largest * np.float32(0.5 / 127 + 2.0**-10) + np.float32(127 * 2.0**-24)
-        return limit[:, None]
     if kind == "F16":
         # The last term is half the smallest subnormal number.
         return magnitudes * np.float32(2.0**-11) + np.float32(2.0**-25)

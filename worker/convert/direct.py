@@ -1,0 +1,84 @@
+"""Reads and writes of a large file past the page cache, where system and file system can.
+
+The weights pass through here once; in the page cache they would push out what others need, cost
+the processor a copy, and on a virtual machine the slow first touch of fresh memory. What is
+verified also comes from the disk then and not from memory. Thread-safe: all by position.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+BLOCK_BYTES = 4096
+"""Position, length and memory address of a direct transfer are multiples of this."""
+
+
+class DirectFile:
+    """An existing file; `write` and `read` take any position and length.
+
+    Bytes around whole blocks go the usual way. Nothing is on the disk for certain before an fsync.
+    """
+
+    def __init__(self, path: Path, flags: int, *, is_direct: bool = True) -> None:
+        self._plain = os.open(path, flags | os.O_CLOEXEC)
+        self._direct = _open_direct(path, flags) if is_direct else -1
+
+    def close(self) -> None:
+        os.close(self._plain)
+        if self._direct >= 0:
+            os.close(self._direct)
+
+    def write(self, data: npt.NDArray[np.uint8], position: int) -> None:
+        begin = min(-position % BLOCK_BYTES, data.size)
+        end = begin + (data.size - begin) // BLOCK_BYTES * BLOCK_BYTES
+        if self._direct < 0 or begin == end:
+            _write_all(self._plain, data.data, position)
+            return
+        middle = _aligned(end - begin)
+        middle[:] = data[begin:end]
+        _write_all(self._plain, data[:begin].data, position)
+        _write_all(self._direct, middle.data, position + begin)
+        _write_all(self._plain, data[end:].data, position + end)
+
+    def read(self, size_bytes: int, position: int) -> npt.NDArray[np.uint8]:
+        """Fewer bytes where the file ends before."""
+        skipped = position % BLOCK_BYTES
+        wanted = _aligned(-(-(skipped + size_bytes) // BLOCK_BYTES) * BLOCK_BYTES)
+        file = self._plain if self._direct < 0 else self._direct
+        done = 0
+        while done < skipped + size_bytes:
+            count = os.preadv(file, [wanted.data[done:]], position - skipped + done)
+            if count == 0 or count % BLOCK_BYTES:  # The end of the file is inside a block.
+                done += count
+                break
+            done += count
+        return wanted[skipped : min(done, skipped + size_bytes)]
+
+
+def _open_direct(path: Path, flags: int) -> int:
+    """A descriptor past the page cache; -1 where there is no such thing."""
+    if not hasattr(os, "O_DIRECT"):
+        return -1
+    try:
+        return os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return -1
+
+
+def _aligned(size_bytes: int) -> npt.NDArray[np.uint8]:
+    room = np.empty(size_bytes + BLOCK_BYTES, dtype=np.uint8)
+    first = -room.ctypes.data % BLOCK_BYTES
+    return room[first : first + size_bytes]
+
+
+def _write_all(file: int, view: memoryview, position: int) -> None:
+    while len(view):
+        count = os.pwrite(file, view, position)
+        view, position = view[count:], position + count
