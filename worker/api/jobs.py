@@ -31,6 +31,12 @@ async def start_job(state: AppState, request: InferenceRequest) -> Job:
         state.metrics.request_rejected(error.code)
         raise
     state.metrics.request_accepted(generation.prompt_tokens)
+    job = Job(state, request, generation)
+    try:
+        await state.accepted.enter()
+    except BaseException:
+        job.close()
+        raise
     _log.info(
         "request.accepted",
         job_id=request.job_id,
@@ -38,7 +44,7 @@ async def start_job(state: AppState, request: InferenceRequest) -> Job:
         prompt_tokens=generation.prompt_tokens,
         max_tokens=request.max_tokens,
     )
-    return Job(state, request, generation)
+    return job
 
 
 class Job:

@@ -6,12 +6,10 @@ token, one log line per request. Nothing here reads a body.
 
 from __future__ import annotations
 
-import asyncio
 import hmac
 import re
 import time
 import uuid
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from worker.api.fields import fault
 from worker.api.responses import json_response
 from worker.api.state import AppState
+from worker.api.turnstile import Turnstile
 from worker.errors import InferenceFailed, Unauthorized, WorkerError
 from worker.observability.logs import bind_correlation_id, get_logger
 
@@ -33,37 +32,6 @@ _NOT_IN_AN_ID = re.compile(rb"[^A-Za-z0-9._:@/+=-]")
 _MAX_ID_CHARS = 128
 
 _log = get_logger()
-
-
-class Turnstile:
-    """Lets one request a turn of the event loop begin, so that a burst does not delay probes.
-
-    A thousand requests that arrive together would otherwise all be parsed, checked and answered
-    before the loop looks at its sockets again. An alone request passes without waiting.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._turning = False
-
-    async def enter(self) -> None:
-        loop = asyncio.get_running_loop()
-        if not self._turning:
-            self._turning = True
-            loop.call_soon(self._turn, loop)
-            return
-        turn = loop.create_future()
-        self._waiting.append(turn)
-        await turn
-
-    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                loop.call_soon(self._turn, loop)
-                return
-        self._turning = False
 
 
 class Gate:

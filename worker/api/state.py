@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 
 from starlette.requests import Request
 
+from worker.api.turnstile import Turnstile
 from worker.engine.supervisor import Supervisor
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
@@ -28,6 +29,8 @@ class AppState:
     """On the `time.monotonic()` clock."""
     request_shutdown: Callable[[], None]
     draining: Callable[[], bool]
+    accepted: Turnstile = field(default_factory=Turnstile)
+    """Jobs that the engine has taken go on through it."""
 
     @property
     def model_names(self) -> tuple[str, ...]:
