@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from enum import Enum
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel, Field
 
-from tests.support.bundled import bundled_gguf
+from tests.support.bundled import bundled_with_template
 from tests.support.worker import WorkerProcess
 
 FRANCE: Any = [{"role": "user", "content": "What is the capital of France?"}]
@@ -69,15 +67,10 @@ STRING = taking(type="string")
 def worker(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     """A worker on the bundled model's weights with a chat template that takes tools."""
     folder = tmp_path_factory.mktemp("tools")
-    command = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", str(bundled_gguf("q8_0"))]
-    template = Path(__file__).with_name("tool_template.jinja")
-    subprocess.run(
-        [*command, str(folder / "tools.gguf"), "--chat-template-file", str(template)],
-        check=True,
-        capture_output=True,
-    )
+    template = Path(__file__).with_name("tool_template.jinja").read_text()
+    model = bundled_with_template(folder / "tools.gguf", template)
     running = WorkerProcess.start(
-        *("--model", str(folder / "tools.gguf")),
+        *("--model", str(model)),
         folder=folder / "worker",
         cache_dir=warm_cache,
         env={"LLORCH_THREADS": "1"},

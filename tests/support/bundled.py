@@ -24,3 +24,17 @@ def bundled_gguf(outtype: str = "f32") -> Path:
     )
     assert done.returncode == 0, done.stderr
     return target
+
+
+def bundled_with_template(target: Path, template: str | None) -> Path:
+    """The bundled model's weights in `target`, with another chat template or with none."""
+    command = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", "--force"]
+    if template is None:
+        command += ["--remove-metadata", "tokenizer.chat_template"]
+    else:
+        command += ["--chat-template", template]
+    done = subprocess.run(
+        [*command, str(bundled_gguf("q8_0")), str(target)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return target

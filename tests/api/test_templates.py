@@ -1,0 +1,69 @@
+"""Chat templates of model files, as a started worker has them: odd, missing, endless, hostile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.bundled import ASSET, bundled_with_template
+from tests.support.worker import WorkerProcess, run_to_exit
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+OWN = json.loads((ASSET / "tokenizer_config.json").read_text())["chat_template"]
+# BOS, which the model also wants from us; and two ways to fail, at a word in the chat.
+ODD = """{{ bos_token }}{% if messages[0].content == 'never end' %}
+{%- for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}
+{%- elif messages[0].content == 'refuse' %}{{ raise_exception('roles must alternate') }}
+{%- endif %}"""
+
+
+def greedy(worker: WorkerProcess, content: str) -> Any:
+    body = {"messages": [{"role": "user", "content": content}], "temperature": 0}
+    return worker.post("/v1/chat/completions", body).json()
+
+
+def test_a_model_without_a_template_takes_no_chats(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    worker = start_worker("--model", str(bundled_with_template(tmp_path / "bare.gguf", None)))
+    assert worker.get("/info").json()["model"]["has_chat_template"] is False
+    chat = worker.post("/v1/chat/completions", {"messages": FRANCE})
+    assert chat.status_code == 400
+    assert chat.json()["error"]["param"] == "messages"
+    assert "chat template" in chat.json()["error"]["message"]
+    applied = worker.post("/apply-template", {"messages": FRANCE})
+    assert applied.status_code == 400 and applied.json()["errors"][0]["field"] == "messages"
+    assert worker.execute("Once upon a time", max_tokens=4, temperature=0).text == ", there was a"
+
+
+def test_a_template_s_own_bos_is_the_only_one_and_its_failures_are_told(
+    start_worker: StartWorker, tmp_path: Path, worker: WorkerProcess
+) -> None:
+    usual = greedy(worker, FRANCE[0]["content"])
+    odd = start_worker("--model", str(bundled_with_template(tmp_path / "odd.gguf", ODD + OWN)))
+    answer = greedy(odd, FRANCE[0]["content"])
+    assert answer["usage"]["prompt_tokens"] == usual["usage"]["prompt_tokens"]
+    assert answer["choices"][0]["message"]["content"].endswith("Paris.")
+    assert "roles must alternate" in str(greedy(odd, "refuse")["error"])
+    assert "did not end" in str(greedy(odd, "never end")["error"])
+    assert odd.is_ready() and not odd.logs("engine.crashed")
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{% for c in [].__class__.__base__.__subclasses__() %}{{ c }}{% endfor %}",
+    ],
+)
+def test_a_template_that_reaches_for_python_is_not_served(
+    warm_cache: Path, tmp_path: Path, payload: str
+) -> None:
+    model = bundled_with_template(tmp_path / "hostile.gguf", payload)
+    exit = run_to_exit("--port", "0", "--model", str(model), cache_dir=warm_cache)
+    assert exit.code == 3 and exit.failure["code"] == "MODEL_LOAD_FAILED"
+    assert "internal of Python" in exit.sentence and "Traceback" not in exit.stderr
