@@ -253,7 +253,11 @@ TOOL: Schema = table(
         name=string(1, 64),
         description=string(),
         parameters={"type": "object", "description": "a JSON schema"},
-        strict={"type": ["boolean", "null"]},
+        strict={
+            "type": ["boolean", "null"],
+            "description": "a forced call keeps the schema either way; one that the model makes "
+            "by its own choice is as the model wrote it",
+        },
     ),
 )
 TOOLS: Schema = {"type": "array", "minItems": 1, "maxItems": 128, "items": TOOL}
