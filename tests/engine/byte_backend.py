@@ -63,12 +63,17 @@ class ByteBackend:
     batches: list[list[tuple[int, int, int]]] = field(default_factory=list)
     """(request, start, tokens) of each computed batch."""
     samplers: set[int] = field(default_factory=set)
+    _chunks: Rows[Chunk] = ()
     _sampled_from: list[list[int]] = field(default_factory=list)
 
     def sampler(self) -> ByteSampler:
         return ByteSampler(self.samplers)
 
-    def decode(self, chunks: Rows[Chunk]) -> DecodeOutcome:
+    def fill(self, chunks: Rows[Chunk]) -> None:
+        self._chunks = tuple(chunks)
+
+    def decode(self) -> DecodeOutcome:
+        chunks = self._chunks
         n_tokens = sum(chunk.n_tokens for chunk in chunks)
         assert 0 < n_tokens <= self.batch, "the batch fits its budget"
         slots = [chunk.sequence.slot for chunk in chunks]

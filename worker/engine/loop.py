@@ -32,11 +32,14 @@ class Backend(Protocol):
 
     context_length: int
 
-    def decode(self, chunks: Rows[Chunk]) -> DecodeOutcome:
-        """Compute the chunks' tokens in one batch."""
+    def fill(self, chunks: Rows[Chunk]) -> None:
+        """Make the chunks' tokens the batch that `decode` computes."""
+
+    def decode(self) -> DecodeOutcome:
+        """Compute the batch."""
 
     def sample(self, sampler: Any, chunk: int) -> int:
-        """The next token after the `chunk`th of the batch."""
+        """The next token after the `chunk`th that was filled in."""
 
     def logprobs(self, chunk: int, token: int, n_top: int) -> TokenLogprob:
         """The log-probability of `token` there, and of the `n_top` best."""
@@ -156,8 +159,9 @@ class Loop:
             self._computing = frozenset(
                 c.sequence.request_id for c in plan.chunks if 1 < c.n_tokens > n_half
             )
+            self._backend.fill(plan.chunks)
             began = self._clock()
-            outcome = self._backend.decode(plan.chunks)
+            outcome = self._backend.decode()
             self._decode_seconds += self._clock() - began
             self._computing = frozenset()
             self._backend.resume()

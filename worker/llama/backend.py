@@ -46,8 +46,8 @@ class LlamaBackend:
         self.truncate = context.truncate
         self.copy = context.copy
 
-    def decode(self, chunks: Sequence[Chunk]) -> DecodeOutcome:
-        """Compute the chunks' tokens in one batch."""
+    def fill(self, chunks: Sequence[Chunk]) -> None:
+        """Make the chunks' tokens the batch that `decode` computes."""
         batch = self._batch
         batch.clear()
         self._rows = [0] * len(chunks)
@@ -57,7 +57,10 @@ class LlamaBackend:
             assert sequence.slot is not None
             tokens = sequence.tokens[start : chunk.end]
             self._rows[index] = batch.add(sequence.slot, start, tokens, logits=chunk.wants_logits)
-        outcome = self._context.decode(batch)
+
+    def decode(self) -> DecodeOutcome:
+        """Compute the batch; blocks until the device is done."""
+        outcome = self._context.decode(self._batch)
         if outcome == "ok":
             self._context.synchronize()
         return outcome

@@ -1,7 +1,7 @@
 """The input of one `llama_decode`, written through NumPy views of its native arrays.
 
-Owned by the engine thread. A batch is allocated once at its largest size; a step overwrites the
-rows that it uses. Filling rows one by one through ctypes would cost more than sampling does.
+Owned by the engine thread. A batch is allocated once at its largest size. Rows are gathered in
+lists and written together: one by one, through ctypes or NumPy, they would cost more than sampling.
 """
 
 from __future__ import annotations
@@ -35,29 +35,43 @@ class Batch:
         for row in range(capacity):
             pointers[row] = address + row * self._seq.itemsize
         self._n_seq[:] = 1
-        self.n_rows = 0
+        self._tokens: list[int] = []
+        self._positions: list[int] = []
+        self._slots: list[int] = []
+        self._outputs: list[bool] = []
+
+    @property
+    def n_rows(self) -> int:
+        return len(self._tokens)
 
     def clear(self) -> None:
-        self.n_rows = 0
+        for rows in (self._tokens, self._positions, self._slots, self._outputs):
+            rows.clear()
 
     def add(self, slot: int, position: int, tokens: Sequence[int], *, logits: bool) -> int:
         """Append tokens at consecutive positions; returns the last row.
 
         `logits` asks for the logits of the last of them.
         """
-        start, end = self.n_rows, self.n_rows + len(tokens)
-        assert end <= self.capacity, "the scheduler never plans more than the batch holds"
-        self._token[start:end] = tokens
-        self._pos[start:end] = range(position, position + len(tokens))
-        self._seq[start:end] = slot
-        self._logits[start:end] = 0
-        self._logits[end - 1] = logits
-        self.n_rows = end
-        return end - 1
+        n = len(tokens)
+        assert self.n_rows + n <= self.capacity, "the scheduler never plans more than it holds"
+        self._tokens += tokens
+        self._positions += range(position, position + n)
+        self._slots += [slot] * n
+        self._outputs += [False] * (n - 1) + [logits]
+        return self.n_rows - 1
 
     def want_all_logits(self) -> None:
         """Ask for an output at every row, as pooled embeddings and comparisons need it."""
-        self._logits[: self.n_rows] = 1
+        self._outputs = [True] * self.n_rows
+
+    def write(self) -> None:
+        """Bring the rows into the native arrays: one copy an array, whatever the rows are."""
+        n = self.native.n_tokens = self.n_rows
+        self._token[:n] = self._tokens
+        self._pos[:n] = self._positions
+        self._seq[:n] = self._slots
+        self._logits[:n] = self._outputs
 
     def close(self) -> None:
         # `llama_batch_free` frees what `llama_batch_init` put there, not our array.

@@ -38,11 +38,6 @@ def warm_up(model: Model, context: Context) -> int:
         batch.close()
 
 
-def warm_up_embedding(context: Context, tokens: list[int]) -> None:
-    """Embed a text once: for a model that generates nothing, this is the worst it does."""
-    embed(context, tokens)
-
-
 def embed(context: Context, tokens: list[int]) -> list[float]:
     """The pooled embedding of a text, scaled to length one: shape (n_embd,).
 
