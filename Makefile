@@ -14,11 +14,11 @@ BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format pytest wheel smoke bench chaos fuzz long parity-data
+.PHONY: help setup run test lint format pytest wheel smoke bench chaos fuzz long parity-data bench-convert
 .PHONY: image-cpu image-cuda image-metal image-test qemu-test lock clean
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## create .venv with our llama.cpp wheel and the worker; seconds when nothing changed
 	@$(PYTHON) -m builds setup --venv $(VENV) --backend $(BACKEND)
@@ -79,6 +79,11 @@ parity-data: ## make the reference data of converter and chat templates anew, in
 	$(VENV)-parity/bin/python -m tests.convert.make_parity_data
 	$(VENV)-parity/bin/pip install --quiet jinja2
 	$(VENV)-parity/bin/python -m tests.engine.make_template_data
+
+bench-convert: setup ## the converter against llama.cpp's own script, in parity-data's venv (minutes; BENCH="--outtypes f16")
+	$(PYTHON) -m venv $(VENV)-parity
+	$(VENV)-parity/bin/pip install --quiet 'torch==2.13.0' transformers safetensors sentencepiece
+	$(PY) -m tests.bench.convert_bench --peer-python $(VENV)-parity/bin/python $(BENCH)
 
 lock: setup ## let the newest versions of all packages in, and pin those (then run the tests)
 	$(PY) -m pip install --quiet --upgrade --upgrade-strategy eager --editable '.[test]'

@@ -84,7 +84,7 @@ def run(
 ) -> None:
     """Call `work` on every chunk; `on_done` gets the bytes done so far, on the calling thread.
 
-    Twice as many threads as processors by default: half of them wait for the disk.
+    One thread more than processors by default: some always wait for the disk.
 
     The first exception stops all threads and is raised here.
     """
@@ -92,7 +92,7 @@ def run(
     pool = _Pool(work, todo)
     threads = [
         threading.Thread(target=pool.serve, name=f"convert-{i}", daemon=True)
-        for i in range(n_threads or 2 * n_cpus())
+        for i in range(n_threads or n_cpus() + 1)
     ]
     for thread in threads:
         thread.start()

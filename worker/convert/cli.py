@@ -157,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument(
         "--pre-tokenizer", metavar="NAME", help="llama.cpp's pre-tokenizer, against the definition"
     )
-    convert.add_argument("--threads", type=int, help="default: all processors")
+    convert.add_argument("--threads", type=int, help="default: one more than processors")
     listing = commands.add_parser("list", help="show the models that have an alias")
     inspect = commands.add_parser("inspect", help="print a GGUF's metadata and tensors")
     inspect.add_argument("file", type=Path)
