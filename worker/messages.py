@@ -353,9 +353,7 @@ class Stats(NamedTuple):
     kv_cells_cached: int
     """Of the used ones, those kept only for reuse."""
     steps: int
-    prompt_tokens_computed: int
-    """Since the start of this incarnation."""
-    tokens_generated: int
+    """Since the start of this engine process."""
     decode_seconds: float
     """Time inside `llama_decode` since the start."""
     overhead_seconds: float

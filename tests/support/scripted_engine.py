@@ -137,7 +137,7 @@ def play(request_id: int, order: str, words: list[str]) -> list[Event]:
 
 
 def stats() -> Stats:
-    return Stats(0, 0, 0, 0, 64, 0, 1, 1, 1, 0.0, 0.0, 0.0)
+    return Stats(0, 0, 0, 0, 64, 0, 1, 0.0, 0.0, 0.0)
 
 
 def info(config: EngineConfig) -> EngineInfo:

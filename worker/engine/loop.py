@@ -73,7 +73,7 @@ class Loop:
         self._sequences: dict[int, Sequence] = {}
         self._events: list[Event] = []
         self._deadlines = 0
-        self._steps = self._prompt_tokens = self._generated = 0
+        self._steps = 0
         self._decode_seconds = self._sample_seconds = self._overhead_seconds = 0.0
         self._computing: frozenset[int] = frozenset()
 
@@ -122,10 +122,10 @@ class Loop:
         self._apply(plan)
         plan = self._decode(plan)
         self._scheduler.advance(plan)
-        for index, chunk in enumerate(plan.chunks):
-            self._prompt_tokens += max(0, min(chunk.end, chunk.sequence.n_prompt) - chunk.start)
-            if chunk.wants_logits:
-                self._accept(chunk.sequence, index)
+        drawn = self._sample(plan)
+        now = self._clock()
+        for sequence, index, token in drawn:
+            self._accept(sequence, index, token, now)
         self._steps += 1
 
     def _take_in(self) -> bool:
@@ -204,25 +204,35 @@ class Loop:
         self._apply(self._scheduler.take_freed())
         return Plan(chunks=[c for c in plan.chunks if c.sequence is not victim])
 
+    def _sample(self, plan: Plan) -> list[tuple[Sequence, int, int]]:
+        """Draw a token for each chunk that ends its sequence: (sequence, index of chunk, token).
+
+        All are drawn before any is looked at: each draw passes over the vocabulary's logits,
+        which would push the code that takes the tokens in out of the processor's caches.
+        """
+        began = self._clock()
+        drawn = []
+        for index, chunk in enumerate(plan.chunks):
+            if chunk.wants_logits:
+                try:
+                    token = self._backend.sample(chunk.sequence.sampler, index)
+                except WorkerError as error:
+                    self._fail(chunk.sequence, error)
+                else:
+                    drawn.append((chunk.sequence, index, token))
+        self._sample_seconds += self._clock() - began
+        return drawn
+
     # --- one sequence --------------------------------------------------------------------------
 
-    def _accept(self, sequence: Sequence, index: int) -> None:
-        """Sample the next token of a sequence, send its text, end it where it ends."""
-        began = self._clock()
-        try:
-            token = self._backend.sample(sequence.sampler, index)
-        except WorkerError as error:
-            self._fail(sequence, error)
-            return
-        now = self._clock()
-        self._sample_seconds += now - began
+    def _accept(self, sequence: Sequence, index: int, token: int, now: float) -> None:
+        """Take a drawn token into its sequence, send its text, end the sequence where it ends."""
         if sequence.first_token_at is None:
             sequence.first_token_at = now
         if self._backend.is_eog(token):
             self._finish(sequence, "EOS", now)
             return
         sequence.tokens.append(token)
-        self._generated += 1
         n_top = sequence.request.sampling.logprobs
         if n_top is not None:
             sequence.pending_logprobs.append(self._backend.logprobs(index, token, n_top))
@@ -334,8 +344,6 @@ class Loop:
             kv_cells_total=scheduler.limits.n_cells,
             kv_cells_cached=scheduler.cells_cached,
             steps=self._steps,
-            prompt_tokens_computed=self._prompt_tokens,
-            tokens_generated=self._generated,
             decode_seconds=self._decode_seconds,
             overhead_seconds=self._overhead_seconds,
             sample_seconds=self._sample_seconds,

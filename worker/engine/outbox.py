@@ -21,21 +21,29 @@ class Outbox:
     """Then the loop waits for a parent that does not read."""
 
     def __init__(self, channel: SyncChannel) -> None:
-        self._frames: queue.Queue[list[Event]] = queue.Queue(self.MAX_FRAMES)
+        # Without a lock in Python: the code around a step runs cold, so each line of it counts.
+        self._frames: queue.SimpleQueue[list[Event] | threading.Event] = queue.SimpleQueue()
         self._channel = channel
         threading.Thread(target=self._send_all, name="outbox", daemon=True).start()
 
     def put(self, events: list[Event]) -> None:
         self._frames.put(events)
+        if self._frames.qsize() > self.MAX_FRAMES:
+            self.flush()
 
     def flush(self) -> None:
         """Wait until everything is sent."""
-        self._frames.join()
+        sent = threading.Event()
+        self._frames.put(sent)
+        sent.wait()
 
     def _send_all(self) -> None:
         try:
             while True:
-                self._channel.send(self._frames.get())
-                self._frames.task_done()
+                frame = self._frames.get()
+                if isinstance(frame, threading.Event):
+                    frame.set()
+                else:
+                    self._channel.send(frame)
         except ConnectionError:  # the parent is gone, and so are we
             os._exit(0)
