@@ -10,11 +10,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.convert.test_parity import DATA, checkpoint
 from worker.convert import cli
+from worker.models.gguf import read_header
+
+TINY = Path(__file__).parents[2] / "worker/assets/tiny-model"
 
 
 def fails(source: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
@@ -118,7 +122,7 @@ def test_a_killed_conversion_leaves_no_model_and_the_next_one_succeeds(tmp_path:
 def test_quantised_types_verify_against_their_source(
     outtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = Path(__file__).parents[2] / "worker/assets/tiny-model"
+    source = TINY
     target = tmp_path / "model.gguf"
     flags = ["--outtype", outtype, "--progress", "none"]
     assert cli.run([str(source), str(target), *flags]) == 0
@@ -129,3 +133,54 @@ def test_quantised_types_verify_against_their_source(
     assert "llorch.convert.source_sha256" in printed and f" {outtype}\n" in printed
     other = checkpoint("llama", tmp_path)
     assert cli.run(["verify", str(other), str(target), "--progress", "none"]) == 3
+
+
+@pytest.mark.parametrize("phase", ["convert", "quantize", "verify"])
+def test_a_kill_in_any_phase_leaves_nothing_that_loads(phase: str, tmp_path: Path) -> None:
+    source, target = TINY, tmp_path / "model.gguf"
+    command = [sys.executable, "-m", "worker.convert", str(source), str(target)]
+    command += ["--outtype", "q4_k_m"]
+    child = subprocess.Popen([*command, "--progress", "json"], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    while json.loads(child.stdout.readline()).get("phase") != phase:
+        pass
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    assert all(path.suffix == ".partial" for path in tmp_path.iterdir())
+    assert subprocess.run([*command, "--progress", "none"], check=False).returncode == 0
+    assert cli.run(["verify", str(source), str(target), "--progress", "none"]) == 0
+    assert not target.with_name("model.gguf.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("outtype", "tensor"),
+    [("f32", "output_norm"), ("f16", "blk.0.ffn_up"), ("bf16", "token_embd"), ("q8_0", "blk.1")],
+)
+def test_one_wrong_bit_in_a_written_file_is_found(
+    outtype: str, tensor: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "model.gguf"
+    flags = ["--outtype", outtype, "--progress", "none"]
+    assert cli.run([str(TINY), str(target), *flags]) == 0
+    entry = next(e for e in read_header(target).tensors if e.name.startswith(tensor))
+    raw = bytearray(target.read_bytes())
+    raw[entry.offset + entry.n_bytes - 1] ^= 0x40
+    target.write_bytes(raw)
+    assert cli.run(["verify", str(TINY), str(target), "--progress", "none"]) == 3
+    assert f"verification of tensor {entry.name} failed" in capsys.readouterr().err
+
+
+def test_a_disk_without_room_is_told_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the intermediate file that a K-quant needs, which is larger than the result."""
+    room = (64 << 20) + 4_500_000
+    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_bavail=room, f_frsize=1))
+    target = tmp_path / "out/model.gguf"
+    assert cli.run([str(TINY), str(target), "--outtype", "q8_0", "--progress", "none"]) == 0
+    target.unlink()
+    assert cli.run([str(TINY), str(target), "--outtype", "q4_k_m", "--progress", "none"]) == 3
+    sentence = capsys.readouterr().err
+    assert f"{room:,} bytes free" in sentence and "needs" in sentence
+    assert list(target.parent.iterdir()) == []
