@@ -149,14 +149,14 @@ class Scheduler:
         """The next step. Until `advance` confirms it, only slots have changed hands."""
         plan = self.take_freed()
         self._admit_waiting(plan)
-        group = self._next_group()
-        n_rows = 0
-        for sequence in group:
-            if sequence.is_decoding:
-                plan.chunks.append(Chunk(sequence, sequence.n_computed, 1))
-                n_rows += 1
-        prefilling = [sequence for sequence in group if not sequence.is_decoding]
-        plan.chunks += _share(prefilling, self._prompt_budget(n_rows, len(prefilling)))
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        for sequence in self._next_group():
+            (decoding if sequence.is_decoding else prefilling).append(sequence)
+        plan.chunks += [Chunk(sequence, sequence.n_computed, 1) for sequence in decoding]
+        if prefilling:
+            budget = self._prompt_budget(len(decoding), len(prefilling))
+            plan.chunks += _share(prefilling, budget)
         return plan
 
     def take_freed(self) -> Plan:
@@ -189,6 +189,8 @@ class Scheduler:
         One that waits for a common beginning keeps a slot reserved, so that later arrivals do
         not overtake it for good.
         """
+        if not self.waiting:
+            return
         n_free = sum(slot.is_idle for slot in self.slots)
         n_cells = self.limits.n_cells - sum(len(s.tokens) for s in self.running)
         for sequence in list(self.waiting):
@@ -251,9 +253,9 @@ class Scheduler:
         Deterministic sequences take turns with the rest: every other step is theirs.
         """
         alone = [s for s in self.running if s.request.deterministic]
-        rest = [s for s in self.running if not s.request.deterministic]
         if not alone:
-            return rest
+            return self.running
+        rest = [s for s in self.running if not s.request.deterministic]
         self._alone_last = not self._alone_last or not rest
         return alone[:1] if self._alone_last else rest
 

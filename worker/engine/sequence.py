@@ -59,4 +59,5 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        return self.n_left == 1 and self.n_out > 0
+        n_tokens = len(self.tokens)
+        return n_tokens - self.n_computed == 1 and n_tokens > self.n_prompt

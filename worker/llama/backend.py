@@ -27,6 +27,8 @@ class Chunk(Protocol):
     @property
     def start(self) -> int: ...
     @property
+    def n_tokens(self) -> int: ...
+    @property
     def end(self) -> int: ...
     @property
     def wants_logits(self) -> bool: ...
@@ -97,12 +99,12 @@ def _row_order(chunks: Sequence[Chunk]) -> list[int]:
     would cut a prompt chunk into one row and an odd rest, below the tile that attention computes.
     """
 
-    def slot(index: int) -> int:
-        return chunks[index].sequence.slot or 0
-
-    by_slot = sorted(range(len(chunks)), key=slot)
-    single = [i for i in by_slot if chunks[i].end - chunks[i].start == 1]
-    prompts = [i for i in by_slot if chunks[i].end - chunks[i].start > 1]
-    if prompts and single and slot(prompts[-1]) + 1 == slot(single[0]):
+    slots = [chunk.sequence.slot or 0 for chunk in chunks]
+    by_slot = sorted(range(len(chunks)), key=slots.__getitem__)
+    prompts = [i for i in by_slot if chunks[i].n_tokens > 1]
+    if not prompts:
+        return by_slot
+    single = [i for i in by_slot if chunks[i].n_tokens == 1]
+    if single and slots[prompts[-1]] + 1 == slots[single[0]]:
         return single + prompts
     return prompts + single
