@@ -111,9 +111,11 @@ def _checkpoint(options: argparse.Namespace, report: Reporter) -> Path:
     from worker.models.resolve import resolve_checkpoint
 
     if not isinstance(parse(options.source), PathReference):
-        # The hub's client draws a bar of its own, and is silent where this is set.
         if options.progress != "bar":
-            os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+            # The hub's client draws a bar of its own on a terminal.
+            from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+
+            disable_progress_bars()
         # The download warns in the log.
         from worker.observability import logs
 
