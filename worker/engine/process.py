@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import os
 import signal
 import socket
@@ -82,6 +83,8 @@ def main() -> None:
         channel.send([StartFailed(error)])
         os._exit(error.exit_code)
     started.set()
+    gc.collect()
+    gc.freeze()  # what is there now stays for good: no pause between two steps to walk through it
     _serve(engine, channel)
 
 
