@@ -51,6 +51,10 @@ def test_a_good_life_has_no_breaches() -> None:
     assert judge(life) == []
 
 
+def test_messages_count_in_the_order_of_their_arrival() -> None:
+    assert judge([beat(2, 1.0), beat(1, 0.5)]) == []
+
+
 @pytest.mark.parametrize(
     ("rule", "messages"),
     [

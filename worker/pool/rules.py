@@ -71,11 +71,14 @@ class Breach:
 
 
 def judge(messages: Iterable[Message]) -> list[Breach]:
-    """Every promise that was broken, in order of the messages."""
+    """Every promise that was broken, in the order in which the messages arrived.
+
+    Each connection has a thread of its own, and threads do not note their messages in that order.
+    """
     callbacks: dict[str, list[Message]] = defaultdict(list)
     beats: dict[str, list[Message]] = defaultdict(list)
     breaches: list[Breach] = []
-    for message in messages:
+    for message in sorted(messages, key=lambda message: message.received_at):
         fields = CALLBACK_FIELDS if message.kind == "callback" else HEARTBEAT_FIELDS
         faults = list(_shape(message.payload, fields))
         breaches += [Breach(f"{message.kind} payload", fault) for fault in faults]
