@@ -101,7 +101,7 @@ class Chaos:
 
     def client(self, number: int) -> None:
         dice = random.Random(self._seed * 1000 + number)
-        with httpx.Client(base_url=self.worker.base_url, trust_env=False, timeout=60) as http:
+        with self.worker.client() as http:
             while not self.stop.is_set():
                 outcome = self._one_request(http, dice)
                 with self._lock:

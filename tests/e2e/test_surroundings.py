@@ -127,19 +127,21 @@ def test_a_clock_that_jumps(
         manager.wait_for_status("ready")
         deadline = {"X-Deadline": str(int((time.time() + 60) * 1000))}
         body = {"job_id": "j", "prompt": "One day", "max_tokens": 900, "ignore_eos": True}
-        client = running.client()
-        with client.stream("POST", "/execute", json=body, headers=deadline) as response:
-            chunks = response.iter_raw()
-            seen = [next(chunks)]
-            setting.write_text(str(jump_s))
-            stream = sse.collect([*seen, *chunks])
-        assert stream.end["tokens_out"] == 900, "its deadline had been taken before the jump"
-        n_beats = len(manager.beats)
-        manager.wait_for(n_beats=n_beats + 3, timeout_s=5)
-        health = running.get("/health").json()
-        assert 0 < health["uptime_seconds"] < 120
-        late = {"X-Deadline": str(int((time.time() + jump_s + 60) * 1000))}
-        again = client.post("/execute", json=body | {"job_id": "k", "max_tokens": 5}, headers=late)
+        with running.client() as client:
+            with client.stream("POST", "/execute", json=body, headers=deadline) as response:
+                chunks = response.iter_raw()
+                seen = [next(chunks)]
+                setting.write_text(str(jump_s))
+                stream = sse.collect([*seen, *chunks])
+            assert stream.end["tokens_out"] == 900, "its deadline had been taken before the jump"
+            n_beats = len(manager.beats)
+            manager.wait_for(n_beats=n_beats + 3, timeout_s=5)
+            health = running.get("/health").json()
+            assert 0 < health["uptime_seconds"] < 120
+            late = {"X-Deadline": str(int((time.time() + jump_s + 60) * 1000))}
+            again = client.post(
+                "/execute", json=body | {"job_id": "k", "max_tokens": 5}, headers=late
+            )
         assert again.status_code == 200, "a new deadline is read on the new clock"
         assert sse.collect([again.content]).end["tokens_out"] == 5
         assert running.is_ready() and running.logs("engine.stalled") == []
