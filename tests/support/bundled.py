@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,8 +17,9 @@ ASSET = Path(next(iter(worker.__path__))) / "assets" / "tiny-model"
 
 @functools.cache
 def bundled_gguf(outtype: str = "f32") -> Path:
-    """Converted once a session, into a folder that the system clears."""
+    """Converted once a session, into a folder that goes with it."""
     folder = Path(tempfile.mkdtemp(prefix="llorch-bundled-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     target = folder / f"tiny-{outtype}.gguf"
     command = [sys.executable, "-m", "worker.convert", str(ASSET), str(target)]
     done = subprocess.run(

@@ -20,6 +20,8 @@ class Detokenizer:
 
     def feed(self, piece: bytes) -> str:
         """The characters that `piece` completes."""
+        if piece.isascii() and not self._decoder.buffer:  # most are, and need no state
+            return piece.decode("ascii")
         return self._decoder.decode(piece)
 
     def finish(self) -> str:

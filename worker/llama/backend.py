@@ -28,10 +28,6 @@ class Chunk(Protocol):
     def start(self) -> int: ...
     @property
     def n_tokens(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-    @property
-    def wants_logits(self) -> bool: ...
 
 
 class LlamaBackend:
@@ -55,10 +51,15 @@ class LlamaBackend:
         self._rows = [0] * len(chunks)
         for index in _row_order(chunks):
             chunk = chunks[index]
-            sequence, start = chunk.sequence, chunk.start
-            assert sequence.slot is not None
-            tokens = sequence.tokens[start : chunk.end]
-            self._rows[index] = batch.add(sequence.slot, start, tokens, logits=chunk.wants_logits)
+            sequence, start, n_tokens = chunk.sequence, chunk.start, chunk.n_tokens
+            slot, tokens = sequence.slot, sequence.tokens
+            assert slot is not None
+            end = start + n_tokens
+            logits = end == len(tokens)
+            if n_tokens == 1:
+                self._rows[index] = batch.add_row(slot, start, tokens[start], logits=logits)
+            else:
+                self._rows[index] = batch.add(slot, start, tokens[start:end], logits=logits)
 
     def decode(self) -> DecodeOutcome:
         """Compute the batch; blocks until the device is done."""

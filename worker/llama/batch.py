@@ -1,15 +1,16 @@
-"""The input of one `llama_decode`, written through NumPy views of its native arrays.
+"""The input of one `llama_decode`, written straight into its native arrays.
 
-Owned by the engine thread. A batch is allocated once at its largest size. Rows are gathered in
-lists and written together: one by one, through ctypes or NumPy, they would cost more than sampling.
+Owned by the engine thread. A batch is allocated once at its largest size. Rows go in through
+memoryviews: setting one element of a ctypes pointer or of a NumPy array costs several times more,
+and between two passes over a model's weights all of this code runs from cold caches.
 """
 
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
-
-import numpy as np
+from typing import Any, Literal
 
 from worker.llama import library
 
@@ -21,57 +22,54 @@ class Batch:
         self._flat = library.load()
         self.native = self._flat.llama_batch_init(capacity, 0, 1)
         self.capacity = capacity
-        as_array = np.ctypeslib.as_array
-        self._token = as_array(self.native.token, (capacity,))
-        self._pos = as_array(self.native.pos, (capacity,))
-        self._n_seq = as_array(self.native.n_seq_id, (capacity,))
-        self._logits = as_array(self.native.logits, (capacity,))
+        self._token = _view(self.native.token, capacity, "i")
+        self._pos = _view(self.native.pos, capacity, "i")
+        self._logits = _view(self.native.logits, capacity, "B")
         # `seq_id` is an array of pointers to each row's list of sequences: all of them are set
         # once, into one array in which row i owns element i.
-        self._seq = np.zeros(capacity, dtype=np.int32)
-        address = self._seq.ctypes.data
+        self._seq = array("i", [0]) * capacity
+        address, _ = self._seq.buffer_info()
         pointers = ctypes.cast(self.native.seq_id, ctypes.POINTER(ctypes.c_void_p))
         self._own_pointers = [pointers[i] for i in range(capacity)]
         for row in range(capacity):
             pointers[row] = address + row * self._seq.itemsize
-        self._n_seq[:] = 1
-        self._tokens: list[int] = []
-        self._positions: list[int] = []
-        self._slots: list[int] = []
-        self._outputs: list[bool] = []
+        _view(self.native.n_seq_id, capacity, "i")[:] = array("i", [1]) * capacity
 
     @property
     def n_rows(self) -> int:
-        return len(self._tokens)
+        return int(self.native.n_tokens)
 
     def clear(self) -> None:
-        for rows in (self._tokens, self._positions, self._slots, self._outputs):
-            rows.clear()
+        self.native.n_tokens = 0
+
+    def add_row(self, slot: int, position: int, token: int, *, logits: bool) -> int:
+        """Append one token, and ask for its logits or not; returns its row."""
+        row: int = self.native.n_tokens
+        self._token[row] = token
+        self._pos[row] = position
+        self._seq[row] = slot
+        self._logits[row] = logits
+        self.native.n_tokens = row + 1
+        return row
 
     def add(self, slot: int, position: int, tokens: Sequence[int], *, logits: bool) -> int:
         """Append tokens at consecutive positions; returns the last row.
 
         `logits` asks for the logits of the last of them.
         """
-        n = len(tokens)
-        assert self.n_rows + n <= self.capacity, "the scheduler never plans more than it holds"
-        self._tokens += tokens
-        self._positions += range(position, position + n)
-        self._slots += [slot] * n
-        self._outputs += [False] * (n - 1) + [logits]
-        return self.n_rows - 1
+        n, first = len(tokens), self.n_rows
+        end = first + n
+        assert end <= self.capacity, "the scheduler never plans more than it holds"
+        self._token[first:end] = array("i", tokens)
+        self._pos[first:end] = array("i", range(position, position + n))
+        self._seq[first:end] = array("i", [slot]) * n
+        self._logits[first:end] = bytes(n - 1) + bytes([logits])
+        self.native.n_tokens = end
+        return end - 1
 
     def want_all_logits(self) -> None:
         """Ask for an output at every row, as pooled embeddings and comparisons need it."""
-        self._outputs = [True] * self.n_rows
-
-    def write(self) -> None:
-        """Bring the rows into the native arrays: one copy an array, whatever the rows are."""
-        n = self.native.n_tokens = self.n_rows
-        self._token[:n] = self._tokens
-        self._pos[:n] = self._positions
-        self._seq[:n] = self._slots
-        self._logits[:n] = self._outputs
+        self._logits[: self.n_rows] = b"\1" * self.n_rows
 
     def close(self) -> None:
         # `llama_batch_free` frees what `llama_batch_init` put there, not our array.
@@ -79,3 +77,10 @@ class Batch:
         for row, pointer in enumerate(self._own_pointers):
             pointers[row] = pointer
         self._flat.llama_batch_free(self.native)
+
+
+def _view(pointer: Any, n: int, code: Literal["i", "B"]) -> memoryview[int]:
+    """A native array of `n` elements of the `array` type `code`."""
+    block = ctypes.c_char * (n * array(code).itemsize)
+    data = ctypes.cast(pointer, ctypes.POINTER(block)).contents
+    return memoryview(data).cast("B").cast(code)

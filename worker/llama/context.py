@@ -95,7 +95,6 @@ class Context:
 
     def decode(self, batch: Batch) -> DecodeOutcome:
         """Compute the batch's rows; blocks for the whole computation, without the GIL."""
-        batch.write()
         result = self._flat.llama_decode(self.pointer, batch.native)
         if result == 0:
             return "ok"
