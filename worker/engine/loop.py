@@ -75,7 +75,8 @@ class Loop:
         self._deadlines = 0
         self._steps = 0
         self._decode_seconds = self._sample_seconds = self._overhead_seconds = 0.0
-        self._computing: frozenset[int] = frozenset()
+        self._computing: int | None = None
+        """The request whose prompt is most of the batch that is being computed."""
 
     # --- from other threads ----------------------------------------------------------------
 
@@ -85,7 +86,7 @@ class Loop:
     def cancel(self, request_id: int) -> None:
         """Free the request's cells before the next step; ended requests are ignored."""
         self._inbox.put(lambda: self._cancel(request_id))
-        if request_id in self._computing:
+        if request_id == self._computing:
             self._backend.abort()
 
     def call(self, action: Callable[[], None]) -> None:
@@ -154,16 +155,13 @@ class Loop:
     def _decode(self, plan: Plan) -> Plan:
         """Compute the plan, or as much of it as can be; returns what was computed."""
         while plan.chunks:
-            # A batch that is mostly one prompt is abandoned when that request is cancelled.
-            n_half = plan.n_tokens // 2
-            self._computing = frozenset(
-                c.sequence.request_id for c in plan.chunks if 1 < c.n_tokens > n_half
-            )
             self._backend.fill(plan.chunks)
+            # A batch that is mostly one prompt is abandoned when that request is cancelled.
+            self._computing = plan.main_prompt
             began = self._clock()
             outcome = self._backend.decode()
             self._decode_seconds += self._clock() - began
-            self._computing = frozenset()
+            self._computing = None
             self._backend.resume()
             match outcome:
                 case "ok":

@@ -56,8 +56,13 @@ class Plan:
     """Sequences that got a slot, with the number of prompt tokens that they need not compute."""
 
     @property
-    def n_tokens(self) -> int:
-        return sum(chunk.n_tokens for chunk in self.chunks)
+    def main_prompt(self) -> int | None:
+        """The request whose prompt is more than half of the batch."""
+        sizes = [chunk.n_tokens for chunk in self.chunks]
+        largest = max(sizes)
+        if largest == 1 or 2 * largest <= sum(sizes):
+            return None
+        return self.chunks[sizes.index(largest)].sequence.request_id
 
 
 @dataclass(frozen=True, slots=True)
