@@ -122,8 +122,8 @@ class Loop:
         self._announce(plan)
         self._apply(plan)
         plan = self._decode(plan)
-        self._scheduler.advance(plan)
         drawn = self._sample(plan)
+        self._scheduler.advance(plan)
         now = self._clock()
         for sequence, index, token in drawn:
             self._accept(sequence, index, token, now)
@@ -230,8 +230,9 @@ class Loop:
         if self._backend.is_eog(token):
             self._finish(sequence, "EOS", now)
             return
-        sequence.tokens.append(token)
-        n_top = sequence.request.sampling.logprobs
+        tokens, request = sequence.tokens, sequence.request
+        tokens.append(token)
+        n_top = request.sampling.logprobs
         if n_top is not None:
             sequence.pending_logprobs.append(self._backend.logprobs(index, token, n_top))
         sequence.pending_ids.append(token)
@@ -240,10 +241,7 @@ class Loop:
         self._emit_text(sequence, text)
         if stop is not None:
             self._finish(sequence, "STOP_SEQUENCE", now, stop)
-        elif (
-            sequence.n_out >= sequence.request.max_tokens
-            or len(sequence.tokens) > self._backend.context_length
-        ):
+        elif sequence.n_out >= request.max_tokens or len(tokens) > self._backend.context_length:
             self._finish(sequence, "MAX_TOKENS", now)
 
     def _emit_text(self, sequence: Sequence, text: str) -> None:
@@ -334,13 +332,14 @@ class Loop:
 
     def stats(self) -> Stats:
         scheduler = self._scheduler
+        n_cached = scheduler.cells_cached
         return Stats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
             waiting_prompt_tokens=scheduler.waiting_prompt_tokens,
-            kv_cells_used=scheduler.cells_used,
+            kv_cells_used=scheduler.cells_running + n_cached,
             kv_cells_total=scheduler.limits.n_cells,
-            kv_cells_cached=scheduler.cells_cached,
+            kv_cells_cached=n_cached,
             steps=self._steps,
             decode_seconds=self._decode_seconds,
             overhead_seconds=self._overhead_seconds,

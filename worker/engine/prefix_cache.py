@@ -25,7 +25,7 @@ class Slot:
     index: int
     owner: EngineSequence | None = None
     kept: list[int] = field(default_factory=list)
-    """Tokens whose cells an idle slot keeps for reuse."""
+    """Tokens whose cells an idle slot keeps for reuse; empty while it has an owner."""
     salt: str | None = None
     last_used: int = 0
 
@@ -37,10 +37,6 @@ class Slot:
     @property
     def n_cells(self) -> int:
         return self.owner.n_computed if self.owner is not None else len(self.kept)
-
-    @property
-    def n_kept(self) -> int:
-        return 0 if self.owner is not None else len(self.kept)
 
     @property
     def is_idle(self) -> bool:

@@ -102,12 +102,13 @@ class Scheduler:
         return sum(sequence.n_left for sequence in self.waiting)
 
     @property
-    def cells_used(self) -> int:
-        return sum(slot.n_cells for slot in self.slots)
+    def cells_running(self) -> int:
+        return sum([sequence.n_computed for sequence in self.running])
 
     @property
     def cells_cached(self) -> int:
-        return sum(slot.n_kept for slot in self.slots)
+        """Kept only for reuse."""
+        return sum([len(slot.kept) for slot in self.slots])
 
     # --- sequences come and go -------------------------------------------------------------
 
@@ -142,7 +143,7 @@ class Scheduler:
 
     def drop_cached(self) -> bool:
         """Free the cells of the least recently used idle slot; false when there are none."""
-        idle = [slot for slot in self.slots if slot.n_kept]
+        idle = [slot for slot in self.slots if slot.kept]
         if not idle:
             return False
         self._empty(min(idle, key=lambda slot: slot.last_used))
@@ -223,9 +224,9 @@ class Scheduler:
         else:
             others = [slot for slot in idle if match is None or slot is not match.slot]
             slot = min(
-                others, key=lambda s: (not self._is_beside_running(s), s.n_kept > 0, s.last_used)
+                others, key=lambda s: (not self._is_beside_running(s), bool(s.kept), s.last_used)
             )
-            if slot.n_kept:
+            if slot.kept:
                 plan.moves.append(Truncate(slot.index, 0))
             if match is not None and n_cached:
                 plan.moves.append(Copy(match.slot.index, slot.index, n_cached))
