@@ -65,17 +65,21 @@ def find_match(slots: Iterable[Slot], sequence: EngineSequence) -> Match | None:
 
     At least the last prompt token is left to compute: its logits are what is sampled from.
     """
+    prompt = sequence.tokens[:-1]
+    head = prompt[:MIN_SHARED_TOKENS]
+    if len(head) < MIN_SHARED_TOKENS:
+        return None
     best: Match | None = None
     for slot in slots:
-        if slot.salt != sequence.request.cache_salt or not slot.tokens:
+        if slot.tokens[:MIN_SHARED_TOKENS] != head or slot.salt != sequence.request.cache_salt:
             continue
         if slot.owner is not None and slot.owner.request.deterministic:
             continue
-        n_common = common_length(slot.tokens, sequence.tokens[:-1])
+        n_common = common_length(slot.tokens, prompt)
         match = Match(slot, min(n_common, slot.n_cells), n_common)
         if best is None or (match.n_common, match.n_ready) > (best.n_common, best.n_ready):
             best = match
-    return best if best is not None and best.n_common >= MIN_SHARED_TOKENS else None
+    return best
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
