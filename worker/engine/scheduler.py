@@ -155,13 +155,14 @@ class Scheduler:
         """The next step. Until `advance` confirms it, only slots have changed hands."""
         plan = self.take_freed()
         self._admit_waiting(plan)
-        decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self._next_group():
-            (decoding if sequence.is_decoding else prefilling).append(sequence)
-        plan.chunks += [Chunk(sequence, sequence.n_computed, 1) for sequence in decoding]
+            if sequence.is_decoding:
+                plan.chunks.append(Chunk(sequence, sequence.n_computed, 1))
+            else:
+                prefilling.append(sequence)
         if prefilling:
-            budget = self._prompt_budget(len(decoding), len(prefilling))
+            budget = self._prompt_budget(len(plan.chunks), len(prefilling))
             plan.chunks += _share(prefilling, budget)
         return plan
 
