@@ -28,6 +28,9 @@ LIBRARY = re.compile(r"^(?P<name>lib[\w-]+?)(\.\d+)*\.(so|dylib)(\.\d+)*$")
 # What the bindings open by its plain name. The others are found by the name that libraries ask for.
 OPENED_BY_NAME = "libllama"
 CORE = ("libllama", "libggml", "libggml-base")
+# CMake adds the folders of what it linked against. They are the building machine's, some of them
+# temporary: whoever owns such a folder on another machine would own what the worker loads.
+RUN_PATH = re.compile(rb"(?<=\0)\$ORIGIN:[^\0]+(?=\0)")
 
 Contents = dict[str, bytes]
 
@@ -41,7 +44,13 @@ def repack(
 ) -> tuple[Path, list[Path]]:
     """Writes our wheel and the test plug-ins under `out`; returns both."""
     with zipfile.ZipFile(upstream) as archive:
-        files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
+        files = {
+            name: _without_foreign_folders(archive.read(name))
+            if _stem(name)
+            else archive.read(name)
+            for name in archive.namelist()
+            if not name.endswith("/")
+        }
     metadata = _one(files, "*.dist-info/METADATA")
     name, version, rest = upstream.name.split("-", 2)
     local = f"{version}+{recipe.backend}"
@@ -92,6 +101,11 @@ def _core(files: Contents) -> Contents:
         index = 0 if wanted == OPENED_BY_NAME or len(by_dots) == 1 else 1
         kept[f"{LIBRARIES}/{by_dots[index]}"] = files[f"{LIBRARIES}/{by_dots[index]}"]
     return kept
+
+
+def _without_foreign_folders(library: bytes) -> bytes:
+    """The library with a run path that ends after its own folder; no byte moves."""
+    return RUN_PATH.sub(lambda found: b"$ORIGIN".ljust(len(found[0]), b"\0"), library)
 
 
 def _plugins(files: Contents) -> Contents:

@@ -1,6 +1,10 @@
 """From a wheel in upstream's layout to one in ours."""
 
+import ctypes
 import json
+import re
+import shutil
+import subprocess
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -138,3 +142,28 @@ def test_macos_names_are_understood(tmp_path: Path) -> None:
         "llama_cpp/lib/libggml.0.dylib",
         "llama_cpp/lib/libggml-base.0.dylib",
     }
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="reads a library with readelf")
+def test_a_library_looks_for_others_beside_itself_alone(tmp_path: Path) -> None:
+    foreign = "/home/somebody/toolkit/lib:/tmp/build-1234"
+    plugin = tmp_path / "plugin.so"
+    compile_c = ["c++", "-shared", f"-Wl,-rpath,$ORIGIN:{foreign}", "-o", str(plugin)]
+    subprocess.run([*compile_c, "-x", "c++", "/dev/null"], check=True)
+    assert foreign in run_path(plugin)
+    files = UPSTREAM | {"bin/libggml-cpu-x64.so": plugin.read_bytes()}
+    out = tmp_path / "out"
+    out.mkdir()
+    wheel, _ = repack.repack(upstream_wheel(tmp_path, files), RECIPE, {}, {}, out)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extract("llama_cpp/lib/libggml-cpu-x64.so", tmp_path)
+    shipped = tmp_path / "llama_cpp/lib/libggml-cpu-x64.so"
+    assert run_path(shipped) == "$ORIGIN"
+    ctypes.CDLL(str(shipped))
+
+
+def run_path(library: Path) -> str:
+    shown = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True)
+    found = re.search(r"(?:RUNPATH|RPATH)\).*\[(.*)\]", shown.stdout)
+    assert found is not None
+    return found[1]
