@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,20 @@ def only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return install
 
 
+def plugin(folder: Path, *needed: str) -> None:
+    """A CUDA plug-in without code, that asks for libraries of these names."""
+    asked = []
+    for name in needed:
+        asked.append(str(folder / "elsewhere" / name))
+        Path(asked[-1]).parent.mkdir(exist_ok=True)
+        soname = f"-Wl,-soname,{name}"
+        subprocess.run(["c++", "-shared", soname, "-o", asked[-1], *EMPTY], check=True)
+    target = str(folder / "libggml-cuda.so")
+    flags = ["-shared", "-Wl,--no-as-needed", "-o", target]
+    subprocess.run(["c++", *flags, *EMPTY, "-x", "none", *asked], check=True)
+
+
+EMPTY = ("-x", "c++", "/dev/null")
 CUDA = {"name": "CUDA0", "registry": "CUDA", "kind": "gpu", "description": "NVIDIA H100"}
 
 
@@ -139,7 +154,7 @@ def test_a_missing_driver_is_told_in_its_own_words(
     config: MakeConfig, only: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only(device())
-    wheel(tmp_path, monkeypatch, **{"libggml-cuda.so": ""})
+    plugin(tmp_path)
     line = "ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected"
     monkeypatch.setattr(library, "startup_log", [line])
     assert "no CUDA-capable device is detected" in refused(config("cuda")).message
@@ -149,10 +164,28 @@ def test_a_hidden_gpu_names_the_variable_that_hides_it(
     config: MakeConfig, only: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only(device())
-    wheel(tmp_path, monkeypatch, **{"libggml-cuda.so": ""})
+    plugin(tmp_path)
     monkeypatch.setattr(library, "startup_log", [])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert "CUDA_VISIBLE_DEVICES is ''" in refused(config("cuda")).message
+
+
+@pytest.mark.parametrize(
+    ("lacking", "words"),
+    [
+        ("libcuda.so.1", "belongs to the NVIDIA driver"),
+        ("libcudart.so.99", "belongs to the CUDA runtime"),
+        ("libcublas.so.99", "belongs to cuBLAS"),
+        ("libother.so.9", "libother.so.9: cannot open shared object file"),
+    ],
+)
+def test_a_plugin_that_does_not_load_names_the_library_that_it_lacks(
+    lacking: str, words: str, config: MakeConfig, only: Any, tmp_path: Path
+) -> None:
+    only(device())
+    plugin(tmp_path, lacking)
+    message = refused(config("cuda")).message
+    assert f"libggml-cuda.so cannot be loaded: {lacking}" in message and words in message
 
 
 @pytest.mark.parametrize(

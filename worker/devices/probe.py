@@ -6,10 +6,12 @@ worker never falls back to another device: whatever does not match ends the star
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from worker.devices import rpc_device
@@ -23,6 +25,18 @@ GPU_REGISTRIES: dict[Backend, frozenset[str]] = {
     "metal": frozenset({"MTL", "ggml-virtgpu", "Vulkan"}),
 }
 """ggml registries whose devices a GPU command may take."""
+_GPU_PLUGINS: dict[Backend, tuple[str, ...]] = {
+    "cuda": ("cuda",),
+    "metal": ("metal", "vulkan", "virtgpu"),
+}
+"""The wheel's libraries of such a backend, without `libggml-`."""
+_LACKING = {
+    "libcuda.so": " It belongs to the NVIDIA driver; a container gets it with --gpus.",
+    "libcudart.so": " It belongs to the CUDA runtime; install it, or name its folder in "
+    "LD_LIBRARY_PATH.",
+    "libcublas": " It belongs to cuBLAS; install it, or name its folder in LD_LIBRARY_PATH.",
+}
+"""Libraries that a plug-in finds on the machine, and where they come from."""
 _CPU_REGISTRIES = frozenset({"CPU", "BLAS"})
 _SOFTWARE_RENDERER = re.compile(
     r"llvmpipe|lavapipe|softpipe|swrast|swiftshader|software (rasterizer|renderer)|"
@@ -187,34 +201,37 @@ def _refuse_gpu_wheel(devices: list[library.Device]) -> None:
             backend="cpu",
             found=[device.name for device in others],
         )
-    if plugin := _gpu_plugin():
+    if plugin := _gpu_plugin("cuda", "metal"):
         raise BackendMismatch(
-            f"llorch-cpu needs a CPU wheel, but the installed llama-cpp-python carries {plugin}; "
-            "start the command of that backend or install the CPU wheel.",
+            f"llorch-cpu needs a CPU wheel, but the installed llama-cpp-python carries "
+            f"{plugin.name}; start the command of that backend or install the CPU wheel.",
             backend="cpu",
-            found=[plugin],
+            found=[plugin.name],
         )
 
 
-def _gpu_plugin() -> str | None:
+def _gpu_plugin(*backends: Backend) -> Path | None:
     """A GPU library of the wheel, which may be there although no device is."""
-    for pattern in ("libggml-cuda*", "libggml-metal*", "libggml-vulkan*", "libggml-virtgpu*"):
-        for path in sorted(library.library_folder().glob(pattern)):
-            return path.name
+    for backend in backends:
+        for name in _GPU_PLUGINS[backend]:
+            for path in sorted(library.library_folder().glob(f"libggml-{name}*")):
+                return path
     return None
 
 
 def _why_none(backend: Backend) -> str:
     """What the wheel or the driver says about its missing device."""
-    if backend == "cuda":
-        carried = any(library.library_folder().glob("libggml-cuda*"))
-    else:
-        carried = _gpu_plugin() is not None
-    if not carried:
+    plugin = _gpu_plugin(backend)
+    if plugin is None:
         return f"The installed llama-cpp-python wheel has no {backend.upper()} code."
     for line in library.startup_log:
         if backend in line.lower() and _REASON.search(line):
             return f"The driver says: {line.strip()}."
+    try:
+        ctypes.CDLL(str(plugin))  # llama.cpp passes silently over a plug-in that does not load
+    except OSError as error:
+        hint = next((hint for name, hint in _LACKING.items() if name in str(error)), "")
+        return f"{plugin.name} cannot be loaded: {error}.{hint}"
     return f"No driver or no visible device{_visibility_hint(backend)}."
 
 
