@@ -31,6 +31,9 @@ CORE = ("libllama", "libggml", "libggml-base")
 # CMake adds the folders of what it linked against. They are the building machine's, some of them
 # temporary: whoever owns such a folder on another machine would own what the worker loads.
 RUN_PATH = re.compile(rb"(?<=\0)\$ORIGIN:[^\0]+(?=\0)")
+# The linker's own name for what it made (an ELF note: name of 4 bytes, value of 20, type 3). It was
+# hashed over a run path into the build's temporary folder, which CMake takes out at the install.
+BUILD_ID = re.compile(rb"(?<=\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0).{20}", re.DOTALL)
 
 Contents = dict[str, bytes]
 
@@ -45,9 +48,7 @@ def repack(
     """Writes our wheel and the test plug-ins under `out`; returns both."""
     with zipfile.ZipFile(upstream) as archive:
         files = {
-            name: _without_foreign_folders(archive.read(name))
-            if _stem(name)
-            else archive.read(name)
+            name: _without_origin(archive.read(name)) if _stem(name) else archive.read(name)
             for name in archive.namelist()
             if not name.endswith("/")
         }
@@ -103,9 +104,13 @@ def _core(files: Contents) -> Contents:
     return kept
 
 
-def _without_foreign_folders(library: bytes) -> bytes:
-    """The library with a run path that ends after its own folder; no byte moves."""
-    return RUN_PATH.sub(lambda found: b"$ORIGIN".ljust(len(found[0]), b"\0"), library)
+def _without_origin(library: bytes) -> bytes:
+    """The library with nothing of the machine that built it, in the same places: its run path
+    ends after its own folder, its build id is a hash of the rest."""
+    library = RUN_PATH.sub(lambda found: b"$ORIGIN".ljust(len(found[0]), b"\0"), library)
+    nameless = BUILD_ID.sub(lambda _: bytes(20), library, count=1)
+    digest = hashlib.sha1(nameless).digest()
+    return BUILD_ID.sub(lambda _: digest, nameless, count=1)
 
 
 def _plugins(files: Contents) -> Contents:
