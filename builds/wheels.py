@@ -16,7 +16,7 @@ from builds import compile, cuda, repack, sdist, store, toolchain
 from builds.errors import BuildError
 from builds.pins import Pins, Recipe
 
-# Raised when repack or compile change what comes out so that a build in the cache must not be used.
+# Raised when repack or compile change so much that builds in the cache must not be used any more.
 LAYOUT = 1
 
 

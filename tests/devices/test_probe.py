@@ -28,7 +28,7 @@ def wheel(folder: Path, monkeypatch: pytest.MonkeyPatch, **files: object) -> Non
     """Make the installed wheel look like one of another backend."""
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
-    monkeypatch.setattr(library, "library_folder", lambda: folder)
+    monkeypatch.setattr(library, "folder", lambda: folder)
 
 
 def device(**fields: Any) -> library.Device:
@@ -71,7 +71,7 @@ def test_the_cpu_is_taken_without_a_device_to_offload_to(config: MakeConfig) -> 
 
 
 def test_the_cpu_variant_is_the_plugin_that_was_loaded(config: MakeConfig) -> None:
-    variants = {path.name for path in library.library_folder().glob("libggml-cpu-*")}
+    variants = {path.name for path in library.folder().glob("libggml-cpu-*")}
     found = probe.select_device(config("cpu")).cpu_variant
     assert found is None if not variants else f"libggml-cpu-{found}.so" in variants
 

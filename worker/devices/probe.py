@@ -95,7 +95,7 @@ def select_device(config: EngineConfig) -> Selected:
 def wheel_stamp() -> dict[str, Any]:
     """What our build wrote into the wheel: backend, flags, compiler; empty for another's wheel."""
     try:
-        text = (library.library_folder() / "llorch-build.json").read_text("utf-8")
+        text = (library.folder() / "llorch-build.json").read_text("utf-8")
     except FileNotFoundError:
         return {}
     stamp: dict[str, Any] = json.loads(text)
@@ -179,7 +179,7 @@ def _load_blas() -> None:
     ggml = library.ggml()
     if any(device.registry == "BLAS" for device in library.devices()):
         return  # built in, or loaded before
-    folder = library.library_folder() / "optional"
+    folder = library.folder() / "optional"
     for plugin in sorted(folder.glob("libggml-blas.*")):
         if ggml.ggml_backend_load(os.fsencode(plugin)):
             return
@@ -214,7 +214,7 @@ def _gpu_plugin(*backends: Backend) -> Path | None:
     """A GPU library of the wheel, which may be there although no device is."""
     for backend in backends:
         for name in _GPU_PLUGINS[backend]:
-            for path in sorted(library.library_folder().glob(f"libggml-{name}*")):
+            for path in sorted(library.folder().glob(f"libggml-{name}*")):
                 return path
     return None
 

@@ -56,7 +56,7 @@ class LlamaBackend:
             assert slot is not None
             end = start + n_tokens
             logits = end == len(tokens)
-            if n_tokens == 1:
+            if n_tokens == 1:  # a decode row: by far the most, and without a list of one
                 self._rows[index] = batch.add_row(slot, start, tokens[start], logits=logits)
             else:
                 self._rows[index] = batch.add(slot, start, tokens[start:end], logits=logits)

@@ -110,12 +110,11 @@ def load() -> ModuleType:
     flat.llama_log_set(_log_callback(flat), None)
     # Without plug-ins in the wheel this finds nothing and the built-in backends stay.
     with log.capture() as lines:
-        _ggml().ggml_backend_load_all_from_path(os.fsencode(library_folder()))
+        _ggml().ggml_backend_load_all_from_path(os.fsencode(folder()))
     startup_log.extend(lines)
     if _ggml().ggml_backend_dev_count() == 0:
         raise BackendMismatch(
-            f"no backend of {library_folder()} runs on this machine's processor; "
-            "use a wheel built for it"
+            f"no backend of {folder()} runs on this machine's processor; use a wheel built for it"
         )
     flat.llama_backend_init()
     module: ModuleType = flat
@@ -131,7 +130,7 @@ def _log_callback(flat: ModuleType) -> Any:
     return write
 
 
-def library_folder() -> Path:
+def folder() -> Path:
     """Where the wheel keeps its shared libraries and plug-ins."""
     import llama_cpp
 

@@ -22,7 +22,7 @@ _START_SECONDS = 30.0
 
 def plugin_path() -> Path:
     """The RPC plug-in: beside the wheel, or in it where the wheel is not ours."""
-    for folder in (Path(sys.prefix) / "test-plugins", library.library_folder()):
+    for folder in (Path(sys.prefix) / "test-plugins", library.folder()):
         if (folder / PLUGIN).is_file():
             return folder / PLUGIN
     if wheel_stamp().get("backend", "cpu") != "cpu":
