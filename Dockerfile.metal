@@ -15,16 +15,15 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 # The wheel first: it takes minutes and changes only with the pin.
-COPY builds/*.py builds/*.toml builds/
+COPY builds/*.py builds/*.toml builds/tile_config.* builds/
+COPY builds/locks builds/locks
 RUN --mount=type=cache,target=/root/.cache python3 -m builds metal --out /wheels
 COPY LICENSE README.md models.toml pyproject.toml ./
-COPY builds/constraints.txt builds/
 COPY worker worker
 # The venv keeps its place in the final stage, so its scripts stay right. pip and the packages' own
 # tests have no business there.
-RUN --mount=type=cache,target=/root/.cache python3 -m venv /opt/llorch \
-    && /opt/llorch/bin/pip install --disable-pip-version-check \
-        --constraint=builds/constraints.txt /wheels/*.whl . \
+RUN --mount=type=cache,target=/root/.cache \
+    python3 -m builds install /opt/llorch --wheel /wheels/*.whl \
     && /opt/llorch/bin/pip uninstall --yes pip setuptools \
     && find /opt/llorch -depth -type d -name tests -exec rm -r {} +
 
@@ -39,23 +38,30 @@ RUN apt-get update \
     && useradd --uid 10001 --home-dir /cache --no-create-home --shell /usr/sbin/nologin llorch \
     && install --directory --owner=llorch --group=llorch /cache /models
 COPY --from=build /opt/llorch /opt/llorch
+# What is in this image, Debian's packages included, as CycloneDX.
+RUN --mount=type=bind,from=build,source=/src,target=/src \
+    cd /src && python3 -B -m builds sbom /opt/llorch > /opt/llorch/sbom.cdx.json
 ARG VERSION=0.1.0
+ARG SOURCE=unknown
 ARG REVISION=unknown
+ARG CREATED=unknown
 LABEL org.opencontainers.image.title="llorch-metal" \
     org.opencontainers.image.description="One model on a Mac's GPU, served over HTTP from a container" \
     org.opencontainers.image.licenses="GPL-3.0-or-later" \
     org.opencontainers.image.version="${VERSION}" \
-    org.opencontainers.image.revision="${REVISION}"
+    org.opencontainers.image.source="${SOURCE}" \
+    org.opencontainers.image.revision="${REVISION}" \
+    org.opencontainers.image.created="${CREATED}"
 # Inside a container only the published port is reachable, so it listens on every address.
-# Nothing is written outside /cache: the root may be read-only.
+# Nothing is written outside /cache, temporary files included: the root may be read-only.
 ENV LLORCH_HOST=0.0.0.0 \
     LLORCH_CACHE_DIR=/cache \
+    TMPDIR=/cache \
     PATH=/opt/llorch/bin:/usr/bin:/bin \
     PYTHONDONTWRITEBYTECODE=1
 USER 10001:10001
-# A models.toml in the volume takes the place of the one that ships.
+# A models.toml in this folder takes the place of the one that ships.
 WORKDIR /models
-VOLUME ["/cache", "/models"]
 EXPOSE 8080
 STOPSIGNAL SIGTERM
 # /health answers without touching the engine; 503 means that the engine has stopped making progress.

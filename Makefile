@@ -14,7 +14,7 @@ BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format pytest wheel smoke bench chaos fuzz long parity-data bench-convert
+.PHONY: help setup run test lint format pytest wheel smoke bench clients page-test chaos fuzz long parity-data bench-convert
 .PHONY: image-cpu image-cuda image-metal image-test qemu-test lock clean
 
 help: ## show this list
@@ -23,7 +23,8 @@ help: ## show this list
 setup: ## create .venv with our llama.cpp wheel and the worker; seconds when nothing changed
 	@$(PYTHON) -m builds setup --venv $(VENV) --backend $(BACKEND)
 
-run: setup ## start the worker on the bundled model and print the curl line that streams a story
+run: ## start the worker on the bundled model and print the curl line that streams a story
+	@$(PYTHON) -m builds setup --to-run --venv $(VENV) --backend $(BACKEND)
 	@$(VENV)/bin/llorch-$(BACKEND) $(ARGS)
 
 test: setup lint pytest ## everything: style, types, tests
@@ -40,11 +41,11 @@ format: setup ## let ruff rewrite what it can
 pytest: setup ## the tests alone (TESTS="tests/api -k cancel" narrows them)
 	$(VENV)/bin/pytest -m "not long" $(TESTS)
 
-fuzz: setup ## 2,000 requests made up from /openapi.json against a real worker; none may meet a 5xx
-	$(VENV)/bin/pytest -m long -rP tests/api/test_openapi.py
+fuzz: setup ## 2,000 made-up requests and 10,000 made-up schemas against a real worker, 10,000 damaged GGUF headers against llama.cpp
+	$(VENV)/bin/pytest -m long -rP tests/api/test_openapi.py tests/api/test_schema_attacks.py tests/models/test_gguf_native.py
 
-long: setup ## the HTTP tests that take minutes: that one, 90 s behind proxies, a crowd beside a strict clock
-	$(VENV)/bin/pytest -m long -rP tests/api
+long: setup ## the tests that take minutes and need nothing more: fuzz, 90 s behind proxies, a crowd, vocabularies
+	$(VENV)/bin/pytest -m long -rP tests/api tests/convert tests/engine tests/security
 
 wheel: setup ## build dist/$(BACKEND)/*.whl and its SHA256SUMS
 	$(PY) -m builds $(BACKEND)
@@ -52,8 +53,18 @@ wheel: setup ## build dist/$(BACKEND)/*.whl and its SHA256SUMS
 smoke: wheel ## install that wheel into a fresh venv, list its devices, decode one token
 	$(PY) -m builds smoke dist/$(BACKEND)/*.whl
 
-bench: setup ## measure against llama-server and the others (minutes; BENCH="--help" for its flags)
+bench: setup ## measure against llama-server and the others (BENCH="--help" for its flags, BENCH="--before CHECKOUT" for a short comparison)
 	$(PY) -m tests.bench $(BENCH)
+
+clients: setup ## what real clients from PyPI can do with a worker, counted (minutes; CLIENTS="--failures")
+	$(PY) -m tests.clients $(CLIENTS)
+
+page-test: setup ## the page in Debian's headless Chromium: streamed, stopped, attacked, read by axe, photographed
+	$(VENV)/bin/pip install --quiet --constraint builds/constraints.txt --editable '.[page]'
+	$(VENV)/bin/pytest -m long tests/page
+
+gpu-report: setup ## the half hour on a GPU: build, prove, try, measure (BACKEND=cpu GPU=--short rehearses it)
+	$(PY) -m tests.gpu --backend $(BACKEND) $(GPU)
 
 chaos: setup ## ten minutes of kills, stops and aborts against a real worker
 	$(PY) -m tests.e2e.chaos --seconds 600
@@ -77,6 +88,8 @@ parity-data: ## make the reference data of converter and chat templates anew, in
 	$(PYTHON) -m venv $(VENV)-parity
 	$(VENV)-parity/bin/pip install --quiet 'torch==2.13.0' transformers safetensors sentencepiece
 	$(VENV)-parity/bin/python -m tests.convert.make_parity_data
+	$(VENV)-parity/bin/pip install --quiet peft
+	$(VENV)-parity/bin/python -m tests.convert.make_adapter_data
 	$(VENV)-parity/bin/pip install --quiet jinja2
 	$(VENV)-parity/bin/python -m tests.engine.make_template_data
 
@@ -85,9 +98,8 @@ bench-convert: setup ## the converter against llama.cpp's own script, in parity-
 	$(VENV)-parity/bin/pip install --quiet 'torch==2.13.0' transformers safetensors sentencepiece
 	$(PY) -m tests.bench.convert_bench --peer-python $(VENV)-parity/bin/python $(BENCH)
 
-lock: setup ## let the newest versions of all packages in, and pin those (then run the tests)
-	$(PY) -m pip install --quiet --upgrade --upgrade-strategy eager --editable '.[test]'
-	$(PY) -m builds lock
+lock: ## let the newest versions of all packages in, and pin those with their hashes (then run the tests)
+	@$(PYTHON) -m builds lock --upgrade
 
 clean: ## remove what was built in the checkout (the wheel cache stays)
 	rm -rf $(VENV) $(VENV)-parity dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from builds import environment, images, sdist, smoke, store, wheels
+from builds import environment, images, locks, sbom, sdist, smoke, store, wheels
 from builds import pins as pinned
 from builds.errors import BuildError
 
@@ -61,13 +61,26 @@ def _parser() -> argparse.ArgumentParser:
     image.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
     image.add_argument("--extra", action="append", default=[], help="an option for the tool itself")
 
-    lock = commands.add_parser("lock", help="write down the versions that this Python has")
+    lock = commands.add_parser("lock", help="write the versions and hashes of all packages down")
     lock.set_defaults(run=_lock)
+    lock.add_argument("--upgrade", action="store_true", help="let the newest versions in")
+
+    listed = commands.add_parser("sbom", help="what a venv and this system hold, as CycloneDX JSON")
+    listed.set_defaults(run=_sbom)
+    listed.add_argument("venv", type=Path)
+
+    placed = commands.add_parser("install", help="a new venv with a wheel and the worker")
+    placed.set_defaults(run=_install)
+    placed.add_argument("venv", type=Path)
+    placed.add_argument("--wheel", type=Path, required=True)
 
     setup = commands.add_parser("setup", parents=[given], help="bring a venv up to date")
     setup.set_defaults(run=_setup)
     setup.add_argument("--venv", type=Path, required=True)
     setup.add_argument("--backend", choices=pinned.BACKENDS, default="cpu")
+    setup.add_argument(
+        "--to-run", action="store_true", help="the quickest way to a running worker, without tests"
+    )
     return parser
 
 
@@ -110,11 +123,22 @@ def _image(options: argparse.Namespace) -> int:
     return 0
 
 
-def _lock(_options: argparse.Namespace) -> int:
-    environment.lock(Path(sys.executable))
+def _lock(options: argparse.Namespace) -> int:
+    locks.write(options.upgrade)
+    return 0
+
+
+def _sbom(options: argparse.Namespace) -> int:
+    print(json.dumps(sbom.document(options.venv), indent=1))
+    return 0
+
+
+def _install(options: argparse.Namespace) -> int:
+    environment.install(options.venv, options.wheel)
     return 0
 
 
 def _setup(options: argparse.Namespace) -> int:
-    environment.setup(options.venv, options.backend, given_sdist=options.sdist)
+    venv, backend = options.venv, options.backend
+    environment.setup(venv, backend, to_run=options.to_run, given_sdist=options.sdist)
     return 0

@@ -1,15 +1,25 @@
-"""Compiles the upstream wheel: fresh sources, pinned tools, the recipe's flags, a child process."""
+"""Compiles the upstream wheel: fresh sources, pinned tools, the recipe's flags, a child process.
 
+A compile is kept in the cache by itself, so that another way of repacking it costs seconds. Its
+folder holds the wheel, llama.cpp's licence, SHA256SUMS and `made-of.json`, which is the wheel's
+stamp: everything that decides what the compiler made.
+"""
+
+import json
 import os
 import platform
 import re
+import shutil
 import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from builds import cuda, sdist, store, toolchain
 from builds.errors import BuildError
-from builds.pins import Pins, Recipe
+from builds.pins import FOLDER, Pins, Recipe
 
 # Not needed to compile, and most of the bytes. With `.git` there, it would depend on the machine's
 # git whether a commit is compiled in.
@@ -21,6 +31,8 @@ NOT_COMPILED = (
     "vendor/llama.cpp/models/",
     "vendor/llama.cpp/tests/",
 )
+# A repair of what GCC makes of ggml's AMX code, put ahead of every C++ file of ggml's.
+TILE_CONFIG = (FOLDER / "tile_config.cmake", FOLDER / "tile_config.h")
 # Any fixed moment; llama.cpp and the wheel's archive would otherwise carry the hour of the build.
 SOURCE_DATE_EPOCH = "1577836800"
 # Settings of the caller's shell that would change the wheel behind the recipe's back.
@@ -28,10 +40,72 @@ NOT_INHERITED = re.compile(
     r"^(CMAKE_|SKBUILD|FORCE_CMAKE|GGML_|LLAMA_|(C|CXX|CPP|CUDA|LD)FLAGS$|PIP_)"
 )
 KEPT = ("PIP_CERT", "PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_PROXY")
+LICENSE = "llama.cpp-LICENSE"
+MADE_OF = "made-of.json"
 
 
-def compile_wheel(archive: Path, recipe: Recipe, pins: Pins, work: Path) -> Path:
-    """Returns the wheel as upstream makes it, in a folder under `work`."""
+def made_of(recipe: Recipe, pins: Pins) -> dict[str, Any]:
+    """All that decides what the compiler makes."""
+    code = [Path(__file__)]
+    machine: dict[str, str] = {}
+    if recipe.cmake.get("GGML_NATIVE") == "ON":
+        machine["processor"] = toolchain.processor()
+    if "GGML_CUDA" in recipe.cmake:
+        machine["nvcc"] = cuda.compiler()
+        code.append(Path(cuda.__file__))
+    return {
+        **machine,
+        "backend": recipe.backend,
+        "llama_cpp_python": pins.version,
+        "llama_cpp_commit": pins.llama_cpp_commit,
+        "sdist_sha256": pins.sdist_sha256,
+        "flags": dict(recipe.cmake),
+        "environment": dict(recipe.environment),
+        "compiler": toolchain.compiler(),
+        "toolchain": {name: pins.toolchain[name] for name in toolchain.COMPILES},
+        "platform": platform_name(),
+        "code": [store.code_hash(*code), *tile_config_hashes()],
+    }
+
+
+def tile_config_flag() -> str:
+    return f"-DCMAKE_PROJECT_ggml_INCLUDE={TILE_CONFIG[0]}"
+
+
+def tile_config_hashes() -> list[str]:
+    return [store.sha256(path) for path in TILE_CONFIG]
+
+
+def compiled(recipe: Recipe, pins: Pins, given_sdist: Path | None = None) -> Path:
+    """The folder of this compile; several minutes the first time."""
+    inputs = made_of(recipe, pins)
+    name = f"{recipe.backend}-{pins.version}-{store.key(inputs)}"
+    home = store.folder("compiled") / name
+    with store.lock(f"compile-{name}"):
+        if not store.is_whole(home):
+            archive = sdist.fetch(pins, given_sdist)
+            commit = sdist.commit(archive)
+            if commit != pins.llama_cpp_commit:
+                raise BuildError(
+                    f"The sources hold llama.cpp {commit}, versions.toml says "
+                    f"{pins.llama_cpp_commit}: correct llama_cpp_commit there."
+                )
+            with (
+                store.replacing(home) as partial,
+                tempfile.TemporaryDirectory(prefix="llorch-build-") as scratch,
+            ):
+                work = Path(scratch).resolve()
+                wheel = _compile(archive, recipe, pins, work)
+                shutil.copy2(wheel, partial / wheel.name)
+                shutil.copy2(work / "source/vendor/llama.cpp/LICENSE", partial / LICENSE)
+                text = json.dumps(inputs | {"llama_cpp_commit": commit}, indent=2, sort_keys=True)
+                (partial / MADE_OF).write_text(text + "\n")
+                store.seal(partial)
+    return home
+
+
+def _compile(archive: Path, recipe: Recipe, pins: Pins, work: Path) -> Path:
+    """The wheel as upstream makes it, in a folder under `work`."""
     source, out = work / "source", work / "out"
     sdist.extract(archive, source, without=NOT_COMPILED)
     python = toolchain.python(pins)
@@ -59,7 +133,7 @@ def _environment(recipe: Recipe, pins: Pins, python: Path, work: Path) -> dict[s
     }
     # Assertions name their source file: without this the wheel would hold this machine's paths.
     same_paths = f"-ffile-prefix-map={work}=."
-    arguments, nvcc_flags = list(recipe.cmake_args), [f"-Xcompiler={same_paths}"]
+    arguments, nvcc_flags = [*recipe.cmake_args, tile_config_flag()], [f"-Xcompiler={same_paths}"]
     if "GGML_CUDA" in recipe.cmake:
         more_arguments, more_flags = cuda.completion(pins, work)
         arguments += more_arguments
@@ -72,17 +146,22 @@ def _environment(recipe: Recipe, pins: Pins, python: Path, work: Path) -> dict[s
         "CFLAGS": same_paths,
         "CXXFLAGS": same_paths,
         "CUDAFLAGS": " ".join(nvcc_flags),
+        "LDFLAGS": " ".join([*_linker_flags(), recipe.environment.get("LDFLAGS", "")]).strip(),
         "SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH,
         # A cache inside somebody's checkout must not lend that checkout's commit to the build.
         "GIT_CEILING_DIRECTORIES": str(work),
-        **recipe.environment,
     }
 
 
+def _linker_flags() -> list[str]:
+    # The linker's name for what it made is a hash over run paths into the temporary folder.
+    return [] if sys.platform == "darwin" else ["-Wl,--build-id=none"]
+
+
 def _run(command: list[str], environment: dict[str, str], log: Path) -> int:
-    """Runs the build with its output in `log`; tells every quarter of a minute how far Ninja is."""
+    """Runs the build with its output in `log`; says every 10 seconds how far Ninja is."""
     step = re.compile(rb"\[(\d+)/(\d+)\]")
-    told = time.monotonic()
+    said = started = time.monotonic()
     with log.open("wb") as handle:
         child = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -92,9 +171,9 @@ def _run(command: list[str], environment: dict[str, str], log: Path) -> int:
             for line in child.stdout:
                 handle.write(line)
                 at = step.search(line)
-                if at and time.monotonic() - told > 15:
-                    told = time.monotonic()
-                    store.say(f"  {int(at[1])} of {int(at[2])} steps")
+                if at and time.monotonic() - said > 10:
+                    said = time.monotonic()
+                    store.say(f"  {int(at[1])} of {int(at[2])} steps, {said - started:.0f} s")
     return child.returncode
 
 

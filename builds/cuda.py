@@ -28,6 +28,16 @@ def compiler() -> str:
     return f"nvcc {release[0]}" if release else "nvcc"
 
 
+def architecture_here() -> str:
+    """The machine code of this machine's GPU, such as `90-real`."""
+    command = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise BuildError("nvidia-smi names no GPU; without --native none is needed.") from error
+    return shown.split()[0].replace(".", "") + "-real"
+
+
 def completion(pins: Pins, scratch: Path) -> tuple[list[str], list[str]]:
     """CMake arguments and nvcc flags that make up for what the toolkit lacks."""
     root = _toolkit()
@@ -61,14 +71,10 @@ def _cublas(pins: Pins) -> Path:
         if not home.exists():
             store.say(f"the CUDA toolkit has no cuBLAS; taking nvidia-cublas {version}")
             with store.replacing(home) as partial:
-                toolchain.pip(
-                    toolchain.python(pins),
-                    "install",
-                    "--no-deps",
-                    "--no-compile",
-                    f"--target={partial}",
-                    f"nvidia-cublas=={version}",
-                )
+                lock = pinned.FOLDER / "locks" / "cuda.txt"
+                target = ["--no-compile", f"--target={partial}", f"--requirement={lock}"]
+                tools = toolchain.python(pins)
+                toolchain.pip(tools, "install", "--require-hashes", "--no-deps", *target)
     return home
 
 

@@ -2,55 +2,99 @@
 
 import hashlib
 import json
-import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+from builds import cuda, locks, store, toolchain, wheels
 from builds import pins as pinned
-from builds import store, toolchain, wheels
+from builds.errors import BuildError
+from builds.pins import Pins, Recipe
 
 ROOT = pinned.FOLDER.parent
 STAMP = "llorch-setup.json"
-# The versions that were tested together; `make lock` renews them.
-CONSTRAINTS = pinned.FOLDER / "constraints.txt"
 
 
-def setup(venv: Path, backend: str, *, given_sdist: Path | None = None) -> Path:
-    """Brings the venv up to date and returns its Python."""
+def setup(
+    venv: Path, backend: str, *, to_run: bool = False, given_sdist: Path | None = None
+) -> Path:
+    """Brings the venv up to date and returns its Python.
+
+    With `to_run` it is made for running the worker here, as soon as possible: without test tools,
+    and with a wheel for this processor alone when the one for all of them is not built yet.
+    """
     venv = venv.absolute()
     python = venv / "bin" / "python"
-    pins, recipe = pinned.pins(), pinned.recipe(backend)
-    wanted = {
-        "python": sys.version,
-        "wheel": wheels.key(recipe, pins),
-        "project": store.sha256(ROOT / "pyproject.toml"),
-        "constraints": store.sha256(CONSTRAINTS),
-        "root": str(ROOT),
-    }
+    pins, recipe, lock = pinned.pins(), pinned.recipe(backend), locks.TEST
     place = hashlib.sha256(str(venv).encode()).hexdigest()[:16]
     with store.lock(f"venv-{place}"):
-        have = _stamp(venv)
-        if have == wanted and python.exists():
+        have = _stamp(venv) if python.exists() else {}
+        wanted = _wanted(recipe, pins, lock)
+        if have == wanted:
             return python
-        if have.get("python") != wanted["python"] or not python.exists():
+        if to_run:
+            here = _recipe_for_here(backend)
+            if have in (_wanted(each, pins, locks.RUNTIME) for each in (recipe, here)):
+                return python
+            lock = locks.RUNTIME
+            recipe = recipe if wheels.is_built(recipe, pins) else here
+            wanted = _wanted(recipe, pins, lock)
+        if have.get("python") != wanted["python"]:
             store.say(f"creating {venv}")
             toolchain.make_venv(venv)
             have = {}
         (venv / STAMP).unlink(missing_ok=True)  # until all of it has succeeded
         built = wheels.build(recipe, pins, given_sdist=given_sdist)
+        store.say("installing the worker" if to_run else "installing the worker and its test tools")
+        toolchain.install(python, lock)
         if have.get("wheel") != wanted["wheel"]:
             store.say(f"installing {built.path.name}")
             toolchain.pip(python, "install", "--force-reinstall", "--no-deps", str(built.path))
             _place_test_plugins(built, venv / "test-plugins")
-        store.say("installing the worker and its test tools")
-        toolchain.pip(
-            python, "install", f"--constraint={CONSTRAINTS}", "--editable", f"{ROOT}[test]"
-        )
+        _install_worker(python, pins, editable=True)
         toolchain.pip(python, "check")
         (venv / STAMP).write_text(json.dumps(wanted, indent=2) + "\n")
     return python
+
+
+def install(venv: Path, wheel: Path) -> Path:
+    """A new venv with the wheel, the worker and what it needs, as an image has it."""
+    python = toolchain.make_venv(venv)
+    toolchain.install(python, locks.RUNTIME)
+    toolchain.pip(python, "install", "--no-deps", str(wheel.absolute()))
+    _install_worker(python, pinned.pins(), editable=False)
+    toolchain.pip(python, "check")
+    return python
+
+
+def _wanted(recipe: Recipe, pins: Pins, lock: Path) -> dict[str, str]:
+    return {
+        "python": sys.version,
+        "wheel": wheels.key(recipe, pins),
+        "project": store.sha256(ROOT / "pyproject.toml"),
+        "lock": f"{lock.name} {store.sha256(lock)}",
+        "root": str(ROOT),
+    }
+
+
+def _recipe_for_here(backend: str) -> Recipe:
+    architectures = (cuda.architecture_here(),) if backend == "cuda" else ()
+    return pinned.recipe(backend, native=True, architectures=architectures)
+
+
+def _install_worker(python: Path, pins: Pins, *, editable: bool) -> None:
+    """Packed by the pinned build backend: pip by itself would fetch one without a hash."""
+    hook = "build_editable" if editable else "build_wheel"
+    with tempfile.TemporaryDirectory(prefix="llorch-pack-") as out:
+        code = f"import hatchling.build; hatchling.build.{hook}({out!r})"
+        command = [str(toolchain.python(pins)), "-c", code]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode != 0:
+            raise BuildError(f"The worker could not be packed:\n{done.stderr[-2000:]}")
+        (wheel,) = Path(out).glob("*.whl")
+        toolchain.pip(python, "install", "--force-reinstall", "--no-deps", str(wheel))
 
 
 def _place_test_plugins(built: wheels.BuiltWheel, target: Path) -> None:
@@ -67,16 +111,3 @@ def _stamp(venv: Path) -> dict[str, str]:
         return {str(name): str(value) for name, value in json.loads(text).items()}
     except (FileNotFoundError, ValueError):
         return {}
-
-
-def lock(python: Path) -> None:
-    """Writes what this Python has installed as the versions that are known to work together."""
-    command = [str(python), "-m", "pip", "list", "--format=freeze", "--exclude-editable"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    # Our wheel comes from versions.toml; pip and setuptools are the venv's own.
-    own = re.compile(r"^(llama[-_]cpp[-_]python|pip|setuptools|torch)==")
-    lines = [line for line in shown.splitlines() if not own.match(line)]
-    CONSTRAINTS.write_text(
-        "# The versions that were tested together, for `make setup` and the images. Written by\n"
-        "# `make lock`.\n" + "".join(f"{line}\n" for line in sorted(lines, key=str.lower))
-    )

@@ -5,6 +5,7 @@ import subprocess
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 from builds import pins as pinned
 from builds import store
@@ -53,7 +54,7 @@ def arguments(backend: str, pin: str | None = None, given: Sequence[str] = ()) -
     if backend not in images or pin not in images:
         raise BuildError(f"There is no image for {pin}; there is one for {', '.join(images)}.")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    values = {**images[pin], "VERSION": project["version"], "REVISION": _revision()}
+    values = {**images[pin], "VERSION": project["version"], **_origin()}
     for each in given:
         name, equals, value = each.partition("=")
         if not equals:
@@ -80,13 +81,26 @@ def build(
     return tag
 
 
-def _revision() -> str:
-    if not Path(ROOT, ".git").exists():
-        return "unknown"
-    shown = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return shown.stdout.strip() or "unknown"
+def _origin() -> dict[str, str]:
+    """Where the checkout comes from, its commit and that one's date, as far as git knows."""
+    source = _git("remote", "get-url", "origin")
+    parts = urlsplit(source)
+    if parts.hostname:  # a name and a password in front of the host stay here
+        port = f":{parts.port}" if parts.port else ""
+        source = urlunsplit((parts.scheme, parts.hostname + port, parts.path, "", ""))
+    found = {
+        "SOURCE": source,
+        "REVISION": _git("rev-parse", "HEAD"),
+        "CREATED": _git("log", "-1", "--format=%cI"),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _git(*arguments: str) -> str:
+    if shutil.which("git") is None or not Path(ROOT, ".git").exists():
+        return ""
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
 def _succeeds(line: list[str]) -> bool:

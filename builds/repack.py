@@ -9,6 +9,8 @@ import base64
 import hashlib
 import json
 import re
+import subprocess
+import tempfile
 import zipfile
 from collections.abc import Mapping
 from fnmatch import fnmatch
@@ -28,12 +30,10 @@ LIBRARY = re.compile(r"^(?P<name>lib[\w-]+?)(\.\d+)*\.(so|dylib)(\.\d+)*$")
 # What the bindings open by its plain name. The others are found by the name that libraries ask for.
 OPENED_BY_NAME = "libllama"
 CORE = ("libllama", "libggml", "libggml-base")
-# CMake adds the folders of what it linked against. They are the building machine's, some of them
-# temporary: whoever owns such a folder on another machine would own what the worker loads.
-RUN_PATH = re.compile(rb"(?<=\0)\$ORIGIN:[^\0]+(?=\0)")
-# The linker's own name for what it made (an ELF note: name of 4 bytes, value of 20, type 3). It was
-# hashed over a run path into the build's temporary folder, which CMake takes out at the install.
-BUILD_ID = re.compile(rb"(?<=\x04\0\0\0\x14\0\0\0\x03\0\0\0GNU\0).{20}", re.DOTALL)
+# CMake adds the folders of what it linked against to the run path. They are the building machine's,
+# some of them temporary: whoever owns such a folder elsewhere would own what the worker loads.
+RUN_PATH = "$ORIGIN"
+ELF = b"\x7fELF"
 
 Contents = dict[str, bytes]
 
@@ -44,14 +44,11 @@ def repack(
     stamp: Mapping[str, Any],
     licenses: Mapping[str, bytes],
     out: Path,
+    patchelf: Path,
 ) -> tuple[Path, list[Path]]:
     """Writes our wheel and the test plug-ins under `out`; returns both."""
     with zipfile.ZipFile(upstream) as archive:
-        files = {
-            name: _without_origin(archive.read(name)) if _stem(name) else archive.read(name)
-            for name in archive.namelist()
-            if not name.endswith("/")
-        }
+        files = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
     metadata = _one(files, "*.dist-info/METADATA")
     name, version, rest = upstream.name.split("-", 2)
     local = f"{version}+{recipe.backend}"
@@ -61,6 +58,7 @@ def repack(
     optional = _pick(plugins, recipe.optional, recipe.backend)
     kept |= {f"{LIBRARIES}/{plugin}": plugins[plugin] for plugin in shipped}
     kept |= {f"{OPTIONAL}/{plugin}": plugins[plugin] for plugin in optional}
+    kept = _with_own_run_path(kept, patchelf)
     complete = {**stamp, "plugins": shipped, "optional_plugins": optional}
     kept[STAMP] = (json.dumps(complete, indent=2, sort_keys=True) + "\n").encode()
 
@@ -74,7 +72,8 @@ def repack(
 
     wheel = out / f"{name}-{local}-{rest}"
     _write(wheel, kept, f"{info}/RECORD")
-    return wheel, _test_plugins(plugins, recipe, out)
+    for_tests = {plugin: plugins[plugin] for plugin in _pick(plugins, recipe.test, recipe.backend)}
+    return wheel, _beside(_with_own_run_path(for_tests, patchelf), out / "test-plugins")
 
 
 def _python_files(files: Contents) -> Contents:
@@ -104,15 +103,6 @@ def _core(files: Contents) -> Contents:
     return kept
 
 
-def _without_origin(library: bytes) -> bytes:
-    """The library with nothing of the machine that built it, in the same places: its run path
-    ends after its own folder, its build id is a hash of the rest."""
-    library = RUN_PATH.sub(lambda found: b"$ORIGIN".ljust(len(found[0]), b"\0"), library)
-    nameless = BUILD_ID.sub(lambda _: bytes(20), library, count=1)
-    digest = hashlib.sha1(nameless).digest()
-    return BUILD_ID.sub(lambda _: digest, nameless, count=1)
-
-
 def _plugins(files: Contents) -> Contents:
     """Every plug-in by its file name, wherever upstream's install put it."""
     return {
@@ -135,14 +125,32 @@ def _pick(plugins: Contents, patterns: tuple[str, ...], backend: str) -> list[st
     return sorted(chosen)
 
 
-def _test_plugins(plugins: Contents, recipe: Recipe, out: Path) -> list[Path]:
-    written = []
-    for name in _pick(plugins, recipe.test, recipe.backend):
-        path = out / "test-plugins" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(plugins[name])
-        written.append(path)
-    return written
+def _beside(plugins: Contents, folder: Path) -> list[Path]:
+    if plugins:
+        folder.mkdir()
+    for name, data in plugins.items():
+        (folder / name).write_bytes(data)
+    return [folder / name for name in plugins]
+
+
+def _with_own_run_path(files: Contents, patchelf: Path) -> Contents:
+    """The same files; a library looks for others in its own folder and nowhere else."""
+    changed = dict(files)
+    with tempfile.TemporaryDirectory(prefix="llorch-repack-") as scratch:
+        library = Path(scratch, "library")
+        for path in (path for path, data in files.items() if data.startswith(ELF)):
+            library.write_bytes(files[path])
+            if _run(patchelf, "--print-rpath", str(library)) not in ("", RUN_PATH):
+                _run(patchelf, "--set-rpath", RUN_PATH, str(library))
+                changed[path] = library.read_bytes()
+    return changed
+
+
+def _run(patchelf: Path, *arguments: str) -> str:
+    done = subprocess.run([patchelf, *arguments], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise BuildError(f"patchelf {arguments[0]} failed: {done.stderr.strip()}")
+    return done.stdout.strip()
 
 
 def _with_version(metadata: bytes, version: str, local: str) -> bytes:

@@ -9,7 +9,7 @@ from builds import store, toolchain
 from builds.errors import BuildError
 from builds.pins import Pins
 
-COMMIT_FILE = Path(".git/modules/vendor/llama.cpp/HEAD")
+COMMIT_FILE = ".git/modules/vendor/llama.cpp/HEAD"
 
 
 def fetch(pins: Pins, given: Path | None = None) -> Path:
@@ -50,23 +50,33 @@ def extract(archive: Path, target: Path, without: tuple[str, ...] = ()) -> None:
                 tar.extract(member, target)
 
 
-def commit(sources: Path) -> str:
-    """The llama.cpp commit that these sources vendor."""
-    return (sources / COMMIT_FILE).read_text().strip()
+def commit(archive: Path) -> str:
+    """The llama.cpp commit that the sources hold."""
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            if member.name.endswith(f"/{COMMIT_FILE}"):
+                head = tar.extractfile(member)
+                assert head is not None
+                return head.read().decode().strip()
+    raise BuildError(f"{archive} does not say which llama.cpp it holds: it has no {COMMIT_FILE}.")
 
 
 def _download(archive: Path, pins: Pins) -> None:
+    """pip reads an sdist's metadata by running its code: only after the hash was found right."""
     python = toolchain.python(pins)
     with tempfile.TemporaryDirectory(dir=archive.parent) as scratch:
+        wanted = Path(scratch, "requirements.txt")
+        wanted.write_text(f"llama-cpp-python=={pins.version} --hash=sha256:{pins.sdist_sha256}\n")
         toolchain.pip(
             python,
             "download",
+            "--require-hashes",
             "--no-deps",
-            # Reading the sdist's metadata needs its build backend: the pinned one, not a fetched.
+            # The build backend that reads the metadata: the pinned one, not a fetched.
             "--no-build-isolation",
             "--no-binary=llama-cpp-python",
             f"--dest={scratch}",
-            f"llama-cpp-python=={pins.version}",
+            f"--requirement={wanted}",
         )
         shutil.move(Path(scratch, pins.sdist_name), archive)
 

@@ -1,7 +1,7 @@
 """`python -m builds smoke WHEEL`: does this wheel work where nothing else of ours is installed?
 
-A fresh venv gets the wheel; a child process in it loads every plug-in, lists the devices and
-decodes one token. Without a model, the bundled one is converted first, by the worker in that venv.
+A fresh venv gets the wheel and the worker; a child process in it loads every plug-in, lists the
+devices and decodes one token. Without a model, the bundled one is converted first.
 """
 
 import json
@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from builds import store, toolchain
+from builds import environment, store
 from builds.errors import BuildError
 from builds.pins import FOLDER
 
@@ -25,8 +25,7 @@ def smoke(wheel: Path, model: Path | None = None, prefix: tuple[str, ...] = ()) 
         if not wanted.exists():
             raise BuildError(f"{wanted}: there is no such file.")
     with tempfile.TemporaryDirectory(prefix="llorch-smoke-") as scratch:
-        python = toolchain.make_venv(Path(scratch, "venv"))
-        toolchain.pip(python, "install", str(wheel.absolute()))
+        python = environment.install(Path(scratch, "venv"), wheel)
         if model is None:
             model = Path(scratch, "bundled.gguf")
             convert_bundled(python, model)
@@ -48,8 +47,7 @@ def run_child(python: Path, model: Path, prefix: tuple[str, ...] = ()) -> dict[s
 
 def convert_bundled(python: Path, target: Path) -> None:
     store.say("converting the bundled model")
-    toolchain.pip(python, "install", str(FOLDER.parent))
-    command = [str(python), "-m", "worker.convert", str(BUNDLED), str(target), "--outtype", "q8_0"]
+    command = [str(python), "-m", "worker.commands.convert", str(BUNDLED), str(target)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     if result.returncode != 0:
         raise BuildError(f"The bundled model could not be converted:\n{result.stderr[-2000:]}")

@@ -4,14 +4,21 @@ What appears under its final name is complete: it is made under a temporary name
 place, under a lock.
 """
 
+import ast
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from builds.errors import BuildError
+
+SUMS = "SHA256SUMS"
 
 
 def folder(*parts: str) -> Path:
@@ -52,6 +59,34 @@ def replacing(target: Path) -> Iterator[Path]:
 def sha256(path: Path) -> str:
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def seal(home: Path) -> None:
+    """Writes SHA256SUMS over the files of a folder, in the form that `sha256sum -c` reads."""
+    lines = [f"{sha256(path)}  {path.name}\n" for path in sorted(home.iterdir()) if path.is_file()]
+    (home / SUMS).write_text("".join(lines))
+
+
+def is_whole(home: Path) -> bool:
+    """Whether a sealed folder is there and its files are still what SHA256SUMS says."""
+    try:
+        listed = [line.split() for line in (home / SUMS).read_text().splitlines()]
+        return all(sha256(home / name) == digest for digest, name in listed) and bool(listed)
+    except FileNotFoundError:
+        return False
+    except ValueError as error:
+        raise BuildError(f"{home}/{SUMS} is damaged; remove {home} and run this again.") from error
+
+
+def key(inputs: Any) -> str:
+    """A short name for everything that a thing in the cache was made from."""
+    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def code_hash(*files: Path) -> str:
+    """Changes when these Python files do something else, not when a comment is reworded."""
+    trees = [ast.dump(ast.parse(file.read_text("utf-8"))) for file in files]
+    return key(trees)
 
 
 def say(line: str) -> None:

@@ -1,6 +1,8 @@
 """What compiles a wheel: the machine's C++ compiler, and a venv with the other tools as pinned."""
 
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -9,7 +11,11 @@ from pathlib import Path
 
 from builds import store
 from builds.errors import BuildError
-from builds.pins import Pins
+from builds.pins import FOLDER, Pins
+
+LOCK = FOLDER / "locks" / "tools.txt"
+# What of the pinned tools has a say in what the compiler makes.
+COMPILES = ("cmake", "ninja", "scikit-build-core")
 
 
 def compiler() -> str:
@@ -24,6 +30,16 @@ def compiler() -> str:
     if shown.returncode != 0:
         raise BuildError(f"{command} --version failed: {shown.stderr.strip()}")
     return shown.stdout.splitlines()[0].strip()
+
+
+def processor() -> str:
+    """What a native build depends on: the features of this machine's processor."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    return f"{platform.machine()} {platform.processor()}"
 
 
 def make_venv(path: Path) -> Path:
@@ -48,19 +64,27 @@ def pip(python: Path, *arguments: str) -> None:
         raise BuildError(f"pip {arguments[0]} failed:\n{said}")
 
 
+def install(python: Path, lock: Path) -> None:
+    """Installs what the lock lists; a package whose hash is another stops it, before it runs."""
+    pip(python, "install", "--require-hashes", "--no-deps", f"--requirement={lock}")
+
+
 def python(pins: Pins) -> Path:
     """The Python of the venv that holds the pinned build tools; made on first use."""
-    wanted = [f"{name}=={version}" for name, version in sorted(pins.toolchain.items())]
+    locked = set(re.findall(r"^([\w-]+==[\w.]+)", LOCK.read_text(), re.MULTILINE))
+    wanted = {f"{name}=={version}" for name, version in pins.toolchain.items()}
+    if not wanted <= locked:
+        missing = ", ".join(sorted(wanted - locked))
+        raise BuildError(f"{LOCK} has no {missing}, which versions.toml pins: run 'make lock'.")
     tag = f"py{sys.version_info.major}{sys.version_info.minor}"
-    name = "-".join([tag, *(requirement.replace("==", "-") for requirement in wanted)])
-    home = store.folder("toolchain") / name
+    home = store.folder("toolchain") / f"{tag}-{store.sha256(LOCK)[:16]}"
     ready = home / "bin" / "python"
     marker = home / "complete"
     with store.lock(f"toolchain-{tag}"):
         if not (marker.exists() and ready.exists()):
             # Not renamed into place: a venv knows its own path. The marker says that it is whole.
-            store.say(f"installing the build tools: {', '.join(wanted)}")
+            store.say(f"installing the build tools: {', '.join(sorted(wanted))}")
             make_venv(home)
-            pip(ready, "install", *wanted)
+            install(ready, LOCK)
             marker.touch()
     return ready

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
+from tests.skips import NoSkips
 from tests.support.worker import WorkerProcess
+
+LONG_TIMEOUT_S = 3600
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--no-skips", action="store_true", help="fail for a skip that tests/skips.py does not allow"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--no-skips"):
+        config.pluginmanager.register(NoSkips())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
 
 
 class StartWorker(Protocol):
@@ -20,6 +40,7 @@ class StartWorker(Protocol):
         *flags: str,
         env: Mapping[str, str] | None = None,
         backend: str = "cpu",
+        command: Sequence[str] | None = None,
         wait_ready: bool = True,
         cache_dir: Path | None = None,
     ) -> WorkerProcess: ...
@@ -55,6 +76,7 @@ def start_worker(warm_cache: Path, tmp_path: Path) -> Iterator[StartWorker]:
         *flags: str,
         env: Mapping[str, str] | None = None,
         backend: str = "cpu",
+        command: Sequence[str] | None = None,
         wait_ready: bool = True,
         cache_dir: Path | None = None,
     ) -> WorkerProcess:
@@ -64,6 +86,7 @@ def start_worker(warm_cache: Path, tmp_path: Path) -> Iterator[StartWorker]:
             cache_dir=cache_dir or warm_cache,
             env={"LLORCH_THREADS": "1", **(env or {})},
             backend=backend,
+            command=command,
             wait_ready=wait_ready,
         )
         started.append(running)

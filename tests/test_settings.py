@@ -9,8 +9,8 @@ import pytest
 
 from worker.cli import parse_flags
 from worker.errors import ConfigError
-from worker.messages import Backend
 from worker.settings import Settings
+from worker.wire.engine_settings import BackendName
 
 
 @pytest.fixture(autouse=True)
@@ -22,11 +22,11 @@ def no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def load(*flags: str, backend: Backend = "cpu") -> Settings:
-    return Settings.load(backend, parse_flags(backend, flags, {}, None))
+def load(*flags: str, backend: BackendName = "cpu") -> Settings:
+    return Settings.load(backend, parse_flags(backend, flags))
 
 
-def refusal(*flags: str, backend: Backend = "cpu") -> str:
+def refusal(*flags: str, backend: BackendName = "cpu") -> str:
     with pytest.raises(ConfigError) as caught:
         load(*flags, backend=backend)
     return caught.value.message
@@ -40,10 +40,11 @@ def test_flags_win_over_variables_over_the_file_over_defaults(
     monkeypatch.setenv("LLORCH_PORT", "2")
     monkeypatch.setenv("LLORCH_SLOTS", "2")
     settings = load("--config", str(config), "--port", "3")
-    assert (settings.port, settings.slots, settings.batch) == (3, 2, 100)
-    assert (settings.micro_batch, settings.blas, settings.keepalive) == (10, "on", 15)
+    assert (settings.port, settings.engine.slots, settings.engine.batch) == (3, 2, 100)
+    assert (settings.engine.micro_batch, settings.engine.blas) == (10, "on")
+    assert settings.keepalive == 15
     monkeypatch.setenv("LLORCH_CONFIG", str(config))
-    assert load().micro_batch == 10
+    assert load().engine.micro_batch == 10
 
 
 def test_the_aliases_are_read_and_lose_to_our_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,8 +53,8 @@ def test_the_aliases_are_read_and_lose_to_our_own_names(monkeypatch: pytest.Monk
     monkeypatch.setenv("CUDA_DEVICE", "3")
     settings = load(backend="cuda")
     assert (settings.model, settings.host, settings.port) == ("/m.gguf", "::1", 99)
-    assert settings.device_index == 3
-    assert load().device_index == 0, "it is the CUDA worker's alone"
+    assert settings.engine.device_index == 3
+    assert load().engine.device_index == 0, "it is the CUDA worker's alone"
     monkeypatch.setenv("LLORCH_MODEL", "/other.gguf")
     assert load().model == "/other.gguf"
     monkeypatch.setenv("BIND_ADDR", "nonsense")
@@ -66,10 +67,10 @@ def test_each_start_has_its_own_worker_id() -> None:
 
 
 def test_switches_have_two_sides() -> None:
-    assert load().prefix_cache is True
-    assert load("--no-prefix-cache").prefix_cache is False
-    assert load().mmap is None
-    assert load("--mmap").mmap is True and load("--no-mmap").mmap is False
+    assert load().engine.prefix_cache is True
+    assert load("--no-prefix-cache").engine.prefix_cache is False
+    assert load().engine.mmap is None
+    assert load("--mmap").engine.mmap is True and load("--no-mmap").engine.mmap is False
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_a_gpu_worker_takes_all_layers_or_does_not_start() -> None:
 def test_a_device_flag_exists_on_its_own_command_alone(backend: Any) -> None:
     for flag, owner in (("--cuda-device", "cuda"), ("--metal-device", "metal")):
         if owner == backend:
-            assert load(flag, "1", backend=backend).device_index == 1
+            assert load(flag, "1", backend=backend).engine.device_index == 1
         else:
             assert f"not a flag of llorch-{backend}" in refusal(flag, "1", backend=backend)
 
@@ -122,7 +123,7 @@ def test_a_device_flag_exists_on_its_own_command_alone(backend: Any) -> None:
 def test_a_variable_of_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLORCH_CUDA_DEVICE", "1")
     assert "applies to llorch-cuda only" in refusal()
-    assert load(backend="cuda").device_index == 1
+    assert load(backend="cuda").engine.device_index == 1
 
 
 def test_what_kubernetes_puts_into_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,18 +11,18 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, NoReturn, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from worker.devices import floor
+from worker.devices.cpu import instructions
 from worker.errors import ConfigError, WorkerError
-from worker.messages import Backend
 from worker.observability import logs
-from worker.settings import BACKEND_FIELDS, ENV_ONLY, ENV_PREFIX, Settings, closest, flag
+from worker.setting_faults import ENV_ONLY, ENV_PREFIX, closest, flag
+from worker.settings import BACKEND_FIELDS, FIELDS, Settings
+from worker.wire.engine_settings import BackendName
 
 Subcommand = Callable[[Settings, bool], int]
 """(settings, whether JSON is wanted) → exit code."""
@@ -57,26 +57,28 @@ def accelerate() -> NoReturn:
     sys.exit(main("accelerate", sys.argv[1:]))
 
 
-def main(backend: Backend, argv: Sequence[str]) -> int:
+def main(backend: BackendName, argv: Sequence[str]) -> int:
     """Run one command to its end; returns the exit code."""
     _open_standard_files()
     logs.configure()
-    subcommands = _subcommands()
-    name = argv[0] if argv and argv[0] in subcommands else None
+    name = argv[0] if argv and argv[0] in _SUBCOMMANDS else None
+    run = _SUBCOMMANDS[name][0] if name else _serve
     try:
-        floor.check()  # before NumPy, which dies of SIGILL where this raises
-        flags = parse_flags(backend, argv[1:] if name else argv, subcommands, name)
+        instructions.check()  # before NumPy, which dies of SIGILL where this raises
+        flags = parse_flags(backend, argv[1:] if name else argv, name)
         as_json = bool(flags.pop("json", False))
         settings = Settings.load(backend, flags)
         logs.configure(settings.log_level, settings.log_format, settings.worker_id)
-        return subcommands[name][0](settings, as_json) if name else _serve(settings)
+        return run(settings, as_json)
     except WorkerError as error:
-        return tell(f"llorch-{backend}", error)
+        return _report(f"llorch-{backend}", error)
     except KeyboardInterrupt:
         return 0
     except Exception as error:  # a fault of ours; the log has the trace, the user a sentence
         logs.get_logger().error("worker.bug", exc_info=error)
-        return tell(f"llorch-{backend}", WorkerError(f"Unexpected {type(error).__name__}: {error}"))
+        return _report(
+            f"llorch-{backend}", WorkerError(f"Unexpected {type(error).__name__}: {error}")
+        )
 
 
 def _open_standard_files() -> None:
@@ -86,13 +88,14 @@ def _open_standard_files() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+            os.set_inheritable(number, True)  # the engine process logs there too
     if sys.stdout is None:
         sys.stdout = open(1, "w", closefd=False)
     if sys.stderr is None:
         sys.stderr = open(2, "w", closefd=False)
 
 
-def tell(command: str, error: WorkerError) -> int:
+def _report(command: str, error: WorkerError) -> int:
     """The one place where an error becomes a log line, a sentence and an exit code."""
     known = {"code": error.code, "message": error.message, "exit_code": error.exit_code}
     details = {key: value for key, value in error.details.items() if key not in ("errors", "event")}
@@ -102,33 +105,40 @@ def tell(command: str, error: WorkerError) -> int:
     return error.exit_code
 
 
-def _serve(settings: Settings) -> int:
-    from worker.lifecycle import run
+def _serve(settings: Settings, as_json: bool) -> int:
+    from worker.supervisor.engine_process import begin_engine
 
-    run(settings)
+    with begin_engine() as begun:  # its imports take as long as ours
+        from worker.lifecycle import run
+
+        run(settings, begun)
     return 0
 
 
-def _subcommands() -> dict[str, tuple[Subcommand, str]]:
-    """Name → what it runs and its line in `--help`; each takes all the flags."""
-    return {
-        "plan": (_plan, "Print what the model would take of the device's memory; load nothing."),
-        "doctor": (_doctor, "Look at everything that a start needs; exit 0 if it would succeed."),
-    }
-
-
 def _plan(settings: Settings, as_json: bool) -> int:
-    from worker.devices import commands
-    from worker.lifecycle import engine_config
+    from worker.commands import plan
 
-    return commands.plan(settings, partial(engine_config, settings), as_json=as_json)
+    return plan.run(settings, as_json=as_json)
+
+
+def _bench(settings: Settings, as_json: bool) -> int:
+    from worker.commands import bench
+
+    return bench.run(settings, as_json=as_json)
 
 
 def _doctor(settings: Settings, as_json: bool) -> int:
-    from worker.devices import commands
-    from worker.lifecycle import engine_config
+    from worker.commands import doctor
 
-    return commands.doctor(settings, partial(engine_config, settings), as_json=as_json)
+    return doctor.run(settings, as_json=as_json)
+
+
+_SUBCOMMANDS: Mapping[str, tuple[Subcommand, str]] = {
+    "plan": (_plan, "Print what the model would take of the device's memory; load nothing."),
+    "bench": (_bench, "Measure what this machine gives with this model, at 1, 4 and 16 streams."),
+    "doctor": (_doctor, "Look at everything that a start needs; exit 0 if it would succeed."),
+}
+"""Name → what it runs and its line in `--help`; each takes all the flags."""
 
 
 # --- flags -------------------------------------------------------------------------------
@@ -142,13 +152,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_flags(
-    backend: Backend,
-    argv: Sequence[str],
-    subcommands: dict[str, tuple[Subcommand, str]],
-    name: str | None,
+    backend: BackendName, argv: Sequence[str], name: str | None = None
 ) -> dict[str, Any]:
-    """The flags that were given, as strings under their setting's name."""
-    parser = _parser(backend, subcommands, name)
+    """The flags that were given, as strings under their setting's name; `name` is a subcommand."""
+    parser = _parser(backend, name)
     namespace, unknown = parser.parse_known_args(list(argv))
     given = vars(namespace)
     if unknown:
@@ -158,22 +165,23 @@ def parse_flags(
             raise ConfigError(
                 f"{first} is not a flag of llorch-{backend}{closest(first, known)}", field=first
             )
-        choices = f", nor one of the subcommands {', '.join(subcommands)}" if subcommands else ""
-        raise ConfigError(f"{first!r} is neither a flag nor its value{choices}.", field=first)
+        raise ConfigError(
+            f"{first!r} is neither a flag nor its value, nor one of the subcommands "
+            f"{', '.join(_SUBCOMMANDS)}.",
+            field=first,
+        )
     return given
 
 
-def _parser(
-    backend: Backend, subcommands: dict[str, tuple[Subcommand, str]], name: str | None
-) -> _Parser:
-    lines = "".join(f"\n  {each:<10} {text}" for each, (_, text) in subcommands.items())
+def _parser(backend: BackendName, name: str | None) -> _Parser:
+    lines = "".join(f"\n  {each:<10} {text}" for each, (_, text) in _SUBCOMMANDS.items())
     parser = _Parser(
         prog=f"llorch-{backend}" + (f" {name}" if name else ""),
         usage="%(prog)s [flags]",
-        description=subcommands[name][1]
+        description=_SUBCOMMANDS[name][1]
         if name
         else "Serve one model on one device over HTTP. Without any flag: the bundled tiny model "
-        "on http://127.0.0.1:8080." + (f"\n\nsubcommands:{lines}" if lines else ""),
+        f"on http://127.0.0.1:8080.\n\nsubcommands:{lines}",
         epilog=f"Every flag has a variable: --max-body-bytes is {ENV_PREFIX}MAX_BODY_BYTES. "
         "Flags win over variables, variables over the config file. Secrets are variables only: "
         + ", ".join(sorted(ENV_PREFIX + each.upper() for each in ENV_ONLY))
@@ -185,7 +193,7 @@ def _parser(
     if name:
         parser.add_argument("--json", action="store_true", help="print JSON")
     groups = {key: parser.add_argument_group(title) for key, title in _GROUPS.items()}
-    for field, info in Settings.model_fields.items():
+    for field, info in FIELDS.items():
         extra = info.json_schema_extra
         group = str(extra.get("group", "")) if isinstance(extra, dict) else ""
         if group in groups and field not in ENV_ONLY:
@@ -196,11 +204,14 @@ def _parser(
 
 def _add_flag(group: argparse._ArgumentGroup, field: str, info: FieldInfo) -> None:
     text = (info.description or "").replace("%", "%%")
-    if info.default is not None and info.default is not PydanticUndefined:
+    if info.default not in (None, ()) and info.default is not PydanticUndefined:
         shown = {True: "on", False: "off"}.get(info.default, info.default)
         text += f" (default: {shown})"
     if info.annotation is bool or bool in get_args(info.annotation):
         group.add_argument(flag(field), action=argparse.BooleanOptionalAction, help=text)
+        return
+    if get_origin(info.annotation) is tuple:
+        group.add_argument(flag(field), action="append", metavar=_metavar(field, info), help=text)
         return
     choices = [each for each in get_args(info.annotation) if isinstance(each, str)]
     metavar = "{" + ",".join(choices) + "}" if choices else _metavar(field, info)

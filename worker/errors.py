@@ -50,6 +50,13 @@ class Unauthorized(WorkerError):
     status = 401
 
 
+class Forbidden(WorkerError):
+    """The request may be a web page's that has no business here."""
+
+    code = "FORBIDDEN"
+    status = 403
+
+
 class JobNotFound(WorkerError):
     code = "JOB_NOT_FOUND"
     status = 404

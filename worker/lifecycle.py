@@ -12,44 +12,56 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import uuid
-from importlib.metadata import PackageNotFoundError, version
 
 import uvicorn
 
+from worker.api.app import create_app
+from worker.api.listen import Server, is_loopback, is_wildcard, listen, server_for, uri_of
 from worker.api.state import AppState
-from worker.app import create_app
-from worker.engine.supervisor import Supervisor
 from worker.errors import WorkerError
-from worker.listen import Server, is_loopback, is_wildcard, listen, server_for, uri_of
-from worker.messages import EngineConfig, Progress
+from worker.installation import own_version
+from worker.models.adapter import resolve_adapter
 from worker.models.resolve import resolve
-from worker.observability.logs import get_logger
+from worker.observability.logs import get_logger, is_for_people
 from worker.observability.metrics import Metrics
-from worker.presence import Presence
+from worker.observability.terminal import LiveLine, first_request, ready_text
+from worker.pool.client import ReadyCallback
+from worker.pool.heartbeat import Beat
+from worker.pool.presence import Presence
 from worker.settings import Settings
+from worker.supervisor.engine_process import BegunEngine
+from worker.supervisor.supervisor import Supervisor
+from worker.wire.engine_info import EngineInfo
+from worker.wire.engine_settings import Adapter
+from worker.wire.messages import LoadModel, Progress
 
-DISTRIBUTION = "llorch-worker"
 EXIT_MARGIN_SECONDS = 4.5
 """After the drain timeout; then the process leaves without asking anybody."""
-STORY_PROMPT = "Once upon a time, there was a brave fox named"
 
 
-def run(settings: Settings) -> None:
-    """Serve until stopped; raises the `WorkerError` that ended it, if one did."""
+def run(settings: Settings, begun: BegunEngine | None = None) -> None:
+    """Serve until stopped; raises the `WorkerError` that ended it, if one did.
+
+    `begun` is the engine process that takes the first load.
+    """
     listener = listen(settings.host, settings.port)
     loop_factory = uvicorn.Config(_nothing, log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        error = runner.run(Lifecycle(settings, listener).serve())
+        error = runner.run(Lifecycle(settings, listener, begun).serve())
     if error is not None:
         raise error
 
 
 class Lifecycle:
-    def __init__(self, settings: Settings, listener: socket.socket) -> None:
+    def __init__(
+        self, settings: Settings, listener: socket.socket, begun: BegunEngine | None
+    ) -> None:
         self._settings = settings
+        self._begun = begun
         self._listener = listener
         self._log = get_logger()
         self._started_at = time.monotonic()
@@ -59,24 +71,25 @@ class Lifecycle:
         self._exit_code = 0
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
-        self._draining = False
 
     async def serve(self) -> WorkerError | None:
         """The whole life; the error that ended it, or `None` for a stop that was asked for."""
         settings = self._settings
         self._metrics = Metrics(settings.worker_id)
-        self._supervisor = Supervisor(settings, self._metrics)
+        self._supervisor = Supervisor(settings, self._metrics, begun=self._begun)
         self._install_signals()
         server = self._http_server()
-        self._presence = Presence(self._state, self._uri, own_version())
+        self._presence = Presence(settings, self._metrics)
         serving = asyncio.create_task(server.serve(sockets=[self._listener]))
         self._log_listening()
-        self._presence.begin()
+        self._presence.begin(self._beat, lambda: self._supervisor.changed)
         bring_up = asyncio.create_task(self._bring_up())
+        showing = asyncio.create_task(self._show_start())
         try:
             error = await self._until_stop(bring_up, serving)
         finally:
             bring_up.cancel()
+            showing.cancel()
         if error is not None:
             self._exit_code = error.exit_code
             self._supervisor.fail(error)
@@ -96,7 +109,6 @@ class Lifecycle:
             incarnation=self._incarnation,
             started_at=self._started_at,
             request_shutdown=self._request_stop,
-            draining=lambda: self._draining,
         )
         self._state = state
         return server_for(create_app(state))
@@ -119,8 +131,11 @@ class Lifecycle:
         )
         self._state.model_ref = resolved.model_ref
         self._log.info("model.resolved", model_ref=resolved.model_ref, kind=resolved.kind)
+        adapter = await resolve_adapter(
+            settings.lora, resolved.gguf_path, settings.cache_path, on_progress
+        )
         info = await self._supervisor.start(
-            engine_config(settings, str(resolved.gguf_path), resolved.model_ref)
+            load_command(settings, str(resolved.gguf_path), resolved.model_ref, adapter)
         )
         self._log.info(
             "worker.ready",
@@ -131,9 +146,74 @@ class Lifecycle:
             seconds=round(time.monotonic() - self._started_at, 3),
         )
         if resolved.kind == "bundled":
-            with contextlib.suppress(OSError):  # stdout may be closed; serving does not need it
-                print(first_request(self._uri, settings.worker_token is not None), flush=True)
-        await self._presence.announce(info)
+            line = first_request(self._uri, settings.worker_token is not None)
+            # On a thread of its own: nobody may be reading stdout, and serving does not need it.
+            threading.Thread(target=_print, args=(line,), daemon=True).start()
+        await self._presence.announce(self._ready_callback(info))
+
+    async def _show_start(self) -> None:
+        """For a person at a terminal: one live line while it loads, then what it serves."""
+        if not is_for_people(self._settings.log_level, self._settings.log_format):
+            return
+        line = LiveLine(sys.stderr)
+        try:
+            async for progress in self._supervisor.watch_progress():
+                line.show(progress)
+        finally:
+            line.clear()
+        if (info := self._supervisor.info) is not None:
+            page = self._settings.page
+            text = ready_text(self._uri, self._state.model_ref, info, page=page)
+            print(text, end="", file=sys.stderr, flush=True)
+
+    def _ready_callback(self, info: EngineInfo) -> ReadyCallback:
+        return ReadyCallback(
+            worker_id=self._settings.worker_id,
+            model_ref=self._state.model_ref,
+            vram_bytes=info.residency.device_bytes,
+            uri=self._uri,
+            backend=self._settings.backend,
+            device=info.device,
+            capabilities=capabilities(info),
+            slots=info.slots,
+            context_length=info.model.context_length,
+            incarnation=self._incarnation,
+            version=own_version(),
+        )
+
+    def _beat(self, sequence: int) -> Beat:
+        """The whole state, now."""
+        settings, supervisor = self._settings, self._supervisor
+        info, stats, engine = supervisor.info, supervisor.stats, settings.engine
+        return Beat(
+            worker_id=settings.worker_id,
+            incarnation=self._incarnation,
+            sequence=sequence,
+            status=supervisor.status,
+            state=supervisor.state,
+            phase=supervisor.progress.phase,
+            percent=supervisor.progress.percent,
+            uri=self._uri,
+            model_ref=self._state.model_ref,
+            backend=settings.backend,
+            device=info.device if info else None,
+            capabilities=capabilities(info) if info else [],
+            protocol="sse",
+            version=own_version(),
+            slots=info.slots if info else engine.slots,
+            context_length=info.model.context_length if info else engine.context_length,
+            running=supervisor.running,
+            queued=supervisor.queued,
+            queued_prompt_tokens=supervisor.queued_prompt_tokens,
+            kv_cells_used=stats.kv_cells_used if stats else 0,
+            kv_cells_total=stats.kv_cells_total if stats else 0,
+            resident=supervisor.is_resident,
+            residency_lost=supervisor.residency_lost,
+            vram_bytes=info.residency.device_bytes if info else 0,
+            last_progress_ms=round(supervisor.last_progress_ms, 1),
+            uptime_seconds=round(time.monotonic() - self._started_at, 3),
+            interval_seconds=settings.heartbeat_interval,
+        )
 
     def _log_listening(self) -> None:
         settings = self._settings
@@ -151,8 +231,8 @@ class Lifecycle:
                 message=f"Listening on {settings.host} without LLORCH_WORKER_TOKEN: "
                 "whoever reaches the port may use the model.",
             )
-        told = settings.callback_url is not None or settings.heartbeat_url is not None
-        if told and settings.advertise_host is None and is_wildcard(settings.host):
+        in_a_pool = settings.callback_url is not None or settings.heartbeat_url is not None
+        if in_a_pool and settings.advertise_host is None and is_wildcard(settings.host):
             self._log.warning(
                 "worker.unreachable_uri",
                 message=f"The pool manager is told {self._uri}, which no other machine can use; "
@@ -174,9 +254,8 @@ class Lifecycle:
 
     def _request_stop(self) -> None:
         """Stop taking work at once; the rest of the stop follows in `serve`."""
-        if self._draining:
+        if self._supervisor.draining:
             return
-        self._draining = True
         self._supervisor.begin_draining()
         self._log.info("worker.draining", running=self._supervisor.running)
         self._leave_after(self._settings.drain_timeout + EXIT_MARGIN_SECONDS)
@@ -235,50 +314,27 @@ class Lifecycle:
                 self._log.error("worker.stop_trouble", exc_info=trouble)
 
 
-def engine_config(settings: Settings, model_path: str, model_ref: str) -> EngineConfig:
-    """What the engine process is told, from the settings."""
-    json_lines = settings.log_format == "json" or (
-        settings.log_format == "auto" and not os.isatty(2)
-    )
-    return EngineConfig(
-        backend=settings.backend,
+def capabilities(info: EngineInfo) -> list[str]:
+    return ["embeddings"] if info.model.pooling else ["text-gen"]
+
+
+def load_command(
+    settings: Settings, model_path: str, model_ref: str, adapter: Adapter | None
+) -> LoadModel:
+    return LoadModel(
+        engine=settings.engine,
         model_path=model_path,
         model_ref=model_ref,
         worker_id=settings.worker_id,
-        device_index=settings.device_index,
-        context_length=settings.context_length,
-        slots=settings.slots,
-        batch=settings.batch,
-        micro_batch=settings.micro_batch,
-        prefill_budget=settings.prefill_budget,
-        kv_type=settings.kv_type,
-        kv_unified=settings.kv_unified,
-        flash_attention=settings.flash_attention,
-        threads=settings.threads,
-        mmap=settings.mmap,
-        mlock=settings.mlock,
-        blas=settings.blas == "on",
-        prefix_cache=settings.prefix_cache,
         log_level=settings.log_level,
-        log_format="json" if json_lines else "console",
+        log_format=settings.log_format,
+        adapter=adapter,
     )
 
 
-def first_request(uri: str, has_token: bool) -> str:
-    """The line that streams a story from the bundled model, ready to be pasted."""
-    token = '-H "Authorization: Bearer $LLORCH_WORKER_TOKEN" ' if has_token else ""
-    body = f'{{"job_id":"story-1","prompt":"{STORY_PROMPT}","max_tokens":200,"temperature":0.7}}'
-    return (
-        f"Ready. This streams a story:\n\n"
-        f"  curl -N {token}-H 'Content-Type: application/json' {uri}/execute -d '{body}'\n"
-    )
-
-
-def own_version() -> str:
-    try:
-        return version(DISTRIBUTION)
-    except PackageNotFoundError:  # a checkout that was not installed
-        return "0+unknown"
+def _print(line: str) -> None:
+    with contextlib.suppress(OSError):
+        print(line, flush=True)
 
 
 async def _nothing(scope: object, receive: object, send: object) -> None:

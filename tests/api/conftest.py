@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.api.scripted import ScriptedWorker
-from worker.messages import EngineInfo
 from worker.settings import Settings
+from worker.wire.engine_info import EngineInfo
 
 ScriptedFactory = Callable[..., ScriptedWorker]
 

@@ -25,7 +25,7 @@ def probe(port: int) -> list[float]:
         connection.settimeout(10)
         while not select.select([sys.stdin], [], [], PAUSE_SECONDS)[0]:
             began = time.perf_counter()
-            connection.sendall(b"GET /health HTTP/1.1\r\nhost: probe\r\n\r\n")
+            connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
             answer = b""
             while b"\r\n\r\n" not in answer:
                 answer += connection.recv(65536)

@@ -1,6 +1,6 @@
 """A supervisor that plays what a test writes down, for states a real engine cannot be brought to.
 
-It feeds real `Generation` objects; everything from the socket to the event encoding is the real
+It feeds real jobs; everything from the socket to the event encoding is the real
 thing. Tests of what a healthy worker answers use the real process instead.
 """
 
@@ -16,25 +16,26 @@ from typing import Any, cast
 
 import uvicorn
 
+from worker.api.app import create_app
 from worker.api.connection import WorkerProtocol
 from worker.api.state import AppState
-from worker.app import create_app
-from worker.engine.generation import Generation, StreamEvent
-from worker.engine.supervisor import Supervisor
-from worker.errors import Cancelled, WorkerError
-from worker.messages import (
-    Command,
-    EngineInfo,
+from worker.errors import WorkerError
+from worker.observability.metrics import Metrics
+from worker.settings import Settings
+from worker.supervisor.job import Job, StreamEvent
+from worker.supervisor.supervisor import Supervisor
+from worker.wire.engine_info import EngineInfo
+from worker.wire.messages import (
+    Accepted,
+    Answered,
     Failed,
     Finished,
-    InferenceRequest,
     Progress,
     Started,
     Stats,
     Token,
 )
-from worker.observability.metrics import Metrics
-from worker.settings import Settings
+from worker.wire.work import InferenceRequest, Work
 
 Step = list[StreamEvent] | float | WorkerError
 """A frame to feed, seconds to wait, or the error that the stream ends with."""
@@ -51,7 +52,9 @@ def story(*texts: str, reason: Any = "EOS") -> list[Step]:
 class ScriptedSupervisor:
     """Implements what the HTTP surface uses of `Supervisor`."""
 
-    def __init__(self, info: EngineInfo | None = None) -> None:
+    def __init__(self, metrics: Metrics, info: EngineInfo | None = None) -> None:
+        self.metrics = metrics
+        self.draining = False
         self.state = "ready"
         self.progress = Progress("ready", 100.0)
         self.info = info
@@ -64,54 +67,53 @@ class ScriptedSupervisor:
         self.residency_lost: str | None = None
         self.script: Sequence[Step] = story("a")
         self.refusal: WorkerError | None = None
-        self.replies: Callable[[Command], Any] = lambda command: None
+        self.replies: Callable[[Work], Any] = lambda work: None
         self.requests: list[InferenceRequest] = []
-        self.generations: dict[str, Generation] = {}
+        self.jobs: dict[str, Job] = {}
         self.cancelled: list[str] = []
         self.progresses: list[Progress] = []
         self._players: set[asyncio.Task[None]] = set()
 
-    async def submit(self, request: InferenceRequest) -> Generation:
+    async def submit(self, work: Work) -> Job:
         if self.refusal is not None:
             raise self.refusal
-        self.requests.append(request)
-        job_id = request.job_id
-        generation = Generation(
-            job_id, len(self.requests), 3, request.sampling.seed, lambda: self._cancelled(job_id)
-        )
-        self.generations[job_id] = generation
-        player = asyncio.get_running_loop().create_task(self._play(generation, self.script))
+        assert isinstance(work, InferenceRequest)
+        self.requests.append(work)
+        job = Job(len(self.requests), work, self.metrics, self._dropped)
+        job.accept(Accepted(job.request_id, 3))
+        self.jobs[work.job_id] = job
+        player = asyncio.get_running_loop().create_task(self._play(job, self.script))
         self._players.add(player)
         player.add_done_callback(self._players.discard)
-        return generation
+        return job
 
-    async def _play(self, generation: Generation, script: Sequence[Step]) -> None:
+    async def _play(self, job: Job, script: Sequence[Step]) -> None:
         for step in script:
             if isinstance(step, float):
                 await asyncio.sleep(step)
                 continue
-            if generation._ended:
+            if job.has_ended:
                 return
             frame = [Failed(0, step)] if isinstance(step, WorkerError) else step
-            generation.feed(
-                cast(list[StreamEvent], frame), last=isinstance(frame[-1], Finished | Failed)
-            )
+            job.feed(cast(list[StreamEvent], frame))
             await asyncio.sleep(0)
 
-    def _cancelled(self, job_id: str) -> None:
-        generation = self.generations[job_id]
-        if not generation._ended:
-            self.cancelled.append(job_id)
-            generation.feed([Failed(0, Cancelled("the job was cancelled"))], last=True)
+    def _dropped(self, job: Job, error: WorkerError) -> None:
+        if not job.has_ended:
+            assert job.job_id is not None
+            self.cancelled.append(job.job_id)
+            job.feed([Failed(0, error)])
 
     def cancel(self, job_id: str) -> bool:
-        if job_id not in self.generations:
+        if job_id not in self.jobs:
             return False
-        self._cancelled(job_id)
+        self.jobs[job_id].cancel()
         return True
 
-    async def call(self, make: Callable[[int], Command]) -> Any:
-        return self.replies(make(1))
+    def open(self, work: Work, deadline: float | None) -> Job:
+        job = Job(1, work, self.metrics, self._dropped)
+        job.feed([Answered(1, self.replies(work))])
+        return job
 
     async def watch_progress(self) -> AsyncIterator[Progress]:
         for progress in self.progresses:
@@ -122,9 +124,8 @@ class ScriptedWorker:
     """The HTTP surface around a scripted supervisor, on a real socket, in a thread."""
 
     def __init__(self, settings: Settings, info: EngineInfo | None) -> None:
-        self.supervisor = ScriptedSupervisor(info)
         self.metrics = Metrics("scripted")
-        self.draining = False
+        self.supervisor = ScriptedSupervisor(self.metrics, info)
         self.shutdowns = 0
         self.state = AppState(
             settings=settings,
@@ -135,7 +136,6 @@ class ScriptedWorker:
             incarnation="00000000-0000-0000-0000-000000000000",
             started_at=time.monotonic(),
             request_shutdown=self._count_shutdown,
-            draining=lambda: self.draining,
         )
         self.base_url = ""
         self.port = 0

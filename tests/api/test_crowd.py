@@ -20,6 +20,7 @@ from tests.conftest import StartWorker
 from tests.support.sse import collect
 from tests.support.worker import ROOT, WorkerProcess, until
 
+HEADERS = "host: localhost\r\ncontent-type: application/json\r\n"
 CROWD = 1000
 MODULE = [sys.executable, "-m", "tests.api.latency_probe"]
 
@@ -60,7 +61,7 @@ async def one_of_the_crowd(port: int, number: int) -> bytes:
         | {"temperature": 0}
     ).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /execute HTTP/1.1\r\nhost: w\r\ncontent-length: {len(body)}\r\n"
+    head = f"POST /execute HTTP/1.1\r\n{HEADERS}content-length: {len(body)}\r\n"
     writer.write(head.encode() + b"connection: close\r\n\r\n" + body)
     answer = await reader.read(-1)
     writer.close()
@@ -175,9 +176,7 @@ def test_a_reader_that_stops_is_cut_and_costs_nobody(start_worker: StartWorker) 
     with socket.socket() as lazy:
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         lazy.connect(("127.0.0.1", worker.port))
-        head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nhost: w\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
+        head = f"POST /v1/chat/completions HTTP/1.1\r\n{HEADERS}content-length: {len(body)}\r\n\r\n"
         lazy.sendall(head.encode() + body)
         until(lambda: worker.get("/health").json()["running"] == 8, 20, lambda: "not started")
         assert worker.execute("Once upon a time", max_tokens=4, temperature=0).text == (

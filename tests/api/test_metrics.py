@@ -44,6 +44,12 @@ FROZEN = {
     "worker_engine_overhead_seconds": "gauge",
     "worker_engine_sample_seconds": "gauge",
     "worker_engine_steps": "gauge",
+    # By these names routers read vLLM.
+    "vllm:num_requests_waiting": "gauge",
+    "vllm:num_requests_running": "gauge",
+    "vllm:kv_cache_usage_perc": "gauge",
+    "vllm:gpu_cache_usage_perc": "gauge",
+    "vllm:cache_config_info": "gauge",
 }
 
 
@@ -87,6 +93,11 @@ def test_gauges_are_the_engines(worker: WorkerProcess) -> None:
         == (health["vram_bytes_used"])
     )
     assert worker.metric("worker_kv_cells_total") >= 16 * 1024
+    cells = int(worker.metric("worker_kv_cells_total"))
+    cache = f'vllm:cache_config_info{{block_size="1",num_gpu_blocks="{cells}"}}'
+    assert worker.metric(cache) == 1
+    worker.wait_idle()
+    assert worker.metric("vllm:kv_cache_usage_perc") == 0
     assert worker.metric("worker_ready") == worker.metric("worker_resident") == 1
     assert worker.metric("worker_uptime_seconds") >= health["uptime_seconds"]
     assert worker.metric("worker_model_load_seconds_count") >= 1

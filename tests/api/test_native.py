@@ -251,7 +251,7 @@ def test_loading_progress_of_a_loaded_worker_ends_at_once(worker: WorkerProcess)
 
 def test_info_tells_what_is_static(worker: WorkerProcess) -> None:
     info = worker.get("/info").json()
-    assert info["limits"]["slots"] == 16 and info["limits"]["max_tokens_out"] == 2048
+    assert info["limits"]["slots"] == 16 and info["limits"]["max_tokens_out"] == 1024
     assert info["model"]["architecture"] == "llama" and len(info["model"]["metadata_sha256"]) == 64
     assert info["model"]["metadata"]["general.architecture"] == "llama"
     assert info["residency"]["resident"] is True and info["residency"]["buffers"]

@@ -20,7 +20,7 @@ from worker.errors import (
     ShuttingDown,
     WorkerError,
 )
-from worker.messages import Finished, Started, Token
+from worker.wire.messages import Finished, Started, Token
 
 JOB = {"job_id": "job-1", "prompt": "Once"}
 

@@ -8,6 +8,7 @@ import shlex
 import sys
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 
 from builds import pins, store
@@ -15,22 +16,32 @@ from builds.errors import BuildError
 from tests.bench import report
 from tests.bench.errors import BenchError
 from tests.bench.loads import JOIN_SHAPE, LOADS, SAMPLINGS, STREAMS_SHAPE
-from tests.bench.model import BenchModel, bench_model
+from tests.bench.model import bench_model
 from tests.bench.peer_build import CMAKE_FLAGS, Peers, build_peers
-from tests.bench.runner import Runner, Subject
+from tests.bench.runner import OPEN, Runner, Subject
 from tests.bench.servers import example_kind, llama_server_kind, worker_kind
 
 PEERS = ("worker", "worker-execute", "llama-server", "example-server", report.LIMIT)
-ALL_LOADS = ("start", *LOADS, "cancel")
+ALL_LOADS = ("start", *LOADS, *OPEN, "agents", "cancel")
+SHORT = ("streams1", "streams4", "streams16")
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     listed = "comma-separated, of: "
-    parser.add_argument("--only", default=",".join(PEERS), help=listed + ", ".join(PEERS))
-    parser.add_argument("--loads", default=",".join(ALL_LOADS), help=listed + ", ".join(ALL_LOADS))
+    parser.add_argument("--only", help=f"without it all, {listed}{', '.join(PEERS)}")
+    parser.add_argument("--loads", help=f"without it all, {listed}{', '.join(ALL_LOADS)}")
+    parser.add_argument(
+        "--before",
+        type=Path,
+        metavar="CHECKOUT",
+        help="this worker against the worker of another checkout, in turn, and against nothing "
+        f"else unless --only says so; without --loads: {', '.join(SHORT)} (about 3 minutes)",
+    )
+    parser.add_argument("--backend", choices=("cpu", "cuda", "metal"), default="cpu")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=1, help="of each load within a round")
+    parser.add_argument("--arrivals", type=int, default=60, help="requests of each open load")
     parser.add_argument("--quant", default="Q4_K_M", help="Q4_K_M, Q8_0, F16 …")
     parser.add_argument("--sampling", choices=sorted(SAMPLINGS), default="greedy")
     parser.add_argument("--worker-flags", default="", help="more flags for the worker")
@@ -46,11 +57,17 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--sdist", type=Path, help="the pinned sdist, when it is not to be fetched")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="for the build")
     options = parser.parse_args(argv)
-    options.only = _chosen(options.only, PEERS, "--only")
-    options.loads = _chosen(options.loads, ALL_LOADS, "--loads")
-    for flag, count in (("--rounds", options.rounds), ("--repeats", options.repeats)):
-        if count < 1:
-            raise BenchError(f"{flag} is {count}; it must be 1 or more.")
+    only, loads = (("worker",), SHORT) if options.before else (PEERS, ALL_LOADS)
+    options.only = list(only) if options.only is None else _chosen(options.only, PEERS, "--only")
+    if options.loads is None:
+        options.loads = list(loads)
+    else:
+        options.loads = _chosen(options.loads, ALL_LOADS, "--loads")
+    if options.before and not (options.before / "worker" / "cli.py").is_file():
+        raise BenchError(f"--before {options.before}: that is no checkout of the worker.")
+    for flag in ("rounds", "repeats", "arrivals"):
+        if getattr(options, flag) < 1:
+            raise BenchError(f"--{flag} is {getattr(options, flag)}; it must be 1 or more.")
     return options
 
 
@@ -62,42 +79,46 @@ def _chosen(text: str, known: tuple[str, ...], flag: str) -> list[str]:
     return [name for name in known if name in names]
 
 
-def subjects_of(options: argparse.Namespace, peers: Peers, model: BenchModel) -> list[Subject]:
+def subjects_of(options: argparse.Namespace, peers: Peers) -> list[Subject]:
     flags = shlex.split(options.worker_flags)
     subjects = []
     if "worker" in options.only or "worker-execute" in options.only:
-        kind = worker_kind("worker", model.path, flags)
+        kind = worker_kind("worker", flags, options.backend)
         if "worker" in options.only:
             subjects.append(Subject("worker", kind, is_worker=True))
         if "worker-execute" in options.only:
             subjects.append(Subject("worker-execute", kind, "execute", is_worker=True))
+    if options.before:
+        kind = worker_kind(report.BEFORE, flags, options.backend, options.before.resolve())
+        subjects.append(Subject(report.BEFORE, kind, is_worker=True))
     for variant in options.variant:
         name, mark, more = variant.partition("=")
-        if not (name and mark) or name in PEERS:
+        if not (name and mark) or name in (*PEERS, report.BEFORE):
             raise BenchError(f"--variant {variant!r} is not NAME=FLAGS with a name of its own.")
-        kind = worker_kind(name, model.path, [*flags, *shlex.split(more)])
+        kind = worker_kind(name, [*flags, *shlex.split(more)], options.backend)
         subjects.append(Subject(name, kind, is_worker=True))
     if "llama-server" in options.only:
-        kind = llama_server_kind(peers, model.path, shlex.split(options.llama_server_flags))
+        kind = llama_server_kind(peers, shlex.split(options.llama_server_flags))
         subjects.append(Subject("llama-server", kind))
     if "example-server" in options.only:
-        subjects.append(Subject("example-server", example_kind(peers, model.path)))
+        subjects.append(Subject("example-server", example_kind(peers)))
     return subjects
 
 
 def run(options: argparse.Namespace) -> None:
-    peers = build_peers(pins.pins(), options.jobs, options.sdist)
-    model = bench_model(peers, options.quant)
+    peers = build_peers(pins.pins(), options.jobs, options.sdist, cuda=options.backend == "cuda")
+    models = cache(lambda name: bench_model(peers, name, options.quant))
     with tempfile.TemporaryDirectory(prefix="llorch-bench-") as scratch:
         runner = Runner(
-            subjects_of(options, peers, model),
+            subjects_of(options, peers),
             options.loads,
-            model,
+            models,
             peers,
             options.sampling,
             report.LIMIT in options.only,
             options.repeats,
             Path(scratch),
+            options.arrivals,
         )
         machine = report.machine()
         for number in range(1, options.rounds + 1):
@@ -117,6 +138,7 @@ def run(options: argparse.Namespace) -> None:
         "subjects": {subject.name: subject.kind.flags for subject in runner.subjects},
         "llama_cpp_python": peers.version,
         "llama_cpp_commit": peers.commit,
+        "requests_per_s_of_open_loads": runner.capacities,
         "peer_cmake_flags": CMAKE_FLAGS,
         "compiler": peers.compiler,
     }

@@ -10,24 +10,13 @@ import json
 import selectors
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.bench.errors import BenchError
 
 RECEIVE_BYTES = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One stream of a load. `start_after` waits for a number of events on another stream;
-    `end_with` closes this stream when another one has ended."""
-
-    path: str
-    body: Mapping[str, Any]
-    start_after: tuple[int, int] | None = None
-    end_with: int | None = None
 
 
 @dataclass(slots=True)
@@ -38,6 +27,25 @@ class Recording:
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     n_events_seen: int = 0
     ended: bool = False
+
+
+Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One stream of a load. It starts `at_s` after the load, or when its turn comes."""
+
+    path: str
+    body: Body | Callable[[Sequence[Recording]], Body]
+    """Made of the recordings so far where a request depends on an answer."""
+    at_s: float = 0.0
+    start_after: tuple[int, int] | None = None
+    """After a number of events on another stream."""
+    after_end: int | None = None
+    """When another stream has ended."""
+    end_with: int | None = None
+    """Closed when another stream has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +68,9 @@ def http_request(host: str, port: int, path: str, body: Mapping[str, Any]) -> by
 def drive(host: str, port: int, requests: Sequence[Request], timeout_s: float) -> Driven:
     """Send all requests at once (or when their turn comes) and record until all have ended."""
     deadline = time.perf_counter() + timeout_s
-    wires = [http_request(host, port, request.path, request.body) for request in requests]
-    run = _Run(host, port, requests, wires)
+    run = _Run(host, port, requests)
     cpu_before, wall_before = time.process_time(), time.perf_counter()
+    run.began_s = wall_before
     try:
         run.start_due()
         while not run.done():
@@ -77,12 +85,12 @@ def drive(host: str, port: int, requests: Sequence[Request], timeout_s: float) -
 
 
 class _Run:
-    def __init__(
-        self, host: str, port: int, requests: Sequence[Request], wires: Sequence[bytes]
-    ) -> None:
+    def __init__(self, host: str, port: int, requests: Sequence[Request]) -> None:
         self.address = (host, port)
         self.requests = requests
-        self.wires = wires
+        # What can be written before the load is not written while it runs.
+        self.wires = [None if callable(r.body) else self._wire(r.path, r.body) for r in requests]
+        self.began_s = 0.0
         self.recordings = [Recording() for _ in requests]
         self.sockets: dict[int, socket.socket] = {}
         self.waiting = list(range(len(requests)))
@@ -93,17 +101,28 @@ class _Run:
         due = [i for i in self.waiting if self._is_due(i)]
         for index in due:
             self.waiting.remove(index)
+            request = self.requests[index]
+            if callable(request.body):
+                self.wires[index] = self._wire(request.path, request.body(self.recordings))
             connection = socket.create_connection(self.address, timeout=10)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.sockets[index] = connection
             self.selector.register(connection, selectors.EVENT_READ, index)
         for index in due:
             self.recordings[index].sent_s = time.perf_counter()
-            self.sockets[index].sendall(self.wires[index])
+            self.sockets[index].sendall(self.wires[index] or b"")
             self.sockets[index].setblocking(False)
 
+    def _wire(self, path: str, body: Body) -> bytes:
+        return http_request(*self.address, path, body)
+
     def _is_due(self, index: int) -> bool:
-        condition = self.requests[index].start_after
+        request = self.requests[index]
+        if time.perf_counter() - self.began_s < request.at_s:
+            return False
+        if request.after_end is not None:
+            return self.recordings[request.after_end].ended
+        condition = request.start_after
         if condition is None:
             return True
         other = self.recordings[condition[0]]
@@ -113,6 +132,9 @@ class _Run:
         return not self.sockets and not self.waiting
 
     def wait(self, timeout_s: float) -> None:
+        elapsed_s = time.perf_counter() - self.began_s
+        later = [self.requests[i].at_s for i in self.waiting if self.requests[i].at_s > elapsed_s]
+        timeout_s = min([timeout_s, *(at_s - elapsed_s for at_s in later)])
         for key, _ in self.selector.select(timeout_s):
             index: int = key.data
             if index not in self.sockets:

@@ -5,8 +5,7 @@
 The peer's Python needs PyTorch, transformers and sentencepiece; the script comes from the pinned
 sources. Runs alternate, so that a busy machine slows both. Reported are the best wall time, the
 least processor time, which other load moves less, and the largest sum of resident memory over all
-processes of a run; tensors are compared bit for bit. With `--families`, the small checkpoints of
-`tests/data/parity` are converted by both instead, and compared.
+processes of a run; tensors are compared bit for bit.
 """
 
 from __future__ import annotations
@@ -33,18 +32,6 @@ from tests.convert import rebuild
 
 LAYERS, WIDTH, FFN, HEADS, KV_HEADS, VOCAB, SHARDS = 22, 2048, 5632, 32, 4, 32000, 3
 SAMPLE_SECONDS = 0.02
-PARITY = Path(__file__).parents[1] / "data/parity"
-
-# The script knows pre-tokenizers by a hash of what they make of one text, and not this one.
-_PEER = """
-import runpy, sys
-sources = sys.argv[1]
-sys.path[:0] = [sources, sources + "/gguf-py"]
-from conversion import base
-base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
-sys.argv[:2] = ["convert_hf_to_gguf.py"]
-runpy.run_path(sources + "/convert_hf_to_gguf.py", run_name="__main__")
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, help="where the checkpoint is kept (7 GB)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--outtypes", nargs="+", default=["f16", "bf16", "q8_0"])
-    parser.add_argument("--families", action="store_true", help="compare every family's tensors")
     parser.add_argument("--layers", type=int, default=LAYERS, help="fewer for a quick look")
     options = parser.parse_args(arguments)
     sources = sdist.unpacked(pins()) / "vendor/llama.cpp"
-    if options.families:
-        return compare_families(sources, options.peer_python)
     work = options.work or Path(tempfile.mkdtemp(prefix="convert-bench-"))
     try:
         checkpoint = make_checkpoint(work / f"random-{options.layers}", sources, options.layers)
@@ -81,7 +65,7 @@ def compare(
     checkpoint: Path, sources: Path, peer_python: Path, outtype: str, rounds: int, work: Path
 ) -> None:
     mine, theirs = work / f"ours-{outtype}.gguf", work / f"peer-{outtype}.gguf"
-    ours_command = [sys.executable, "-m", "worker.convert", str(checkpoint), str(mine)]
+    ours_command = [sys.executable, "-m", "worker.commands.convert", str(checkpoint), str(mine)]
     ours_command += ["--outtype", outtype, "--progress", "none"]
     script = str(sources / "convert_hf_to_gguf.py")
     peer_command = [str(peer_python), script, str(checkpoint), "--outfile", str(theirs)]
@@ -109,40 +93,6 @@ def compare(
     print(json.dumps(report), flush=True)
     mine.unlink()
     theirs.unlink()
-
-
-def compare_families(sources: Path, peer_python: Path) -> int:
-    """Bit-for-bit comparison on every family; the number of those that differ."""
-    n_different = 0
-    for name in sorted(p.name for p in PARITY.iterdir() if p.name != "tokenizer"):
-        for outtype in ("f16", "bf16"):
-            with tempfile.TemporaryDirectory(prefix="convert-bench-") as folder:
-                found = _compare_family(name, outtype, Path(folder), sources, peer_python)
-            n_different += found not in ("same", "unknown to the peer")
-            print(f"{name:14} {outtype:5} {found}", flush=True)
-    return int(n_different > 0)
-
-
-def _compare_family(name: str, outtype: str, folder: Path, sources: Path, peer: Path) -> str:
-    source = folder / name
-    shutil.copytree(PARITY / name, source)
-    shutil.copytree(PARITY / "tokenizer", source, dirs_exist_ok=True)
-    mine, theirs = folder / "ours.gguf", folder / "peer.gguf"
-    ours_command = [sys.executable, "-m", "worker.convert", str(source), str(mine)]
-    subprocess.run([*ours_command, "--outtype", outtype, "--progress", "none"], check=True)
-    # The peer reads the vocabularies of Phi-3 and Gemma 2 in one form each; weights are the same.
-    settings = source / "tokenizer_config.json"
-    kind = "GPT2Tokenizer" if name.startswith("phi") else "PreTrainedTokenizerFast"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"tokenizer_class": kind}))
-    if name == "gemma-2":
-        vocabulary = rebuild.Source(sources / "models/ggml-vocab-llama-spm.gguf")
-        rebuild.write_model(vocabulary, source, n_pieces=288)
-        (source / "tokenizer.json").unlink()
-    command = [str(peer), "-c", _PEER, str(sources), str(source), "--outfile", str(theirs)]
-    done = subprocess.run([*command, "--outtype", outtype], capture_output=True, check=False)
-    if done.returncode != 0:
-        return "unknown to the peer"
-    return ", ".join(differences(mine, theirs)) or "same"
 
 
 def measure(command: Sequence[str]) -> Run:

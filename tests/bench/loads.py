@@ -1,4 +1,4 @@
-"""The loads: which streams are sent together, and what is read from their times.
+"""The closed loads: which streams are sent together, and what is read from their times.
 
 Prompts are drawn from single-token words with a seed of round, load and stream: each server of a
 round gets the same text, and no text comes twice, so a server's prefix cache only helps within
@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from tests.bench.client import Driven, Request
 from tests.bench.errors import BenchError
+from tests.bench.model import BIG_VOCABULARY, INSTRUCT, RANDOM
 from tests.bench.servers import Shape
 from tests.bench.stats import percentile
 from tests.bench.streams import TokenStream, token_stream
@@ -26,6 +27,9 @@ JOIN_SHAPE = Shape(slots=4, context_per_slot=5120)
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "chat": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "seed": 1},
+    "temperature": {"temperature": 1, "seed": 1},
+    "nucleus": {"temperature": 1, "top_p": 0.95, "top_k": 40, "seed": 1},
+    "logprobs": {"temperature": 0, "logprobs": 5},
 }
 
 
@@ -35,22 +39,33 @@ class Prompt:
 
     text: str
     n_out: int
+    at_s: float = 0.0
     start_after: tuple[int, int] | None = None
     end_with: int | None = None
+
+
+RequestsOf = Callable[[list[Prompt], Flavour, str, dict[str, Any], str], list[Request]]
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     name: str
-    shape: Shape
+    shape: Shape | None
+    """`None`: each server with its own defaults."""
     make: Callable[[random.Random, Sequence[str]], list[Prompt]]
     reduce: Callable[[list[TokenStream], list[Prompt]], Metrics]
     timeout_s: float = 180.0
+    model: str = RANDOM
+    sampling: str | None = None
+    """One of SAMPLINGS where the load is about it."""
+    busy: bool = False
+    """Beside processes that burn half of the cores."""
+    requests_of: RequestsOf | None = None
 
 
 def distinct(n_streams: int, n_words: int, n_out: int) -> Callable[..., list[Prompt]]:
     def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
-        return [Prompt(_text(rng, words, n_words), n_out) for _ in range(n_streams)]
+        return [Prompt(text_of(rng, words, n_words), n_out) for _ in range(n_streams)]
 
     return make
 
@@ -58,8 +73,8 @@ def distinct(n_streams: int, n_words: int, n_out: int) -> Callable[..., list[Pro
 def shared(n_streams: int, n_words: int, share: float, n_out: int) -> Callable[..., list[Prompt]]:
     def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
         n_common = round(n_words * share)
-        common = _text(rng, words, n_common)
-        tails = [_text(rng, words, n_words - n_common) for _ in range(n_streams)]
+        common = text_of(rng, words, n_common)
+        tails = [text_of(rng, words, n_words - n_common) for _ in range(n_streams)]
         return [Prompt(common + tail, n_out) for tail in tails]
 
     return make
@@ -69,14 +84,14 @@ def joining(n_words: int, n_idle: int) -> Callable[..., list[Prompt]]:
     """A running stream, and a long prompt that comes when the first has sent `n_idle` tokens."""
 
     def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
-        running = Prompt(_text(rng, words, 128), 900, end_with=1)
-        long = Prompt(_text(rng, words, n_words), 16, start_after=(0, n_idle))
+        running = Prompt(text_of(rng, words, 128), 900, end_with=1)
+        long = Prompt(text_of(rng, words, n_words), 16, start_after=(0, n_idle))
         return [running, long]
 
     return make
 
 
-def _text(rng: random.Random, words: Sequence[str], n_words: int) -> str:
+def text_of(rng: random.Random, words: Sequence[str], n_words: int) -> str:
     return "".join(" " + word for word in rng.choices(words, k=n_words))
 
 
@@ -93,7 +108,21 @@ def read_throughput(streams: list[TokenStream], prompts: list[Prompt]) -> Metric
         "ttft_p95_ms": percentile(ttfts, 95) * 1e3,
         "itl_p50_ms": percentile(gaps, 50) * 1e3,
         "itl_p95_ms": percentile(gaps, 95) * 1e3,
+        "itl_p99_ms": percentile(gaps, 99) * 1e3,
+        "e2e_p50_ms": percentile([stream.e2e_s for stream in streams], 50) * 1e3,
+        "e2e_p95_ms": percentile([stream.e2e_s for stream in streams], 95) * 1e3,
     }
+
+
+def read_steady(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
+    """While all streams run: from the last one's first token to the first one's last."""
+    began = max(stream.token_times_s[0] for stream in streams)
+    ended = min(stream.token_times_s[-1] for stream in streams)
+    if ended <= began:
+        raise BenchError("The streams never ran all at once.")
+    n_tokens = sum(began < at <= ended for stream in streams for at in stream.token_times_s)
+    steady = {"steady_tokens_per_s": n_tokens / (ended - began)}
+    return read_throughput(streams, prompts) | steady
 
 
 def _check_length(stream: TokenStream, n_out: int) -> None:
@@ -132,6 +161,29 @@ LOADS: dict[str, Load] = {
         Load("streams4", STREAMS_SHAPE, distinct(4, 128, 64), read_throughput),
         Load("streams16", STREAMS_SHAPE, distinct(16, 128, 64), read_throughput),
         Load("shared", STREAMS_SHAPE, shared(16, 512, 0.9, 32), read_throughput),
+        Load("steady", STREAMS_SHAPE, shared(16, 512, 0.9, 128), read_steady, 300),
+        *(
+            Load(f"busy{n}", STREAMS_SHAPE, distinct(n, 128, 64), read_throughput, 600, busy=True)
+            for n in (1, 4, 16)
+        ),
+        *(
+            Load(name, STREAMS_SHAPE, distinct(16, 128, 64), read_throughput, sampling=name)
+            for name in ("temperature", "nucleus", "logprobs")
+        ),
+        Load(
+            "vocabulary",
+            STREAMS_SHAPE,
+            distinct(16, 128, 64),
+            read_throughput,
+            timeout_s=300,
+            model=BIG_VOCABULARY,
+            sampling="temperature",
+        ),
+        *(
+            Load(f"{name}-{n}", None, distinct(n, 128, 64), read_throughput, 300, model=name)
+            for name in (INSTRUCT, RANDOM)
+            for n in (1, 4, 16)
+        ),
         Load("join", JOIN_SHAPE, joining(4000, 64), read_join),
     )
 }
@@ -149,8 +201,12 @@ def requests_of(
         else:
             options = {"include_usage": True}
             body |= {"model": model_id, "stream": True, "stream_options": options}
+            # A trained model would end where it likes, and the same work is to be measured.
+            body |= {"ignore_eos": True}
             path = "/v1/completions"
-        requests.append(Request(path, body, prompt.start_after, prompt.end_with))
+        requests.append(
+            Request(path, body, prompt.at_s, prompt.start_after, end_with=prompt.end_with)
+        )
     return requests
 
 

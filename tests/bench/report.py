@@ -18,6 +18,8 @@ Results = dict[str, dict[str, dict[int, Metrics]]]
 
 LIMIT = "limit"
 REFERENCE = "llama-server"
+BEFORE = "before"
+"""The worker of another checkout."""
 ROWS = {
     "startup_s": "start-up, s",
     "rss_peak_mib": "peak RSS, MiB",
@@ -27,6 +29,10 @@ ROWS = {
     "ttft_p95_ms": "TTFT p95, ms",
     "itl_p50_ms": "inter-token p50, ms",
     "itl_p95_ms": "inter-token p95, ms",
+    "itl_p99_ms": "inter-token p99, ms",
+    "e2e_p50_ms": "end-to-end p50, ms",
+    "e2e_p95_ms": "end-to-end p95, ms",
+    "steady_tokens_per_s": "output tok/s while all run",
     "idle_itl_p50_ms": "inter-token p50 before, ms",
     "idle_itl_p95_ms": "inter-token p95 before, ms",
     "join_itl_p50_ms": "inter-token p50 meanwhile, ms",
@@ -67,10 +73,10 @@ def _cpu_name() -> str:
 
 
 def summarise(results: Results, names: Sequence[str]) -> dict[str, Any]:
-    """Per load and subject, in the order of `names`: medians, and ratios to llama-server (to the
-    first subject where that is left out) and to the limit."""
+    """Per load and subject, in the order of `names`: medians, and ratios to llama-server (else to
+    the worker before, else to the first subject) and to the limit."""
     baseline = names[0] if names else None
-    reference = REFERENCE if REFERENCE in names else baseline
+    reference = next((name for name in (REFERENCE, BEFORE) if name in names), baseline)
     summary: dict[str, Any] = {}
     for load, subjects in results.items():
         rows: dict[str, Any] = {}

@@ -9,15 +9,18 @@ client for every server and its share is reported. Runs in the benchmark's proce
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 
-from tests.bench import cancel
+from tests.bench import agents, cancel, open_arrivals
 from tests.bench.client import drive
 from tests.bench.errors import BenchError
 from tests.bench.limit import limit_of
@@ -32,13 +35,14 @@ from tests.bench.loads import (
     read,
     requests_of,
 )
-from tests.bench.model import BenchModel
+from tests.bench.model import RANDOM, BenchModel
 from tests.bench.peer_build import Peers
-from tests.bench.report import LIMIT, Results
+from tests.bench.report import LIMIT, REFERENCE, Results
 from tests.bench.servers import HOST, RunningServer, ServerKind, Shape
 
 MIB = 1 << 20
 SETTLE_S = 0.3
+OPEN = ("open50", "open80", "open110")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,53 +59,85 @@ class Subject:
 class Runner:
     subjects: list[Subject]
     loads: list[str]
-    model: BenchModel
+    models: Callable[[str], BenchModel]
     peers: Peers
     sampling: str
     with_limit: bool
     repeats: int
     scratch: Path
+    n_arrivals: int = 60
     results: Results = field(default_factory=dict)
+    capacities: list[float] = field(default_factory=list)
+    """Requests a second that llama-server bore, as measured in each round."""
 
     def run_round(self, number: int) -> None:
         order = self._rotated(self.subjects, number)
+        known = LOADS | {agents.LOAD.name: agents.LOAD}
         if "start" in self.loads:
             for subject in order:
                 if subject.flavour == "completions":
                     self._keep("start", subject.name, number, self._start_alone(subject, number))
-        for shape in (STREAMS_SHAPE, JOIN_SHAPE):
-            chosen = [LOADS[name] for name in self.loads if name in LOADS]
-            loads = [load for load in chosen if load.shape == shape]
-            if loads:
-                self._run_shape(shape, loads, order, number)
+        chosen = [known[name] for name in self.loads if name in known]
+        for model, shape in dict.fromkeys((load.model, load.shape) for load in chosen):
+            loads = [load for load in chosen if (load.model, load.shape) == (model, shape)]
+            self._run_shape(model, shape, loads, order, number)
+        if shares := [int(name.removeprefix("open")) for name in self.loads if name in OPEN]:
+            self._run_open(shares, order, number)
         if "cancel" in self.loads:
             for subject in order:
                 if subject.is_worker and subject.flavour == "completions":
                     self._keep("cancel", subject.name, number, self._cancel(subject, number))
 
     def _run_shape(
-        self, shape: Shape, loads: list[Load], order: list[Subject], number: int
+        self, model: str, shape: Shape | None, loads: list[Load], order: list[Subject], number: int
     ) -> None:
-        with contextlib.ExitStack() as stack:
-            servers: dict[str, RunningServer] = {}
-            for subject in order:
-                if subject.kind.name not in servers:
-                    server = stack.enter_context(self._server(subject.kind, shape))
-                    servers[subject.kind.name] = server
+        with self._servers(order, model, shape) as servers:
             for repeat in range(self.repeats):
                 run = (number - 1) * self.repeats + repeat + 1
                 for index, load in enumerate(loads):
                     for subject in self._rotated(order, index + repeat):
-                        metrics = self._measure(subject, servers[subject.kind.name], load, run)
-                        self._keep(load.name, subject.name, run, metrics)
-                    if self.with_limit:
-                        limit = limit_of(self.peers, self.model.path, load.name)
+                        if load.requests_of is None or subject.flavour == "completions":
+                            metrics = self._measure(subject, servers[subject.kind.name], load, run)
+                            self._keep(load.name, subject.name, run, metrics)
+                    if self.with_limit and model == RANDOM:
+                        limit = limit_of(self.peers, self.models(RANDOM).path, load.name)
                         if limit is not None:
                             self._keep(load.name, LIMIT, run, limit)
 
+    def _run_open(self, shares: list[int], order: list[Subject], number: int) -> None:
+        """What the reference can bear is found out first; then all get shares of that."""
+        order = [subject for subject in order if subject.flavour == "completions"]
+        reference = next((s for s in order if s.name == REFERENCE), order[0])
+        with self._servers(order, RANDOM, open_arrivals.SHAPE) as servers:
+            load = open_arrivals.capacity_load(self.n_arrivals // 2)
+            found = self._measure(reference, servers[reference.kind.name], load, number)
+            capacity = (self.n_arrivals // 2) / found["wall_s"]
+            self.capacities.append(capacity)
+            print(f"  {reference.name} bears {capacity:.2f} requests a second", flush=True)
+            for index, share in enumerate(shares):
+                load = open_arrivals.open_load(share, self.n_arrivals, capacity)
+                for subject in self._rotated(order, index):
+                    metrics = self._measure(subject, servers[subject.kind.name], load, number)
+                    self._keep(load.name, subject.name, number, metrics)
+
     @contextlib.contextmanager
-    def _server(self, kind: ServerKind, shape: Shape) -> Iterator[RunningServer]:
-        server = RunningServer(kind, shape, self.scratch)
+    def _servers(
+        self, order: list[Subject], model: str, shape: Shape | None
+    ) -> Iterator[dict[str, RunningServer]]:
+        """All subjects' servers, up together."""
+        with contextlib.ExitStack() as stack:
+            servers: dict[str, RunningServer] = {}
+            for subject in order:
+                if subject.kind.name not in servers:
+                    server = stack.enter_context(self._server(subject.kind, shape, model))
+                    servers[subject.kind.name] = server
+            yield servers
+
+    @contextlib.contextmanager
+    def _server(
+        self, kind: ServerKind, shape: Shape | None, model: str = RANDOM
+    ) -> Iterator[RunningServer]:
+        server = RunningServer(kind, self.models(model).path, shape, self.scratch)
         try:
             self._warm_up(server)
             yield server
@@ -112,26 +148,29 @@ class Runner:
 
     def _warm_up(self, server: RunningServer) -> None:
         load = LOADS["streams1"]
-        prompts = load.make(random.Random(0), self.model.words)
+        prompts = load.make(random.Random(0), self.models(RANDOM).words)
         sampling = SAMPLINGS[self.sampling]
         requests = requests_of(prompts, "completions", server.model_id, sampling, "warm-up")
         read(load, drive(HOST, server.port, requests, load.timeout_s), prompts)
 
     def _measure(self, subject: Subject, server: RunningServer, load: Load, run: int) -> Metrics:
-        prompts = load.make(self._random(load.name, subject, run), self.model.words)
-        sampling = SAMPLINGS[self.sampling]
+        words = self.models(load.model).words
+        prompts = load.make(self._random(load.name, subject, run), words)
+        sampling = SAMPLINGS[load.sampling or self.sampling]
         tag = f"{load.name}-{subject.name}-{run}"
-        requests = requests_of(prompts, subject.flavour, server.model_id, sampling, tag)
+        make = load.requests_of or requests_of
+        requests = make(prompts, subject.flavour, server.model_id, sampling, tag)
         time.sleep(SETTLE_S)
         before = _Clocks.now(server)
         steps_before = self._engine_gauges(subject, server)
-        driven = drive(HOST, server.port, requests, load.timeout_s)
+        with burning() if load.busy else contextlib.nullcontext():
+            driven = drive(HOST, server.port, requests, load.timeout_s)
         after = _Clocks.now(server)
         try:
             metrics = read(load, driven, prompts)
         except BenchError as error:
             raise BenchError(f"{subject.name}, {load.name}: {error}") from error
-        metrics |= before.shares_until(after)
+        metrics |= before.shares_until(after) | {"wall_s": driven.wall_s}
         steps_after = self._engine_gauges(subject, server)
         n_steps = steps_after.get("steps", 0) - steps_before.get("steps", 0)
         if n_steps > 0:
@@ -168,7 +207,7 @@ class Runner:
         kind = subject.kind
         with self._server(kind.with_flags(cancel.FLAGS), JOIN_SHAPE) as server:
             rng = random.Random(f"cancel/{number}")
-            return cancel.measure_cancel(server, rng, self.model.words)
+            return cancel.measure_cancel(server, rng, self.models(RANDOM).words)
 
     def _keep(self, load: str, subject: str, run: int, metrics: Metrics) -> None:
         self.results.setdefault(load, {}).setdefault(subject, {})[run] = metrics
@@ -182,6 +221,19 @@ class Runner:
             return []
         by %= len(subjects)
         return subjects[by:] + subjects[:by]
+
+
+@contextlib.contextmanager
+def burning() -> Iterator[None]:
+    """Half of the cores (one at least) are taken by others, as on most machines."""
+    count = max(1, (os.cpu_count() or 2) // 2)
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
 
@@ -25,6 +25,7 @@ from tests.bench.errors import BenchError
 from tests.bench.example_server import example_packages
 from tests.bench.peer_build import Peers
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
 READY_TIMEOUT_S = 120.0
 READY_POLL_S = 0.01
@@ -45,8 +46,8 @@ class ServerKind:
 
     name: str
     ready_path: str
-    make_command: Callable[[int, Shape, Path], list[str]]
-    """(port, shape, scratch folder) → command line, to which `flags` are added."""
+    make_command: Callable[[int, Path, Shape | None, Path], list[str]]
+    """(port, model, shape or its own defaults, scratch folder) → command line, without `flags`."""
     flags: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
 
@@ -63,47 +64,47 @@ class Memory:
     peak_rss_bytes: int
 
 
-def worker_kind(name: str, model: Path, flags: list[str]) -> ServerKind:
-    entry = Path(sys.executable).with_name("llorch-cpu")
+def worker_kind(
+    name: str, flags: list[str], backend: str = "cpu", checkout: Path = CHECKOUT
+) -> ServerKind:
+    """The worker of a checkout, on the wheel and the packages of this Python."""
+    entry = Path(sys.executable).with_name(f"llorch-{backend}")
     if not entry.is_file():
         raise BenchError(f"{entry} is missing; `make setup` installs the worker.")
 
-    def command(port: int, shape: Shape, scratch: Path) -> list[str]:
-        return [
-            str(entry),
-            *("--model", str(model), "--host", HOST, "--port", str(port)),
-            *("--slots", str(shape.slots), "--context-length", str(shape.context_per_slot)),
-        ]
+    def command(port: int, model: Path, shape: Shape | None, scratch: Path) -> list[str]:
+        line = [str(entry), "--model", str(model), "--host", HOST, "--port", str(port)]
+        if shape is not None:
+            line += ["--slots", str(shape.slots), "--context-length", str(shape.context_per_slot)]
+        return line
 
-    # The checkout's own code, also when the installed copy is older.
-    env = (("PYTHONPATH", str(Path(__file__).resolve().parents[2])),)
+    # The checkout's own code, whatever is installed.
+    env = (("PYTHONPATH", str(checkout)),)
     return ServerKind(name, "/ready", command, tuple(flags), env)
 
 
-def llama_server_kind(peers: Peers, model: Path, flags: list[str]) -> ServerKind:
-    def command(port: int, shape: Shape, scratch: Path) -> list[str]:
-        return [
-            peers.program("llama-server"),
-            *("-m", str(model), "--host", HOST, "--port", str(port)),
-            *("-np", str(shape.slots), "-c", str(shape.slots * shape.context_per_slot)),
-            "--no-webui",
-        ]
+def llama_server_kind(peers: Peers, flags: list[str]) -> ServerKind:
+    def command(port: int, model: Path, shape: Shape | None, scratch: Path) -> list[str]:
+        line = [peers.program("llama-server"), "-m", str(model), "--no-webui"]
+        line += ["--host", HOST, "--port", str(port)]
+        if shape is not None:
+            line += ["-np", str(shape.slots), "-c", str(shape.slots * shape.context_per_slot)]
+        return line
 
     return ServerKind("llama-server", "/health", command, tuple(flags))
 
 
-def example_kind(peers: Peers, model: Path) -> ServerKind:
+def example_kind(peers: Peers) -> ServerKind:
     """llama-cpp-python's example server, with its own defaults but for the shape."""
     packages = example_packages(peers)
     script = peers.sources / "examples" / "server" / "server.py"
 
-    def command(port: int, shape: Shape, scratch: Path) -> list[str]:
+    def command(port: int, model: Path, shape: Shape | None, scratch: Path) -> list[str]:
         config = scratch / f"example-{port}.json"
-        model_options = {
-            "path": str(model),
-            "n_ctx": shape.slots * shape.context_per_slot,
-            "n_seq_max": shape.slots,
-        }
+        model_options: dict[str, Any] = {"path": str(model)}
+        if shape is not None:
+            model_options["n_ctx"] = shape.slots * shape.context_per_slot
+            model_options["n_seq_max"] = shape.slots
         server = {"host": HOST, "port": port}
         config.write_text(json.dumps({"server": server, "model": model_options}), "utf-8")
         return [sys.executable, str(script), "-C", str(config)]
@@ -115,14 +116,14 @@ def example_kind(peers: Peers, model: Path) -> ServerKind:
 class RunningServer:
     """A started server. `startup_s` is the time from the spawn until its readiness answers 200."""
 
-    def __init__(self, kind: ServerKind, shape: Shape, scratch: Path) -> None:
+    def __init__(self, kind: ServerKind, model: Path, shape: Shape | None, scratch: Path) -> None:
         self.kind = kind
         self.port = free_port()
         self.log_path = scratch / f"{kind.name}-{self.port}.log"
         self._log: IO[bytes] = self.log_path.open("wb")
         started = time.perf_counter()
         self.process = subprocess.Popen(
-            [*kind.make_command(self.port, shape, scratch), *kind.flags],
+            [*kind.make_command(self.port, model, shape, scratch), *kind.flags],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,

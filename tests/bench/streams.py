@@ -26,6 +26,10 @@ class TokenStream:
         return self.token_times_s[0] - self.sent_s
 
     @property
+    def e2e_s(self) -> float:
+        return self.token_times_s[-1] - self.sent_s
+
+    @property
     def gaps_s(self) -> list[float]:
         times = self.token_times_s
         return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
@@ -109,7 +113,7 @@ def token_stream(recording: Recording) -> TokenStream:
         if kind == "end":
             finish, n_tokens = message.get("stop_reason"), message.get("tokens_out")
         for choice in message.get("choices") or ():
-            text += choice.get("text") or ""
+            text += choice.get("text") or (choice.get("delta") or {}).get("content") or ""
             finish = choice.get("finish_reason") or finish
         usage = message.get("usage")
         if usage:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.bench import report
+from tests.bench import agents, report
 from tests.bench.__main__ import main, parse
+from tests.bench.client import Recording
 from tests.bench.errors import BenchError
-from tests.bench.loads import LOADS, read_join, read_throughput
+from tests.bench.loads import LOADS, Prompt, read_join, read_steady, read_throughput
 from tests.bench.model import is_whole_text
+from tests.bench.open_arrivals import open_load
 from tests.bench.stats import medians, paired_ratios, percentile
 from tests.bench.streams import TokenStream
 
@@ -72,6 +75,38 @@ def test_prompts_are_repeatable_distinct_and_share_what_they_should() -> None:
     assert (counts, len(commons), len(shared)) == ({512}, 1, 16)
 
 
+def test_steady_is_counted_while_all_streams_run() -> None:
+    prompts = [Prompt("a", 4), Prompt("b", 4)]
+    streams = [stream(0.0, 1.0, 2.0, 3.0, 4.0), stream(0.0, 2.5, 3.0, 3.5, 5.0)]
+    # From 2.5 to 4.0: two tokens of each.
+    assert read_steady(streams, prompts)["steady_tokens_per_s"] == pytest.approx(4 / 1.5)
+    with pytest.raises(BenchError, match="never ran all at once"):
+        read_steady([stream(0.0, 1.0, 2.0), stream(0.0, 3.0, 4.0)], prompts)
+
+
+def test_open_arrivals_come_at_their_rate_and_a_third_begin_alike() -> None:
+    prompts = open_load(80, 3000, 5.0).make(random.Random(1), WORDS)
+    lengths = sorted(len(prompt.text.split()) for prompt in prompts)
+    assert (lengths[0] >= 20, lengths[-1] <= 1200) == (True, True)
+    assert 140 <= lengths[1500] <= 170  # the middle of a log-uniform range: sqrt(20 * 1200) = 155
+    assert prompts[-1].at_s / 3000 == pytest.approx(1 / 4.0, rel=0.1)
+    beginnings = Counter(" ".join(prompt.text.split()[:19]) for prompt in prompts)
+    assert beginnings.most_common(1)[0][1] / 3000 == pytest.approx(1 / 3, abs=0.03)
+    assert {prompt.n_out for prompt in prompts} == set(range(16, 201))
+
+
+def test_a_turn_says_what_was_said_before() -> None:
+    prompts = agents.make(random.Random(1), WORDS)
+    requests = agents.requests_of(prompts, "completions", "m", {}, "tag")
+    assert [request.after_end for request in requests[:12]] == [None, *range(9), None, 10]
+    answer = b'HTTP/1.1 200 OK\r\n\r\ndata: {"choices":[{"delta":{"content":"Yes."}}]}\n\n'
+    body = requests[1].body
+    assert callable(body)
+    said = body([Recording(0.0, [(1.0, answer)])])["messages"]
+    assert [each["role"] for each in said] == ["system", "user", "assistant", "user"]
+    assert (said[1]["content"], said[2]["content"]) == (prompts[0].text, "Yes.")
+
+
 def test_the_table_and_the_file_hold_medians_and_ratios(tmp_path: Path) -> None:
     results: report.Results = {
         "streams1": {
@@ -105,4 +140,6 @@ def test_flags_that_make_no_sense_end_in_a_sentence(capsys: pytest.CaptureFixtur
     assert "--only knows no 'vllm'" in capsys.readouterr().err
     assert main(["--rounds", "0"]) == 1
     assert "--rounds is 0" in capsys.readouterr().err
+    assert main(["--before", "/nowhere"]) == 1
+    assert "that is no checkout of the worker" in capsys.readouterr().err
     assert parse(["--only", "limit,worker"]).only == ["worker", "limit"]

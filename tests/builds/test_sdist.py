@@ -38,6 +38,38 @@ def test_a_tampered_archive_in_the_cache_is_refused(private_cache: Path) -> None
     assert archive.read_bytes() == b"changed on disk"
 
 
+def test_nothing_of_a_tampered_sdist_runs(
+    tmp_path: Path, private_cache: Path, patchelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offered by an index of the machine: pip would run its build backend to read its metadata."""
+    pins, ran = pinned.pins(), tmp_path / "ran"
+    private_cache.mkdir(parents=True)
+    (private_cache / "toolchain").symlink_to(patchelf.parents[2])
+    backend = f"import pathlib; pathlib.Path({str(ran)!r}).touch()"
+    project = '[build-system]\nrequires = []\nbuild-backend = "b"\nbackend-path = ["."]\n'
+    index = tmp_path / "index"
+    index.mkdir()
+    top = pins.sdist_name.removesuffix(".tar.gz")
+    with tarfile.open(index / pins.sdist_name, "w:gz") as tar:
+        for name, text in (("pyproject.toml", project), ("b.py", backend), ("PKG-INFO", "")):
+            entry = tarfile.TarInfo(f"{top}/{name}")
+            entry.size = len(text)
+            tar.addfile(entry, io.BytesIO(text.encode()))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    with pytest.raises(BuildError, match="DO NOT MATCH THE HASHES"):
+        sdist.fetch(pins)
+    assert not ran.exists()
+
+
+def test_the_sources_say_which_llama_cpp_they_hold(tmp_path: Path) -> None:
+    archive = tmp_path / "a.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("top/README.md"))
+    with pytest.raises(BuildError, match="does not say which llama.cpp it holds"):
+        sdist.commit(archive)
+
+
 def test_a_missing_sdist_is_named(tmp_path: Path) -> None:
     with pytest.raises(BuildError, match="there is no such file"):
         sdist.fetch(pinned.pins(), tmp_path / "absent.tar.gz")

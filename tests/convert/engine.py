@@ -36,6 +36,31 @@ def logits(gguf: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         model.close()
 
 
+def embedding(gguf: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+    """The pooled vector of a sequence, under the same conditions as `logits`."""
+    model = Model(str(gguf), LoadOptions(extra_buffer_types=False))
+    n = len(tokens)
+    options = ContextOptions(
+        n_ctx=max(n, 64),
+        n_batch=n,
+        n_ubatch=n,
+        kv_type="f32",
+        flash_attention="off",
+        embeddings=True,
+    )
+    context = Context(model, options)
+    batch = Batch(n)
+    try:
+        batch.add(0, 0, list(tokens), logits=True)
+        batch.want_all_logits()
+        assert context.decode(batch) == "ok"
+        return context.embedding(0)
+    finally:
+        batch.close()
+        context.close()
+        model.close()
+
+
 def vocabulary(gguf: Path) -> Model:
     """Loaded without weights; the caller closes it."""
     return Model(str(gguf), LoadOptions(vocab_only=True))

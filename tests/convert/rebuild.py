@@ -116,7 +116,7 @@ def write_byte_level(source: Source, name: str, folder: Path) -> None:
                 "vocab": {
                     text: i
                     for i, (text, kind) in enumerate(zip(source.tokens, source.types, strict=True))
-                    if kind not in (CONTROL, USER_DEFINED, UNUSED)
+                    if kind not in (USER_DEFINED, UNUSED)
                 },
                 "merges": source.merges,
             },

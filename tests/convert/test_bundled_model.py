@@ -13,7 +13,7 @@ import pytest
 
 from tests.convert import engine, forward
 from tests.convert.forward import Array
-from worker.convert import cli
+from worker.commands import convert as cli
 from worker.llama.model import Model
 
 MODEL = Path(__file__).parents[2] / "worker/assets/tiny-model"

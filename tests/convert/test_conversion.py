@@ -16,9 +16,10 @@ import pytest
 
 from tests.convert import engine
 from tests.convert.test_parity import checkpoint
-from worker.convert import cli, imatrix
+from worker.commands import convert as cli
+from worker.convert import imatrix
 from worker.errors import ModelError
-from worker.models.gguf import read_header
+from worker.models.gguf.header import read_header
 
 TINY = Path(__file__).parents[2] / "worker/assets/tiny-model"
 
@@ -58,7 +59,7 @@ def test_a_name_that_llama_cpp_would_trip_over_is_changed(tmp_path: Path) -> Non
 
 
 def test_json_lines_tell_phases_and_rates(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "worker.convert", str(TINY), str(tmp_path / "m.gguf")]
+    command = [sys.executable, "-m", "worker.commands.convert", str(TINY), str(tmp_path / "m.gguf")]
     done = subprocess.run(
         [*command, "--progress", "json"], capture_output=True, text=True, check=True
     )
@@ -86,7 +87,13 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
         shapes[p + "mlp.down_proj.weight"] = (width, ffn)
         shapes |= {p + f"{x}_layernorm.weight": (width,) for x in ("input", "post_attention")}
     write_zeros(source / "model.safetensors", shapes)
-    command = [sys.executable, "-m", "worker.convert", str(source), str(tmp_path / "m.gguf")]
+    command = [
+        sys.executable,
+        "-m",
+        "worker.commands.convert",
+        str(source),
+        str(tmp_path / "m.gguf"),
+    ]
     child = psutil.Popen([*command, "--outtype", "f16", "--progress", "none"])
     peak = 0
     while child.poll() is None:
@@ -148,3 +155,10 @@ def test_what_is_no_importance_matrix_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("this is no matrix at all")
     with pytest.raises(ModelError, match="not an importance matrix"):
         imatrix.read(tmp_path / "text")
+
+
+def test_the_families_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["list", "--families"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = [name for line in lines for name in line.split(maxsplit=1)[1].split(", ")]
+    assert "Qwen3ForCausalLM" in names and len(set(names)) > 50

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.convert.test_parity import DATA, checkpoint
-from worker.convert import cli
-from worker.models.gguf import read_header
+from worker.commands import convert as cli
+from worker.models.gguf.header import read_header
 
 TINY = Path(__file__).parents[2] / "worker/assets/tiny-model"
 
@@ -97,7 +97,7 @@ def test_a_value_that_a_type_cannot_hold_is_found(
 
 def test_json_progress_ends_with_the_error(tmp_path: Path) -> None:
     shutil.copytree(DATA / "llama", tmp_path / "llama")
-    command = [sys.executable, "-m", "worker.convert", str(tmp_path / "llama")]
+    command = [sys.executable, "-m", "worker.commands.convert", str(tmp_path / "llama")]
     command += [str(tmp_path / "x.gguf"), "--progress", "json"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     last = json.loads(done.stdout.splitlines()[-1])
@@ -107,7 +107,7 @@ def test_json_progress_ends_with_the_error(tmp_path: Path) -> None:
 
 def test_a_killed_conversion_leaves_no_model_and_the_next_one_succeeds(tmp_path: Path) -> None:
     source, target = checkpoint("llama", tmp_path), tmp_path / "model.gguf"
-    command = [sys.executable, "-m", "worker.convert", str(source), str(target)]
+    command = [sys.executable, "-m", "worker.commands.convert", str(source), str(target)]
     child = subprocess.Popen([*command, "--progress", "json"], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None and "check" in child.stdout.readline()
     child.send_signal(signal.SIGKILL)
@@ -138,7 +138,7 @@ def test_quantised_types_verify_against_their_source(
 @pytest.mark.parametrize("phase", ["convert", "quantize", "verify"])
 def test_a_kill_in_any_phase_leaves_nothing_that_loads(phase: str, tmp_path: Path) -> None:
     source, target = TINY, tmp_path / "model.gguf"
-    command = [sys.executable, "-m", "worker.convert", str(source), str(target)]
+    command = [sys.executable, "-m", "worker.commands.convert", str(source), str(target)]
     command += ["--outtype", "q4_k_m"]
     child = subprocess.Popen([*command, "--progress", "json"], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None

@@ -80,19 +80,19 @@ def test_gemmas_norms_are_shifted_in_float32() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outtype", "shape", "keep_f32", "expected"),
+    ("wanted", "shape", "keep_f32", "expected"),
     [
-        ("q8_0", (64, 64), False, "Q8_0"),
-        ("q8_0", (64, 48), False, "F16"),
-        ("q8_0", (64,), False, "F32"),
-        ("bf16", (64, 64), True, "F32"),
-        ("bf16", (8, 64, 64), False, "BF16"),
+        ("Q8_0", (64, 64), False, "Q8_0"),
+        ("Q8_0", (64, 48), False, "F16"),
+        ("Q8_0", (64,), False, "F32"),
+        ("BF16", (64, 64), True, "F32"),
+        ("BF16", (8, 64, 64), False, "BF16"),
     ],
 )
 def test_which_type_a_tensor_gets(
-    outtype: str, shape: tuple[int, ...], keep_f32: bool, expected: str
+    wanted: str, shape: tuple[int, ...], keep_f32: bool, expected: str
 ) -> None:
-    assert tensor_type(outtype, shape, keep_f32) == expected
+    assert tensor_type(wanted, shape, keep_f32) == expected
 
 
 def test_the_package_reads_what_was_written() -> None:

@@ -1,23 +1,25 @@
 """Tiny models of several shapes and devices that play the GPU.
 
 llama.cpp's RPC plug-in registers a device of kind GPU whose memory and arithmetic are those of
-another process, so a machine without a GPU takes the real offload path. A worker takes it where
-`TEST_LLORCH_DEVICE` is set to `PLUG_IN@host:port` (several endpoints are several devices);
-`support/rpc.py` starts such processes and gives the value. The plug-in lies beside our CPU wheel
-(`<venv>/test-plugins`), never in one, and never in an image.
+another process, so a machine without a GPU takes the real offload path. `support/rpc.py` starts
+such processes, `support/rpc_device.py` has the worker's code take them. The plug-in lies beside our
+CPU wheel (`<venv>/test-plugins`), never in one, and never in an image.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType as Type
 
-from tests.devices.support import rpc
+from tests.devices.support import rpc, rpc_device
 from tests.devices.support.tiny_gguf import Shape, write
-from worker.messages import EngineConfig
+from worker.devices import select
+from worker.wire.engine_settings import EngineSettings
 
 SHAPES = {
     "wide-heads": Shape(layers=2, embedding=128, heads=4, kv_heads=4),
@@ -44,7 +46,19 @@ SHAPES = {
     ),
 }
 
-MakeConfig = Callable[..., EngineConfig]
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a test wants to be loaded, and how."""
+
+    settings: EngineSettings
+    model_path: str
+
+    def but(self, **changes: Any) -> Given:
+        return replace(self, settings=replace(self.settings, **changes))
+
+
+MakeConfig = Callable[..., Given]
 
 
 @pytest.fixture(scope="session")
@@ -54,32 +68,42 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def gpu() -> Iterator[str]:
-    """A device with all the memory it takes; for this process alone.
+def devices_of_this_process() -> Iterator[tuple[str, str]]:
+    """A device with all the memory it takes, and one with less than the tests' contexts take.
 
     NOTE: ggml's registry cannot forget a device, and asking one that is gone ends the process. So
-    devices of this process live as long as the session.
+    they live as long as the session.
     """
-    with rpc.serve(free_bytes=8 << 30) as (setting, _):
-        yield setting
+    with rpc.serve(free_bytes=8 << 30) as (large, _), rpc.serve(free_bytes=600 << 20) as (small, _):
+        yield large, small
 
 
-@pytest.fixture(scope="session")
-def small_gpu() -> Iterator[str]:
-    """A second device, with less memory than any of the tests' contexts takes."""
-    with rpc.serve(free_bytes=600 << 20) as (setting, _):
-        yield setting
+@pytest.fixture(autouse=True)
+def other_tests_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU command refuses a wheel with devices; here another test may have registered some."""
+    monkeypatch.setattr(select, "CPU_REGISTRIES", {*select.CPU_REGISTRIES, "RPC"})
+
+
+@pytest.fixture
+def gpu(devices_of_this_process: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> int:
+    """The number of the device with enough memory, which plays the GPU in this test."""
+    rpc_device.play_gpu(monkeypatch.setattr)
+    return rpc_device.register(devices_of_this_process[0])
+
+
+@pytest.fixture
+def small_gpu(gpu: int, devices_of_this_process: tuple[str, str]) -> int:
+    return rpc_device.register(devices_of_this_process[1])
 
 
 @pytest.fixture
 def config(models: dict[str, Path]) -> MakeConfig:
-    """`config("cuda", "tied-q4", rpc_endpoint=gpu, slots=2…)`."""
+    """`config("cuda", "tied-q4", cuda_device=gpu, slots=2…)`."""
 
-    def make(backend: str, shape: str = "wide-heads", **fields: object) -> EngineConfig:
-        path = str(models[shape])
-        return EngineConfig(
-            **{"backend": backend, "model_path": path, "model_ref": shape, "worker_id": "w"}
-            | fields  # type: ignore[arg-type]
-        )
+    def make(
+        backend: str, shape: str = "wide-heads", model_path: str | None = None, **fields: Any
+    ) -> Given:
+        settings = EngineSettings(**{"backend": backend} | fields)
+        return Given(settings, model_path or str(models[shape]))
 
     return make

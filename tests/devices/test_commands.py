@@ -8,33 +8,37 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.devices.support import rpc
-from tests.support.worker import command, environment
-from worker.devices import inspection
-from worker.devices.doctor import Report, run_doctor
-from worker.lifecycle import engine_config
+from tests.support.worker import environment, installed
+from worker.commands.doctor import Report
+from worker.commands.doctor import diagnose as run_diagnosis
+from worker.devices import preflight
 from worker.settings import Settings
+
+NOBODY = "http://127.0.0.1:9/ready"
 
 
 @pytest.fixture(scope="module")
-def own_gpu() -> Iterator[dict[str, str]]:
-    """The environment in which a device that commands of this file share plays the GPU."""
+def own_gpu() -> Iterator[list[str]]:
+    """`llorch-cuda` on a device that plays the GPU, which the commands of this file share."""
     with rpc.serve(free_bytes=1 << 30) as (setting, _):
-        yield {"TEST_LLORCH_DEVICE": setting}
+        yield rpc.cuda_command(setting)
 
 
 def run(
-    *arguments: str, cache: Path, backend: str = "cpu", env: dict[str, str] | None = None
+    *arguments: str,
+    cache: Path,
+    of: list[str] | None = None,
+    env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*command(backend), *arguments],
+        [*(of or installed("cpu")), *arguments],
         capture_output=True,
         text=True,
         timeout=240,
@@ -56,8 +60,11 @@ def test_plan_prints_a_table(models: dict[str, Path], warm_cache: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert "2 slots × 512 tokens" in ended.stdout
     for part in ("weights", "kv", "compute", "output", "margin", "needed", "available"):
-        assert re.search(rf"^  {part} +[\d,.]+ MiB$", ended.stdout, re.MULTILINE), part
+        assert re.search(rf"^  {part} +[\d,.]+ MiB(  +[█▏]+)?$", ended.stdout, re.MULTILINE), part
     assert ended.stdout.endswith("It fits.\n")
+    bars = re.findall(r"^  (\w+) .*MiB  ( *)(█+)", ended.stdout, re.MULTILINE)
+    assert {name for name, _, _ in bars} >= {"margin", "needed", "available"}
+    assert max(len(gap) + len(bar) for _, gap, bar in bars) == 40
 
 
 def test_plan_prints_json(models: dict[str, Path], warm_cache: Path) -> None:
@@ -76,20 +83,20 @@ def test_plan_of_the_bundled_model(warm_cache: Path) -> None:
 
 
 def test_plan_for_a_gpu_names_it_and_what_stays_on_the_host(
-    models: dict[str, Path], warm_cache: Path, own_gpu: dict[str, str]
+    models: dict[str, Path], warm_cache: Path, own_gpu: list[str]
 ) -> None:
     arguments = flags(models["tied-q4"], 2, 512)
-    ended = run("plan", *arguments, cache=warm_cache, backend="cuda", env=own_gpu)
+    ended = run("plan", *arguments, cache=warm_cache, of=own_gpu)
     assert ended.returncode == 0, ended.stderr
     assert " on RPC0: " in ended.stdout and "on the host:" in ended.stdout
 
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_plan_that_does_not_fit_exits_with_5_and_says_what_would(
-    as_json: bool, models: dict[str, Path], warm_cache: Path, own_gpu: dict[str, str]
+    as_json: bool, models: dict[str, Path], warm_cache: Path, own_gpu: list[str]
 ) -> None:
     arguments = ["plan", *flags(models["tied-q4"], 32, 2048), *(["--json"] if as_json else [])]
-    ended = run(*arguments, cache=warm_cache, backend="cuda", env=own_gpu)
+    ended = run(*arguments, cache=warm_cache, of=own_gpu)
     assert ended.returncode == 5
     if as_json:
         shown = json.loads(ended.stdout)
@@ -147,17 +154,17 @@ def test_doctor_as_json(warm_cache: Path) -> None:
 
 
 def test_doctor_on_a_wheel_without_a_gpu_exits_with_4(warm_cache: Path) -> None:
-    ended = run("doctor", "--port", "0", cache=warm_cache, backend="cuda")
+    ended = run("doctor", "--port", "0", cache=warm_cache, of=installed("cuda"))
     assert ended.returncode == 4
     assert re.search(r"^FAILED +device +llorch-cuda needs", ended.stdout, re.MULTILINE)
     assert "llorch-cuda would not start on this machine (exit code 4)." in ended.stdout
 
 
 def test_doctor_with_a_gpu_that_is_too_small_exits_with_5(
-    models: dict[str, Path], warm_cache: Path, own_gpu: dict[str, str]
+    models: dict[str, Path], warm_cache: Path, own_gpu: list[str]
 ) -> None:
     arguments = ["--port", "0", *flags(models["tied-q4"], 32, 2048)]
-    ended = run("doctor", *arguments, cache=warm_cache, backend="cuda", env=own_gpu)
+    ended = run("doctor", *arguments, cache=warm_cache, of=own_gpu)
     assert ended.returncode == 5
     assert re.search(r"^ok +trial ", ended.stdout, re.MULTILINE)
     assert re.search(r"^FAILED +plan +.*What would fit", ended.stdout, re.MULTILINE)
@@ -184,9 +191,9 @@ def test_doctor_finds_a_missing_model(warm_cache: Path) -> None:
     assert re.search(r"^FAILED +model ", ended.stdout, re.MULTILINE)
 
 
-def diagnose(cache: Path, child: list[str] | tuple[str, ...], **given: Any) -> Report:
+def diagnose(cache: Path, child: Sequence[str], **given: Any) -> Report:
     settings = Settings.load("cpu", {"port": "0", "cache_dir": str(cache), **given})
-    return run_doctor(settings, partial(engine_config, settings), child=child)
+    return run_diagnosis(settings, child=child)
 
 
 def test_doctor_survives_a_wheel_that_crashes(warm_cache: Path) -> None:
@@ -202,7 +209,7 @@ def test_doctor_survives_a_wheel_that_crashes(warm_cache: Path) -> None:
 def test_doctor_knows_a_checkpoint_without_converting_it(warm_cache: Path, tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / name).write_text("{}")
-    report = diagnose(warm_cache, inspection.CHILD, model=str(tmp_path))
+    report = diagnose(warm_cache, preflight.CHILD, model=str(tmp_path))
     [model] = [check for check in report.checks if check.name == "model"]
     assert model.status == "unknown" and "would be converted" in model.text
     assert report.details["plan"] is None
@@ -213,13 +220,31 @@ def test_doctor_knows_a_checkpoint_without_converting_it(warm_cache: Path, tmp_p
 def test_doctor_finds_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     folder = tmp_path / "sealed"
     folder.mkdir(mode=0o500)
-    report = diagnose(folder, inspection.CHILD)
+    report = diagnose(folder, preflight.CHILD)
     [cache] = [check for check in report.checks if check.name == "cache"]
     assert cache.status == "failed" and "cannot be written to" in cache.text
 
 
 def test_doctor_finds_a_file_where_the_cache_should_be(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("not a folder")
-    report = diagnose(tmp_path / "cache", inspection.CHILD)
+    report = diagnose(tmp_path / "cache", preflight.CHILD)
     [cache] = [check for check in report.checks if check.name == "cache"]
     assert cache.status == "failed" and report.exit_code != 0
+
+
+# --- bench ---------------------------------------------------------------------------------
+
+
+def test_bench_measures_a_worker_of_its_own(warm_cache: Path) -> None:
+    ended = run("bench", "--json", "--threads", "1", "--callback-url", NOBODY, cache=warm_cache)
+    assert ended.returncode == 0, ended.stderr
+    shown = json.loads(ended.stdout)
+    assert shown["device"] == "CPU"
+    assert [load["streams"] for load in shown["loads"]] == [1, 4, 16]
+    for load in shown["loads"]:
+        assert load["output_tokens"] == 48 * load["streams"]
+        assert load["tokens_per_second"] > 0
+        assert 0 < load["first_token_ms"] < 60_000
+    ended = run("bench", "--model", "./nowhere.gguf", cache=warm_cache)
+    assert ended.returncode != 0
+    assert "nowhere.gguf" in ended.stderr.splitlines()[-1]

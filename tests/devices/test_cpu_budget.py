@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.devices.cgroups import read_limits
-from worker.devices.cpu_budget import cpu_budget, parse_cpu_list
+from worker.devices.cpu.budget import cpu_budget, darwin_free_bytes, parse_cpu_list
+from worker.devices.cpu.cgroups import read_limits
 
 GIB = 1 << 30
 
@@ -197,3 +197,19 @@ def test_cpu_lists_are_read_as_the_kernel_writes_them(cpus: set[int]) -> None:
             ranges.append([cpu])
     text = ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in ranges)
     assert parse_cpu_list(text + "\n") == sorted(cpus)
+
+
+def test_memory_in_use_on_a_mac_is_not_free() -> None:
+    """As macOS 14 prints it on a machine of 16 GiB."""
+    vm_stat = b"""Mach Virtual Memory Statistics: (page size of 16384 bytes)
+Pages free:                               24102.
+Pages active:                            358846.
+Pages inactive:                          341231.
+Pages speculative:                        16713.
+Pages throttled:                              0.
+Pages wired down:                        152377.
+Pages purgeable:                           7424.
+File-backed pages:                       201458.
+"""
+    assert darwin_free_bytes(vm_stat) == (24102 + 341231 + 16713) * 16384
+    assert darwin_free_bytes(b"") == 0

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.devices.conftest import MakeConfig
-from worker.devices import memory
-from worker.devices.load_report import parse
-from worker.devices.probe import select_device
+from worker.devices.plan import memory
+from worker.devices.residency.load_report import parse
+from worker.devices.select import select_device
 from worker.errors import ResidencyViolation
 from worker.llama import library
 from worker.llama.context import Context
 from worker.llama.model import LoadOptions, Model
-from worker.messages import Buffer
+from worker.wire.engine_info import Buffer
 
 PINNED = "0.3.36"
 
@@ -173,18 +173,23 @@ def test_memory_that_was_not_locked_is_remembered() -> None:
 @pytest.mark.parametrize("kv_unified", [False, True])
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
 def test_the_library_that_is_installed_speaks_these_words(
-    backend: str, kv_unified: bool, config: MakeConfig, gpu: str
+    backend: str, kv_unified: bool, config: MakeConfig, gpu: int
 ) -> None:
     given = config(
         backend,
         "grouped-q8",
-        rpc_endpoint=gpu if backend == "cuda" else None,
+        cuda_device=gpu if backend == "cuda" else 0,
         slots=3,
         kv_unified=kv_unified,
     )
-    selected = select_device(given)
+    selected = select_device(given.settings)
     model = Model(given.model_path, LoadOptions(device=selected.device, mmap=False))
-    context = Context(model, memory.context_options(given, 250, threads=1, embeds=False))
+    context = Context(
+        model,
+        memory.context_options(
+            given.settings, memory.a_part_each(given.settings, 250), threads=1, embeds=False
+        ),
+    )
     report = parse([*model.load_log, *context.load_log])
     context.close()
     model.close()

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from tests.devices.conftest import SHAPES, MakeConfig
+from tests.devices.conftest import SHAPES, Given, MakeConfig
 from tests.devices.support import clock
-from worker.devices import memory, residency
-from worker.devices.cpu_budget import CpuBudget, cpu_budget
-from worker.devices.plan import Plan
-from worker.devices.probe import Selected, select_device
+from worker.devices.cpu.budget import CpuBudget, cpu_budget
+from worker.devices.plan import memory
+from worker.devices.plan.plan import Plan
+from worker.devices.residency import proof as residency
+from worker.devices.select import Selected, select_device
 from worker.errors import ConfigError, InsufficientVram
 from worker.llama.context import Context
 from worker.llama.model import LoadOptions, Model
-from worker.messages import EngineConfig
-from worker.models.gguf import read_header
+from worker.models.gguf.header import read_header
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "one slot": {"slots": 1, "context_length": 512},
@@ -33,29 +33,31 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def planned(config: EngineConfig, budget: CpuBudget | None = None) -> tuple[Plan, Selected]:
-    selected = select_device(config)
+def planned(config: Given, budget: CpuBudget | None = None) -> tuple[Plan, Selected]:
+    selected = select_device(config.settings)
     header = read_header(config.model_path)
-    return memory.plan(header, config, selected.device, budget or cpu_budget(1)), selected
+    budget = budget or cpu_budget(1)
+    return memory.plan(header, config.settings, selected.device, budget, "model"), selected
 
 
-def allocated(config: EngineConfig, plan: Plan, selected: Selected) -> dict[str, int]:
+def allocated(config: Given, plan: Plan, selected: Selected) -> dict[str, int]:
     """Load for real and add up what llama.cpp then reports, by part."""
     header = read_header(config.model_path)
     options = LoadOptions(
         device=selected.device,
-        mmap=bool(config.mmap),
+        mmap=bool(config.settings.mmap),
         tensor_placement=residency.tensor_placement(selected, header),
     )
     model = Model(config.model_path, options)
-    context_options = memory.context_options(config, plan.context_length, threads=1, embeds=False)
-    context = Context(model, context_options)
-    found = residency.prove(model, context, selected, config)
+    kv = memory.KvCache(plan.kv_cells, plan.context_length, plan.kv_unified)
+    wanted = memory.context_options(config.settings, kv, threads=1, embeds=False)
+    context = Context(model, wanted)
+    found = residency.prove(model, context, selected, header, locked=False)
     context.close()
     model.close()
     parts: Counter[str] = Counter()
     for buffer in found.buffers:
-        on_host = buffer.device.startswith("CPU")
+        on_host = buffer.device.startswith(("CPU", "AMX"))
         if on_host == (selected.device is None):
             parts[buffer.kind] += buffer.size_bytes
     return dict(parts)
@@ -65,10 +67,10 @@ def allocated(config: EngineConfig, plan: Plan, selected: Selected) -> dict[str,
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
 def test_the_plan_is_what_is_then_allocated(
-    backend: str, shape: str, settings: str, config: MakeConfig, gpu: str
+    backend: str, shape: str, settings: str, config: MakeConfig, gpu: int
 ) -> None:
-    endpoint = gpu if backend == "cuda" else None
-    given = config(backend, shape, rpc_endpoint=endpoint, mmap=False, **SETTINGS[settings])
+    index = gpu if backend == "cuda" else 0
+    given = config(backend, shape, cuda_device=index, mmap=False, **SETTINGS[settings])
     plan, selected = planned(given)
     actual = allocated(given, plan, selected)
     for part in ("weights", "kv", "compute"):
@@ -84,7 +86,7 @@ def test_a_mapped_file_is_accounted_for(shape: str, config: MakeConfig) -> None:
     actual = allocated(given, plan, selected)
     mapped = plan.parts["weights"] + plan.mapped_beside_bytes
     assert mapped == pytest.approx(actual["weights"], rel=0.02)
-    without, _ = planned(replace(given, mmap=False))
+    without, _ = planned(given.but(mmap=False))
     assert without.mapped_beside_bytes == 0 and without.needed_bytes == plan.needed_bytes
 
 
@@ -103,12 +105,9 @@ def test_planning_reads_no_weights(config: MakeConfig, tmp_path: Any) -> None:
 
 
 def test_too_little_memory_is_refused_with_what_would_fit(
-    config: MakeConfig, gpu: str, small_gpu: str
+    config: MakeConfig, gpu: int, small_gpu: int
 ) -> None:
-    both = f"{gpu}@{small_gpu.split('@')[1]}"
-    given = config(
-        "cuda", "tied-q4", rpc_endpoint=both, device_index=1, slots=8, context_length=2048
-    )
+    given = config("cuda", "tied-q4", cuda_device=small_gpu, slots=8, context_length=2048)
     with pytest.raises(InsufficientVram) as caught:
         planned(given)
     details = caught.value.details
@@ -118,11 +117,11 @@ def test_too_little_memory_is_refused_with_what_would_fit(
     length, slots = details["largest_context_length"], details["largest_slots"]
     assert 0 < length < 2048 and 0 < slots < 8
     for fitting in ({"context_length": length}, {"slots": slots}):
-        plan, _ = planned(replace(given, **fitting))
+        plan, _ = planned(given.but(**fitting))
         assert plan.fits
     for excessive in ({"context_length": length + 256}, {"slots": slots + 1}):
         with pytest.raises(InsufficientVram):
-            planned(replace(given, **excessive))
+            planned(given.but(**excessive))
 
 
 def test_nothing_fits_and_the_sentence_says_so(config: MakeConfig) -> None:
@@ -140,10 +139,10 @@ def test_a_limit_of_the_control_group_counts_on_the_cpu(config: MakeConfig) -> N
     assert caught.value.details["available_bytes"] == 400 << 20
 
 
-def test_a_gpu_worker_needs_some_of_the_hosts_memory_too(config: MakeConfig, gpu: str) -> None:
+def test_a_gpu_worker_needs_some_of_the_hosts_memory_too(config: MakeConfig, gpu: int) -> None:
     budget = replace(cpu_budget(1), memory_available_bytes=1000)
     with pytest.raises(InsufficientVram, match="of the host's memory are needed beside RPC0"):
-        planned(config("cuda", rpc_endpoint=gpu, context_length=256), budget)
+        planned(config("cuda", cuda_device=gpu, context_length=256), budget)
 
 
 def test_far_too_large_a_context_is_refused_at_once(config: MakeConfig) -> None:
@@ -165,17 +164,42 @@ def test_the_automatic_context_length_is_the_models_own(config: MakeConfig) -> N
     assert not plan.capped
 
 
-def test_the_automatic_context_length_shrinks_to_what_fits(
-    config: MakeConfig, gpu: str, small_gpu: str
+def test_the_cache_that_nobody_chose_shrinks_to_what_fits(
+    config: MakeConfig, gpu: int, small_gpu: int
 ) -> None:
-    both = f"{gpu}@{small_gpu.split('@')[1]}"
-    given = config("cuda", "tied-q4", rpc_endpoint=both, device_index=1, slots=8)
+    given = config("cuda", "tied-q4", cuda_device=small_gpu, slots=8)
     plan, _ = planned(given)
     assert plan.capped and plan.fits
-    assert 0 < plan.context_length < plan.trained_context_length == 2048
-    assert f"of the model's {plan.trained_context_length:,}" in plan.as_table()
+    assert plan.kv_unified and 0 < plan.kv_cells < 8 * plan.trained_context_length == 8 * 2048
+    assert plan.context_length == min(plan.kv_cells, plan.trained_context_length)
+    assert f"8 slots share {plan.kv_cells:,} cells" in plan.as_table()
     with pytest.raises(InsufficientVram):
-        planned(replace(given, context_length=plan.context_length + 256))
+        planned(given.but(kv_cells=plan.kv_cells + 256))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "cells", "length", "unified"),
+    [
+        ({}, 10752, 2048, True),  # 128 MiB
+        ({"slots": 4}, 4 * 2048, 2048, False),
+        ({"kv_cells": 4096}, 4096, 2048, True),
+        ({"kv_cells": 4096, "slots": 2}, 4096, 2048, False),
+        ({"kv_cells": 1024}, 1024, 1024, True),
+        ({"kv_cells": 4096, "kv_unified": False}, 4096, 512, False),
+        ({"kv_cells": 4096, "context_length": 512}, 4096, 512, False),
+        ({"context_length": 512, "kv_unified": True}, 4096, 512, True),
+    ],
+)
+def test_cells_are_split_where_the_parts_are_long_enough_and_shared_where_not(
+    config: MakeConfig, chosen: dict[str, Any], cells: int, length: int, unified: bool
+) -> None:
+    plan, _ = planned(config("cpu", "tied-q4", **({"slots": 8} | chosen)))
+    assert (plan.kv_cells, plan.context_length, plan.kv_unified) == (cells, length, unified)
+
+
+def test_a_sequence_cannot_have_more_cells_than_there_are(config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match="--context-length is 2048, which is more than"):
+        planned(config("cpu", "tied-q4", context_length=2048, kv_cells=1024))
 
 
 def test_an_automatic_context_leaves_half_of_a_hosts_memory(config: MakeConfig) -> None:
@@ -194,8 +218,8 @@ def test_settings_that_the_model_cannot_run_with_are_a_config_error(config: Make
         planned(given)
 
 
-def test_as_table_and_as_json_say_the_same(config: MakeConfig, gpu: str) -> None:
-    plan, _ = planned(config("cuda", rpc_endpoint=gpu, context_length=256, slots=2))
+def test_as_table_and_as_json_say_the_same(config: MakeConfig, gpu: int) -> None:
+    plan, _ = planned(config("cuda", cuda_device=gpu, context_length=256, slots=2))
     shown = plan.as_dict()
     assert shown["needed_bytes"] == sum(shown["parts"].values())
     assert shown["fits"] is True and shown["device"] == "RPC0"

@@ -16,14 +16,13 @@ PROMPT = "Once upon a time"
 def refused(
     *flags: str,
     cache: Path,
-    env: dict[str, str] | None = None,
-    backend: str = "cuda",
+    command: list[str] | None = None,
 ) -> Exit:
     with clock.at_most(seconds=10):
-        ended = run_to_exit("--port", "0", *flags, cache_dir=cache, env=env, backend=backend)
+        ended = run_to_exit("--port", "0", *flags, cache_dir=cache, backend="cuda", command=command)
     assert "Traceback" not in ended.stderr
     assert "worker.ready" not in ended.stderr
-    assert ended.sentence.startswith(f"llorch-{backend}: ")
+    assert ended.sentence.startswith("llorch-cuda: ")
     return ended
 
 
@@ -31,7 +30,7 @@ def test_a_gpu_worker_says_where_everything_is_and_writes_what_the_cpu_writes(
     start_worker: StartWorker, worker: WorkerProcess
 ) -> None:
     with rpc.serve(free_bytes=4 << 30) as (setting, _):
-        on_gpu = start_worker("--slots", "4", backend="cuda", env={"TEST_LLORCH_DEVICE": setting})
+        on_gpu = start_worker("--slots", "4", command=rpc.cuda_command(setting))
         residency = on_gpu.get("/info").json()["residency"]
         assert residency["resident"] is True and residency["device"] == "RPC0"
         assert residency["layers_on_device"] == residency["layers_total"] == 5
@@ -49,13 +48,13 @@ def test_a_gpu_worker_says_where_everything_is_and_writes_what_the_cpu_writes(
 
 def test_a_worker_that_loses_its_gpu_leaves(start_worker: StartWorker) -> None:
     with rpc.serve(free_bytes=4 << 30) as (setting, device):
-        lost = start_worker("--slots", "2", backend="cuda", env={"TEST_LLORCH_DEVICE": setting})
+        lost = start_worker("--slots", "2", command=rpc.cuda_command(setting))
         device.kill()
         device.wait()
         told = lost.wait_log("residency.lost", 40)
-        assert "RPC0 is gone" in told["message"]
+        assert "The test device at" in told["message"]
         assert lost.wait(40) == 5
-        assert lost.stderr.strip().splitlines()[-1].startswith("llorch-cuda: RPC0 is gone")
+        assert lost.stderr.strip().splitlines()[-1].startswith("llorch-cuda: The test device at")
 
 
 def test_a_gpu_command_without_a_gpu_is_no_worker(warm_cache: Path) -> None:
@@ -67,17 +66,16 @@ def test_a_gpu_command_without_a_gpu_is_no_worker(warm_cache: Path) -> None:
 
 def test_a_gpu_that_is_not_there_is_no_worker(warm_cache: Path) -> None:
     with rpc.serve() as (setting, _):
-        env = {"TEST_LLORCH_DEVICE": setting}
-        ended = refused("--cuda-device", "7", cache=warm_cache, env=env)
+        command = rpc.cuda_command(setting)
+        ended = refused("--cuda-device", "7", cache=warm_cache, command=command)
     assert ended.code == 4
     assert "--cuda-device is 7" in ended.sentence and "0 = RPC0" in ended.sentence
 
 
 def test_a_gpu_with_too_little_memory_is_no_worker(warm_cache: Path) -> None:
     with rpc.serve(free_bytes=600 << 20) as (setting, _):
-        env = {"TEST_LLORCH_DEVICE": setting}
         sizes = ("--slots", "64", "--context-length", "1024")
-        ended = refused(*sizes, cache=warm_cache, env=env)
+        ended = refused(*sizes, cache=warm_cache, command=rpc.cuda_command(setting))
         assert ended.code == 5
         told = ended.failure
         assert told["code"] == "INSUFFICIENT_VRAM"

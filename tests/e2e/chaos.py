@@ -39,12 +39,15 @@ QUESTIONS = (
     "Hello, my name is José.",
 )
 WARM_UP_SECONDS = 5
-FLAGS = ("--slots", "8", "--threads", "1", "--stall-timeout", "5", "--crash-limit", "1000")
+FLAGS = (
+    *("--slots", "8", "--threads", "1", "--stall-timeout", "5"),
+    *("--crash-limit", "1000", "--survive-crashes", "1000"),
+)
 
 
 @dataclass(slots=True)
 class Figures:
-    """What a run found; `lost` and `wrong` must be empty."""
+    """What a run found; `lost`, `wrong` and `twice` must be empty."""
 
     seconds: float = 0
     requests: int = 0
@@ -53,6 +56,10 @@ class Figures:
     """Requests without exactly one terminal event or coded refusal."""
     wrong: list[str] = field(default_factory=list)
     """Answers that were not the asked one's."""
+    twice: list[str] = field(default_factory=list)
+    """Answers with another number of tokens than the engine counted."""
+    survivors: int = 0
+    """Streams that went on with another engine and ended well."""
     attacks: Counter[str] = field(default_factory=Counter)
     recovery_seconds: dict[str, list[float]] = field(default_factory=dict)
     """By attack; after a SIGSTOP the stall timeout is part of it."""
@@ -149,7 +156,15 @@ class Chaos:
                 self._note(self.figures.wrong, f"{job_id}: {question} {stream.text!r}")
         elif ended and len(stream.ids) > 60 and name not in stream.text:
             self._note(self.figures.wrong, f"{job_id}: no {name} in {stream.text!r}")
-        return "end" if ended else f"error {stream.error['code']}"
+        if not ended:
+            return f"error {stream.error['code']}"
+        n_ids, n_out = len(stream.ids), stream.end["tokens_out"]
+        # What a story ends with behind its end may be control tokens: no text, and so no event.
+        if not n_out - 2 <= n_ids <= n_out:
+            self._note(self.figures.twice, f"{job_id}: {n_ids} ids of {n_out} tokens")
+        with self._lock:
+            self.figures.survivors += "engine_restarts" in stream.end
+        return "end"
 
     def _note(self, where: list[str], what: str) -> None:
         with self._lock:
@@ -257,7 +272,8 @@ def main() -> int:
         (folder / "cache").mkdir()
         figures = run(options.seconds, folder / "worker", folder / "cache", options.seed)
     print(json.dumps(figures.summary(), indent=2, ensure_ascii=False))
-    return 1 if figures.lost or figures.wrong or not figures.ready_at_the_end else 0
+    bad = figures.lost or figures.wrong or figures.twice or not figures.ready_at_the_end
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

@@ -20,7 +20,10 @@ def test_a_minute_of_chaos(warm_cache: Path, tmp_path: Path) -> None:
     assert sum(figures.attacks.values()) >= 2, shown
     assert figures.n_recoveries == sum(figures.attacks.values()), shown
     assert figures.outcomes["end"] > 10, shown
-    assert figures.outcomes["error ENGINE_CRASHED"] > 0, shown
+    assert figures.twice == [], shown
+    assert figures.survivors > 0, shown
+    # Only who was in hand at two crashes ends with one.
+    assert figures.outcomes["error ENGINE_CRASHED"] <= figures.survivors / 10, shown
     assert figures.accepted_by_worker == figures.ended_by_worker, shown
     assert figures.heartbeat_breaches == [], shown
     assert figures.ready_at_the_end and figures.children == 1, shown

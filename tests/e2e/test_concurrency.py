@@ -106,7 +106,8 @@ def test_a_client_that_leaves_frees_its_sequence(worker: WorkerProcess) -> None:
     for _ in range(4):
         with socket.create_connection(("127.0.0.1", worker.port)) as connection:
             content = body % new_job_id().encode()
-            head = f"POST /execute HTTP/1.1\r\nHost: w\r\nContent-Length: {len(content)}\r\n\r\n"
+            head = "POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            head += f"Content-Length: {len(content)}\r\n\r\n"
             connection.sendall(head.encode() + content)
             assert b"200 OK" in connection.recv(100)
     worker.wait_idle(1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -135,3 +136,10 @@ def test_the_config_file_and_the_aliases_are_read(
     assert running.wait_log("worker.ready")["worker_id"] == "from-file"
     assert "2" in str(info), "the variable wins over the file"
     assert running.stop() == 0
+
+
+def test_a_native_assertion_reaches_the_user_in_its_words(warm_cache: Path) -> None:
+    command = [sys.executable, "-m", "tests.engine.aborting_command"]
+    ended = run_to_exit("--port", "0", cache_dir=warm_cache, command=command)
+    assert ended.code == 3
+    assert ended.sentence.endswith("llama.cpp gave the model up: GGML_ASSERT(n_dims > 0) failed.")

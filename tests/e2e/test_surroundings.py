@@ -20,7 +20,7 @@ import pytest
 from tests.conftest import StartWorker
 from tests.support import sse
 from tests.support.pool_manager import serving
-from tests.support.worker import command, environment, json_lines, until
+from tests.support.worker import environment, installed, json_lines, until
 
 
 def free_port() -> int:
@@ -46,7 +46,7 @@ def story(url: str, job_id: str) -> sse.Stream:
 def worker_logging_to(stderr: Any, stdout: Any, cache_dir: Path) -> Iterator[tuple[Any, str]]:
     port = free_port()
     process = subprocess.Popen(
-        [*command(), "--port", str(port), "--log-level", "debug"],
+        [*installed(), "--port", str(port), "--log-level", "debug"],
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
@@ -68,7 +68,7 @@ def test_a_log_whose_reader_left(warm_cache: Path) -> None:
         os.close(reader)
         until(lambda: is_ready(url), 60, lambda: f"exit code {process.poll()}")
         assert story(url, "a").end["tokens_out"] >= 1
-        assert httpx.post(f"{url}/shutdown", trust_env=False).status_code == 202
+        assert httpx.post(f"{url}/shutdown", json={}, trust_env=False).status_code == 202
         assert process.wait(20) == 0
 
 
@@ -85,7 +85,7 @@ def test_a_full_disk_stops_the_conversion_with_a_sentence(tmp_path: Path) -> Non
     """A limit on the size of files stands in for the disk: it fails the same write."""
     cache = tmp_path / "cache"
     cache.mkdir()
-    limited = ["sh", "-c", 'ulimit -f 2000; exec "$@"', "sh", *command(), "--port", "0"]
+    limited = ["sh", "-c", 'ulimit -f 2000; exec "$@"', "sh", *installed(), "--port", "0"]
     done = subprocess.run(
         limited, capture_output=True, env=environment(cache), cwd=tmp_path, timeout=60
     )
@@ -167,7 +167,7 @@ def test_connections_that_say_nothing(start_worker: StartWorker) -> None:
 def test_standard_files_that_are_closed(warm_cache: Path) -> None:
     """As some process supervisors start their children."""
     port = free_port()
-    closed = ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", *command(), "--port", str(port)]
+    closed = ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", *installed(), "--port", str(port)]
     process = subprocess.Popen(closed, env=environment(warm_cache), cwd=warm_cache)
     url = f"http://127.0.0.1:{port}"
     try:

@@ -2,7 +2,9 @@
 
 It answers a prompt with a text that depends on every token of the prompt, so that a wrong cell, a
 lost token or another sequence's text shows. It keeps the cells as llama.cpp does and refuses what
-llama.cpp would refuse.
+llama.cpp would refuse: a batch without room, with `recurrent` memory every cut that leaves a part
+and has no snapshot, with a `window` one that needs cells which have given way. A batch that fails
+leaves garbage behind until it is rolled back.
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ import hashlib
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 
-from worker.engine.scheduler import Chunk
 from worker.engine.sequence import Sequence
-from worker.messages import DecodeOutcome, InferenceRequest, Sampling, TokenLogprob
+from worker.engine.step import Chunk
+from worker.llama.sampler import Sampler
+from worker.wire.messages import DecodeOutcome, TokenLogprob
+from worker.wire.work import InferenceRequest, Sampling
 
 EOG = 256
 
@@ -37,12 +41,14 @@ def expected_answer(prompt: Rows[int], max_tokens: int, context_length: int) -> 
     return bytes(tokens[len(prompt) :])
 
 
-@dataclass
-class ByteSampler:
-    open_samplers: set[int]
-    closed: bool = False
+GARBAGE = 257
 
-    def __post_init__(self) -> None:
+
+class ByteSampler(Sampler):
+    """Counts itself, and has nothing native to free."""
+
+    def __init__(self, open_samplers: set[int]) -> None:
+        self.open_samplers, self.closed = open_samplers, False
         self.open_samplers.add(id(self))
 
     def close(self) -> None:
@@ -57,7 +63,13 @@ class ByteBackend:
     context_length: int
     n_cells: int
     batch: int
+    recurrent: bool = False
+    window: int = 0
     cells: dict[int, list[int]] = field(default_factory=dict)
+    states: dict[int, list[int]] = field(default_factory=dict)
+    """The tokens that a recurrent state has taken in; equal to the cells'."""
+    longest: dict[int, int] = field(default_factory=dict)
+    """How far each slot has been: what is more than a window behind it has given way."""
     outcomes: list[DecodeOutcome] = field(default_factory=list)
     """Outcomes to force, the next one first; `ok` when empty."""
     batches: list[list[tuple[int, int, int]]] = field(default_factory=list)
@@ -81,6 +93,13 @@ class ByteBackend:
         outcome = self.outcomes.pop(0) if self.outcomes else "ok"
         if outcome == "ok" and self.n_used + n_tokens > self.n_cells:
             outcome = "no_room"
+        if outcome in ("aborted", "failed"):
+            assert outcome == "failed" or not self.recurrent, "llama.cpp is not asked to abort it"
+            for chunk in chunks:
+                assert chunk.sequence.slot is not None
+                cells = self.cells.setdefault(chunk.sequence.slot, [])
+                cells.append(GARBAGE)
+                self._extend(chunk.sequence.slot, cells)
         if outcome != "ok":
             return outcome
         self._sampled_from = []
@@ -91,12 +110,13 @@ class ByteBackend:
             assert len(cells) == chunk.start, "positions follow each other"
             cells += chunk.sequence.tokens[chunk.start : chunk.end]
             assert len(cells) <= self.context_length
+            self._extend(slot, cells)
             self._sampled_from.append(list(cells))
         self.batches.append([(c.sequence.request_id, c.start, c.n_tokens) for c in chunks])
         return "ok"
 
-    def sample(self, sampler: ByteSampler, chunk: int) -> int:
-        assert not sampler.closed
+    def sample(self, sampler: Sampler, chunk: int) -> int:
+        assert isinstance(sampler, ByteSampler) and not sampler.closed
         return answer_byte(self._sampled_from[chunk])
 
     def logprobs(self, chunk: int, token: int, n_top: int) -> TokenLogprob:
@@ -105,16 +125,58 @@ class ByteBackend:
     def is_eog(self, token: int) -> bool:
         return token == EOG
 
-    def piece(self, token: int) -> bytes:
+    def piece(self, token: int, shown: tuple[str, ...] = ()) -> bytes:
         return bytes([token])
 
-    def truncate(self, slot: int, length: int) -> None:
-        self.cells[slot] = self.cells.get(slot, [])[:length]
+    def spelled(self, tokens: Rows[int]) -> str:
+        return bytes(tokens).decode("utf-8", "replace")
 
-    def copy(self, source: int, target: int, length: int) -> None:
+    @property
+    def cuts_anywhere(self) -> bool:
+        return not self.recurrent and not self.window
+
+    @property
+    def copies_snapshots(self) -> bool:
+        return not self.window
+
+    def _extend(self, slot: int, cells: list[int]) -> None:
+        self.states[slot] = list(cells)
+        self.longest[slot] = max(self.longest.get(slot, 0), len(cells))
+
+    def can_cut(self, slot: int, length: int) -> bool:
+        if self.recurrent and length and length != len(self.states.get(slot, [])):
+            return False
+        if not self.window:
+            return True
+        first = max(self.longest.get(slot, 0) - self.window, 0)
+        return first <= max(length - self.window, 0)
+
+    def truncate(self, slot: int, length: int, snapshot: bytes | None = None) -> bool:
+        cells = self.cells.get(slot, [])
+        if snapshot is not None:
+            state = [int.from_bytes(snapshot[i : i + 2], "big") for i in range(0, len(snapshot), 2)]
+            assert len(state) == length, "a snapshot is of the tokens that are kept"
+            assert state == cells[:length], "a snapshot's other cells stand"
+            self.states[slot], self.longest[slot] = state, length
+        if length and not self.can_cut(slot, length):
+            return False
+        cells = cells[:length]
+        self.cells[slot], self.states[slot] = cells, list(cells)
+        if not cells:
+            self.longest[slot] = 0
+        return True
+
+    def copy(self, source: int, target: int, length: int, snapshot: bytes | None = None) -> bool:
         assert not self.cells.get(target), "a copy goes into an empty slot"
         assert len(self.cells[source]) >= length, "only computed cells are copied"
-        self.cells[target] = self.cells[source][:length]
+        assert snapshot is None or self.copies_snapshots
+        self.cells[target] = list(self.cells[source])
+        self.states[target] = list(self.states[source])
+        self.longest[target] = self.longest[source]
+        return self.truncate(target, length, snapshot)
+
+    def snapshot(self, slot: int) -> bytes:
+        return b"".join(token.to_bytes(2, "big") for token in self.cells[slot])
 
     def abort(self) -> None: ...
 

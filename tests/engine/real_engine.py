@@ -1,47 +1,62 @@
-"""The engine's loop on llama.cpp and the bundled model, driven step by step in this process."""
+"""The engine's loop on llama.cpp and a small model, driven step by step in this process."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from tests.support.bundled import bundled_gguf
+from worker.engine.backend import LlamaBackend
+from worker.engine.limits import Limits
 from worker.engine.loop import Loop
-from worker.engine.prompt import PromptBuilder
-from worker.engine.scheduler import Limits, Scheduler
+from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
-from worker.llama.backend import LlamaBackend
+from worker.engine.text.prompt import PromptBuilder
+from worker.llama.constraint import GrammarVocabulary
 from worker.llama.context import Context, ContextOptions
 from worker.llama.model import Model
 from worker.llama.sampler import Sampler
-from worker.messages import (
-    Event,
-    Failed,
-    Finished,
-    InferenceRequest,
-    Sampling,
-    Started,
-    Stats,
-    Token,
-    TokenLogprob,
-)
+from worker.wire.messages import Event, Failed, Finished, Started, Stats, Token, TokenLogprob
+from worker.wire.work import InferenceRequest, Sampling
 
 CONTEXT = 512
 
 
 class RealEngine:
-    def __init__(self, slots: int = 4, *, kv_unified: bool = False, **limits: Any) -> None:
-        self.model = Model(str(bundled_gguf("f32")))
+    """The bundled model, or the one of `path`; `n_cells` for all slots, or `CONTEXT` for each."""
+
+    def __init__(
+        self,
+        slots: int = 4,
+        *,
+        path: Path | None = None,
+        kv_unified: bool = False,
+        n_cells: int | None = None,
+        flash_attention: Literal["auto", "on", "off"] = "auto",
+        **limits: Any,
+    ) -> None:
+        self.model = Model(str(path or bundled_gguf("f32")))
+        n_cells = n_cells or CONTEXT * slots
         options = ContextOptions(
-            n_ctx=CONTEXT * slots, n_seq_max=slots, threads=1, kv_type="f32", kv_unified=kv_unified
+            n_ctx=n_cells,
+            n_seq_max=slots,
+            threads=1,
+            kv_type="f32",
+            kv_unified=kv_unified,
+            flash_attention=flash_attention,
         )
         self.context = Context(self.model, options)
         self.backend = LlamaBackend(self.model, self.context, CONTEXT)
+        self.vocabulary = GrammarVocabulary(self.model)
         self.prompts = PromptBuilder(self.model, None, CONTEXT)
-        settings: dict[str, Any] = dict(prefill_alone=512, prefill_budget=64, prefix_cache=True)
+        settings: dict[str, Any] = dict(
+            prefill_alone=512, prefill_budget=64, snapshot_bytes=1 << 20
+        )
         self.scheduler = Scheduler(
-            Limits(n_slots=slots, n_cells=CONTEXT * slots, batch=2048, **(settings | limits))
+            Limits(n_slots=slots, n_cells=n_cells, batch=2048, **(settings | limits)),
+            self.backend,
         )
         self.loop = Loop(self.backend, self.scheduler, self._receive, time.monotonic)
         self.events: dict[int, list[Event]] = defaultdict(list)
@@ -77,7 +92,7 @@ class RealEngine:
             cache_salt=cache_salt,
         )
         tokens = self.prompts.build(prompt)
-        sampler = Sampler(self.model, request.sampling, tokens)
+        sampler = Sampler(self.model, request.sampling, tokens, self.vocabulary)
         self.loop.submit(Sequence(self._next, request, tokens, sampler))
         return self._next
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -11,22 +12,25 @@ from typing import Any
 
 import pytest
 
-from worker.engine.generation import Generation, StreamEvent
-from worker.engine.supervisor import Supervisor
 from worker.errors import (
     WorkerError,
 )
-from worker.messages import (
-    EngineConfig,
-    InferenceRequest,
-    Sampling,
-)
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
+from worker.supervisor.job import Job, StreamEvent
+from worker.supervisor.supervisor import Supervisor
+from worker.wire.engine_settings import EngineSettings
+from worker.wire.messages import LoadModel
+from worker.wire.work import InferenceRequest, Sampling
 
-SCRIPTED = (sys.executable, "-m", "tests.support.scripted_engine")
-CONFIG = EngineConfig(backend="cpu", model_path="/none", model_ref="scripted", worker_id="w")
+CONFIG = LoadModel(EngineSettings(), "/none", "scripted", "w")
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def scripted() -> tuple[str, ...]:
+    """The command of the scripted engine. The engine inherits no variable of the test's."""
+    command = (sys.executable, "-m", "tests.support.scripted_engine")
+    return (*command, "--script", os.environ["SCRIPTED_ENGINE"])
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
@@ -53,7 +57,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
 
 @asynccontextmanager
 async def supervised(**settings: Any) -> AsyncIterator[Supervisor]:
-    supervisor = Supervisor(Settings(backend="cpu", **settings), Metrics("w"), SCRIPTED)
+    supervisor = Supervisor(Settings(**settings), Metrics("w"), scripted())
     try:
         await supervisor.start(CONFIG)
         yield supervisor
@@ -65,8 +69,8 @@ def request(order: str, job_id: str = "j", **fields: Any) -> InferenceRequest:
     return InferenceRequest(job_id, order, Sampling(seed=7), max_tokens=8, **fields)
 
 
-async def all_of(generation: Generation) -> list[StreamEvent]:
-    return [event for frame in [f async for f in generation] for event in frame]
+async def all_of(job: Job) -> list[StreamEvent]:
+    return [event for frame in [f async for f in job] for event in frame]
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.support.bundled import ASSET
-from worker.engine.chat_template import ChatTemplate
+from worker.engine.text.chat_template import ChatTemplate
 from worker.errors import InvalidRequest, ModelError
-from worker.messages import ChatPrompt
+from worker.wire.work import ChatPrompt
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 

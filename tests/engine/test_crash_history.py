@@ -7,15 +7,14 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engine.recovery import (
+from worker.supervisor.crash_history import (
     FIRST_DELAY_SECONDS,
     LONGEST_DELAY_SECONDS,
     SETTLED_SECONDS,
     CrashHistory,
-    Quarantine,
-    fingerprint,
 )
-from worker.messages import InferenceRequest, Sampling
+from worker.supervisor.quarantine import Quarantine, fingerprint
+from worker.wire.work import Constraint, InferenceRequest, Sampling
 
 REQUEST = InferenceRequest("j", "a prompt", Sampling(seed=1), max_tokens=5)
 
@@ -48,11 +47,11 @@ def test_delays_double_within_a_series_and_start_again_after_a_recovery() -> Non
 
 @given(st.lists(st.sampled_from(["crash", "well"]), max_size=30))
 def test_quarantine_is_two_crashes_without_a_good_end_between(ends: list[str]) -> None:
-    quarantine, crashes = Quarantine(), 0
+    quarantine, crashes = Quarantine(300.0), 0
     for end in ends:
         if end == "crash":
             crashes += 1
-            assert quarantine.blame(REQUEST) is (crashes == 2)
+            assert quarantine.blame(REQUEST) is (crashes >= 2)
         elif crashes < 2:
             crashes = 0
             quarantine.absolve(REQUEST)
@@ -61,12 +60,25 @@ def test_quarantine_is_two_crashes_without_a_good_end_between(ends: list[str]) -
         assert (REQUEST in quarantine) is (crashes >= 2)
 
 
+def test_quarantine_ends_with_the_window() -> None:
+    now = 0.0
+    quarantine = Quarantine(300.0, clock=lambda: now)
+    assert not quarantine.blame(REQUEST)
+    now = 299.0
+    assert quarantine.blame(REQUEST) and REQUEST in quarantine
+    now = 301.0
+    assert REQUEST not in quarantine, "the first of the two crashes is forgotten"
+    assert quarantine.blame(REQUEST), "another one brings it back"
+    now = 1000.0
+    assert not quarantine.blame(REQUEST)
+
+
 def test_the_fingerprint_sees_through_what_a_retry_changes() -> None:
     retry = replace(REQUEST, job_id="k", sampling=Sampling(seed=2), deadline=3.0)
     assert fingerprint(retry) == fingerprint(REQUEST)
     for other in (
         replace(REQUEST, prompt="another"),
         replace(REQUEST, max_tokens=6),
-        replace(REQUEST, sampling=Sampling(seed=1, grammar="root ::= x")),
+        replace(REQUEST, sampling=Sampling(seed=1, constraint=Constraint("start: x", "grammar"))),
     ):
         assert fingerprint(other) != fingerprint(REQUEST)

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.byte_backend import ByteBackend, expected_answer, make_sequence
+from worker.engine.limits import Limits
 from worker.engine.loop import Loop
-from worker.engine.scheduler import Limits, Scheduler
+from worker.engine.scheduler import Scheduler
 from worker.errors import Cancelled, InferenceTimeout, VramOom
-from worker.messages import DecodeOutcome, Event, Failed, Finished, Started, Stats, Token
+from worker.wire.messages import DecodeOutcome, Event, Failed, Finished, Started, Stats, Token
 
 CONTEXT = 96
 
@@ -25,6 +26,8 @@ class Engine:
     n_slots: int = 4
     n_cells: int | None = None
     prefix_cache: bool = True
+    recurrent: bool = False
+    window: int = 0
     prefill_budget: int = 8
     prefill_alone: int = 24
     now: float = 0.0
@@ -33,7 +36,9 @@ class Engine:
 
     def __post_init__(self) -> None:
         n_cells = self.n_cells or self.n_slots * CONTEXT
-        self.backend = ByteBackend(self.n_slots, CONTEXT, n_cells, batch=32)
+        self.backend = ByteBackend(
+            self.n_slots, CONTEXT, n_cells, batch=32, recurrent=self.recurrent, window=self.window
+        )
         limits = Limits(
             n_slots=self.n_slots,
             n_cells=n_cells,
@@ -41,8 +46,9 @@ class Engine:
             prefill_alone=self.prefill_alone,
             prefill_budget=self.prefill_budget,
             prefix_cache=self.prefix_cache,
+            snapshot_bytes=2000,
         )
-        self.scheduler = Scheduler(limits)
+        self.scheduler = Scheduler(limits, self.backend)
         self.loop = Loop(self.backend, self.scheduler, self._receive, clock=lambda: self.now)
 
     def _receive(self, events: list[Event]) -> None:
@@ -118,6 +124,8 @@ jobs = st.lists(
     st.integers(1, 4),
     st.integers(CONTEXT + 1, 4 * CONTEXT),
     st.booleans(),
+    st.booleans(),
+    st.sampled_from([0, 0, 12, 40]),
     st.lists(st.sampled_from(["ok", "no_room", "aborted"]), max_size=30),
 )
 def test_every_request_ends_once_with_its_own_text_and_leaves_nothing(
@@ -125,11 +133,12 @@ def test_every_request_ends_once_with_its_own_text_and_leaves_nothing(
     n_slots: int,
     n_cells: int,
     prefix_cache: bool,
+    recurrent: bool,
+    window: int,
     outcomes: list[DecodeOutcome],
 ) -> None:
-    # The byte model checks the batch budget, the cells and the positions at each decode.
-    engine = Engine(n_slots, n_cells, prefix_cache)
-    engine.backend.outcomes = list(outcomes)
+    engine = Engine(n_slots, n_cells, prefix_cache, recurrent, window)
+    engine.backend.outcomes = [o for o in outcomes if not (recurrent and o == "aborted")]
     cancels: list[tuple[int, int]] = []
     for request_id, (prompt, max_tokens, pause, salt, cancel, alone) in enumerate(jobs):
         engine.submit(
@@ -188,9 +197,8 @@ def test_requests_start_in_the_order_of_arrival() -> None:
     for request_id in range(8):
         engine.submit(request_id, bytes([request_id, 1, 2]), max_tokens=5)
     engine.run()
-    starts = [batch[0][0] for batch in engine.backend.batches]
     first_seen = list(dict.fromkeys(r for batch in engine.backend.batches for r, _, _ in batch))
-    assert first_seen == sorted(first_seen) and starts
+    assert first_seen == sorted(first_seen)
 
 
 def test_a_common_beginning_is_computed_once() -> None:
@@ -291,8 +299,9 @@ def test_a_preempted_request_loses_nothing() -> None:
     assert any(start == 0 for batch in engine.backend.batches[5:] for _, start, _ in batch)
 
 
-def test_a_failing_batch_fails_the_youngest_request_alone() -> None:
-    engine = Engine()
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_a_failing_batch_fails_the_youngest_request_alone(recurrent: bool) -> None:
+    engine = Engine(recurrent=recurrent)
     engine.submit(1, b"first", max_tokens=6)
     engine.turn()
     engine.submit(2, b"second", max_tokens=6)
@@ -301,6 +310,7 @@ def test_a_failing_batch_fails_the_youngest_request_alone() -> None:
     failed, finished = engine.end(2), engine.end(1)
     assert isinstance(failed, Failed) and isinstance(failed.error, VramOom)
     assert isinstance(finished, Finished)
+    assert engine.text(1).encode() == expected_answer(b"first", 6, CONTEXT)
     engine.check_idle()
 
 

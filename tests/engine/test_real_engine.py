@@ -10,7 +10,8 @@ import pytest
 
 from tests.engine.real_engine import RealEngine
 from worker.errors import InvalidRequest
-from worker.messages import Finished, Sampling
+from worker.wire.messages import Finished
+from worker.wire.work import Sampling
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 STORY = "Once upon a time, there was a clever fox named Otto. Otto loved to dance. One day, Otto"
@@ -160,20 +161,9 @@ def test_every_stop_reason(engine: RealEngine) -> None:
     assert engine.end(stopped).stop_sequence == "is Par"
 
 
-def test_a_grammar_is_followed(engine: RealEngine) -> None:
-    grammar = 'root ::= ("yes" | "no") "!"'
-    for seed in range(5):
-        text = engine.generate(CAPITAL, grammar=grammar, temperature=2.0, seed=seed)
-        assert text in ("yes!", "no!")
-
-
 @pytest.mark.parametrize(
     ("field", "sampling"),
     [
-        ("grammar", {"grammar": "root ::= ("}),
-        ("grammar", {"grammar": "root ::= missing"}),
-        ("grammar", {"grammar": "root ::= root 'a'"}),
-        ("grammar", {"grammar": 'other ::= "a"'}),
         ("logit_bias", {"logit_bias": ((999_999, 1.0),)}),
     ],
 )
@@ -236,3 +226,10 @@ def test_special_tokens_in_a_prompt_are_recognised_and_bos_is_there_once(
 
 def test_a_sampling_default_needs_a_seed_only() -> None:
     assert Sampling(seed=0).temperature == 1.0
+
+
+def test_control_tokens_are_shown_where_they_are_asked_for(engine: RealEngine) -> None:
+    start = engine.model.tokenize("<|im_start|>", add_special=False, parse_special=True)
+    assert len(start) == 1 and engine.backend.piece(start[0]) == b""
+    assert engine.backend.piece(start[0], ("<|im_start|>",)) == b"<|im_start|>"
+    assert engine.backend.spelled([*start, *start]) == "<|im_start|>" * 2

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +23,6 @@ from tests.engine.supervised import (
     supervised,
     until,
 )
-from worker.engine.supervisor import Supervisor
 from worker.errors import (
     Cancelled,
     CrashLoop,
@@ -32,67 +31,128 @@ from worker.errors import (
     NotReady,
     ResidencyViolation,
 )
-from worker.messages import (
-    Failed,
-    Finished,
-    Tokenize,
-)
+from worker.supervisor.job import Job, Stage, StreamEvent
+from worker.supervisor.supervisor import Supervisor
+from worker.wire.messages import Failed, Finished, Started, Token
+from worker.wire.work import ChatPrompt, InferenceRequest, Sampling, Tokenize
 
 __all__ = ["script"]
 
 
+def kill_engine(supervisor: Supervisor) -> None:
+    pid = supervisor.engine_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+def text_of(events: list[StreamEvent]) -> str:
+    return " ".join(event.text for event in events if isinstance(event, Token))
+
+
+async def next_token(job: Job) -> list[StreamEvent]:
+    """The job's events up to its next token."""
+    events: list[StreamEvent] = []
+    while not any(isinstance(event, Token) for event in events):
+        events += await anext(job)
+    return events
+
+
 class TestCrashes:
-    def test_streams_in_flight_fail_and_waiting_ones_are_served_by_the_next_engine(
-        self, script: Callable[..., None], tmp_path: Path
-    ) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                running = await supervisor.submit(request("hold", "a"))
-                # "queue" orders the scripted engine never to start it: it stays, and is
-                # accepted again by the second engine under the same generation.
-                waiting = await supervisor.submit(request("queue", "b"))
-                unread = asyncio.create_task(supervisor.submit(request("ignore", "c")))
-                await until(lambda: supervisor.queued == 2)
-                first_pid = supervisor.engine_pid
-                assert first_pid is not None
-                call = asyncio.create_task(supervisor.call(lambda n: Tokenize(n, "silence")))
-                await asyncio.sleep(0.05)
-                before = time.monotonic()
-                os.kill(first_pid, signal.SIGKILL)
-                events = await all_of(running)
-                assert time.monotonic() - before < 1
-                assert isinstance(events[-1], Failed)
-                assert isinstance(events[-1].error, EngineCrashed)
-                assert isinstance(await failure_of(call), EngineCrashed)
-                assert supervisor.state == "recovering"
-                assert isinstance(await failure_of(supervisor.submit(request("say x"))), NotReady)
-                await until(lambda: supervisor.state == "ready")
-                assert supervisor.engine_pid not in (None, first_pid)
-                assert supervisor.queued == 2
-                assert isinstance((await all_of(await supervisor.submit(request("say x"))))[-1],
-                                  Finished)  # fmt: skip
-                waiting.cancel()
-                assert isinstance((await all_of(waiting))[-1], Failed)
-                supervisor.cancel("c")
-                assert isinstance(await failure_of(unread), Cancelled)
-
-        run(test)
-
-    def test_a_request_in_flight_at_two_crashes_is_refused(
+    def test_streams_go_on_where_they_stopped_and_no_waiting_request_is_lost(
         self, script: Callable[..., None]
     ) -> None:
         async def test() -> None:
             async with supervised() as supervisor:
-                for job in ("a", "b"):
-                    generation = await supervisor.submit(request("abort", job))
-                    last = (await all_of(generation))[-1]
-                    assert isinstance(last, Failed) and isinstance(last.error, EngineCrashed)
-                    await until(lambda: supervisor.state == "ready")
-                error = await failure_of(supervisor.submit(request("abort", "c")))
-                assert isinstance(error, InvalidRequest)
-                assert error.details["errors"][0]["constraint"] == "quarantine"
-                assert isinstance((await all_of(await supervisor.submit(request("say x"))))[-1],
-                                  Finished)  # fmt: skip
+                stream = await supervisor.submit(request("tell a b", "a"))
+                other = await supervisor.submit(request("tell c d e", "b"))
+                first = await next_token(stream)
+                events = {"a": first, "b": await next_token(other)}
+                waiting = await supervisor.submit(request("queue", "c"))
+                unread = asyncio.create_task(supervisor.submit(request("ignore", "d")))
+                question = asyncio.create_task(supervisor.ask(Tokenize("silence")))
+                await until(lambda: supervisor.queued == 3)
+                first_pid = supervisor.engine_pid
+                await asyncio.sleep(0.05)
+                kill_engine(supervisor)
+                await until(lambda: supervisor.state == "recovering")
+                assert isinstance(await failure_of(supervisor.submit(request("say x"))), NotReady)
+                await until(lambda: supervisor.state == "ready")
+                assert supervisor.engine_pid not in (None, first_pid)
+                events["a"] += await all_of(stream)
+                assert [type(e) for e in events["a"]] == [Started, Token, Token, Finished]
+                assert text_of(events["a"]) == "a b" and stream.engine_restarts == 1
+                events["b"] += await next_token(other)
+                assert text_of(events["b"]) == "c d"
+                assert supervisor.queued == 3 and supervisor.running == 1
+                for each in (other, waiting):
+                    each.cancel()
+                supervisor.cancel("d")
+                assert isinstance(await failure_of(unread), Cancelled)
+                question.cancel()
+
+        run(test)
+
+    def test_a_stream_survives_so_many_crashes_and_no_more(
+        self, script: Callable[..., None]
+    ) -> None:
+        async def test() -> None:
+            async with supervised(survive_crashes=2, crash_window=0.01) as supervisor:
+                stream = await supervisor.submit(request("tell a b c d e f"))
+                text = ""
+                for letter in "abc":
+                    text = text_of(await next_token(stream))
+                    assert text == letter, "each token once"
+                    kill_engine(supervisor)
+                    await until(lambda: supervisor.state != "ready")
+                    if letter != "c":
+                        await until(lambda: supervisor.state == "ready")
+                last = (await all_of(stream))[-1]
+                assert isinstance(last, Failed) and isinstance(last.error, EngineCrashed)
+                assert last.error.retriable
+
+        run(test)
+
+    def test_a_deterministic_stream_is_computed_again_and_compared(
+        self, script: Callable[..., None]
+    ) -> None:
+        async def test() -> None:
+            async with supervised() as supervisor:
+                stream = await supervisor.submit(request("tell a b", deterministic=True))
+                events = await next_token(stream)
+                kill_engine(supervisor)
+                await until(lambda: supervisor.state == "recovering")
+                await until(lambda: supervisor.state == "ready")
+                # The engine tells its first word again, which is not passed on.
+                await until(lambda: stream.stage == Stage.PRODUCING)
+                stream.cancel()
+                events += await all_of(stream)
+                assert [type(e) for e in events] == [Started, Token, Failed]
+
+        run(test)
+
+    def test_poison_ends_alone_and_is_refused_from_then_on(
+        self, script: Callable[..., None]
+    ) -> None:
+        async def test() -> None:
+            async with supervised() as supervisor:
+                neighbours = [
+                    await supervisor.submit(request("tell a b c d e f", name)) for name in "xyz"
+                ]
+                for each in neighbours:
+                    await next_token(each)
+                poison = await supervisor.submit(request("abort", "p"))
+                last = (await all_of(poison))[-1]
+                assert isinstance(last, Failed) and isinstance(last.error, EngineCrashed)
+                await until(lambda: supervisor.state == "ready")
+                for each in neighbours:
+                    events = await next_token(each)
+                    while len(text_of(events).split()) < 2:
+                        events += await next_token(each)
+                    assert text_of(events) == "b c", "one word of each engine"
+                    assert (each.crashes_spent, each.engine_restarts) == (0, 2)
+                refused = await failure_of(supervisor.submit(request("abort", "q")))
+                assert isinstance(refused, InvalidRequest)
+                assert refused.details["errors"][0]["constraint"] == "quarantine"
 
         run(test)
 
@@ -101,12 +161,30 @@ class TestCrashes:
     ) -> None:
         async def test() -> None:
             async with supervised(crash_limit=5) as supervisor:
+                waiting = [asyncio.create_task(supervisor.submit(request("say x", "w")))]
                 error = await failure_of(supervisor.submit(request("abort-unread")))
                 assert isinstance(error, EngineCrashed)
                 await until(lambda: supervisor.state == "ready")
                 assert not supervisor.fatal.done()
                 again = await failure_of(supervisor.submit(request("abort-unread")))
                 assert isinstance(again, InvalidRequest)
+                assert isinstance((await all_of(await waiting[0]))[-1], Finished)
+
+        run(test)
+
+    def test_what_cannot_be_sent_is_refused_alone(self, script: Callable[..., None]) -> None:
+        async def test() -> None:
+            async with supervised() as supervisor:
+                deep: Any = {}
+                for _ in range(5000):
+                    deep = {"a": deep}
+                chat = ChatPrompt(({"role": "user", "content": deep},))
+                work = InferenceRequest("deep", chat, Sampling(seed=1), max_tokens=8)
+                error = await failure_of(supervisor.submit(work))
+                assert isinstance(error, InvalidRequest)
+                assert supervisor.queued == 0 and supervisor.last_progress_ms == 0
+                assert isinstance((await all_of(await supervisor.submit(request("say x"))))[-1],
+                                  Finished)  # fmt: skip
 
         run(test)
 
@@ -136,11 +214,11 @@ class TestCrashes:
                 await asyncio.sleep(0.6)
                 assert not supervisor.stalled  # idle for longer than the timeout
                 pid = supervisor.engine_pid
-                generation = await supervisor.submit(request("hold"))
+                job = await supervisor.submit(request("hold"))
                 await until(lambda: supervisor.stalled)
                 assert supervisor.last_progress_ms >= 400
                 assert supervisor.engine_pid == pid
-                last = (await all_of(generation))[-1]
+                last = (await all_of(job))[-1]
                 assert isinstance(last, Failed) and isinstance(last.error, EngineCrashed)
                 assert "no progress" in last.error.message
                 await until(lambda: supervisor.state == "ready")
@@ -156,7 +234,7 @@ def lost(supervisor: Supervisor) -> str | None:
 def test_a_device_that_vanishes_ends_the_worker_after_its_streams(
     script: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.engine.supervisor.RESIDENCY_INTERVAL_SECONDS", 0.1)
+    monkeypatch.setattr("worker.supervisor.residency_watch.INTERVAL_SECONDS", 0.1)
 
     async def test() -> None:
         async with supervised() as supervisor:

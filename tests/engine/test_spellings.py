@@ -14,12 +14,12 @@ from builds import sdist
 from builds.pins import pins
 from tests.engine.chats import CHATS
 from tests.support.bundled import ASSET, bundled_gguf
-from worker.engine.chat_template import ChatTemplate
-from worker.engine.prompt import PromptBuilder
-from worker.engine.spellings import Spellings
+from worker.engine.text.chat_template import ChatTemplate
+from worker.engine.text.prompt import PromptBuilder
+from worker.engine.text.spellings import Spellings
 from worker.errors import InvalidRequest
 from worker.llama.model import LoadOptions, Model
-from worker.messages import ChatPrompt
+from worker.wire.work import ChatPrompt
 
 VOCABULARIES = ["llama-bpe", "qwen2", "deepseek-llm", "command-r", "gemma-4", "phi-3", "llama-spm"]
 CONTENTS = {

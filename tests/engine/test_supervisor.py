@@ -15,16 +15,15 @@ import pytest
 
 from tests.engine.supervised import (
     CONFIG,
-    SCRIPTED,
     all_of,
     failure_of,
     request,
     run,
     script,
+    scripted,
     supervised,
     until,
 )
-from worker.engine.supervisor import Supervisor
 from worker.errors import (
     Cancelled,
     ContextLengthExceeded,
@@ -38,15 +37,11 @@ from worker.errors import (
     ShuttingDown,
     WorkerError,
 )
-from worker.messages import (
-    Failed,
-    Finished,
-    Started,
-    Token,
-    Tokenize,
-)
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
+from worker.supervisor.supervisor import Supervisor
+from worker.wire.messages import Failed, Finished, Started, Token
+from worker.wire.work import Tokenize
 
 __all__ = ["script"]
 
@@ -56,9 +51,9 @@ class TestRequests:
     def test_a_job_goes_from_acceptance_to_its_one_terminal_event(self) -> None:
         async def test() -> None:
             async with supervised() as supervisor:
-                generation = await supervisor.submit(request("say a b c"))
-                assert (generation.prompt_tokens, generation.seed) == (3, 7)
-                events = await all_of(generation)
+                job = await supervisor.submit(request("say a b c"))
+                assert (job.prompt_tokens, job.seed) == (3, 7)
+                events = await all_of(job)
                 assert [type(e) for e in events] == [Started, Token, Token, Token, Finished]
                 assert supervisor.running == supervisor.queued == 0
                 assert supervisor.last_progress_ms == 0
@@ -79,15 +74,15 @@ class TestRequests:
         async def test() -> None:
             async with supervised() as supervisor:
                 assert supervisor.cancel("j") is False
-                generation = await supervisor.submit(request("hold"))
+                job = await supervisor.submit(request("hold"))
                 assert supervisor.running == 1
                 before = time.monotonic()
                 assert supervisor.cancel("j") is True
-                events = await all_of(generation)
+                events = await all_of(job)
                 assert time.monotonic() - before < 0.1
                 assert isinstance(events[-1], Failed)
                 assert isinstance(events[-1].error, Cancelled)
-                generation.cancel()
+                job.cancel()
                 assert supervisor.cancel("j") is True
                 assert supervisor.running == 0
 
@@ -145,8 +140,8 @@ class TestRequests:
         async def test() -> None:
             async with supervised() as supervisor:
                 deadline = time.monotonic() + 0.1
-                generation = await supervisor.submit(request(order, deadline=deadline))
-                last = (await all_of(generation))[-1]
+                job = await supervisor.submit(request(order, deadline=deadline))
+                last = (await all_of(job))[-1]
                 assert isinstance(last, Failed) and isinstance(last.error, InferenceTimeout)
                 assert time.monotonic() - deadline < 1
 
@@ -163,11 +158,11 @@ class TestRequests:
     def test_calls_get_their_own_replies_or_errors(self) -> None:
         async def test() -> None:
             async with supervised() as supervisor:
-                first = supervisor.call(lambda n: Tokenize(n, "ab"))
-                second = supervisor.call(lambda n: Tokenize(n, "c"))
+                first = supervisor.ask(Tokenize("ab"))
+                second = supervisor.ask(Tokenize("c"))
                 replies = await asyncio.gather(first, second)
                 assert list(replies) == [(97, 98), (99,)]
-                trouble = supervisor.call(lambda n: Tokenize(n, "trouble"))
+                trouble = supervisor.ask(Tokenize("trouble"))
                 assert isinstance(await failure_of(trouble), InferenceFailed)
 
         run(test)
@@ -188,7 +183,7 @@ class TestStart:
         script(start)
 
         async def test() -> None:
-            supervisor = Supervisor(Settings(backend="cpu"), Metrics("w"), SCRIPTED)
+            supervisor = Supervisor(Settings(), Metrics("w"), scripted())
             error = await failure_of(supervisor.start(CONFIG))
             assert isinstance(error, kind) and words in error.message
             assert supervisor.state == "failed"
@@ -200,7 +195,7 @@ class TestStart:
         self, script: Callable[..., None]
     ) -> None:
         async def test() -> None:
-            supervisor = Supervisor(Settings(backend="cpu"), Metrics("w"), SCRIPTED)
+            supervisor = Supervisor(Settings(), Metrics("w"), scripted())
             assert supervisor.state == "loading"
             assert isinstance(await failure_of(supervisor.submit(request("say x"))), NotReady)
             phases: list[str] = []
@@ -225,7 +220,7 @@ class TestStop:
     def test_draining_refuses_new_work_and_waits_for_the_old(self) -> None:
         async def test() -> None:
             async with supervised() as supervisor:
-                generation = await supervisor.submit(request("hold"))
+                job = await supervisor.submit(request("hold"))
                 supervisor.begin_draining()
                 assert supervisor.state == "draining"
                 refused = await failure_of(supervisor.submit(request("say x", "k")))
@@ -233,7 +228,7 @@ class TestStop:
                 drain = asyncio.create_task(supervisor.drain(20))
                 await asyncio.sleep(0.05)
                 assert not drain.done()
-                generation.cancel()
+                job.cancel()
                 await drain
 
         run(test)
@@ -241,10 +236,10 @@ class TestStop:
     def test_what_outlives_the_drain_ends_with_its_code(self) -> None:
         async def test() -> None:
             async with supervised() as supervisor:
-                generation = await supervisor.submit(request("hold"))
+                job = await supervisor.submit(request("hold"))
                 supervisor.begin_draining()
                 await supervisor.drain(0.1)
-                last = (await all_of(generation))[-1]
+                last = (await all_of(job))[-1]
                 assert isinstance(last, Failed) and isinstance(last.error, ShuttingDown)
 
         run(test)

@@ -10,10 +10,10 @@ import pytest
 from builds import sdist
 from builds.pins import pins
 from tests.engine.chats import CHATS, SPECIAL, FixedDate, fingerprint
-from worker.engine import chat_template
-from worker.engine.chat_template import ChatTemplate
+from worker.engine.text import chat_template
+from worker.engine.text.chat_template import ChatTemplate
 from worker.errors import InvalidRequest
-from worker.messages import ChatPrompt
+from worker.wire.work import ChatPrompt
 
 EXPECTED = json.loads((Path(__file__).parents[1] / "data/chat_templates.json").read_text())
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engine.detokenizer import Detokenizer
-from worker.engine.stops import StopMatcher
+from worker.engine.text.detokenizer import Detokenizer
+from worker.engine.text.stops import StopMatcher
 
 CORPUS = (
     "plain English, naïve café, Straße",

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.engine import transport
-from worker.engine.transport import AsyncChannel, SyncChannel, encode
 from worker.errors import ContextLengthExceeded
-from worker.messages import Accepted, Cancel, Event, Rejected, Stop, Token
+from worker.wire import transport
+from worker.wire.messages import Accepted, Cancel, Event, Failed, Stop, Token
+from worker.wire.transport import AsyncChannel, SyncChannel, encode
 
 FRAMES: list[list[Event]] = [
     [Accepted(1, 5)],
     [],
     [Token(1, "a story\u2028\U0001f994", (3, 4)), Token(2, "x" * 100_000, ())],
-    [Rejected(3, ContextLengthExceeded("Too long.", prompt_tokens=9, context_length=8))],
+    [Failed(3, ContextLengthExceeded("Too long.", prompt_tokens=9, context_length=8))],
 ]
 
 
@@ -42,7 +42,7 @@ def test_frames_survive_any_cut(lengths: list[int]) -> None:
     channel.data_received(stream)
     assert repr(frames) == repr(FRAMES)
     error = frames[3][0]
-    assert isinstance(error, Rejected)
+    assert isinstance(error, Failed)
     assert error.error.details == {"prompt_tokens": 9, "context_length": 8}
 
 

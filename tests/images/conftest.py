@@ -29,11 +29,10 @@ FIGURES: dict[str, float] = {}
 def image(tmp_path_factory: pytest.TempPathFactory) -> str:
     if given := os.environ.get("LLORCH_TEST_IMAGE"):
         return given
-    for tool in ("podman", "debootstrap"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"needs {tool}: apt-get install podman runc debootstrap")
+    needs_tools()
     if subprocess.run(["podman", "image", "exists", BASE], env=environment()).returncode != 0:
         _bootstrap(BASE)
+    podman("run", "--rm", "--network=none", BASE, "true")  # minutes before a build would need it
     pip = tmp_path_factory.mktemp("pip") / "pip.conf"
     pip.write_text("[global]\ncert = /etc/lent-ca.crt\n")
     bundle = os.environ.get("PIP_CERT") or ssl.get_default_verify_paths().cafile
@@ -51,6 +50,16 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
     assert done.returncode == 0, "the image could not be built; podman's words are above"
     FIGURES["build_s"] = time.monotonic() - started
     return IMAGE
+
+
+def needs_tools() -> None:
+    """Ends the run with a sentence, before anything is built, when something is not installed."""
+    tools = ["podman", "debootstrap"]
+    if Path("/sys/fs/cgroup/unified").exists():
+        tools.append("runc")  # crun refuses cgroups in hybrid mode
+    if missing := [tool for tool in tools if shutil.which(tool) is None]:
+        install = f"apt-get install {' '.join(tools)}"
+        pytest.exit(f"make image-test lacks {', '.join(missing)}: {install}", 1)
 
 
 def _bootstrap(tag: str) -> None:

@@ -18,8 +18,11 @@ from tests.support.pool_manager import PoolManager
 from tests.support.worker import until
 
 pytestmark = pytest.mark.long
+ROOT = Path(__file__).resolve().parents[2]
 
 SIZE_LIMIT_BYTES = 350_000_000
+# podman gives a read-only container a /tmp all the same, which others do not.
+CACHE = ("--read-only-tmpfs=false", "--tmpfs=/cache:mode=1777")
 CHAT = {
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
     "temperature": 0,
@@ -29,8 +32,8 @@ CHAT = {
 
 @pytest.fixture(scope="module")
 def worker(image: str, figures: dict[str, float]) -> Iterator[Container]:
-    """Started without a flag, as the README shows, on a root that cannot be written."""
-    with running(image, options=("--read-only",)) as container:
+    """Started without a flag of its own, on a root that cannot be written, as README shows."""
+    with running(image, options=("--read-only", *CACHE)) as container:
         figures["port_answers_ms"] = container.wait_for("/health")
         figures["cold_start_to_ready_ms"] = container.wait_for("/ready")
         yield container
@@ -106,6 +109,30 @@ def test_the_labels_say_what_it_is(image: str) -> None:
     labels = json.loads(podman("image", "inspect", "--format", "{{json .Labels}}", image))
     assert labels["org.opencontainers.image.title"] == "llorch-cpu"
     assert labels["org.opencontainers.image.licenses"] == "GPL-3.0-or-later"
+    head = subprocess.run(
+        ["git", "log", "-1", "--format=%H %cI"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.split()
+    found = [labels[f"org.opencontainers.image.{name}"] for name in ("revision", "created")]
+    assert found == (head or ["unknown", "unknown"])
+    assert labels["org.opencontainers.image.source"]
+
+
+def test_the_sbom_lists_what_is_in_it(image: str) -> None:
+    shown = podman("run", "--rm", "--entrypoint=cat", image, "/opt/llorch/sbom.cdx.json")
+    purls = {each["purl"] for each in json.loads(shown)["components"]}
+    versions = podman("run", "--rm", "--entrypoint=dpkg-query", image, "--show", "libstdc++6")
+    name, version = versions.replace(":", " ", 1).split()[0], versions.split()[-1]
+    assert any(purl.startswith(f"pkg:deb/{name}@{version}") for purl in purls)
+    code = "import importlib.metadata as m;"
+    code += "print(*(f'{each.name}@{each.version}' for each in m.distributions()))"
+    installed = podman("run", "--rm", "--entrypoint=python", image, "-c", code).split()
+    python = {purl.removeprefix("pkg:pypi/") for purl in purls if purl.startswith("pkg:pypi/")}
+    assert {name.lower().replace("_", "-") for name in installed} <= python
+
+
+def test_it_leaves_no_volume_behind(image: str) -> None:
+    shown = podman("image", "inspect", "--format", "{{json .Config.Volumes}}", image)
+    assert shown in ("null", "{}")
 
 
 def test_a_quota_is_seen(image: str) -> None:

@@ -22,7 +22,7 @@ def model() -> Model:
 def test_the_registry_offers_the_processor() -> None:
     (cpu,) = [device for device in library.devices() if device.kind == "cpu"]
     assert cpu.name == "CPU"
-    assert 0 < cpu.free_bytes <= cpu.total_bytes
+    assert 0 < library.memory_of(cpu).free_bytes <= library.memory_of(cpu).total_bytes
     assert library.versions()["llama_cpp_python"].startswith("0.3.36")
 
 

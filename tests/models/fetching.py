@@ -10,9 +10,9 @@ import pytest
 
 from tests.models.hub_server import TOKEN
 from worker.errors import DownloadError
-from worker.messages import Progress
-from worker.models.download import Downloaded, download
+from worker.models.hub.download import Downloaded, download
 from worker.models.reference import HubReference, parse
+from worker.wire.messages import Progress
 
 
 def fetch(ref: str, cache_dir: Path, sha256: str | None = None) -> tuple[Downloaded, list[Any]]:

@@ -44,6 +44,7 @@ class Hub:
     """Break the connection after this much of a body, once for each `cut_times`."""
     cut_times: int = 0
     ignore_ranges: bool = False
+    storage_fails: bool = False
     lie_about: dict[str, str] = field(default_factory=dict)
     """File name → an ETag that is not its content's."""
     chunk_delay_seconds: float = 0.0
@@ -93,7 +94,9 @@ class _Handler(BaseHTTPRequestHandler):
                 status, extra = hub.fail_with
                 self.reply(status, extra)
                 return
-        if self.is_storage:
+        if self.is_storage and hub.storage_fails:
+            self.reply(503, {})
+        elif self.is_storage:
             self.serve_blob(self.path.split("?")[0].removeprefix("/blobs/"))
         elif self.path.startswith("/api/models/"):
             self.serve_listing()

@@ -23,8 +23,8 @@ from worker.llama import library
 from worker.llama.batch import Batch
 from worker.llama.context import Context, ContextOptions
 from worker.llama.model import Model
-from worker.models.gguf import GgufHeader, read_header
-from worker.models.servable import check_servable
+from worker.models.gguf.header import GgufHeader, read_header
+from worker.models.gguf.servable import check_servable
 
 EXTREMES: dict[str, tuple[str, tuple[float, ...]]] = {
     "uint16": ("<H", (0, 1, 2**16 - 1)),

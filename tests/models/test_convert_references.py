@@ -10,17 +10,19 @@ import sys
 import termios
 from pathlib import Path
 
-import jsonschema  # type: ignore[import-untyped]
 import pytest
+from huggingface_hub import constants
+from pydantic import TypeAdapter
 
 from tests.conftest import StartWorker
 from tests.models.hub_server import COMMIT, OTHER_COMMIT, TOKEN, Hub, Repo
-from worker.api.answer_schemas import ANSWERS
-from worker.api.state import worker_version
-from worker.convert import cli
-from worker.models import hub as hub_calls
-from worker.models.gguf import read_header
-from worker.models.hub_cache import RepoCache, name_of, snapshot_of
+from worker.api.native.answers import Info
+from worker.commands import convert as cli
+from worker.installation import own_version
+from worker.models.gguf.header import read_header
+from worker.models.hub import remote
+from worker.models.hub.cache import RepoCache
+from worker.models.reference import name_of, snapshot_of
 from worker.models.resolve import bundled_folder
 
 FILES = {p.name: p.read_bytes() for p in bundled_folder().iterdir() if p.is_file()}
@@ -88,7 +90,7 @@ def test_verify_takes_the_same_references_and_then_needs_no_network(
 ) -> None:
     converted(f"hf:o/tiny@{COMMIT}")
     hub.requests.clear()
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     for ref in ("mine", f"hf:o/tiny@{COMMIT}", "hf:o/tiny@v2"):
         # A branch that was never asked for cannot be known without the network.
         expected = 6 if ref.endswith("v2") else 0
@@ -109,7 +111,7 @@ def test_other_bytes_on_the_hub_are_not_what_the_file_was_made_of(
         {**FILES, "model.safetensors": bytes(changed)}, branches={"main": OTHER_COMMIT}
     )
     assert cli.run(["verify", "hf:o/tiny", "out.gguf", "--progress", "none"]) == 3
-    assert "its bytes are not those of the source" in capsys.readouterr().err
+    assert "verification of llorch.convert." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -153,14 +155,14 @@ def test_a_hub_that_cannot_answer(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(hub_calls, "ATTEMPTS", 1)
+    monkeypatch.setattr(remote, "ATTEMPTS", 1)
     hub.fail_with = (status, headers)
     assert cli.run(["hf:o/tiny", "out.gguf", "--progress", "none"]) == 6
     assert words in capsys.readouterr().err
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "worker.convert", *arguments]
+    command = [sys.executable, "-m", "worker.commands.convert", *arguments]
     env = {**os.environ, **environment}
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
 
@@ -186,7 +188,7 @@ def test_the_token_opens_a_private_repository_and_is_shown_nowhere(here: Path, h
 def test_a_terminal_shows_the_download_and_the_conversion(here: Path) -> None:
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(ours, (24, 100))
-    command = [sys.executable, "-m", "worker.convert", "hf:o/tiny", "out.gguf"]
+    command = [sys.executable, "-m", "worker.commands.convert", "hf:o/tiny", "out.gguf"]
     child = subprocess.Popen(command, stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown = b""
@@ -213,9 +215,10 @@ def test_the_worker_tells_where_its_model_comes_from(here: Path, start_worker: S
         "revision": COMMIT,
         "source_sha256": manifest["llorch.convert.source_sha256"],
         "outtype": "q8_0",
-        "version": worker_version(),
+        "version": own_version(),
+        "difference": None,
     }
-    jsonschema.validate(info, ANSWERS["Info"])
+    TypeAdapter(Info).validate_python(info)
 
 
 def test_a_file_of_others_has_no_manifest(start_worker: StartWorker, tmp_path: Path) -> None:

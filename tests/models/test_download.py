@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
 import signal
 import subprocess
@@ -13,15 +12,24 @@ import time
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants, hf_hub_download
 
 from tests.models.fetching import fetch
 from tests.models.hub_server import COMMIT, OTHER_COMMIT, Hub, Repo
-from worker.messages import Progress
-from worker.models import hub as hub_calls
-from worker.models.download import Downloaded, download
+from worker.models.hub import remote
+from worker.models.hub.download import Downloaded, download
 from worker.models.reference import HubReference
+from worker.wire.messages import Progress
 
 ROOT = Path(__file__).parents[2]
+
+
+def partial_of(tmp_path: Path, content: bytes) -> Path:
+    """Where a file grows before it is whole."""
+    name = f"{hashlib.sha256(content).hexdigest()}.incomplete"
+    partial = tmp_path / "cache/hub/models--o--r/blobs" / name
+    partial.parent.mkdir(parents=True)
+    return partial
 
 
 def test_a_file_is_fetched_verified_and_then_needs_no_network(
@@ -33,10 +41,7 @@ def test_a_file_is_fetched_verified_and_then_needs_no_network(
     assert got.path.read_bytes() == gguf_bytes
     assert got.commit == COMMIT and not got.is_folder
     assert told[-1] == Progress("download", 100.0)
-    record = json.loads(
-        next((tmp_path / "cache/hub").rglob("records/*/sub/m.gguf.json")).read_bytes()
-    )
-    assert record["sha256"] == hashlib.sha256(gguf_bytes).hexdigest()
+    assert got.path.resolve().name == hashlib.sha256(gguf_bytes).hexdigest()
     hub.requests.clear()
     again, _ = fetch(ref, tmp_path / "cache")
     assert again == got
@@ -62,7 +67,7 @@ def test_a_branch_is_asked_for_each_time_and_its_new_commit_is_fetched(
 def test_a_cached_branch_serves_while_the_hub_cannot_answer(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_calls, "ATTEMPTS", 1)
+    monkeypatch.setattr(remote, "ATTEMPTS", 1)
     hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
     first, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
     hub.fail_with = (status, {})
@@ -81,66 +86,99 @@ def test_a_cut_connection_is_resumed_within_the_download(hub: Hub, tmp_path: Pat
     assert ranges[1] is not None and int(ranges[1][6:-1]) >= 10 * 2**20
 
 
-def test_a_killed_download_resumes_where_it_was(hub: Hub, tmp_path: Path) -> None:
-    """The whole process is killed mid-way; the next one asks for the missing part alone."""
-    content = os.urandom(22 * 2**20)
+OURS = (
+    "import asyncio, sys, pathlib; from worker.models.hub.download import download;"
+    "from worker.models.reference import HubReference;"
+    "asyncio.run(download(HubReference('o/r', None, 'm.gguf'),"
+    " cache_dir=pathlib.Path(sys.argv[1]), sha256=None, on_progress=print))"
+)
+THE_LIBRARYS = (
+    "import sys; from huggingface_hub import hf_hub_download;"
+    "hf_hub_download('o/r', 'm.gguf', cache_dir=f'{sys.argv[1]}/hub')"
+)
+
+
+def kill_midway(script: str, hub: Hub, tmp_path: Path, content: bytes) -> Path:
+    """Kill a download's process when 10 MiB are on the disk; returns the folder of blobs."""
     hub.repos["o/r"] = Repo({"m.gguf": content})
     hub.chunk_delay_seconds = 0.05
-    script = (
-        "import asyncio, sys, pathlib; from worker.models.download import download;"
-        "from worker.models.reference import HubReference;"
-        "asyncio.run(download(HubReference('o/r', None, 'm.gguf'),"
-        " cache_dir=pathlib.Path(sys.argv[1]), sha256=None, on_progress=print))"
-    )
+    cache = tmp_path / "cache"
     child = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path / "cache")],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
+        [sys.executable, "-c", script, str(cache)], cwd=ROOT, stdout=subprocess.DEVNULL
     )
-    partials = tmp_path / "cache/hub/models--o--r/partial"
+    blobs = cache / "hub/models--o--r/blobs"
     try:
         deadline = time.monotonic() + 30
         have = 0
         while have < 10 * 2**20 and time.monotonic() < deadline:
             time.sleep(0.02)
-            have = max((p.stat().st_size for p in partials.glob("*") if p.is_file()), default=0)
+            have = max((p.stat().st_size for p in blobs.glob("*.incomplete")), default=0)
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()
     assert 10 * 2**20 <= have < len(content)
-    assert not list((tmp_path / "cache/hub").rglob("snapshots/*/m.gguf"))
+    assert not list((cache / "hub").rglob("snapshots/*/m.gguf"))
     hub.requests.clear()
     hub.chunk_delay_seconds = 0
+    return blobs
+
+
+def test_a_killed_download_resumes_where_it_was(hub: Hub, tmp_path: Path) -> None:
+    """The whole process is killed mid-way; the next one asks for the missing part alone."""
+    content = os.urandom(22 * 2**20)
+    blobs = kill_midway(OURS, hub, tmp_path, content)
     got, told = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
     assert got.path.read_bytes() == content
     (asked,) = [h.get("range") for path, h in hub.bodies() if path.startswith("/blobs/")]
     assert asked is not None and int(asked[6:-1]) >= 10 * 2**20
-    assert not [p for p in partials.iterdir() if p.suffix != ".lock"]
+    assert [p.name for p in blobs.iterdir()] == [hashlib.sha256(content).hexdigest()]
     assert max(p.percent for p in told) == 100.0
+
+
+def test_the_library_itself_does_not_resume(hub: Hub, tmp_path: Path) -> None:
+    """Why `hub/transfer` does: when this fails, `hf_hub_download` alone is enough."""
+    kill_midway(THE_LIBRARYS, hub, tmp_path, os.urandom(22 * 2**20))
+    hf_hub_download("o/r", "m.gguf", cache_dir=tmp_path / "cache/hub")
+    assert [h.get("range") for path, h in hub.bodies() if path.startswith("/blobs/")] == [None]
+
+
+def test_a_branch_that_moves_while_the_storage_fails_keeps_the_old_snapshot(
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub names the new commit, its storage does not deliver: the old files serve, online
+    and offline, until the new ones are whole."""
+    repo = hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
+    first, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    repo.branches["main"] = OTHER_COMMIT
+    repo.files["m.gguf"] = gguf_bytes + bytes(11 * 2**20)
+    hub.storage_fails = True
+    assert fetch("hf:o/r::file=m.gguf", tmp_path / "cache")[0] == first
+    with monkeypatch.context() as offline:
+        offline.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert fetch("hf:o/r::file=m.gguf", tmp_path / "cache")[0] == first
+    hub.storage_fails = False
+    second, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert second.commit == OTHER_COMMIT and second.path.read_bytes() == repo.files["m.gguf"]
 
 
 def test_a_server_without_ranges_costs_a_whole_download_not_a_broken_file(
     hub: Hub, tmp_path: Path
 ) -> None:
-    content = os.urandom(2**20)
+    content = os.urandom(11 * 2**20)
     hub.repos["o/r"] = Repo({"m.gguf": content})
-    partial = tmp_path / "cache/hub/models--o--r/partial" / hashlib.sha256(content).hexdigest()
-    partial.parent.mkdir(parents=True)
-    partial.write_bytes(content[:1000])
+    partial_of(tmp_path, content).write_bytes(content[:1000])
     hub.ignore_ranges = True
     got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
     assert got.path.read_bytes() == content
 
 
-@pytest.mark.parametrize("garbage_bytes", [1000, 2**20, 2**20 + 5])
+@pytest.mark.parametrize("garbage_bytes", [1000, 11 * 2**20, 11 * 2**20 + 5])
 def test_a_damaged_partial_file_is_thrown_away(
     hub: Hub, tmp_path: Path, garbage_bytes: int
 ) -> None:
-    content = os.urandom(2**20)
+    content = os.urandom(11 * 2**20)
     hub.repos["o/r"] = Repo({"m.gguf": content})
-    partial = tmp_path / "cache/hub/models--o--r/partial" / hashlib.sha256(content).hexdigest()
-    partial.parent.mkdir(parents=True)
-    partial.write_bytes(b"x" * garbage_bytes)
+    partial_of(tmp_path, content).write_bytes(b"x" * garbage_bytes)
     got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
     assert got.path.read_bytes() == content
 

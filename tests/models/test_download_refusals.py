@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
+from tests.models.conftest import set_endpoint
 from tests.models.fetching import failure, fetch
 from tests.models.hub_server import OTHER_COMMIT, TOKEN, Hub, Repo
-from worker.models import hub as hub_calls
-from worker.models import transfer
+from worker.models.hub import remote, transfer
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +28,7 @@ def test_the_storage_host_never_sees_the_token(
     hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes}, private=True)
     got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
     assert got.path.read_bytes() == gguf_bytes
-    to_hub = [headers for path, headers in hub.bodies() if "/resolve/" in path]
+    to_hub = [headers for path, headers in hub.bodies("HEAD") if "/resolve/" in path]
     to_storage = [headers for path, headers in hub.bodies() if path.startswith("/blobs/")]
     assert to_hub and all(h["authorization"] == f"Bearer {TOKEN}" for h in to_hub)
     assert to_storage and not any("authorization" in h for h in to_storage)
@@ -39,7 +40,7 @@ def test_wrong_content_is_never_left_behind(hub: Hub, tmp_path: Path, gguf_bytes
     error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
     assert error.details["reason"] == "checksum"
     assert not list((tmp_path / "cache/hub").rglob("m.gguf*"))
-    assert not [p for p in (tmp_path / "cache/hub").rglob("partial/*") if p.suffix != ".lock"]
+    assert not list((tmp_path / "cache/hub").rglob("blobs/*"))
 
 
 def test_a_pin_of_the_registry_must_be_met(hub: Hub, tmp_path: Path, gguf_bytes: bytes) -> None:
@@ -51,6 +52,22 @@ def test_a_pin_of_the_registry_must_be_met(hub: Hub, tmp_path: Path, gguf_bytes:
     error = failure("hf:o/r::file=m.gguf", tmp_path / "cache", "1" * 64)
     assert error.details["reason"] == "checksum"
     assert hub.bodies() == [], "the hub's own hash contradicts the pin before any byte is fetched"
+
+
+@pytest.mark.parametrize("name", ["../../evil.gguf", "/evil.gguf", "a/./b.gguf", "a\\b.gguf"])
+def test_a_listing_cannot_name_files_elsewhere(hub: Hub, tmp_path: Path, name: str) -> None:
+    hub.repos["o/r"] = Repo({name: b"GGUF" + bytes(100)})
+    error = failure("hf:o/r", tmp_path / "a/b/cache")
+    assert error.details["reason"] == "listing" and repr(name) in error.message
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+def test_an_etag_cannot_name_files_elsewhere(hub: Hub, tmp_path: Path) -> None:
+    hub.repos["o/r"] = Repo({"m.gguf": b"GGUF" + bytes(100)})
+    hub.lie_about["m.gguf"] = "../../../../evil"
+    error = failure("hf:o/r::file=m.gguf", tmp_path / "a/b/cache")
+    assert "does not speak the hub's protocol" in error.message
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
 def test_small_files_are_verified_by_their_git_hash(hub: Hub, tmp_path: Path) -> None:
@@ -72,7 +89,7 @@ def test_small_files_are_verified_by_their_git_hash(hub: Hub, tmp_path: Path) ->
         (403, {"X-Error-Code": "GatedRepo"}, "forbidden", "gated"),
         (404, {"X-Error-Code": "RepoNotFound"}, "not_found", "does not exist"),
         (404, {"X-Error-Code": "RevisionNotFound"}, "not_found", "no such revision"),
-        (404, {"X-Error-Code": "EntryNotFound"}, "not_found", "has no file 'm.gguf'"),
+        (404, {"X-Error-Code": "EntryNotFound"}, "not_found", "has no such file"),
         (429, {"Retry-After": "600"}, "rate_limited", "in 600 s"),
         (429, {"RateLimit": '"api";r=0;t=55'}, "rate_limited", "in 55 s"),
     ],
@@ -109,8 +126,8 @@ def test_missing_and_forbidden_repositories(
 
 
 def test_no_server_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: Hub) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(hub_calls, "ATTEMPTS", 1)
+    set_endpoint(monkeypatch, "http://127.0.0.1:9")
+    monkeypatch.setattr(remote, "ATTEMPTS", 1)
     error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
     assert error.details["reason"] == "network"
     assert "no connection" in error.message
@@ -129,7 +146,7 @@ def test_offline_mode_calls_nobody(
     hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
     got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
     hub.requests.clear()
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     again, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
     assert again == got
     error = failure("hf:o/r::file=other.gguf", tmp_path / "cache")
@@ -157,7 +174,7 @@ def test_a_disk_that_fills_up_mid_way(hub: Hub, tmp_path: Path) -> None:
     script = (
         "import asyncio, pathlib, resource, signal, sys\n"
         "from worker.errors import DownloadError\n"
-        "from worker.models.download import download\n"
+        "from worker.models.hub.download import download\n"
         "from worker.models.reference import HubReference\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))\n"

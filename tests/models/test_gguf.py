@@ -16,8 +16,8 @@ import pytest
 
 from tests.models.samples import VOCAB, write_gguf, write_split
 from worker.errors import ModelError
-from worker.models.gguf import GgufHeader, part_paths, read_header, split_names
-from worker.models.servable import check_servable
+from worker.models.gguf.header import GgufHeader, part_paths, read_header, split_names
+from worker.models.gguf.servable import check_servable
 
 
 def test_header_says_what_the_writer_wrote(tmp_path: Path) -> None:
@@ -239,6 +239,8 @@ def test_each_fault_is_named(tmp_path: Path, content: bytes, words: str) -> None
         ({"vocab": ["a", "b\0c", "b\0d"]}, "only 2 different tokens"),
         ({"overrides": {"tokenizer.ggml.model": "llama"}}, "no token for byte 0"),
         ({"architecture": "clip"}, "image encoder"),
+        ({"architecture": "t5"}, "encoder-decoder"),
+        ({"architecture": "llada"}, "diffusion"),
     ],
 )
 def test_what_cannot_be_served_is_refused(
@@ -318,7 +320,7 @@ def test_reading_a_header_loads_no_numpy(tmp_path: Path) -> None:
     """The API process reads headers; it must stay small."""
     path = write_gguf(tmp_path / "m.gguf")
     script = (
-        "import sys; from worker.models.gguf import read_header\n"
+        "import sys; from worker.models.gguf.header import read_header\n"
         "header = read_header(sys.argv[1])\n"
         "print(header.quant_kind, header.tensors[1].type_name, 'numpy' in sys.modules)"
     )

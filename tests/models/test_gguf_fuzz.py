@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from tests.models.samples import write_gguf, write_split
 from worker.errors import ModelError
-from worker.models.gguf import GgufHeader, read_header
-from worker.models.servable import check_servable
+from worker.models.gguf.header import GgufHeader, read_header
+from worker.models.gguf.servable import check_servable
 
 FOUND_NO_FAULT = "no fault"
 

@@ -9,23 +9,30 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from worker.models.resolve import resolve
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_no_damage_that_passes_our_checks_kills_the_native_loader(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [100, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.timeout(3600)
+def test_no_damage_that_passes_our_checks_kills_the_native_loader(
+    tmp_path: Path, count: int
+) -> None:
     model = asyncio.run(resolve(None, cache_dir=tmp_path)).gguf_path
     told = subprocess.run(
-        [sys.executable, "-m", "tests.models.native_loads", model, tmp_path / "m.gguf", "100"],
+        [sys.executable, "-m", "tests.models.native_loads", model, tmp_path / "m.gguf", str(count)],
         cwd=ROOT,
         env={**os.environ, "GGML_NO_BACKTRACE": "1"},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=3600,
     )
     assert told.returncode == 0, told.stderr[-2000:]
     result = json.loads(told.stdout.splitlines()[-1])
+    print(result)
     assert result["died"] == []
     outcomes = result["outcomes"]
     assert outcomes["decoded"] > 20 and outcomes["refused by us"] > 20

@@ -17,19 +17,19 @@ import psutil
 import pytest
 
 from tests.models.samples import write_gguf, write_split
-from worker.convert import cli
+from worker.convert.output_types import FORMATS
 from worker.errors import ConfigError, ModelError, WorkerError
-from worker.messages import Progress
+from worker.installation import default_cache_dir
 from worker.models import conversion
-from worker.models.gguf import read_header
+from worker.models.gguf.header import read_header
 from worker.models.resolve import (
     ResolvedModel,
     bundled_folder,
-    default_cache_dir,
     resolve,
     resolve_checkpoint,
 )
 from worker.settings import Settings
+from worker.wire.messages import Progress
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,7 +84,7 @@ def test_changed_content_and_other_types_are_converted_anew(
     assert len({first.gguf_path, half.gguf_path, changed.gguf_path}) == 3
 
 
-@pytest.mark.parametrize("outtype", cli.OUTTYPES)
+@pytest.mark.parametrize("outtype", sorted(FORMATS))
 def test_a_worker_may_ask_for_every_type_of_the_converter(
     tmp_path: Path, checkpoint: Path, outtype: str
 ) -> None:
@@ -140,7 +140,8 @@ def test_a_stopped_worker_leaves_no_child_and_no_litter(tmp_path: Path, checkpoi
             await task
 
     asyncio.run(stopped_in_the_middle())
-    assert not [p for p in psutil.Process().children() if "worker.convert" in p.cmdline()]
+    alive = [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
+    assert not [p for p in alive if "worker.commands.convert" in p.cmdline()]
     left = [p.name for p in (tmp_path / "cache/converted").rglob("*") if p.is_file()]
     assert left in ([], ["model-q8_0.lock"])
     assert resolved(str(checkpoint), tmp_path / "cache").gguf_path.is_file()

@@ -126,6 +126,7 @@ def test_a_manager_that_restarts_learns_everything_from_one_beat(
         port = int(manager.server_address[1])
         running = start_worker(*manager.flags())
         manager.wait_for(n_callbacks=1, n_beats=2)
+        manager.wait_for_status("ready")
         before = manager.beats[-1].payload
     time.sleep(0.6)  # away for some intervals
     assert running.execute("Once", max_tokens=3, ignore_eos=True).end["tokens_out"] >= 1

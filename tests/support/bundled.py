@@ -21,7 +21,7 @@ def bundled_gguf(outtype: str = "f32") -> Path:
     folder = Path(tempfile.mkdtemp(prefix="llorch-bundled-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     target = folder / f"tiny-{outtype}.gguf"
-    command = [sys.executable, "-m", "worker.convert", str(ASSET), str(target)]
+    command = [sys.executable, "-m", "worker.commands.convert", str(ASSET), str(target)]
     done = subprocess.run(
         [*command, "--outtype", outtype, "--progress", "none"], capture_output=True, text=True
     )

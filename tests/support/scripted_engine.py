@@ -4,13 +4,14 @@ For states that the real engine cannot be brought into at will: dying between tw
 answering, failing its second start. It reads its orders from the prompt of a request:
 
     say WORD*      one token per word, then EOS
+    tell WORD*     the next word alone, then nothing; with the last one, EOS
     hold           accept and start, then nothing until it is cancelled
     queue          accept, never start
     ignore         not even accept
     abort          accept, start, then die of SIGABRT
     abort-unread   die of SIGABRT before accepting
     refuse         reject with CONTEXT_LENGTH_EXCEEDED
-and from the file that SCRIPTED_ENGINE names, one line per incarnation:
+and from the file `--script`, one line per incarnation:
     ok | fail | die | kill | hang
 A file of that name with ".gone" behind it says that the device has vanished.
 """
@@ -22,9 +23,9 @@ import os
 import signal
 import socket
 import time
+from array import array
 from pathlib import Path
 
-from worker.engine.transport import SyncChannel
 from worker.errors import (
     Cancelled,
     ContextLengthExceeded,
@@ -32,40 +33,43 @@ from worker.errors import (
     ModelError,
     ResidencyViolation,
 )
-from worker.messages import (
+from worker.wire.black_box import SMALL_INTAKE, BlackBox
+from worker.wire.engine_info import EngineInfo, ModelInfo, Residency
+from worker.wire.messages import (
     Accepted,
+    Answered,
     Cancel,
     Command,
-    EngineConfig,
-    EngineInfo,
     Event,
     Failed,
     Finished,
-    ModelInfo,
+    LoadModel,
     Progress,
-    ProveResidency,
     Ready,
-    Rejected,
-    Reply,
-    Residency,
     Started,
     StartFailed,
     Stats,
     Stop,
     Submit,
     Token,
-    Tokenize,
 )
+from worker.wire.transport import SyncChannel
+from worker.wire.work import InferenceRequest, ProveResidency, Tokenize
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
-    channel = SyncChannel(socket.socket(fileno=parser.parse_args().fd))
+    parser.add_argument("--black-box", type=int, required=True)
+    parser.add_argument("--script", type=Path, required=True)
+    options = parser.parse_args()
+    script: Path = options.script
+    black_box = BlackBox(options.black_box)
+    channel = SyncChannel(socket.socket(fileno=options.fd))
     config = channel.recv()
-    assert isinstance(config, EngineConfig)
+    assert isinstance(config, LoadModel)
     channel.send([Progress("load", 50.0, 1e6)])
-    match next_start():
+    match next_start(script):
         case "fail":
             channel.send([StartFailed(ModelError("The file is gone.", path=config.model_path))])
             os._exit(3)
@@ -77,49 +81,52 @@ def main() -> None:
             time.sleep(3600)
     channel.send([Ready(info(config))])
     while (command := channel.recv()) is not None and not isinstance(command, Stop):
-        channel.send(answer(command))
+        channel.send(answer(command, script, black_box))
     os._exit(0)
 
 
-def next_start() -> str:
+def next_start(script: Path) -> str:
     """Take the first line off the script."""
-    name = os.environ.get("SCRIPTED_ENGINE")
-    if name is None:
-        return "ok"
-    first, _, rest = Path(name).read_text().partition("\n")
-    Path(name).write_text(rest)
+    first, _, rest = script.read_text().partition("\n")
+    script.write_text(rest)
     return first or "ok"
 
 
-def answer(command: Command) -> list[Event]:
+def answer(command: Command, script: Path, black_box: BlackBox) -> list[Event]:
     match command:
-        case Submit(request_id, request):
-            order, *words = str(request.prompt).split()
-            return [*play(request_id, order, words), stats()]
+        case Submit(request_id, InferenceRequest(prompt=prompt, produced=produced)):
+            text = "".join(map(chr, prompt)) if isinstance(prompt, tuple) else str(prompt)
+            black_box.in_hand[SMALL_INTAKE] = request_id
+            events = play(request_id, text, len(produced))
+            black_box.in_hand[SMALL_INTAKE] = 0
+            return [*events, stats()]
         case Cancel(request_id):
             return [Failed(request_id, Cancelled("Cancelled.")), stats()]
-        case Tokenize(call_id, text=text):
+        case Submit(request_id, Tokenize(text=text)):
             if text == "silence":
                 return []
             if text == "trouble":
-                return [Reply(call_id, error=InferenceFailed("No."))]
-            return [Reply(call_id, tuple(text.encode()))]
-        case ProveResidency(call_id):
-            if Path(os.environ.get("SCRIPTED_ENGINE", "") + ".gone").exists():
-                return [Reply(call_id, error=ResidencyViolation("CUDA0 is gone."))]
-            return [Reply(call_id, None)]
+                return [Failed(request_id, InferenceFailed("No."))]
+            return [Answered(request_id, tuple(text.encode()))]
+        case Submit(request_id, ProveResidency()):
+            if script.with_suffix(".gone").exists():
+                return [Failed(request_id, ResidencyViolation("CUDA0 is gone."))]
+            return [Answered(request_id, None)]
         case _:
             return []
 
 
-def play(request_id: int, order: str, words: list[str]) -> list[Event]:
-    accepted: list[Event] = [Accepted(request_id, 3)]
+def play(request_id: int, text: str, n_produced: int) -> list[Event]:
+    order, *words = text.split()
+    # A prompt's token ids are its characters, so that an order comes back after a crash.
+    accepted: list[Event] = [Accepted(request_id, 3, array("i", map(ord, text)).tobytes())]
     started: list[Event] = [*accepted, Started(request_id, 0)]
     match order:
-        case "say":
-            tokens: list[Event] = [
-                Token(request_id, word, (index,)) for index, word in enumerate(words)
-            ]
+        case "say" | "tell":
+            told = [Token(request_id, word, (index,)) for index, word in enumerate(words)]
+            tokens = told[n_produced:]
+            if order == "tell" and len(tokens) > 1:
+                return [*started, *tokens[:1]]
             return [*started, *tokens, Finished(request_id, "EOS", len(words), 1.0)]
         case "hold" | "abort":
             if order == "abort":
@@ -132,7 +139,7 @@ def play(request_id: int, order: str, words: list[str]) -> list[Event]:
             os.kill(os.getpid(), signal.SIGABRT)
         case "refuse":
             error = ContextLengthExceeded("Too long.", prompt_tokens=9, context_length=8)
-            return [Rejected(request_id, error)]
+            return [Failed(request_id, error)]
     return []
 
 
@@ -140,7 +147,7 @@ def stats() -> Stats:
     return Stats(0, 0, 0, 0, 64, 0, 1, 0.0, 0.0, 0.0)
 
 
-def info(config: EngineConfig) -> EngineInfo:
+def info(config: LoadModel) -> EngineInfo:
     model = ModelInfo(
         name="scripted",
         architecture="llama",
@@ -162,11 +169,11 @@ def info(config: EngineConfig) -> EngineInfo:
     return EngineInfo(
         model=model,
         residency=Residency(True, "CPU", (), 1, 1),
-        backend=config.backend,
+        backend=config.engine.backend,
         device="CPU",
-        slots=config.slots,
-        batch=config.batch,
-        micro_batch=config.micro_batch,
+        slots=config.engine.slots,
+        batch=config.engine.batch,
+        micro_batch=config.engine.micro_batch,
         threads=1,
         threads_derivation="scripted",
         cpu_variant=None,

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +25,11 @@ _counter = itertools.count()
 _ALIASES = {"MODEL_PATH", "BIND_ADDR", "CUDA_DEVICE"}
 
 
-def command(backend: str = "cpu") -> list[str]:
+def installed(backend: str = "cpu") -> list[str]:
     """The installed entry point, or the same function where the package is not installed."""
-    installed = Path(sys.executable).parent / f"llorch-{backend}"
-    if installed.exists():
-        return [str(installed)]
+    entry_point = Path(sys.executable).parent / f"llorch-{backend}"
+    if entry_point.exists():
+        return [str(entry_point)]
     return [sys.executable, "-c", f"from worker.cli import {backend}; {backend}()"]
 
 
@@ -62,12 +62,14 @@ class WorkerProcess:
         cache_dir: Path,
         env: Mapping[str, str] | None = None,
         backend: str = "cpu",
+        command: Sequence[str] | None = None,
         wait_ready: bool = True,
     ) -> WorkerProcess:
+        """`command` stands in for the installed one of `backend`."""
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
             process = subprocess.Popen(
-                [*command(backend), "--port", "0", "--log-format", "json", *flags],
+                [*(command or installed(backend)), "--port", "0", "--log-format", "json", *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -224,11 +226,12 @@ def run_to_exit(
     cache_dir: Path,
     env: Mapping[str, str] | None = None,
     backend: str = "cpu",
+    command: Sequence[str] | None = None,
     timeout_s: float = 60,
 ) -> Exit:
     """Start a worker that is expected to leave by itself."""
     done = subprocess.run(
-        [*command(backend), *flags],
+        [*(command or installed(backend)), *flags],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         env=environment(cache_dir, env),

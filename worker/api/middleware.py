@@ -1,7 +1,7 @@
-"""The gate that every request passes, and the one place where an error becomes an answer.
+"""The gate that every request passes.
 
 Pure ASGI, on the API process's event loop: a correlation id for logs and answer, the bearer
-token, one log line per request. Nothing here reads a body.
+token, the names of ignored fields, one log line per request. Nothing here reads a body.
 """
 
 from __future__ import annotations
@@ -10,25 +10,23 @@ import hmac
 import re
 import time
 import uuid
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from worker.api.fields import fault
-from worker.api.responses import json_response
+from worker.api.errors import error_response
+from worker.api.origins import OriginRules
+from worker.api.page import is_page_path
 from worker.api.state import AppState
 from worker.api.turnstile import Turnstile
 from worker.errors import InferenceFailed, Unauthorized, WorkerError
 from worker.observability.logs import bind_correlation_id, get_logger
 
-OPEN_PATHS = frozenset(("/health", "/ready", "/v1/ready", "/metrics"))
-OPENAI_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/v1/models")
+PROBES = ("/health", "/v1/health", "/v2/health/live", "/ready", "/v1/ready", "/v2/health/ready")
+OPEN_PATHS = frozenset((*PROBES, "/metrics"))
 _QUIET_PATHS = frozenset((*OPEN_PATHS, "/info"))
 _NOT_IN_AN_ID = re.compile(rb"[^A-Za-z0-9._:@/+=-]")
+_NOT_IN_A_FIELD = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _MAX_ID_CHARS = 128
 
 _log = get_logger()
@@ -40,6 +38,7 @@ class Gate:
     def __init__(self, app: ASGIApp, state: AppState) -> None:
         self._app = app
         self._turnstile = Turnstile()
+        self._origins = OriginRules(state.settings)
         token = state.settings.worker_token
         self._token = None if token is None else token.encode()
 
@@ -48,27 +47,45 @@ class Gate:
             await self._app(scope, receive, send)
             return
         began, status = time.monotonic(), 0
+        if len(scope["path"]) > 1:
+            scope["path"] = scope["path"].rstrip("/") or "/"
         if scope["path"] not in OPEN_PATHS:
             await self._turnstile.enter()
-        headers: Mapping[bytes, bytes] = dict(scope["headers"])
-        correlation_id = _correlation_id(headers.get(b"x-correlation-id"))
+        raw: Sequence[tuple[bytes, bytes]] = scope["headers"]
+        headers: Mapping[bytes, bytes] = dict(raw)
+        correlation_id = _correlation_id(
+            headers.get(b"x-correlation-id") or headers.get(b"x-request-id")
+        )
         scope.setdefault("state", {})["correlation_id"] = correlation_id
         bind_correlation_id(correlation_id)
-        echoed = (b"x-correlation-id", correlation_id.encode())
+        echoed = [
+            (name, correlation_id.encode()) for name in (b"x-correlation-id", b"x-request-id")
+        ]
 
         async def answer(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], echoed]
+                message["headers"] = [
+                    *message["headers"],
+                    *echoed,
+                    *_ignored(scope),
+                    *self._origins.cors(raw),
+                ]
             await send(message)
 
         try:
-            if self._admits(scope["path"], headers.get(b"authorization", b"")):
-                await self._app(scope, receive, answer)
-            else:
-                refusal = Unauthorized("this worker needs a valid bearer token (Authorization)")
+            if scope["method"] == "OPTIONS" and (allowed := self._origins.preflight(raw)):
+                await send({"type": "http.response.start", "status": 204, "headers": allowed})
+                await send({"type": "http.response.body"})
+                return
+            try:
+                self._origins.check(scope["method"], scope["path"], scope["http_version"], raw)
+                self._authorise(scope["path"], raw)
+            except WorkerError as refusal:
                 await error_response(refusal, scope)(scope, receive, answer)
+            else:
+                await self._app(scope, receive, answer)
         except Exception:
             _log.exception("request.broken", path=scope["path"])
             if status:
@@ -78,11 +95,14 @@ class Gate:
         finally:
             self._log_line(scope, status, began)
 
-    def _admits(self, path: str, authorization: bytes) -> bool:
-        if self._token is None or path in OPEN_PATHS:
-            return True
-        scheme, _, given = authorization.partition(b" ")
-        return hmac.compare_digest(given.strip(), self._token) and scheme.lower() == b"bearer"
+    def _authorise(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        if self._token is None or path in OPEN_PATHS or is_page_path(path):
+            return
+        given = [value for name, value in headers if name == b"authorization"]
+        tokens = [token for value in given if (token := _bearer(value)) is not None]
+        tokens = tokens or [value for name, value in headers if name == b"x-api-key"]
+        if len(given) > 1 or len(tokens) != 1 or not hmac.compare_digest(tokens[0], self._token):
+            raise Unauthorized("this worker needs a valid bearer token (Authorization)")
 
     def _log_line(self, scope: Scope, status: int, began: float) -> None:
         write = _log.debug if scope["path"] in _QUIET_PATHS else _log.info
@@ -95,99 +115,20 @@ class Gate:
         )
 
 
+def _bearer(authorization: bytes) -> bytes | None:
+    scheme, _, token = authorization.partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else None
+
+
 def _correlation_id(given: bytes | None) -> str:
     clean = _NOT_IN_AN_ID.sub(b"", given or b"")[:_MAX_ID_CHARS]
     return clean.decode() if clean else uuid.uuid4().hex
 
 
-# --- errors ------------------------------------------------------------------------------
-
-
-async def on_worker_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, WorkerError)
-    return error_response(error, request.scope)
-
-
-async def on_http_exception(request: Request, error: Exception) -> Response:
-    """Paths and methods that are not there: Starlette's router speaks our shape."""
-    assert isinstance(error, HTTPException)
-    code = {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}.get(error.status_code, "INVALID_REQUEST")
-    messages = {
-        404: "there is no such path; /openapi.json lists the ones there are",
-        405: "this path does not take that method",
-    }
-    message = messages.get(error.status_code, str(error.detail))
-    body = error_body(code, message, False, request.scope, {})
-    headers = dict(error.headers) if error.headers else None
-    return json_response(body, error.status_code, headers)
-
-
-async def on_disconnect(request: Request, error: Exception) -> Response:
-    """The client left before its body was read; nobody reads this answer."""
-    assert isinstance(error, ClientDisconnect)
-    return Response(status_code=499)
-
-
-def error_response(error: WorkerError, scope: Scope) -> Response:
-    """The answer for a request that failed before its first byte."""
-    headers: dict[str, str] = {}
-    retry_after = error.details.get("retry_after_seconds")
-    if retry_after is not None:
-        headers["retry-after"] = str(max(1, round(float(retry_after))))
-    if error.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    status = error.status if error.status >= 400 else 500
-    body = error_body(error.code, error.message, error.retriable, scope, error.details)
-    return json_response(body, status, headers)
-
-
-def error_body(
-    code: str, message: str, retriable: bool, scope: Scope, details: Mapping[str, Any]
-) -> dict[str, Any]:
-    """`{"code","message","retriable","correlation_id"}`, or OpenAI's shape on OpenAI's paths."""
-    details = _with_errors(code, message, details)
-    correlation_id = scope.get("state", {}).get("correlation_id", "")
-    if scope["path"].startswith(OPENAI_PATHS):
-        return {
-            "error": openai_error(code, message, details),
-            "correlation_id": correlation_id,
-        }
-    return {
-        "code": code,
-        "message": message,
-        "retriable": retriable,
-        "correlation_id": correlation_id,
-        **details,
-    }
-
-
-def _with_errors(code: str, message: str, details: Mapping[str, Any]) -> dict[str, Any]:
-    """What the engine refused names one `field`; a bad request always has a list of errors."""
-    known = dict(details)
-    name = known.pop("field", None)
-    if code in ("INVALID_REQUEST", "CONTEXT_LENGTH_EXCEEDED") and "errors" not in known:
-        constraint = "context" if code == "CONTEXT_LENGTH_EXCEEDED" else "engine"
-        known["errors"] = [fault(name or "", constraint, message)]
-    return known
-
-
-def openai_error(code: str, message: str, details: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI's error object: `param` is the first field at fault."""
-    kinds = {
-        "UNAUTHORIZED": "authentication_error",
-        "INVALID_REQUEST": "invalid_request_error",
-        "CONTEXT_LENGTH_EXCEEDED": "invalid_request_error",
-        "PAYLOAD_TOO_LARGE": "invalid_request_error",
-        "NOT_FOUND": "invalid_request_error",
-        "METHOD_NOT_ALLOWED": "invalid_request_error",
-        "MODEL_NOT_FOUND": "invalid_request_error",
-    }
-    known = _with_errors(code, message, details)
-    errors = known.get("errors") or [{}]
-    return {
-        "message": message,
-        "type": kinds.get(code, "server_error"),
-        "param": errors[0].get("field"),
-        "code": code.lower(),
-        **known,
-    }
+def _ignored(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """The header that names what of the body was not looked at."""
+    names = scope["state"].get("ignored_fields")
+    if not names:
+        return []
+    clean = (_NOT_IN_A_FIELD.sub("", name)[:_MAX_ID_CHARS] for name in names)
+    return [(b"x-ignored-fields", ", ".join(filter(None, clean)).encode())]

@@ -1,4 +1,4 @@
 """SafeTensors in, a verified GGUF out, without PyTorch.
 
-Runs as its own short-lived process (`llorch-convert`, `python -m worker.convert`).
+Runs as a short-lived process of its own (`worker.commands.convert`).
 """

@@ -10,19 +10,34 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from worker.convert import scaled
+from worker.convert.config import Config
+from worker.convert.quantize import to_float32
+from worker.convert.scaled import Scale
 from worker.errors import ModelError
 from worker.models.checkpoint_files import INDEX, read_json, weight_files, weight_map
 
-SourceType = Literal["BF16", "F16", "F32"]
-ITEM_BYTES: Mapping[str, int] = {"BF16": 2, "F16": 2, "F32": 4}
+READABLE: Mapping[str, str] = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
+"""Types whose values can be converted, and how they are read into NumPy, which has no BF16."""
+_RAW = "u1"
+"""How other types are read: as bytes."""
+_ITEM_BITS: Mapping[str, int] = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("BF16", "F16", "I16", "U16"), 16),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    "F4": 4,
+}
+"""Of every type that SafeTensors has; what a model does not need may be of any."""
 _MAX_HEADER_BYTES = 100 << 20
 
 
@@ -31,11 +46,17 @@ class TensorInfo:
     """Where one tensor lies; `shape` in row-major order, as the framework that wrote it sees it."""
 
     name: str
-    dtype: SourceType
+    dtype: str
     shape: tuple[int, ...]
     path: Path
     offset: int
     size_bytes: int
+    scale: Scale | None = None
+    """What stored numbers are multiplied with; such a tensor is read as float32."""
+
+    @property
+    def is_readable(self) -> bool:
+        return self.dtype in READABLE or self.scale is not None
 
     @property
     def n_rows(self) -> int:
@@ -48,7 +69,7 @@ class TensorInfo:
 
     @property
     def row_bytes(self) -> int:
-        return self.row_length * ITEM_BYTES[self.dtype]
+        return self.row_length * _ITEM_BITS[self.dtype] // 8
 
 
 @dataclass(slots=True)
@@ -78,15 +99,41 @@ class Checkpoint:
                     raise ModelError(f"tensor {info.name} is in both {other} and {shard.name}")
                 tensors[info.name] = info
         _check_index(folder, tensors)
-        return cls(folder, config, tensors)
+        checkpoint = cls(folder, config, tensors)
+        checkpoint._join_scales()
+        return checkpoint
+
+    def _join_scales(self) -> None:
+        """Quantised weights take their scales, which are no tensors of the model."""
+        block = scaled.check_method(Config(self.config))
+        quantised = [info for info in self.tensors.values() if info.dtype in scaled.QUANTISED]
+        for info in quantised:
+            name = scaled.scale_name(info.name, self.tensors)
+            if name is None or len(info.shape) != 2:
+                continue  # Whether it is needed is told later.
+            values = to_float32(self.read(self.tensors[name]))
+            scale = scaled.scale_of(values, info.shape, block, name)
+            self.tensors[info.name] = replace(info, scale=scale)
+        for name in list(self.tensors):
+            if name.endswith(("weight_scale_inv", "weight_scale")) or re.fullmatch(
+                scaled.UNUSED, name
+            ):
+                del self.tensors[name]
 
     def read_rows(self, info: TensorInfo, first: int, count: int) -> npt.NDArray[Any]:
         """Rows of a tensor as they are stored: BF16 comes as `uint16`."""
         out = np.empty(count * info.row_bytes, dtype=np.uint8)
         position = info.offset + first * info.row_bytes
         _read_exactly(self._file(info.path), out, position, info)
-        dtype = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}[info.dtype]
-        return out.view(dtype).reshape(count, info.row_length)
+        if info.scale is not None:
+            return info.scale.applied(out.reshape(count, -1), info.dtype, first)
+        return out.view(READABLE.get(info.dtype, _RAW)).reshape(count, -1)
+
+    def read(self, info: TensorInfo, part: int = 0, n_parts: int = 1) -> npt.NDArray[Any]:
+        """A tensor in its own shape, or one of as many parts of its first axis."""
+        n_rows = info.n_rows // n_parts
+        shape = info.shape if n_parts == 1 else info.shape[1:]
+        return self.read_rows(info, part * n_rows, n_rows).reshape(shape)
 
     def _file(self, path: Path) -> int:
         # dict.setdefault is atomic; a descriptor that lost the race is closed at once.
@@ -118,7 +165,7 @@ class Checkpoint:
 def read_header(path: Path) -> list[TensorInfo]:
     """The tensors of one SafeTensors file, checked against the file's size."""
 
-    def fault(what: str) -> ModelError:
+    def error(what: str) -> ModelError:
         return ModelError(f"{path} is not a sound SafeTensors file: {what}", path=str(path))
 
     try:
@@ -126,14 +173,14 @@ def read_header(path: Path) -> list[TensorInfo]:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
-                raise fault(f"its header claims {length} bytes, the file has {size}")
+                raise error(f"its header claims {length} bytes, the file has {size}")
             header = json.loads(file.read(length).decode("utf-8"))
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror}", path=str(path)) from None
+    except OSError as failure:
+        raise ModelError(f"{path} cannot be read: {failure.strerror}", path=str(path)) from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
-        raise fault("its header is not JSON") from None
+        raise error("its header is not JSON") from None
     if not isinstance(header, dict):
-        raise fault("its header is not a JSON object")
+        raise error("its header is not a JSON object")
     header.pop("__metadata__", None)
     data_bytes = size - 8 - length
     infos = [_tensor(path, 8 + length, data_bytes, name, e) for name, e in header.items()]
@@ -141,28 +188,28 @@ def read_header(path: Path) -> list[TensorInfo]:
     end = 8 + length
     for info in infos:
         if info.offset != end:
-            raise fault(f"the bytes of tensor {info.name} overlap or leave a gap before them")
+            raise error(f"the bytes of tensor {info.name} overlap or leave a gap before them")
         end += info.size_bytes
     if end != size:
-        raise fault(f"{size - end} bytes at its end belong to no tensor")
+        raise error(f"{size - end} bytes at its end belong to no tensor")
     return infos
 
 
 def _tensor(path: Path, base: int, data_bytes: int, name: str, entry: object) -> TensorInfo:
-    def fault(what: str) -> ModelError:
+    def error(what: str) -> ModelError:
         return ModelError(f"{path}: tensor {name} {what}", path=str(path), tensor=name)
 
     if not isinstance(entry, dict):
-        raise fault("has no dtype, shape and data_offsets")
+        raise error("has no dtype, shape and data_offsets")
     dtype: Any = entry.get("dtype")
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")
-    if dtype not in ITEM_BYTES:
-        raise fault(f"has type {dtype}; BF16, F16 and F32 can be converted")
+    if dtype not in _ITEM_BITS:
+        raise error(f"has type {dtype}, which SafeTensors does not have")
     if not _whole_numbers(shape):
-        raise fault("has no valid shape")
+        raise error("has no valid shape")
     if not _whole_numbers(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise fault("has no valid data_offsets")
+        raise error("has no valid data_offsets")
     begin, end = offsets
     if end > data_bytes:
         raise ModelError(
@@ -172,9 +219,9 @@ def _tensor(path: Path, base: int, data_bytes: int, name: str, entry: object) ->
             needed_bytes=base + end,
             available_bytes=base + data_bytes,
         )
-    if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
-        raise fault(f"of shape {shape} and type {dtype} cannot take {end - begin} bytes")
-    return TensorInfo(name, cast(SourceType, dtype), tuple(shape), path, base + begin, end - begin)
+    if end - begin != math.prod(shape) * _ITEM_BITS[dtype] / 8:
+        raise error(f"of shape {shape} and type {dtype} cannot take {end - begin} bytes")
+    return TensorInfo(name, dtype, tuple(shape), path, base + begin, end - begin)
 
 
 def _whole_numbers(value: Any) -> bool:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.output import PlacedTensor
-from worker.convert.plan import Piece
+from worker.convert.tensor_plan import Piece
 
 CHUNK_ELEMENTS = 1 << 18
 
@@ -68,8 +68,8 @@ def _of_tensor(placed: PlacedTensor) -> Iterator[Chunk]:
 
 
 def _rows_at_once(piece: Piece, row_length: int) -> int:
-    if piece.transposed:
-        return piece.n_rows  # The source must be read whole; once is enough.
+    if piece.make is not None:
+        return piece.n_rows  # It is made as a whole, once.
     rows = max(1, CHUNK_ELEMENTS // row_length)
     if piece.head_rows:
         rows = max(1, rows // piece.head_rows) * piece.head_rows
@@ -98,7 +98,7 @@ def run(
         thread.start()
     try:
         while any(thread.is_alive() for thread in threads):
-            threads[0].join(0.05) if threads[0].is_alive() else threads[-1].join(0.05)
+            next((t for t in threads if t.is_alive()), threads[0]).join(0.05)
             on_done(pool.done_bytes)
     finally:
         pool.stop()
@@ -122,6 +122,8 @@ def _keep_freed_memory() -> None:
 
 
 class _Pool:
+    """The chunks that are still to do, and the first error, for all threads."""
+
     def __init__(self, work: Callable[[Chunk], None], todo: Iterator[Chunk]) -> None:
         self._work = work
         self._todo = todo

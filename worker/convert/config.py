@@ -77,10 +77,10 @@ class Config:
             raise ModelError(f"{self.name} lacks {keys[0]}")
         return default
 
-    def rope(self, layers: str | None = None, default_theta: float = 10000.0) -> Rope:
-        """`layers` picks one of the per-kind sections that newer configurations have."""
+    def rope(self, layers: str = "full_attention", default_theta: float = 10000.0) -> Rope:
+        """`layers` picks one of the sections that newer configurations have for kinds of layers."""
         params = self.section("rope_parameters")
-        if layers is not None and params.has(layers):
+        if params.has(layers):
             params = params.section(layers)
         elif not params.values:
             params = self.section("rope_scaling")

@@ -27,6 +27,8 @@ class DirectFile:
     def __init__(self, path: Path, flags: int, *, is_direct: bool = True) -> None:
         self._plain = os.open(path, flags | os.O_CLOEXEC)
         self._direct = _open_direct(path, flags) if is_direct else -1
+        self._refused = self._direct < 0
+        """Whether transfers past the page cache are impossible here."""
 
     def close(self) -> None:
         os.close(self._plain)
@@ -36,28 +38,45 @@ class DirectFile:
     def write(self, data: npt.NDArray[np.uint8], position: int) -> None:
         begin = min(-position % BLOCK_BYTES, data.size)
         end = begin + (data.size - begin) // BLOCK_BYTES * BLOCK_BYTES
-        if self._direct < 0 or begin == end:
+        if self._refused or begin == end:
             _write_all(self._plain, data.data, position)
             return
         middle = _aligned(end - begin)
         middle[:] = data[begin:end]
+        try:
+            _write_all(self._direct, middle.data, position + begin)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            # Some file systems open a file this way and refuse the first transfer.
+            self._refused = True
+            _write_all(self._plain, data.data, position)
+            return
         _write_all(self._plain, data[:begin].data, position)
-        _write_all(self._direct, middle.data, position + begin)
         _write_all(self._plain, data[end:].data, position + end)
 
     def read(self, size_bytes: int, position: int) -> npt.NDArray[np.uint8]:
         """Fewer bytes where the file ends before."""
         skipped = position % BLOCK_BYTES
         wanted = _aligned(-(-(skipped + size_bytes) // BLOCK_BYTES) * BLOCK_BYTES)
-        file = self._plain if self._direct < 0 else self._direct
         done = 0
         while done < skipped + size_bytes:
-            count = os.preadv(file, [wanted.data[done:]], position - skipped + done)
+            count = self._read(wanted.data[done:], position - skipped + done)
             if count == 0 or count % BLOCK_BYTES:  # The end of the file is inside a block.
                 done += count
                 break
             done += count
         return wanted[skipped : min(done, skipped + size_bytes)]
+
+    def _read(self, room: memoryview, position: int) -> int:
+        if not self._refused:
+            try:
+                return os.preadv(self._direct, [room], position)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self._refused = True
+        return os.preadv(self._plain, [room], position)
 
 
 def _open_direct(path: Path, flags: int) -> int:

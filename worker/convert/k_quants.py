@@ -1,6 +1,6 @@
 """K-quants and Q4_0: llama.cpp's quantiser on an intermediate file, in a process of its own.
 
-`quantize` runs in the converter and starts this module as a child, which tells its progress in
+`quantize` runs in the converter and starts this module as a child, which writes its progress as
 JSON lines and dies with its parent.
 """
 
@@ -18,44 +18,23 @@ from typing import Any
 from worker.convert.chunks import n_cpus
 from worker.errors import ModelError, WorkerError
 
-FILE_TYPES: dict[str, int] = {
-    "q4_0": 2,
-    "q2_k": 10,
-    "q3_k_m": 12,
-    "q4_k_s": 14,
-    "q4_k_m": 15,
-    "q5_k_m": 17,
-    "q6_k": 18,
-}
-"""`llama_ftype` of each output type."""
-
-BITS_PER_WEIGHT: dict[str, float] = {
-    "q4_0": 5.0,
-    "q2_k": 3.6,
-    "q3_k_m": 4.4,
-    "q4_k_s": 5.0,
-    "q4_k_m": 5.3,
-    "q5_k_m": 6.1,
-    "q6_k": 7.0,
-}
-"""An upper estimate, to reserve disk space by."""
-
 _PR_SET_PDEATHSIG = 1
 
 
 def quantize(
     source: Path,
     target: Path,
-    outtype: str,
+    file_type: int,
     imatrix: Path | None,
     threads: int | None,
     on_progress: Callable[[int, int], None],
 ) -> None:
-    """
+    """Quantise a GGUF; `file_type` is llama.cpp's number.
+
     Raises:
         ModelError: the quantiser refuses, or its process dies.
     """
-    arguments = [str(source), str(target), outtype, str(threads or n_cpus()), str(imatrix or "")]
+    arguments = map(str, (source, target, file_type, threads or n_cpus(), imatrix or ""))
     child = subprocess.Popen(
         [sys.executable, "-m", __name__, *arguments],
         stdout=subprocess.PIPE,
@@ -83,11 +62,11 @@ def quantize(
 
 
 def main() -> None:
-    source, target, outtype, threads, imatrix = sys.argv[1:]
+    source, target, file_type, threads, imatrix = sys.argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
-    def tell(**message: Any) -> None:
+    def send(**message: Any) -> None:
         print(json.dumps(message), flush=True)
 
     try:
@@ -97,13 +76,13 @@ def main() -> None:
         quantize_here(
             Path(source),
             Path(target),
-            FILE_TYPES[outtype],
+            int(file_type),
             threads=int(threads),
             importance=read(Path(imatrix)) if imatrix else None,
-            on_progress=lambda done, total: tell(done=done, total=total),
+            on_progress=lambda done, total: send(done=done, total=total),
         )
     except WorkerError as error:
-        tell(error=error.message, details=error.details)
+        send(error=error.message, details=error.details)
         sys.exit(error.exit_code)
 
 

@@ -1,8 +1,8 @@
 """The file being written: GGUF header, tensor bytes in place, and a name only when all is well.
 
 Everything goes to `NAME.partial`, which becomes `NAME` after it was read back and verified; its
-first bytes stay zero until all tensors are there. What a killed conversion leaves behind has not
-the name of a model, and the next conversion to the same name takes its place.
+first bytes stay zero until all tensors are there. A killed conversion leaves a file that no loader
+takes for a model, and the next conversion to the same name overwrites it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from worker.convert.architectures import Metadata, Value
 from worker.convert.direct import DirectFile
-from worker.convert.plan import OutputTensor
 from worker.convert.quantize import TensorType, size_bytes
+from worker.convert.tensor_plan import OutputTensor
 from worker.errors import ModelError
 
 _ALIGNMENT = gguf.GGUF_DEFAULT_ALIGNMENT
@@ -53,26 +53,39 @@ class OutputFile:
         self._weights: DirectFile | None = None
         self._magic = b""
         self._committed = False
-        self._left = threading.Event()
+        self._flusher: _Flusher | None = None
 
     def __enter__(self) -> OutputFile:
         try:
-            self._file = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._file = self._lock()
         except BlockingIOError:
-            os.close(self._file)
             raise ModelError(f"another conversion is writing {self.path}") from None
         except OSError as error:
             raise ModelError(f"{self.partial} cannot be written: {error.strerror}") from None
         os.ftruncate(self._file, 0)
-        flusher = threading.Thread(
-            target=_flush, args=(os.dup(self._file), self._left), name="flush", daemon=True
-        )
-        flusher.start()
+        self._flusher = _Flusher(self._file)
         return self
 
+    def _lock(self) -> int:
+        """The partial file, opened and locked.
+
+        A converter that held the lock before may have renamed or removed what was opened here; the
+        name then leads to another file, or to none, and that one is opened.
+        """
+        while True:
+            file = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_named(file, self.partial):
+                    return file
+            except BaseException:
+                os.close(file)
+                raise
+            os.close(file)
+
     def __exit__(self, *_: object) -> None:
-        self._left.set()
+        if self._flusher is not None:
+            self._flusher.stop()
         if not self._committed:
             self.partial.unlink(missing_ok=True)
         if self._weights is not None:
@@ -125,6 +138,11 @@ class OutputFile:
         os.pwrite(self._file, self._magic, 0)
 
     def commit(self) -> None:
+        """Raises what the disk refused meanwhile."""
+        assert self._flusher is not None
+        self._flusher.stop()
+        if self._flusher.error is not None:
+            raise self._flusher.error
         os.fsync(self._file)
         os.replace(self.partial, self.path)
         self._committed = True
@@ -135,13 +153,35 @@ class OutputFile:
             os.close(folder)
 
 
-def _flush(file: int, left: threading.Event) -> None:
-    """Bring what is written to the disk beside the work, so that the end has not to wait for it."""
+class _Flusher:
+    """Brings what is written to the disk beside the work, so that the last sync is short."""
+
+    def __init__(self, file: int) -> None:
+        self.error: OSError | None = None
+        self._file = file
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="flush", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        sync = getattr(os, "fdatasync", os.fsync)  # macOS has the latter alone.
+        try:
+            while not self._stopped.wait(_FLUSH_SECONDS):
+                sync(self._file)
+        except OSError as error:  # Carried to the thread that commits.
+            self.error = error
+
+    def stop(self) -> None:
+        """Before the file is closed; twice does no harm."""
+        self._stopped.set()
+        self._thread.join()
+
+
+def _is_named(file: int, path: Path) -> bool:
     try:
-        while not left.wait(_FLUSH_SECONDS):
-            os.fdatasync(file)
-    finally:
-        os.close(file)
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def header(
@@ -149,7 +189,7 @@ def header(
     metadata: Metadata,
     chat_template: str | list[dict[str, str]] | None = None,
 ) -> gguf.GGUFWriter:
-    # The package tells its plan through logging, at a level that the root logger may show.
+    # The package logs each tensor at a level that the root logger may show.
     logging.getLogger("gguf").setLevel(logging.ERROR)
     writer = gguf.GGUFWriter(None, architecture)
     for key, value in metadata.items():

@@ -12,7 +12,7 @@ import time
 from typing import Any, Literal, Protocol, TextIO
 
 from worker.errors import WorkerError
-from worker.messages import Progress
+from worker.wire.messages import Progress
 
 Style = Literal["json", "bar", "none"]
 _INTERVAL_SECONDS = 0.1
@@ -38,19 +38,19 @@ def reporter(style: Style, stream: TextIO | None = None) -> Reporter:
 
 
 class _Pace:
-    """Limits how often a phase is told, and measures its rate."""
+    """Limits how often a phase is reported, and measures its rate."""
 
     def __init__(self) -> None:
         self.phase = ""
-        self._began = self._told = 0.0
+        self._began = self._reported = 0.0
 
     def due(self, phase: str, done: bool) -> bool:
         now = time.monotonic()
         if phase != self.phase:
-            self.phase, self._began, self._told = phase, now, now
+            self.phase, self._began, self._reported = phase, now, now
             return True
-        if done or now - self._told >= _INTERVAL_SECONDS:
-            self._told = now
+        if done or now - self._reported >= _INTERVAL_SECONDS:
+            self._reported = now
             return True
         return False
 
@@ -126,7 +126,7 @@ class Bar:
         """The hub's client draws the download itself."""
 
     def note(self, sentence: str) -> None:
-        self._line(sentence)
+        self._line(f"note: {sentence}")
 
     def failed(self, error: WorkerError) -> None:
         self._line(f"llorch-convert: {error.message}")

@@ -7,18 +7,18 @@ works on a chunk). The same bits as the `gguf` package's own quantisers.
 from __future__ import annotations
 
 from functools import cache, reduce
-from typing import Any, Literal
+from typing import Any
 
 import gguf
 import numpy as np
 import numpy.typing as npt
 
-OutType = Literal["f32", "f16", "bf16", "q8_0"]
-"""What is written directly."""
 TensorType = str
 """ggml's name of a tensor type; `encode` makes F32, F16, BF16 and Q8_0."""
 Q8_BLOCK = 32
 Q8_BLOCK_BYTES = 34
+_BLOCK_BYTES = {"Q8_0": Q8_BLOCK_BYTES, "MXFP4": 17}
+"""Of 32 values."""
 # BF16 bits of the smallest normal F16, what lies between it and the largest, and 112 << 10 (the
 # difference of the two biases, at F16's exponent) as far as 16 bits reach.
 _F16_FIRST, _F16_SPAN, _F16_BIAS = np.uint16(0x3880), np.uint16(0x477F - 0x3880), np.uint16(0xC000)
@@ -28,22 +28,19 @@ its predecessor up as well."""
 
 _SIGN = np.uint32(1 << 31)
 
-_FULL: dict[str, TensorType] = {"f32": "F32", "f16": "F16", "bf16": "BF16", "q8_0": "Q8_0"}
 
-
-def tensor_type(outtype: str, shape: tuple[int, ...], keep_f32: bool) -> TensorType:
+def tensor_type(wanted: TensorType, shape: tuple[int, ...], keep_f32: bool) -> TensorType:
     """Vectors, norms and routers stay F32; rows that are no whole blocks stay F16."""
     if keep_f32 or len(shape) < 2:
         return "F32"
-    wanted = _FULL[outtype]
     if wanted == "Q8_0" and shape[-1] % Q8_BLOCK:
         return "F16"
     return wanted
 
 
 def size_bytes(kind: TensorType, n_elements: int) -> int:
-    if kind == "Q8_0":
-        return n_elements // Q8_BLOCK * Q8_BLOCK_BYTES
+    if kind in _BLOCK_BYTES:
+        return n_elements // Q8_BLOCK * _BLOCK_BYTES[kind]
     return n_elements * {"F32": 4, "F16": 2, "BF16": 2}[kind]
 
 
@@ -58,7 +55,7 @@ def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 def is_copied(source: np.dtype[Any], kind: TensorType) -> bool:
     """Whether the type is the source's own, so that its bytes stay as they are."""
-    return (source, kind) in (
+    return kind == "MXFP4" or (source, kind) in (
         (np.dtype(np.uint16), "BF16"),
         (np.dtype(np.float16), "F16"),
         (np.dtype(np.float32), "F32"),

@@ -1,4 +1,4 @@
-"""Reads a written GGUF back and holds every tensor against its source.
+"""Reads a written GGUF back and compares every tensor with its source.
 
 The file's own header says where each tensor lies and of which type it is. Values that were copied
 must have the same bits; values that were rounded must lie within the error of their type. Chunks
@@ -8,7 +8,8 @@ are checked on the converter's worker threads.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from worker.convert import chunks
+from worker.convert import chunks, manifest, verify_metadata
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.chunks import Chunk
 from worker.convert.direct import DirectFile
 from worker.convert.output import PlacedTensor
-from worker.convert.plan import OutputTensor
+from worker.convert.output_types import FORMATS
+from worker.convert.prepare import Options, check_tokens, prepare
+from worker.convert.progress import Reporter
 from worker.convert.quantize import (
     Q8_BLOCK,
     TensorType,
@@ -33,8 +36,10 @@ from worker.convert.quantize import (
     is_copied,
     to_float32,
 )
+from worker.convert.tensor_plan import OutputTensor
+from worker.convert.tokenizer.check import TokenCheck
 from worker.errors import ModelError
-from worker.models.gguf import read_header
+from worker.models.gguf.header import read_header
 
 _RELATIVE_RMS = {
     "Q2_K": 0.6,
@@ -50,18 +55,60 @@ _RELATIVE_RMS = {
 """Root mean square of the error over that of the values, about twice what random weights give."""
 
 
-def check_file(
+def check_file(source: Path, file: Path, options: Options, report: Reporter) -> int:
+    """Repeat every check on a file that was written before; returns the number of tensors.
+
+    Raises:
+        ModelError: the file is not what the source gives with these options.
+    """
+    recorded = read_header(file).metadata
+    outtype = recorded.get(manifest.OUTTYPE)
+    if outtype not in FORMATS:
+        raise ModelError(
+            f"{file} does not say what it was converted to: {manifest.OUTTYPE} is {outtype!r}"
+        )
+    options = replace(options, outtype=str(outtype))
+    conversion = prepare(source, options)
+    try:
+        conversion.metadata[manifest.DIGEST] = manifest.digest(source)
+        verify_metadata.check_metadata(conversion, file, options)
+        kinds = {tensor.name: kind for tensor, kind in conversion.tensors}
+        check_tensors(
+            conversion.checkpoint,
+            [tensor for tensor, _ in conversion.tensors],
+            file,
+            lambda done, total: report.step("verify", done, total),
+            kinds=kinds if options.format.tensor_type else None,
+        )
+        with TokenCheck(source) as tokens:
+            check_tokens(tokens, conversion)
+        verify_metadata.check_key(manifest.DIFFERENCE, conversion, file)
+    finally:
+        conversion.checkpoint.close()
+    return len(conversion.tensors)
+
+
+def check_tensors(
     checkpoint: Checkpoint,
     tensors: Sequence[OutputTensor],
     path: Path,
     on_done: Callable[[int, int], None],
+    *,
     n_threads: int | None = None,
+    kinds: Mapping[str, TensorType] | None = None,
 ) -> None:
-    """
+    """Compare each tensor with its source.
+
+    With `kinds`, tensors must have these types and the very bytes that the converter writes.
+
     Raises:
         ModelError: the file lacks a tensor, or one differs from its source.
     """
     placed = _placed(tensors, path)
+    for p in placed:
+        if kinds is not None and p.kind != kinds[p.tensor.name]:
+            wanted = kinds[p.tensor.name]
+            raise ModelError(f"{path}: {p.tensor.name} is of type {p.kind} instead of {wanted}")
     total = sum(p.size_bytes for p in placed)
     file = DirectFile(path, os.O_RDONLY)
 
@@ -69,7 +116,12 @@ def check_file(
         written = file.read(chunk.size_bytes, chunk.offset)
         if written.size < chunk.size_bytes:
             raise ModelError(f"{path} became shorter while it was verified")
-        _check_chunk(checkpoint, written, chunk)
+        source = chunk.source(checkpoint)
+        _check_chunk(source, written, chunk)
+        if kinds is not None:
+            again = encode(source, chunk.placed.kind, chunk.placed.tensor.plus)
+            if not np.array_equal(again, written):
+                raise _differs(chunk, "its bytes are not those that the source gives")
 
     try:
         on_done(0, total)
@@ -95,9 +147,8 @@ def _placed(tensors: Sequence[OutputTensor], path: Path) -> list[PlacedTensor]:
     return sorted(placed, key=lambda p: p.offset)
 
 
-def _check_chunk(checkpoint: Checkpoint, written: npt.NDArray[np.uint8], chunk: Chunk) -> None:
+def _check_chunk(source: npt.NDArray[Any], written: npt.NDArray[np.uint8], chunk: Chunk) -> None:
     tensor, kind = chunk.placed.tensor, chunk.placed.kind
-    source = chunk.source(checkpoint)
     if kind == "F32" or (is_copied(source.dtype, kind) and not tensor.plus):
         if not np.array_equal(encode(source, kind, tensor.plus), written):
             raise _differs(chunk, "its bytes are not those of the source")

@@ -1,35 +1,46 @@
-"""The engine process's receiving end: commands in, checked work on to the loop. Intake thread.
+"""The engine process's receiving end: commands in, checked work on to the loop.
 
-Prompts are rendered and tokenised and grammars compiled here, while the engine thread computes:
-llama.cpp's vocabulary may be read from any thread, and native calls do not hold the GIL.
+Prompts are rendered and tokenised and samplers built here, while the engine thread computes:
+llama.cpp's vocabulary may be read from any thread, and native calls do not hold the GIL. The
+reading thread only sorts, so that a cancel overtakes all work. Two threads prepare requests: one
+takes the small ones, the other one those that take long, so that nobody waits for another's long
+prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import queue
+import threading
+from array import array
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from worker.engine.loop import Loop
-from worker.engine.prompt import PromptBuilder
-from worker.engine.sequence import SamplerHandle, Sequence
-from worker.errors import InvalidRequest, WorkerError
-from worker.messages import (
-    Accepted,
+from worker.engine.sequence import Sequence
+from worker.engine.text.prompt import PromptBuilder
+from worker.errors import Cancelled, InferenceFailed, InvalidRequest, WorkerError
+from worker.llama.sampler import Sampler
+from worker.observability.logs import get_logger
+from worker.wire.black_box import LONG_INTAKE, LOOP, SMALL_INTAKE, BlackBox
+from worker.wire.engine_info import Residency
+from worker.wire.messages import Accepted, Answered, Cancel, Command, Event, Failed, Started, Submit
+from worker.wire.work import (
     ApplyTemplate,
-    Cancel,
-    Command,
+    ChatPrompt,
     Detokenize,
     Embed,
-    Event,
     InferenceRequest,
     ProveResidency,
-    Rejected,
-    Reply,
-    Residency,
     Sampling,
-    Submit,
     Tokenize,
+    Work,
 )
+
+log = get_logger()
+
+LONG_WORK = 50_000
+"""Characters or token ids from which on a request is prepared beside the small ones."""
 
 
 class Intake:
@@ -39,46 +50,97 @@ class Intake:
         prompts: PromptBuilder,
         send: Callable[[list[Event]], None],
         *,
-        make_sampler: Callable[[Sampling, list[int]], SamplerHandle],
+        make_sampler: Callable[[Sampling, list[int]], Sampler],
         embed: Callable[[list[int]], list[float]] | None,
         prove_residency: Callable[[], Residency],
         kv_unified: bool,
+        black_box: BlackBox,
     ) -> None:
         self._loop, self._prompts, self._send = loop, prompts, send
         self._make_sampler, self._embed = make_sampler, embed
         self._prove_residency, self._kv_unified = prove_residency, kv_unified
+        self._in_hand = black_box.in_hand
+        self._embeddings: dict[int, _Embedding] = {}
+        self._lock = threading.Lock()
+        self._preparing: set[int] = set()
+        """Requests that are neither with the loop nor ended; guarded by the lock."""
+        self._small: queue.SimpleQueue[tuple[int, Work]] = queue.SimpleQueue()
+        self._long: queue.SimpleQueue[tuple[int, Work]] = queue.SimpleQueue()
+        for name, lane, place in (
+            ("intake-small", self._small, SMALL_INTAKE),
+            ("intake-long", self._long, LONG_INTAKE),
+        ):
+            args = (lane, place)
+            threading.Thread(target=self._prepare_all, args=args, name=name, daemon=True).start()
 
     def handle(self, command: Command) -> None:
-        """Answer a command, or hand its work to the engine thread."""
+        """Sort a command; never waits for the work of one."""
         match command:
-            case Submit(request_id, request):
-                self._submit(request_id, request)
+            case Submit(request_id, work):
+                with self._lock:
+                    self._preparing.add(request_id)
+                try:
+                    is_long = isinstance(work, ProveResidency) or size_of(work) > LONG_WORK
+                except RecursionError:
+                    is_long = True
+                (self._long if is_long else self._small).put((request_id, work))
             case Cancel(request_id):
-                self._loop.cancel(request_id)
-            case Tokenize(call_id, text, add_special):
-                self._answer(call_id, lambda: self._prompts.tokenize(text, add_special=add_special))
-            case Detokenize(call_id, tokens):
-                self._answer(call_id, lambda: self._prompts.detokenize(tokens))
-            case ApplyTemplate(call_id, prompt):
-                self._answer(call_id, lambda: self._prompts.render(prompt))
-            case Embed(call_id, inputs):
-                self._embed_all(call_id, inputs)
-            case ProveResidency(call_id):
-                self._answer(call_id, self._prove_residency)
+                self._cancel(request_id)
             case _:
                 raise AssertionError(f"{type(command).__name__} is not for a running engine")
 
-    def _submit(self, request_id: int, request: InferenceRequest) -> None:
-        try:
-            sequence = self._prepare(request_id, request)
-        except WorkerError as error:
-            self._send([Rejected(request_id, error)])
-            return
-        # First the acceptance, then the loop: its events must come after.
-        self._send([Accepted(request_id, len(sequence.tokens))])
-        self._loop.submit(sequence)
+    def _cancel(self, request_id: int) -> None:
+        with self._lock:
+            if request_id not in self._preparing:
+                if self._embeddings.pop(request_id, None) is None:
+                    self._loop.cancel(request_id)
+                return
+            self._preparing.remove(request_id)
+        self._send([Failed(request_id, Cancelled("the request was cancelled"))])
 
-    def _prepare(self, request_id: int, request: InferenceRequest) -> Sequence:
+    # --- the threads that prepare ----------------------------------------------------------
+
+    def _prepare_all(self, lane: queue.SimpleQueue[tuple[int, Work]], place: int) -> None:
+        """`place` is the thread's in the black box."""
+        while True:
+            self._in_hand[place] = 0
+            request_id, work = lane.get()
+            self._in_hand[place] = request_id
+            try:
+                if request_id in self._preparing:  # not cancelled while it waited
+                    self._take_in(request_id, work)
+            except WorkerError as error:
+                self._end(request_id, Failed(request_id, error))
+            except Exception:
+                log.exception("engine.request_failed")
+                fault = InferenceFailed("the engine met an error while it prepared the request")
+                self._end(request_id, Failed(request_id, fault))
+
+    def _take_in(self, request_id: int, work: Work) -> None:
+        match work:
+            case InferenceRequest():
+                self._take_in_sequence(self._sequence(request_id, work))
+            case Embed(inputs):
+                self._take_in_embedding(request_id, inputs)
+            case Tokenize(text, add_special):
+                tokens = self._prompts.tokenize(text, add_special=add_special)
+                self._end(request_id, Answered(request_id, tokens))
+            case Detokenize(tokens):
+                self._end(request_id, Answered(request_id, self._prompts.detokenize(tokens)))
+            case ApplyTemplate(prompt):
+                self._end(request_id, Answered(request_id, self._prompts.render(prompt)))
+            case ProveResidency():
+                self._end(request_id, Answered(request_id, self._prove_residency()))
+
+    def _end(self, request_id: int, event: Answered | Failed) -> None:
+        """Send the end of a request that has not got to the loop, unless a cancel was first."""
+        with self._lock:
+            if request_id not in self._preparing:
+                return
+            self._preparing.remove(request_id)
+        self._send([event])
+
+    def _sequence(self, request_id: int, request: InferenceRequest) -> Sequence:
         if self._embed is not None:
             raise InvalidRequest(
                 "model: this model makes embeddings and generates no text", field="model"
@@ -86,36 +148,99 @@ class Intake:
         if request.deterministic and self._kv_unified:
             raise InvalidRequest(
                 "deterministic: not with a unified KV cache, where other requests' cells change "
-                "the order of the sums; start the worker without --kv-unified",
+                "the order of the sums; start the worker with --no-kv-unified",
                 field="deterministic",
             )
         tokens = self._prompts.build(request.prompt)
         sampler = self._make_sampler(request.sampling, tokens)
+        sampler.follow_produced(request.produced)
         return Sequence(request_id, request, tokens, sampler)
 
-    def _embed_all(self, call_id: int, inputs: tuple[str | tuple[int, ...], ...]) -> None:
-        embed = self._embed
+    def _take_in_sequence(self, sequence: Sequence) -> None:
+        request_id = sequence.request_id
+        with self._lock:
+            if request_id not in self._preparing:
+                sequence.sampler.close()
+                return
+            # Accepted goes out first: the loop may send `Started` the moment it has it. And
+            # under the lock: a cancel finds the request either here or with the loop.
+            ids = array("i", sequence.tokens[: sequence.n_prompt]).tobytes()
+            self._send([Accepted(request_id, sequence.n_prompt, ids)])
+            self._loop.submit(sequence)
+            self._preparing.remove(request_id)
 
-        def prepare() -> list[list[int]]:
-            if embed is None:
-                raise InvalidRequest(
-                    "model: this model generates text and makes no embeddings", field="model"
-                )
-            return [self._prompts.build(text) for text in inputs]
+    # --- embeddings: one input at a time, between two steps of the loop ----------------------
 
-        try:
-            prepared = prepare()
-        except WorkerError as error:
-            self._send([Reply(call_id, error=error)])
+    def _take_in_embedding(
+        self, request_id: int, inputs: tuple[str | tuple[int, ...], ...]
+    ) -> None:
+        if self._embed is None:
+            raise InvalidRequest(
+                "model: this model generates text and makes no embeddings", field="model"
+            )
+        prompts = [self._prompts.build(text) for text in inputs]
+        with self._lock:
+            if request_id not in self._preparing:
+                return
+            self._send([Accepted(request_id, sum(map(len, prompts)))])
+            self._embeddings[request_id] = _Embedding(prompts)
+            self._loop.call(lambda: self._embed_next(request_id))
+            self._preparing.remove(request_id)
+
+    def _embed_next(self, request_id: int) -> None:
+        """On the engine thread: one input, then whatever else waits, then the next."""
+        embedding = self._embeddings.get(request_id)
+        if embedding is None:
+            self._send([Failed(request_id, Cancelled("the request was cancelled"))])
             return
-        assert embed is not None
-        self._loop.call(
-            lambda: self._answer(call_id, lambda: [(len(t), embed(t)) for t in prepared])
-        )
-
-    def _answer(self, call_id: int, compute: Callable[[], Any]) -> None:
+        assert self._embed is not None, "only an embedding model takes embeddings in"
+        n_done = len(embedding.vectors)
+        events: list[Event] = [] if n_done else [Started(request_id, 0)]
+        self._in_hand[LOOP] = request_id
         try:
-            reply = Reply(call_id, compute())
+            prompt = embedding.prompts[n_done]
+            embedding.vectors.append((len(prompt), self._embed(prompt)))
         except WorkerError as error:
-            reply = Reply(call_id, error=error)
-        self._send([reply])
+            self._embeddings.pop(request_id, None)
+            events.append(Failed(request_id, error))
+        else:
+            if len(embedding.vectors) < len(embedding.prompts):
+                self._loop.call(lambda: self._embed_next(request_id))
+            elif self._embeddings.pop(request_id, None) is not None:
+                events.append(Answered(request_id, embedding.vectors))
+            else:
+                events.append(Failed(request_id, Cancelled("the request was cancelled")))
+        self._in_hand[LOOP] = 0
+        self._send([*events, self._loop.stats()])
+
+
+@dataclass(slots=True)
+class _Embedding:
+    prompts: list[list[int]]
+    vectors: list[tuple[int, list[float]]] = field(default_factory=list)
+
+
+def size_of(work: Any) -> int:
+    """About how many characters or token ids there are in a request's texts."""
+    match work:
+        case str():
+            return len(work)
+        case tuple() if work and isinstance(work[0], int):
+            return len(work)
+        case list() | tuple():
+            return sum(map(size_of, work))
+        case Mapping():
+            return sum(map(size_of, work.keys())) + sum(map(size_of, work.values()))
+        case InferenceRequest():
+            return size_of(work.prompt)
+        case ChatPrompt():
+            return size_of([work.messages, work.tools, work.template_kwargs])
+        case Tokenize():
+            return len(work.text)
+        case Detokenize():
+            return len(work.tokens)
+        case ApplyTemplate():
+            return size_of(work.prompt)
+        case Embed():
+            return size_of(work.inputs)
+    return 1

@@ -1,4 +1,4 @@
-"""The engine's loop: plan, decode, sample, detokenise, send. The engine thread's only code.
+"""The engine's loop: plan, decode, sample, detokenise, send. It owns the engine thread.
 
 Other threads hand in work through `submit`, `cancel` and `call`; nothing else is shared.
 """
@@ -7,56 +7,17 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable
-from collections.abc import Sequence as Rows
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
 
-from worker.engine.scheduler import Chunk, Copy, Plan, Scheduler, Truncate
+from worker.engine.backend import Backend
+from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
+from worker.engine.step import Chunk, Copy, Truncate, main_prompt
 from worker.errors import Cancelled, InferenceTimeout, VramOom, WorkerError
-from worker.messages import (
-    DecodeOutcome,
-    Event,
-    Failed,
-    Finished,
-    Started,
-    Stats,
-    StopReason,
-    Token,
-    TokenLogprob,
-)
+from worker.wire.black_box import LOOP, BlackBox
+from worker.wire.messages import Event, Failed, Finished, Started, Stats, StopReason, Token
 
-
-class Backend(Protocol):
-    """What the loop needs of a model; llama.cpp in the worker, a byte model in some tests."""
-
-    context_length: int
-
-    def fill(self, chunks: Rows[Chunk]) -> None:
-        """Make the chunks' tokens the batch that `decode` computes."""
-
-    def decode(self) -> DecodeOutcome:
-        """Compute the batch."""
-
-    def sample(self, sampler: Any, chunk: int) -> int:
-        """The next token after the `chunk`th that was filled in."""
-
-    def logprobs(self, chunk: int, token: int, n_top: int) -> TokenLogprob:
-        """The log-probability of `token` there, and of the `n_top` best."""
-
-    def is_eog(self, token: int) -> bool: ...
-
-    def piece(self, token: int) -> bytes: ...
-
-    def truncate(self, slot: int, length: int) -> object: ...
-
-    def copy(self, source: int, target: int, length: int) -> None: ...
-
-    def abort(self) -> None:
-        """Make a running `decode` return early; from any thread."""
-
-    def resume(self) -> None:
-        """Take `abort` back."""
+_PROMPT_END_TOKENS = 16
 
 
 class Loop:
@@ -66,9 +27,11 @@ class Loop:
         scheduler: Scheduler,
         send: Callable[[list[Event]], None],
         clock: Callable[[], float] = time.monotonic,
+        black_box: BlackBox | None = None,
     ) -> None:
         self._backend, self._scheduler = backend, scheduler
         self._send, self._clock = send, clock
+        self._in_hand = (black_box or BlackBox()).in_hand
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._sequences: dict[int, Sequence] = {}
         self._events: list[Event] = []
@@ -104,11 +67,11 @@ class Loop:
             pass
 
     def turn(self) -> bool:
-        """Take in what came, compute one step, send what happened; false when asked to stop."""
-        if not self._take_in():
+        """Run the inbox, compute one step, send what happened; false when asked to stop."""
+        if not self._run_inbox():
             return False
         began, native_before = self._clock(), self._decode_seconds + self._sample_seconds
-        self._expire()
+        self._fail_expired()
         if self._scheduler.has_work:
             self.step()
         self._flush()
@@ -117,19 +80,22 @@ class Loop:
         return True
 
     def step(self) -> None:
-        """Compute one batch and send what came out of it."""
-        plan = self._scheduler.plan()
-        self._announce(plan)
-        self._apply(plan)
-        plan = self._decode(plan)
-        drawn = self._sample(plan)
-        self._scheduler.advance(plan)
+        """Compute one batch and take in what came out of it."""
+        step = self._scheduler.plan()
+        self._apply(step.moves)
+        self._announce(step.started)
+        step.chunks = self._decode([c for c in step.chunks if c.start == c.sequence.n_computed])
+        drawn = self._sample(step.chunks)
+        for sequence in self._scheduler.advance(step):
+            self._take_snapshot(sequence)
         now = self._clock()
         for sequence, index, token in drawn:
+            self._in_hand[LOOP] = sequence.request_id
             self._accept(sequence, index, token, now)
+        self._in_hand[LOOP] = 0
         self._steps += 1
 
-    def _take_in(self) -> bool:
+    def _run_inbox(self) -> bool:
         """Run what other threads handed in; false when asked to stop."""
         wait = not self._scheduler.has_work
         while True:
@@ -142,76 +108,89 @@ class Loop:
             action()
             wait = False
 
-    def _apply(self, plan: Plan) -> None:
-        for move in plan.moves:
+    def _apply(self, moves: Iterable[Truncate | Copy]) -> None:
+        """Change the cells as planned. A slot whose memory cannot be cut there is emptied, and
+        its sequence computed from its first token on."""
+        for move in moves:
             match move:
-                case Truncate(slot, length):
-                    self._backend.truncate(slot, length)
-                case Copy(source, target, length):
-                    self._backend.copy(source, target, length)
+                case Truncate(slot, length, snapshot):
+                    state = snapshot.state if snapshot is not None else None
+                    done = self._backend.truncate(slot, length, state)
+                case Copy(source, slot, length, snapshot):
+                    state = snapshot.state if snapshot is not None else None
+                    done = self._backend.copy(source, slot, length, state)
+            if not done:
+                self._backend.truncate(slot, 0)
+                self._scheduler.start_over(slot)
+
+    def _take_snapshot(self, sequence: Sequence) -> None:
+        if sequence.slot is not None:  # it did not fail in this step
+            self._scheduler.keep_snapshot(sequence, self._backend.snapshot(sequence.slot))
 
     # --- decode and what may go wrong ----------------------------------------------------------
 
-    def _decode(self, plan: Plan) -> Plan:
-        """Compute the plan, or as much of it as can be; returns what was computed."""
-        while plan.chunks:
-            self._backend.fill(plan.chunks)
+    def _decode(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Compute the chunks, or as many of them as can be; returns what was computed."""
+        while chunks:
+            self._backend.fill(chunks)
             # A batch that is mostly one prompt is abandoned when that request is cancelled.
-            self._computing = plan.main_prompt
+            self._computing = main_prompt(chunks)
+            self._in_hand[LOOP] = self._computing or 0
             began = self._clock()
             outcome = self._backend.decode()
-            self._decode_seconds += self._clock() - began
+            seconds = self._clock() - began
+            self._decode_seconds += seconds
             self._computing = None
             self._backend.resume()
             match outcome:
                 case "ok":
-                    return plan
-                case "aborted":
-                    self._roll_back(plan)
-                    return Plan()
+                    self._scheduler.measured(chunks, seconds)
+                    return chunks
                 case "no_room":
-                    plan = self._make_room(plan)
+                    chunks = self._make_room(chunks)
+                case "aborted":
+                    self._roll_back(chunks)
+                    return []
                 case "failed":
-                    self._roll_back(plan)
-                    plan = self._drop_youngest(plan)
-        return Plan()
+                    self._roll_back(chunks)
+                    self._fail_youngest(chunks)
+                    return []
+        return []
 
-    def _make_room(self, plan: Plan) -> Plan:
+    def _make_room(self, chunks: list[Chunk]) -> list[Chunk]:
         """Free cached cells, then compute less, then send the youngest back to the queue."""
         if self._scheduler.drop_cached():
-            self._apply(self._scheduler.take_freed())
-            return plan
-        smaller = self._scheduler.shrink(plan)
+            self._apply(self._scheduler.take_emptied())
+            return chunks
+        smaller = self._scheduler.shrink(chunks)
         if smaller is not None:
             return smaller
         if self._scheduler.preempt_youngest() is None:
-            return self._drop_youngest(plan)
-        self._apply(self._scheduler.take_freed())
-        return Plan(chunks=[c for c in plan.chunks if c.sequence.slot is not None])
+            self._fail_youngest(chunks)
+        self._apply(self._scheduler.take_emptied())
+        return [c for c in chunks if c.sequence.slot is not None]
 
-    def _roll_back(self, plan: Plan) -> None:
-        """Take the rows of an unfinished batch out of the cache; they are computed again."""
-        for chunk in plan.chunks:
-            assert chunk.sequence.slot is not None
-            self._backend.truncate(chunk.sequence.slot, chunk.start)
+    def _roll_back(self, chunks: list[Chunk]) -> None:
+        """Take the rows of an unfinished batch out of the cells; they are computed again."""
+        self._apply(
+            Truncate(c.sequence.slot, c.start) for c in chunks if c.sequence.slot is not None
+        )
 
-    def _drop_youngest(self, plan: Plan) -> Plan:
+    def _fail_youngest(self, chunks: list[Chunk]) -> None:
         """The device cannot compute this batch: the youngest request in it fails alone."""
-        victim = max((c.sequence for c in plan.chunks), key=lambda s: s.admission)
-        self._fail(victim, VramOom("the device has no memory left for this request"))
-        self._apply(self._scheduler.take_freed())
-        return Plan(chunks=[c for c in plan.chunks if c.sequence is not victim])
+        youngest = max((c.sequence for c in chunks), key=lambda s: s.admission)
+        self._fail(youngest, VramOom("the device has no memory left for this request"))
 
-    def _sample(self, plan: Plan) -> list[tuple[Sequence, int, int]]:
+    def _sample(self, chunks: list[Chunk]) -> list[tuple[Sequence, int, int]]:
         """Draw a token for each chunk that ends its sequence: (sequence, index of chunk, token).
 
-        All are drawn before any is looked at: each draw passes over the vocabulary's logits,
-        which would push the code that takes the tokens in out of the processor's caches.
+        All are drawn before any is taken in, so that drawing and Python take turns once a step.
         """
         began = self._clock()
         drawn = []
-        for index, chunk in enumerate(plan.chunks):
+        for index, chunk in enumerate(chunks):
             if chunk.wants_logits:
+                self._in_hand[LOOP] = chunk.sequence.request_id
                 try:
                     token = self._backend.sample(chunk.sequence.sampler, index)
                 except WorkerError as error:
@@ -236,7 +215,8 @@ class Loop:
         if n_top is not None:
             sequence.pending_logprobs.append(self._backend.logprobs(index, token, n_top))
         sequence.pending_ids.append(token)
-        text = sequence.detokenizer.feed(self._backend.piece(token))
+        piece = self._backend.piece(token, request.shown_tokens)
+        text = sequence.detokenizer.feed(piece)
         text, stop = sequence.stops.feed(text)
         self._emit_text(sequence, text)
         if stop is not None:
@@ -262,8 +242,8 @@ class Loop:
         self, sequence: Sequence, reason: StopReason, now: float, stop: str | None = None
     ) -> None:
         if stop is None:
-            # Text that was held for a stop that did not come, or half a character; the latter
-            # may complete a stop once it has become U+FFFD.
+            # What was held back: the beginning of a stop that did not come, or a part of a
+            # character, which becomes U+FFFD and may then complete a stop.
             text, stop = sequence.stops.feed(sequence.detokenizer.finish())
             if stop is None:
                 text += sequence.stops.finish()
@@ -295,6 +275,9 @@ class Loop:
     # --- on the engine thread, for other threads -------------------------------------------------
 
     def _add(self, sequence: Sequence) -> None:
+        self._in_hand[LOOP] = sequence.request_id
+        sequence.follow_produced(self._backend.piece)
+        self._in_hand[LOOP] = 0
         self._sequences[sequence.request_id] = sequence
         self._deadlines += sequence.request.deadline is not None
         self._scheduler.add(sequence)
@@ -304,7 +287,8 @@ class Loop:
         if sequence is not None:
             self._fail(sequence, Cancelled("the request was cancelled"))
 
-    def _expire(self) -> None:
+    def _fail_expired(self) -> None:
+        """End the requests whose deadline has passed."""
         if not self._deadlines:
             return
         now = self._clock()
@@ -313,17 +297,13 @@ class Loop:
             if deadline is not None and now >= deadline:
                 self._fail(sequence, InferenceTimeout("the request's deadline has passed"))
 
-    def fail_all(self, error: WorkerError) -> None:
-        """End every request; for a loop that cannot go on."""
-        for sequence in list(self._sequences.values()):
-            self._fail(sequence, error)
-        self._flush()
-
-    def _announce(self, plan: Plan) -> None:
-        for sequence, n_cached in plan.started:
+    def _announce(self, started: list[Sequence]) -> None:
+        for sequence in started:
             if not sequence.is_announced:
                 sequence.is_announced = True
-                self._events.append(Started(sequence.request_id, n_cached))
+                end = sequence.tokens[: sequence.n_prompt][-_PROMPT_END_TOKENS:]
+                prompt_end = self._backend.spelled(end)
+                self._events.append(Started(sequence.request_id, sequence.n_cached, prompt_end))
 
     def _flush(self) -> None:
         self._events.append(self.stats())

@@ -6,8 +6,8 @@ import os
 import queue
 import threading
 
-from worker.engine.transport import SyncChannel
-from worker.messages import Event
+from worker.wire.messages import Event
+from worker.wire.transport import SyncChannel
 
 
 class Outbox:

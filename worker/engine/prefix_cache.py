@@ -2,7 +2,8 @@
 
 The unit of reuse is the slot: a sequence's cells stay in its slot when it has finished, until
 the slot is needed, least recently used first. A new prompt may take over an idle slot that begins
-like it, or copy the common beginning from any slot, also from one that is still running.
+like it, or copy the common beginning from any slot, also from one that is still running. Recurrent
+and windowed memory cannot be cut back to any beginning: there a snapshot has to have been taken.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from worker.engine.backend import Backend
 from worker.engine.sequence import Sequence as EngineSequence
+from worker.engine.step import Snapshot
 
 MIN_SHARED_TOKENS = 32
-"""A shorter common beginning is computed again: copying cells costs a pass over a slot's memory."""
+"""A shorter common beginning is computed again."""
 MIN_AWAITED_TOKENS = 8
 """For fewer common tokens that are still being computed, a prompt does not wait."""
 
@@ -27,6 +30,8 @@ class Slot:
     kept: list[int] = field(default_factory=list)
     """Tokens whose cells an idle slot keeps for reuse; empty while it has an owner."""
     salt: str | None = None
+    snapshots: list[Snapshot] = field(default_factory=list)
+    """Taken of these cells or of those that they were copied from."""
     last_used: int = 0
 
     @property
@@ -48,19 +53,25 @@ class Match:
     """A slot that begins like a prompt."""
 
     slot: Slot
-    n_ready: int
-    """Common tokens whose cells can be used now."""
     n_common: int
-    """Common tokens once the slot's owner has computed its prompt."""
+    """Equal tokens at the beginning, computed or not."""
+    n_ready: int
+    """Of those, as many as can be used now."""
+    n_soon: int
+    """As many as can be used once the slot's owner has computed its prompt."""
+    snapshot: Snapshot | None = None
+    """What it takes to go on from `n_ready`."""
 
     @property
     def is_worth_waiting(self) -> bool:
         """Another sequence is computing what this prompt needs: computing it twice would make
         both of them slower."""
-        return self.n_common - self.n_ready >= MIN_AWAITED_TOKENS
+        return self.n_soon - self.n_ready >= MIN_AWAITED_TOKENS
 
 
-def find_match(slots: Iterable[Slot], sequence: EngineSequence) -> Match | None:
+def find_match(
+    slots: Iterable[Slot], sequence: EngineSequence, backend: Backend, *, snapshots: bool
+) -> Match | None:
     """The slot with the longest common beginning, of the same tenant (`cache_salt`) only.
 
     At least the last prompt token is left to compute: its logits are what is sampled from.
@@ -75,11 +86,24 @@ def find_match(slots: Iterable[Slot], sequence: EngineSequence) -> Match | None:
             continue
         if slot.owner is not None and slot.owner.request.deterministic:
             continue
-        n_common = common_length(slot.tokens, prompt)
-        match = Match(slot, min(n_common, slot.n_cells), n_common)
-        if best is None or (match.n_common, match.n_ready) > (best.n_common, best.n_ready):
+        match = _match(slot, common_length(slot.tokens, prompt), backend, snapshots)
+        if best is None or (match.n_soon, match.n_ready) > (best.n_soon, best.n_ready):
             best = match
     return best
+
+
+def _match(slot: Slot, n_common: int, backend: Backend, snapshots: bool) -> Match:
+    n_ready, snapshot = min(n_common, slot.n_cells), None
+    if not backend.can_cut(slot.index, n_ready):
+        usable = (s for s in slot.snapshots if s.length <= n_ready)
+        snapshot = max(usable, key=lambda s: s.length, default=None)
+        n_ready = snapshot.length if snapshot is not None else 0
+    if n_ready < MIN_SHARED_TOKENS:
+        n_ready, snapshot = 0, None
+    n_soon = n_ready
+    if n_common > slot.n_cells and (backend.cuts_anywhere or snapshots):
+        n_soon = n_common
+    return Match(slot, n_common, n_ready, n_soon, snapshot)
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:

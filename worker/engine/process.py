@@ -24,23 +24,33 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.devices import cpu_budget, memory, probe, residency
-from worker.engine.chat_template import ChatTemplate
+from worker.devices import select
+from worker.devices.cpu import budget as cpu_budget
+from worker.devices.plan import memory
+from worker.devices.residency import proof as residency
+from worker.engine.backend import LlamaBackend
 from worker.engine.intake import Intake
+from worker.engine.limits import limits_of
 from worker.engine.loop import Loop
 from worker.engine.outbox import Outbox
-from worker.engine.prompt import PromptBuilder
-from worker.engine.scheduler import Limits, Scheduler
-from worker.engine.transport import SyncChannel
-from worker.errors import InferenceFailed, InsufficientVram, VramOom, WorkerError
+from worker.engine.scheduler import Scheduler
+from worker.engine.text.chat_template import ChatTemplate
+from worker.engine.text.model_template import template_metadata, template_of
+from worker.engine.text.prompt import PromptBuilder
+from worker.errors import InsufficientVram, ModelError, VramOom, WorkerError
 from worker.llama import library, warmup
-from worker.llama.backend import LlamaBackend
+from worker.llama.adapter import LoraAdapter
+from worker.llama.constraint import GrammarVocabulary
 from worker.llama.context import Context
 from worker.llama.model import LoadOptions, Model
 from worker.llama.sampler import Sampler
-from worker.messages import EngineConfig, EngineInfo, ModelInfo, Progress, Ready, StartFailed, Stop
-from worker.models.gguf import GgufHeader, read_header
+from worker.models.gguf.header import GgufHeader, read_header
 from worker.observability.logs import configure, get_logger
+from worker.wire.black_box import BlackBox
+from worker.wire.engine_info import EngineInfo, ModelInfo
+from worker.wire.engine_settings import EngineSettings
+from worker.wire.messages import LoadModel, Progress, Ready, StartFailed, Stop
+from worker.wire.transport import SyncChannel
 
 log = get_logger()
 
@@ -52,13 +62,13 @@ _PR_SET_PDEATHSIG = 1
 class Engine:
     """What a successful start leaves behind."""
 
-    config: EngineConfig
+    settings: EngineSettings
     model: Model
     context: Context
     backend: LlamaBackend
     prompts: PromptBuilder
     info: EngineInfo
-    selected: probe.Selected
+    selected: select.Selected
 
 
 def main() -> None:
@@ -68,9 +78,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we stop
     # On an abort ggml would first run a debugger, while the requests in flight wait for their end.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
-    channel = SyncChannel(socket.socket(fileno=parser.parse_args().fd))
+    parser.add_argument("--black-box", type=int, required=True, help="the black box's file")
+    options = parser.parse_args()
+    channel = SyncChannel(socket.socket(fileno=options.fd))
     config = channel.recv()
-    if not isinstance(config, EngineConfig):
+    if not isinstance(config, LoadModel):
         os._exit(0)  # the parent died before it could speak
     configure(config.log_level, config.log_format, config.worker_id)
     library.log.listener = _forward_log
@@ -83,15 +95,16 @@ def main() -> None:
         channel.send([StartFailed(error)])
         os._exit(error.exit_code)
     started.set()
+    library.on_abort(lambda message: log.error("engine.native_abort", line=message))
     gc.collect()
     gc.freeze()  # what is there now stays for good: no pause between two steps to walk through it
-    _serve(engine, channel)
+    _serve(engine, channel, BlackBox(options.black_box))
 
 
 # --- start -----------------------------------------------------------------------------------
 
 
-def _start(config: EngineConfig, channel: SyncChannel) -> Engine:
+def _start(config: LoadModel, channel: SyncChannel) -> Engine:
     """Preflight → load → residency proof → warm-up.
 
     Raises:
@@ -99,23 +112,26 @@ def _start(config: EngineConfig, channel: SyncChannel) -> Engine:
     """
     began = time.monotonic()
     channel.send([Progress("preflight", 0.0)])
+    settings = config.engine
     header = read_header(Path(config.model_path))
-    budget = cpu_budget.cpu_budget(config.threads)
+    budget = cpu_budget.cpu_budget(settings.threads)
     log.info(
         "engine.cpu_budget",
         threads=budget.threads,
         derivation=budget.derivation,
         memory_limit_bytes=budget.memory_limit_bytes,
     )
-    selected = probe.select_device(config)
-    plan = memory.plan(header, config, selected.device, budget)
+    selected = select.select_device(settings)
+    library.on_abort(lambda message: _aborting(message, channel))
+    adapter_bytes = config.adapter.size_bytes if config.adapter else 0
+    plan = memory.plan(header, settings, selected.device, budget, config.model_ref, adapter_bytes)
     log.info("engine.plan", **plan.as_dict())
     model = _load_model(config, channel, selected, plan, header)
     embeds = header.pooling is not None
     context = _create_context(config, model, plan, budget.threads, embeds)
     channel.send([Progress("residency", 0.0)])
-    proof = residency.prove(model, context, selected, config)
-    template = _chat_template(model)
+    proof = residency.prove(model, context, selected, header, locked=settings.mlock)
+    template = template_of(model, settings.chat_template)
     prompts = PromptBuilder(model, template, plan.context_length, embeds=embeds)
     channel.send([Progress("warmup", 0.0)])
     if embeds:
@@ -125,9 +141,9 @@ def _start(config: EngineConfig, channel: SyncChannel) -> Engine:
     info = EngineInfo(
         model=_model_info(config, header, model, template, plan.context_length),
         residency=proof,
-        backend=config.backend,
+        backend=settings.backend,
         device=selected.name,
-        slots=1 if embeds else config.slots,
+        slots=1 if embeds else settings.slots,
         batch=context.options.n_batch,
         micro_batch=context.options.n_ubatch,
         threads=budget.threads,
@@ -138,20 +154,28 @@ def _start(config: EngineConfig, channel: SyncChannel) -> Engine:
         plan=plan.parts,
         load_seconds=round(time.monotonic() - began, 3),
         pid=os.getpid(),
+        kv_cells=plan.kv_cells,
+        kv_unified=plan.kv_unified,
+        kv_reason=plan.kv_reason,
     )
     backend = LlamaBackend(model, context, plan.context_length)
     log.info("engine.loaded", device=selected.name, seconds=info.load_seconds)
-    return Engine(config, model, context, backend, prompts, info, selected)
+    return Engine(settings, model, context, backend, prompts, info, selected)
+
+
+def _aborting(message: str, channel: SyncChannel) -> None:
+    """Native code ends this process while it starts: tell the parent in its words."""
+    place, _, reason = message.partition(": ")
+    channel.send([StartFailed(ModelError(f"llama.cpp gave the model up: {reason or place}."))])
 
 
 def _load_model(
-    config: EngineConfig,
+    config: LoadModel,
     channel: SyncChannel,
-    selected: probe.Selected,
+    selected: select.Selected,
     plan: memory.Plan,
     header: GgufHeader,
 ) -> Model:
-    on_gpu = selected.device is not None
     began = last = time.monotonic()
 
     def progressed(fraction: float) -> None:
@@ -164,38 +188,33 @@ def _load_model(
 
     options = LoadOptions(
         device=selected.device,
-        mmap=config.mmap if config.mmap is not None else not on_gpu,
-        mlock=config.mlock,
+        mmap=config.engine.maps_file,
+        mlock=config.engine.mlock,
         tensor_placement=residency.tensor_placement(selected, header),
     )
     return Model(config.model_path, options, progressed)
 
 
 def _create_context(
-    config: EngineConfig, model: Model, plan: memory.Plan, threads: int, embeds: bool
+    config: LoadModel, model: Model, plan: memory.Plan, threads: int, embeds: bool
 ) -> Context:
-    options = memory.context_options(config, plan.context_length, threads=threads, embeds=embeds)
+    """With the adapter, which llama.cpp wants loaded before the context is there."""
+    adapter = None
+    if config.adapter is not None:
+        adapter = LoraAdapter(model, config.adapter.path, config.adapter.scale)
+    kv = memory.KvCache(plan.kv_cells, plan.context_length, plan.kv_unified)
+    options = memory.context_options(config.engine, kv, threads=threads, embeds=embeds)
     try:
-        return Context(model, options)
+        context = Context(model, options)
     except VramOom as error:
         raise InsufficientVram(error.message, parts=dict(plan.parts)) from error
-
-
-def _chat_template(model: Model) -> ChatTemplate | None:
-    source = model.chat_template()
-    if source is None:
-        return None
-    names = {"bos_token": "bos_token_id", "eos_token": "eos_token_id"}
-    names |= {"unk_token": "unknown_token_id", "pad_token": "padding_token_id"}
-    special = {}
-    for name, key in names.items():
-        token = model.metadata(f"tokenizer.ggml.{key}")
-        special[name] = model.token_text(int(token)) if token is not None else ""
-    return ChatTemplate(source, special)
+    if adapter is not None:
+        adapter.use_in(context)
+    return context
 
 
 def _model_info(
-    config: EngineConfig,
+    config: LoadModel,
     header: GgufHeader,
     model: Model,
     template: ChatTemplate | None,
@@ -217,39 +236,38 @@ def _model_info(
         has_chat_template=template is not None,
         template_takes_tools=template is not None and template.takes_tools,
         pooling=header.pooling,
-        metadata=header.summary(),
+        metadata={**header.summary(), **template_metadata(template)},
+        adapter=config.adapter,
     )
 
 
 # --- serve -----------------------------------------------------------------------------------
 
 
-def _serve(engine: Engine, channel: SyncChannel) -> None:
-    config, model, context = engine.config, engine.model, engine.context
-    embeds = engine.info.model.pooling is not None
-    limits = Limits(
-        n_slots=engine.info.slots,
-        n_cells=engine.info.slots * engine.backend.context_length,
-        batch=engine.info.batch,
-        prefill_alone=max(engine.info.micro_batch, config.prefill_budget),
-        prefill_budget=config.prefill_budget,
-        prefix_cache=config.prefix_cache and model.can_truncate,
-    )
+def _serve(engine: Engine, channel: SyncChannel, black_box: BlackBox) -> None:
+    settings, model, context = engine.settings, engine.model, engine.context
+    info = engine.info
+    embeds = info.model.pooling is not None
     outbox = Outbox(channel)
-    loop = Loop(engine.backend, Scheduler(limits), outbox.put)
+    scheduler = Scheduler(limits_of(info, settings), engine.backend)
+    loop = Loop(engine.backend, scheduler, outbox.put, black_box=black_box)
+    vocabulary = GrammarVocabulary(model)
     intake = Intake(
         loop,
         engine.prompts,
         channel.send,
-        make_sampler=lambda sampling, prompt: Sampler(model, sampling, prompt),
+        make_sampler=lambda sampling, prompt: Sampler(model, sampling, prompt, vocabulary),
         embed=(lambda tokens: warmup.embed(context, tokens)) if embeds else None,
         prove_residency=lambda: residency.prove_again(
-            engine.info.residency, engine.selected, config
+            info.residency, engine.selected, locked=settings.mlock
         ),
-        kv_unified=config.kv_unified,
+        kv_unified=info.kv_unified,
+        black_box=black_box,
     )
-    channel.send([Ready(engine.info), loop.stats()])
+    channel.send([Ready(info), loop.stats()])
     threading.Thread(target=_take_in, args=(channel, intake), name="intake", daemon=True).start()
+    if not embeds:
+        threading.Thread(target=vocabulary.prepare, name="vocabulary", daemon=True).start()
     _run(loop, outbox)
 
 
@@ -268,17 +286,14 @@ def _take_in(channel: SyncChannel, intake: Intake) -> None:
 
 
 def _run(loop: Loop, outbox: Outbox) -> None:
-    """The engine thread. A loop that breaks takes the process with it: the parent tells the
-    requests in flight and starts another one."""
+    """The engine thread. A loop that breaks takes the process with it: the black box tells the
+    parent which request was in hand, and the others go on in the next engine."""
     try:
         loop.run()
     except BaseException:
         log.exception("engine.loop_failed")
-        try:
-            loop.fail_all(InferenceFailed("the engine met an error of its own"))
-            outbox.flush()
-        finally:
-            os._exit(70)
+        outbox.flush()
+        os._exit(70)
 
 
 # --- the process -----------------------------------------------------------------------------
@@ -302,7 +317,9 @@ def _watch_parent(started: threading.Event) -> None:
 
 def _forward_log(level: library.LogLevel, line: str) -> None:
     """llama.cpp's warnings are ours; the rest of its talk is for debugging."""
-    getattr(log, level if level in ("warning", "error") else "debug")("engine.native", line=line)
+    # It warns of a pool that holds more than one sequence may have; ours never goes beyond that.
+    told = level in ("warning", "error") and "training context overflow" not in line
+    getattr(log, level if told else "debug")("engine.native", line=line)
 
 
 if __name__ == "__main__":

@@ -8,94 +8,40 @@ computed right now waits for that part instead of computing it again.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from worker.engine.backend import Backend
+from worker.engine.limits import Limits
 from worker.engine.prefix_cache import Match, Slot, find_match
 from worker.engine.sequence import Sequence
+from worker.engine.step import Chunk, Copy, Snapshot, Step, Truncate
 
-
-class Chunk(NamedTuple):
-    """Consecutive tokens of one sequence, one row each."""
-
-    sequence: Sequence
-    start: int
-    n_tokens: int
-
-    @property
-    def end(self) -> int:
-        return self.start + self.n_tokens
-
-    @property
-    def wants_logits(self) -> bool:
-        return self.end == len(self.sequence.tokens)
-
-
-class Truncate(NamedTuple):
-    """Keep the first `length` cells of a slot."""
-
-    slot: int
-    length: int
-
-
-class Copy(NamedTuple):
-    """Give the empty slot `target` the first `length` cells of `source`."""
-
-    source: int
-    target: int
-    length: int
-
-
-@dataclass(slots=True)
-class Plan:
-    """One step: cell operations in order, then one batch."""
-
-    moves: list[Truncate | Copy] = field(default_factory=list)
-    chunks: list[Chunk] = field(default_factory=list)
-    started: list[tuple[Sequence, int]] = field(default_factory=list)
-    """Sequences that got a slot, with the number of prompt tokens that they need not compute."""
-
-    @property
-    def main_prompt(self) -> int | None:
-        """The request whose prompt is more than half of the batch."""
-        sizes = [chunk.n_tokens for chunk in self.chunks]
-        largest = max(sizes)
-        if largest == 1 or 2 * largest <= sum(sizes):
-            return None
-        return self.chunks[sizes.index(largest)].sequence.request_id
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    n_slots: int
-    n_cells: int
-    """KV cells of all slots together."""
-    batch: int
-    """Rows in one batch."""
-    prefill_alone: int
-    """Tokens of a prompt in a step that is all its own."""
-    prefill_budget: int
-    """Prompt tokens in any other step."""
-    prefix_cache: bool = True
+MEASURED_TOKENS = 64
+"""A batch of fewer does not tell what a token of a prompt costs."""
+SNAPSHOT_TAIL = 16
+"""Tokens at a prompt's end that come after its snapshot: what the next turn of a conversation may
+write differently, and at least the last one, which is always computed."""
 
 
 class Scheduler:
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, limits: Limits, backend: Backend) -> None:
+        self.limits, self._backend = limits, backend
+        self._snapshots = not backend.cuts_anywhere and limits.snapshot_bytes > 0
         self.slots = [Slot(index) for index in range(limits.n_slots)]
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In the order of admission: the last is the youngest."""
         self._clock = 0
         self._admissions = 0
-        self._freed: list[Truncate] = []
+        self._emptied: list[Truncate] = []
         self._alone_last = False
+        self.seconds_per_prompt_token = 0.0
+        """As last measured; 0 before the first prompt."""
 
     # --- what is there -------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        return bool(self.waiting or self.running or self._freed)
+        return bool(self.waiting or self.running or self._emptied)
 
     @property
     def waiting_prompt_tokens(self) -> int:
@@ -103,12 +49,18 @@ class Scheduler:
 
     @property
     def cells_running(self) -> int:
-        return sum([sequence.n_computed for sequence in self.running])
+        return sum([sequence.n_computed - sequence.n_shared for sequence in self.running])
 
     @property
     def cells_cached(self) -> int:
         """Kept only for reuse."""
         return sum([len(slot.kept) for slot in self.slots])
+
+    @property
+    def snapshot_bytes(self) -> int:
+        """What snapshots take, those of several slots once."""
+        every = {id(each): each for slot in self.slots for each in slot.snapshots}
+        return sum(len(each.state) for each in every.values())
 
     # --- sequences come and go -------------------------------------------------------------
 
@@ -127,6 +79,14 @@ class Scheduler:
         else:
             self._empty(slot)
 
+    def start_over(self, slot: int) -> None:
+        """A slot's cells are lost: compute its sequence from the first token on."""
+        self.slots[slot].kept = []
+        self.slots[slot].snapshots = []
+        owner = self.slots[slot].owner
+        if owner is not None:
+            owner.n_computed = owner.n_cached = owner.n_shared = 0
+
     def preempt_youngest(self) -> Sequence | None:
         """Send the youngest running sequence back to the head of the queue to make room.
 
@@ -137,7 +97,7 @@ class Scheduler:
             return None
         youngest = self.running[-1]
         self._empty(self._leave_slot(youngest))
-        youngest.n_computed = 0
+        youngest.n_computed = youngest.n_shared = 0
         self.waiting.appendleft(youngest)
         return youngest
 
@@ -151,46 +111,68 @@ class Scheduler:
 
     # --- planning ----------------------------------------------------------------------------
 
-    def plan(self) -> Plan:
+    def plan(self) -> Step:
         """The next step. Until `advance` confirms it, only slots have changed hands."""
-        plan = self.take_freed()
-        self._admit_waiting(plan)
+        step = Step(moves=[*self.take_emptied()])
+        self._admit_waiting(step)
         prefilling: list[Sequence] = []
         for sequence in self._next_group():
             if sequence.is_decoding:
-                plan.chunks.append(Chunk(sequence, sequence.n_computed, 1))
+                step.chunks.append(Chunk(sequence, sequence.n_computed, 1))
             else:
                 prefilling.append(sequence)
         if prefilling:
-            budget = self._prompt_budget(len(plan.chunks), len(prefilling))
-            plan.chunks += _share(prefilling, budget)
-        return plan
+            budget = self._prompt_budget(len(step.chunks), len(prefilling))
+            step.chunks += _share(prefilling, budget)
+        return step
 
-    def take_freed(self) -> Plan:
-        """The truncations that are due, as a plan without a batch."""
-        freed, self._freed = self._freed, []
-        return Plan(moves=[*freed])
+    def take_emptied(self) -> list[Truncate]:
+        """The slots that were emptied since the last call: their cells must be freed."""
+        emptied, self._emptied = self._emptied, []
+        return emptied
 
-    def advance(self, plan: Plan) -> None:
-        """The batch of the plan was computed."""
-        for sequence, _, n_tokens in plan.chunks:
+    def advance(self, step: Step) -> list[Sequence]:
+        """The batch of the step was computed; returns the sequences to take a snapshot of."""
+        due = []
+        for sequence, _, n_tokens in step.chunks:
             sequence.n_computed += n_tokens
+            if sequence.n_computed in sequence.snapshot_at:
+                due.append(sequence)
+        return due
 
-    def shrink(self, plan: Plan) -> Plan | None:
-        """A smaller plan after «no room»: nothing but decode rows if there are any, else half
+    def measured(self, chunks: list[Chunk], seconds: float) -> None:
+        """A batch took so long; one that is mostly prompt tells what a prompt token costs."""
+        n_tokens = sum([chunk.n_tokens for chunk in chunks])
+        if n_tokens >= 4 * len(chunks) and n_tokens >= MEASURED_TOKENS:
+            self.seconds_per_prompt_token = seconds / n_tokens
+
+    def keep_snapshot(self, sequence: Sequence, state: bytes) -> None:
+        """Keep what a sequence's memory holds now, at the cost of those that are long unused."""
+        if not 0 < len(state) <= self.limits.snapshot_bytes or sequence.slot is None:
+            return
+        snapshot = Snapshot(sequence.n_computed, state, self._tick())
+        self.slots[sequence.slot].snapshots.append(snapshot)
+        while self.snapshot_bytes > self.limits.snapshot_bytes:
+            every = (each for slot in self.slots for each in slot.snapshots)
+            oldest = min(every, key=lambda each: each.last_used)
+            for slot in self.slots:
+                slot.snapshots = [each for each in slot.snapshots if each is not oldest]
+
+    def shrink(self, chunks: list[Chunk]) -> list[Chunk] | None:
+        """A smaller batch after «no room»: nothing but decode rows if there are any, else half
         of the prompt tokens; `None` when it cannot get smaller."""
-        decodes = [chunk for chunk in plan.chunks if chunk.sequence.is_decoding]
-        prefills = [chunk for chunk in plan.chunks if not chunk.sequence.is_decoding]
+        decodes = [chunk for chunk in chunks if chunk.sequence.is_decoding]
+        prefills = [chunk for chunk in chunks if not chunk.sequence.is_decoding]
         if decodes and prefills:
-            return Plan(chunks=decodes)
+            return decodes
         n_tokens = sum(chunk.n_tokens for chunk in prefills) // 2
         if n_tokens == 0:
             return None
-        return Plan(chunks=_share([chunk.sequence for chunk in prefills], n_tokens))
+        return _share([chunk.sequence for chunk in prefills], n_tokens)
 
     # --- admission ---------------------------------------------------------------------------
 
-    def _admit_waiting(self, plan: Plan) -> None:
+    def _admit_waiting(self, step: Step) -> None:
         """Start waiting sequences in order of arrival, as far as slots and cells go.
 
         One that waits for a common beginning keeps a slot reserved, so that later arrivals do
@@ -199,47 +181,90 @@ class Scheduler:
         if not self.waiting:
             return
         n_free = sum(slot.is_idle for slot in self.slots)
-        n_cells = self.limits.n_cells - sum(len(s.tokens) for s in self.running)
+        n_cells = self.limits.n_cells - sum(len(s.tokens) - s.n_shared for s in self.running)
         for sequence in list(self.waiting):
-            # One more cell than its tokens: for the next one that is sampled.
-            n_cells -= len(sequence.tokens) + 1
-            if n_free == 0 or (n_cells < 0 and self.running):
+            if n_free == 0:
                 return
             n_free -= 1
             match = self._match(sequence)
-            if match is None or not match.is_worth_waiting:
-                self._admit(sequence, match, plan)
+            # One more cell than its tokens: for the next one that is sampled.
+            n_cells -= len(sequence.tokens) + 1 - self._n_shared(match)
+            if n_cells < 0 and self.running:
+                return
+            if match is None or not self._waits_for(match, step):
+                self._admit(sequence, match, step)
 
     def _match(self, sequence: Sequence) -> Match | None:
         if not self.limits.prefix_cache or sequence.request.deterministic:
             return None
-        return find_match(self.slots, sequence)
+        return find_match(self.slots, sequence, self._backend, snapshots=self._snapshots)
 
-    def _admit(self, sequence: Sequence, match: Match | None, plan: Plan) -> None:
-        idle = [slot for slot in self.slots if slot.is_idle]
-        n_cached = match.n_ready if match is not None else 0
-        if match is not None and match.slot.is_idle and self._may_take_over(match, idle):
-            slot = match.slot
-            if n_cached < len(slot.kept):
-                plan.moves.append(Truncate(slot.index, n_cached))
-        else:
-            others = [slot for slot in idle if match is None or slot is not match.slot]
-            slot = min(
-                others, key=lambda s: (not self._is_beside_running(s), bool(s.kept), s.last_used)
-            )
-            if slot.kept:
-                plan.moves.append(Truncate(slot.index, 0))
-            if match is not None and n_cached:
-                plan.moves.append(Copy(match.slot.index, slot.index, n_cached))
-                match.slot.last_used = self._tick()
+    def _n_shared(self, match: Match | None) -> int:
+        """Cells of a running sequence that the next one uses with it."""
+        if match is None or match.slot.is_idle or not self.limits.unified:
+            return 0
+        return match.n_ready
+
+    def _waits_for(self, match: Match, step: Step) -> bool:
+        """Whether a prompt starts later, to use what another one has then computed."""
+        owner = match.slot.owner
+        if owner is None or self._backend.cuts_anywhere:
+            return match.is_worth_waiting
+        if match.is_worth_waiting:
+            owner.snapshot_at.add(match.n_common)
+            return True
+        return owner in step.started  # its memory holds nothing yet that could be told of
+
+    def _admit(self, sequence: Sequence, match: Match | None, step: Step) -> None:
+        slot, n_cached, snapshots = self._place(match, step)
         self.waiting.remove(sequence)
         self.running.append(sequence)
         slot.owner, slot.kept, slot.salt = sequence, [], sequence.request.cache_salt
+        slot.snapshots = [each for each in snapshots if each.length <= n_cached]
         slot.last_used = self._tick()
-        sequence.slot, sequence.n_computed = slot.index, n_cached
+        sequence.slot = slot.index
+        sequence.n_shared = min(self._n_shared(match), n_cached)
+        sequence.n_cached = sequence.n_computed = n_cached
+        sequence.snapshot_at = self._snapshots_of(sequence, match)
         self._admissions += 1
         sequence.admission = self._admissions
-        plan.started.append((sequence, n_cached))
+        step.started.append(sequence)
+
+    def _place(self, match: Match | None, step: Step) -> tuple[Slot, int, list[Snapshot]]:
+        """Choose a slot and fill it with what can be used again: (slot, tokens, snapshots)."""
+        idle = [slot for slot in self.slots if slot.is_idle]
+        if match is not None and match.slot.is_idle and self._may_take_over(match, idle):
+            if match.n_ready < len(match.slot.kept):
+                step.moves.append(Truncate(match.slot.index, match.n_ready, self._used(match)))
+            return match.slot, match.n_ready, match.slot.snapshots
+        others = [slot for slot in idle if match is None or slot is not match.slot]
+        slot = min(
+            others, key=lambda s: (not self._is_beside_running(s), bool(s.kept), s.last_used)
+        )
+        if slot.kept:
+            step.moves.append(Truncate(slot.index, 0))
+        if match is None or not match.n_ready:
+            return slot, 0, []
+        if match.n_ready * self.seconds_per_prompt_token < self.limits.copy_seconds:
+            return slot, 0, []
+        if match.snapshot is not None and not self._backend.copies_snapshots:
+            return slot, 0, []
+        step.moves.append(Copy(match.slot.index, slot.index, match.n_ready, self._used(match)))
+        match.slot.last_used = self._tick()
+        return slot, match.n_ready, match.slot.snapshots
+
+    def _used(self, match: Match) -> Snapshot | None:
+        if match.snapshot is not None:
+            match.snapshot.last_used = self._tick()
+        return match.snapshot
+
+    def _snapshots_of(self, sequence: Sequence, match: Match | None) -> set[int]:
+        """Where a prompt's memory is kept aside: shortly before its end, and behind a beginning
+        that another prompt had too, since others may come that have it."""
+        if not self._snapshots or sequence.request.deterministic:
+            return set()
+        ends = {len(sequence.tokens) - SNAPSHOT_TAIL, match.n_common if match is not None else 0}
+        return {end for end in ends if end >= sequence.n_computed + SNAPSHOT_TAIL}
 
     def _is_beside_running(self, slot: Slot) -> bool:
         """Whether the slots in use stay one row without holes. With a split cache llama.cpp makes
@@ -285,8 +310,8 @@ class Scheduler:
         return slot
 
     def _empty(self, slot: Slot) -> None:
-        slot.kept = []
-        self._freed.append(Truncate(slot.index, 0))
+        slot.kept, slot.snapshots = [], []
+        self._emptied.append(Truncate(slot.index, 0))
 
     def _tick(self) -> int:
         self._clock += 1
@@ -302,11 +327,11 @@ def _share(sequences: list[Sequence], budget: int) -> list[Chunk]:
     if not sequences or budget <= 0:
         return []
     oldest = min(sequences, key=lambda sequence: sequence.admission)
-    shares = {id(oldest): min(oldest.n_left, (budget + 1) // 2)}
+    shares = {id(oldest): min(oldest.n_next, (budget + 1) // 2)}
     budget -= shares[id(oldest)]
     for sequence in sorted(sequences, key=lambda s: (s.n_left, s.admission)):
         taken = shares.get(id(sequence), 0)
-        share = min(sequence.n_left - taken, budget)
+        share = min(sequence.n_next - taken, budget)
         shares[id(sequence)] = taken + share
         budget -= share
     ordered = sorted(sequences, key=lambda sequence: sequence.admission)

@@ -5,18 +5,14 @@ Built on the intake thread, owned by the engine thread from then on.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from worker.engine.detokenizer import Detokenizer
-from worker.engine.stops import StopMatcher
-from worker.messages import InferenceRequest, TokenLogprob
-
-
-class SamplerHandle(Protocol):
-    """A native sampler chain as the engine sees it: something to be freed."""
-
-    def close(self) -> None: ...
+from worker.engine.text.detokenizer import Detokenizer
+from worker.engine.text.stops import StopMatcher
+from worker.llama.sampler import Sampler
+from worker.wire.messages import TokenLogprob
+from worker.wire.work import InferenceRequest
 
 
 @dataclass(slots=True, eq=False)
@@ -29,11 +25,17 @@ class Sequence:
     request_id: int
     request: InferenceRequest
     tokens: list[int]
-    sampler: SamplerHandle
+    sampler: Sampler
     detokenizer: Detokenizer = field(default_factory=Detokenizer)
     stops: StopMatcher = field(default_factory=StopMatcher)
     n_prompt: int = 0
     n_computed: int = 0
+    n_cached: int = 0
+    """Tokens whose cells were there when the sequence got its slot."""
+    n_shared: int = 0
+    """Of those, cells that another running sequence uses too."""
+    snapshot_at: set[int] = field(default_factory=set)
+    """Numbers of tokens after which its memory is to be kept aside."""
     slot: int | None = None
     admission: int = -1
     """Rank among all admissions: the largest is the youngest."""
@@ -47,6 +49,12 @@ class Sequence:
     def __post_init__(self) -> None:
         self.n_prompt = len(self.tokens)
         self.stops = StopMatcher(self.request.stop)
+        self.tokens += self.request.produced
+
+    def follow_produced(self, piece: Callable[[int, tuple[str, ...]], bytes]) -> None:
+        """Bring the text's state behind the tokens that another engine has sent."""
+        for token in self.request.produced:
+            self.stops.feed(self.detokenizer.feed(piece(token, self.request.shown_tokens)))
 
     @property
     def n_out(self) -> int:
@@ -56,6 +64,12 @@ class Sequence:
     def n_left(self) -> int:
         """Tokens that must be computed before the next one can be sampled."""
         return len(self.tokens) - self.n_computed
+
+    @property
+    def n_next(self) -> int:
+        """Of those, as many as may be computed before the next snapshot is due."""
+        due = [at for at in self.snapshot_at if at > self.n_computed]
+        return min(due, default=len(self.tokens)) - self.n_computed
 
     @property
     def is_decoding(self) -> bool:

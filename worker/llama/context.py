@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from worker.errors import VramOom
+from worker.errors import InferenceFailed, VramOom
 from worker.llama import library
 from worker.llama.batch import Batch
 from worker.llama.model import Model
-from worker.messages import DecodeOutcome
+from worker.wire.messages import DecodeOutcome
 
 KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
 """ggml type numbers of the KV cache."""
@@ -54,6 +55,7 @@ class Context:
         params.n_threads = params.n_threads_batch = options.threads
         params.type_k = params.type_v = KV_TYPES[options.kv_type]
         params.kv_unified = options.kv_unified
+        params.swa_full = False  # layers with a window keep cells for the window alone
         params.flash_attn_type = {
             "auto": flat.LLAMA_FLASH_ATTN_TYPE_AUTO,
             "on": flat.LLAMA_FLASH_ATTN_TYPE_ENABLED,
@@ -77,9 +79,11 @@ class Context:
         # hundreds of times a step; libc's `strlen` over a flag byte answers the same question:
         # zero while the byte is NUL, non-zero when it is set.
         self._is_aborted = ctypes.cast(ctypes.CDLL(None).strlen, flat.ggml_abort_callback)
-        flat.llama_set_abort_callback(
-            pointer, self._is_aborted, ctypes.cast(self._abort, ctypes.c_void_p)
-        )
+        if model.can_truncate:
+            # Recurrent state that is half updated cannot be rolled back: it is never aborted.
+            flat.llama_set_abort_callback(
+                pointer, self._is_aborted, ctypes.cast(self._abort, ctypes.c_void_p)
+            )
 
     def close(self) -> None:
         if self.pointer:
@@ -102,7 +106,8 @@ class Context:
             return "no_room"
         if result == 2:
             return "aborted"
-        assert result != -1, "llama.cpp refuses the batch as malformed"
+        if result == -1:
+            raise InferenceFailed("llama.cpp refuses a batch as malformed")
         return "failed"
 
     def synchronize(self) -> None:
@@ -124,7 +129,8 @@ class Context:
         return int(self._flat.llama_pooling_type(self.pointer))
 
     def abort(self) -> None:
-        """Make a running `decode` return `aborted` (CPU and Metal); callable from any thread."""
+        """Make a running `decode` return `aborted`, on CPU and Metal and where the memory can be
+        rolled back; callable from any thread."""
         self._abort[0] = b"\1"
 
     def resume(self) -> None:
@@ -133,17 +139,67 @@ class Context:
 
     # --- memory ------------------------------------------------------------------------
 
-    def truncate(self, slot: int, length: int) -> bool:
-        """Keep the first `length` positions of a sequence; false where state cannot be cut."""
+    @cached_property
+    def window(self) -> int:
+        """Tokens that the layers with a window look back at; 0 where all cells are kept."""
+        if any("SWA KV cache" in line for line in self.load_log):
+            return int(self._flat.llama_model_n_swa(self.model.pointer))
+        return 0
+
+    @cached_property
+    def cuts_anywhere(self) -> bool:
+        """Every beginning of a sequence can be gone on from."""
+        return self.model.can_truncate and not self.window
+
+    def can_cut(self, slot: int, length: int) -> bool:
+        """Whether a sequence can go on from its first `length` positions: recurrent state stands
+        at its last one only, and of a window's cells the older ones give way to newer ones."""
+        if length and not self.model.can_truncate and length != self.last_position(slot) + 1:
+            return False
+        if not self.window:
+            return True
+        first = int(self._flat.llama_memory_seq_pos_min(self._memory, slot))
+        return first <= max(length - self.window, 0)
+
+    def truncate(self, slot: int, length: int, snapshot: bytes | None = None) -> bool:
+        """Keep the first `length` positions of a sequence, with the snapshot that was taken there
+        if one is given; false where the memory cannot go on from there."""
+        if snapshot is not None and not self._restore(slot, snapshot):
+            return False
+        if length and not self.can_cut(slot, length):
+            return False
         return bool(self._flat.llama_memory_seq_rm(self._memory, slot, length, -1))
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Give the empty sequence `target` the first `length` positions of `source`."""
+    def copy(self, source: int, target: int, length: int, snapshot: bytes | None = None) -> bool:
+        """Give the empty sequence `target` the first `length` positions of `source`; false where
+        the memory cannot be cut there: `target` then has something else."""
         # With a split cache llama.cpp copies whole streams only, so the rest is cut off after.
         end = length if self.options.kv_unified else -1
         self._flat.llama_memory_seq_cp(self._memory, source, target, 0, end)
-        if not self.options.kv_unified:
-            self.truncate(target, length)
+        if snapshot is None and self.window and self.options.kv_unified:
+            # A window's cell that two sequences share is never used again while both live, and
+            # there are no more than their windows need: each gets cells of its own.
+            snapshot = self.snapshot(target)
+        return self.truncate(target, length, snapshot)
+
+    def snapshot(self, slot: int) -> bytes:
+        """The recurrent state of a sequence, or the cells of its windows; empty on a failure."""
+        flat, only_partial = self._flat, self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        size = flat.llama_state_seq_get_size_ext(self.pointer, slot, only_partial)
+        buffer = (ctypes.c_uint8 * size)()
+        written = flat.llama_state_seq_get_data_ext(self.pointer, buffer, size, slot, only_partial)
+        return bytes(buffer) if written == size else b""
+
+    def _restore(self, slot: int, snapshot: bytes) -> bool:
+        buffer = (ctypes.c_uint8 * len(snapshot)).from_buffer_copy(snapshot)
+        read = self._flat.llama_state_seq_set_data_ext(
+            self.pointer,
+            buffer,
+            len(snapshot),
+            slot,
+            self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY,
+        )
+        return bool(snapshot) and read == len(snapshot)
 
     def last_position(self, slot: int) -> int:
         """The largest position in a sequence, -1 when it is empty."""

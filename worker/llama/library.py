@@ -46,10 +46,15 @@ class Device:
     kind: DeviceKind
     registry: str
     """The backend that offers it: `CPU`, `CUDA`, `MTL`, `RPC`…"""
-    free_bytes: int
-    total_bytes: int
     handle: int
     """The native `ggml_backend_dev_t`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    free_bytes: int
+    total_bytes: int
+    """0 for a device that has no memory of its own to report."""
 
 
 class Log:
@@ -130,6 +135,23 @@ def _log_callback(flat: ModuleType) -> Any:
     return write
 
 
+def on_abort(listener: Callable[[str], None]) -> None:
+    """Hear why native code is about to end this process: a failed assertion, in its own words.
+
+    Called on the thread that failed; when it returns the process ends by SIGABRT.
+    """
+
+    def heard(message: bytes) -> None:
+        listener(message.decode("utf-8", "replace"))
+
+    _kept_alive.append(callback := ctypes.CFUNCTYPE(None, ctypes.c_char_p)(heard))
+    ggml().ggml_set_abort_callback(callback)
+
+
+_kept_alive: list[Any] = []
+"""Callbacks that native code may call as long as this process lives."""
+
+
 def folder() -> Path:
     """Where the wheel keeps its shared libraries and plug-ins."""
     import llama_cpp
@@ -165,8 +187,10 @@ def _ggml() -> ctypes.CDLL:
             None,
             [pointer, ctypes.POINTER(size_t), ctypes.POINTER(size_t)],
         ),
+        ("ggml_backend_dev_get_props", None, [pointer, pointer]),
         ("ggml_backend_reg_name", text, [pointer]),
         ("ggml_backend_reg_get_proc_address", pointer, [pointer, text]),
+        ("ggml_set_abort_callback", pointer, [pointer]),
         ("ggml_version", text, []),
         ("ggml_commit", text, []),
     ):
@@ -182,13 +206,12 @@ def ggml() -> ctypes.CDLL:
 
 
 def devices() -> list[Device]:
-    """What the ggml registry offers now, with live memory figures."""
+    """What the ggml registry offers. Nothing is asked of the devices themselves: that would wake
+    each of them and leave a context on it."""
     lib = ggml()
     found = []
     for index in range(lib.ggml_backend_dev_count()):
         handle = lib.ggml_backend_dev_get(index)
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        lib.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
         registry = lib.ggml_backend_dev_backend_reg(handle)
         found.append(
             Device(
@@ -197,12 +220,44 @@ def devices() -> list[Device]:
                 description=lib.ggml_backend_dev_description(handle).decode(),
                 kind=_DEVICE_KINDS.get(lib.ggml_backend_dev_type(handle), "accelerator"),
                 registry=lib.ggml_backend_reg_name(registry).decode(),
-                free_bytes=free.value,
-                total_bytes=total.value,
                 handle=handle,
             )
         )
     return found
+
+
+def memory_of(device: Device) -> DeviceMemory:
+    """What the device has and what of it is free, now."""
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    ggml().ggml_backend_dev_memory(device.handle, ctypes.byref(free), ctypes.byref(total))
+    return DeviceMemory(free.value, total.value)
+
+
+class _Properties(ctypes.Structure):
+    """`ggml_backend_dev_props`."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("description", ctypes.c_char_p),
+        ("memory_free", ctypes.c_size_t),
+        ("memory_total", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("device_id", ctypes.c_char_p),
+        ("capabilities", ctypes.c_bool * 5),
+    ]
+
+
+def pci_id_of(device: Device) -> str | None:
+    """Like `0000:c1:00.0`; `None` for a device that is not on such a bus."""
+    properties = _Properties()
+    ggml().ggml_backend_dev_get_props(device.handle, ctypes.byref(properties))
+    found: bytes | None = properties.device_id
+    return found.decode() if found else None
+
+
+def is_loaded() -> bool:
+    """Whether native code has already looked for devices in this process."""
+    return load.cache_info().currsize > 0
 
 
 def system_info() -> str:

@@ -7,13 +7,18 @@ and closing are the owner's.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from worker.errors import ModelError
 from worker.llama import library
+from worker.llama.source_text import LSTRIP, RSTRIP, STEPS, SourceText
+
+MAX_TEXT_CHARS = 2048
+"""Longer texts are cut at special tokens before llama.cpp splits them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,10 @@ class LoadOptions:
     """(tensor name pattern, native buffer type) pairs that overrule the layer's device."""
     extra_buffer_types: bool = True
     """Let the CPU backend repack weights into faster layouts while loading."""
+
+
+_USER_DEFINED, _LSTRIP = 1 << 4, 1 << 7
+"""`LLAMA_TOKEN_ATTR_USER_DEFINED` and `…_LSTRIP`."""
 
 
 class Model:
@@ -147,7 +156,7 @@ class Model:
 
     @cached_property
     def can_truncate(self) -> bool:
-        """Whether a sequence's tail can be dropped: not so for recurrent state."""
+        """Whether a sequence's tail can be dropped: recurrent state stands at its end only."""
         flat = self._flat
         return not (
             flat.llama_model_is_recurrent(self.pointer) or flat.llama_model_is_hybrid(self.pointer)
@@ -184,12 +193,80 @@ class Model:
         is_control = self._flat.llama_vocab_is_control
         return frozenset(t for t in range(self.n_vocab) if is_control(self.vocab, t))
 
+    @cached_property
+    def user_defined(self) -> frozenset[int]:
+        """Tokens that llama.cpp finds in any text, also where it looks for no control tokens."""
+        attr = self._flat.llama_vocab_get_attr
+        return frozenset(t for t in range(self.n_vocab) if attr(self.vocab, t) & _USER_DEFINED)
+
     def token_text(self, token: int) -> str:
         """The vocabulary's entry as it stands there, such as `<|im_end|>`."""
         return bytes(self._flat.llama_vocab_get_text(self.vocab, token)).decode("utf-8", "replace")
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of `text`; BOS and EOS as the model wants them when `add_special`."""
+        if self._source_text is None:
+            return self._tokenize(text, add_special, parse_special)
+        found: list[int] = []
+        for part in self._source_text.split(text, parse_special=parse_special):
+            found += [part] if isinstance(part, int) else self._tokenize(part, False, False)
+        if not add_special:
+            return found
+        edges = self._tokenize("", True, False)
+        n_front = int(self.adds_bos)
+        return [*edges[:n_front], *found, *edges[n_front:]]
+
+    @cached_property
+    def _source_text(self) -> SourceText | None:
+        """`None` for most models, whose texts llama.cpp splits as the source does."""
+        steps, lstrip, rstrip = (
+            (self.metadata(key) or "").split() for key in (STEPS, LSTRIP, RSTRIP)
+        )
+        if not (steps or lstrip or rstrip):
+            return None
+        added = {self.token_text(t): t for t in self.user_defined}
+        special = {self.token_text(t): t for t in self.control}
+        return SourceText(steps, map(int, lstrip), map(int, rstrip), special, added)
+
+    def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        if len(text) <= MAX_TEXT_CHARS:
+            return self._tokenize_at_once(text, add_special, parse_special)
+        found: list[int] = []
+        for part in self._cut_at_special_tokens(text):
+            found += self._tokenize_at_once(part, False, parse_special)
+        edges = self._tokenize_at_once("", add_special, False)
+        n_front = int(self.adds_bos)
+        return [*edges[:n_front], *found, *edges[n_front:]]
+
+    def _cut_at_special_tokens(self, text: str) -> Iterator[str]:
+        """Parts of a long text that llama.cpp splits as it would the whole: each begins with a
+        special token, and white space in front of one, which it may take along, stays with it.
+
+        llama.cpp searches the rest of a text anew behind each special token in it.
+        """
+        start = 0
+        for match in self._special_pattern.finditer(text):
+            at = match.start()
+            if at - start < MAX_TEXT_CHARS:
+                continue
+            if not text[at - 1].isspace() or match[0] not in self._lstripping:
+                yield text[start:at]
+                start = at
+        yield text[start:]
+
+    @cached_property
+    def _lstripping(self) -> frozenset[str]:
+        """Special tokens that take the white space in front of them along."""
+        attr = self._flat.llama_vocab_get_attr
+        special = self.control | self.user_defined
+        return frozenset(self.token_text(t) for t in special if attr(self.vocab, t) & _LSTRIP)
+
+    @cached_property
+    def _special_pattern(self) -> re.Pattern[str]:
+        texts = (self.token_text(token) for token in self.control | self.user_defined)
+        return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)")
+
+    def _tokenize_at_once(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         data = text.encode()
         size = len(data) + 8
         while True:

@@ -1,4 +1,4 @@
-"""The largest step that the engine will ever take, taken once before anyone is told of it."""
+"""The first steps of a context, taken before anyone is told of it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ from worker.errors import InsufficientVram
 from worker.llama.batch import Batch
 from worker.llama.context import Context
 from worker.llama.model import Model
-from worker.messages import DecodeOutcome
+from worker.wire.messages import DecodeOutcome
 
 
 def warm_up(model: Model, context: Context) -> int:
-    """Compute a full micro-batch, then one token of every slot; returns a token that was drawn.
+    """Compute a prompt, then one token of every slot; returns a token that was drawn.
 
-    What the device cannot hold shows here, and not hours later in front of a user.
+    On a GPU the prompt is a full micro-batch, the largest step that the engine will ever take:
+    kernels are loaded and workspaces allocated by it, so what the device cannot hold shows here,
+    and not hours later in front of a user. A CPU allocates nothing while it computes, and would
+    need seconds; there the prompt is one token.
 
     Raises:
         InsufficientVram: the device ran out of memory.
     """
     options = context.options
     n_per_slot = context.n_ctx if options.kv_unified else context.n_ctx // options.n_seq_max
-    n_first = min(options.n_ubatch, options.n_batch, n_per_slot - 1)
+    n_first = min(options.n_ubatch, options.n_batch, n_per_slot - 1) if options.offload else 1
     token = model.bos if model.bos is not None else 0
     batch = Batch(options.n_batch)
     try:

@@ -18,7 +18,8 @@ TEMPLATES = "additional_chat_templates"
 """Folder of `*.jinja` files beside the weights."""
 CONFIG_FILES = (
     "config.json generation_config.json tokenizer.json tokenizer_config.json tokenizer.model "
-    "special_tokens_map.json added_tokens.json chat_template.jinja chat_template.json"
+    "special_tokens_map.json added_tokens.json chat_template.jinja chat_template.json "
+    "modules.json 1_Pooling/config.json"
 ).split()
 """Those besides the weights that decide what a checkpoint converts to, where they are there."""
 

@@ -19,18 +19,17 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from worker.errors import ModelError, WorkerError
-from worker.messages import Progress
 from worker.models.checkpoint_files import check_checkpoint, checkpoint_files
 from worker.models.checksum import sha256_of_file
-from worker.models.gguf import read_header
-from worker.models.servable import check_servable
-
-OnProgress = Callable[[Progress], None]
+from worker.models.gguf.header import read_header
+from worker.models.gguf.servable import check_servable
+from worker.models.stored import CONVERTED
+from worker.wire.messages import OnProgress, Progress
 
 LOCK_POLL_SECONDS = 0.1
 TERMINATE_GRACE_SECONDS = 5.0
@@ -43,8 +42,10 @@ async def convert_cached(
     """The GGUF of a SafeTensors folder, from the cache or converted now; `name` goes into it."""
     await asyncio.to_thread(check_checkpoint, folder)
     key = await asyncio.to_thread(content_key, folder, cache_dir, on_progress, name)
-    target = cache_dir / "converted" / key / f"model-{outtype}.gguf"
+    target = cache_dir / CONVERTED / key / f"model-{outtype}.gguf"
     if await asyncio.to_thread(is_usable, target):
+        with contextlib.suppress(OSError):
+            os.utime(target.parent)  # When it was last used, for whoever makes room.
         return target
     await asyncio.to_thread(_make_folder, target.parent)
     async with _locked(target.with_suffix(".lock"), on_progress):
@@ -57,7 +58,7 @@ def content_key(folder: Path, cache_dir: Path, on_progress: OnProgress, name: st
     """Names the checkpoint's bytes together with the converter that would read them."""
     files = checkpoint_files(folder)
     total = sum(path.stat().st_size for path in files) or 1
-    digest = hashlib.sha256(_converter_digest())
+    digest = hashlib.sha256(converter_digest())
     digest.update(f"{name}\n".encode())
     done = 0
     for path in files:
@@ -67,7 +68,7 @@ def content_key(folder: Path, cache_dir: Path, on_progress: OnProgress, name: st
     return digest.hexdigest()[:32]
 
 
-def _converter_digest() -> bytes:
+def converter_digest() -> bytes:
     """The converter's source, hashed: a changed converter never reuses what an older one wrote."""
     spec = importlib.util.find_spec("worker.convert")
     digest = hashlib.sha256()
@@ -126,7 +127,8 @@ async def _convert_into(
     attempt = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"attempt-{outtype}-"))
     try:
         written = attempt / target.name
-        await run_converter(folder, written, outtype=outtype, on_progress=on_progress, name=name)
+        arguments = (str(folder), str(written), "--outtype", outtype, "--name", name)
+        await run_converter(arguments, str(folder), on_progress)
         header = await asyncio.to_thread(read_header, written)
         check_servable(header)
         os.replace(written, target)
@@ -134,14 +136,11 @@ async def _convert_into(
         shutil.rmtree(attempt, ignore_errors=True)
 
 
-async def run_converter(
-    source: Path, target: Path, *, outtype: str, on_progress: OnProgress, name: str
-) -> None:
-    """Run `python -m worker.convert` to its end; a cancelled caller ends the child first."""
+async def run_converter(arguments: Sequence[str], source: str, on_progress: OnProgress) -> None:
+    """Run the converter to its end; a cancelled caller ends the child first."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "worker.convert", str(source), str(target)),
-        *("--outtype", outtype, "--name", name, "--progress", "json"),
+        *("-m", "worker.commands.convert", *arguments, "--progress", "json"),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -162,8 +161,8 @@ async def run_converter(
         how = f"by signal {-exit_code}" if exit_code < 0 else f"with exit code {exit_code}"
         last = said.splitlines()[-1] if said else "it said nothing"
         raise ModelError(
-            f"The conversion of {str(source)!r} ended {how}: {last}",
-            path=str(source),
+            f"The conversion of {source!r} ended {how}: {last}",
+            path=source,
             exit_code=exit_code,
         )
 
@@ -191,14 +190,14 @@ async def _follow(stdout: asyncio.StreamReader, on_progress: OnProgress) -> Work
     return error
 
 
-def rebuild_error(told: dict[str, Any]) -> WorkerError:
-    """The error that a child process told as JSON, as the class it was raised as."""
-    code = told.get("code")
-    details = {str(key): value for key, value in (told.get("details") or {}).items()}
+def rebuild_error(reported: dict[str, Any]) -> WorkerError:
+    """The error that a child process reported as JSON, as the class it was raised as."""
+    code = reported.get("code")
+    details = {str(key): value for key, value in (reported.get("details") or {}).items()}
     details.pop("message", None)
     kinds = {kind.code: kind for kind in _error_kinds(WorkerError)}
     kind = kinds.get(code) if isinstance(code, str) else None
-    return (kind or ModelError)(str(told.get("message") or "The conversion failed."), **details)
+    return (kind or ModelError)(str(reported.get("message") or "The conversion failed."), **details)
 
 
 def _error_kinds(base: type[WorkerError]) -> Iterator[type[WorkerError]]:

@@ -6,6 +6,7 @@ Pure: looks at the text alone, never at the disk or the network. Whether the thi
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -95,17 +96,33 @@ def _parse_hub(text: str) -> HubReference:
         if file is not None:
             raise _wrong(text, "names two files")
         file = value
-        check_repo_file(text, file)
+        if not is_inside_repository(file):
+            raise _wrong(text, f"must give file= as a path inside the repository, not {file!r}")
+        if not file.endswith(".gguf"):
+            raise _wrong(text, f"must give a .gguf file as file=, not {file!r}")
     return HubReference(repo, revision or None, file)
 
 
-def check_repo_file(text: str, file: str) -> None:
-    """A path inside a repository: relative, forward slashes, a GGUF."""
-    path = PurePosixPath(file)
-    if not file or path.is_absolute() or "\\" in file or ".." in path.parts or str(path) != file:
-        raise _wrong(text, f"must give file= as a path inside the repository, not {file!r}")
-    if not file.endswith(".gguf"):
-        raise _wrong(text, f"must give a .gguf file as file=, not {file!r}")
+def is_inside_repository(name: str) -> bool:
+    """Whether a name is a path inside a repository: relative, normal, with forward slashes."""
+    path = PurePosixPath(name)
+    is_normal = str(path) == name and name != "." and ".." not in path.parts
+    return is_normal and not path.is_absolute() and not any(char in name for char in "\\\0")
+
+
+def snapshot_of(folder: Path) -> HubReference | None:
+    """The repository and commit of a folder in a cache of the hub, which keeps them as
+    `models--owner--name/snapshots/<commit>`."""
+    *_, repo, kind, commit = ("", "", *Path(os.path.abspath(folder)).parts)
+    if not repo.startswith("models--") or kind != "snapshots" or not COMMIT.fullmatch(commit):
+        return None
+    return HubReference(repo.removeprefix("models--").replace("--", "/"), commit)
+
+
+def name_of(folder: Path) -> str:
+    """What a checkpoint is called: its repository where that is known, else its folder."""
+    snapshot = snapshot_of(folder)
+    return os.path.basename(snapshot.repo if snapshot else os.path.abspath(folder))
 
 
 def _wrong(text: str, what: str) -> ConfigError:

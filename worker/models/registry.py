@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.resources
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -75,6 +76,10 @@ class Registry:
 def load(models_file: Path | None = None) -> Registry:
     """Read the registry that applies here; raises `ConfigError` naming entry and key."""
     path = models_file or default_file()
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ConfigError(
+            f"The models file {str(path)!r} cannot be read: it is not a file.", field="models_file"
+        )
     try:
         with path.open("rb") as file:
             content = tomllib.load(file)

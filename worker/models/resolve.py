@@ -10,27 +10,25 @@ from __future__ import annotations
 import asyncio
 import importlib.resources
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from worker.errors import ModelError
-from worker.messages import Progress
+from worker.installation import default_cache_dir
 from worker.models import reference, registry
 from worker.models.checkpoint_files import check_checkpoint
 from worker.models.conversion import convert_cached
-from worker.models.gguf import read_header
-from worker.models.hub_cache import name_of
-from worker.models.reference import HubReference, PathReference, Reference
+from worker.models.gguf.header import read_header
+from worker.models.gguf.servable import check_servable
+from worker.models.reference import HubReference, PathReference, Reference, name_of
 from worker.models.registry import RegistryEntry
-from worker.models.servable import check_servable
+from worker.wire.messages import OnProgress, Progress
 
 if TYPE_CHECKING:
-    from worker.models.download import Downloaded
+    from worker.models.hub.download import Downloaded
 
 BUNDLED = "tiny-model"
-OnProgress = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +40,6 @@ class ResolvedModel:
     model_ref: str
     """What the user asked for, as `/health` and the pool manager show it."""
     kind: Literal["bundled", "gguf", "safetensors", "hub"]
-
-
-def default_cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/llorch-worker`, or its usual place."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    root = Path(base) if base and os.path.isabs(base) else Path.home() / ".cache"
-    return root / "llorch-worker"
 
 
 def bundled_folder() -> Path:
@@ -100,7 +91,7 @@ async def resolve_checkpoint(
     """
     target = await asyncio.to_thread(_look_up, reference.parse(ref), models_file)
     path = target.path.absolute() if target.path is not None else None
-    if (target.hub is not None and target.hub.file is not None) or (path and path.is_file()):
+    if (target.hub is not None and target.hub.file is not None) or (path and os.path.isfile(path)):
         raise ModelError(
             f"{ref!r} is a file; the converter needs a folder or a repository of SafeTensors."
         )
@@ -116,7 +107,7 @@ async def _download(
     target: RegistryEntry, cache: Path, on_progress: OnProgress, safetensors_only: bool = False
 ) -> Downloaded:
     # What it imports is of no use to whoever has the model on this machine.
-    from worker.models.download import download
+    from worker.models.hub.download import download
 
     assert target.hub is not None
     return await download(
@@ -138,7 +129,7 @@ def _look_up(parsed: Reference, models_file: Path | None) -> RegistryEntry:
     path = Path(parsed.alias)
     if parsed.alias == BUNDLED and BUNDLED not in known.entries:
         return RegistryEntry(alias=BUNDLED, bundled=True)
-    if parsed.alias not in known.entries and path.exists():
+    if parsed.alias not in known.entries and os.path.exists(path):
         return RegistryEntry(alias="", path=path)
     return known.find(parsed.alias)
 
@@ -146,7 +137,7 @@ def _look_up(parsed: Reference, models_file: Path | None) -> RegistryEntry:
 async def _resolve_path(
     path: Path, ref: str, cache: Path, outtype: str, on_progress: OnProgress
 ) -> ResolvedModel:
-    if await asyncio.to_thread(path.is_dir):
+    if await asyncio.to_thread(os.path.isdir, path):  # False, not an error, for any odd name.
         converted = await convert_cached(
             path, cache_dir=cache, outtype=outtype, on_progress=on_progress, name=name_of(path)
         )

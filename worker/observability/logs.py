@@ -8,7 +8,6 @@ by `digest`, and `_redact` stands behind that rule.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
 import sys
@@ -19,6 +18,10 @@ import structlog
 from structlog.contextvars import bind_contextvars, clear_contextvars
 from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
+from worker.observability.sink import Sink
+
+CLEAR = "\r\x1b[K"
+"""Back to the beginning of a terminal's line, and empty it."""
 Format = Literal["auto", "json", "console"]
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
@@ -32,9 +35,9 @@ _PRIVATE = frozenset(
 
 def configure(level: str = "info", format: Format = "auto", worker_id: str = "") -> None:
     """Send every log line of this process to stderr, as JSON or for a terminal."""
-    stream = cast(TextIO, _Unbreakable(sys.stderr))
+    stream = cast(TextIO, Sink(sys.stderr))
     json_lines = format == "json" or (format == "auto" and not stream.isatty())
-    threshold = _LEVELS[level.lower()]
+    threshold = _LEVELS["warning" if is_for_people(level, format) else level.lower()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -65,6 +68,11 @@ def configure(level: str = "info", format: Format = "auto", worker_id: str = "")
     _adopt_standard_logging(stream, threshold, shared, closing)
 
 
+def is_for_people(level: str, format: Format) -> bool:
+    """Whether a person reads stderr who has asked for no log: then only warnings are logged."""
+    return format == "auto" and level == "info" and sys.stderr.isatty()
+
+
 def get_logger(**initial: Any) -> FilteringBoundLogger:
     return cast(FilteringBoundLogger, structlog.get_logger(**initial))
 
@@ -79,25 +87,6 @@ def digest(text: str | bytes) -> str:
     """The SHA-256 by which a prompt is named in logs."""
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     return hashlib.sha256(data).hexdigest()
-
-
-class _Unbreakable:
-    """A stream whose reader may go away: what cannot be written is lost, nothing else."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.write(text)
-        return len(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.flush()
-
-    def isatty(self) -> bool:
-        return self._stream.isatty()
 
 
 def _identity(worker_id: str) -> Processor:

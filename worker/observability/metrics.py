@@ -51,20 +51,71 @@ class Snapshot:
     sample_seconds: float = 0.0
 
 
+_GAUGES = {
+    "uptime_seconds": ("worker_uptime_seconds", "Since the start of the worker."),
+    "ready": ("worker_ready", "1 when new work is accepted."),
+    "resident": ("worker_resident", "1 when residency on the device is proved."),
+    "running": ("worker_requests_running", "Requests that hold a slot."),
+    "queued": ("worker_queue_depth", "Accepted requests without a slot."),
+    "queued_prompt_tokens": ("worker_queue_prompt_tokens", "Prompt tokens of the queued requests."),
+    "kv_cells_used": ("worker_kv_cells_used", "KV cells in use."),
+    "kv_cells_total": ("worker_kv_cells_total", "KV cells there are."),
+    "kv_cells_cached": ("worker_kv_cells_cached", "Used KV cells that are kept only for reuse."),
+    "last_progress_ms": (
+        "worker_last_progress_ms",
+        "Since the engine's last step while it has work.",
+    ),
+    "load_seconds": ("worker_last_load_seconds", "The last load of the model."),
+    "engine_steps": ("worker_engine_steps", "Batches computed since it started."),
+    "decode_seconds": ("worker_engine_decode_seconds", "Time inside decode."),
+    "overhead_seconds": ("worker_engine_overhead_seconds", "Time around decode."),
+    "sample_seconds": ("worker_engine_sample_seconds", "Time inside sampling."),
+}
+"""A field of the snapshot → the series and its text."""
+
+
 class Metrics:
     """The worker's counters, histograms and gauges; one instance a process."""
 
     def __init__(self, worker_id: str) -> None:
         # Else each counter brings a second series, which nobody reads.
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry = registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         self._worker_id = worker_id
+        self._count()
+        self._measure()
+        self._gauges = {
+            field: Gauge(name, text, registry=self.registry)
+            for field, (name, text) in _GAUGES.items()
+        }
+        # The same facts by the names that routers read of vLLM.
+        self._router_gauges = {
+            name: Gauge(f"vllm:{name}", text, registry=self.registry)
+            for name, text in (
+                ("num_requests_waiting", "As worker_queue_depth."),
+                ("num_requests_running", "As worker_requests_running."),
+                ("kv_cache_usage_perc", "KV cells of running requests, of all; 1 is full."),
+                ("gpu_cache_usage_perc", "As vllm:kv_cache_usage_perc."),
+            )
+        }
+        self._router_cache = Gauge(
+            "vllm:cache_config_info",
+            "1; a block is one KV cell.",
+            ("block_size", "num_gpu_blocks"),
+            registry=self.registry,
+        )
+        self._vram = Gauge(
+            "worker_vram_bytes",
+            "Bytes that the model holds on its device.",
+            ("worker_id",),
+            registry=self.registry,
+        )
+
+    def _count(self) -> None:
+        """Make the counters."""
 
         def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=registry)
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, text, buckets=buckets, registry=registry)
+            return Counter(name, text, labels, registry=self.registry)
 
         self._requests = counter(
             "worker_requests_total", "Accepted requests that ended, by outcome.", "outcome"
@@ -94,6 +145,12 @@ class Metrics:
         for result in ("sent", "failed"):
             self._heartbeats.labels(result)
 
+    def _measure(self) -> None:
+        """Make the histograms."""
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, buckets=buckets, registry=self.registry)
+
         self._duration = histogram(
             "worker_inference_duration_ms", "Acceptance to the terminal event.", _DURATION_MS
         )
@@ -114,39 +171,6 @@ class Metrics:
         self._load = histogram(
             "worker_model_load_seconds", "Engine start to its first decoded token.", _LOAD_SECONDS
         )
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(name, text, registry=registry)
-
-        self._vram = Gauge(
-            "worker_vram_bytes",
-            "Bytes that the model holds on its device.",
-            ("worker_id",),
-            registry=registry,
-        )
-        self._gauges = {
-            "uptime_seconds": gauge("worker_uptime_seconds", "Since the start of the worker."),
-            "ready": gauge("worker_ready", "1 when new work is accepted."),
-            "resident": gauge("worker_resident", "1 when residency on the device is proved."),
-            "running": gauge("worker_requests_running", "Requests that hold a slot."),
-            "queued": gauge("worker_queue_depth", "Accepted requests without a slot."),
-            "queued_prompt_tokens": gauge(
-                "worker_queue_prompt_tokens", "Prompt tokens of the queued requests."
-            ),
-            "kv_cells_used": gauge("worker_kv_cells_used", "KV cells in use."),
-            "kv_cells_total": gauge("worker_kv_cells_total", "KV cells there are."),
-            "kv_cells_cached": gauge(
-                "worker_kv_cells_cached", "Used KV cells that are kept only for reuse."
-            ),
-            "last_progress_ms": gauge(
-                "worker_last_progress_ms", "Since the engine's last step while it has work."
-            ),
-            "load_seconds": gauge("worker_last_load_seconds", "The last load of the model."),
-            "engine_steps": gauge("worker_engine_steps", "Batches computed since it started."),
-            "decode_seconds": gauge("worker_engine_decode_seconds", "Time inside decode."),
-            "overhead_seconds": gauge("worker_engine_overhead_seconds", "Time around decode."),
-            "sample_seconds": gauge("worker_engine_sample_seconds", "Time inside sampling."),
-        }
 
     # --- requests ------------------------------------------------------------------------
 
@@ -208,4 +232,14 @@ class Metrics:
         self._vram.labels(self._worker_id).set(snapshot.vram_bytes)
         for name, gauge in self._gauges.items():
             gauge.set(float(getattr(snapshot, name)))
+        total, in_use = snapshot.kv_cells_total, snapshot.kv_cells_used - snapshot.kv_cells_cached
+        usage = in_use / total if total else 0.0
+        for gauge, value in zip(
+            self._router_gauges.values(),
+            (snapshot.queued, snapshot.running, usage, usage),
+            strict=True,
+        ):
+            gauge.set(value)
+        self._router_cache.clear()
+        self._router_cache.labels("1", str(total)).set(1)
         return generate_latest(self.registry)

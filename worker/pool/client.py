@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit, urlunsplit
 
 from worker.errors import CallbackFailed
 from worker.observability.logs import get_logger
@@ -62,16 +63,18 @@ class PoolClient:
         if url is None:
             return
         try:
-            attempts = await self._insist(url, asdict(ready))
+            attempts = await self._post_until_taken(url, asdict(ready))
         except CallbackFailed as error:
             if not self._settings.callback_optional:
                 raise
             self._log.warning("callback.given_up", message=error.message, **error.details)
         else:
-            self._log.info("callback.accepted", url=url, attempts=attempts)
+            self._log.info("callback.accepted", url=without_secrets(url), attempts=attempts)
 
-    async def _insist(self, url: str, payload: Mapping[str, Any]) -> int:
+    async def _post_until_taken(self, url: str, payload: Mapping[str, Any]) -> int:
+        """The number of attempts that it took; raises `CallbackFailed`."""
         deadline = time.monotonic() + self._settings.callback_timeout
+        manager = f"The pool manager at {without_secrets(url)}"
         attempt = 0
         while True:
             attempt += 1
@@ -83,14 +86,14 @@ class PoolClient:
             reason = trouble or f"it answered {status}"
             if status is not None and 400 <= status < 500 and status not in _RETRIED_4XX:
                 raise CallbackFailed(
-                    f"The pool manager at {url} refused the ready callback: {reason}.",
+                    f"{manager} refused the ready callback: {reason}.",
                     status=status,
                     attempts=attempt,
                 )
             delay = full_jitter(attempt)
             if time.monotonic() + delay >= deadline:
                 raise CallbackFailed(
-                    f"The pool manager at {url} did not take the ready callback within "
+                    f"{manager} did not take the ready callback within "
                     f"{self._settings.callback_timeout:g} s ({attempt} attempts); last: {reason}.",
                     status=status,
                     attempts=attempt,
@@ -118,12 +121,18 @@ class PoolClient:
         except TimeoutError:
             return None, f"no answer within {timeout_seconds:.1f} s"
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            return None, f"{type(error).__name__}: {error}"
+            return None, f"{type(error).__name__}: {error}".replace(url, without_secrets(url))
 
     async def close(self) -> None:
         if self._http is not None:
             await self._http.aclose()
             self._http = None
+
+
+def without_secrets(url: str) -> str:
+    """The URL as it may be logged: without a user, a password or a query."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def full_jitter(attempt: int) -> float:

@@ -9,26 +9,34 @@ from __future__ import annotations
 import json
 import sys
 
-from worker.devices import memory, residency
-from worker.devices.probe import select_device
+from tests.devices.support import rpc_device
+from worker.devices.plan import memory
+from worker.devices.residency import proof as residency
+from worker.devices.select import select_device
 from worker.errors import ResidencyViolation
 from worker.llama.context import Context
 from worker.llama.model import LoadOptions, Model
-from worker.messages import EngineConfig
-from worker.models.gguf import read_header
+from worker.models.gguf.header import read_header
+from worker.wire.engine_settings import EngineSettings
 
 
 def main(path: str, setting: str) -> None:
-    config = EngineConfig("cuda", path, "model", "w", slots=1, rpc_endpoint=setting)
-    selected, header = select_device(config), read_header(path)
+    rpc_device.play_gpu()
+    settings = EngineSettings("cuda", cuda_device=rpc_device.register(setting), slots=1)
+    selected, header = select_device(settings), read_header(path)
     placement = residency.tensor_placement(selected, header)
     model = Model(path, LoadOptions(device=selected.device, mmap=False, tensor_placement=placement))
-    context = Context(model, memory.context_options(config, 256, threads=1, embeds=False))
-    proof = residency.prove(model, context, selected, config)
+    context = Context(
+        model,
+        memory.context_options(
+            settings, memory.a_part_each(settings, 256), threads=1, embeds=False
+        ),
+    )
+    proof = residency.prove(model, context, selected, header, locked=False)
     _tell("resident")
     for _ in sys.stdin:
         try:
-            residency.prove_again(proof, selected, config)
+            residency.prove_again(proof, selected, locked=False)
             _tell("resident")
         except ResidencyViolation as error:
             _tell(error.message)

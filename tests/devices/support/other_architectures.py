@@ -1,6 +1,7 @@
 """Tiny random models whose memory is not laid out like Llama's.
 
-`sliding` keeps two KV caches, `recurrent` a state in place of one, `encoder` nothing at all.
+`sliding` keeps two KV caches, `recurrent` a state in place of one, `hybrid` both, `encoder` nothing
+at all.
 """
 
 from __future__ import annotations
@@ -14,11 +15,17 @@ import numpy as np
 from tests.devices.support.tiny_gguf import add_vocabulary
 
 WIDTH, HIDDEN, VOCABULARY, LAYERS, CONTEXT = 64, 128, 320, 4, 2048
+Q4_0 = gguf.GGMLQuantizationType.Q4_0
 Dimensions = list[tuple[str, tuple[int, ...]]]
 
 
 def _write(
-    path: Path, architecture: str, describe: Callable[[gguf.GGUFWriter], Dimensions]
+    path: Path,
+    architecture: str,
+    describe: Callable[[gguf.GGUFWriter], Dimensions],
+    *,
+    quantized: bool = False,
+    vocabulary: int = VOCABULARY,
 ) -> Path:
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(path.stem)
@@ -26,11 +33,15 @@ def _write(
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(LAYERS)
     writer.add_feed_forward_length(HIDDEN)
-    writer.add_vocab_size(VOCABULARY)
-    add_vocabulary(writer, VOCABULARY)
+    writer.add_vocab_size(vocabulary)
+    add_vocabulary(writer, vocabulary)
     random = np.random.default_rng(0)
     for name, dimensions in describe(writer):
-        writer.add_tensor(name, (random.standard_normal(dimensions) * 0.05).astype(np.float32))
+        data = (random.standard_normal(dimensions) * 0.05).astype(np.float32)
+        if quantized and len(dimensions) == 2 and dimensions[1] % 32 == 0:
+            writer.add_tensor(name, gguf.quants.quantize(data, Q4_0), raw_dtype=Q4_0)
+        else:
+            writer.add_tensor(name, data)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -98,6 +109,40 @@ def recurrent(path: Path) -> Path:
         return [*tensors, ("output_norm.weight", (WIDTH,))]
 
     return _write(path, "mamba", describe)
+
+
+def hybrid(path: Path) -> Path:
+    """LFM2: short convolutions in every other layer, and the embedding once more as the output."""
+    heads, vocabulary = 2, 4096
+
+    def describe(writer: gguf.GGUFWriter) -> Dimensions:
+        writer.add_head_count(heads)
+        writer.add_head_count_kv([heads if layer % 2 else 0 for layer in range(LAYERS)])
+        writer.add_layer_norm_rms_eps(1e-5)
+        writer.add_shortconv_l_cache(3)
+        tensors: Dimensions = [("token_embd.weight", (vocabulary, WIDTH))]
+        for layer in range(LAYERS):
+            mixer: Dimensions = [
+                ("shortconv.conv", (WIDTH, 3)),
+                ("shortconv.in_proj", (3 * WIDTH, WIDTH)),
+                ("shortconv.out_proj", (WIDTH, WIDTH)),
+            ]
+            if layer % 2:
+                names = ("attn_q", "attn_k", "attn_v", "attn_output")
+                norms = ("attn_q_norm", "attn_k_norm")
+                mixer = [(name, (WIDTH, WIDTH)) for name in names]
+                mixer += [(name, (WIDTH // heads,)) for name in norms]
+            rest: Dimensions = [
+                ("attn_norm", (WIDTH,)),
+                ("ffn_norm", (WIDTH,)),
+                ("ffn_gate", (HIDDEN, WIDTH)),
+                ("ffn_up", (HIDDEN, WIDTH)),
+                ("ffn_down", (WIDTH, HIDDEN)),
+            ]
+            tensors += [(f"blk.{layer}.{name}.weight", shape) for name, shape in [*mixer, *rest]]
+        return [*tensors, ("token_embd_norm.weight", (WIDTH,))]
+
+    return _write(path, "lfm2", describe, quantized=True, vocabulary=vocabulary)
 
 
 def encoder(path: Path) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.devices.probe import wheel_stamp
+from worker.devices.select import wheel_stamp
 from worker.llama import library
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -32,7 +32,7 @@ def plugin_path() -> Path:
 
 @contextmanager
 def serve(free_bytes: int = 0) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A running test device: the value that switches it on, and its process.
+    """A running test device: how `rpc_device` and `cuda_command` call it, and its process.
 
     It claims to have `free_bytes`, or what the machine really has. It serves one client at a
     time, so a process of its own needs a device of its own.
@@ -53,6 +53,11 @@ def serve(free_bytes: int = 0) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     finally:
         process.kill()
         process.wait()
+
+
+def cuda_command(setting: str) -> list[str]:
+    """`llorch-cuda`, whose engine takes that device."""
+    return [sys.executable, "-m", "tests.devices.support.gpu_command", setting]
 
 
 def _wait(port: int, process: subprocess.Popen[bytes]) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from worker.messages import TokenLogprob
+from worker.wire.messages import TokenLogprob
 
 # JSON has no infinity; OpenAI writes this for a token that cannot be drawn.
 _LOWEST = -9999.0

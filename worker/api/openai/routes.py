@@ -9,93 +9,109 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-from worker.api.fields import fault
-from worker.api.jobs import Job, start_job
-from worker.api.openai.answers import Answer, Chat, Completion, Kind
-from worker.api.openai.requests import (
-    Ask,
+from worker.api.body import deadline_of, read
+from worker.api.encoding import json_response
+from worker.api.errors import fault, invalid
+from worker.api.event_stream import EventStream, closing_on_disconnect
+from worker.api.jobs import answer, start_jobs, with_head
+from worker.api.openai.answers import (
+    ChatCompletion,
+    Embeddings,
+    ModelEntry,
+    Models,
+    TextCompletion,
+)
+from worker.api.openai.generation import (
+    Generation,
     ModelNotFound,
-    inputs_of,
-    read_chat,
-    read_completion,
+    chat_generation,
+    completion_generation,
     require_model,
 )
-from worker.api.openai.schemas import embedding_schema
-from worker.api.requests import checked, invalid, read_json
-from worker.api.responses import EventStream, closing_on_disconnect, json_response
-from worker.api.state import AppState, state_of, worker_version
+from worker.api.openai.schema import ChatBody, CompletionBody, EmbeddingBody, inputs_of
+from worker.api.openai.stream import Answer, ChatForm, CompletionForm, Form
+from worker.api.operation import JOB_ERRORS, JSON, SSE, Events, Operation
+from worker.api.output import merged
+from worker.api.state import AppState, state_of
 from worker.errors import NotReady
-from worker.messages import Embed, EngineInfo
+from worker.installation import own_version
+from worker.wire.engine_info import EngineInfo
+from worker.wire.work import Embed
 
 
 async def chat_completions(request: Request) -> Response:
-    return await _answer(request, await read_chat(request, state_of(request)), Chat())
+    state, deadline = state_of(request), deadline_of(request)
+    body = await read(request, state, ChatBody)
+    return await _answer(request, chat_generation(body, state, deadline), ChatForm())
 
 
 async def completions(request: Request) -> Response:
-    return await _answer(request, await read_completion(request, state_of(request)), Completion())
+    state, deadline = state_of(request), deadline_of(request)
+    body = await read(request, state, CompletionBody)
+    return await _answer(request, completion_generation(body, state, deadline), CompletionForm())
 
 
-async def _answer(request: Request, ask: Ask, kind: Kind) -> Response:
+async def _answer(request: Request, generation: Generation, form: Form) -> Response:
     state = state_of(request)
-    jobs = await _start(state, ask)
-    answer = Answer(ask, kind, jobs, state.model_ref, f"llorch-worker-{worker_version()}")
-    if ask.stream:
+    request.scope["state"].setdefault("ignored_fields", []).extend(generation.not_enforced)
+    jobs = await start_jobs(state, generation.requests)
+    build = f"llorch-worker-{own_version()}"
+    choices = Answer(generation, form, generation.outputs(jobs), state.model_name, build)
+    if not generation.stream:
+        async with closing_on_disconnect(request, *jobs):
+            return json_response(await choices.whole(merged(jobs)))
+    frames = await with_head(request, jobs, merged(jobs), lambda frame: frame[1])
 
-        def close() -> None:
-            for job in jobs:
-                job.close()
-
-        return EventStream(answer.chunks(), state, close)
-    async with closing_on_disconnect(request, *jobs):
-        return json_response(await answer.whole())
-
-
-async def _start(state: AppState, ask: Ask) -> list[Job]:
-    """All of the request's jobs or none: a refused one takes back those before it."""
-    jobs: list[Job] = []
-    try:
-        for inference in ask.jobs:
-            jobs.append(await start_job(state, inference))
-    except BaseException:
+    def close() -> None:
         for job in jobs:
-            job.close()
-        raise
-    return jobs
+            job.cancel()
+
+    return EventStream(choices.chunks(frames), state, close)
+
+
+# --- embeddings --------------------------------------------------------------------------
 
 
 async def embeddings(request: Request) -> Response:
     state = state_of(request)
-    body = checked(
-        await read_json(request, state), embedding_schema(state.settings.max_prompt_chars)
-    )
-    require_model(body, state)
-    if _info(state).model.pooling is None:
+    body = await read(request, state, EmbeddingBody)
+    require_model(body.model, state)
+    model = _info(state).model
+    if model.pooling is None:
         message = "model: this model generates text and makes no embeddings (it does not pool)"
         raise invalid([fault("model", "unsupported", message)])
-    inputs = tuple(inputs_of(body["input"]))
-    vectors: list[tuple[int, list[float]]] = await state.supervisor.call(
-        lambda call_id: Embed(call_id, inputs)
+    if body.dimensions is not None and body.dimensions > model.embedding_length:
+        message = f"dimensions must be at most {model.embedding_length} with this model"
+        raise invalid([fault("dimensions", "maximum", message, body.dimensions)])
+    vectors: list[tuple[int, list[float]]] = await answer(
+        request, Embed(tuple(inputs_of(body.input)))
     )
-    as_base64 = body.get("encoding_format") == "base64"
     prompt_tokens = sum(n_tokens for n_tokens, _ in vectors)
-    data = [
-        {
-            "object": "embedding",
-            "index": index,
-            "embedding": _packed(vector) if as_base64 else vector,
-        }
-        for index, (_, vector) in enumerate(vectors)
-    ]
+    as_base64 = body.encoding_format == "base64"
+    data = []
+    for index, (_, vector) in enumerate(vectors):
+        cut = _shortened(vector, body.dimensions)
+        embedding = _packed(cut) if as_base64 else cut
+        data.append({"object": "embedding", "index": index, "embedding": embedding})
     usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
-    answer = {"object": "list", "data": data, "model": state.model_ref, "usage": usage}
-    return json_response(answer)
+    whole = {"object": "list", "data": data, "model": state.model_name, "usage": usage}
+    return json_response(whole)
+
+
+def _shortened(vector: list[float], n: int | None) -> list[float]:
+    """The first `n` dimensions, of length 1 again, as models trained for that are used."""
+    if n is None or n == len(vector):
+        return vector
+    norm = sum(x * x for x in vector[:n]) ** 0.5
+    return [x / norm for x in vector[:n]] if norm else vector[:n]
 
 
 def _packed(vector: list[float]) -> str:
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+
+# --- models ------------------------------------------------------------------------------
 
 
 async def models(request: Request) -> Response:
@@ -106,18 +122,21 @@ async def models(request: Request) -> Response:
 async def model(request: Request) -> Response:
     state = state_of(request)
     entry = _model(state)
-    if request.path_params["model"] not in state.model_names:
-        raise ModelNotFound(f"this worker serves {state.model_names[-1]!r} and no other model")
+    name = request.path_params["model"]
+    if name != state.model_name and name not in state.settings.served_model_name:
+        raise ModelNotFound(f"this worker serves {state.model_name!r} and no other model")
     return json_response(entry)
 
 
 def _model(state: AppState) -> dict[str, Any]:
     info = _info(state)
     return {
-        "id": state.model_ref,
+        "id": state.model_name,
         "object": "model",
         "created": int(time.time() - (time.monotonic() - state.started_at)),
         "owned_by": "llorch-worker",
+        "root": state.model_name,
+        "parent": None,
         "meta": {
             "n_vocab": info.model.vocab_size,
             "n_ctx": info.model.context_length,
@@ -140,9 +159,29 @@ def _info(state: AppState) -> EngineInfo:
 
 
 ROUTES = [
-    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-    Route("/v1/completions", completions, methods=["POST"]),
-    Route("/v1/embeddings", embeddings, methods=["POST"]),
-    Route("/v1/models", models, methods=["GET"]),
-    Route("/v1/models/{model:path}", model, methods=["GET"]),
-]
+    operation
+    for prefix in ("/v1", "")
+    for operation in (
+        Operation(
+            "POST", f"{prefix}/chat/completions", chat_completions, "OpenAI's chat completions",
+            {JSON: ChatCompletion, SSE: Events},
+            body=ChatBody, errors=(*JOB_ERRORS, 404), deadline=True,
+        ),
+        Operation(
+            "POST", f"{prefix}/completions", completions, "OpenAI's completions",
+            {JSON: TextCompletion, SSE: Events},
+            body=CompletionBody, errors=(*JOB_ERRORS, 404), deadline=True,
+        ),
+        Operation(
+            "POST", f"{prefix}/embeddings", embeddings, "OpenAI's embeddings", {JSON: Embeddings},
+            body=EmbeddingBody, errors=(*JOB_ERRORS, 404), deadline=True,
+        ),
+        Operation(
+            "GET", f"{prefix}/models", models, "The model served", {JSON: Models}, errors=(503,)
+        ),
+        Operation(
+            "GET", f"{prefix}/models/{{model:path}}", model, "The model served",
+            {JSON: ModelEntry}, errors=(404, 503),
+        ),
+    )
+]  # fmt: skip

@@ -4,42 +4,75 @@ from __future__ import annotations
 
 import difflib
 
-from worker.convert.architectures.gemma import GEMMA2, GEMMA3, GEMMA3_MULTIMODAL
-from worker.convert.architectures.llama import GRANITE, LLAMA, MIXTRAL, SMOLLM3
-from worker.convert.architectures.others import GPT2, OLMO2, STABLELM
-from worker.convert.architectures.phi import PHI3
-from worker.convert.architectures.qwen import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
-from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Value
+from worker.convert.architectures import (
+    apertus,
+    cohere,
+    deepseek,
+    encoders,
+    ernie,
+    exaone,
+    gemma,
+    gemma4,
+    glm,
+    gpt2,
+    gpt_oss,
+    granite,
+    lfm2,
+    llama,
+    llama4,
+    mistral,
+    nemotron,
+    nemotron_h,
+    olmo,
+    phi,
+    qwen,
+    qwen_linear,
+    seed_oss,
+    stablelm,
+    starcoder2,
+    state_space,
+)
+from worker.convert.architectures.blocks import llama3_factors
+from worker.convert.architectures.rules import Dims, Family, Make, Metadata, Rule, Value
 from worker.convert.config import Config
 from worker.errors import ModelError
 
-__all__ = ["FAMILIES", "Dims", "Family", "Metadata", "Rule", "Value", "family_of"]
+__all__ = [
+    "FAMILIES",
+    "Dims",
+    "Family",
+    "Make",
+    "Metadata",
+    "Rule",
+    "Value",
+    "check_rope",
+    "family_of",
+]
 
-FAMILIES: tuple[Family, ...] = (
-    LLAMA,
-    MIXTRAL,
-    SMOLLM3,
-    GRANITE,
-    QWEN2,
-    QWEN2_MOE,
-    QWEN3,
-    QWEN3_MOE,
-    GEMMA2,
-    GEMMA3,
-    GEMMA3_MULTIMODAL,
-    PHI3,
-    OLMO2,
-    STABLELM,
-    GPT2,
+_TABLES = (
+    *(apertus, cohere, deepseek, encoders, ernie, exaone, gemma, gemma4, glm),
+    *(gpt2, gpt_oss, granite, lfm2, llama, llama4, mistral, nemotron, nemotron_h),
+    *(olmo, phi, qwen, qwen_linear, seed_oss, stablelm, starcoder2, state_space),
 )
+FAMILIES: tuple[Family, ...] = tuple(family for table in _TABLES for family in table.FAMILIES)
+
+
+def check_rope(family: Family, config: Config) -> None:
+    """Refuse Llama 3's rope scaling where the family's implementation reads no factors."""
+    if family.extra_tensors is not llama3_factors and config.rope().kind == "llama3":
+        raise ModelError(
+            f"{config.name}: rope scaling of type 'llama3' is not known for "
+            f"{family.architecture}; llama.cpp reads its factors in other families alone"
+        )
 
 
 def family_of(config: Config) -> Family:
     names = config.items("architectures")
-    known = {name: family for family in FAMILIES for name in family.names}
-    for name in names:
-        if name in known:
-            return known[name]
+    known = {name for family in FAMILIES for name in family.names}
+    for name in known.intersection(map(str, names)):
+        for family in FAMILIES:
+            if name in family.names and family.applies(config):
+                return family
     name = str(names[0]) if names else "none"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
     raise ModelError(

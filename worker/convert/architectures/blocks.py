@@ -8,12 +8,13 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from worker.convert.architectures.rules import Dims, Metadata, Rule, Rules
+from worker.convert.architectures.rules import Dims, Metadata, Rule, Rules, Shape
 from worker.convert.config import Config
 from worker.errors import ModelError
 
-ATTENTION = "model.layers.{i}.self_attn"
-MLP = "model.layers.{i}.mlp"
+LAYER = "model.layers.{i}"
+ATTENTION = f"{LAYER}.self_attn"
+MLP = f"{LAYER}.mlp"
 
 
 def vector(d: Dims) -> tuple[int, ...]:
@@ -24,12 +25,38 @@ def norm(target: str, *, plus: float = 0.0, bias: bool = False) -> Rule:
     return Rule(f"{target}.{'bias' if bias else 'weight'}", vector, plus=plus)
 
 
-def embeddings(prefix: str = "model", *, norm_plus: float = 0.0) -> Rules:
+def embeddings(*, norm_plus: float = 0.0, norm_name: str = "norm") -> Rules:
     """Token embedding, final norm and the output head, which may be tied to the embedding."""
     return {
-        f"{prefix}.embed_tokens.weight": Rule("token_embd.weight", lambda d: (d.n_vocab, d.n_embd)),
-        f"{prefix}.norm.weight": norm("output_norm", plus=norm_plus),
+        "model.embed_tokens.weight": Rule("token_embd.weight", lambda d: (d.n_vocab, d.n_embd)),
+        f"model.{norm_name}.weight": norm("output_norm", plus=norm_plus),
         "lm_head.weight": Rule("output.weight", lambda d: (d.n_vocab, d.n_embd), optional=True),
+    }
+
+
+def layer_norm(source: str, target: str, *, plus: float = 0.0) -> Rules:
+    """A norm with a bias."""
+    return {
+        f"{source}.weight": norm(target, plus=plus),
+        f"{source}.bias": norm(target, bias=True),
+    }
+
+
+def linear(source: str, target: str, shape: Shape, *, optional_bias: bool = False) -> Rules:
+    """A projection with a bias."""
+    return {
+        f"{source}.weight": Rule(f"{target}.weight", shape),
+        f"{source}.bias": Rule(f"{target}.bias", lambda d: shape(d)[:1], optional=optional_bias),
+    }
+
+
+def head_norms() -> Rules:
+    """One norm for every head of q, and one for k."""
+    return {
+        f"{ATTENTION}.{x}_norm.weight": Rule(
+            f"blk.{{i}}.attn_{x}_norm.weight", lambda d: (d.head_dim,)
+        )
+        for x in "qk"
     }
 
 
@@ -40,7 +67,7 @@ def pre_norms() -> Rules:
     }
 
 
-def attention(*, interleaved: bool = False, biases: bool = True) -> Rules:
+def attention(*, interleaved: bool = False, biases: bool = True, output: str = "o_proj") -> Rules:
     """Separate q, k, v and output projections; biases are optional where they are known."""
     q_heads = (lambda d: d.n_head) if interleaved else None
     kv_heads = (lambda d: d.n_head_kv) if interleaved else None
@@ -54,7 +81,7 @@ def attention(*, interleaved: bool = False, biases: bool = True) -> Rules:
         f"{ATTENTION}.v_proj.weight": Rule(
             "blk.{i}.attn_v.weight", lambda d: (d.kv_rows, d.n_embd)
         ),
-        f"{ATTENTION}.o_proj.weight": Rule(
+        f"{ATTENTION}.{output}.weight": Rule(
             "blk.{i}.attn_output.weight", lambda d: (d.n_embd, d.q_rows)
         ),
     }
@@ -75,7 +102,7 @@ def attention(*, interleaved: bool = False, biases: bool = True) -> Rules:
             f"{ATTENTION}.v_proj.bias": Rule(
                 "blk.{i}.attn_v.bias", lambda d: (d.kv_rows,), optional=True
             ),
-            f"{ATTENTION}.o_proj.bias": Rule("blk.{i}.attn_output.bias", vector, optional=True),
+            f"{ATTENTION}.{output}.bias": Rule("blk.{i}.attn_output.bias", vector, optional=True),
         }
     return rules
 
@@ -97,48 +124,6 @@ def gated_mlp(*, biases: bool = False) -> Rules:
     return rules
 
 
-def router(source: str) -> Rules:
-    return {
-        source: Rule("blk.{i}.ffn_gate_inp.weight", lambda d: (d.n_expert, d.n_embd), keep_f32=True)
-    }
-
-
-def experts(prefix: str, gate: str, up: str, down: str) -> Rules:
-    """One tensor per expert, stacked into one per layer."""
-    return {
-        f"{prefix}.{{e}}.{gate}.weight": Rule(
-            "blk.{i}.ffn_gate_exps.weight", lambda d: (d.n_expert, d.n_ff_expert, d.n_embd)
-        ),
-        f"{prefix}.{{e}}.{up}.weight": Rule(
-            "blk.{i}.ffn_up_exps.weight", lambda d: (d.n_expert, d.n_ff_expert, d.n_embd)
-        ),
-        f"{prefix}.{{e}}.{down}.weight": Rule(
-            "blk.{i}.ffn_down_exps.weight", lambda d: (d.n_expert, d.n_embd, d.n_ff_expert)
-        ),
-    }
-
-
-def fused_experts(prefix: str) -> Rules:
-    """All experts of a layer in one tensor, with gate and up as halves of each."""
-    return {
-        f"{prefix}.gate_up_proj": (
-            Rule(
-                "blk.{i}.ffn_gate_exps.weight",
-                lambda d: (d.n_expert, d.n_ff_expert, d.n_embd),
-                rows=lambda d: (0, d.n_ff_expert),
-            ),
-            Rule(
-                "blk.{i}.ffn_up_exps.weight",
-                lambda d: (d.n_expert, d.n_ff_expert, d.n_embd),
-                rows=lambda d: (d.n_ff_expert, d.n_ff_expert),
-            ),
-        ),
-        f"{prefix}.down_proj": Rule(
-            "blk.{i}.ffn_down_exps.weight", lambda d: (d.n_expert, d.n_embd, d.n_ff_expert)
-        ),
-    }
-
-
 def common_metadata(arch: str, config: Config, d: Dims) -> Metadata:
     """The keys that every rotary, RMS-normed family has."""
     return {
@@ -156,18 +141,50 @@ def common_metadata(arch: str, config: Config, d: Dims) -> Metadata:
 
 
 def require(config: Config, key: str, *allowed: object) -> None:
-    """Refuse a setting that llama.cpp's implementation does not have; the first is the default."""
-    value = config.values.get(key, allowed[0])
+    """Refuse a setting that llama.cpp's implementation does not have; `null` and absence stand for
+    the first."""
+    value = config.values.get(key)
+    value = allowed[0] if value is None else value
     if value not in allowed:
         choice = " or ".join(str(a) for a in allowed)
         raise ModelError(f"{config.name}: {key} is {value!r}, llama.cpp implements {choice}")
 
 
-def expert_metadata(arch: str, config: Config, d: Dims) -> Metadata:
+def require_default_rope(config: Config) -> None:
+    if config.rope().kind != "default":
+        raise ModelError(f"{config.name}: rope scaling is not known for this family in llama.cpp")
+
+
+def require_silu(config: Config, d: Dims) -> None:
+    require(config, "hidden_act", "silu")
+
+
+def layer_norm_epsilon(arch: str, config: Config, *keys: str, default: float = 1e-5) -> Metadata:
+    keys = keys or ("layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon")
+    return {f"{arch}.attention.layer_norm_epsilon": config.number(*keys, default=default)}
+
+
+def partial_rotary(arch: str, config: Config, d: Dims, default: float) -> Metadata:
+    """How many dimensions of a head are turned."""
+    factor = config.rope().params.number(
+        "partial_rotary_factor",
+        default=config.number("partial_rotary_factor", "rope_pct", "rotary_pct", default=default),
+    )
+    return {f"{arch}.rope.dimension_count": int(factor * d.head_dim)}
+
+
+def windows(arch: str, config: Config, d: Dims, period: int) -> Metadata:
+    """The sliding window, and which layers have it: without `layer_types` all but every
+    `period`-th."""
+    if not config.has("sliding_window"):
+        return {}
+    kinds = config.values.get("layer_types")
+    layers = [(i + 1) % period != 0 for i in range(d.n_layers)]
+    if kinds is not None:
+        layers = [kind == "sliding_attention" for kind in config.items("layer_types")]
     return {
-        f"{arch}.expert_count": d.n_expert,
-        f"{arch}.expert_used_count": config.integer("num_experts_per_tok"),
-        f"{arch}.expert_feed_forward_length": d.n_ff_expert,
+        f"{arch}.attention.sliding_window": config.integer("sliding_window"),
+        f"{arch}.attention.sliding_window_pattern": layers,
     }
 
 
@@ -177,7 +194,7 @@ def rms_norm(arch: str, config: Config) -> Metadata:
 
 
 def rope_metadata(
-    arch: str, config: Config, n_dims: int, layers: str | None = None, theta: float = 10000.0
+    arch: str, config: Config, n_dims: int, layers: str = "full_attention", theta: float = 10000.0
 ) -> Metadata:
     rope = config.rope(layers, theta)
     found: Metadata = {f"{arch}.rope.dimension_count": n_dims, f"{arch}.rope.freq_base": rope.theta}
@@ -188,24 +205,55 @@ def rope_metadata(
         found[f"{arch}.rope.scaling.factor"] = rope.params.number("factor")
         return found
     if rope.kind == "yarn":
-        found[f"{arch}.rope.scaling.type"] = "yarn"
-        found[f"{arch}.rope.scaling.factor"] = rope.params.number("factor")
-        found[f"{arch}.rope.scaling.original_context_length"] = rope.params.integer(
-            "original_max_position_embeddings",
-            default=config.integer("max_position_embeddings"),
-        )
-        for key, name in (
-            ("beta_fast", "yarn_beta_fast"),
-            ("beta_slow", "yarn_beta_slow"),
-            ("attention_factor", "yarn_attn_factor"),
-        ):
-            if rope.params.has(key):
-                found[f"{arch}.rope.scaling.{name}"] = rope.params.number(key)
-        return found
+        return found | _yarn(arch, config, rope.params)
     raise ModelError(
         f"{config.name}: rope scaling of type {rope.kind!r} is not known for {arch}; "
         "default, linear, llama3 and yarn are"
     )
+
+
+_READS_RAMP = ("mistral3",)
+"""Families whose implementation reads YaRN's `beta_fast` and `beta_slow`."""
+
+
+def _yarn(arch: str, config: Config, params: Config) -> Metadata:
+    """YaRN, as far as llama.cpp reads it: it has the usual ramp, from 32 turns to 1, whose ends are
+    whole dimensions, and scales attention by 0.1 ln(factor) + 1 times `attn_factor`."""
+    factor = params.number("factor")
+    usual: dict[str, object] = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+    if arch in _READS_RAMP:
+        usual = {"truncate": True}
+    elif arch == "gpt-oss":
+        del usual["truncate"]  # It is rounded there all the same, see the family's notes.
+    for key, value in usual.items():
+        if params.has(key) and params.values[key] != value:
+            raise ModelError(f"{config.name}: YaRN's {key} must be {value} for llama.cpp's {arch}")
+    found: Metadata = {
+        f"{arch}.rope.scaling.type": "yarn",
+        f"{arch}.rope.scaling.factor": factor,
+        f"{arch}.rope.scaling.original_context_length": params.integer(
+            "original_max_position_embeddings", default=config.integer("max_position_embeddings")
+        ),
+    }
+    attention = _yarn_attention(factor, params)
+    if not math.isclose(attention, _mscale(factor, 1.0)):
+        found[f"{arch}.rope.scaling.attn_factor"] = attention / _mscale(factor, 1.0)
+    return found
+
+
+def _yarn_attention(factor: float, params: Config) -> float:
+    """What transformers multiplies both sides of the attention's product with."""
+    if params.has("attention_factor"):
+        return params.number("attention_factor")
+    if params.values.get("mscale") and params.values.get("mscale_all_dim"):
+        return _mscale(factor, params.number("mscale")) / _mscale(
+            factor, params.number("mscale_all_dim")
+        )
+    return _mscale(factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def llama3_factors(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:

@@ -1,4 +1,4 @@
-"""Gemma 2, and the text part of Gemma 3."""
+"""Gemma 1 and 2, and the text part of Gemma 3."""
 
 from __future__ import annotations
 
@@ -148,3 +148,32 @@ GEMMA3_MULTIMODAL = replace(
     ignored=(r"(model\.)?(vision_tower|multi_modal_projector)\..*",),
 )
 """Its text part; what sees images is left out."""
+
+
+def _gemma(config: Config, d: Dims) -> Metadata:
+    return blocks.common_metadata("gemma", config, d) | blocks.rms_norm("gemma", config)
+
+
+def _check_gemma(config: Config, d: Dims) -> None:
+    blocks.require(config, "hidden_activation", "gelu_pytorch_tanh", None)
+    blocks.require(config, "use_bidirectional_attention", False)
+
+
+GEMMA = Family(
+    architecture="gemma",
+    names=("GemmaForCausalLM",),
+    rules={
+        **blocks.embeddings(norm_plus=1.0),
+        f"{blocks.LAYER}.input_layernorm.weight": blocks.norm("blk.{i}.attn_norm", plus=1.0),
+        f"{blocks.LAYER}.post_attention_layernorm.weight": blocks.norm(
+            "blk.{i}.ffn_norm", plus=1.0
+        ),
+        **blocks.attention(biases=False),
+        **blocks.gated_mlp(),
+    },
+    metadata=_gemma,
+    head="never",
+    check=_check_gemma,
+)
+
+FAMILIES = (GEMMA, GEMMA2, GEMMA3, GEMMA3_MULTIMODAL)

@@ -1,4 +1,4 @@
-"""Llama 1-3.x, Mistral and Mixtral, and their near relatives SmolLM3 and Granite.
+"""Llama 1-3.x, Mistral and Mixtral, and their near relative SmolLM3.
 
 All turn their rotary heads in neighbouring pairs, so the rows of q and k are interleaved.
 """
@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from worker.convert.architectures import blocks
+from worker.convert.architectures import blocks, experts
 from worker.convert.architectures.rules import Dims, Family, Metadata
 from worker.convert.config import Config
 from worker.errors import ModelError
 
 _OLD_BUFFERS = (r".*\.rotary_emb\.inv_freq",)
-_DENSE = {
+DENSE = {
     **blocks.embeddings(),
     **blocks.pre_norms(),
     **blocks.attention(interleaved=True),
@@ -26,7 +26,7 @@ def _llama(config: Config, d: Dims) -> Metadata:
 
 
 def _mixtral(config: Config, d: Dims) -> Metadata:
-    return _llama(config, d) | blocks.expert_metadata("llama", config, d)
+    return _llama(config, d) | experts.expert_metadata("llama", config, d)
 
 
 def _mixtral_dims(config: Config) -> Dims:
@@ -47,28 +47,17 @@ def _check_smollm3(config: Config, d: Dims) -> None:
     blocks.require(config, "use_sliding_window", False)
     # llama.cpp leaves the rotation out in every fourth layer and has no setting for it.
     pattern = [int((i + 1) % 4 != 0) for i in range(d.n_layers)]
-    if config.values.get("no_rope_layers", pattern) != pattern:
+    if (config.values.get("no_rope_layers") or pattern) != pattern:
         raise ModelError(
             f"{config.name}: no_rope_layers must leave out every fourth layer, "
             "llama.cpp's smollm3 knows no other pattern"
         )
 
 
-def _granite(config: Config, d: Dims) -> Metadata:
-    return {
-        **blocks.common_metadata("granite", config, d),
-        **blocks.rms_norm("granite", config),
-        "granite.attention.scale": config.number("attention_multiplier", default=1.0),
-        "granite.embedding_scale": config.number("embedding_multiplier", default=1.0),
-        "granite.residual_scale": config.number("residual_multiplier", default=1.0),
-        "granite.logit_scale": config.number("logits_scaling", default=1.0),
-    }
-
-
 LLAMA = Family(
     architecture="llama",
-    names=("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM"),
-    rules=_DENSE,
+    names=("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "InternLM3ForCausalLM"),
+    rules=DENSE,
     metadata=_llama,
     ignores_window=True,
     extra_tensors=blocks.llama3_factors,
@@ -83,8 +72,8 @@ MIXTRAL = Family(
         **blocks.embeddings(),
         **blocks.pre_norms(),
         **blocks.attention(interleaved=True),
-        **blocks.router("model.layers.{i}.block_sparse_moe.gate.weight"),
-        **blocks.experts("model.layers.{i}.block_sparse_moe.experts", "w1", "w3", "w2"),
+        **experts.router("model.layers.{i}.block_sparse_moe.gate.weight"),
+        **experts.experts("model.layers.{i}.block_sparse_moe.experts", "w1", "w3", "w2"),
     },
     metadata=_mixtral,
     ignores_window=True,
@@ -107,11 +96,4 @@ SMOLLM3 = Family(
     check=_check_smollm3,
 )
 
-GRANITE = Family(
-    architecture="granite",
-    names=("GraniteForCausalLM",),
-    rules=_DENSE,
-    metadata=_granite,
-    extra_tensors=blocks.llama3_factors,
-    check=_check_silu,
-)
+FAMILIES = (LLAMA, MIXTRAL, SMOLLM3)

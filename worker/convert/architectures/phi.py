@@ -1,4 +1,4 @@
-"""Phi-3 and Phi-4: fused q/k/v and fused gate/up, which llama.cpp takes as they are."""
+"""Phi-2, and Phi-3 and 4, whose q/k/v and gate/up are fused as llama.cpp takes them."""
 
 from __future__ import annotations
 
@@ -107,3 +107,36 @@ PHI3 = Family(
     extra_tensors=_factors,
     check=_check,
 )
+
+
+def _phi2(config: Config, d: Dims) -> Metadata:
+    return {
+        **blocks.common_metadata("phi2", config, d),
+        **blocks.partial_rotary("phi2", config, d, 0.5),
+        **blocks.layer_norm_epsilon("phi2", config),
+    }
+
+
+def _check_phi2(config: Config, d: Dims) -> None:
+    blocks.require(config, "hidden_act", "gelu_new", "gelu_pytorch_tanh")
+    blocks.require(config, "qk_layernorm", False)
+
+
+PHI2 = Family(
+    architecture="phi2",
+    names=("PhiForCausalLM",),
+    rules={
+        **blocks.embeddings(norm_name="final_layernorm"),
+        "lm_head.bias": Rule("output.bias", lambda d: (d.n_vocab,)),
+        "model.final_layernorm.bias": blocks.norm("output_norm", bias=True),
+        **blocks.layer_norm(f"{blocks.LAYER}.input_layernorm", "blk.{i}.attn_norm"),
+        **blocks.attention(output="dense"),
+        **blocks.linear(f"{blocks.MLP}.fc1", "blk.{i}.ffn_up", lambda d: (d.n_ff, d.n_embd)),
+        **blocks.linear(f"{blocks.MLP}.fc2", "blk.{i}.ffn_down", lambda d: (d.n_embd, d.n_ff)),
+    },
+    metadata=_phi2,
+    head="always",
+    check=_check_phi2,
+)
+
+FAMILIES = (PHI2, PHI3)

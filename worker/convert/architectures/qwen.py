@@ -4,56 +4,36 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from worker.convert.architectures import blocks
+from worker.convert.architectures import blocks, experts
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
 from worker.convert.config import Config
+from worker.errors import ModelError
 
 _MLP = "model.layers.{i}.mlp"
 
 
-def _head_norms() -> Rules:
-    """Qwen 3 normalises each head of q and k."""
+def shared_expert() -> Rules:
     return {
-        f"{blocks.ATTENTION}.q_norm.weight": Rule("blk.{i}.attn_q_norm.weight", _head),
-        f"{blocks.ATTENTION}.k_norm.weight": Rule("blk.{i}.attn_k_norm.weight", _head),
-    }
-
-
-def _head(d: Dims) -> tuple[int, ...]:
-    return (d.head_dim,)
-
-
-def _shared_expert() -> Rules:
-    shared = f"{_MLP}.shared_expert"
-    return {
-        f"{shared}.gate_proj.weight": Rule(
-            "blk.{i}.ffn_gate_shexp.weight", lambda d: (d.n_ff_shared, d.n_embd)
-        ),
-        f"{shared}.up_proj.weight": Rule(
-            "blk.{i}.ffn_up_shexp.weight", lambda d: (d.n_ff_shared, d.n_embd)
-        ),
-        f"{shared}.down_proj.weight": Rule(
-            "blk.{i}.ffn_down_shexp.weight", lambda d: (d.n_embd, d.n_ff_shared)
-        ),
-        f"{shared}_gate.weight": Rule(
+        **experts.shared_experts(f"{_MLP}.shared_expert"),
+        f"{_MLP}.shared_expert_gate.weight": Rule(
             "blk.{i}.ffn_gate_inp_shexp.weight", lambda d: (1, d.n_embd), keep_f32=True
         ),
     }
 
 
-def _expert_rules() -> Rules:
+def expert_rules() -> Rules:
     """One tensor per expert as checkpoints have them, or fused as the framework holds them."""
     return {
-        **blocks.router(f"{_MLP}.gate.weight"),
-        **blocks.experts(f"{_MLP}.experts", "gate_proj", "up_proj", "down_proj"),
-        **blocks.fused_experts(f"{_MLP}.experts"),
+        **experts.router(f"{_MLP}.gate.weight"),
+        **experts.experts(f"{_MLP}.experts", "gate_proj", "up_proj", "down_proj"),
+        **experts.fused_experts(f"{_MLP}.experts"),
     }
 
 
 def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
     found = blocks.common_metadata(arch, config, d) | blocks.rms_norm(arch, config)
     if d.n_expert:
-        found |= blocks.expert_metadata(arch, config, d)
+        found |= experts.expert_metadata(arch, config, d)
     if d.n_ff_shared:
         found[f"{arch}.expert_shared_feed_forward_length"] = d.n_ff_shared
     return found
@@ -80,7 +60,10 @@ def _check(config: Config, d: Dims) -> None:
 def _check_experts(config: Config, *, normed: bool) -> None:
     blocks.require(config, "decoder_sparse_step", 1)
     blocks.require(config, "mlp_only_layers", [], None)
-    blocks.require(config, "norm_topk_prob", normed)
+    if config.flag("norm_topk_prob") != normed:  # Absence is false, as in transformers.
+        raise ModelError(
+            f"{config.name}: norm_topk_prob is {not normed}, llama.cpp implements {normed}"
+        )
 
 
 def _check_qwen2_experts(config: Config, d: Dims) -> None:
@@ -113,8 +96,8 @@ QWEN2_MOE = Family(
         **blocks.embeddings(),
         **blocks.pre_norms(),
         **blocks.attention(),
-        **_expert_rules(),
-        **_shared_expert(),
+        **expert_rules(),
+        **shared_expert(),
     },
     metadata=lambda config, d: _metadata("qwen2moe", config, d),
     dims=_qwen2_expert_dims,
@@ -124,15 +107,16 @@ QWEN2_MOE = Family(
 
 QWEN3 = Family(
     architecture="qwen3",
-    names=("Qwen3ForCausalLM",),
+    names=("Qwen3ForCausalLM", "Qwen3Model"),
     rules={
         **blocks.embeddings(),
         **blocks.pre_norms(),
         **blocks.attention(),
-        **_head_norms(),
+        **blocks.head_norms(),
         **blocks.gated_mlp(),
     },
     metadata=lambda config, d: _metadata("qwen3", config, d),
+    roots=("model.", ""),
     check=_check,
 )
 
@@ -143,10 +127,12 @@ QWEN3_MOE = Family(
         **blocks.embeddings(),
         **blocks.pre_norms(),
         **blocks.attention(),
-        **_head_norms(),
-        **_expert_rules(),
+        **blocks.head_norms(),
+        **expert_rules(),
     },
     metadata=lambda config, d: _metadata("qwen3moe", config, d),
     dims=_expert_dims,
     check=_check_qwen3_experts,
 )
+
+FAMILIES = (QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE)

@@ -1,0 +1,297 @@
+"""What models of each dialect write, and what it says: facts from llama.cpp's tests of its parsers.
+
+A case: template, output, content, reasoning, calls; `prompt_end` where the template has begun the
+answer. The functions are in `TOOLS`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+def function(name: str, **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+INTEGER, STRING = {"type": "integer"}, {"type": "string"}
+TOOLS = [
+    function("special", arg1=INTEGER),
+    function("special_2", arg1=INTEGER, arg2=INTEGER),
+    function("python", code=STRING),
+    function("get_time", city=STRING),
+    function("get_weather", city=STRING),
+    function("amount", orig={"type": "number"}),
+    function("toggle", enabled={"type": "boolean"}),
+    function("nullable", value={"type": ["string", "null"]}),
+    function("todo", todos={"type": "array", "items": {}}),
+    function("config", config={"type": "object"}),
+    function("edit", filename=STRING, old=STRING, new=STRING),
+    function("nothing"),
+]
+
+HELLO = "Hello, world!\nWhat's up?"
+ONE = [("special", {"arg1": 1})]
+TWO = [*ONE, ("special_2", {"arg1": 1, "arg2": 2})]
+PARIS = [("get_time", {"city": "Paris"})]
+
+
+class Case(NamedTuple):
+    template: str
+    output: str
+    content: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, Any]] = []
+    prompt_end: str = ""
+
+
+OPEN = "<|im_start|>assistant\n<think>\n"
+CODER, HERMES = "Qwen3-Coder", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use"
+GEMMA, GPT, LFM = "google-gemma-4-31B-it", "openai-gpt-oss-120b", "LFM2-8B-A1B"
+KIMI, R7B = "Kimi-K2-Thinking", "CohereForAI-c4ai-command-r7b-12-2024-tool_use"
+TAG = "<function=special>\n<parameter=arg1>\n1\n</parameter>\n</function>\n</tool_call>"
+TAG_2 = (
+    "<tool_call>\n<function=special_2>\n<parameter=arg1>\n1\n</parameter>\n"
+    "<parameter=arg2>\n2\n</parameter>\n</function>\n</tool_call>"
+)
+KIMI_CALL = "<|tool_call_begin|>functions.special:0<|tool_call_argument_begin|>"
+
+CASES = [
+    Case(HERMES, HELLO, HELLO),
+    Case(
+        HERMES,
+        '<tool_call>\n{"name": "special", "arguments": {"arg1": 1}}\n</tool_call>',
+        calls=ONE,
+    ),
+    Case(
+        HERMES,
+        f'{HELLO}\n<tool_call>\n{{"name": "special", "arguments": {{"arg1": 1}}}}\n</tool_call>\n'
+        '<tool_call>\n{"arguments": {"arg1": 1, "arg2": 2}, "name": "special_2"}\n</tool_call>',
+        HELLO,
+        calls=TWO,
+    ),
+    Case(
+        "Qwen-QwQ-32B",
+        "Hm.\n</think>\nThe answer is 42.",
+        "The answer is 42.",
+        "Hm.",
+        prompt_end=OPEN,
+    ),
+    Case(
+        "Qwen3.5-4B", f"I'm\nthinking\n</think>\n\n{HELLO}", HELLO, "I'm\nthinking", prompt_end=OPEN
+    ),
+    Case("Qwen-Qwen3-0.6B", f"<think>\nI'm\nthinking\n</think>\n\n{HELLO}", HELLO, "I'm\nthinking"),
+    Case("Qwen3.5-4B", "still thinking", "", "still thinking", prompt_end=OPEN),
+    Case(CODER, f"<tool_call>\n{TAG}", calls=ONE),
+    Case(CODER, TAG, calls=ONE),
+    Case(CODER, f"Let me call it.\n{TAG}", "Let me call it.", calls=ONE),
+    Case(CODER, f"{TAG}\n{TAG_2}", calls=TWO),
+    Case(
+        CODER,
+        "<tool_call>\n<function=python>\n<parameter=code>\ndef hello():\n"
+        '    print("<b>格</b>")\n\nhello()\n</parameter>\n</function>\n</tool_call>',
+        calls=[("python", {"code": 'def hello():\n    print("<b>格</b>")\n\nhello()'})],
+    ),
+    Case(
+        CODER, "<tool_call>\n<function=nothing>\n</function>\n</tool_call>", calls=[("nothing", {})]
+    ),
+    Case(
+        "ByteDance-Seed-OSS",
+        "<seed:think>I'm thinking</seed:think>\n<seed:tool_call>\n<function=todo>\n"
+        '<parameter=todos>[{"item": "Check", "done": false}]</parameter>\n</function>\n'
+        "</seed:tool_call>",
+        reasoning="I'm thinking",
+        calls=[("todo", {"todos": [{"item": "Check", "done": False}]})],
+    ),
+    Case(
+        "MiniMax-M2",
+        'Let\'s call:\n</think>\n\n<minimax:tool_call>\n<invoke name="special">\n<parameter '
+        'name="arg1">1</parameter>\n</invoke>\n</minimax:tool_call>',
+        reasoning="Let's call:",
+        calls=ONE,
+        prompt_end="<think>\n",
+    ),
+    Case(
+        "GLM-4.6",
+        "<tool_call>special\n<arg_key>arg1</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",
+        calls=ONE,
+    ),
+    Case(
+        "GLM-4.7-Flash",
+        "I'm\nthinking</think><tool_call>special<arg_key>arg1</arg_key><arg_value>1</arg_value>"
+        "</tool_call><tool_call>special_2<arg_key>arg1</arg_key><arg_value>1</arg_value>"
+        "<arg_key>arg2</arg_key><arg_value>2</arg_value></tool_call>",
+        reasoning="I'm\nthinking",
+        calls=TWO,
+        prompt_end="<|assistant|><think>",
+    ),
+    Case("GLM-4.7-Flash", "<tool_call>nothing</tool_call>", calls=[("nothing", {})]),
+    Case(
+        "Mistral-Small-3.2-24B-Instruct-2506",
+        '[TOOL_CALLS]special[CALL_ID]000000001[ARGS]{"arg1": 1}'
+        '[TOOL_CALLS]special_2[CALL_ID]000000002[ARGS]{"arg1": 1, "arg2": 2}',
+        calls=TWO,
+    ),
+    Case(
+        "mistralai-Mistral-Nemo-Instruct-2407",
+        '[TOOL_CALLS][{"name": "special", "arguments": {"arg1": 1}, "id": "123456789"}]',
+        calls=ONE,
+    ),
+    Case(
+        "unsloth-mistral-Devstral-Small-2507",
+        f'{HELLO}[TOOL_CALLS]special[ARGS]{{"arg1": 1}}',
+        HELLO,
+        calls=ONE,
+    ),
+    Case(
+        "mistralai-Ministral-3-14B-Reasoning-2512",
+        f"[THINK]I'm\nthinking[/THINK]{HELLO}",
+        HELLO,
+        "I'm\nthinking",
+    ),
+    Case(
+        "meta-llama-Llama-3.1-8B-Instruct",
+        '{"name": "special", "parameters": {"arg1": 1}}',
+        calls=ONE,
+    ),
+    Case(
+        "meta-llama-Llama-3.2-3B-Instruct",
+        '<|python_tag|>{"name": "special", "parameters": {"arg1": 1}}; '
+        '{"name": "special_2", "parameters": {"arg1": 1, "arg2": 2}}',
+        calls=TWO,
+    ),
+    Case(
+        "deepseek-ai-DeepSeek-V3.1",
+        "REASONING</think>CONTENT<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_time<｜tool▁sep｜>"
+        '{"city": "Paris"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        "CONTENT",
+        "REASONING",
+        PARIS,
+        "<｜Assistant｜><think>",
+    ),
+    Case(
+        "llama-cpp-deepseek-r1",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_time\n```json\n"
+        '{"city": "Paris"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        calls=PARIS,
+    ),
+    Case(
+        "deepseek-ai-DeepSeek-V3.2",
+        'Calling</think>\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_time">\n'
+        '<｜DSML｜parameter name="city" string="true">Paris</｜DSML｜parameter>\n'
+        '</｜DSML｜invoke>\n<｜DSML｜invoke name="amount">\n'
+        '<｜DSML｜parameter name="orig" string="false">3.14</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        reasoning="Calling",
+        calls=[*PARIS, ("amount", {"orig": 3.14})],
+        prompt_end="<｜Assistant｜><think>",
+    ),
+    Case(
+        KIMI,
+        f"<think>I'm thinking</think><|tool_calls_section_begin|>{KIMI_CALL}"
+        '{"arg1": 1}<|tool_call_end|><|tool_calls_section_end|>',
+        reasoning="I'm thinking",
+        calls=ONE,
+    ),
+    Case(KIMI, f'{KIMI_CALL}{{"arg1": 1}}', calls=ONE),
+    Case(GEMMA, f"<|channel>thought\nI'm\nthinking<channel|>{HELLO}", HELLO, "I'm\nthinking"),
+    Case(GEMMA, f"<|channel>thought<channel|>{HELLO}", HELLO),
+    Case(GEMMA, f"<|channel>thought\n<channel|>{HELLO}<|channel>thought\n<channel|>", HELLO),
+    Case(
+        GEMMA,
+        f'{HELLO}<|tool_call>call:get_time{{city:<|"|>Paris<|"|>}}<tool_call|>'
+        '<|tool_call>call:config{config:{theme:<|"|>dark<|"|>,count:-3,on:true}}<tool_call|>',
+        HELLO,
+        calls=[*PARIS, ("config", {"config": {"theme": "dark", "count": -3, "on": True}})],
+    ),
+    Case(
+        GEMMA,
+        '<|tool_call>call:todo{todos:[<|"|>buy milk<|"|>,<|"|>walk {dog}<|"|>]}<tool_call|>'
+        "<|tool_call>call:nothing{}<tool_call|><|tool_call>call:amount{orig:1.5e10}<tool_call|>",
+        calls=[
+            ("todo", {"todos": ["buy milk", "walk {dog}"]}),
+            ("nothing", {}),
+            ("amount", {"orig": 1.5e10}),
+        ],
+    ),
+    Case(GPT, f"<|channel|>final<|message|>{HELLO}", HELLO),
+    Case(
+        GPT,
+        "<|channel|>analysis<|message|>I'm\nthinking<|end|><|start|>assistant<|channel|>final"
+        f"<|message|>{HELLO}",
+        HELLO,
+        "I'm\nthinking",
+    ),
+    Case(
+        GPT,
+        "<|channel|>analysis<|message|>Hm<|end|><|start|>assistant<|channel|>commentary "
+        'to=functions.special <|constrain|>json<|message|>{"arg1": 1}<|call|>',
+        reasoning="Hm",
+        calls=ONE,
+    ),
+    Case(GPT, ' to=functions.special<|channel|>analysis<|message|>{"arg1": 1}', calls=ONE),
+    Case(LFM, "<|tool_call_start|>[special(arg1=1)]<|tool_call_end|>", calls=ONE),
+    Case(
+        LFM,
+        'Let me see.<|tool_call_start|>[config(config={"enabled": True, "note": null}), '
+        "python(code='a\\nb')]<|tool_call_end|>",
+        "Let me see.",
+        calls=[
+            ("config", {"config": {"enabled": True, "note": None}}),
+            ("python", {"code": "a\nb"}),
+        ],
+    ),
+    Case(LFM, "Use this: [link](url).", "Use this: [link](url)."),
+    Case(
+        R7B,
+        "<|START_THINKING|>I'm\nthinking<|END_THINKING|><|START_ACTION|>[\n    "
+        '{"tool_call_id": "0", "tool_name": "special", "parameters": {"arg1": 1}}\n]<|END_ACTION|>',
+        reasoning="I'm\nthinking",
+        calls=ONE,
+    ),
+    Case(R7B, f"<|START_RESPONSE|>{HELLO}<|END_RESPONSE|>", HELLO),
+    Case(
+        "Kimi-K3",
+        "I should<|close|>think<|sep|><|open|>response<|sep|>On it.<|close|>response<|sep|>"
+        '<|open|>tools<|sep|><|open|>call tool="special" index="1"<|sep|>'
+        '<|open|>argument key="arg1" type="number"<|sep|>1<|close|>argument<|sep|>'
+        "<|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
+        "On it.",
+        "I should",
+        ONE,
+        "<|open|>think<|sep|>",
+    ),
+    Case(
+        "NVIDIA-Nemotron-Nano-v2",
+        'Hm\n</think>\n<TOOLCALL>[{"name": "special", "arguments": {"arg1": 1}}]</TOOLCALL>',
+        reasoning="Hm",
+        calls=ONE,
+        prompt_end="<think>\n",
+    ),
+    Case(
+        "Apertus-8B-Instruct",
+        '<|tools_prefix|>[{"special": {"arg1": 1}}]<|tools_suffix|>',
+        calls=ONE,
+    ),
+    Case(
+        "GigaChat3.1-10B-A1.8B",
+        '<|function_call|>{"name": "special", "arguments": {"arg1": 1}}',
+        calls=ONE,
+    ),
+    Case("meetkai-functionary-medium-v3.1", '<function=special>{"arg1": 1}</function>', calls=ONE),
+    Case(
+        "fireworks-ai-llama-3-firefunction-v2",
+        ' functools[{"name": "special", "arguments": {"arg1": 1}}]',
+        calls=ONE,
+    ),
+    Case(
+        "unsloth-Apriel-1.5",
+        '<tool_calls>[{"name": "special", "arguments": {"arg1": 1}}]</tool_calls>',
+        calls=ONE,
+    ),
+    Case(
+        "openbmb-MiniCPM5-1B",
+        '<function name="python"><param name="code"><![CDATA[a </param> b]]></param></function>',
+        calls=[("python", {"code": "a </param> b"})],
+    ),
+]

@@ -1,0 +1,191 @@
+"""OpenAI's responses and Anthropic's messages, on the real process."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+from pydantic import BaseModel, Field
+
+from tests.conftest import StartWorker
+from tests.support.worker import WorkerProcess
+
+FRANCE = "What is the capital of France?"
+PARIS = "The capital of France is Paris."
+LOOK = {"type": "object", "properties": {"where": {"enum": ["up", "down"]}}, "required": ["where"]}
+
+
+# --- Anthropic ---------------------------------------------------------------------------
+
+
+def message(worker: WorkerProcess, **fields: Any) -> httpx.Response:
+    body = {"model": "m", "max_tokens": 300, "temperature": 0, **fields}
+    return worker.post("/v1/messages", body)
+
+
+def user(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
+    """The data of each event, which its name repeats."""
+    found = []
+    for block in answer.text.strip().split("\n\n"):
+        if block.startswith("event: "):
+            name, data = block.split("\n", 1)
+            event = json.loads(data.removeprefix("data: "))
+            assert event["type"] == name.removeprefix("event: ")
+            found.append(event)
+    return found
+
+
+def test_a_message_whole_and_streamed(worker: WorkerProcess) -> None:
+    whole = message(worker, messages=user(FRANCE), metadata={"user_id": "x"})
+    assert whole.headers["x-ignored-fields"] == "metadata"
+    body = whole.json()
+    assert body["content"] == [{"type": "text", "text": PARIS}]
+    assert body["stop_reason"] == "end_turn" and body["role"] == "assistant"
+    parts = [{"type": "text", "text": FRANCE, "cache_control": {"type": "ephemeral"}}]
+    streamed = message(worker, messages=[{"role": "user", "content": parts}], stream=True)
+    events = events_of(streamed)
+    assert [events[0]["type"], events[-2]["type"], events[-1]["type"]] == [
+        "message_start",
+        "message_delta",
+        "message_stop",
+    ]
+    deltas = [e["delta"]["text"] for e in events if e["type"] == "content_block_delta"]
+    assert "".join(deltas) == PARIS
+    assert events[-2]["usage"]["output_tokens"] == body["usage"]["output_tokens"]
+
+
+def test_an_answer_goes_on_with_what_it_was_given(worker: WorkerProcess) -> None:
+    begun = [*user(FRANCE), {"role": "assistant", "content": "The capital of France"}]
+    assert message(worker, messages=begun).json()["content"][0]["text"] == " is Paris."
+    chat = {"messages": begun, "temperature": 0, "continue_final_message": True}
+    answer = worker.post("/v1/chat/completions", chat).json()
+    assert answer["choices"][0]["message"]["content"] == " is Paris."
+
+
+def test_why_an_answer_ended(worker: WorkerProcess) -> None:
+    stopped = message(worker, messages=user(FRANCE), stop_sequences=[" Par"]).json()
+    assert stopped["stop_reason"] == "stop_sequence" and stopped["stop_sequence"] == " Par"
+    cut = message(worker, messages=user(FRANCE), max_tokens=2).json()
+    assert cut["stop_reason"] == "max_tokens" and cut["usage"]["output_tokens"] == 2
+
+
+def test_a_tool_is_used_and_its_result_read(worker: WorkerProcess) -> None:
+    tools = [{"name": "look", "input_schema": LOOK}]
+    forced = {"type": "tool", "name": "look"}
+    called = message(worker, messages=user("Look!"), tools=tools, tool_choice=forced).json()
+    use = called["content"][-1]
+    assert called["stop_reason"] == "tool_use" and use["name"] == "look"
+    assert use["input"]["where"] in ("up", "down")
+    result = {"type": "tool_result", "tool_use_id": use["id"], "content": "A star."}
+    turns = [
+        *user("Look!"),
+        {"role": "assistant", "content": called["content"]},
+        {"role": "user", "content": [result, {"type": "text", "text": "And?"}]},
+    ]
+    assert message(worker, messages=turns, tools=tools).status_code == 200
+    streamed = message(
+        worker, messages=user("Look!"), tools=tools, tool_choice={"type": "any"}, stream=True
+    )
+    deltas = [e["delta"] for e in events_of(streamed) if e["type"] == "content_block_delta"]
+    arguments = "".join(d["partial_json"] for d in deltas if d["type"] == "input_json_delta")
+    assert json.loads(arguments)["where"] in ("up", "down")
+
+
+def test_tokens_are_counted_as_the_answer_counts_them(worker: WorkerProcess) -> None:
+    body = {"model": "m", "messages": user(FRANCE), "system": "Be kind."}
+    counted = worker.post("/v1/messages/count_tokens", body).json()["input_tokens"]
+    usage = message(worker, messages=user(FRANCE), system="Be kind.").json()["usage"]
+    assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
+
+
+def test_errors_are_anthropics(worker: WorkerProcess) -> None:
+    answer = worker.post("/v1/messages", {"messages": user("a")})
+    assert answer.status_code == 400
+    assert answer.json()["type"] == "error"
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+    assert "max_tokens" in answer.json()["error"]["message"]
+    image = [{"role": "user", "content": [{"type": "image", "source": {}}]}]
+    assert "reads text" in message(worker, messages=image).json()["error"]["message"]
+
+
+# --- OpenAI's responses ------------------------------------------------------------------
+
+
+class Person(BaseModel):
+    name: str = Field(max_length=8)
+    score: float = Field(ge=0.0, le=1.0)
+
+
+@pytest.fixture(scope="module")
+def client(worker: WorkerProcess) -> OpenAI:
+    return OpenAI(base_url=f"{worker.base_url}/v1", api_key="none", max_retries=0)
+
+
+def test_a_response_whole_and_streamed(client: OpenAI) -> None:
+    whole = client.responses.create(model="m", input=FRANCE, temperature=0, store=True)
+    assert whole.output_text == PARIS and whole.status == "completed"
+    assert whole.usage and whole.usage.output_tokens > 3
+    with client.responses.stream(
+        model="m", input=[{"role": "user", "content": FRANCE}], temperature=0
+    ) as stream:
+        events = list(stream)
+        assert stream.get_final_response().output_text == PARIS
+    assert [e.type for e in events][:3] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+    ]
+    assert [e.sequence_number for e in events] == sorted(e.sequence_number for e in events)
+    cut = client.responses.create(model="m", input=FRANCE, max_output_tokens=2)
+    assert cut.status == "incomplete" and cut.incomplete_details
+    assert cut.incomplete_details.reason == "max_output_tokens"
+
+
+def test_a_response_is_parsed(client: OpenAI) -> None:
+    answer = client.responses.parse(
+        model="m", input="Invent a person.", text_format=Person, max_output_tokens=200
+    )
+    assert answer.output_parsed and 0 <= answer.output_parsed.score <= 1
+
+
+def test_a_function_is_called_and_its_output_read(client: OpenAI) -> None:
+    tools: Any = [{"type": "function", "name": "look", "parameters": LOOK, "strict": True}]
+    asked: Any = [{"role": "user", "content": "Look!"}]
+    first = client.responses.create(
+        model="m", input=asked, tools=[*tools, {"type": "web_search"}], tool_choice="required"
+    )
+    call: Any = first.output[-1]
+    assert call.type == "function_call" and json.loads(call.arguments)["where"] in ("up", "down")
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "A star."}
+    turns = [*asked, call.model_dump(), output, {"role": "user", "content": FRANCE}]
+    again = client.responses.create(model="m", input=turns, tools=tools, max_output_tokens=30)
+    assert again.output
+
+
+def test_what_needs_a_memory_is_refused(worker: WorkerProcess) -> None:
+    body = {"model": "m", "input": "a", "previous_response_id": "resp_1"}
+    error = worker.post("/v1/responses", body).json()["error"]
+    assert error["param"] == "previous_response_id"
+
+
+# --- templates ---------------------------------------------------------------------------
+
+
+def test_a_template_of_the_operators(start_worker: StartWorker, tmp_path: Any) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text(
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        "{{ enable_thinking }} {{ date_string | length }}"
+    )
+    worker = start_worker("--chat-template", str(file))
+    body = {"messages": [{"role": "developer", "content": "Be kind."}, {"role": "assistant"}]}
+    prompt = worker.post("/apply-template", body).json()["prompt"]
+    assert prompt == "[system]Be kind.[assistant]True 11"
+    assert worker.get("/props").json()["chat_template"] == file.read_text()

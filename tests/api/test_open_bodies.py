@@ -1,0 +1,165 @@
+"""What OpenAI's clients send is taken: nulls, unknown fields, other servers' names, odd paths."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.worker import WorkerProcess
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+PARIS = "The capital of France is Paris."
+
+
+def chat(worker: WorkerProcess, **fields: Any) -> httpx.Response:
+    return worker.post("/v1/chat/completions", {"messages": FRANCE, "temperature": 0, **fields})
+
+
+def content_of(answer: httpx.Response) -> str:
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["choices"][0]["message"]["content"]
+    return text
+
+
+@pytest.mark.parametrize(
+    ("fields", "ignored"),
+    [
+        ({"top_p": None, "stop": None, "tools": None, "stream_options": None, "n": None}, None),
+        ({"metadata": {"a": "b"}, "store": True}, "metadata, store"),
+        ({"user": "", "service_tier": "auto"}, "service_tier"),
+        ({"reasoning_effort": "low", "verbosity": "low"}, None),
+        ({"functions": [], "prediction": {"type": "content"}}, "functions, prediction"),
+        ({"tools": [], "tool_choice": "auto", "parallel_tool_calls": False}, None),
+        ({"stream_options": {"include_usage": None, "x": 1}}, "stream_options.x"),
+        ({"stop": ["", *(f"<{n}>" for n in range(20))]}, None),
+        ({"top_k": -1}, None),
+        ({"max_tokens": 32_000}, None),
+        ({"max_tokens": -1, "repeat_penalty": 1.0, "cache_salt": "a"}, None),
+        ({"model": "gpt-4o"}, None),
+        ({"unknown\r\nx-evil: 1": 1}, "unknownx-evil1"),
+    ],
+)
+def test_a_body_as_clients_send_it(
+    worker: WorkerProcess, fields: dict[str, Any], ignored: str | None
+) -> None:
+    answer = chat(worker, **fields)
+    assert content_of(answer) == PARIS
+    assert answer.headers.get("x-ignored-fields") == ignored
+
+
+@pytest.mark.parametrize("fields", [{"echo": True}, {"suffix": "end"}, {"max_tokens": 0}])
+def test_what_would_change_a_completion_is_refused(
+    worker: WorkerProcess, fields: dict[str, Any]
+) -> None:
+    answer = worker.post("/v1/completions", {"prompt": "Once", "max_tokens": 4, **fields})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] in fields
+    nothing = {"echo": False, "suffix": "", "best_of": None}
+    assert worker.post("/v1/completions", {"prompt": "Once", **nothing}).status_code == 200
+
+
+def test_a_replayed_message_may_have_anything_beside_its_text(worker: WorkerProcess) -> None:
+    part = {"type": "text", "text": "What is the capital of France?", "cache_control": {}}
+    message = {"role": "user", "content": [part], "index": 0, "refusal": None, "audio": None}
+    answer = worker.post("/v1/chat/completions", {"messages": [message], "temperature": 0})
+    assert content_of(answer) == PARIS
+    ignored = answer.headers["x-ignored-fields"]
+    assert ignored == "messages[].index, messages[].content[].cache_control"
+
+
+def test_text_parts_are_joined_by_a_line_break(worker: WorkerProcess) -> None:
+    parts = [{"type": "text", "text": text} for text in ("One", "two")]
+    body = {"messages": [{"role": "user", "content": parts}, {"role": "assistant"}]}
+    prompt = worker.post("/apply-template", body).json()["prompt"]
+    assert "One\ntwo" in prompt and "None" not in prompt
+
+
+def test_both_limits_and_the_newer_one_wins(worker: WorkerProcess) -> None:
+    answer = chat(worker, max_tokens=5, max_completion_tokens=2).json()
+    assert answer["usage"]["completion_tokens"] == 2
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert chat(worker, n_predict=3).json()["usage"]["completion_tokens"] == 3
+
+
+def test_a_limit_beyond_the_context_ends_with_length(worker: WorkerProcess) -> None:
+    body = {"prompt": [0, *[374] * 1000], "max_tokens": 100_000, "ignore_eos": True}
+    answer = worker.post("/v1/completions", body).json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["total_tokens"] == 1025
+
+
+def test_a_byte_order_mark_and_a_trailing_slash_do_not_hurt(worker: WorkerProcess) -> None:
+    body = b'\xef\xbb\xbf{"prompt": "Once", "max_tokens": 1}'
+    url = f"{worker.base_url}/v1/completions/"
+    json = {"Content-Type": "application/json; charset=utf-8"}
+    assert httpx.post(url, content=body, headers=json).status_code == 200
+    assert worker.get("/v1/models/").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/nothing", "/v1/chat", "/v1/chat/completions/x"])
+def test_every_v1_path_speaks_openais_errors(worker: WorkerProcess, path: str) -> None:
+    error = worker.post(path, {}).json()["error"]
+    assert error["type"] == "invalid_request_error" and error["code"] == "not_found"
+
+
+def test_a_fault_is_of_the_branch_that_was_meant(worker: WorkerProcess) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"schema": schema}}
+    assert content_of(chat(worker, response_format=form)).startswith("{")
+    form = {"type": "json_schema", "json_schema": {"name": "x"}}
+    error = chat(worker, response_format=form).json()["error"]
+    assert error["param"] == "response_format.json_schema.schema"
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    error = worker.post("/v1/chat/completions", {"messages": image}).json()["error"]
+    assert error["param"] == "messages[0].content[0].type" and "text only" in error["message"]
+
+
+def test_strict_refuses_what_it_does_not_know(start_worker: StartWorker) -> None:
+    worker = start_worker("--strict", "--served-model-name", "a", "--served-model-name", "b")
+    answer = chat(worker, metadata={}, store=False)
+    assert answer.status_code == 400
+    assert [e["field"] for e in answer.json()["error"]["errors"]] == ["metadata", "store"]
+    # The served names, on the same worker.
+    assert chat(worker, model="b").json()["model"] == "a"
+    assert [entry["id"] for entry in worker.get("/v1/models").json()["data"]] == ["a"]
+    missing = chat(worker, model="tiny-model")
+    assert missing.status_code == 404 and missing.json()["error"]["code"] == "model_not_found"
+    assert missing.json()["error"]["param"] == "model"
+
+
+def test_the_last_chunk_has_timings(worker: WorkerProcess) -> None:
+    body = {"messages": FRANCE, "temperature": 0, "stream": True}
+    lines = worker.post("/v1/chat/completions", body).text.split("\n\n")
+    assert lines[-2] == "data: [DONE]" and '"timings":{' in lines[-3]
+    timings = chat(worker).json()["timings"]
+    assert timings["prompt_n"] + timings["cache_n"] == 16 and timings["predicted_n"] > 4
+    assert timings["predicted_per_second"] > 0
+
+
+def test_a_late_head_is_a_true_status(worker: WorkerProcess) -> None:
+    late = {"x-llorch-late-head": "1"}
+    for path, body in (
+        ("/v1/inference/stream", {"prompt": "Once", "max_tokens": 3, "seed": 1}),
+        ("/v1/completions", {"prompt": ["A", "B"], "max_tokens": 3, "seed": 1, "stream": True}),
+    ):
+        answer = httpx.post(worker.base_url + path, json=body, headers=late)
+        usual = httpx.post(worker.base_url + path, json=body)
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/ev")
+        assert answer.text.count("\n\n") == usual.text.count("\n\n")
+
+
+def test_a_request_id_is_a_correlation_id(worker: WorkerProcess) -> None:
+    answer = httpx.get(f"{worker.base_url}/health", headers={"x-request-id": "r-1"})
+    assert answer.headers["x-correlation-id"] == answer.headers["x-request-id"] == "r-1"
+
+
+def test_llama_servers_view(worker: WorkerProcess) -> None:
+    props = worker.get("/props").json()
+    assert props["total_slots"] == 16 and props["model_alias"] == "tiny-model"
+    assert props["default_generation_settings"]["params"]["temperature"] == 0.8
+    assert "im_start" in props["chat_template"]
+    slots = worker.get("/slots").json()
+    assert len(slots) == 16 and not any(slot["is_processing"] for slot in slots)

@@ -1,0 +1,173 @@
+"""Bodies as editors, home hubs, routers and evaluators send them, over plain HTTP.
+
+Written after the public sources of each; a body here holds what that client sends unasked.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+
+from tests.clients.actions import Server, action
+
+USER: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "HassTurnOn",
+        "description": "Turns on a device",
+        "parameters": {"type": "object", "properties": {"name": {"type": "string"}},
+                       "required": []},
+    },
+}  # fmt: skip
+
+
+def post(server: Server, path: str, body: Any, **headers: str) -> httpx.Response:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.post(server.url + path, json=body, headers=names, timeout=50, trust_env=False)
+
+
+def accepted(client: str, path: str, name: str, body: Any, model: Any = "instruct") -> None:
+    @action(client, f"{path}: {name}", model)
+    def run(server: Server) -> None:
+        named = {"model": server.model} if "model" in body else {}
+        response = post(server, path, body | named)
+        assert response.status_code == 200, response.text[:300]
+        if body.get("stream"):
+            assert response.text.rstrip().endswith("data: [DONE]"), response.text[-200:]
+
+
+CHAT = "/v1/chat/completions"
+accepted("cline", CHAT, "a coding turn", {
+    "model": "local", "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
+    "max_tokens": 24, "messages": [
+        {"role": "system", "content": "You are Cline."},
+        {"role": "user", "content": [{"type": "text", "text": "<task>\nhi\n</task>"},
+                                     {"type": "text", "text": "<environment/>"}]}],
+})  # fmt: skip
+accepted("continue", CHAT, "a chat turn", {
+    "model": "local", "messages": USER, "max_tokens": 24, "stream": True, "temperature": 0.5,
+    "top_p": 1, "frequency_penalty": 0, "presence_penalty": 0, "stop": ["<|im_end|>"],
+})  # fmt: skip
+accepted("continue", "/v1/completions", "an autocompletion", {
+    "model": "local", "prompt": "def add(a, b):\n    return", "max_tokens": 16, "stream": True,
+    "temperature": 0.01, "stop": ["\n\n", "```", "<fim_prefix>", "<fim_suffix>", "/src/"],
+})  # fmt: skip
+accepted("zed", CHAT, "an assistant turn", {
+    "model": "local", "messages": USER, "stream": True, "max_completion_tokens": 24, "stop": [],
+    "temperature": 1.0, "tool_choice": None, "parallel_tool_calls": None, "tools": [],
+    "prompt_cache_key": None, "reasoning_effort": None,
+})  # fmt: skip
+accepted("home-assistant", CHAT, "a voice command with tools", {
+    "model": "local", "messages": [{"role": "system", "content": "You control a home."}, *USER],
+    "tools": [TOOL], "max_tokens": 150, "top_p": 1.0, "temperature": 1.0,
+    "user": "01J8", "stream": True,
+}, "bundled")  # fmt: skip
+accepted("open-webui", CHAT, "a chat", {
+    "stream": True, "model": "local", "messages": USER, "max_tokens": 24, "metadata": {},
+    "chat_id": "c", "id": "m1", "session_id": "s", "features": {"web_search": False},
+    "variables": {"{{USER_NAME}}": "u"}, "background_tasks": {"title_generation": True},
+})  # fmt: skip
+accepted("librechat", CHAT, "a chat", {
+    "model": "local", "messages": USER, "stream": True, "user": "65f", "max_tokens": 24,
+    "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "temperature": 1,
+})  # fmt: skip
+accepted("sillytavern", "/v1/completions", "a text completion", {
+    "prompt": "Once upon", "model": "local", "max_new_tokens": 12, "max_tokens": 12,
+    "temperature": 1, "top_p": 1, "typical_p": 1, "typical": 1, "sampler_seed": -1, "min_p": 0.1,
+    "repetition_penalty": 1, "frequency_penalty": 0, "presence_penalty": 0, "top_k": 0, "skew": 0,
+    "min_tokens": 0, "length_penalty": 1, "early_stopping": False, "add_bos_token": True,
+    "dynamic_temperature": False, "dynatemp_low": 1, "dynatemp_high": 1, "mirostat_mode": 0,
+    "ban_eos_token": False, "skip_special_tokens": True, "top_a": 0, "tfs": 1, "n_probs": 0,
+    "stop": ["\nUser:"], "stopping_strings": ["\nUser:"], "truncation_length": 2048,
+    "include_reasoning": True, "stream": True,
+})  # fmt: skip
+accepted(
+    "llama.cpp", "/chat/completions", "the path without /v1", {"messages": USER, "max_tokens": 4}
+)
+accepted("llama.cpp", "/completions", "the path without /v1", {"prompt": "One", "max_tokens": 4})
+accepted("llama.cpp", CHAT, "no model", {"messages": USER, "max_tokens": 4})
+accepted("llama.cpp", CHAT, "a trailing slash of the base", {"messages": USER, "max_tokens": 4})
+accepted("llama.cpp", CHAT, "max_tokens -1 and a stop",
+         {"messages": USER, "max_tokens": -1, "stop": ["."], "temperature": 0})  # fmt: skip
+accepted("llama.cpp", CHAT, "a grammar",
+         {"messages": USER, "max_tokens": 8, "grammar": 'root ::= "yes" | "no"'})  # fmt: skip
+accepted("llama.cpp", CHAT, "json_schema",
+         {"messages": USER, "max_tokens": 60, "json_schema": {"type": "object", "properties": {
+             "a": {"type": "boolean"}}, "required": ["a"]}})  # fmt: skip
+accepted("llama.cpp", CHAT, "response_format with a bare schema",
+         {"messages": USER, "max_tokens": 60, "response_format": {"type": "json_object", "schema": {
+             "type": "object", "properties": {"a": {"type": "boolean"}}}}})  # fmt: skip
+accepted("vllm", CHAT, "guided_choice",
+         {"messages": USER, "max_tokens": 8, "guided_choice": ["red", "blue"]})  # fmt: skip
+accepted("vllm", CHAT, "guided_regex",
+         {"messages": USER, "max_tokens": 8, "guided_regex": "[0-9]{3}"})  # fmt: skip
+accepted("vllm", CHAT, "structured_outputs",
+         {"messages": USER, "max_tokens": 8,
+          "structured_outputs": {"choice": ["red", "blue"]}})  # fmt: skip
+accepted("vllm", CHAT, "continue_final_message", {
+    "messages": [*USER, {"role": "assistant", "content": "The capital is"}], "max_tokens": 4,
+    "continue_final_message": True, "add_generation_prompt": False})  # fmt: skip
+accepted("lm-eval", "/v1/completions", "local-completions' loglikelihood", {
+    "prompt": [[1, 2, 3, 4]], "model": "m", "max_tokens": 1, "logprobs": 1, "seed": 1234,
+    "echo": True, "temperature": 0})  # fmt: skip
+accepted("lm-eval", "/v1/completions", "local-completions' generate_until", {
+    "prompt": ["Once"], "model": "m", "max_tokens": 8, "temperature": 0, "stop": ["\n\n"],
+    "seed": 1234})  # fmt: skip
+accepted("guidellm", CHAT, "a load request", {
+    "model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
+    "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    "max_completion_tokens": 8, "stop": None, "ignore_eos": True})  # fmt: skip
+accepted("promptfoo", CHAT, "a check", {
+    "model": "m", "messages": USER, "max_tokens": 8, "temperature": 0, "seed": None})  # fmt: skip
+
+
+@action("llama.cpp", "a body with a byte order mark")
+def byte_order_mark(server: Server) -> None:
+    body = b"\xef\xbb\xbf" + json.dumps({"messages": USER, "max_tokens": 4}).encode()
+    headers = {"content-type": "application/json"}
+    response = httpx.post(server.url + CHAT, content=body, headers=headers, timeout=50)
+    assert response.status_code == 200, response.text[:300]
+
+
+@action("llama-swap", "timings in the last chunk")
+def timings(server: Server) -> None:
+    body = {"messages": USER, "max_tokens": 6, "stream": True}
+    lines = post(server, CHAT, body).text.split("\n\n")
+    chunks = [json.loads(x[6:]) for x in lines if x.startswith("data: {")]
+    assert chunks[-1]["timings"]["predicted_n"] > 0
+
+
+@action("llama.cpp", "/props and /slots")
+def props(server: Server) -> None:
+    assert httpx.get(server.url + "/props", timeout=10).json()["total_slots"] >= 1
+    assert isinstance(httpx.get(server.url + "/slots", timeout=10).json(), list)
+
+
+@action("kserve", "/v2/health/live and ready")
+def kserve(server: Server) -> None:
+    for path in ("/v2/health/live", "/v2/health/ready", "/v1/health", "/health"):
+        assert httpx.get(server.url + path, timeout=10).status_code == 200, path
+
+
+@action("llm-d", "vLLM's names on /metrics")
+def vllm_metrics(server: Server) -> None:
+    text = httpx.get(server.url + "/metrics", timeout=10).text
+    for name in ("num_requests_waiting", "num_requests_running", "kv_cache_usage_perc"):
+        assert f"vllm:{name}" in text, name
+
+
+@action("litellm", "/v1/rerank answers or says why not")
+def rerank(server: Server) -> None:
+    body = {"model": "m", "query": "q", "documents": ["a", "b"]}
+    response = post(server, "/v1/rerank", body)
+    assert response.status_code == 200 or "error" in response.json()
+    assert response.status_code != 404
+
+
+@action("browser", "/tokenize with pieces")
+def pieces(server: Server) -> None:
+    found = post(server, "/tokenize", {"content": "Hello you", "with_pieces": True}).json()
+    assert found["tokens"][0]["piece"]

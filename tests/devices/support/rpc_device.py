@@ -1,0 +1,71 @@
+"""A GPU for tests: llama.cpp's RPC device, which takes the real offload path on any machine.
+
+`register` adds it to ggml's registry of this process, `play_gpu` makes the worker's own code take
+it for a CUDA device. Whole processes do both by the modules beside this one: `gpu_command` in place
+of `llorch-cuda`, `gpu_engine` in place of the engine process, `gpu_preflight` in place of the
+child of `plan` and `doctor`. The product knows nothing of it, and the plug-in is never shipped.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from worker.devices import select
+from worker.devices.residency import live_check
+from worker.errors import ResidencyViolation
+from worker.llama import library
+from worker.wire.engine_info import Residency
+
+_ANSWER_SECONDS = 2.0
+
+
+def register(setting: str) -> int:
+    """Add the device of `PLUG_IN@host:port` to the registry once; its number among its kind."""
+    plugin, endpoint = setting.split("@")
+    found = _endpoints()
+    if endpoint not in found:
+        add_server = ctypes.CDLL(plugin).ggml_backend_rpc_add_server
+        add_server.restype, add_server.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+        check_answers(endpoint)
+        ggml = library.ggml()
+        ggml.ggml_backend_register(add_server(endpoint.encode()))
+        found = _endpoints()
+    return found.index(endpoint)
+
+
+def _endpoints() -> list[str]:
+    return [device.description for device in library.devices() if device.registry == "RPC"]
+
+
+def play_gpu(patch: Callable[[object, str, Any], None] = setattr) -> None:
+    """Have `llorch-cuda`'s code take RPC devices, as if the wheel were one for CUDA."""
+    really_check = live_check.check
+
+    def check(selected: select.Selected, residency: Residency, *, locked: bool = False) -> None:
+        device = selected.device
+        if device is not None and device.registry == "RPC":
+            # Asked through ggml, a dead device would end this process; and it claims the same
+            # free memory for ever.
+            check_answers(device.description)
+            residency = replace(residency, buffers=())
+        really_check(selected, residency, locked=locked)
+
+    patch(select, "GPU_REGISTRIES", {**select.GPU_REGISTRIES, "cuda": {"RPC"}})
+    patch(select, "wheel_stamp", dict)
+    patch(live_check, "check", check)
+
+
+def check_answers(endpoint: str) -> None:
+    """
+    Raises:
+        ResidencyViolation: nobody listens there.
+    """
+    host, _, port = endpoint.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()
+    except OSError as error:
+        raise ResidencyViolation(f"The test device at {endpoint} is gone: {error}.") from error

@@ -1,0 +1,130 @@
+"""Live queries: devices and drivers in states that this machine's are not in."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.devices import machine
+from worker.devices.residency import live_check
+from worker.devices.select import Selected
+from worker.errors import ResidencyViolation
+from worker.llama import library
+from worker.wire.engine_info import Buffer, Residency
+
+GIB = 1 << 30
+HELD = Residency(
+    resident=True,
+    device="CUDA0",
+    buffers=(Buffer("weights", "CUDA0", 4 * GIB), Buffer("kv", "CUDA0", 2 * GIB)),
+    layers_total=5,
+    layers_on_device=5,
+)
+
+
+GPU = library.Device(1, "CUDA0", "NVIDIA H100", "gpu", "CUDA", 4711)
+OTHER = replace(GPU, index=2, name="CUDA1", handle=4712)
+
+
+class Nvml:
+    """The few functions of the management library, with chosen answers."""
+
+    def __init__(self, code: int = 0, processes: dict[int, int] | None = None) -> None:
+        self.code, self.processes = code, processes or {}
+
+    def nvmlDeviceGetHandleByPciBusId_v2(self, pci_id: bytes, _handle: object) -> int:
+        assert pci_id == b"0000:c1:00.0", "another card is asked"
+        return self.code
+
+    def nvmlDeviceGetComputeRunningProcesses_v3(
+        self, _handle: object, count: Any, found: Any
+    ) -> int:
+        ctypes.cast(count, ctypes.POINTER(ctypes.c_uint))[0] = len(self.processes)
+        for entry, (pid, used_bytes) in zip(found, self.processes.items(), strict=False):
+            entry.pid, entry.used_bytes = pid, used_bytes
+        return self.code
+
+    def nvmlErrorString(self, _code: int) -> bytes:
+        return b"GPU is lost"
+
+
+Check = Callable[..., None]
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> Check:
+    """Check `HELD` against the devices and the driver of the moment."""
+
+    def run(free_bytes: int, *now: library.Device, nvml: Nvml | None = None) -> None:
+        def memory_of(device: library.Device) -> library.DeviceMemory:
+            assert device == GPU, "another card is asked"
+            return library.DeviceMemory(free_bytes, 80 * GIB)
+
+        monkeypatch.setattr(library, "devices", lambda: list(now) or [GPU, OTHER])
+        monkeypatch.setattr(library, "memory_of", memory_of)
+        monkeypatch.setattr(library, "pci_id_of", lambda device: "0000:c1:00.0")
+        monkeypatch.setattr(live_check, "_nvml", lambda _pci_id: nvml)
+        live_check.check(Selected(GPU, "CUDA0", None, 80 * GIB), HELD)
+
+    return run
+
+
+def test_a_device_that_holds_the_model_passes(check: Check) -> None:
+    check(70 * GIB, nvml=Nvml())
+    assert HELD.device_bytes == 6 * GIB
+
+
+def test_a_device_with_less_in_use_than_the_model_takes_is_a_loss(check: Check) -> None:
+    with pytest.raises(ResidencyViolation, match="less than the 6,442,450,944 bytes") as caught:
+        check(79 * GIB)
+    assert caught.value.details["used_bytes"] == GIB
+
+
+def test_a_device_that_left_the_registry_is_a_loss(check: Check) -> None:
+    with pytest.raises(ResidencyViolation, match="no longer the device"):
+        check(70 * GIB, OTHER)
+
+
+def test_a_gpu_that_the_driver_lost_is_a_loss(check: Check) -> None:
+    with pytest.raises(ResidencyViolation, match="GPU is lost"):
+        check(70 * GIB, nvml=Nvml(15))
+
+
+def test_another_process_does_not_hold_the_model_for_us(check: Check) -> None:
+    others = {os.getpid() + 1: 40 * GIB}
+    check(30 * GIB, nvml=Nvml(0, {os.getpid(): 7 * GIB, **others}))
+    with pytest.raises(ResidencyViolation, match="bytes in use by this worker, less than"):
+        check(30 * GIB, nvml=Nvml(0, {os.getpid(): GIB, **others}))
+
+
+def test_a_driver_that_does_not_know_this_process_counts_the_whole_device(check: Check) -> None:
+    check(70 * GIB, nvml=Nvml(0, {os.getpid() + 1: 40 * GIB}))
+    check(70 * GIB, nvml=Nvml(0, {os.getpid(): (1 << 64) - 1}))
+
+
+def test_memory_of_a_cpu_worker_is_only_looked_at_when_it_was_to_be_locked() -> None:
+    held = replace(HELD, device="CPU", buffers=(Buffer("weights", "CPU", 1),))
+    live_check.check(Selected(None, "CPU", None), held, locked=False)
+    live_check.check(Selected(None, "CPU", None), replace(held, buffers=HELD.buffers), locked=True)
+
+
+def test_the_nvidia_driver_tells_its_version(tmp_path: Path) -> None:
+    folder = tmp_path / "proc/driver/nvidia"
+    folder.mkdir(parents=True)
+    (folder / "version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23\nGCC version: 12\n"
+    )
+    assert machine.driver_versions(tmp_path)["nvidia"] == "580.95.05"
+
+
+def test_the_cpu_tells_its_model_and_features(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC 9B14\n")
+    assert machine.cpu_model(tmp_path) == "AMD EPYC 9B14"
+    assert machine.cpu_features("CPU : SSE3 = 1 | AVX512 = 0 | FMA = 1 | ") == ["SSE3", "FMA"]

@@ -1,0 +1,73 @@
+"""`--lora` on the real process: another text, named in /info; what is no adapter is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.worker import environment, installed, run_to_exit
+
+ADAPTER = Path(__file__).parents[1] / "data/adapter"
+PROMPT = "Once upon a time"
+
+
+def text(start_worker: StartWorker, *flags: str) -> tuple[str, dict[str, object] | None, int]:
+    """A greedy text, what /info says of the adapter, and the bytes planned for weights."""
+    worker = start_worker(*flags, wait_ready=True)
+    info = worker.get("/info").json()
+    said = worker.execute(PROMPT, max_tokens=24, temperature=0.0)
+    assert worker.stop() == 0
+    return said.text, info["model"]["adapter"], info["engine"]["plan"]["weights"]
+
+
+def test_an_adapter_changes_the_text_and_is_named(
+    start_worker: StartWorker, warm_cache: Path
+) -> None:
+    """A folder of PEFT's is converted for the model that is served; at scale 0 nothing changes."""
+    plain, no_adapter, weights = text(start_worker)
+    assert no_adapter is None
+    adapted, adapter, more_weights = text(start_worker, "--lora", str(ADAPTER))
+    assert adapted != plain
+    assert adapter is not None and (adapter["name"], adapter["scale"]) == ("adapter", 1.0)
+    assert "path" not in adapter
+    size = adapter["size_bytes"]
+    assert isinstance(size, int) and more_weights == weights + size
+    done = subprocess.run(
+        [*installed(), "plan", "--json", "--lora", str(ADAPTER)],
+        env=environment(warm_cache),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout)["parts"]["weights"] == more_weights
+    (converted,) = warm_cache.glob("converted/*/adapter.gguf")
+    off, adapter, _ = text(start_worker, "--lora", f"{converted}=0")
+    assert off == plain
+    assert adapter is not None and adapter["scale"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "words"),
+    [
+        ("nowhere.gguf", 3, "does not exist"),
+        ("x.gguf=1e9", 2, "FILE=SCALE"),
+        ("empty", 3, "no adapter_config.json"),
+        ("broken", 3, "lora_alpha above 0"),
+    ],
+)
+def test_what_is_no_adapter_ends_with_a_sentence(
+    tmp_path: Path, warm_cache: Path, value: str, code: int, words: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    shutil.copytree(ADAPTER, tmp_path / "broken")
+    (tmp_path / "broken/adapter_config.json").write_text('{"peft_type": "LORA"}')
+    lora = str(tmp_path / value)
+    ended = run_to_exit("--port", "0", "--lora", lora, cache_dir=warm_cache)
+    assert ended.code == code
+    assert words in ended.sentence
+    assert "Traceback" not in ended.stderr

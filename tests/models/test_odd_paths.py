@@ -1,0 +1,58 @@
+"""`--model` with names that are no files: each ends with exit code 3 and a sentence, at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.support.worker import run_to_exit
+from worker.errors import ModelError
+from worker.models.resolve import resolve, resolve_checkpoint
+
+ODD = {
+    "/dev/zero": "not a file but a device or a pipe",
+    "/dev/null": "not a file but a device or a pipe",
+    "fifo.gguf": "not a file but a device or a pipe",
+    "socket.gguf": "cannot be read",
+    "x" * 300: "not in",
+    "x" * 300 + ".gguf": "File name too long",
+    "/" + "x/" * 3000: "File name too long",
+    "loop.gguf": "cannot be read",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    os.mkfifo(tmp_path / "fifo.gguf")
+    (tmp_path / "loop.gguf").symlink_to("loop.gguf")
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket.gguf")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", list(ODD), ids=lambda name: name[:16])
+def test_odd_names_are_refused_with_a_sentence(folder: Path, name: str) -> None:
+    with pytest.raises(ModelError, match=ODD[name]):
+        asyncio.run(asyncio.wait_for(resolve(name, cache_dir=folder / "cache"), 10))
+
+
+def test_a_checkpoint_of_pipes_is_none(folder: Path) -> None:
+    (folder / "model").mkdir()
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        os.mkfifo(folder / "model" / name)
+    for find in (resolve, resolve_checkpoint):
+        with pytest.raises(ModelError, match=r"it has no config.json"):
+            asyncio.run(asyncio.wait_for(find("./model", cache_dir=folder / "cache"), 10))
+
+
+@pytest.mark.parametrize("name", ["fifo.gguf", "/dev/zero", "x" * 300 + ".gguf"])
+def test_the_worker_ends_with_exit_code_3(folder: Path, name: str) -> None:
+    model = name if name.startswith("/") else str(folder / name)
+    ended = run_to_exit("--port", "0", "--model", model, cache_dir=folder)
+    assert ended.code == 3
+    assert "Traceback" not in ended.stderr

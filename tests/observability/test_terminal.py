@@ -1,0 +1,92 @@
+"""What a person at a terminal sees: on a real terminal, from the real command."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.worker import environment, installed
+from worker.observability.terminal import progress_text
+from worker.wire.messages import Progress
+
+BAR = "██████░░░░░░░░░░░░░░░░░░"
+
+
+@pytest.mark.parametrize(
+    ("progress", "seconds", "expected"),
+    [
+        (Progress("resolve", 0.0), 0.0, "looking for the model"),
+        (
+            Progress("load", 25.0, 5e7),
+            2.0,
+            "loading  ██████░░░░░░░░░░░░░░░░░░  25 %  50.0 MB/s  6 s left",
+        ),
+        (
+            Progress("download", 1.0, 1e6),
+            60.0,
+            "downloading  ░░░░░░░░░░░░░░░░░░░░░░░░  1 %  1.0 MB/s  1.6 h left",
+        ),
+        (Progress("warmup", 0.0), 1.0, "warming up"),
+    ],
+)
+def test_a_phase_is_told_with_share_rate_and_time_left(
+    progress: Progress, seconds: float, expected: str
+) -> None:
+    assert progress_text(progress, seconds) == expected
+
+
+def test_a_start_on_a_terminal_is_one_line_and_then_three(warm_cache: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*installed(), "--port", "0"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+        env=environment(warm_cache, {"TERM": "xterm"}),
+        cwd=warm_cache,
+    )
+    os.close(theirs)
+    seen = bytearray()
+
+    def read() -> None:
+        try:
+            while chunk := os.read(ours, 4096):
+                seen.extend(chunk)
+        except OSError:  # the last process that held the terminal has left
+            return
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        deadline = time.monotonic() + 60
+        while b"Page at" not in seen:
+            assert time.monotonic() < deadline and process.poll() is None, seen
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        reader.join(5)
+        os.close(ours)
+    text = seen.decode().replace("\r\n", "\n")
+    live, *told = [line for line in text.split("\n") if line]
+    assert live.count("\r\x1b[K") >= 3, "the line is written again and again"
+    assert told == [] or all("\x1b[K" not in line for line in told)
+    shown = live.split("\x1b[K")[-1]
+    assert re.fullmatch(r"Listening on http://127\.0\.0\.1:\d+", shown)
+    assert re.fullmatch(
+        r"Serving tiny-model \(llama, .* parameters, Q8_0\) on CPU, \d+ threads: "
+        r"8 slots, context of [\d,]+ tokens",
+        told[0],
+    )
+    assert re.fullmatch(r"Page at http://127\.0\.0\.1:\d+/", told[1])
+    assert "{" not in text, "no JSON line comes between"

@@ -1,0 +1,38 @@
+"""The engine process with a fault that a request can trigger, by its seed.
+
+No request is known to crash the real one; this is what it would look like if one did: a native
+abort or an error in Python, while the request is taken in or at its fifth token.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from worker.engine import process
+from worker.llama.sampler import Sampler
+
+ABORTS_IN_INTAKE, ABORTS_IN_LOOP, RAISES_IN_INTAKE, RAISES_IN_LOOP = 661, 662, 663, 664
+
+
+class PoisonedSampler(Sampler):
+    def __init__(self, model: Any, sampling: Any, *rest: Any) -> None:
+        super().__init__(model, sampling, *rest)
+        self._seed, self._n = sampling.seed, 0
+        if self._seed == ABORTS_IN_INTAKE:
+            os.abort()
+        if self._seed == RAISES_IN_INTAKE:
+            raise LookupError("a fault of the engine's own")
+
+    def sample(self, context: Any, row: int) -> int:
+        self._n += 1
+        if self._n == 5 and self._seed == ABORTS_IN_LOOP:
+            os.abort()
+        if self._n == 5 and self._seed == RAISES_IN_LOOP:
+            raise LookupError("a fault of the engine's own")
+        return super().sample(context, row)
+
+
+if __name__ == "__main__":
+    vars(process)["Sampler"] = PoisonedSampler
+    process.main()

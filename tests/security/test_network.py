@@ -1,0 +1,193 @@
+"""What web pages, slow clients and floods do to the port of a real worker."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import httpx
+import psutil
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.worker import WorkerProcess
+
+JSON = {"Content-Type": "application/json"}
+EVIL = {"Origin": "https://evil.example"}
+HEALTH_SECONDS = 2.0
+"""On a machine that is shared; alone it is milliseconds."""
+
+
+def post(worker: WorkerProcess, path: str, **headers: str) -> httpx.Response:
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.post(worker.base_url + path, content=b'{"content":"a"}', headers=given)
+
+
+def is_healthy(worker: WorkerProcess) -> bool:
+    began = time.monotonic()
+    return worker.get("/health").status_code == 200 and time.monotonic() - began < HEALTH_SECONDS
+
+
+# --- web pages ---------------------------------------------------------------------------
+
+
+def test_a_page_cannot_stop_the_worker(worker: WorkerProcess) -> None:
+    """`fetch(…/shutdown, {mode: "no-cors"})` sends no JSON content type, and an origin."""
+    for headers in ({}, {"Content-Type": "text/plain"}, JSON | EVIL):
+        answer = httpx.post(f"{worker.base_url}/shutdown", headers=headers)
+        assert answer.status_code == 403 and answer.json()["code"] == "FORBIDDEN"
+    assert worker.is_ready()
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 403),
+        ({"content_type": "text/plain"}, 403),
+        ({"content_type": "application/x-www-form-urlencoded"}, 403),
+        ({"content_type": "application/json"}, 200),
+        ({"content_type": "Application/JSON; charset=utf-8"}, 200),
+        ({"content_type": "application/json", "host": "evil.example"}, 403),
+        ({"content_type": "application/json", "host": "localhost:1"}, 200),
+        ({"content_type": "application/json", "host": "[::1]:8080"}, 200),
+        ({"content_type": "application/json", "host": "127.0.0.1.evil.example"}, 403),
+        ({"content_type": "application/json", "origin": "https://evil.example"}, 403),
+        ({"content_type": "application/json", "origin": "null"}, 403),
+        ({"content_type": "application/json", "origin": "http://127.0.0.1:3000"}, 200),
+        ({"content_type": "application/json", "origin": "http://localhost:3000",
+          "host": "localhost"}, 200),
+    ],
+)  # fmt: skip
+def test_what_a_request_may_say_of_itself(
+    worker: WorkerProcess, headers: dict[str, str], status: int
+) -> None:
+    assert post(worker, "/tokenize", **headers).status_code == status
+
+
+def test_names_and_origins_that_the_operator_allows(start_worker: StartWorker) -> None:
+    worker = start_worker(
+        "--allow-host", "gpu.lan", "--allow-origin", "https://chat.example",
+        "--advertise-host", "worker-7",
+    )  # fmt: skip
+    for host in ("gpu.lan", "GPU.lan:8080", "worker-7"):
+        assert post(worker, "/tokenize", content_type="application/json", host=host).is_success
+    origin = {"Origin": "https://chat.example"}
+    answer = httpx.get(f"{worker.base_url}/v1/models", headers=origin)
+    assert answer.headers["access-control-allow-origin"] == "https://chat.example"
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-a"}
+    before = httpx.options(f"{worker.base_url}/v1/chat/completions", headers=origin | asked)
+    assert before.status_code == 204 and before.headers["access-control-allow-headers"] == "x-a"
+    other = httpx.options(f"{worker.base_url}/v1/chat/completions", headers=EVIL | asked)
+    assert other.status_code == 403 and "access-control-allow-origin" not in other.headers
+
+
+def test_a_token_stands_for_the_content_type(start_worker: StartWorker) -> None:
+    worker = start_worker(env={"LLORCH_WORKER_TOKEN": "token"})
+    assert post(worker, "/tokenize", authorization="Bearer token").status_code == 200
+    assert post(worker, "/tokenize", x_api_key="token").status_code == 200
+    assert post(worker, "/tokenize", x_api_key="other").status_code == 401
+    twice = [("Authorization", "Bearer token"), ("Authorization", "Bearer x")]
+    assert httpx.get(f"{worker.base_url}/info", headers=twice).status_code == 401
+
+
+# --- sockets -----------------------------------------------------------------------------
+
+
+def connected(worker: WorkerProcess, sent: bytes = b"") -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", worker.port), timeout=60)
+    client.sendall(sent)
+    return client
+
+
+def answer_of(client: socket.socket) -> bytes:
+    """Whatever comes until the other side closes."""
+    received = b""
+    try:
+        while chunk := client.recv(65536):
+            received += chunk
+    except ConnectionError:
+        pass
+    return received
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /health HTTP/1.1\r\n", b"403"),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n", b"403"),
+        (b"GET /health HTTP/1.0\r\n", b"200"),
+        (b"nonsense\r\n", b"400"),
+    ],
+)
+def test_hosts_are_given_once(worker: WorkerProcess, head: bytes, status: bytes) -> None:
+    with connected(worker, head + b"Connection: close\r\n\r\n") as client:
+        assert answer_of(client).split(b" ")[1] == status
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * (1 << 20),
+        b"GET /" + b"a" * (1 << 20) + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: a\r\n" * 200_000,
+    ],
+    ids=["one header", "the path", "many headers"],
+)
+def test_an_endless_head_is_cut(worker: WorkerProcess, head: bytes) -> None:
+    with connected(worker) as client:
+        try:
+            client.sendall(head)
+        except ConnectionError:
+            return
+        answered = answer_of(client)
+        assert answered == b"" or answered.split(b" ")[1] in (b"431", b"404", b"400")
+    assert is_healthy(worker)
+
+
+@pytest.fixture
+def flood() -> Iterator[list[socket.socket]]:
+    clients: list[socket.socket] = []
+    yield clients
+    for client in clients:
+        client.close()
+
+
+def test_bodies_that_never_end_are_bounded(
+    start_worker: StartWorker, flood: list[socket.socket]
+) -> None:
+    worker = start_worker()
+    process = psutil.Process(worker.pid)
+    before = process.memory_info().rss
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: 4000000\r\n\r\n"
+    for _ in range(60):
+        client = connected(worker)
+        client.settimeout(2)
+        flood.append(client)
+        try:
+            client.sendall(head + b"x" * 3_900_000)
+        except (ConnectionError, TimeoutError):
+            continue  # refused while it was sending
+    assert is_healthy(worker)
+    assert process.memory_info().rss - before < 100 * 2**20
+    for client in flood:
+        client.close()
+    assert post(worker, "/tokenize", content_type="application/json").status_code == 200
+
+
+def test_idle_connections_make_room(start_worker: StartWorker, flood: list[socket.socket]) -> None:
+    worker = start_worker()
+    for _ in range(2500):
+        flood.append(connected(worker))
+    assert is_healthy(worker)
+    assert len(psutil.Process(worker.pid).net_connections()) < 2200
+    assert post(worker, "/tokenize", content_type="application/json").status_code == 200
+
+
+@pytest.mark.long
+def test_a_slow_head_is_given_up(worker: WorkerProcess) -> None:
+    with connected(worker, b"GET /health HTTP/1.1\r\n") as client:
+        began = time.monotonic()
+        assert answer_of(client).split(b" ")[1] == b"408"
+        assert 15 < time.monotonic() - began < 30

@@ -1,0 +1,58 @@
+"""The make targets: what each test is run by, and what stops a run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_of(target: str) -> list[list[str]]:
+    """The arguments of each pytest that `make TARGET` would start."""
+    shown = subprocess.run(
+        ["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    commands = [line.split() for line in shown.splitlines() if "bin/pytest " in line]
+    return [command[1:] for command in commands]
+
+
+def collected(*arguments: str) -> set[str]:
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *arguments]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert shown.returncode in (0, 5), shown.stdout[-3000:]
+    return {line for line in shown.stdout.splitlines() if "::" in line}
+
+
+def targets() -> list[str]:
+    lines = (ROOT / "Makefile").read_text("utf-8").splitlines()
+    return [line.partition(":")[0] for line in lines if " ## " in line and "awk" not in line]
+
+
+def test_every_long_test_is_run_by_a_make_target() -> None:
+    every = collected("-m", "long")
+    assert every
+    places = []
+    for target in targets():
+        for arguments in pytest_of(target):
+            if "long" in arguments:
+                places += [each for each in arguments if each.startswith("tests")]
+    left = [name for name in sorted(every) if not name.startswith(tuple(places))]
+    assert left == []
+
+
+def test_a_skip_that_nobody_allowed_fails_the_run(tmp_path: Path) -> None:
+    plugin = "from tests.skips import NoSkips\n"
+    plugin += "def pytest_configure(config): config.pluginmanager.register(NoSkips())\n"
+    (tmp_path / "conftest.py").write_text(plugin)
+    (tmp_path / "test_it.py").write_text("import pytest\ndef test_it(): pytest.skip('no reason')\n")
+    command = [sys.executable, "-m", "pytest", "-q", "--rootdir", str(tmp_path), str(tmp_path)]
+    # The inner run has a plugin of its own and does not know this run's flags.
+    outer_flags = {"PYTEST_ADDOPTS", "PYTEST_PLUGINS"}
+    environment = {name: text for name, text in os.environ.items() if name not in outer_flags}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1, done.stdout
+    assert "test_it.py::test_it" in done.stdout
+    assert "tests/skips.py does not allow it" in done.stdout

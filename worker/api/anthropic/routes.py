@@ -1,0 +1,55 @@
+"""Anthropic's paths. Endpoints run on the API process's event loop."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from worker.api.anthropic.schema import MessagesBody, PromptBody, chat_of
+from worker.api.anthropic.stream import MessageAnswer, MessageStream, TokenCount
+from worker.api.body import deadline_of, read
+from worker.api.chat import chat_prompt
+from worker.api.encoding import json_response
+from worker.api.event_stream import EventStream, closing_on_disconnect
+from worker.api.jobs import answer, start_jobs, with_head
+from worker.api.openai.generation import chat_generation, require_model
+from worker.api.operation import JOB_ERRORS, JSON, SSE, Events, Operation
+from worker.api.output import merged
+from worker.api.state import state_of
+from worker.wire.work import ApplyTemplate, Tokenize
+
+
+async def messages(request: Request) -> Response:
+    state, deadline = state_of(request), deadline_of(request)
+    body = await read(request, state, MessagesBody)
+    generation = chat_generation(chat_of(body), state, deadline, prefix="msg")
+    jobs = await start_jobs(state, generation.requests)
+    stream = MessageStream(generation.id, state.model_name, generation.outputs(jobs)[0])
+    if not generation.stream:
+        async with closing_on_disconnect(request, *jobs):
+            return json_response(await stream.whole(merged(jobs)))
+    frames = await with_head(request, jobs, merged(jobs), lambda frame: frame[1])
+    return EventStream(stream.chunks(frames), state, jobs[0].cancel)
+
+
+async def count_tokens(request: Request) -> Response:
+    state = state_of(request)
+    chat = chat_of(await read(request, state, PromptBody))
+    require_model(chat.model, state)
+    prompt = chat_prompt(chat, state, tools=chat.tool_choice != "none")
+    text: str = await answer(request, ApplyTemplate(prompt))
+    tokens: list[int] = await answer(request, Tokenize(text, add_special=True))
+    return json_response({"input_tokens": len(tokens)})
+
+
+ROUTES = [
+    Operation(
+        "POST", "/v1/messages", messages, "Anthropic's messages",
+        {JSON: MessageAnswer, SSE: Events},
+        body=MessagesBody, errors=(*JOB_ERRORS, 404), deadline=True,
+    ),
+    Operation(
+        "POST", "/v1/messages/count_tokens", count_tokens, "Tokens of a prompt",
+        {JSON: TokenCount}, body=PromptBody, errors=(*JOB_ERRORS, 404), deadline=True,
+    ),
+]  # fmt: skip

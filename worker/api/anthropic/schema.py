@@ -1,0 +1,152 @@
+"""Anthropic's bodies as pydantic models, and their translation into the chat that all dialects are.
+
+Runs on the API process's event loop.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from worker.api.body import Flag, Integer, JsonObject, Number, OpenBody
+from worker.api.chat import MAX_MESSAGES, MAX_TOOLS, ByKind, Text
+from worker.api.openai.schema import MAX_STOPS, ChatBody
+
+
+def _readable(kind: str) -> str:
+    known = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+    if kind not in known:
+        message = "must be 'text', 'thinking', 'tool_use' or 'tool_result': this model reads text"
+        raise PydanticCustomError("body.unsupported", message)
+    return kind
+
+
+class TextBlock(OpenBody):
+    type: Annotated[str, AfterValidator(_readable)]
+    text: str = ""
+
+
+TextContent = Annotated[
+    Text | Annotated[tuple[TextBlock, ...], Field(fail_fast=True), Tag("~list")], ByKind
+]
+
+
+class Block(TextBlock):
+    thinking: str = ""
+    id: str = ""
+    name: str = ""
+    input: JsonObject = {}
+    tool_use_id: str = ""
+    content: TextContent = ""
+    is_error: Flag = False
+
+
+class TurnMessage(OpenBody):
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        Text | Annotated[tuple[Block, ...], Field(fail_fast=True), Tag("~list")], ByKind
+    ]
+
+
+class ClientTool(OpenBody):
+    type: Literal["custom"] = "custom"
+    name: str = Field(min_length=1, max_length=256)
+    description: str | None = None
+    input_schema: JsonObject | None = None
+
+
+class ToolChoice(OpenBody):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: Flag = False
+
+
+class Thinking(OpenBody):
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class PromptBody(OpenBody):
+    """`POST /v1/messages/count_tokens`."""
+
+    model: str | None = None
+    messages: tuple[TurnMessage, ...] = Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+    system: TextContent | None = None
+    tools: tuple[ClientTool, ...] = Field((), fail_fast=True, max_length=MAX_TOOLS)
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+
+
+class MessagesBody(PromptBody):
+    """`POST /v1/messages`."""
+
+    max_tokens: Integer = Field(ge=1)
+    temperature: Number | None = Field(None, ge=0, le=2)
+    top_p: Number | None = Field(None, ge=0, le=1)
+    top_k: Integer | None = Field(None, ge=-1, le=2**31 - 1)
+    stop_sequences: tuple[str, ...] = Field((), fail_fast=True, max_length=MAX_STOPS)
+    stream: Flag = False
+
+
+def chat_of(body: PromptBody) -> ChatBody:
+    """The same chat in OpenAI's form; a last message of the assistant is what its answer begins
+    with."""
+    messages = [*_system(body), *(flat for message in body.messages for flat in _flat(message))]
+    chat: dict[str, Any] = {"model": body.model, "messages": messages}
+    if body.messages[-1].role == "assistant":
+        chat |= {"continue_final_message": True, "add_generation_prompt": False}
+    if body.tools:
+        chat["tools"] = [_tool(tool) for tool in body.tools]
+    if (choice := body.tool_choice) is not None:
+        named = {"type": "function", "function": {"name": choice.name or ""}}
+        words = {"auto": "auto", "any": "required", "none": "none", "tool": named}
+        chat["tool_choice"] = words[choice.type]
+        chat["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    if body.thinking is not None:
+        chat["enable_thinking"] = body.thinking.type != "disabled"
+    if isinstance(body, MessagesBody):
+        chat |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences, "stream": body.stream}
+        chat |= {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
+    return ChatBody.model_validate(chat)
+
+
+def _text(content: str | tuple[TextBlock, ...]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _system(body: PromptBody) -> list[dict[str, Any]]:
+    text = _text(body.system or "")
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _tool(tool: ClientTool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": function}
+
+
+def _flat(message: TurnMessage) -> list[dict[str, Any]]:
+    """A message in OpenAI's form; each tool result becomes a message of its own, before it."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    blocks = message.content
+    results = [
+        {"role": "tool", "tool_call_id": b.tool_use_id, "content": _text(b.content)}
+        for b in blocks
+        if b.type == "tool_result"
+    ]
+    calls = [
+        {"id": b.id, "type": "function", "function": {"name": b.name, "arguments": b.input}}
+        for b in blocks
+        if b.type == "tool_use"
+    ]
+    text = "\n".join(b.text for b in blocks if b.type == "text")
+    thoughts = "\n".join(b.thinking for b in blocks if b.thinking)
+    if results and not text and not calls:
+        return results
+    rest: dict[str, Any] = {"role": message.role, "content": text}
+    if calls:
+        rest["tool_calls"] = calls
+    if thoughts:
+        rest["reasoning_content"] = thoughts
+    return [*results, rest]

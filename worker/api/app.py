@@ -1,0 +1,47 @@
+"""The ASGI application: routes, the gate before them, and errors turned into answers."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect
+
+from worker.api.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
+from worker.api.errors import on_disconnect, on_http_exception, on_worker_error
+from worker.api.llama_server.routes import ROUTES as LLAMA_SERVER_ROUTES
+from worker.api.middleware import Gate
+from worker.api.native.info import ROUTES as INFO_ROUTES
+from worker.api.native.probes import ROUTES as PROBE_ROUTES
+from worker.api.native.routes import ROUTES as NATIVE_ROUTES
+from worker.api.openai.routes import ROUTES as OPENAI_ROUTES
+from worker.api.page import page_routes
+from worker.api.responses.routes import ROUTES as RESPONSES_ROUTES
+from worker.api.state import AppState
+from worker.errors import WorkerError
+
+ROUTES = [
+    *PROBE_ROUTES,
+    *NATIVE_ROUTES,
+    *INFO_ROUTES,
+    *OPENAI_ROUTES,
+    *RESPONSES_ROUTES,
+    *ANTHROPIC_ROUTES,
+    *LLAMA_SERVER_ROUTES,
+]
+
+
+def create_app(state: AppState) -> Starlette:
+    """The HTTP surface around its collaborators; serve it with `WorkerProtocol`."""
+    app = Starlette(
+        routes=[*ROUTES, *(page_routes() if state.settings.page else [])],
+        middleware=[Middleware(Gate, state)],
+        exception_handlers={
+            WorkerError: on_worker_error,
+            HTTPException: on_http_exception,
+            ClientDisconnect: on_disconnect,
+        },
+    )
+    app.router.redirect_slashes = False  # the gate takes a trailing slash off
+    app.state.worker = state
+    return app

@@ -1,0 +1,69 @@
+"""A choice's pieces as blocks that begin, grow and end one after the other.
+
+So the dialects send them that name each part of an answer. Pure state, any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from worker.api.output import CallArguments, CallBegun, Piece, Reasoning, Text
+
+Kind = Literal["reasoning", "text", "call"]
+
+
+@dataclass(slots=True)
+class Block:
+    index: int
+    kind: Kind
+    text: str = ""
+    """What it has come to; of a call, its arguments."""
+    id: str = ""
+    name: str = ""
+
+
+class Step(NamedTuple):
+    what: Literal["begun", "grown", "ended"]
+    block: Block
+    text: str = ""
+    """By which it has grown."""
+
+
+class Blocks:
+    def __init__(self) -> None:
+        self.all: list[Block] = []
+        self._open: Block | None = None
+
+    def take(self, pieces: Iterable[Piece]) -> Iterator[Step]:
+        for piece in pieces:
+            match piece:
+                case CallBegun(_, id, name):
+                    yield from self._begin("call", id, name)
+                case CallArguments(_, text):
+                    assert self._open is not None
+                    yield self._grow(self._open, text)
+                case Reasoning(text) | Text(text):
+                    kind: Kind = "text" if isinstance(piece, Text) else "reasoning"
+                    if not text or (self._open is None and not text.strip()):
+                        continue
+                    if self._open is None or self._open.kind != kind:
+                        yield from self._begin(kind)
+                    assert self._open is not None
+                    yield self._grow(self._open, text)
+
+    def finish(self) -> Iterator[Step]:
+        if self._open is not None:
+            yield Step("ended", self._open)
+            self._open = None
+
+    def _begin(self, kind: Kind, id: str = "", name: str = "") -> Iterator[Step]:
+        yield from self.finish()
+        self._open = Block(len(self.all), kind, id=id, name=name)
+        self.all.append(self._open)
+        yield Step("begun", self._open)
+
+    def _grow(self, block: Block, text: str) -> Step:
+        block.text += text
+        return Step("grown", block, text)

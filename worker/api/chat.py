@@ -1,0 +1,193 @@
+"""Messages and tools as every dialect hands them to the model's chat template.
+
+The models are OpenAI's forms; the other dialects translate theirs into them. Runs on the API
+process's event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import pydantic_core
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    Discriminator,
+    Field,
+    Tag,
+)
+from pydantic_core import PydanticCustomError
+
+from worker.api.body import Flag, JsonObject, OpenBody, is_deep
+from worker.api.errors import fault, invalid
+from worker.api.state import AppState
+from worker.api.tools.instruction import with_instruction
+from worker.wire.work import ChatPrompt
+
+MAX_MESSAGES = 4096
+MAX_TOOLS = 1024
+MAX_CALLS = 256
+
+
+def json_kind(value: object) -> str:
+    """The tag of the branch that a value of this JSON type was meant for."""
+    if isinstance(value, str):
+        return "~text"
+    if isinstance(value, list | tuple):
+        return "~list"
+    return "~object" if isinstance(value, Mapping | BaseModel) else "~other"
+
+
+ByKind = Discriminator(json_kind)
+Text = Annotated[str, Tag("~text")]
+
+
+def _readable(kind: str) -> str:
+    if kind not in ("text", "input_text", "output_text", "refusal"):
+        raise PydanticCustomError("body.unsupported", "must be 'text': this model reads text only")
+    return kind
+
+
+class Part(OpenBody):
+    type: Annotated[str, AfterValidator(_readable)]
+    text: str = Field("", validation_alias=AliasChoices("text", "refusal"))
+
+
+Parts = Annotated[tuple[Part, ...], Field(fail_fast=True), Tag("~list")]
+Content = Annotated[Text | Parts, ByKind]
+
+
+def text_of(content: str | tuple[Part, ...] | None) -> str:
+    """Text parts are joined by a line break; no content is an empty text."""
+    return content if isinstance(content, str) else "\n".join(p.text for p in content or ())
+
+
+class FunctionCall(OpenBody):
+    name: str = Field(min_length=1, max_length=256)
+    arguments: Annotated[Text | Annotated[JsonObject, Tag("~object")], ByKind] = ""
+
+
+class ToolCall(OpenBody):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(OpenBody):
+    role: str = Field(min_length=1, max_length=64)
+    content: Content | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: Annotated[tuple[ToolCall, ...], Field(fail_fast=True)] = Field(
+        (), max_length=MAX_CALLS
+    )
+    reasoning_content: str | None = Field(
+        None, validation_alias=AliasChoices("reasoning_content", "reasoning")
+    )
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates expect it: one text, the calls' arguments parsed."""
+        flat: dict[str, Any] = {"role": self.role, "content": text_of(self.content)}
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if (value := getattr(self, name)) is not None:
+                flat[name] = value
+        if self.tool_calls:
+            flat["tool_calls"] = [
+                {
+                    **({"id": call.id} if call.id is not None else {}),
+                    "type": "function",
+                    "function": {
+                        "name": call.function.name,
+                        "arguments": _parsed(call.function.arguments),
+                    },
+                }
+                for call in self.tool_calls
+            ]
+        return flat
+
+
+Messages = Annotated[
+    tuple[Message, ...], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+]
+
+
+class Function(OpenBody):
+    name: str = Field(min_length=1, max_length=256)
+    description: str | None = None
+    parameters: JsonObject | None = Field(None, description="a JSON schema")
+    strict: Flag | None = Field(
+        None,
+        description="a forced call keeps the schema either way; one that the model makes by its "
+        "own choice is as the model wrote it",
+    )
+
+
+class Tool(OpenBody):
+    type: Literal["function"] = "function"
+    function: Function
+
+    def for_template(self) -> dict[str, Any]:
+        function = self.function.model_dump(include={"name", "description", "parameters"})
+        present = {name: value for name, value in function.items() if value is not None}
+        return {"type": "function", "function": present}
+
+
+Tools = Annotated[tuple[Tool, ...], Field(fail_fast=True, max_length=MAX_TOOLS)]
+
+
+class TemplateBody(OpenBody):
+    """What a chat template is rendered from: the whole body of `/apply-template`."""
+
+    messages: Messages
+    tools: Tools = ()
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = Field(
+        False, description="the answer goes on where the last message ends"
+    )
+    chat_template_kwargs: JsonObject | None = Field(
+        None, max_length=64, description="variables of the template"
+    )
+
+    @property
+    def template_kwargs(self) -> dict[str, Any]:
+        return self.chat_template_kwargs or {}
+
+
+def chat_prompt(body: TemplateBody, state: AppState, *, tools: bool = True) -> ChatPrompt:
+    """The chat for the model's own template; without a template there is no guessing."""
+    info = state.supervisor.info
+    if info is not None and not info.model.has_chat_template:
+        message = "messages need a chat template, and this model carries none; send a raw prompt"
+        raise invalid([fault("messages", "unsupported", message)])
+    given = tuple(tool.for_template() for tool in body.tools) if tools else ()
+    messages: tuple[Mapping[str, Any], ...]
+    messages = tuple(message.for_template() for message in body.messages)
+    if info is not None and not info.model.template_takes_tools:
+        messages = with_instruction(messages, given, state.chat_template)
+        given = ()
+    return ChatPrompt(
+        messages=messages,
+        tools=given,
+        add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+        continue_final_message=body.continue_final_message,
+        template_kwargs=_defaults() | body.template_kwargs,
+    )
+
+
+def _defaults() -> dict[str, Any]:
+    """What templates' authors expect to be told, and what some of them ask by another name."""
+    return {"enable_thinking": True, "date_string": datetime.now().strftime("%d %b %Y")}
+
+
+def _parsed(arguments: str | JsonObject) -> Any:
+    """A call's arguments as an object; text that is none, or too deep a one, stays text."""
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        value = pydantic_core.from_json(arguments, allow_inf_nan=False)
+    except ValueError:
+        return arguments
+    return arguments if is_deep([value]) else value

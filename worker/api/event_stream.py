@@ -1,0 +1,144 @@
+"""Answers that stream: kept alive while silent, cut when not read, and their jobs' end.
+
+Runs on the API process's event loop. There is one `send` per engine frame, whatever number of
+events it holds. A job is cancelled in `EventStream.__call__`'s `finally`, because a generator
+whose client left while it was blocked in `send` is not told so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from worker.api.connection import ABORT
+from worker.api.state import AppState
+from worker.supervisor.job import Job
+
+KEEPALIVE = b": keep-alive\n\n"
+_SSE_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+class EventStream(StreamingResponse):
+    """A stream of encoded chunks that stays alive while silent and is cut when not read."""
+
+    def __init__(
+        self,
+        chunks: AsyncIterator[bytes],
+        state: AppState,
+        close: Callable[[], None],
+        media_type: str = "text/event-stream; charset=utf-8",
+    ) -> None:
+        super().__init__(chunks, headers=_SSE_HEADERS, media_type=media_type)
+        self._close = close
+        self._metrics = state.metrics
+        sse = media_type.startswith("text/event-stream")
+        self._keepalive = float(state.settings.keepalive) if sse else 0.0
+        self._patience = float(state.settings.slow_reader_timeout)
+        self._abort: Callable[[], None] | None = None
+        self._blocked_since: float | None = None
+        self._last_sent = 0.0
+        self._extra: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._abort = (scope.get("extensions") or {}).get(ABORT)
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._close()
+
+    async def stream_response(self, send: Send) -> None:
+        loop = asyncio.get_running_loop()
+        await self._send(
+            send,
+            {"type": "http.response.start", "status": 200, "headers": self.raw_headers},
+        )
+        periods = [p for p in (self._keepalive, self._patience / 4) if p > 0]
+        timer = _Ticker(loop, min(periods), lambda: self._tick(loop, send)) if periods else None
+        try:
+            async for chunk in self.body_iterator:
+                if self._extra is not None:
+                    await self._extra
+                await self._send(
+                    send, {"type": "http.response.body", "body": chunk, "more_body": True}
+                )
+        finally:
+            if timer is not None:
+                timer.stop()
+        if self._extra is not None:
+            await self._extra
+        await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, message: dict[str, Any]) -> None:
+        self._last_sent = self._blocked_since = time.monotonic()
+        await send(message)
+        self._blocked_since = None
+
+    def _tick(self, loop: asyncio.AbstractEventLoop, send: Send) -> None:
+        """Called from the loop's timer: cut a reader that blocks, speak when all is silent."""
+        now = time.monotonic()
+        if self._blocked_since is not None:
+            if 0 < self._patience <= now - self._blocked_since:
+                self._metrics.slow_reader_cut()
+                if self._abort is not None:
+                    self._abort()
+        elif self._keepalive and now - self._last_sent >= 0.99 * self._keepalive:
+            message = {"type": "http.response.body", "body": KEEPALIVE, "more_body": True}
+            self._extra = loop.create_task(self._send(send, message))
+            self._extra.add_done_callback(self._forget_extra)
+
+    def _forget_extra(self, task: asyncio.Task[None]) -> None:
+        self._extra = None
+
+
+class _Ticker:
+    """Calls back every `period` seconds until stopped; costs nothing per event."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, period: float, call: Callable[[], None]
+    ) -> None:
+        self._loop, self._period, self._call = loop, period, call
+        self._handle = loop.call_later(period, self._run)
+
+    def _run(self) -> None:
+        self._handle = self._loop.call_later(self._period, self._run)
+        self._call()
+
+    def stop(self) -> None:
+        self._handle.cancel()
+
+
+@asynccontextmanager
+async def watching(request: Request, *jobs: Job) -> AsyncIterator[None]:
+    """While no byte of the answer is sent: a client that leaves cancels its jobs."""
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        for job in jobs:
+            job.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()
+        with suppress(asyncio.CancelledError):
+            await watcher
+
+
+@asynccontextmanager
+async def closing_on_disconnect(request: Request, *jobs: Job) -> AsyncIterator[None]:
+    """For answers that are not streamed: the jobs end with the block, if not before."""
+    try:
+        async with watching(request, *jobs):
+            yield
+    finally:
+        for job in jobs:
+            job.cancel()

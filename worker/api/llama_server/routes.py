@@ -1,0 +1,100 @@
+"""llama-server's text tools, and its view of the worker as far as it is true here.
+
+Endpoints run on the API process's event loop.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from worker.api.body import read
+from worker.api.chat import TemplateBody, chat_prompt
+from worker.api.encoding import json_response
+from worker.api.jobs import answer
+from worker.api.llama_server.schema import (
+    DetokenizeBody,
+    Prompt,
+    Props,
+    Slot,
+    TextContent,
+    TokenizeBody,
+    Tokens,
+)
+from worker.api.operation import JOB_ERRORS, JSON, Operation
+from worker.api.sampling import defaults_of
+from worker.api.state import state_of
+from worker.installation import own_version
+from worker.wire.work import ApplyTemplate, Detokenize, Tokenize
+
+
+async def tokenize(request: Request) -> Response:
+    body = await read(request, state_of(request), TokenizeBody)
+    work = Tokenize(body.content, add_special=body.add_special)
+    tokens: list[int] = await answer(request, work)
+    return json_response({"tokens": tokens})
+
+
+async def detokenize(request: Request) -> Response:
+    body = await read(request, state_of(request), DetokenizeBody)
+    return json_response({"content": await answer(request, Detokenize(body.tokens))})
+
+
+async def apply_template(request: Request) -> Response:
+    state = state_of(request)
+    body = await read(request, state, TemplateBody)
+    return json_response({"prompt": await answer(request, ApplyTemplate(chat_prompt(body, state)))})
+
+
+async def props(request: Request) -> Response:
+    state = state_of(request)
+    info = state.supervisor.info
+    metadata = info.model.metadata if info is not None else {}
+    context_length = info.model.context_length if info is not None else None
+    names = {"repetition_penalty": "repeat_penalty"}
+    sampling = {names.get(name, name): value for name, value in defaults_of(state).items()}
+    return json_response(
+        {
+            "default_generation_settings": {"n_ctx": context_length, "params": sampling},
+            "total_slots": state.settings.engine.slots,
+            "model_alias": state.model_name,
+            "chat_template": metadata.get("tokenizer.chat_template", ""),
+            "modalities": {"vision": False, "audio": False},
+            "build_info": f"llorch-worker-{own_version()}",
+            "is_sleeping": False,
+        }
+    )
+
+
+async def slots(request: Request) -> Response:
+    """One entry a slot; which of them work is known by number alone."""
+    state = state_of(request)
+    info = state.supervisor.info
+    context_length = info.model.context_length if info is not None else None
+    n_slots = info.slots if info is not None else state.settings.engine.slots
+
+    def slot(index: int) -> dict[str, Any]:
+        busy = index < state.supervisor.running
+        return {"id": index, "n_ctx": context_length, "is_processing": busy}
+
+    return json_response([slot(index) for index in range(n_slots)])
+
+
+ROUTES = [
+    Operation(
+        "POST", "/tokenize", tokenize, "Text to token ids", {JSON: Tokens},
+        body=TokenizeBody, errors=JOB_ERRORS, deadline=True,
+    ),
+    Operation(
+        "POST", "/detokenize", detokenize, "Token ids to text", {JSON: TextContent},
+        body=DetokenizeBody, errors=JOB_ERRORS, deadline=True,
+    ),
+    Operation(
+        "POST", "/apply-template", apply_template, "Messages to a prompt", {JSON: Prompt},
+        body=TemplateBody, errors=JOB_ERRORS, deadline=True,
+    ),
+    Operation("GET", "/props", props, "The model's defaults", {JSON: Props}),
+    Operation("GET", "/slots", slots, "The sequences that run at once", {JSON: list[Slot]}),
+]  # fmt: skip

@@ -1,0 +1,114 @@
+"""What the worker's own paths answer, as types; `/openapi.json` publishes them. Pure data."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from worker.wire.engine_settings import BackendName
+from worker.wire.messages import StopReason
+
+Count = Annotated[int, Field(ge=0)]
+Amount = Annotated[float, Field(ge=0)]
+AnyObject = dict[str, Any]
+
+
+class Health(TypedDict):
+    status: Literal["healthy", "unhealthy"]
+    model: str
+    resident: bool
+    quant_kind: str | None
+    vram_bytes_used: Count
+    tokenizer_kind: str | None
+    vocab_size: Count | None
+    context_length: Count | None
+    uptime_seconds: Amount
+    backend: BackendName
+    device: str | None
+    last_progress_ms: Amount
+    state: str
+    running: Count
+    queued: Count
+    reason: NotRequired[str]
+    residency_lost: NotRequired[str]
+    cpu_variant: NotRequired[str]
+
+
+class Ready(TypedDict):
+    ready: bool
+    state: Literal["idle", "busy", "loading", "draining", "recovering", "failed"]
+    phase: NotRequired[str]
+    percent: NotRequired[Annotated[float, Field(ge=0, le=100)]]
+    residency_lost: NotRequired[str | None]
+
+
+class Conversion(TypedDict):
+    """What the file was converted from, where llorch-convert made it."""
+
+    source: str
+    revision: str | None
+    source_sha256: str
+    outtype: str
+    version: str
+    difference: str | None
+
+
+class Adapter(TypedDict):
+    """The LoRA adapter that the model is served with."""
+
+    name: str
+    scale: float
+    size_bytes: Count
+
+
+class Model(TypedDict):
+    metadata_sha256: str
+    conversion: Conversion | None
+    adapter: Adapter | None
+
+
+class Info(TypedDict):
+    worker_id: str
+    incarnation: str
+    version: str
+    backend: str
+    model_ref: str
+    protocol: Literal["sse"]
+    limits: AnyObject
+    model: Model | None
+    engine: AnyObject | None
+    residency: AnyObject | None
+
+
+class Inference(TypedDict):
+    job_id: str
+    model: str
+    started_at: str
+    seed: Count
+    prompt_tokens: Count
+    cached_tokens: Count
+    text: str
+    tokens: list[Count]
+    tokens_out: Count
+    decode_time_ms: Amount
+    stop_reason: StopReason
+    stop_sequence_matched: NotRequired[str]
+    engine_restarts: NotRequired[Count]
+
+
+class Cancelled(TypedDict):
+    job_id: str
+    status: Literal["cancelled"]
+
+
+class Draining(TypedDict):
+    status: Literal["draining"]
+
+
+class Document(TypedDict):
+    openapi: str
+    info: AnyObject
+    paths: AnyObject
+    components: AnyObject

@@ -1,0 +1,123 @@
+"""`/info` and `/openapi.json`: what is static about this worker. On the API process's loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from worker.api.body import MAX_NESTING
+from worker.api.encoding import json_response
+from worker.api.native.answers import Document, Info
+from worker.api.native.schema import MAX_JOB_ID_CHARS
+from worker.api.openapi import document
+from worker.api.operation import JSON, Operation
+from worker.api.state import AppState, state_of
+from worker.installation import own_version
+from worker.observability.logs import digest
+from worker.wire.engine_info import EngineInfo
+
+_LIMITS = (
+    "max_queued_requests",
+    "max_queued_prompt_tokens",
+    "max_prompt_chars",
+    "max_tokens_out",
+    "max_body_bytes",
+    "metrics_interval_ms",
+    "keepalive",
+    "slow_reader_timeout",
+    "stall_timeout",
+    "drain_timeout",
+)
+
+_MANIFEST = ("source", "revision", "source_sha256", "outtype", "version", "difference")
+
+
+async def info(request: Request) -> Response:
+    state = state_of(request)
+    engine = state.supervisor.info
+    return json_response(
+        {
+            "worker_id": state.worker_id,
+            "incarnation": state.incarnation,
+            "version": own_version(),
+            "backend": state.settings.backend,
+            "model_ref": state.model_ref,
+            "protocol": "sse",
+            "limits": _limits(state),
+            "model": _model(engine) if engine is not None else None,
+            "engine": _engine(engine) if engine is not None else None,
+            "residency": _residency(engine) if engine is not None else None,
+        }
+    )
+
+
+def _limits(state: AppState) -> dict[str, Any]:
+    settings = state.settings
+    return {
+        "slots": settings.engine.slots,
+        **{name: getattr(settings, name) for name in _LIMITS},
+        "max_tokens_out": state.max_tokens_out,
+        "max_nesting": MAX_NESTING,
+        "max_job_id_chars": MAX_JOB_ID_CHARS,
+    }
+
+
+def _model(engine: EngineInfo) -> dict[str, Any]:
+    model = asdict(engine.model)
+    # Over the canonical form, so that two workers with the same digest serve the same model.
+    canonical = json.dumps(model["metadata"], sort_keys=True, default=str)
+    if model["adapter"] is not None:
+        del model["adapter"]["path"]  # Nobody else's business.
+    return {
+        **model,
+        "metadata_sha256": digest(canonical),
+        "conversion": _conversion(model["metadata"]),
+    }
+
+
+def _conversion(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The manifest that the converter left in the file; `None` where it did not make it."""
+    found = {key: metadata.get(f"llorch.convert.{key}") for key in _MANIFEST}
+    return found if any(found.values()) else None
+
+
+def _engine(engine: EngineInfo) -> dict[str, Any]:
+    return {
+        "device": engine.device,
+        "slots": engine.slots,
+        "kv": {
+            "cells": engine.kv_cells,
+            "unified": engine.kv_unified,
+            "reason": engine.kv_reason,
+        },
+        "batch": engine.batch,
+        "micro_batch": engine.micro_batch,
+        "threads": engine.threads,
+        "threads_derivation": engine.threads_derivation,
+        "cpu_variant": engine.cpu_variant,
+        "versions": dict(engine.versions),
+        "build": dict(engine.build),
+        "plan": dict(engine.plan),
+        "load_seconds": round(engine.load_seconds, 3),
+    }
+
+
+def _residency(engine: EngineInfo) -> dict[str, Any]:
+    residency = asdict(engine.residency)
+    return {**residency, "device_bytes": engine.residency.device_bytes}
+
+
+async def openapi(request: Request) -> Response:
+    operations = [route for route in request.app.routes if isinstance(route, Operation)]
+    return json_response(document(state_of(request), operations))
+
+
+ROUTES = [
+    Operation("GET", "/info", info, "What is static about the worker", {JSON: Info}),
+    Operation("GET", "/openapi.json", openapi, "This document", {JSON: Document}),
+]

@@ -1,0 +1,261 @@
+"""From OpenAI's bodies to the engine's requests: one for each prompt and choice.
+
+What the models cannot say (fields that depend on each other or on the model) is checked here.
+Runs on the API process's event loop.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pydantic_core
+
+from worker.api.body import JsonObject
+from worker.api.chat import chat_prompt
+from worker.api.errors import Fault, fault, invalid
+from worker.api.openai.schema import (
+    DEFAULT_COMPLETION_TOKENS,
+    ChatBody,
+    CompletionBody,
+    FunctionChoice,
+    GenerationBody,
+    StructuredOutputs,
+    inputs_of,
+)
+from worker.api.openai.structured import constraints
+from worker.api.openai.structured.constraints import Asked
+from worker.api.output import Output, Parser
+from worker.api.sampling import MAX_SEED, sampling_of
+from worker.api.state import AppState
+from worker.api.tools.answer import AnswerParser
+from worker.api.tools.choice import ToolUse, forced_functions
+from worker.errors import WorkerError
+from worker.supervisor.job import Job
+from worker.wire.work import InferenceRequest, Sampling
+
+
+class ModelNotFound(WorkerError):
+    code: ClassVar[str] = "MODEL_NOT_FOUND"
+    status: ClassVar[int] = 404
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A whole request: its jobs' requests and the form of its answer."""
+
+    id: str
+    created: int
+    requests: tuple[InferenceRequest, ...]
+    """Choice i is request i; `n` choices for the first prompt, then for the next."""
+    choices_per_prompt: int
+    stream: bool
+    include_usage: bool
+    top_logprobs: int | None = None
+    parser_of: Callable[[str], Parser] | None = None
+    """Makes the parser of a choice, by the end of its prompt."""
+    not_enforced: tuple[str, ...] = ()
+    """Paths of a schema's keywords that the answer is not held to."""
+
+    def outputs(self, jobs: Sequence[Job]) -> list[Output]:
+        return [Output(job, self.parser_of) for job in jobs]
+
+
+def chat_generation(
+    body: ChatBody, state: AppState, deadline: float | None, prefix: str = "chatcmpl"
+) -> Generation:
+    """
+    Raises:
+        InvalidRequest: the fields do not fit together, or not with this model.
+        ModelNotFound: the model's name is not one that this worker answers to.
+    """
+    require_model(body.model, state)
+    if faults := _chat_faults(body):
+        raise invalid(faults)
+    top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    prompt = chat_prompt(body, state, tools=body.tool_choice != "none")
+    tools = _tool_use(body)
+    asked = _enforced(_asked(body, tools), state)
+    conventions, splits = state.conventions, state.settings.reasoning == "auto"
+    constraint = asked.constraint
+    if constraint is not None and splits:
+        constraint = replace(constraint, reasoning=conventions.reasoning)
+    sampling = sampling_of(body, state, constraint=constraint, logprobs=top_logprobs)
+    generation = _generation(body, prefix, [prompt], sampling, state, deadline)
+    shown = conventions.tokens(calls=tools is not None, reasoning=splits)
+    return replace(
+        generation,
+        requests=tuple(replace(r, shown_tokens=shown) for r in generation.requests),
+        top_logprobs=top_logprobs,
+        parser_of=lambda prompt_end: AnswerParser(
+            conventions, tools, splits_reasoning=splits, prompt_end=prompt_end
+        ),
+        not_enforced=asked.not_enforced,
+    )
+
+
+def completion_generation(
+    body: CompletionBody, state: AppState, deadline: float | None
+) -> Generation:
+    require_model(body.model, state)
+    if body.max_tokens is None:
+        body = body.model_copy(update={"max_tokens": DEFAULT_COMPLETION_TOKENS})
+    if faults := _limit_faults(body):
+        raise invalid(faults)
+    asked = _enforced(asked_of(body), state)
+    sampling = sampling_of(body, state, constraint=asked.constraint, logprobs=body.logprobs)
+    prompts = inputs_of(body.prompt)
+    generation = _generation(body, "cmpl", prompts, sampling, state, deadline)
+    return replace(generation, top_logprobs=body.logprobs, not_enforced=asked.not_enforced)
+
+
+def require_model(name: str | None, state: AppState) -> None:
+    """A name that is not ours is refused: no model stands in for another one."""
+    if not state.serves(name):
+        ours = state.model_name
+        raise ModelNotFound(
+            f"model: this worker serves {ours!r} and no other",
+            errors=[fault("model", "unknown", f"model must be {ours!r}")],
+        )
+
+
+def _limit_faults(body: GenerationBody) -> list[Fault]:
+    if body.max_tokens != 0:
+        return []
+    message = "max_tokens must be an integer of at least 1, or -1"
+    return [fault("max_tokens", "minimum", message, 0)]
+
+
+def _chat_faults(body: ChatBody) -> list[Fault]:
+    faults = _limit_faults(body)
+    if body.top_logprobs is not None and not body.logprobs:
+        faults.append(fault("top_logprobs", "requires", "top_logprobs needs logprobs: true"))
+    choice = body.tool_choice
+    if (choice == "required" or isinstance(choice, FunctionChoice)) and not body.tools:
+        faults.append(fault("tool_choice", "requires", "tool_choice needs tools to choose from"))
+    elif isinstance(choice, FunctionChoice):
+        if choice.function.name not in {tool.function.name for tool in body.tools}:
+            message = "tool_choice.function.name must be the name of one of the tools"
+            faults.append(fault("tool_choice.function.name", "enum", message))
+    forced = choice == "required" or isinstance(choice, FunctionChoice)
+    form = body.response_format
+    if forced and form is not None and form.type != "text":
+        message = "response_format cannot be honoured together with a forced tool call"
+        faults.append(fault("response_format", "conflict", message))
+    if form is not None and form.type == "json_schema" and not (form.json_schema or form.schema_):
+        message = "response_format.json_schema is required: an object with a schema"
+        faults.append(fault("response_format.json_schema", "required", message))
+    return faults
+
+
+def _tool_use(body: ChatBody) -> ToolUse | None:
+    choice = body.tool_choice
+    if not body.tools or choice == "none":
+        return None
+    forced = choice.function.name if isinstance(choice, FunctionChoice) else None
+    return ToolUse.of(
+        [tool.for_template() for tool in body.tools],
+        forced or ("*" if choice == "required" else None),
+        parallel=body.parallel_tool_calls,
+    )
+
+
+def _asked(body: ChatBody, tools: ToolUse | None) -> Asked:
+    """What the answer has to follow: a forced call, else what the body's own words say."""
+    if tools is not None and tools.forced is not None:
+        functions = [tool.for_template() for tool in body.tools]
+        return constraints.forced_call(forced_functions(functions, tools.forced))
+    form = body.response_format
+    if form is None or form.type == "text":
+        return asked_of(body)
+    if form.json_schema is not None:
+        path = "response_format.json_schema.schema"
+        asked = constraints.json_schema(form.json_schema.schema_, path)
+        return asked.strictly() if form.json_schema.strict else asked
+    if form.schema_ is not None:
+        return constraints.json_schema(form.schema_, "response_format.schema")
+    return constraints.json_object("response_format")
+
+
+def asked_of(body: GenerationBody) -> Asked:
+    """llama.cpp's and vLLM's ways to say what an answer has to follow; the first that is given."""
+    given = body.structured_outputs or StructuredOutputs.model_validate({})
+    prefix = "structured_outputs."
+    for path, schema in (
+        ("json_schema", body.json_schema),
+        ("guided_json", body.guided_json),
+        (prefix + "json", given.json_),
+    ):
+        if schema is not None:
+            return constraints.json_schema(_schema(schema, path), path)
+    for path, pattern in (("guided_regex", body.guided_regex), (prefix + "regex", given.regex)):
+        if pattern is not None:
+            return constraints.regular_expression(pattern, path)
+    for path, texts in (("guided_choice", body.guided_choice), (prefix + "choice", given.choice)):
+        if texts:
+            return constraints.choice(texts, path)
+    for path, grammar in (
+        ("grammar", body.grammar),
+        ("guided_grammar", body.guided_grammar),
+        (prefix + "grammar", given.grammar),
+    ):
+        if grammar:
+            return constraints.grammar(grammar, path)
+    return constraints.json_object(prefix + "json_object") if given.json_object else Asked()
+
+
+def _schema(given: str | JsonObject, path: str) -> object:
+    """A schema, which clients also send as text."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return pydantic_core.from_json(given, allow_inf_nan=False)
+    except ValueError:
+        raise invalid([fault(path, "json", f"{path} must be a JSON schema")]) from None
+
+
+def _enforced(asked: Asked, state: AppState) -> Asked:
+    if state.settings.strict:
+        asked = asked.strictly()
+    if asked.faults:
+        raise invalid(asked.faults)
+    return asked
+
+
+def _generation(
+    body: GenerationBody,
+    prefix: str,
+    prompts: Sequence[Any],
+    sampling: Sampling,
+    state: AppState,
+    deadline: float | None,
+) -> Generation:
+    id = f"{prefix}-{uuid.uuid4().hex}"
+    limit, wanted = state.max_tokens_out, body.max_tokens
+    requests: list[InferenceRequest] = []
+    for prompt in prompts:
+        for choice in range(body.n):
+            requests.append(
+                InferenceRequest(
+                    job_id=f"{id}-{len(requests)}" if requests else id,
+                    prompt=prompt,
+                    # Each choice has a seed of its own, or they would all be one text.
+                    sampling=replace(sampling, seed=(sampling.seed + choice) & MAX_SEED),
+                    max_tokens=limit if wanted is None or wanted < 0 else min(wanted, limit),
+                    stop=body.stops,
+                    cache_salt=body.salt,
+                    deterministic=body.deterministic,
+                    deadline=deadline,
+                )
+            )
+    return Generation(
+        id=id,
+        created=int(time.time()),
+        requests=tuple(requests),
+        choices_per_prompt=body.n,
+        stream=body.stream,
+        include_usage=body.stream_options.include_usage,
+    )

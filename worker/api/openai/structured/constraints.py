@@ -1,0 +1,154 @@
+"""What a request asks its answer to follow, in the form that the engine enforces.
+
+JSON schemas, forced calls, regular expressions, choices and raw grammars all become Lark, as
+llguidance reads it. All bounds on size are here and in the modules that this one calls: the
+engine compiles whatever passes in less than 100 ms, or refuses it by its field. Pure functions, any
+thread.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from worker.api.errors import MAX_FAULTS, Fault
+from worker.api.openai.structured.gbnf import GbnfError, to_lark
+from worker.api.openai.structured.schema import Compiled, compile_schema, compile_schemas
+from worker.wire.work import Constraint
+
+MAX_PATTERN_CHARS = 4000
+MAX_CHOICES = 1000
+MAX_GRAMMAR_BYTES = 16_000
+MAX_GRAMMAR_LINES = 400
+
+_JSON_LAYOUT = {"whitespace_pattern": r"[ \t]{1,8}|\r?\n[ \t]{0,64}"}
+"""Blanks on a line, or one line end and an indentation: a model that may write blanks without end
+comes to none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """`constraint` is `None` where there are `faults`. `not_enforced` are the paths of keywords
+    that the answer is not held to."""
+
+    constraint: Constraint | None = None
+    not_enforced: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = field(default=())
+
+    def strictly(self) -> Asked:
+        """The same, refused where a keyword cannot be enforced."""
+        if self.faults or not self.not_enforced:
+            return self
+        return Asked(
+            faults=tuple(
+                _fault(path, "unsupported", f"{path} cannot be enforced; leave it out or strict")
+                for path in self.not_enforced[:MAX_FAULTS]
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedFunction:
+    """A function that may have to be called: where its parameters stand in the request."""
+
+    name: str
+    parameters: object
+    path: str
+
+
+def json_object(path: str) -> Asked:
+    """Any JSON object."""
+    return _of_schema(compile_schema({"type": "object"}, path), path)
+
+
+def json_schema(schema: object, path: str) -> Asked:
+    """JSON that is valid under a schema."""
+    return _of_schema(compile_schema(schema, path), path)
+
+
+def forced_call(functions: Sequence[ForcedFunction]) -> Asked:
+    """One call, `{"name", "arguments"}`, of one of `functions`."""
+    documents = [(f.path, _parameters(f.parameters)) for f in functions]
+    arguments, compiled = compile_schemas(documents)
+    for function in functions:
+        schema = function.parameters
+        if isinstance(schema, dict) and schema.get("type", "object") != "object":
+            message = f"{function.path}.type must be 'object'"
+            compiled.faults.append(_fault(f"{function.path}.type", "const", message))
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": function.name}, "arguments": schema},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for function, schema in zip(functions, arguments, strict=True)
+    ]
+    compiled.schema = {"anyOf": calls, **compiled.schema}
+    return _of_schema(compiled, "tools")
+
+
+def regular_expression(pattern: str, path: str) -> Asked:
+    """A text that the whole of a regular expression matches."""
+    if len(pattern) > MAX_PATTERN_CHARS:
+        return _refused(path, f"{path} has more than {MAX_PATTERN_CHARS} characters")
+    escaped = re.sub(r"\\.|/", lambda m: r"\/" if m[0] == "/" else m[0], pattern, flags=re.DOTALL)
+    return (
+        Asked(Constraint(f"start: /{escaped}/", path))
+        if pattern
+        else _refused(path, f"{path} is empty")
+    )
+
+
+def choice(texts: Sequence[str], path: str) -> Asked:
+    """One of several texts."""
+    if not texts or len(texts) > MAX_CHOICES or sum(map(len, texts)) > MAX_GRAMMAR_BYTES:
+        limits = f"1 to {MAX_CHOICES} texts of {MAX_GRAMMAR_BYTES} characters in all"
+        return _refused(path, f"{path} must be {limits}")
+    branches = " | ".join(json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(texts))
+    return Asked(Constraint(f"start: {branches}", path))
+
+
+def grammar(text: str, path: str) -> Asked:
+    """A raw grammar: GBNF as llama.cpp reads it, or Lark as llguidance does."""
+    if re.search(r"^\s*(?:%llguidance\b|start\s*:(?!:=))", text, re.MULTILINE):
+        if len(text) > MAX_GRAMMAR_BYTES or text.count("\n") > MAX_GRAMMAR_LINES:
+            limits = f"{MAX_GRAMMAR_BYTES} characters in {MAX_GRAMMAR_LINES} lines"
+            return _refused(path, f"{path} has more than {limits}")
+        if "%json" in text or "%regex" in text:
+            return _refused(path, f"{path} must not hold %json or %regex; send a schema instead")
+        return Asked(Constraint(text, path))
+    try:
+        return Asked(Constraint(to_lark(text), path))
+    except GbnfError as error:
+        return _refused(path, f"{path} is not a valid grammar: {error}")
+
+
+def _of_schema(compiled: Compiled, path: str) -> Asked:
+    if compiled.faults:
+        return Asked(faults=tuple(compiled.faults))
+    schema: Any = compiled.schema
+    if schema is True:
+        schema = {}
+    if schema is False:
+        return _refused(path, f"{path} allows no answer")
+    text = json.dumps({"x-guidance": _JSON_LAYOUT, **schema})
+    return Asked(Constraint(f"start: %json {text}", path), tuple(compiled.not_enforced))
+
+
+def _parameters(schema: object) -> object:
+    """A function without parameters, or with a description of none, takes any object."""
+    if schema is None or schema == {} or schema == {"type": "object"}:
+        return {"type": "object"}
+    return {"type": "object", **schema} if isinstance(schema, dict) else schema
+
+
+def _refused(path: str, message: str) -> Asked:
+    return Asked(faults=(_fault(path, "unsupported", message),))
+
+
+def _fault(path: str, constraint: str, message: str) -> Fault:
+    return {"field": path, "constraint": constraint, "message": message}

@@ -1,0 +1,86 @@
+"""Whether no value can be valid under two branches of a `oneOf`, which then is an `anyOf`.
+
+Proven by types, by constants, or by a required property that has other constants in each branch (a
+discriminator). Pure functions, any thread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+_MAX_BRANCHES = 64
+
+
+def are_disjoint(branches: Sequence[object], *, says_constants: bool) -> bool:
+    """Whether it can be proven; `False` also stands for «not known».
+
+    `says_constants`: properties with a single possible value are never left out.
+    """
+    if len(branches) > _MAX_BRANCHES:
+        return False
+    pairs = combinations(branches, 2)
+    return all(_differ(left, right, says_constants) for left, right in pairs)
+
+
+def _differ(left: object, right: object, says_constants: bool) -> bool:
+    if not isinstance(left, Mapping) or not isinstance(right, Mapping):
+        return False
+    types = _types(left), _types(right)
+    if types[0] and types[1] and not types[0] & types[1]:
+        return True
+    if _apart(left, right):
+        return True
+    if types[0] != {"object"} or types[1] != {"object"}:
+        return False
+    return any(
+        _apart(left["properties"][name], right["properties"][name])
+        for name in _present(left, says_constants) & _present(right, says_constants)
+    )
+
+
+def _types(schema: Mapping[str, object]) -> set[str]:
+    kinds = schema.get("type")
+    if kinds is None and "properties" in schema and "required" in schema:
+        return set()
+    listed = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
+    return {"number" if kind == "integer" else kind for kind in listed if isinstance(kind, str)}
+
+
+def _present(schema: Mapping[str, object], says_constants: bool) -> set[str]:
+    """Names of properties that are described, and there in every value."""
+    properties, required = schema.get("properties"), schema.get("required", [])
+    if not isinstance(properties, Mapping) or not isinstance(required, list):
+        return set()
+    names = {name for name in required if isinstance(name, str) and name in properties}
+    return names | constants_in(properties) if says_constants else names
+
+
+def constants_in(properties: Mapping[str, object]) -> set[str]:
+    """Names of properties with a single possible value."""
+    return {name for name, s in properties.items() if isinstance(s, Mapping) and "const" in s}
+
+
+def _apart(left: object, right: object) -> bool:
+    """Whether both are constants, and other ones."""
+    values = _constants(left), _constants(right)
+    return values[0] is not None and values[1] is not None and not values[0] & values[1]
+
+
+def _constants(schema: object) -> set[str] | None:
+    if not isinstance(schema, Mapping):
+        return None
+    if "const" in schema:
+        values = [schema["const"]]
+    elif isinstance(schema.get("enum"), list):
+        values = schema["enum"]
+    else:
+        return None
+    if any(isinstance(value, float | int) and not isinstance(value, bool) for value in values):
+        return {json.dumps(float(v)) if _is_number(v) else json.dumps(v) for v in values}
+    return {json.dumps(value, sort_keys=True) for value in values}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53

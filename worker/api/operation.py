@@ -1,0 +1,52 @@
+"""A route that says what it takes and answers; `/openapi.json` is made of them. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from worker.api.state import AppState
+
+JSON = "application/json"
+SSE = "text/event-stream"
+NDJSON = "application/x-ndjson"
+
+CALL_ERRORS = (400, 413, 500, 503)
+JOB_ERRORS = (*CALL_ERRORS, 409, 504)
+
+Events = Annotated[Any, Field(description="one event after the other; the README has them")]
+BodyOf = type[BaseModel] | Callable[[AppState], type[BaseModel]]
+
+
+class Operation(Route):
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        endpoint: Callable[[Request], Awaitable[Response]],
+        summary: str,
+        answers: Mapping[str, Any],
+        *,
+        body: BodyOf | None = None,
+        errors: tuple[int, ...] = (),
+        status: int = 200,
+        deadline: bool = False,
+        probe: bool = False,
+    ) -> None:
+        """`answers`: media type to the type of what is sent. `body` may depend on the worker's
+        limits. `deadline`: `X-Deadline` is read. `probe`: it answers without a token, and in its
+        own form when the worker is not well."""
+        super().__init__(path, endpoint, methods=[method])
+        self.method, self.summary, self.answers = method.lower(), summary, answers
+        self._body = body
+        self.errors, self.status, self.deadline, self.probe = errors, status, deadline, probe
+
+    def body_of(self, state: AppState) -> type[BaseModel] | None:
+        if self._body is None or isinstance(self._body, type):
+            return self._body
+        return self._body(state)

@@ -1,0 +1,193 @@
+"""A job's output as pieces, the same for every dialect: text, reasoning, calls, the end.
+
+Runs on the API process's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from worker.supervisor.job import Job, StreamEvent
+from worker.wire.messages import Failed, Finished, Started, Token, TokenLogprob
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class Text(NamedTuple):
+    text: str
+
+
+class Reasoning(NamedTuple):
+    text: str
+
+
+class CallBegun(NamedTuple):
+    """A call's name; its arguments follow, as text that grows to JSON."""
+
+    call: int
+    id: str
+    name: str
+
+
+class CallArguments(NamedTuple):
+    call: int
+    text: str
+
+
+Piece = Text | Reasoning | CallBegun | CallArguments
+
+
+class Parser(Protocol):
+    """Splits a model's text into pieces; what it does not understand is text."""
+
+    def feed(self, text: str) -> list[Piece]: ...
+
+    def finish(self) -> list[Piece]:
+        """What was held back until the end."""
+
+
+class Output:
+    """One choice while it grows; `message` is what it has come to."""
+
+    def __init__(self, job: Job, parser_of: Callable[[str], Parser] | None) -> None:
+        """`parser_of` makes the parser of an answer, by the end of the prompt before it."""
+        self.job = job
+        self.finished: Finished | None = None
+        self.message = Message()
+        self._parser: Parser | None = None
+        self._parser_of = parser_of
+        self._started_at = self._first_at = 0.0
+
+    def take(self, event: StreamEvent) -> list[Piece]:
+        """What an event adds.
+
+        Raises:
+            WorkerError: the job failed.
+        """
+        pieces: list[Piece] = []
+        match event:
+            case Token(_, text, _, logprobs):
+                self._first_at = self._first_at or time.monotonic()
+                pieces = [Text(text)] if self._parser is None else self._parser.feed(text)
+                self.message.logprobs += logprobs
+            case Started(prompt_end=prompt_end):
+                self._started_at = time.monotonic()
+                if self._parser is None and self._parser_of is not None:
+                    self._parser = self._parser_of(prompt_end)
+            case Finished():
+                self.finished = event
+                pieces = self._parser.finish() if self._parser is not None else []
+            case Failed(error=error):
+                raise error
+        for piece in pieces:
+            self.message.add(piece)
+        return pieces
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        assert self.finished is not None
+        if self.finished.stop_reason == "MAX_TOKENS":
+            return "length"
+        return "tool_calls" if self.message.calls else "stop"
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """llama-server's figures, which llama-swap and others read."""
+        job = self.job
+        n_prompt = job.prompt_tokens - job.cached_tokens
+        n_out = self.finished.tokens_out if self.finished is not None else job.tokens_out
+        prompt_ms = max(self._first_at - self._started_at, 0.0) * 1000
+        predicted_ms = job.decode_time_ms
+        return {
+            "cache_n": job.cached_tokens,
+            "prompt_n": n_prompt,
+            "prompt_ms": round(prompt_ms, 3),
+            "prompt_per_second": round(n_prompt * 1000 / prompt_ms, 3) if prompt_ms else 0.0,
+            "predicted_n": n_out,
+            "predicted_ms": round(predicted_ms, 3),
+            "predicted_per_second": round(n_out * 1000 / predicted_ms, 3) if predicted_ms else 0.0,
+        }
+
+
+class Message:
+    """All pieces of a choice put together."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._reasoning: list[str] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.calls: list[Call] = []
+
+    def add(self, piece: Piece) -> None:
+        match piece:
+            case Text(text):
+                self._texts.append(text)
+            case Reasoning(text):
+                self._reasoning.append(text)
+            case CallBegun(_, id, name):
+                self.calls.append(Call(id, name))
+            case CallArguments(call, text):
+                self.calls[call].arguments += text
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
+
+class Call:
+    def __init__(self, id: str, name: str) -> None:
+        self.id, self.name, self.arguments = id, name, ""
+
+
+def usage_of(outputs: Sequence[Output], choices_per_prompt: int) -> dict[str, Any]:
+    """Choices of one prompt share it: it is counted once, and cached if the first found it so."""
+    prompts = [output.job for output in outputs[::choices_per_prompt]]
+    prompt_tokens = sum(job.prompt_tokens for job in prompts)
+    tokens_out = sum(o.finished.tokens_out for o in outputs if o.finished is not None)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": tokens_out,
+        "total_tokens": prompt_tokens + tokens_out,
+        "prompt_tokens_details": {"cached_tokens": sum(job.cached_tokens for job in prompts)},
+    }
+
+
+Frame = tuple[int, list[StreamEvent]]
+"""A job's index and the events of one engine frame."""
+
+
+async def merged(jobs: Sequence[Job]) -> AsyncIterator[Frame]:
+    """The frames of all jobs as they come."""
+    if len(jobs) == 1:
+        async for frame in jobs[0]:
+            yield 0, frame
+        return
+    frames: asyncio.Queue[Frame | None] = asyncio.Queue()
+
+    async def pump(index: int, job: Job) -> None:
+        try:
+            async for frame in job:
+                frames.put_nowait((index, frame))
+        finally:
+            frames.put_nowait(None)
+
+    pumps = [asyncio.create_task(pump(index, job)) for index, job in enumerate(jobs)]
+    try:
+        running = len(pumps)
+        while running:
+            item = await frames.get()
+            if item is None:
+                running -= 1
+            else:
+                yield item
+        await asyncio.gather(*pumps)
+    finally:
+        for task in pumps:
+            task.cancel()

@@ -1,0 +1,68 @@
+"""The page at `/`: what the worker is doing, and a playground to try its model.
+
+Static files of `worker/assets/page`, read once when the application is made, under a policy that
+lets the page load nothing from elsewhere and run nothing that a model wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.resources
+import mimetypes
+from collections.abc import Awaitable, Callable, Iterator
+from importlib.resources.abc import Traversable
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+_PREFIX = "/page/"
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-cache",  # asked for again each time, answered by 304 while unchanged
+}
+_SERVED = (".html", ".css", ".js", ".svg")
+
+
+def page_routes() -> list[Route]:
+    """`/` and the files that it loads."""
+    folder = importlib.resources.files("worker") / "assets" / "page"
+    routes = []
+    for name, data in _files(folder):
+        path = "/" if name == "index.html" else _PREFIX + name
+        routes.append(Route(path, _answer_with(data, name), methods=["GET"]))
+    return routes
+
+
+def is_page_path(path: str) -> bool:
+    """Whether it is the page's own file, which holds no secret and needs no token."""
+    return path == "/" or path.startswith(_PREFIX)
+
+
+def _files(folder: Traversable, above: str = "") -> Iterator[tuple[str, bytes]]:
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            yield from _files(entry, f"{above}{entry.name}/")
+        elif entry.name.endswith(_SERVED):
+            yield above + entry.name, entry.read_bytes()
+
+
+def _answer_with(data: bytes, name: str) -> Callable[[Request], Awaitable[Response]]:
+    """An endpoint that answers with these bytes."""
+    kind = "text/javascript" if name.endswith(".js") else mimetypes.guess_type(name)[0]
+    tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
+    headers = _HEADERS | {"etag": tag}
+
+    async def answer(request: Request) -> Response:
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(data, headers=headers, media_type=kind)
+
+    return answer

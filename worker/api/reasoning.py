@@ -1,0 +1,153 @@
+"""Splits what a model thinks from what it answers, by the marks that its chat template uses.
+
+One splitter per choice, any thread. Marks that are control tokens reach it because the request asks
+the engine to show them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from worker.api.output import Piece, Reasoning, Text
+from worker.api.tools.calls import begun_mark
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """A block of reasoning stands between `begin` and `end`, at the start of an answer."""
+
+    begin: str
+    end: str
+    template: str
+    """Found in the templates of models that write so."""
+    anywhere: bool = False
+    """It may also begin in the middle of an answer."""
+    fillers: tuple[str, ...] = ()
+    """Texts outside of it that say nothing."""
+
+
+THINK = Marks("<think>", "</think>", r"</think>")
+ALL_MARKS = (
+    Marks("<seed:think>", "</seed:think>", r"<seed:think>"),
+    Marks("<mm:think>", "</mm:think>", r"<mm:think>"),
+    Marks("<think:opensource>", "</think:opensource>", r"HYTK = ':opensource'"),
+    Marks("[THINK]", "[/THINK]", r"\[THINK\]", anywhere=True),
+    Marks("<|START_THINKING|>", "<|END_THINKING|>", r"<\|START_THINKING\|>", anywhere=True),
+    Marks(
+        "<|channel>thought",
+        "<channel|>",
+        r"<\|channel>",
+        anywhere=True,
+        fillers=("<|channel>", "<channel|>"),
+    ),
+    Marks("<|open|>think<|sep|>", "<|close|>think<|sep|>", r"<\|close\|>|close_tag"),
+    Marks("<|think|>", "<|end|>", r"<\|begin\|>[\s\S]*<\|think\|>", fillers=("<|content|>",)),
+    Marks("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]", r"\[BEGIN FINAL RESPONSE\]"),
+    Marks("<thinking>", "</thinking>", r"</thinking>"),
+)
+
+
+def marks_of(template: str | None) -> Marks:
+    """The marks of a chat template; the customary ones where it shows none."""
+    found = (marks for marks in ALL_MARKS if re.search(marks.template, template or ""))
+    return next(found, THINK)
+
+
+def is_open(marks: Marks, prompt_end: str) -> bool:
+    """Whether a prompt ends within a block of reasoning that the template has opened."""
+    begun = prompt_end.rstrip().rpartition(marks.begin)
+    return bool(begun[1]) and not begun[2].strip()
+
+
+class ReasoningSplitter:
+    def __init__(self, marks: Marks, prompt_end: str = "") -> None:
+        self._marks = marks
+        self._inside = is_open(marks, prompt_end)
+        self._held = ""
+        self._blank = ""
+        """Blanks at the end of the reasoning so far; they vanish with the block."""
+        self._at_start = True
+        """Of the answer or of a block: blanks that come now vanish."""
+        self._said_anything = self._has_thought = False
+
+    def feed(self, text: str) -> list[Piece]:
+        """Take some output; gives back what is certain by now."""
+        return self._run(text, final=False)
+
+    def finish(self) -> list[Piece]:
+        """The rest; a block that was cut off is reasoning all the same."""
+        return self._run("", final=True)
+
+    def _run(self, text: str, *, final: bool) -> list[Piece]:
+        self._held += text
+        deltas: list[Piece] = []
+        while self._held:
+            if self._inside:
+                if not self._think(deltas, final):
+                    break
+            elif not self._answer(deltas, final):
+                break
+        return deltas
+
+    def _think(self, deltas: list[Piece], final: bool) -> bool:
+        before, found, behind = self._held.partition(self._marks.end)
+        if found:
+            self._inside, self._has_thought, self._held = False, True, behind
+            self._send_reasoning(before, deltas)
+            self._blank, self._at_start = "", True
+            return True
+        n_kept = 0 if final else begun_mark(self._held, (self._marks.end,))
+        cut = len(self._held) - n_kept
+        before, self._held = self._held[:cut], self._held[cut:]
+        self._send_reasoning(before, deltas)
+        return False
+
+    def _send_reasoning(self, text: str, deltas: list[Piece]) -> None:
+        if self._at_start:
+            text = text.lstrip()
+            self._at_start = not text
+        text = self._blank + text
+        kept = text.rstrip()
+        self._blank = text[len(kept) :]
+        if kept:
+            deltas.append(Reasoning(kept))
+
+    def _answer(self, deltas: list[Piece], final: bool) -> bool:
+        marks = self._marks
+        begun = self._held.lstrip()
+        if not self._said_anything and not final and marks.begin.startswith(begun):
+            if len(begun) < len(marks.begin):
+                return False  # it may become the mark
+        if not self._said_anything and begun and marks.end.startswith(begun[: len(marks.end)]):
+            # A block that was closed without having begun says nothing.
+            if len(begun) < len(marks.end) and not final:
+                return False
+            if begun.startswith(marks.end):
+                self._held, self._has_thought = begun[len(marks.end) :], True
+                return True
+        place = self._held.find(marks.begin) if marks.anywhere else -1
+        if not self._said_anything and begun.startswith(marks.begin):
+            place = len(self._held) - len(begun)
+        if place >= 0:
+            before = self._held[:place]
+            self._send_text(before if self._said_anything else before.lstrip(), deltas)
+            self._held = self._held[place + len(marks.begin) :]
+            self._inside = self._at_start = True
+            return True
+        looked_for = (marks.begin, *marks.fillers) if marks.anywhere else marks.fillers
+        n_kept = 0 if final else begun_mark(self._held, looked_for)
+        cut = len(self._held) - n_kept
+        text, self._held = self._held[:cut], self._held[cut:]
+        self._send_text(text, deltas)
+        return False
+
+    def _send_text(self, text: str, deltas: list[Piece]) -> None:
+        for filler in self._marks.fillers:
+            text = text.replace(filler, "")
+        if self._at_start and self._has_thought:
+            text = text.lstrip()
+        if text:
+            self._at_start = False
+            self._said_anything = self._said_anything or not text.isspace()
+            deltas.append(Text(text))

@@ -1,0 +1,195 @@
+"""OpenAI's responses as answers: one object, or the events that it grows by.
+
+Runs on the API process's event loop.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
+
+from worker.api.blocks import Block, Blocks, Step
+from worker.api.encoding import sse
+from worker.api.errors import http_status, openai_error
+from worker.api.output import Frame, Output
+from worker.api.responses.schema import ResponsesBody
+from worker.errors import WorkerError
+from worker.supervisor.job import StreamEvent
+from worker.wire.messages import Finished, Started
+
+Event = dict[str, Any]
+_DELTAS = {
+    "text": "response.output_text",
+    "reasoning": "response.reasoning_text",
+    "call": "response.function_call_arguments",
+}
+
+
+class ResponseAnswer(TypedDict):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    model: str
+    output: list[dict[str, Any]]
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, Any] | None
+    usage: dict[str, Any] | None
+
+
+class ResponseStream:
+    """One answer, whole or streamed."""
+
+    def __init__(
+        self, id: str, created: int, model: str, body: ResponsesBody, output: Output
+    ) -> None:
+        self._id, self._created, self._model = id, created, model
+        self._body, self._output = body, output
+        self._blocks = Blocks()
+        self._ids: dict[int, str] = {}
+        self._n_events = 0
+
+    async def whole(self, frames: AsyncIterable[Frame]) -> dict[str, Any]:
+        async for _, frame in frames:
+            for event in frame:
+                for _ in self._blocks.take(self._output.take(event)):
+                    pass
+        return self._response(self._end_status)
+
+    async def chunks(self, frames: AsyncIterable[Frame]) -> AsyncIterator[bytes]:
+        async for _, frame in frames:
+            encoded: list[bytes] = []
+            try:
+                for event in frame:
+                    encoded += map(self._numbered, self._events(event))
+            except WorkerError as error:
+                body = openai_error(error.code, error.message, http_status(error), error.details)
+                failed = self._response("failed") | {"error": body}
+                event_ = {"type": "response.failed", "response": failed}
+                yield b"".join(encoded) + self._numbered(event_)
+                return
+            if encoded:
+                yield b"".join(encoded)
+
+    def _numbered(self, event: Event) -> bytes:
+        number, self._n_events = self._n_events, self._n_events + 1
+        return sse({**event, "sequence_number": number})
+
+    def _events(self, event: StreamEvent) -> Iterator[Event]:
+        pieces = self._output.take(event)
+        if isinstance(event, Started):
+            for kind in ("created", "in_progress"):
+                yield {"type": f"response.{kind}", "response": self._response("in_progress")}
+        for step in self._blocks.take(pieces):
+            yield from self._step(step)
+        if isinstance(event, Finished):
+            for step in self._blocks.finish():
+                yield from self._step(step)
+            status = self._end_status
+            yield {"type": f"response.{status}", "response": self._response(status)}
+
+    def _step(self, step: Step) -> Iterator[Event]:
+        block = step.block
+        place = {"output_index": block.index, "item_id": self._id_of(block)}
+        if block.kind != "call":
+            place["content_index"] = 0
+        match step.what:
+            case "begun":
+                item = self._item(block, "in_progress")
+                yield {"type": "response.output_item.added", "output_index": block.index,
+                       "item": item}  # fmt: skip
+                if block.kind == "text":
+                    yield {"type": "response.content_part.added", **place, "part": _part(block)}
+            case "grown":
+                extra: Event = {"logprobs": []} if block.kind == "text" else {}
+                yield {"type": f"{_DELTAS[block.kind]}.delta", **place, "delta": step.text, **extra}
+            case "ended":
+                whole: Event = {"arguments" if block.kind == "call" else "text": block.text}
+                if block.kind == "text":
+                    whole["logprobs"] = []
+                if block.kind == "call":
+                    whole["name"] = block.name
+                yield {"type": f"{_DELTAS[block.kind]}.done", **place, **whole}
+                if block.kind == "text":
+                    yield {"type": "response.content_part.done", **place, "part": _part(block)}
+                yield {"type": "response.output_item.done", "output_index": block.index,
+                       "item": self._item(block, "completed")}  # fmt: skip
+
+    # --- the whole -----------------------------------------------------------------------
+
+    @property
+    def _end_status(self) -> Literal["completed", "incomplete"]:
+        return "incomplete" if self._output.finish_reason == "length" else "completed"
+
+    def _id_of(self, block: Block) -> str:
+        prefix = {"text": "msg", "reasoning": "rs", "call": "fc"}[block.kind]
+        return self._ids.setdefault(block.index, f"{prefix}_{uuid.uuid4().hex}")
+
+    def _item(self, block: Block, status: str) -> dict[str, Any]:
+        head = {"id": self._id_of(block), "status": status}
+        begun = status == "in_progress"
+        match block.kind:
+            case "text":
+                content = [] if begun else [_part(block)]
+                return {**head, "type": "message", "role": "assistant", "content": content}
+            case "reasoning":
+                thought = [] if begun else [{"type": "reasoning_text", "text": block.text}]
+                return {**head, "type": "reasoning", "summary": [], "content": thought}
+            case "call":
+                call = {"call_id": block.id, "name": block.name, "arguments": block.text}
+                return {**head, "type": "function_call", **call}
+
+    def _response(self, status: str) -> dict[str, Any]:
+        body, ended = self._body, status != "in_progress"
+        form = body.text.format
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "model": self._model,
+            "output": [self._item(b, "completed") for b in self._blocks.all] if ended else [],
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"}
+            if status == "incomplete"
+            else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "tools": [tool.model_dump() for tool in body.tools],
+            "tool_choice": _choice(body),
+            "parallel_tool_calls": body.parallel_tool_calls,
+            "text": {"format": {"type": form.type if form is not None else "text"}},
+            "reasoning": {"effort": body.reasoning.effort, "summary": None},
+            "previous_response_id": None,
+            "truncation": "disabled",
+            "store": False,
+            "metadata": {},
+            "usage": self._usage() if ended else None,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        job, finished = self._output.job, self._output.finished
+        n_out = finished.tokens_out if finished is not None else job.tokens_out
+        return {
+            "input_tokens": job.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": job.cached_tokens},
+            "output_tokens": n_out,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": job.prompt_tokens + n_out,
+        }
+
+
+def _choice(body: ResponsesBody) -> object:
+    choice = body.tool_choice
+    if choice is None:
+        return "auto"
+    return choice if isinstance(choice, str) else choice.model_dump()
+
+
+def _part(block: Block) -> dict[str, Any]:
+    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}

@@ -1,0 +1,80 @@
+"""How tokens are drawn where a request does not say: the model file's own wishes, else the usual.
+
+For OpenAI's and the other dialects; the native routes have the contract's. Pure functions.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from worker.api.errors import fault, invalid
+from worker.api.openai.schema import SamplingFields
+from worker.api.state import AppState
+from worker.wire.work import Constraint, Sampling
+
+MAX_SEED = 2**64 - 1
+
+_DEFAULTS: Mapping[str, float] = {
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "repetition_penalty": 1.0,
+}
+"""llama.cpp's own; at a bare temperature of 1 small models write nonsense."""
+_METADATA = {
+    "temperature": "general.sampling.temp",
+    "top_k": "general.sampling.top_k",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+
+
+def sampling_of(
+    body: SamplingFields,
+    state: AppState,
+    *,
+    constraint: Constraint | None = None,
+    logprobs: int | None = None,
+) -> Sampling:
+    drawn = body.seed is None or body.seed == -1
+    defaults = defaults_of(state)
+
+    def given(name: str) -> float:
+        value = getattr(body, name)
+        return float(defaults[name] if value is None else value)
+
+    return Sampling(
+        seed=secrets.randbits(64) if drawn else (body.seed or 0) & MAX_SEED,
+        temperature=given("temperature"),
+        top_p=given("top_p"),
+        top_k=min(max(int(given("top_k")), 0), state.vocab_size),
+        min_p=given("min_p"),
+        repetition_penalty=given("repetition_penalty"),
+        frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        logit_bias=_bias(body.logit_bias, state.vocab_size),
+        constraint=constraint,
+        logprobs=logprobs,
+        ignore_eos=body.ignore_eos,
+    )
+
+
+def defaults_of(state: AppState) -> dict[str, float]:
+    info = state.supervisor.info
+    metadata: Mapping[str, Any] = info.model.metadata if info is not None else {}
+    return {
+        name: float(metadata.get(_METADATA[name], default)) for name, default in _DEFAULTS.items()
+    }
+
+
+def _bias(given: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    for token in given:
+        known = token.isascii() and token.isdigit() and len(token) < 12 and int(token) < vocab_size
+        if not known:
+            message = f"the keys of logit_bias must be token ids from 0 to {vocab_size - 1}"
+            raise invalid([fault("logit_bias", "propertyNames", message)])
+    return tuple((int(token), added) for token, added in given.items())

@@ -1,0 +1,97 @@
+"""From one choice's text to what it says: reasoning, text and calls. One per choice, any thread."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from worker.api.output import Piece, Text
+from worker.api.reasoning import Marks, ReasoningSplitter, marks_of
+from worker.api.tools.channels import ChannelParser
+from worker.api.tools.choice import ToolUse
+from worker.api.tools.dialects import GPT_OSS, Dialect, dialect_of
+from worker.api.tools.parser import CallParser
+
+_TOKENS = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Conventions:
+    """How a model writes its answers, by its chat template."""
+
+    dialect: Dialect
+    marks: Marks
+
+    def tokens(self, *, calls: bool, reasoning: bool) -> tuple[str, ...]:
+        """Control tokens that must be shown as text to find these, if the model has them."""
+        texts: list[str] = []
+        if reasoning:
+            texts += [self.marks.begin, self.marks.end, *self.marks.fillers]
+        if calls or self.dialect is GPT_OSS:
+            texts += self.dialect.beginnings
+        parts = (part for text in texts for part in (text, *_TOKENS.findall(text)))
+        return tuple(dict.fromkeys(parts))
+
+    @property
+    def reasoning(self) -> tuple[str, str] | None:
+        """Marks of the block that a forced answer comes behind."""
+        if self.dialect is GPT_OSS:
+            return None
+        return self.marks.begin, self.marks.end
+
+
+@lru_cache(maxsize=8)
+def conventions_of(template: str | None) -> Conventions:
+    return Conventions(dialect_of(template), marks_of(template))
+
+
+class AnswerParser:
+    """`prompt_end` is the end of the rendered prompt; without `use` there are no calls to find."""
+
+    def __init__(
+        self,
+        conventions: Conventions,
+        use: ToolUse | None,
+        *,
+        splits_reasoning: bool = True,
+        prompt_end: str = "",
+    ) -> None:
+        self._channels: ChannelParser | None = None
+        self._splitter: ReasoningSplitter | None = None
+        self._calls: CallParser | None = None
+        if conventions.dialect is GPT_OSS and (use is None or use.forced is None):
+            self._channels = ChannelParser(use, splits_reasoning=splits_reasoning)
+            return
+        if splits_reasoning:
+            self._splitter = ReasoningSplitter(conventions.marks, prompt_end)
+        if use is not None:
+            self._calls = CallParser(use, conventions.dialect)
+
+    def feed(self, text: str) -> list[Piece]:
+        """Take some output; gives back what is certain by now."""
+        if self._channels is not None:
+            return self._channels.feed(text)
+        if self._splitter is None:
+            return self._with_calls([Text(text)])
+        return self._with_calls(self._splitter.feed(text))
+
+    def finish(self) -> list[Piece]:
+        """What is left at the end of the output."""
+        if self._channels is not None:
+            return self._channels.finish()
+        deltas = self._with_calls(self._splitter.finish() if self._splitter is not None else [])
+        return deltas + (self._calls.finish() if self._calls is not None else [])
+
+    @property
+    def n_calls(self) -> int:
+        parser = self._channels or self._calls
+        return parser.n_calls if parser is not None else 0
+
+    def _with_calls(self, deltas: list[Piece]) -> list[Piece]:
+        if self._calls is None:
+            return deltas
+        found: list[Piece] = []
+        for delta in deltas:
+            found += self._calls.feed(delta.text) if isinstance(delta, Text) else [delta]
+        return found

@@ -1,0 +1,89 @@
+"""The calls of one answer while they are read, and how a reader of calls behaves. Any thread."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+import uuid
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Literal, Protocol
+
+from worker.api.output import CallArguments, CallBegun, Piece
+from worker.api.tools.choice import ToolUse
+
+Progress = Literal["more", "done", "failed"]
+"""Of a reader: it needs more text · the call has ended · this is no call."""
+
+_LETTERS = string.ascii_letters + string.digits
+
+
+class Calls:
+    """Numbers, names and emits calls; those beyond the first vanish where one is asked for."""
+
+    def __init__(self, use: ToolUse, id_length: int | None = None) -> None:
+        self._use, self._id_length = use, id_length
+        self.deltas: list[Piece] = []
+        self.count = 0
+
+    def is_offered(self, name: str) -> bool:
+        return name in self._use.names
+
+    def may_be_offered(self, begun: str) -> bool:
+        """Whether `begun` is the beginning of a function's name, or goes on behind one."""
+        return any(name.startswith(begun) or begun.startswith(name) for name in self._use.names)
+
+    def parameters(self, name: str) -> Mapping[str, Any]:
+        """The schemas of a function's parameters by name."""
+        schema = self._use.parameters.get(name)
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        return properties if isinstance(properties, Mapping) else {}
+
+    def start(self, name: str, call_id: str | None = None) -> None:
+        self.count += 1
+        if self._is_wanted:
+            self.deltas.append(CallBegun(self.count - 1, call_id or self._new_id(), name))
+
+    def arguments(self, text: str) -> None:
+        if text and self._is_wanted:
+            self.deltas.append(CallArguments(self.count - 1, text))
+
+    @property
+    def _is_wanted(self) -> bool:
+        return self._use.parallel or self.count == 1
+
+    def _new_id(self) -> str:
+        if self._id_length is not None:
+            return "".join(secrets.choice(_LETTERS) for _ in range(self._id_length))
+        return f"call_{uuid.uuid4().hex[:24]}"
+
+
+class Reader(Protocol):
+    """Reads one call out of a growing text."""
+
+    held: str
+    """What it has not used, once it is done."""
+    started: bool
+    """The call's name was emitted: from here on it stays a call."""
+
+    def advance(self, text: str, *, final: bool) -> Progress:
+        """Take more text; `final`: there is no more to come."""
+
+
+def begun_mark(text: str, marks: tuple[str, ...]) -> int:
+    """The length of the longest end of `text` with which one of `marks` has only begun."""
+    if _first_characters(marks).search(text) is None:  # so is most text
+        return 0
+    longest = 0
+    for mark in marks:
+        for length in range(min(len(mark) - 1, len(text)), longest, -1):
+            if text.endswith(mark[:length]):
+                longest = length
+                break
+    return longest
+
+
+@lru_cache(maxsize=256)
+def _first_characters(marks: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(re.escape(mark[0]) for mark in marks) or r"(?!)")

@@ -1,0 +1,123 @@
+"""Reads gpt-oss's output: messages in channels, of which one thinks, one answers and some call.
+
+`<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>commentary to=functions.f
+<|constrain|>json<|message|>{…}`. Never raises, whatever the text. One per choice, any thread.
+"""
+
+from __future__ import annotations
+
+import re
+
+from worker.api.output import Piece, Reasoning, Text
+from worker.api.tools.calls import Calls, begun_mark
+from worker.api.tools.choice import ToolUse
+
+_MESSAGE = "<|message|>"
+_ENDS = ("<|end|>", "<|start|>", "<|channel|>", "<|call|>", "<|return|>")
+_RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
+_HEADER_BEGINS = ("<|channel|>", "<|start|>", " to=", "to=")
+_MAX_HEADER_CHARS = 400
+
+
+class ChannelParser:
+    def __init__(self, use: ToolUse | None, *, splits_reasoning: bool) -> None:
+        self._calls = Calls(use) if use is not None else None
+        self._splits_reasoning = splits_reasoning
+        self._held = ""
+        self._state: str = "begin"
+        """`begin` of the output · `header` · `text`, `reasoning` or `call` in a message."""
+        self._deltas: list[Piece] = []
+
+    def feed(self, text: str) -> list[Piece]:
+        """Take some output; gives back what is certain by now."""
+        return self._run(text, final=False)
+
+    def finish(self) -> list[Piece]:
+        deltas = self._run("", final=True)
+        if self._state == "call" and self._calls is not None:
+            deltas += self._taken()
+        return deltas
+
+    @property
+    def n_calls(self) -> int:
+        return self._calls.count if self._calls is not None else 0
+
+    def _run(self, text: str, *, final: bool) -> list[Piece]:
+        self._held += text
+        while self._held and self._step(final):
+            pass
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _step(self, final: bool) -> bool:
+        if self._state == "begin":
+            return self._begin(final)
+        if self._state == "header":
+            return self._header(final)
+        return self._body(final)
+
+    def _begin(self, final: bool) -> bool:
+        """An answer that is forced to a grammar, or prefilled, has no header."""
+        if self._held.startswith(_HEADER_BEGINS):
+            self._state = "header"
+        elif not final and begun_mark(self._held, _HEADER_BEGINS) == len(self._held):
+            return False
+        else:
+            self._state = "text"
+        return True
+
+    def _header(self, final: bool) -> bool:
+        header, found, behind = self._held.partition(_MESSAGE)
+        if not found:
+            if len(header) > _MAX_HEADER_CHARS:
+                self._state = "text"
+                return True
+            if final:
+                self._held = ""
+            return False
+        self._held = behind
+        recipient = _RECIPIENT.search(header)
+        channel = header.rpartition("<|channel|>")[2]
+        if recipient and self._calls is not None and self._calls.is_offered(recipient[1]):
+            self._state = "call"
+            self._calls.start(recipient[1])
+            self._deltas += self._taken()
+        elif channel.startswith("analysis") and self._splits_reasoning:
+            self._state = "reasoning"
+        else:
+            self._state = "text"
+        return True
+
+    def _body(self, final: bool) -> bool:
+        places = [(place, end) for end in _ENDS if (place := self._held.find(end)) >= 0]
+        if not places:
+            n_kept = 0 if final else begun_mark(self._held, _ENDS)
+            cut = len(self._held) - n_kept
+            self._send(self._held[:cut])
+            self._held = self._held[cut:]
+            return False
+        place, end = min(places)
+        self._send(self._held[:place])
+        self._held = self._held[place:]
+        if end not in ("<|channel|>", "<|start|>"):
+            self._held = self._held[len(end) :]
+        if self._state == "call" and self._calls is not None:
+            self._deltas += self._taken()
+        self._state = "header"
+        return True
+
+    def _send(self, text: str) -> None:
+        if not text:
+            return
+        if self._state == "call" and self._calls is not None:
+            self._calls.arguments(text)
+            self._deltas += self._taken()
+        elif self._state == "reasoning":
+            self._deltas.append(Reasoning(text))
+        else:
+            self._deltas.append(Text(text))
+
+    def _taken(self) -> list[Piece]:
+        assert self._calls is not None
+        deltas, self._calls.deltas = self._calls.deltas, []
+        return deltas

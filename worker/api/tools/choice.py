@@ -1,0 +1,41 @@
+"""Which functions a request offers, and which of them it forces. Pure functions, any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from worker.api.openai.structured.constraints import ForcedFunction
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """How a request may call functions."""
+
+    names: frozenset[str]
+    forced: str | None
+    """The function that must be called, `"*"` for any of them, `None` for no must."""
+    parallel: bool
+    parameters: Mapping[str, Any]
+    """The schema of each function's parameters, by the function's name."""
+
+    @classmethod
+    def of(
+        cls, tools: Sequence[Mapping[str, Any]], forced: str | None = None, *, parallel: bool = True
+    ) -> ToolUse:
+        """Of tools in OpenAI's form."""
+        functions = [tool["function"] for tool in tools]
+        parameters = {function["name"]: function.get("parameters") for function in functions}
+        return cls(frozenset(parameters), forced, parallel, parameters)
+
+
+def forced_functions(tools: Sequence[Mapping[str, Any]], forced: str) -> list[ForcedFunction]:
+    """The function `forced`, or all of them (`"*"`)."""
+    return [
+        ForcedFunction(
+            function["name"], function.get("parameters"), f"tools[{index}].function.parameters"
+        )
+        for index, function in enumerate(tool["function"] for tool in tools)
+        if forced in ("*", function["name"])
+    ]

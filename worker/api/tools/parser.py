@@ -1,0 +1,203 @@
+"""Splits an answer's text into text and calls, as it comes. Never raises, whatever the text.
+
+In text, the parser looks for a mark with which calls begin. From there on it is in a section: it
+tries the dialect's forms at what comes, passes over fillers, and goes back to text at anything
+else. What began like a call and is none is text again, mark and all. One per choice, any thread.
+"""
+
+from __future__ import annotations
+
+import re
+
+from worker.api.output import Piece, Text
+from worker.api.tools.calls import Calls, Reader, begun_mark
+from worker.api.tools.choice import ToolUse
+from worker.api.tools.dialects import GENERIC, Dialect
+from worker.api.tools.forms import Form, JsonCall, LiteralCall, NamedCall
+from worker.api.tools.json_calls import NamedReader, ObjectReader
+from worker.api.tools.literal_calls import LiteralReader
+from worker.api.tools.tagged_calls import TaggedReader
+
+_WORD = re.compile(r"[^\s<\[{\]}]*")
+_BRACKETS = "[],"
+
+
+class CallParser:
+    def __init__(self, use: ToolUse, dialect: Dialect) -> None:
+        # A forced call comes as bare JSON from every model.
+        self._dialect = GENERIC if use.forced is not None else dialect
+        self._marks, self._beginnings = self._dialect.marks, self._dialect.beginnings
+        self._control_fillers = self._dialect.control_fillers
+        self._calls = Calls(use, dialect.id_length)
+        self._held = ""
+        self._blank = ""
+        """Blanks behind the text so far; they vanish before a call."""
+        self._raw = ""
+        """What a section has passed over since its beginning or its last call."""
+        self._in_section = False
+        self._section_calls = 0
+        self._reader: Reader | None = None
+        self._at_start, self._follows_call = True, False
+
+    def feed(self, text: str) -> list[Piece]:
+        """Take some of the answer; gives back what is certain by now."""
+        return self._run(text, final=False)
+
+    def finish(self) -> list[Piece]:
+        """The rest."""
+        deltas = self._run("", final=True)
+        if self._blank and not self._calls.count:
+            deltas.append(Text(self._blank))
+        self._blank = ""
+        return deltas
+
+    @property
+    def n_calls(self) -> int:
+        return self._calls.count
+
+    def _run(self, text: str, *, final: bool) -> list[Piece]:
+        self._held += text
+        going = True
+        while going:
+            if self._reader is not None:
+                going = self._read(self._reader, final)
+            elif self._in_section:
+                going = self._go_on(final)
+            else:
+                going = self._look(final)
+        deltas, self._calls.deltas = self._calls.deltas, []
+        return deltas
+
+    # --- in text ---------------------------------------------------------------------------
+
+    def _look(self, final: bool) -> bool:
+        """Send text up to a mark; true when there is a section to read."""
+        if self._at_start and self._dialect.bare:
+            begun = self._held.lstrip()
+            if not begun and not final:
+                return False
+            self._at_start = False
+            if begun[:1] in ("{", "["):
+                self._begin_section(len(self._held) - len(begun))
+                return True
+        opens = self._dialect.opens
+        places = [place for mark in opens if (place := self._held.find(mark)) >= 0]
+        if places:
+            self._begin_section(min(places))
+            return True
+        n_kept = 0 if final else begun_mark(self._held, self._marks)
+        self._send_text(len(self._held) - n_kept)
+        return False
+
+    def _begin_section(self, place: int) -> None:
+        self._send_text(place)
+        self._in_section, self._section_calls, self._raw = True, 0, ""
+
+    def _send_text(self, until: int) -> None:
+        text, self._held = self._held[:until], self._held[until:]
+        for token in self._control_fillers:
+            text = text.replace(token, "")
+        text = self._blank + text
+        kept = text.rstrip()
+        self._blank = text[len(kept) :]
+        if kept:
+            self._calls.deltas.append(Text(kept.lstrip() if self._follows_call else kept))
+            self._follows_call = False
+
+    # --- in a section ----------------------------------------------------------------------
+
+    def _go_on(self, final: bool) -> bool:
+        """Pass over one filler, or begin a call, or leave; false: more text is needed."""
+        if not self._held:
+            if final:
+                self._leave()
+            return False
+        form = self._form_here()
+        if form is not None:
+            self._reader = _reader(form, self._calls)
+            return True
+        if self._held[0].isspace():
+            self._pass_over(1)
+            return True
+        for mark in sorted(self._marks, key=len, reverse=True):
+            if self._held.startswith(mark):
+                self._pass_over(len(mark))
+                return True
+        if not final and begun_mark(self._held, self._beginnings) == len(self._held):
+            return False
+        if self._takes_lists and self._held[0] in _BRACKETS:
+            self._pass_over(1)
+            return True
+        self._leave()
+        return bool(self._held)
+
+    @property
+    def _takes_lists(self) -> bool:
+        return any(isinstance(form, JsonCall) for form in self._dialect.forms)
+
+    def _form_here(self) -> Form | None:
+        """The form in which a call may begin here."""
+        if begun_mark(self._held, self._beginnings) == len(self._held):
+            return None  # it may yet become a mark
+        for form in self._dialect.forms:
+            if isinstance(form, JsonCall):
+                if self._held[0] == "{":
+                    return form
+            elif isinstance(form, LiteralCall):
+                if not any(self._held.startswith(mark) for mark in self._marks):
+                    return form
+            elif self._held.startswith(form.begins) if form.begins else self._may_be_named():
+                return form
+        return None
+
+    def _may_be_named(self) -> bool:
+        word = _WORD.match(self._held)
+        begun = word[0].removeprefix("functions.") if word is not None else ""
+        if begun and "functions.".startswith(begun):
+            return True
+        return bool(begun) and self._calls.may_be_offered(begun)
+
+    def _pass_over(self, n_chars: int) -> None:
+        self._raw += self._held[:n_chars]
+        self._held = self._held[n_chars:]
+
+    def _leave(self) -> None:
+        """Back to text. What was passed over for nothing was text all along."""
+        raw, self._raw, self._in_section = self._raw, "", False
+        if not self._section_calls:
+            self._held = raw + self._held
+            # Whatever opened the section is text now, and is not looked at again.
+            self._send_text(len(raw) or len(self._held[:1]))
+
+    def _read(self, reader: Reader, final: bool) -> bool:
+        text, self._held = self._held, ""
+        n_before = self._calls.count
+        progress = reader.advance(text, final=final)
+        self._section_calls += self._calls.count - n_before
+        if self._calls.count > n_before:
+            self._blank = self._raw = ""
+            self._follows_call = True
+        if progress == "more":
+            return False
+        self._held, self._reader = reader.held, None
+        if progress == "failed":
+            self._held = self._raw + reader.held
+            self._in_section, self._raw = False, ""
+            if self._held:
+                self._send_text(self._n_failed(self._held))
+        return bool(self._held) or self._in_section
+
+    def _n_failed(self, text: str) -> int:
+        """How much of a text that is no call is certainly text: up to the next mark in it."""
+        places = [p for m in self._dialect.opens if (p := text.find(m, 1)) >= 1]
+        return min(places, default=len(text) - begun_mark(text, self._marks))
+
+
+def _reader(form: Form, calls: Calls) -> Reader:
+    if isinstance(form, JsonCall):
+        return ObjectReader(form, calls)
+    if isinstance(form, NamedCall):
+        return NamedReader(form, calls)
+    if isinstance(form, LiteralCall):
+        return LiteralReader(form, calls)
+    return TaggedReader(form, calls)

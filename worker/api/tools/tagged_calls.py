@@ -1,0 +1,184 @@
+"""Reads calls whose arguments stand in tags of their own, as text. Any thread.
+
+Only the function's schema tells a number from a text that looks like one: a parameter that may be
+nothing but a string is streamed as such, any other is JSON where it can be read so.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from worker.api.tools.calls import Calls, Progress, begun_mark
+from worker.api.tools.forms import TaggedCall
+from worker.api.tools.json_calls import MAX_HEADER_CHARS
+
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+_MAX_PYTHON_CHARS = 20_000
+_CDATA_BEGIN = "<![CDATA["
+_CDATA = re.compile(r"<!\[CDATA\[(.*)\]\]>", re.DOTALL)
+
+
+class TaggedReader:
+    def __init__(self, form: TaggedCall, calls: Calls) -> None:
+        self._form, self._calls = form, calls
+        self.held, self.started = "", False
+        self._parameters: Mapping[str, Any] = {}
+        self._n_arguments = 0
+        self._value: _Value | None = None
+
+    def advance(self, text: str, *, final: bool) -> Progress:
+        self.held += text
+        if not self.started:
+            found = self._form.header.match(self.held)
+            if found is None:
+                return "failed" if final or len(self.held) > MAX_HEADER_CHARS else "more"
+            name = found["name"].strip()
+            if not self._calls.is_offered(name):
+                return "failed"
+            self._begin(name, found.end())
+        while True:
+            progress = self._step(final)
+            if progress is not None:
+                return progress
+
+    def _begin(self, name: str, end: int) -> None:
+        self.started, self.held = True, self.held[end:]
+        self._parameters = self._calls.parameters(name)
+        self._calls.start(name)
+
+    def _step(self, final: bool) -> Progress | None:
+        if self._value is not None:
+            rest = self._value.advance(self.held, self._calls, final)
+            if rest is None:
+                self.held = ""
+                return "more"
+            self.held, self._value = rest, None
+            return None
+        self.held = self.held.lstrip()
+        for end in self._form.end:
+            if self.held.startswith(end):
+                self._close()
+                self.held = self.held[len(end) :]
+                return "done"
+        found = self._form.argument.search(self.held[: 2 * MAX_HEADER_CHARS])
+        place = min((p for e in self._form.end if (p := self.held.find(e)) >= 0), default=-1)
+        if found is None or 0 <= place < found.start():
+            if place >= 0:  # something else stands before the end: it says nothing
+                self.held = self.held[place:]
+                return None
+            if len(self.held) > MAX_HEADER_CHARS:
+                self._close()
+                return "done"
+            return "more"
+        self._argument(found)
+        return None
+
+    def _argument(self, found: re.Match[str]) -> None:
+        key = found["key"].strip()
+        self._calls.arguments("{" if not self._n_arguments else ", ")
+        self._n_arguments += 1
+        self._calls.arguments(json.dumps(key, ensure_ascii=False) + ": ")
+        kind = found["type"] if "type" in self._form.argument.groupindex else None
+        is_text = _is_text(self._parameters.get(key), kind)
+        ends = tuple(end.replace("{key}", key) for end in self._form.argument_end)
+        self._value = _Value(ends, is_text)
+        self.held = self.held[found.end() :]
+
+    def _close(self) -> None:
+        self._calls.arguments("}" if self._n_arguments else "{}")
+
+
+class _Value:
+    """One argument's text, up to its end tag: streamed where it can only be a string."""
+
+    def __init__(self, ends: tuple[str, ...], is_text: bool) -> None:
+        self._ends, self._is_text = ends, is_text
+        self._held, self._is_open = "", False
+
+    def advance(self, text: str, calls: Calls, final: bool) -> str | None:
+        """Take text; gives back what is behind the end tag when it has come."""
+        self._held += text
+        place, end = self._end()
+        if place >= 0:
+            self._finish(self._held[:place].removesuffix("\n"), calls)
+            return self._held[place + len(end) :]
+        if self._is_text:
+            # A line end before the tag does not belong to the value, nor does a begun tag.
+            n_kept = begun_mark(self._held, self._ends) if final else max(map(len, self._ends)) + 1
+            self._stream(len(self._held) - n_kept, calls, final)
+        return None
+
+    def _end(self) -> tuple[int, str]:
+        """Where the value ends, and with which tag; -1 while it has not."""
+        start = 0
+        if not self._is_open and self._held.lstrip().startswith(_CDATA_BEGIN):
+            start = self._held.find("]]>")
+        if start < 0:
+            return -1, ""
+        places = [(p, end) for end in self._ends if (p := self._held.find(end, start)) >= 0]
+        return min(places, default=(-1, ""))
+
+    def _stream(self, until: int, calls: Calls, final: bool) -> None:
+        """Send a string's first `until` characters, once it is clear how it begins."""
+        if not self._is_open:
+            begun = self._held.lstrip()
+            if begun.startswith(_CDATA_BEGIN) or (until < len(_CDATA_BEGIN) and not final):
+                return
+            n_blank = self._held.startswith("\n")
+            self._held, until = self._held[n_blank:], until - n_blank
+            calls.arguments('"')
+            self._is_open = True
+        if until > 0:
+            calls.arguments(_escaped(self._held[:until]))
+            self._held = self._held[until:]
+
+    def _finish(self, value: str, calls: Calls) -> None:
+        if not self._is_text:
+            calls.arguments(_as_json(value.removeprefix("\n")))
+        elif self._is_open:
+            calls.arguments(_escaped(value) + '"')
+        else:
+            plain = _CDATA.fullmatch(value.strip())
+            value = plain[1] if plain is not None else value.removeprefix("\n")
+            calls.arguments(f'"{_escaped(value)}"')
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _is_text(schema: object, kind: str | None) -> bool:
+    """Whether a parameter can only be a string; `kind` is what the tag says about it."""
+    if kind is not None:
+        return kind in ("true", "string")
+    if not isinstance(schema, Mapping):
+        return False
+    kinds, values = schema.get("type"), schema.get("enum")
+    if kinds is None and isinstance(values, list):
+        return all(isinstance(value, str) for value in values)
+    return kinds == "string" or kinds == ["string"]
+
+
+def _as_json(text: str) -> str:
+    plain = text.strip()
+    try:
+        json.loads(plain)
+    except (ValueError, RecursionError):
+        return _PYTHON.get(plain) or _python_as_json(plain) or json.dumps(text, ensure_ascii=False)
+    return plain
+
+
+def _python_as_json(text: str) -> str | None:
+    """Some templates show lists and objects as Python writes them, and models learn it."""
+    if text[:1] not in ("{", "[") or len(text) > _MAX_PYTHON_CHARS:
+        return None
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return json.dumps(ast.literal_eval(text), ensure_ascii=False)
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
+        return None

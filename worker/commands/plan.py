@@ -1,0 +1,51 @@
+"""`llorch-cpu plan`: what the model would take of the device's memory. Loads nothing.
+
+Runs on the main thread of a command process, which never loads native code itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+from worker.commands.doctor import resolve_model
+from worker.devices import preflight
+from worker.devices.plan.plan import Plan
+from worker.errors import InsufficientVram, ModelError
+from worker.models.adapter import resolve_adapter
+from worker.settings import Settings
+
+_PLAN_SECONDS = 120.0
+"""Of a start-up that takes this long for its plan, something hangs."""
+
+
+def run(settings: Settings, *, as_json: bool) -> int:
+    """Print the plan.
+
+    Raises:
+        InsufficientVram: it does not fit; the plan is printed before.
+        WorkerError: as the start would.
+    """
+    resolved = resolve_model(settings, settings.model)
+    path = str(resolved.gguf_path)
+    adapter = asyncio.run(resolve_adapter(settings.lora, resolved.gguf_path, settings.cache_path))
+    questions = preflight.Questions(
+        settings.engine,
+        plan_path=path,
+        model_ref=resolved.model_ref,
+        adapter_bytes=adapter.size_bytes if adapter else 0,
+    )
+    findings = preflight.ask(questions, timeout_seconds=_PLAN_SECONDS)
+    error = findings.error
+    if isinstance(error, InsufficientVram):
+        _print(Plan.from_dict(error.details), as_json)
+    elif error is not None and findings.step == "plan" and "signal" in error.details:
+        raise ModelError(error.message, path=path)
+    if error is not None:
+        raise error
+    _print(findings.answers["plan"], as_json)
+    return 0
+
+
+def _print(plan: Plan, as_json: bool) -> None:
+    print(json.dumps(plan.as_dict(), indent=2) if as_json else plan.as_table(), flush=True)

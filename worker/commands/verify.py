@@ -1,0 +1,24 @@
+"""`llorch-convert verify`: is a GGUF what its source gives?"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from worker.commands import source
+from worker.convert.progress import Reporter
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--name", help="as it was given to the conversion")
+    parser.add_argument("--pre-tokenizer", metavar="NAME", help=source.PRE_TOKENIZER_HELP)
+
+
+def run(options: argparse.Namespace, report: Reporter) -> None:
+    from worker.convert.prepare import Options
+    from worker.convert.verify import check_file
+
+    given = Options(name=options.name, pre_tokenizer=options.pre_tokenizer)
+    n_tensors = check_file(source.folder(options, report), options.file, given, report)
+    print(f"{options.file} is what its source gives: {n_tensors} tensors and all test texts agree")

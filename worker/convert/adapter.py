@@ -1,0 +1,211 @@
+"""A PEFT LoRA adapter in, a GGUF adapter for one base model out.
+
+An adapter's matrices go the way of the weights that they are added to: the family's table gives
+the GGUF name, the rows of a fused weight and the order of rotary heads. What llama.cpp cannot add
+(DoRA, whole modules, embeddings, experts) is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from worker.convert.architectures import FAMILIES, Dims, Rule
+from worker.convert.checkpoint import Checkpoint, read_header
+from worker.convert.quantize import to_float32
+from worker.errors import ModelError
+from worker.models.checkpoint_files import read_json
+from worker.models.gguf.header import GgufHeader
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+
+_PART = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
+_REFUSED = {
+    "use_dora": "DoRA",
+    "use_qalora": "QA-LoRA",
+    "use_bdlora": "BD-LoRA",
+    "layer_replication": "repeated layers",
+    "trainable_token_indices": "trained tokens",
+    "modules_to_save": "whole modules beside the matrices",
+    "lora_bias": "a bias beside the matrices",
+    "fan_in_fan_out": "transposed weights",
+    "alora_invocation_tokens": "tokens that switch it on",
+    "target_parameters": "matrices for bare parameters",
+}
+Matrix = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What is added to one weight of the base model: `b @ a`, times alpha by rank."""
+
+    target: str
+    a: Matrix
+    """Shape (rank, inputs)."""
+    b: Matrix
+    """Shape (outputs, rank)."""
+
+
+def convert_adapter(folder: Path, base: GgufHeader, target: Path) -> int:
+    """Write the adapter in `folder` for the model `base`; returns the number of adapted weights.
+
+    Raises:
+        ModelError: the adapter is of another kind or does not fit the model; nothing is written.
+    """
+    config = read_json(folder / CONFIG)
+    _check_kind(folder, config)
+    pairs = _pairs(folder, config, base)
+    partial = target.with_name(f"{target.name}.partial")
+    writer = gguf.GGUFWriter(partial, base.architecture)
+    try:
+        writer.add_type(gguf.GGUFType.ADAPTER)
+        writer.add_name(folder.resolve().name)
+        writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
+        writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(config["lora_alpha"]))
+        for pair in pairs:
+            writer.add_tensor(f"{pair.target}.lora_a", pair.a)
+            writer.add_tensor(f"{pair.target}.lora_b", pair.b)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return len(pairs)
+
+
+def _check_kind(folder: Path, config: dict[str, Any]) -> None:
+    def refuse(what: str) -> ModelError:
+        return ModelError(f"The adapter {str(folder)!r} {what}.", path=str(folder))
+
+    if config.get("peft_type") != "LORA":
+        raise refuse(f"is of the type {config.get('peft_type')!r}; only LORA is served")
+    for key, what in _REFUSED.items():
+        if config.get(key):
+            raise refuse(f"has {what} ({key}), which llama.cpp's adapters have no place for")
+    if config.get("bias", "none") != "none":
+        raise refuse("trains biases, which llama.cpp's adapters have no place for")
+    alpha = config.get("lora_alpha")
+    if not isinstance(alpha, int | float) or alpha <= 0:
+        raise refuse("has no lora_alpha above 0")
+
+
+def _pairs(folder: Path, config: dict[str, Any], base: GgufHeader) -> list[Pair]:
+    path = folder / WEIGHTS
+    if not path.is_file():
+        raise ModelError(f"The folder {str(folder)!r} has no {WEIGHTS}.", path=str(folder))
+    infos = {info.name: info for info in read_header(path)}
+    source = Checkpoint(folder, {}, infos)
+    parts: dict[str, dict[str, Matrix]] = {}
+    try:
+        for name, info in infos.items():
+            match = _PART.fullmatch(name)
+            if match is None:
+                raise ModelError(f"The tensor {name!r} of {path} is no matrix of a LoRA adapter.")
+            if not info.is_readable or len(info.shape) != 2:
+                raise ModelError(f"The tensor {name!r} of {path} is not a matrix of floats.")
+            parts.setdefault(match[1], {})[match[2]] = to_float32(source.read(info))
+    finally:
+        source.close()
+    pairs = []
+    for module, found in parts.items():
+        if set(found) != {"A", "B"} or found["A"].shape[0] != found["B"].shape[1]:
+            raise ModelError(f"The module {module!r} of {path} has no two matrices of one rank.")
+        b = found["B"] * np.float32(_factor(config, module, found["A"].shape[0]))
+        pairs += list(_placed(module, found["A"], b, base, path))
+    if not pairs:
+        raise ModelError(f"The file {path} holds no matrices.", path=str(path))
+    return pairs
+
+
+def _factor(config: dict[str, Any], module: str, rank: int) -> float:
+    """What this module's scale is more than `lora_alpha / rank`, which llama.cpp computes."""
+
+    def of(key: str, default: float) -> float:
+        for pattern, value in (config.get(key) or {}).items():
+            if re.match(rf"(.*\.)?({pattern})$", module):
+                return float(value)
+        return default
+
+    alpha = of("alpha_pattern", float(config["lora_alpha"]))
+    wanted = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return wanted / (float(config["lora_alpha"]) / rank)
+
+
+def _placed(module: str, a: Matrix, b: Matrix, base: GgufHeader, path: Path) -> Iterator[Pair]:
+    """One pair for each weight that the module's weight became in the base model."""
+    dims = _dims(base)
+    shapes = {tensor.name: tensor.shape for tensor in base.tensors}
+    for rule, name in _rules(module, base, path):
+        rows = b
+        if rule.rows is not None:
+            first, count = rule.rows(dims)
+            rows = b[first : first + count]
+        if rule.interleaved_heads is not None:
+            heads = rule.interleaved_heads(dims)
+            halves = rows.reshape(heads, 2, -1, rows.shape[1])
+            rows = halves.swapaxes(1, 2).reshape(rows.shape)
+        if shapes.get(name) != (a.shape[1], rows.shape[0]):
+            raise ModelError(
+                f"The module {module!r} of {path} adapts a weight of {rows.shape[0]} x "
+                f"{a.shape[1]}; {str(base.path)!r} has "
+                + (f"{name} with {shapes[name]}." if name in shapes else f"no {name}."),
+                path=str(path),
+            )
+        yield Pair(name, a, np.ascontiguousarray(rows))
+
+
+def _rules(module: str, base: GgufHeader, path: Path) -> list[tuple[Rule, str]]:
+    layer = re.search(r"\.(\d+)\.", module)
+    source = f"{module}.weight"
+    if layer is not None:
+        source = f"{module[: layer.start()]}.{{i}}.{module[layer.end() :]}.weight"
+    for family in FAMILIES:
+        if family.architecture != base.architecture:
+            continue
+        for root in family.roots:
+            known = source
+            if source.startswith(root):
+                known = family.roots[0] + source.removeprefix(root)
+            found = family.rules.get(known)
+            if found is None:
+                continue
+            rules = found if isinstance(found, tuple) else (found,)
+            if not any(rule.make or rule.kind or "{i}" not in rule.target for rule in rules):
+                i = layer[1] if layer else ""
+                return [(rule, rule.target.replace("{i}", i)) for rule in rules]
+    raise ModelError(
+        f"The module {module!r} of {path} is none that can be adapted in a model of the "
+        f"architecture {base.architecture!r}.",
+        path=str(path),
+    )
+
+
+def _dims(base: GgufHeader) -> Dims:
+    """The sizes that a table's rows and heads are made of, from the base model's header."""
+
+    def size(key: str, default: int) -> int:
+        value = base.metadata.get(key.format(arch=base.architecture), default)
+        return value if isinstance(value, int) else default
+
+    n_embd, n_head = base.embedding_length or 0, base.head_count or 1
+    return Dims(
+        n_layers=base.block_count or 0,
+        n_embd=n_embd,
+        n_vocab=base.vocab_size or 0,
+        n_ff=size(gguf.Keys.LLM.FEED_FORWARD_LENGTH, 0),
+        n_head=n_head,
+        n_head_kv=base.head_count_kv or n_head,
+        head_dim=size(gguf.Keys.Attention.KEY_LENGTH, n_embd // n_head),
+    )

@@ -1,0 +1,46 @@
+"""EXAONE 4: norms behind attention and feed-forward, and on every head of q and k."""
+
+from __future__ import annotations
+
+from worker.convert.architectures import blocks
+from worker.convert.architectures.rules import Dims, Family, Metadata
+from worker.convert.config import Config
+from worker.errors import ModelError
+
+_WINDOWED_LAYERS = 64
+"""llama.cpp knows by this number of layers that a model has windows."""
+
+
+def _exaone4(config: Config, d: Dims) -> Metadata:
+    found = blocks.common_metadata("exaone4", config, d) | blocks.rms_norm("exaone4", config)
+    return found | blocks.windows("exaone4", config, d, period=4)
+
+
+def _check(config: Config, d: Dims) -> None:
+    blocks.require_silu(config, d)
+    if config.has("sliding_window") != (d.n_layers == _WINDOWED_LAYERS):
+        raise ModelError(
+            f"{config.name}: sliding_window is {config.values.get('sliding_window')}, llama.cpp's "
+            f"exaone4 has windows in models of {_WINDOWED_LAYERS} layers and in no others"
+        )
+
+
+EXAONE4 = Family(
+    architecture="exaone4",
+    names=("Exaone4ForCausalLM",),
+    rules={
+        **blocks.embeddings(),
+        **blocks.attention(biases=False),
+        **blocks.head_norms(),
+        **blocks.gated_mlp(),
+        f"{blocks.LAYER}.post_attention_layernorm.weight": blocks.norm(
+            "blk.{i}.post_attention_norm"
+        ),
+        f"{blocks.LAYER}.post_feedforward_layernorm.weight": blocks.norm("blk.{i}.post_ffw_norm"),
+    },
+    metadata=_exaone4,
+    extra_tensors=blocks.llama3_factors,
+    check=_check,
+)
+
+FAMILIES = (EXAONE4,)

@@ -1,0 +1,120 @@
+"""Parts that families with experts share: router, experts, shared experts, their metadata."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from worker.convert.architectures.rules import Dims, Metadata, Rule, Rules
+from worker.convert.config import Config
+
+
+def only(kind: str, rules: Rules) -> Rules:
+    """The rules, for layers of one kind."""
+
+    def limited(rule: Rule) -> Rule:
+        return replace(rule, on=kind)
+
+    return {
+        source: tuple(map(limited, rule)) if isinstance(rule, tuple) else limited(rule)
+        for source, rule in rules.items()
+    }
+
+
+def leading_dense(n_layers: int, n_dense: int) -> tuple[str, ...]:
+    """Kinds of layers where the first ones have no experts."""
+    return ("dense",) * n_dense + ("experts",) * (n_layers - n_dense)
+
+
+def router(source: str) -> Rules:
+    return {
+        source: Rule("blk.{i}.ffn_gate_inp.weight", lambda d: (d.n_expert, d.n_embd), keep_f32=True)
+    }
+
+
+def experts(prefix: str, gate: str, up: str, down: str) -> Rules:
+    """One tensor per expert, stacked into one per layer."""
+    return {
+        f"{prefix}.{{e}}.{gate}.weight": Rule(
+            "blk.{i}.ffn_gate_exps.weight", lambda d: (d.n_expert, d.n_ff_expert, d.n_embd)
+        ),
+        f"{prefix}.{{e}}.{up}.weight": Rule(
+            "blk.{i}.ffn_up_exps.weight", lambda d: (d.n_expert, d.n_ff_expert, d.n_embd)
+        ),
+        f"{prefix}.{{e}}.{down}.weight": Rule(
+            "blk.{i}.ffn_down_exps.weight", lambda d: (d.n_expert, d.n_embd, d.n_ff_expert)
+        ),
+    }
+
+
+def fused_experts(prefix: str) -> Rules:
+    """All experts of a layer in one tensor, with gate and up as halves of each."""
+    return {
+        f"{prefix}.gate_up_proj": (
+            Rule(
+                "blk.{i}.ffn_gate_exps.weight",
+                lambda d: (d.n_expert, d.n_ff_expert, d.n_embd),
+                rows=lambda d: (0, d.n_ff_expert),
+            ),
+            Rule(
+                "blk.{i}.ffn_up_exps.weight",
+                lambda d: (d.n_expert, d.n_ff_expert, d.n_embd),
+                rows=lambda d: (d.n_ff_expert, d.n_ff_expert),
+            ),
+        ),
+        f"{prefix}.down_proj": Rule(
+            "blk.{i}.ffn_down_exps.weight", lambda d: (d.n_expert, d.n_embd, d.n_ff_expert)
+        ),
+    }
+
+
+def shared_experts(prefix: str) -> Rules:
+    """Those that see every token, as one feed-forward block."""
+    return {
+        f"{prefix}.gate_proj.weight": Rule(
+            "blk.{i}.ffn_gate_shexp.weight", lambda d: (d.n_ff_shared, d.n_embd)
+        ),
+        f"{prefix}.up_proj.weight": Rule(
+            "blk.{i}.ffn_up_shexp.weight", lambda d: (d.n_ff_shared, d.n_embd)
+        ),
+        f"{prefix}.down_proj.weight": Rule(
+            "blk.{i}.ffn_down_shexp.weight", lambda d: (d.n_embd, d.n_ff_shared)
+        ),
+    }
+
+
+def score_correction(source: str) -> Rules:
+    """What is added to an expert's score when the best ones are chosen."""
+    return {source: Rule("blk.{i}.exp_probs_b.bias", lambda d: (d.n_expert,))}
+
+
+def expert_metadata(arch: str, config: Config, d: Dims) -> Metadata:
+    return {
+        f"{arch}.expert_count": d.n_expert,
+        f"{arch}.expert_used_count": config.integer("num_experts_per_tok"),
+        f"{arch}.expert_feed_forward_length": d.n_ff_expert,
+    }
+
+
+def shared_metadata(arch: str, config: Config, d: Dims, gating: int) -> Metadata:
+    """Of DeepSeek's way with experts; `gating` is 1 for softmax and 2 for sigmoid."""
+    return {
+        **expert_metadata(arch, config, d),
+        f"{arch}.expert_shared_count": config.integer("n_shared_experts"),
+        f"{arch}.leading_dense_block_count": d.kinds.count("dense"),
+        f"{arch}.expert_gating_func": gating,
+        f"{arch}.expert_weights_scale": config.number("routed_scaling_factor", default=1.0),
+        f"{arch}.expert_weights_norm": config.flag("norm_topk_prob"),
+    }
+
+
+def deepseek_dims(config: Config) -> Dims:
+    d = Dims.of(config)
+    n_dense = int(config.values.get("first_k_dense_replace") or 0)
+    n_ff = config.integer("moe_intermediate_size")
+    return replace(
+        d,
+        n_expert=config.integer("n_routed_experts"),
+        n_ff_expert=n_ff,
+        n_ff_shared=n_ff * config.integer("n_shared_experts"),
+        kinds=leading_dense(d.n_layers, n_dense),
+    )

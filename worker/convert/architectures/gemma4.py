@@ -1,0 +1,228 @@
+"""Gemma 4, dense: wide heads in full layers, an embedding for each layer, shared caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.convert.architectures import blocks
+from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules, Shape
+from worker.convert.config import Config
+from worker.errors import ModelError
+
+_ARCH = "gemma4"
+
+
+def _dims(config: Config) -> Dims:
+    """Kinds of layers: `sliding` or `full`, `own` or `shared` cache, `narrow` or `wide` MLP."""
+    d = Dims.of(config)
+    n_own = d.n_layers - int(config.values.get("num_kv_shared_layers") or 0)
+    widens = config.flag("use_double_wide_mlp")
+    kinds = []
+    for i, kind in enumerate(config.items("layer_types")):
+        window = "sliding" if kind == "sliding_attention" else "full"
+        cache = "own" if i < n_own else "shared"
+        width = "wide" if widens and i >= n_own else "narrow"
+        kinds.append(f"{window} {window}-{cache} {width}")
+    more = {
+        "full_dim": _of_full(config, d, "head_dim", "global_head_dim", 512),
+        "full_kv": _of_full(
+            config, d, "num_key_value_heads", "num_global_key_value_heads", d.n_head_kv
+        ),
+        "per_layer": int(config.values.get("hidden_size_per_layer_input") or 0),
+    }
+    return replace(d, kinds=tuple(kinds), more=more)
+
+
+def _of_full(config: Config, d: Dims, name: str, key: str, default: int) -> int:
+    """A size of full layers: of newer configurations in `per_layer_config`, by layer."""
+    sections = config.section("per_layer_config")
+    for i, kind in enumerate(config.items("layer_types")):
+        if kind == "full_attention" and sections.has(str(i)) and i < d.n_layers:
+            return sections.section(str(i)).integer(name, default=default)
+    if name == "num_key_value_heads" and not config.flag("attention_k_eq_v"):
+        return default
+    return config.integer(key, default=default)
+
+
+def _attention() -> Rules:
+    def of(window: str, target: str, shape: Shape, *, optional: bool = False) -> Rule:
+        return Rule(f"blk.{{i}}.{target}.weight", shape, optional=optional, on=window)
+
+    def q(d: Dims, dim: int) -> int:
+        return d.n_head * dim
+
+    name = blocks.ATTENTION
+    rules: dict[str, Rule | tuple[Rule, ...]] = {
+        f"{name}.q_proj.weight": (
+            of("sliding", "attn_q", lambda d: (q(d, d.head_dim), d.n_embd)),
+            of("full", "attn_q", lambda d: (q(d, d.more["full_dim"]), d.n_embd)),
+        ),
+        f"{name}.o_proj.weight": (
+            of("sliding", "attn_output", lambda d: (d.n_embd, q(d, d.head_dim))),
+            of("full", "attn_output", lambda d: (d.n_embd, q(d, d.more["full_dim"]))),
+        ),
+        f"{name}.q_norm.weight": (
+            of("sliding", "attn_q_norm", lambda d: (d.head_dim,)),
+            of("full", "attn_q_norm", lambda d: (d.more["full_dim"],)),
+        ),
+    }
+    # A layer that shares another one's cache needs no keys and values; files have them all the
+    # same. Where keys serve as values, there is no projection for these.
+    for source, target in (("k_proj", "attn_k"), ("v_proj", "attn_v")):
+        rules[f"{name}.{source}.weight"] = tuple(
+            of(f"{window}-{cache}", target, shape, optional=cache == "shared" or needless)
+            for window, shape, needless in (
+                ("sliding", lambda d: (d.kv_rows, d.n_embd), False),
+                (
+                    "full",
+                    lambda d: (d.more["full_kv"] * d.more["full_dim"], d.n_embd),
+                    source == "v_proj",
+                ),
+            )
+            for cache in ("own", "shared")
+        )
+    rules[f"{name}.k_norm.weight"] = tuple(
+        of(f"{window}-{cache}", "attn_k_norm", shape, optional=cache == "shared")
+        for window, shape in (
+            ("sliding", lambda d: (d.head_dim,)),
+            ("full", lambda d: (d.more["full_dim"],)),
+        )
+        for cache in ("own", "shared")
+    )
+    return rules
+
+
+def _feed_forward() -> Rules:
+    def both(target: str, shape: Shape) -> tuple[Rule, ...]:
+        def wide(d: Dims) -> tuple[int, ...]:
+            return shape(replace(d, n_ff=2 * d.n_ff))
+
+        name = f"blk.{{i}}.{target}.weight"
+        return Rule(name, shape, on="narrow"), Rule(name, wide, on="wide")
+
+    return {
+        f"{blocks.MLP}.gate_proj.weight": both("ffn_gate", lambda d: (d.n_ff, d.n_embd)),
+        f"{blocks.MLP}.up_proj.weight": both("ffn_up", lambda d: (d.n_ff, d.n_embd)),
+        f"{blocks.MLP}.down_proj.weight": both("ffn_down", lambda d: (d.n_embd, d.n_ff)),
+    }
+
+
+def _per_layer() -> Rules:
+    """A second embedding, of which every layer adds its part; absent in larger models."""
+
+    def width(d: Dims) -> int:
+        return d.n_layers * d.more["per_layer"]
+
+    layer = blocks.LAYER
+    rules = {
+        "model.embed_tokens_per_layer.weight": Rule(
+            "per_layer_token_embd.weight", lambda d: (d.n_vocab, width(d))
+        ),
+        "model.per_layer_model_projection.weight": Rule(
+            "per_layer_model_proj.weight", lambda d: (width(d), d.n_embd)
+        ),
+        "model.per_layer_projection_norm.weight": Rule(
+            "per_layer_proj_norm.weight", lambda d: (d.more["per_layer"],)
+        ),
+        f"{layer}.per_layer_input_gate.weight": Rule(
+            "blk.{i}.inp_gate.weight", lambda d: (d.more["per_layer"], d.n_embd)
+        ),
+        f"{layer}.per_layer_projection.weight": Rule(
+            "blk.{i}.proj.weight", lambda d: (d.n_embd, d.more["per_layer"])
+        ),
+        f"{layer}.post_per_layer_input_norm.weight": blocks.norm("blk.{i}.post_norm"),
+    }
+    return {source: replace(rule, optional=True) for source, rule in rules.items()}
+
+
+def _metadata(config: Config, d: Dims) -> Metadata:
+    sliding = ["sliding" in kind.split() for kind in d.kinds]
+    full_dim = d.more["full_dim"]
+    found: Metadata = {
+        f"{_ARCH}.block_count": d.n_layers,
+        f"{_ARCH}.context_length": config.integer("max_position_embeddings"),
+        f"{_ARCH}.embedding_length": d.n_embd,
+        f"{_ARCH}.embedding_length_per_layer_input": d.more["per_layer"],
+        f"{_ARCH}.feed_forward_length": [
+            2 * d.n_ff if "wide" in kind.split() else d.n_ff for kind in d.kinds
+        ],
+        f"{_ARCH}.attention.head_count": d.n_head,
+        f"{_ARCH}.attention.head_count_kv": [
+            d.n_head_kv if windowed else d.more["full_kv"] for windowed in sliding
+        ],
+        f"{_ARCH}.attention.key_length": full_dim,
+        f"{_ARCH}.attention.value_length": full_dim,
+        f"{_ARCH}.attention.key_length_swa": d.head_dim,
+        f"{_ARCH}.attention.value_length_swa": d.head_dim,
+        f"{_ARCH}.attention.shared_kv_layers": int(config.values.get("num_kv_shared_layers") or 0),
+        f"{_ARCH}.attention.sliding_window": config.integer("sliding_window"),
+        f"{_ARCH}.attention.sliding_window_pattern": sliding,
+        f"{_ARCH}.rope.dimension_count": full_dim,
+        f"{_ARCH}.rope.dimension_count_swa": d.head_dim,
+        f"{_ARCH}.rope.freq_base": config.rope("full_attention").theta,
+        f"{_ARCH}.rope.freq_base_swa": config.rope("sliding_attention").theta,
+        f"{_ARCH}.vocab_size": d.n_vocab,
+        **blocks.rms_norm(_ARCH, config),
+    }
+    if config.has("final_logit_softcapping"):
+        found[f"{_ARCH}.final_logit_softcapping"] = config.number("final_logit_softcapping")
+    return found
+
+
+def _frequencies(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:
+    """Full layers turn the first part of a head's pairs; a huge divisor stops the others."""
+    half = d.more["full_dim"] // 2
+    share = config.rope("full_attention").params.number("partial_rotary_factor", default=0.25)
+    values = np.full(half, 1e30, dtype=np.float32)
+    values[: int(d.more["full_dim"] * share / 2)] = 1
+    return {"rope_freqs.weight": values}
+
+
+def _check(config: Config, d: Dims) -> None:
+    blocks.require(config, "hidden_activation", "gelu_pytorch_tanh")
+    blocks.require(config, "enable_moe_block", False)
+    blocks.require(config, "attention_bias", False)
+    blocks.require(config, "use_bidirectional_attention", None, "vision")
+    for layers, kind in (("full_attention", "proportional"), ("sliding_attention", "default")):
+        if (found := config.rope(layers).kind) != kind:
+            raise ModelError(f"{config.name}: rope of {layers} is {found!r}, it must be {kind!r}")
+
+
+GEMMA4 = Family(
+    architecture=_ARCH,
+    names=("Gemma4ForCausalLM",),
+    rules={
+        **blocks.embeddings(),
+        f"{blocks.LAYER}.input_layernorm.weight": blocks.norm("blk.{i}.attn_norm"),
+        f"{blocks.LAYER}.post_attention_layernorm.weight": blocks.norm(
+            "blk.{i}.post_attention_norm"
+        ),
+        f"{blocks.LAYER}.pre_feedforward_layernorm.weight": blocks.norm("blk.{i}.ffn_norm"),
+        f"{blocks.LAYER}.post_feedforward_layernorm.weight": blocks.norm("blk.{i}.post_ffw_norm"),
+        f"{blocks.LAYER}.layer_scalar": Rule(
+            "blk.{i}.layer_output_scale.weight", lambda d: (1,), optional=True
+        ),
+        **_attention(),
+        **_feed_forward(),
+        **_per_layer(),
+    },
+    metadata=_metadata,
+    dims=_dims,
+    extra_tensors=_frequencies,
+    check=_check,
+)
+
+GEMMA4_MULTIMODAL = replace(
+    GEMMA4,
+    names=("Gemma4ForConditionalGeneration",),
+    section="text_config",
+    roots=("model.", "model.language_model."),
+    ignored=(r"model\.(vision_tower|audio_tower|embed_vision|embed_audio)\..*",),
+)
+"""Its text part; what sees and hears is left out."""
+
+FAMILIES = (GEMMA4, GEMMA4_MULTIMODAL)

@@ -1,0 +1,159 @@
+"""Granite: Llama's blocks with scales of its own; dense, with experts, and with state spaces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from worker.convert.architectures import blocks, experts, state_space
+from worker.convert.architectures.llama import DENSE
+from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
+from worker.convert.config import Config
+from worker.errors import ModelError
+
+
+def _granite(config: Config, d: Dims, arch: str = "granite") -> Metadata:
+    return {
+        **blocks.common_metadata(arch, config, d),
+        **blocks.rms_norm(arch, config),
+        f"{arch}.attention.scale": config.number("attention_multiplier", default=1.0),
+        f"{arch}.embedding_scale": config.number("embedding_multiplier", default=1.0),
+        f"{arch}.residual_scale": config.number("residual_multiplier", default=1.0),
+        f"{arch}.logit_scale": config.number("logits_scaling", default=1.0),
+    }
+
+
+GRANITE = Family(
+    architecture="granite",
+    names=("GraniteForCausalLM",),
+    rules=DENSE,
+    metadata=_granite,
+    extra_tensors=blocks.llama3_factors,
+    check=blocks.require_silu,
+)
+
+_MOE = f"{blocks.LAYER}.block_sparse_moe"
+
+
+def _moe_dims(config: Config) -> Dims:
+    d = Dims.of(config)
+    return replace(
+        d,
+        n_expert=int(config.values.get("num_local_experts") or 0),
+        n_ff_expert=d.n_ff,
+        n_ff_shared=int(config.values.get("shared_intermediate_size") or 0),
+    )
+
+
+def _moe(config: Config, d: Dims, arch: str = "granitemoe") -> Metadata:
+    found = _granite(config, d, arch)
+    if d.n_expert:
+        found |= experts.expert_metadata(arch, config, d)
+        found[f"{arch}.expert_shared_feed_forward_length"] = d.n_ff_shared
+    return found
+
+
+def _halves(gate: str, up: str, n_ff: str, *, stacked: bool) -> tuple[Rule, ...]:
+    """Gate and up are halves of one tensor, of each expert where they are stacked."""
+
+    def size(d: Dims) -> int:
+        return int(getattr(d, n_ff))
+
+    def shape(d: Dims) -> tuple[int, ...]:
+        return (d.n_expert, size(d), d.n_embd) if stacked else (size(d), d.n_embd)
+
+    return (
+        Rule(f"blk.{{i}}.{gate}.weight", shape, rows=lambda d: (0, size(d))),
+        Rule(f"blk.{{i}}.{up}.weight", shape, rows=lambda d: (size(d), size(d))),
+    )
+
+
+def _shared(suffix: str) -> Rules:
+    return {
+        f"{blocks.LAYER}.shared_mlp.input_linear.weight": _halves(
+            f"ffn_gate{suffix}", f"ffn_up{suffix}", "n_ff_shared", stacked=False
+        ),
+        f"{blocks.LAYER}.shared_mlp.output_linear.weight": Rule(
+            f"blk.{{i}}.ffn_down{suffix}.weight", lambda d: (d.n_embd, d.n_ff_shared)
+        ),
+    }
+
+
+_EXPERTS: Rules = {
+    **experts.router(f"{_MOE}.router.layer.weight"),
+    f"{_MOE}.input_linear.weight": _halves(
+        "ffn_gate_exps", "ffn_up_exps", "n_ff_expert", stacked=True
+    ),
+    f"{_MOE}.output_linear.weight": Rule(
+        "blk.{i}.ffn_down_exps.weight", lambda d: (d.n_expert, d.n_embd, d.n_ff_expert)
+    ),
+}
+
+GRANITE_MOE = Family(
+    architecture="granitemoe",
+    names=("GraniteMoeForCausalLM",),
+    rules={
+        **blocks.embeddings(),
+        **blocks.pre_norms(),
+        **blocks.attention(interleaved=True),
+        **_EXPERTS,
+    },
+    metadata=_moe,
+    dims=_moe_dims,
+    extra_tensors=blocks.llama3_factors,
+    check=blocks.require_silu,
+)
+
+GRANITE_MOE_SHARED = replace(
+    GRANITE_MOE,
+    names=("GraniteMoeSharedForCausalLM",),
+    rules={**GRANITE_MOE.rules, **_shared("_shexp")},
+)
+
+
+def _hybrid_dims(config: Config) -> Dims:
+    kinds = ["attention" if "att" in k and "linear" not in k else "mamba" for k in _kinds(config)]
+    return state_space.with_sizes(
+        replace(_moe_dims(config), kinds=tuple(kinds)), config, config.integer("mamba_n_heads")
+    )
+
+
+def _kinds(config: Config) -> list[str]:
+    return [str(kind) for kind in config.items("layer_types")]
+
+
+def _hybrid(config: Config, d: Dims) -> Metadata:
+    arch = "granitehybrid"
+    found = _moe(config, d, arch) | state_space.metadata(arch, config, d)
+    found[f"{arch}.attention.head_count_kv"] = [
+        d.n_head_kv if kind == "attention" else 0 for kind in d.kinds
+    ]
+    found[f"{arch}.rope.scaling.finetuned"] = False  # The switch of all rotation there.
+    if not d.n_expert:
+        found[f"{arch}.feed_forward_length"] = d.n_ff_shared
+    return found
+
+
+def _check_hybrid(config: Config, d: Dims) -> None:
+    blocks.require_silu(config, d)
+    blocks.require(config, "position_embedding_type", "nope")
+    if d.more["inner"] != 2 * d.n_embd:
+        raise ModelError(f"{config.name}: llama.cpp's granitehybrid has mamba_expand 2 only")
+
+
+GRANITE_HYBRID = Family(
+    architecture="granitehybrid",
+    names=("GraniteMoeHybridForCausalLM",),
+    rules={
+        **blocks.embeddings(),
+        **blocks.pre_norms(),
+        **experts.only("attention", blocks.attention(interleaved=True, biases=False)),
+        **experts.only("mamba", state_space.mamba2(f"{blocks.LAYER}.mamba", norm=True)),
+        **_EXPERTS,
+        **_shared("_shexp"),
+    },
+    metadata=_hybrid,
+    dims=_hybrid_dims,
+    check=_check_hybrid,
+)
+
+FAMILIES = (GRANITE, GRANITE_MOE, GRANITE_MOE_SHARED, GRANITE_HYBRID)

@@ -1,0 +1,87 @@
+"""LFM 2: short convolutions by turns with attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from worker.convert.architectures import blocks, experts
+from worker.convert.architectures.rules import Dims, Family, Metadata, Rule
+from worker.convert.architectures.state_space import as_stored
+from worker.convert.config import Config
+
+_ATTENTION = blocks.ATTENTION
+_FEED_FORWARD = f"{blocks.LAYER}.feed_forward"
+
+
+def _dims(config: Config) -> Dims:
+    n_ff = config.integer("block_ff_dim", "intermediate_size")
+    if config.flag("block_auto_adjust_ff_dim", default=True):
+        n_ff = int(config.number("block_ffn_dim_multiplier", default=1.0) * int(2 * n_ff / 3))
+        multiple = config.integer("block_multiple_of", default=256)
+        n_ff = -(-n_ff // multiple) * multiple
+    kinds = tuple("conv" if kind == "conv" else "attention" for kind in config.items("layer_types"))
+    more = {"cache": config.integer("conv_L_cache")}
+    sized = Config({**config.values, "intermediate_size": n_ff}, config.name)
+    return replace(Dims.of(sized), kinds=kinds, more=more)
+
+
+def _lfm2(config: Config, d: Dims) -> Metadata:
+    found = blocks.common_metadata("lfm2", config, d)
+    found["lfm2.attention.head_count_kv"] = [
+        d.n_head_kv if kind == "attention" else 0 for kind in d.kinds
+    ]
+    found["lfm2.shortconv.l_cache"] = d.more["cache"]
+    found["lfm2.attention.layer_norm_rms_epsilon"] = config.number("norm_eps", default=1e-5)
+    return found
+
+
+def _check(config: Config, d: Dims) -> None:
+    blocks.require(config, "conv_bias", False)
+
+
+LFM2 = Family(
+    architecture="lfm2",
+    names=("Lfm2ForCausalLM",),
+    rules={
+        "model.embed_tokens.weight": Rule("token_embd.weight", lambda d: (d.n_vocab, d.n_embd)),
+        "model.embedding_norm.weight": blocks.norm("token_embd_norm"),
+        "lm_head.weight": Rule("output.weight", lambda d: (d.n_vocab, d.n_embd), optional=True),
+        f"{blocks.LAYER}.operator_norm.weight": blocks.norm("blk.{i}.attn_norm"),
+        f"{blocks.LAYER}.ffn_norm.weight": blocks.norm("blk.{i}.ffn_norm"),
+        f"{_FEED_FORWARD}.w1.weight": Rule("blk.{i}.ffn_gate.weight", lambda d: (d.n_ff, d.n_embd)),
+        f"{_FEED_FORWARD}.w2.weight": Rule("blk.{i}.ffn_down.weight", lambda d: (d.n_embd, d.n_ff)),
+        f"{_FEED_FORWARD}.w3.weight": Rule("blk.{i}.ffn_up.weight", lambda d: (d.n_ff, d.n_embd)),
+        **experts.only("attention", blocks.attention(biases=False, output="out_proj")),
+        **experts.only(
+            "attention",
+            {
+                f"{_ATTENTION}.{x}_layernorm.weight": Rule(
+                    f"blk.{{i}}.attn_{x}_norm.weight", lambda d: (d.head_dim,)
+                )
+                for x in "qk"
+            },
+        ),
+        **experts.only(
+            "conv",
+            {
+                f"{blocks.LAYER}.conv.conv.weight": Rule(
+                    "blk.{i}.shortconv.conv.weight",
+                    lambda d: (d.n_embd, d.more["cache"]),
+                    make=as_stored,
+                    keep_f32=True,
+                ),
+                f"{blocks.LAYER}.conv.in_proj.weight": Rule(
+                    "blk.{i}.shortconv.in_proj.weight", lambda d: (3 * d.n_embd, d.n_embd)
+                ),
+                f"{blocks.LAYER}.conv.out_proj.weight": Rule(
+                    "blk.{i}.shortconv.out_proj.weight", lambda d: (d.n_embd, d.n_embd)
+                ),
+            },
+        ),
+    },
+    metadata=_lfm2,
+    dims=_dims,
+    check=_check,
+)
+
+FAMILIES = (LFM2,)

@@ -1,0 +1,123 @@
+"""Llama 4's text part: experts in every layer or every other, windows in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from worker.convert.architectures import blocks, experts
+from worker.convert.architectures.rules import (
+    Array,
+    Dims,
+    Family,
+    Make,
+    Metadata,
+    Rule,
+    Rules,
+    transposed,
+)
+from worker.convert.config import Config
+
+_FEED_FORWARD = f"{blocks.LAYER}.feed_forward"
+_EXPERTS = f"{_FEED_FORWARD}.experts"
+
+
+def _dims(config: Config) -> Dims:
+    d = Dims.of(config)
+    step = config.integer("interleave_moe_layer_step", default=1)
+    kinds = tuple("experts" if (i + 1) % step == 0 else "dense" for i in range(d.n_layers))
+    return replace(
+        d,
+        n_ff=config.integer("intermediate_size_mlp"),
+        n_expert=config.integer("num_local_experts"),
+        n_ff_expert=d.n_ff,
+        n_ff_shared=d.n_ff,
+        kinds=kinds,
+    )
+
+
+def _half(first: bool) -> Make:
+    """Gate, then up, as halves of an expert's outputs; stored as (inputs, outputs)."""
+
+    def make(sources: Sequence[Array], d: Dims) -> Array:
+        columns = slice(0, d.n_ff_expert) if first else slice(d.n_ff_expert, None)
+        return np.ascontiguousarray(sources[0][:, columns].T)
+
+    return make
+
+
+def _expert_rules() -> Rules:
+    def up(d: Dims) -> tuple[int, ...]:
+        return (d.n_expert, d.n_ff_expert, d.n_embd)
+
+    def n_expert(d: Dims) -> int:
+        return d.n_expert
+
+    return {
+        **experts.router(f"{_FEED_FORWARD}.router.weight"),
+        f"{_EXPERTS}.gate_up_proj": (
+            Rule("blk.{i}.ffn_gate_exps.weight", up, make=_half(True), slices=n_expert),
+            Rule("blk.{i}.ffn_up_exps.weight", up, make=_half(False), slices=n_expert),
+        ),
+        f"{_EXPERTS}.down_proj": Rule(
+            "blk.{i}.ffn_down_exps.weight",
+            lambda d: (d.n_expert, d.n_embd, d.n_ff_expert),
+            make=transposed,
+            slices=n_expert,
+        ),
+        **experts.shared_experts(f"{_FEED_FORWARD}.shared_expert"),
+    }
+
+
+def _llama4(config: Config, d: Dims) -> Metadata:
+    return {
+        **blocks.common_metadata("llama4", config, d),
+        **blocks.rms_norm("llama4", config),
+        **experts.expert_metadata("llama4", config, d),
+        "llama4.interleave_moe_layer_step": config.integer("interleave_moe_layer_step", default=1),
+    }
+
+
+def _check(config: Config, d: Dims) -> None:
+    blocks.require_silu(config, d)
+    blocks.require(config, "attention_bias", False)
+    blocks.require(config, "attention_chunk_size", 8192)
+    blocks.require(config, "floor_scale", 8192)
+    blocks.require(config, "attn_scale", 0.1)
+    blocks.require(config, "use_qk_norm", d.n_expert != 128)
+    pattern = [int((i + 1) % 4 != 0) for i in range(d.n_layers)]
+    blocks.require(config, "no_rope_layers", pattern, [])
+
+
+_DENSE: Rules = {
+    source.replace(".mlp.", ".feed_forward."): rule for source, rule in blocks.gated_mlp().items()
+}
+
+LLAMA4 = Family(
+    architecture="llama4",
+    names=("Llama4ForCausalLM",),
+    rules={
+        **blocks.embeddings(),
+        **blocks.pre_norms(),
+        **blocks.attention(biases=False),
+        **experts.only("dense", _DENSE),
+        **experts.only("experts", _expert_rules()),
+    },
+    metadata=_llama4,
+    dims=_dims,
+    extra_tensors=blocks.llama3_factors,
+    check=_check,
+)
+
+LLAMA4_MULTIMODAL = replace(
+    LLAMA4,
+    names=("Llama4ForConditionalGeneration",),
+    section="text_config",
+    roots=("model.", "language_model.model.", "model.language_model."),
+    ignored=(r"(model\.)?(vision_model|multi_modal_projector)\..*",),
+)
+"""Its text part; what sees images is left out."""
+
+FAMILIES = (LLAMA4, LLAMA4_MULTIMODAL)

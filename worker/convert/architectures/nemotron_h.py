@@ -1,0 +1,150 @@
+"""Nemotron-H: layers that are a Mamba 2 mixer, attention, a feed-forward block or experts alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from worker.convert.architectures import blocks, experts, state_space
+from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
+from worker.convert.config import Config
+from worker.errors import ModelError
+
+_MIXER = "backbone.layers.{i}.mixer"
+_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_KINDS = {"linear_attention": "mamba", "full_attention": "attention"}
+
+
+def _pattern(config: Config) -> tuple[str, ...]:
+    """What each layer is: in letters, or in words as newer configurations have it."""
+    letters = config.values.get("hybrid_override_pattern")
+    if isinstance(letters, str):
+        kinds = [_LETTERS.get(letter, letter) for letter in letters]
+    else:
+        kinds = [_KINDS.get(str(kind), str(kind)) for kind in config.items("layers_block_type")]
+    unknown = set(kinds) - set(_LETTERS.values())
+    if unknown:
+        raise ModelError(f"{config.name}: layers of kind {min(unknown)!r} cannot be converted")
+    return tuple(kinds)
+
+
+def _dims(config: Config) -> Dims:
+    kinds = _pattern(config)
+    d = Dims.of(Config({**config.values, "num_hidden_layers": len(kinds)}, config.name))
+    d = state_space.with_sizes(d, config, config.integer("mamba_num_heads"))
+    if "moe" in kinds:
+        d = replace(
+            d,
+            n_expert=config.integer("n_routed_experts"),
+            n_ff_expert=config.integer("moe_intermediate_size"),
+            n_ff_shared=config.integer("moe_shared_expert_intermediate_size"),
+        )
+    return replace(d, kinds=kinds)
+
+
+def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
+    epsilon = config.number("layer_norm_epsilon", "norm_eps", default=1e-5)
+    n_ff = d.n_ff_expert or d.n_ff
+    found: Metadata = {
+        f"{arch}.block_count": d.n_layers,
+        f"{arch}.context_length": config.integer("max_position_embeddings"),
+        f"{arch}.embedding_length": d.n_embd,
+        f"{arch}.feed_forward_length": [n_ff if k in ("mlp", "moe") else 0 for k in d.kinds],
+        f"{arch}.attention.head_count": d.n_head,
+        f"{arch}.attention.head_count_kv": [
+            d.n_head_kv if kind == "attention" else 0 for kind in d.kinds
+        ],
+        f"{arch}.attention.key_length": d.head_dim,
+        f"{arch}.attention.value_length": d.head_dim,
+        f"{arch}.attention.layer_norm_epsilon": epsilon,
+        f"{arch}.attention.layer_norm_rms_epsilon": epsilon,
+        f"{arch}.vocab_size": d.n_vocab,
+        **state_space.metadata(arch, config, d),
+    }
+    if d.n_expert:
+        found |= experts.expert_metadata(arch, config, d)
+        found |= {
+            f"{arch}.expert_shared_feed_forward_length": d.n_ff_shared,
+            f"{arch}.expert_shared_count": config.integer("n_shared_experts"),
+            f"{arch}.expert_weights_norm": config.flag("norm_topk_prob", default=True),
+            f"{arch}.expert_weights_scale": config.number("routed_scaling_factor", default=1.0),
+        }
+    return found
+
+
+def _check(config: Config, d: Dims) -> None:
+    blocks.require(config, "mlp_hidden_act", "relu2")
+    for key in ("use_bias", "attention_bias", "mlp_bias", "mamba_proj_bias"):
+        blocks.require(config, key, False)
+    blocks.require(config, "use_conv_bias", True)
+    blocks.require(config, "n_group", 1)
+    blocks.require(config, "moe_latent_size", None)
+
+
+def _of_mixer(rules: Rules) -> Rules:
+    return {source.replace(blocks.ATTENTION, _MIXER): rule for source, rule in rules.items()}
+
+
+_RULES: Rules = {
+    "backbone.embeddings.weight": Rule("token_embd.weight", lambda d: (d.n_vocab, d.n_embd)),
+    "backbone.norm_f.weight": blocks.norm("output_norm"),
+    "lm_head.weight": Rule("output.weight", lambda d: (d.n_vocab, d.n_embd), optional=True),
+    "backbone.layers.{i}.norm.weight": blocks.norm("blk.{i}.attn_norm"),
+    **experts.only("mamba", state_space.mamba2(_MIXER, norm=True)),
+    **experts.only("attention", _of_mixer(blocks.attention(biases=False))),
+}
+
+
+def _has_experts(config: Config) -> bool:
+    return "moe" in _pattern(config)
+
+
+NEMOTRON_H = Family(
+    architecture="nemotron_h",
+    names=("NemotronHForCausalLM",),
+    rules={
+        **_RULES,
+        **experts.only(
+            "mlp",
+            {
+                f"{_MIXER}.up_proj.weight": Rule(
+                    "blk.{i}.ffn_up.weight", lambda d: (d.n_ff, d.n_embd)
+                ),
+                f"{_MIXER}.down_proj.weight": Rule(
+                    "blk.{i}.ffn_down.weight", lambda d: (d.n_embd, d.n_ff)
+                ),
+            },
+        ),
+    },
+    metadata=lambda config, d: _metadata("nemotron_h", config, d),
+    dims=_dims,
+    roots=("backbone.", "model."),
+    applies=lambda config: not _has_experts(config),
+    check=_check,
+)
+
+
+def _without_gate(rules: Rules) -> Rules:
+    return {source: rule for source, rule in rules.items() if "gate_proj" not in source}
+
+
+NEMOTRON_H_MOE = replace(
+    NEMOTRON_H,
+    architecture="nemotron_h_moe",
+    rules={
+        **_RULES,
+        **experts.only("moe", experts.router(f"{_MIXER}.gate.weight")),
+        **experts.only("moe", experts.score_correction(f"{_MIXER}.gate.e_score_correction_bias")),
+        **experts.only(
+            "moe",
+            _without_gate(
+                experts.experts(f"{_MIXER}.experts", "gate_proj", "up_proj", "down_proj")
+            ),
+        ),
+        **experts.only("moe", _without_gate(experts.shared_experts(f"{_MIXER}.shared_experts"))),
+    },
+    metadata=lambda config, d: _metadata("nemotron_h_moe", config, d),
+    applies=_has_experts,
+    ignored=(r"mtp\..*",),
+)
+
+FAMILIES = (NEMOTRON_H, NEMOTRON_H_MOE)

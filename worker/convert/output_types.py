@@ -1,0 +1,36 @@
+"""What can be written: each output type's number in the file, and how its weights are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from worker.settings import OutputType
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    file_type: int
+    """llama.cpp's `llama_ftype`, and the file's `general.file_type`."""
+    tensor_type: str | None = None
+    """Of the weights that the converter writes itself; the rest is made by llama.cpp's quantiser,
+    from an intermediate file."""
+    bits_per_weight: float = 0.0
+    """Of what the quantiser makes: an upper estimate, to reserve disk space by."""
+
+
+FORMATS: Mapping[OutputType, OutputFormat] = {
+    "f32": OutputFormat(0, "F32"),
+    "f16": OutputFormat(1, "F16"),
+    "bf16": OutputFormat(32, "BF16"),
+    "q8_0": OutputFormat(7, "Q8_0"),
+    "q6_k": OutputFormat(18, bits_per_weight=7.0),
+    "q5_k_m": OutputFormat(17, bits_per_weight=6.1),
+    "q4_k_m": OutputFormat(15, bits_per_weight=5.3),
+    "q4_k_s": OutputFormat(14, bits_per_weight=5.0),
+    "q4_0": OutputFormat(2, bits_per_weight=5.0),
+    "q3_k_m": OutputFormat(12, bits_per_weight=4.4),
+    "q2_k": OutputFormat(10, bits_per_weight=3.6),
+}

@@ -1,0 +1,71 @@
+"""How token vectors become one embedding, from the files of sentence-transformers."""
+
+from __future__ import annotations
+
+import json
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from worker.convert.checkpoint import Checkpoint
+from worker.errors import ModelError
+from worker.models.checkpoint_files import read_json
+
+MODULES = "modules.json"
+
+
+class Pooling(IntEnum):
+    """`pooling_type`, as llama.cpp numbers it."""
+
+    MEAN = 1
+    CLS = 2
+    LAST = 3
+    RANK = 4
+
+
+_FLAGS = {
+    "pooling_mode_mean_tokens": Pooling.MEAN,
+    "pooling_mode_cls_token": Pooling.CLS,
+    "pooling_mode_lasttoken": Pooling.LAST,
+}
+_NAMES = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "lasttoken": Pooling.LAST}
+
+
+def read_pooling(checkpoint: Checkpoint) -> Pooling | None:
+    """`None` where the checkpoint is not made for sentence-transformers.
+
+    Raises:
+        ModelError: a kind of pooling, or a further module, that llama.cpp does not have.
+    """
+    path = checkpoint.folder / MODULES
+    if not path.is_file():
+        return None
+    found = None
+    for module in _modules(path):
+        kind = str(module.get("type")).rsplit(".", 1)[-1]
+        if kind == "Pooling":
+            found = _pooling(checkpoint.folder / str(module.get("path")) / "config.json")
+        elif kind not in ("Transformer", "Normalize"):
+            raise ModelError(f"{path}: the module {kind} cannot be converted")
+    return found
+
+
+def _modules(path: Path) -> list[dict[str, Any]]:
+    try:
+        modules = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path} is not readable JSON: {error}", path=str(path)) from None
+    if not isinstance(modules, list) or not all(isinstance(m, dict) for m in modules):
+        raise ModelError(f"{path} must hold a list of modules", path=str(path))
+    return modules
+
+
+def _pooling(path: Path) -> Pooling:
+    settings = read_json(path)
+    chosen = [kind for flag, kind in _FLAGS.items() if settings.get(flag)]
+    others = [key for key, on in settings.items() if key.startswith("pooling_mode_") and on is True]
+    if not others and settings.get("pooling_mode") in _NAMES:
+        return _NAMES[settings["pooling_mode"]]
+    if len(chosen) != 1 or len(others) != 1:
+        raise ModelError(f"{path}: of poolings llama.cpp has mean, CLS and last token, one at once")
+    return chosen[0]

@@ -1,0 +1,145 @@
+"""Everything that is read and checked before a weight is: family, sizes, tensors, tokenizer.
+
+Runs on the converter's main thread. What is refused here costs the first seconds alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from worker.convert import architectures, manifest
+from worker.convert.architectures import Family, Metadata
+from worker.convert.checkpoint import Checkpoint
+from worker.convert.config import Config
+from worker.convert.output_types import FORMATS, OutputFormat
+from worker.convert.pooling import read_pooling
+from worker.convert.quantize import TensorType, tensor_type
+from worker.convert.tensor_plan import OutputTensor, plan_tensors
+from worker.convert.tokenizer.check import TokenCheck
+from worker.convert.tokenizer.read import read_vocabulary
+from worker.convert.tokenizer.special_tokens import chat_templates, special_tokens
+from worker.convert.tokenizer.vocabulary import Vocabulary
+from worker.models.reference import name_of
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    outtype: str = "q8_0"
+    pre_tokenizer: str | None = None
+    """Overrides what `tokenizer.json` defines."""
+    name: str | None = None
+    """`general.name`; the folder's by default."""
+    imatrix: Path | None = None
+    """Importance matrix for the types that llama.cpp's quantiser makes."""
+    n_threads: int | None = None
+
+    @property
+    def format(self) -> OutputFormat:
+        return next(found for name, found in FORMATS.items() if name == self.outtype)
+
+
+@dataclass(slots=True)
+class Conversion:
+    """A checkpoint and everything about its GGUF but the weights."""
+
+    checkpoint: Checkpoint
+    architecture: str
+    metadata: Metadata
+    chat_template: str | list[dict[str, str]] | None
+    tensors: list[tuple[OutputTensor, TensorType]]
+    notes: list[str]
+    """Where llama.cpp is known to behave otherwise than the source's own framework."""
+
+
+def prepare_checked(source: Path, options: Options) -> Conversion:
+    """`prepare`, and token ids compared with those of the source's own tokenizer."""
+    with TokenCheck(source) as tokens:
+        conversion = prepare(source, options)
+        try:
+            check_tokens(tokens, conversion)
+        except BaseException:
+            conversion.checkpoint.close()
+            raise
+    return conversion
+
+
+def check_tokens(tokens: TokenCheck, conversion: Conversion) -> None:
+    """Compare token ids; for how many texts they differ is noted, and goes into the metadata."""
+    checked = tokens.check(conversion.architecture, conversion.metadata)
+    if not checked.differing:
+        return
+    sentence = (
+        f"token ids differ from the source's for {len(checked.differing)} of {checked.n_texts} "
+        f"test texts: llama.cpp splits otherwise {checked.reason}, as in {checked.differing[0]!r}"
+    )
+    conversion.metadata[manifest.DIFFERENCE] = sentence
+    conversion.notes.append(sentence)
+
+
+def prepare(source: Path, options: Options) -> Conversion:
+    """
+    Raises:
+        ModelError: whatever the source's small files and its headers can be refused for.
+    """
+    checkpoint = Checkpoint.open(source)
+    config = Config(checkpoint.config)
+    family = architectures.family_of(config)
+    if family.section:
+        config = config.section(family.section)
+    dims = family.dims(config)
+    architectures.check_rope(family, config)
+    family.check(config, dims)
+    pooling = read_pooling(checkpoint)
+    if pooling is not None and family.head != "always":
+        family = replace(family, head="none")
+    planned = plan_tensors(checkpoint, family, config, dims)
+    written = options.format.tensor_type or _lossless(checkpoint)
+    tensors = [(t, t.kind or tensor_type(written, t.shape, t.keep_f32)) for t in planned]
+    vocabulary = read_vocabulary(checkpoint, dims.n_vocab, options.pre_tokenizer)
+    metadata: Metadata = {
+        "general.type": "model",
+        "general.name": _safe_name(options.name or name_of(source), vocabulary),
+        "general.file_type": options.format.file_type,
+        "general.quantization_version": 2,
+        # In front of the vocabulary, where the digest's place is found again in time.
+        **manifest.provenance(source, options.outtype, options.name),
+        **family.metadata(config, dims),
+        **family.tensor_metadata(checkpoint, dims),
+        **({} if pooling is None else {f"{family.architecture}.pooling_type": int(pooling)}),
+        **vocabulary.metadata(),
+        **special_tokens(checkpoint, vocabulary, embeds=pooling is not None),
+    }
+    template = chat_templates(checkpoint)
+    checkpoint.forget_json()
+    notes = [*vocabulary.notes, *_notes(family, config)]
+    return Conversion(checkpoint, family.architecture, metadata, template, tensors, notes)
+
+
+def _notes(family: Family, config: Config) -> Iterator[str]:
+    yield from family.notes(config)
+    window = config.values.get("sliding_window")
+    if family.ignores_window and isinstance(window, int) and window > 0:
+        if window < config.integer("max_position_embeddings"):
+            yield f"llama.cpp attends to the whole context, not to a window of {window}"
+
+
+def _lossless(checkpoint: Checkpoint) -> TensorType:
+    """The type that holds every value of the source."""
+    found = checkpoint.tensors.values()
+    types = {"F32" if info.scale else info.dtype for info in found if info.is_readable}
+    return types.pop() if len(types) == 1 else "F32"
+
+
+def _safe_name(name: str, vocabulary: Vocabulary) -> str:
+    """A name that llama.cpp draws the right conclusion from.
+
+    With "phi-3" in it, llama.cpp lets special tokens swallow the spaces behind them, and looks four
+    tokens up without asking whether they are there.
+    """
+    looked_up = {"</s>", "<unk>", "<s>", "<|endoftext|>"}
+    if vocabulary.special_rstrip and looked_up <= set(vocabulary.tokens):
+        return name if re.search(r"(?i)phi-?3", name) else f"{name} (Phi-3 tokens)"
+    return re.sub(r"(?i)phi-?(3)", r"phi \1", name)

@@ -1,0 +1,97 @@
+"""Weights stored as FP8 or INT8 beside their scales: FP8 of DeepSeek and Qwen, compressed-tensors.
+
+A quantised tensor and its scale become one tensor of float32 values, the products that the source's
+own framework computes. Everything else that a `quantization_config` may name is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.convert.config import Config
+from worker.errors import ModelError
+
+QUANTISED = ("F8_E4M3", "I8")
+"""Types that are values only together with a scale."""
+_SCALES = ("weight_scale_inv", "weight_scale")
+_FORMATS = ("float-quantized", "naive-quantized", "int-quantized")
+"""Of compressed-tensors: one byte a value, symmetric."""
+UNUSED = r".*\.(input_scale|output_scale|k_scale|v_scale)"
+"""Of activations, which stay as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Values of a scale, and how many rows and columns of the weight each is for."""
+
+    values: npt.NDArray[np.float32]
+    rows: int
+    columns: int
+
+    def applied(self, raw: npt.NDArray[np.uint8], dtype: str, first: int) -> npt.NDArray[Any]:
+        """Rows `first`… of a weight."""
+        wide = _e4m3()[raw] if dtype == "F8_E4M3" else raw.view(np.int8).astype(np.float32)
+        rows = (first + np.arange(len(raw))) // self.rows
+        scale = np.repeat(self.values[rows], self.columns, axis=1)
+        return wide * scale[:, : raw.shape[1]]
+
+
+def check_method(config: Config) -> tuple[int, int]:
+    """The size of a block that has one scale, (0, 0) where its shape tells.
+
+    Raises:
+        ModelError: names a method whose weights cannot be converted.
+    """
+    section = config.section("quantization_config")
+    if not section.values:
+        return 0, 0
+    method = section.text("quant_method", "compressed-tensors")
+    if method == "fp8":
+        block = section.values.get("weight_block_size") or [0, 0]
+        if isinstance(block, list) and len(block) == 2 and all(type(n) is int for n in block):
+            return block[0], block[1]
+        raise ModelError(f"{section.name}: weight_block_size must be two numbers, not {block!r}")
+    kind = section.text("format", "") if method == "compressed-tensors" else ""
+    if method == "mxfp4" or kind in _FORMATS:
+        return 0, 0
+    raise ModelError(
+        f"{config.name}: weights quantised by {method}{f' ({kind})' if kind else ''} cannot be "
+        "converted; fp8, mxfp4 and compressed-tensors' FP8 and INT8 can. "
+        "Give the checkpoint that was quantised, or a GGUF",
+        quant_method=method,
+    )
+
+
+def scale_name(weight: str, names: Mapping[str, Any]) -> str | None:
+    """The scale that belongs to a weight."""
+    base = weight.removesuffix("weight")
+    return next((base + scale for scale in _SCALES if base + scale in names), None)
+
+
+def scale_of(
+    values: npt.NDArray[np.float32], shape: tuple[int, ...], block: tuple[int, int], name: str
+) -> Scale:
+    """Of a tensor, a row or a block."""
+    grid = values.reshape(1, 1) if values.size == 1 else values.reshape(values.shape[0], -1)
+    rows = block[0] if grid.shape[0] > 1 and block[0] else -(-shape[0] // grid.shape[0])
+    columns = block[1] if grid.shape[1] > 1 and block[1] else -(-shape[1] // grid.shape[1])
+    if (-(-shape[0] // rows), -(-shape[1] // columns)) != grid.shape:
+        raise ModelError(f"tensor {name} of shape {list(values.shape)} scales no {list(shape)}")
+    return Scale(grid, rows, columns)
+
+
+@cache
+def _e4m3() -> npt.NDArray[np.float32]:
+    """The value of every FP8 of four exponent and three mantissa bits, without infinities."""
+    bits = np.arange(256)
+    exponent, mantissa = bits >> 3 & 15, bits & 7
+    normal = np.ldexp(1 + mantissa / 8, exponent - 7)
+    values = np.where(exponent == 0, np.ldexp(mantissa / 8, -6), normal)
+    values[bits & 127 == 127] = np.nan
+    return np.where(bits >> 7, -values, values).astype(np.float32)

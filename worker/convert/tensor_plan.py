@@ -1,0 +1,274 @@
+"""What will be written: each GGUF tensor as row ranges of source tensors.
+
+Made from the checkpoint's headers and the family's table before any weight is read, so that a
+missing, surplus or misshapen tensor is an error before the first byte is written.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.convert.architectures import Dims, Family, Make, Rule
+from worker.convert.checkpoint import READABLE, Checkpoint, TensorInfo
+from worker.convert.config import Config
+from worker.convert.quantize import size_bytes
+from worker.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Consecutive rows of an output tensor that come from one source tensor, or from several."""
+
+    source: TensorInfo
+    first_row: int
+    n_rows: int
+    head_rows: int = 0
+    """Rows of one rotary head whose halves are interleaved; 0 leaves the order."""
+    make: Callable[[list[npt.NDArray[Any]]], npt.NDArray[Any]] | None = None
+    """Computes all rows at once from the whole of `source` and of `also`."""
+    also: tuple[TensorInfo, ...] = ()
+    part: int = 0
+    n_parts: int = 1
+    """`make` gets this part of each source's first axis."""
+
+    def read(self, checkpoint: Checkpoint, first: int, count: int) -> npt.NDArray[Any]:
+        """Rows `first`… of this piece in output order, in the source's own type."""
+        if self.make is not None:
+            sources = (self.source, *self.also)
+            made = self.make([checkpoint.read(s, self.part, self.n_parts) for s in sources])
+            return made.reshape(self.n_rows, -1)[first : first + count]
+        rows = checkpoint.read_rows(self.source, self.first_row + first, count)
+        if self.head_rows:
+            halves = rows.reshape(count // self.head_rows, 2, self.head_rows // 2, -1)
+            return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """One tensor of the GGUF; `shape` in row-major order."""
+
+    name: str
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    plus: float = 0.0
+    keep_f32: bool = False
+    kind: str = ""
+    """The ggml type whose bytes the pieces are; by default the output type decides."""
+    values: npt.NDArray[np.float32] | None = None
+    """Given instead of pieces: computed from the configuration."""
+
+    @property
+    def n_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def row_length(self) -> int:
+        return self.shape[-1] if len(self.shape) > 1 else 1
+
+
+def plan_tensors(
+    checkpoint: Checkpoint, family: Family, config: Config, d: Dims
+) -> list[OutputTensor]:
+    """Every tensor of the output, in the order in which it is written.
+
+    Raises:
+        ModelError: the checkpoint lacks a tensor, has one that no rule knows, or a wrong shape.
+    """
+    names = checkpoint.tensors
+    family = _rooted(family, names)
+    outputs: dict[str, OutputTensor] = {}
+    for name, values in family.extra_tensors(config, d).items():
+        outputs[name] = OutputTensor(name, values.shape, (), keep_f32=True, values=values)
+    for rule, name, sources in _instances(family, d):
+        found = [tuple(names[s] for s in member if s in names) for member in sources]
+        if sum(map(len, found)) == sum(map(len, sources)):
+            outputs[name] = _output(rule, name, found, d)
+    if family.head != "none":
+        _tie_head(family, outputs, config)
+    _check_complete(family, outputs, checkpoint, d)
+    _check_surplus(family, names, d)
+    return sorted(outputs.values(), key=_position)
+
+
+def _rooted(family: Family, names: Mapping[str, TensorInfo]) -> Family:
+    """The family with its table written as this checkpoint's names begin."""
+    first = family.roots[0]
+    heads = ("lm_head.", "language_model.lm_head.")  # The latter in multimodal checkpoints.
+    head = next((h for h in heads if f"{h}weight" in names), heads[0])
+
+    def moved(source: str, root: str) -> str:
+        if source.startswith(heads[0]):
+            return head + source.removeprefix(heads[0])
+        return root + source.removeprefix(first) if source.startswith(first) else source
+
+    embedding = next(s for s, r in family.rules.items() if not isinstance(r, tuple))
+    for root in family.roots:
+        if moved(embedding, root) in names:
+            return replace(family, rules={moved(s, root): r for s, r in family.rules.items()})
+    return family
+
+
+def _instances(family: Family, d: Dims) -> Iterator[tuple[Rule, str, list[tuple[str, ...]]]]:
+    """(rule, GGUF name, source names) for every layer; several members where they are stacked."""
+    for source, rules in family.rules.items():
+        for rule in rules if isinstance(rules, tuple) else (rules,):
+            members = range(rule.stack(d)) if "{e}" in source else (0,)
+            for i in range(d.n_layers) if "{i}" in source else (0,):
+                if rule.on and rule.on not in d.kinds[i].split():
+                    continue
+                yield (
+                    rule,
+                    rule.target.replace("{i}", str(i)),
+                    [
+                        tuple(
+                            name.replace("{i}", str(i)).replace("{e}", str(e))
+                            for name in (source, *rule.also)
+                        )
+                        for e in members
+                    ],
+                )
+
+
+def _output(rule: Rule, name: str, members: list[tuple[TensorInfo, ...]], d: Dims) -> OutputTensor:
+    shape = rule.shape(d)
+    for info in (info for member in members for info in member):
+        if not info.is_readable and not rule.kind:
+            raise ModelError(
+                f"{info.path}: tensor {info.name} has type {info.dtype}; "
+                f"{', '.join(READABLE)} can be converted",
+                tensor=info.name,
+            )
+    if rule.make is not None:
+        return _made_output(rule, name, members, d)
+    sources = [member[0] for member in members]
+    if len(shape) > 1:  # A vector in a stack is a row.
+        sources = [replace(s, shape=(1, *s.shape)) if len(s.shape) == 1 else s for s in sources]
+    pieces = [piece for source in sources for piece in _pieces(rule, source, shape, d, sources)]
+    columns = shape[-1] if len(shape) > 1 else 1
+    same_size = sum(p.n_rows for p in pieces) * columns == math.prod(shape)
+    if not same_size or sources[0].row_length != columns:
+        raise _misshapen(sources[0], shape)
+    return OutputTensor(name, shape, tuple(pieces), rule.plus, rule.keep_f32)
+
+
+def _made_output(
+    rule: Rule, name: str, members: list[tuple[TensorInfo, ...]], d: Dims
+) -> OutputTensor:
+    assert rule.make is not None
+    shape = rule.shape(d)
+    n_parts = rule.slices(d) if rule.slices else 1
+    row_length = shape[-1] if len(shape) > 1 else 1
+    n_rows = math.prod(shape) // row_length // len(members) // n_parts
+    size = n_rows * (size_bytes(rule.kind, row_length) if rule.kind else row_length)
+    make = partial(_made, rule.make, d, name, size)
+    pieces = [
+        Piece(first, 0, n_rows, make=make, also=tuple(also), part=part, n_parts=n_parts)
+        for first, *also in members
+        for part in range(n_parts)
+    ]
+    if any(info.shape[0] != n_parts for m in members for info in m) and rule.slices:
+        raise _misshapen(members[0][0], shape)
+    return OutputTensor(name, shape, tuple(pieces), rule.plus, rule.keep_f32, rule.kind)
+
+
+def _made(
+    make: Make, d: Dims, name: str, size: int, sources: list[npt.NDArray[Any]]
+) -> npt.NDArray[Any]:
+    try:
+        made = make(sources, d)
+    except ValueError:  # A shape that cannot be cut or joined.
+        made = np.empty(0)
+    if made.size != size:
+        shapes = ", ".join(str(list(source.shape)) for source in sources)
+        raise ModelError(f"{name} cannot be made of tensors of shapes {shapes}", tensor=name)
+    return made
+
+
+def _pieces(
+    rule: Rule, source: TensorInfo, shape: tuple[int, ...], d: Dims, stack: list[TensorInfo]
+) -> Iterator[Piece]:
+    if source.shape != stack[0].shape:
+        raise _misshapen(source, stack[0].shape)
+    if rule.rows is None:
+        if len(stack) == 1 and source.shape != shape:
+            raise _misshapen(source, shape)
+        heads = rule.interleaved_heads(d) if rule.interleaved_heads else 0
+        yield Piece(source, 0, source.n_rows, source.n_rows // heads if heads else 0)
+        return
+    first, count = rule.rows(d)
+    # A stack of fused tensors holds the wanted rows once per member.
+    members = shape[0] if len(shape) > 2 else 1
+    stride = source.n_rows // members
+    if first + count > stride:
+        raise _misshapen(source, shape)
+    for member in range(members):
+        yield Piece(source, member * stride + first, count)
+
+
+def _misshapen(source: TensorInfo, shape: tuple[int, ...]) -> ModelError:
+    return ModelError(
+        f"tensor {source.name} in {source.path.name} has shape {list(source.shape)}, "
+        f"which does not give the {list(shape)} that config.json asks for",
+        tensor=source.name,
+    )
+
+
+def _tie_head(family: Family, outputs: dict[str, OutputTensor], config: Config) -> None:
+    """Tie the output head to the embedding, or not, as `config.json` and llama.cpp want it."""
+    head, embedding = outputs.get("output.weight"), outputs.get("token_embd.weight")
+    tied = config.flag("tie_word_embeddings", default=head is None)
+    if not tied and head is None:
+        raise ModelError(f"{config.name}: tie_word_embeddings is false, but there is no lm_head")
+    if not tied and family.head == "never":
+        raise ModelError(
+            f"{config.name}: tie_word_embeddings is false, llama.cpp's {family.architecture} "
+            "has no output head of its own"
+        )
+    if tied:
+        outputs.pop("output.weight", None)
+        if family.head == "always" and embedding is not None:
+            outputs["output.weight"] = replace(embedding, name="output.weight")
+
+
+def _check_complete(
+    family: Family, outputs: Mapping[str, OutputTensor], checkpoint: Checkpoint, d: Dims
+) -> None:
+    for rule, name, members in _instances(family, d):
+        if not rule.optional and name not in outputs:
+            missing = next(s for member in members for s in member if s not in checkpoint.tensors)
+            raise ModelError(
+                f"{checkpoint.folder} lacks tensor {missing}, which becomes {name}",
+                tensor=missing,
+            )
+
+
+def _check_surplus(family: Family, names: Mapping[str, TensorInfo], d: Dims) -> None:
+    """A tensor that no rule uses would be dropped in silence, and the model would be another."""
+    known = {s for _, _, members in _instances(family, d) for member in members for s in member}
+    for name in names:
+        layer = re.search(r"layers\.(\d+)\.", name)
+        if family.ignores_extra_layers and layer and int(layer[1]) >= d.n_layers:
+            continue
+        if name not in known and not any(re.fullmatch(p, name) for p in family.ignored):
+            raise ModelError(
+                f"tensor {name} in {names[name].path.name} is not known to the "
+                f"{family.architecture} family with the sizes in config.json",
+                tensor=name,
+            )
+
+
+def _position(tensor: OutputTensor) -> tuple[int, str]:
+    """Embeddings first, then layer by layer: the order in which a loader walks them."""
+    match = re.match(r"blk\.(\d+)\.", tensor.name)
+    if match:
+        return int(match[1]) + 1, tensor.name
+    return (0 if tensor.name.startswith(("token", "position", "rope")) else 1 << 30), tensor.name

@@ -1,0 +1,144 @@
+"""Compares token ids of the converted vocabulary with those of the source's own tokenizer.
+
+`TokenCheck` runs in the converter and starts this module as a process of its own, because llama.cpp
+loads the vocabulary there: a vocabulary that it aborts on costs that process and nothing more.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worker.convert.architectures import Metadata
+from worker.convert.output import header, write_header_to
+from worker.convert.tokenizer import corpus, pre_tokenizers
+from worker.convert.tokenizer.reference import reference
+from worker.errors import ModelError, WorkerError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from worker.llama.model import Model
+
+TIMEOUT_SECONDS = 600
+_NORMALISERS = {
+    "t5": "at combining marks that its normaliser composes",
+    "bert": "at combining marks and symbols outside ASCII",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedTokens:
+    n_texts: int
+    differing: tuple[str, ...]
+    """Texts for which llama.cpp chooses other ids."""
+    reason: str
+    """Where it is known to do so."""
+
+
+class TokenCheck:
+    """Use as a context manager. The child reads the source's tokenizer while the caller still
+    plans, and waits for the vocabulary that `check` gives it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> TokenCheck:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._child.kill()  # Without effect on a process that has ended.
+        self._child.communicate()
+
+    def check(self, architecture: str, metadata: Metadata) -> CheckedTokens:
+        """Compare the texts of `corpus`; once only.
+
+        Raises:
+            ModelError: a text becomes other ids and none of the known differences explains it, or
+                llama.cpp refuses the vocabulary.
+        """
+        with tempfile.TemporaryDirectory(prefix="llorch-convert-") as temporary:
+            vocabulary = Path(temporary) / "vocabulary.gguf"
+            write_header_to(header(architecture, metadata), vocabulary, with_tensors=True)
+            try:
+                stdout, stderr = self._child.communicate(f"{vocabulary}\n", TIMEOUT_SECONDS)
+            except subprocess.TimeoutExpired:
+                raise ModelError(
+                    f"llama.cpp did not split the test texts in {TIMEOUT_SECONDS} s"
+                ) from None
+        try:
+            answer = json.loads(stdout.splitlines()[-1])
+        except (IndexError, json.JSONDecodeError):
+            last = stderr.strip().splitlines()[-1:] or ["no reason was given"]
+            raise ModelError(f"llama.cpp cannot load the vocabulary: {last[0]}") from None
+        if "error" in answer:
+            raise ModelError(str(answer["error"]), **answer.get("details", {}))
+        return CheckedTokens(answer["n_texts"], tuple(answer["differing"]), answer["reason"])
+
+
+def main() -> None:
+    answer: dict[str, Any]
+    try:
+        from worker.llama import library
+
+        library.load()
+        tokenizer = reference(Path(sys.argv[1]))
+        vocabulary = sys.stdin.readline().strip()
+        if not vocabulary:
+            return  # The caller found another fault, and nobody waits for an answer.
+        answer = _compare(Path(vocabulary), tokenizer)
+    except WorkerError as error:
+        answer = {"error": error.message, "details": error.details}
+    print(json.dumps(answer))
+
+
+def _compare(vocabulary: Path, tokenizer: Tokenizer) -> dict[str, Any]:
+    from worker.llama.model import LoadOptions, Model
+
+    model = Model(str(vocabulary), LoadOptions(vocab_only=True))
+    reason = _approximation(model)
+    special = [t for t in _special(tokenizer) if t[1] < model.n_vocab]
+    texts = corpus.texts([text for text, _ in special])
+    differing = []
+    for text in texts:
+        got = model.tokenize(text, add_special=False, parse_special=True)
+        expected = tokenizer.encode(text, add_special_tokens=False).ids
+        if got == expected:
+            continue
+        if not reason or text.isascii():
+            raise ModelError(
+                f"the converted tokenizer differs from its source: {text!r} becomes {got} "
+                f"instead of {expected}",
+                text=text,
+            )
+        differing.append(text)
+    model.close()
+    return {"n_texts": len(texts), "differing": differing, "reason": reason}
+
+
+def _approximation(model: Model) -> str:
+    """Where llama.cpp's tokenizer is known not to be the source's."""
+    kind = model.metadata("tokenizer.ggml.model") or ""
+    if kind in _NORMALISERS:
+        return _NORMALISERS[kind]
+    return pre_tokenizers.approximation(model.metadata("tokenizer.ggml.pre") or "")
+
+
+def _special(tokenizer: Tokenizer) -> list[tuple[str, int]]:
+    added = tokenizer.get_added_tokens_decoder()
+    return [(token.content, i) for i, token in sorted(added.items())]
+
+
+if __name__ == "__main__":
+    main()

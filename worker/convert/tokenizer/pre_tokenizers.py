@@ -1,0 +1,177 @@
+r"""Byte-level BPE pre-tokenizers: which of llama.cpp's is the one that a `tokenizer.json` defines.
+
+llama.cpp knows them by name, `tokenizer.json` by definition, as steps that split text further and
+further. Both are brought to one canonical form here, a tuple of step strings, and compared.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from worker.errors import ModelError
+
+Steps = tuple[str, ...]
+
+GPT2_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""What ByteLevel splits by itself."""
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_MARKED = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
+)
+_SLASH_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    name: str
+    """`tokenizer.ggml.pre`."""
+    steps: Steps
+    ignore_merges: bool = False
+    """A word that is a token as a whole is taken without looking at the merges."""
+    approximation: str = ""
+    """Where llama.cpp's implementation splits otherwise than the definition; ASCII texts agree."""
+
+
+def split(pattern: str) -> str:
+    return f"split {pattern}"
+
+
+_CASES_AND_MARKS = "at combining marks and at changes of case outside ASCII"
+DIGITS = "digits one by one"
+DIGIT_RUNS = "digits in runs"
+PUNCTUATION_RUNS = "punctuation in runs"
+_GPT2 = split(GPT2_REGEX)
+_LLAMA3 = split(rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_TAIL}")
+_QWEN2 = split(rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_TAIL}")
+
+KNOWN: tuple[PreTokenizer, ...] = (
+    PreTokenizer("gpt-2", (_GPT2,)),
+    PreTokenizer("llama-bpe", (_LLAMA3,), ignore_merges=True),
+    PreTokenizer("dbrx", (_LLAMA3,)),
+    PreTokenizer("qwen2", (_QWEN2,)),
+    PreTokenizer(
+        "qwen35",
+        (
+            split(
+                rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+                r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            ),
+        ),
+    ),
+    PreTokenizer("smollm", (DIGITS, _GPT2)),
+    PreTokenizer(
+        "falcon",
+        (PUNCTUATION_RUNS, _GPT2, DIGIT_RUNS, split("[0-9][0-9][0-9]")),
+    ),
+    PreTokenizer(
+        "deepseek-coder",
+        (
+            split(r"[\r\n]"),
+            split(r"\s?\p{L}+"),
+            split(r"\s?\p{P}+"),
+            split("[一-龥ࠀ-一가-퟿]+"),
+            DIGITS,
+        ),
+        approximation="at ideographic spaces beside letters",
+    ),
+    PreTokenizer(
+        "deepseek-v3",
+        (
+            split(r"\p{N}{1,3}"),
+            split("[一-龥぀-ゟ゠-ヿ]+"),
+            split(
+                r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+                r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+                r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            ),
+        ),
+    ),
+    PreTokenizer(
+        "tekken",
+        (split(rf"{_MARKED[0]}|{_MARKED[1]}|\p{{N}}|{_SLASH_TAIL}"),),
+        ignore_merges=True,
+        approximation=_CASES_AND_MARKS,
+    ),
+    PreTokenizer(
+        "gpt-4o",
+        (
+            split(
+                rf"{_MARKED[0]}{_CONTRACTIONS}?|{_MARKED[1]}{_CONTRACTIONS}?"
+                rf"|\p{{N}}{{1,3}}|{_SLASH_TAIL}"
+            ),
+        ),
+        approximation=_CASES_AND_MARKS,
+    ),
+)
+
+
+def approximation(name: str) -> str:
+    return next((known.approximation for known in KNOWN if known.name == name), "")
+
+
+def recognise(tokenizer: Mapping[str, Any]) -> str:
+    """llama.cpp's name for the pre-tokenizer of a `tokenizer.json`.
+
+    Raises:
+        ModelError: none of the known ones has the same definition; names the nearest.
+    """
+    steps = tuple(_steps(tokenizer.get("pre_tokenizer")))
+    ignore_merges = bool(tokenizer["model"].get("ignore_merges", False))
+    same = [k for k in KNOWN if k.steps == steps]
+    if same:
+        return next((k.name for k in same if k.ignore_merges == ignore_merges), same[0].name)
+    text = "; ".join(steps) or "no pre-tokenizer"
+    nearest = max(
+        KNOWN, key=lambda k: difflib.SequenceMatcher(None, text, "; ".join(k.steps)).ratio()
+    )
+    raise ModelError(
+        f"tokenizer.json: the pre-tokenizer ({text}) is none that llama.cpp is known to have; "
+        f"the nearest is {nearest.name} ({'; '.join(nearest.steps)}), "
+        "which --pre-tokenizer would choose",
+        pre_tokenizer=text,
+        nearest=nearest.name,
+    )
+
+
+def _steps(node: Any) -> Iterator[str]:
+    """The canonical steps of a pre-tokenizer; unknown kinds keep their name and never match."""
+    if not isinstance(node, dict):
+        return
+    kind = node.get("type")
+    if kind == "Sequence":
+        for child in node.get("pretokenizers", []):
+            yield from _steps(child)
+    elif kind == "ByteLevel":
+        if node.get("add_prefix_space"):
+            yield "a space in front"
+        if node.get("use_regex", True):
+            yield split(GPT2_REGEX)
+    elif kind == "Split" and node.get("behavior") in ("Isolated", "Removed"):
+        # `Removed` with `invert` keeps the matches, which then are the pieces, as `Isolated` does
+        # with a pattern that matches everywhere.
+        if (node["behavior"] == "Removed") == bool(node.get("invert")):
+            yield split(_pattern(node))
+        else:
+            yield f"{node['behavior']} {_pattern(node)}, invert {bool(node.get('invert'))}"
+    elif kind == "Digits":
+        yield DIGITS if node.get("individual_digits") else DIGIT_RUNS
+    elif kind == "Punctuation" and node.get("behavior") == "Contiguous":
+        yield PUNCTUATION_RUNS
+    else:
+        rest = {k: v for k, v in node.items() if k != "type"}
+        yield f"{kind} {rest}" if rest else str(kind)
+
+
+def _pattern(node: Mapping[str, Any]) -> str:
+    """The expression, with line ends written as escapes, as some files have them raw."""
+    pattern = node.get("pattern")
+    if isinstance(pattern, dict):
+        pattern = pattern.get("Regex", pattern.get("String", ""))
+    return str(pattern).replace("\r", r"\r").replace("\n", r"\n")

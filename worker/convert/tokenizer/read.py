@@ -1,0 +1,94 @@
+"""Which kind of tokenizer a checkpoint has, and its vocabulary.
+
+Reads `tokenizer.json`, `tokenizer.model`, `added_tokens.json` and `tokenizer_config.json`; no
+tokenizer library is needed to do so. `check` compares what was read with one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from worker.convert.checkpoint import Checkpoint
+from worker.convert.tokenizer import byte_level, sentencepiece, wordpiece
+from worker.convert.tokenizer.protobuf import read_model
+from worker.convert.tokenizer.vocabulary import AddedToken, Vocabulary
+from worker.errors import ModelError
+
+
+def read_vocabulary(checkpoint: Checkpoint, vocab_size: int, pre: str | None = None) -> Vocabulary:
+    """`pre` overrides what the pre-tokenizer's definition says.
+
+    Raises:
+        ModelError: the tokenizer is absent, malformed or of a kind that llama.cpp does not have.
+    """
+    try:
+        vocabulary = _read(checkpoint, pre)
+        vocabulary.add(_added_tokens(checkpoint), vocab_size)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(
+            f"the tokenizer in {checkpoint.folder} is malformed: {type(error).__name__} {error}",
+            path=str(checkpoint.folder),
+        ) from error
+    vocabulary.fit(vocab_size)
+    _check_unique(vocabulary, checkpoint.folder)
+    return vocabulary
+
+
+def _read(checkpoint: Checkpoint, pre: str | None) -> Vocabulary:
+    tokenizer = checkpoint.json("tokenizer.json")
+    model = tokenizer.get("model")
+    if tokenizer and not isinstance(model, dict):
+        raise ModelError(f"{checkpoint.folder / 'tokenizer.json'} has no model")
+    if model and model.get("type") == "WordPiece":
+        return wordpiece.from_json(tokenizer)
+    if model and model.get("type") == "BPE" and not sentencepiece.is_sentencepiece_bpe(tokenizer):
+        return byte_level.from_json(tokenizer, pre)
+    path = checkpoint.folder / "tokenizer.model"
+    if path.is_file():
+        vocabulary = sentencepiece.from_model(read_model(path.read_bytes(), str(path)))
+        if tokenizer:
+            sentencepiece.set_space_prefix(vocabulary, tokenizer)
+        return vocabulary
+    if not model:
+        raise ModelError(f"{checkpoint.folder} has neither tokenizer.json nor tokenizer.model")
+    if sentencepiece.is_sentencepiece_bpe(tokenizer):
+        return sentencepiece.from_bpe_json(tokenizer)
+    if model.get("type") == "Unigram":
+        return sentencepiece.from_unigram_json(tokenizer)
+    raise ModelError(
+        f"{checkpoint.folder / 'tokenizer.json'}: a tokenizer of type {model.get('type')} cannot "
+        "be converted; byte-level BPE, SentencePiece BPE, Unigram and WordPiece can"
+    )
+
+
+def _added_tokens(checkpoint: Checkpoint) -> dict[int, AddedToken]:
+    """From every file that may name them; `tokenizer.json` has the last word."""
+    found: dict[int, AddedToken] = {}
+    for text, i in checkpoint.json("added_tokens.json").items():
+        found[int(i)] = AddedToken(text, special=True)
+    decoder = checkpoint.json("tokenizer_config.json").get("added_tokens_decoder") or {}
+    for i, entry in decoder.items():
+        found[int(i)] = _added(entry)
+    for entry in checkpoint.json("tokenizer.json").get("added_tokens") or []:
+        found[int(entry["id"])] = _added(entry)
+    return found
+
+
+def _added(entry: Mapping[str, Any]) -> AddedToken:
+    return AddedToken(
+        str(entry["content"]),
+        special=bool(entry.get("special", False)),
+        lstrip=bool(entry.get("lstrip", False)),
+        rstrip=bool(entry.get("rstrip", False)),
+    )
+
+
+def _check_unique(vocabulary: Vocabulary, folder: Path) -> None:
+    """llama.cpp aborts its process on a text that two ids share."""
+    seen: dict[str, int] = {}
+    for i, text in enumerate(vocabulary.tokens):
+        if text in seen:
+            raise ModelError(f"{folder}: tokens {seen[text]} and {i} are both {text!r}")
+        seen[text] = i

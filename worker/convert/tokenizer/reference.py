@@ -1,0 +1,73 @@
+"""The source's own tokenizer, as the `tokenizers` library reads it. Runs in the check's process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from worker.convert.tokenizer.protobuf import SentencePieceModel, read_model
+from worker.errors import ModelError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+def reference(folder: Path) -> Tokenizer:
+    """Of a checkpoint's folder; raises `ModelError` where the library refuses it."""
+    from tokenizers import Tokenizer
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        source = folder / "tokenizer.model"
+        return _from_sentencepiece(read_model(source.read_bytes(), str(source)))
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # The library raises no narrower class.
+        raise ModelError(f"{path} is refused by the tokenizers library: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _from_sentencepiece(model: SentencePieceModel) -> Tokenizer:
+    """A tokenizer of the library's own for a checkpoint that has a `tokenizer.model` alone."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers
+
+    steps: list[Any] = []
+    if model.charsmap:
+        steps.append(normalizers.Precompiled(model.charsmap))
+    if model.remove_extra_whitespaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if model.add_dummy_prefix:
+        steps.append(normalizers.Prepend("\u2581"))
+    steps.append(normalizers.Replace(" ", "\u2581"))
+    bytes_too = any(piece.kind == 6 for piece in model.pieces)
+    if model.algorithm == 2:
+        vocab = {piece.text: i for i, piece in enumerate(model.pieces)}
+        tokenizer = Tokenizer(
+            models.BPE(
+                vocab,
+                _merges(model, vocab),
+                unk_token=model.pieces[model.unk_id].text,
+                fuse_unk=True,
+                byte_fallback=bytes_too,
+            )
+        )
+    else:
+        scored = [(piece.text, piece.score) for piece in model.pieces]
+        tokenizer = Tokenizer(models.Unigram(scored, model.unk_id, bytes_too))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.decoder = decoders.Replace("\u2581", " ")
+    return tokenizer
+
+
+def _merges(model: SentencePieceModel, vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """Every way to make a piece of two others, the best-scored piece first."""
+    found: list[tuple[float, int, int, str, str]] = []
+    for piece in model.pieces:
+        for cut in range(1, len(piece.text)):
+            left, right = piece.text[:cut], piece.text[cut:]
+            if left in vocab and right in vocab:
+                found.append((-piece.score, vocab[left], vocab[right], left, right))
+    found.sort(key=lambda merge: merge[:3])
+    return [(left, right) for *_, left, right in found]

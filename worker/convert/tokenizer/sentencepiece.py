@@ -1,0 +1,139 @@
+"""SentencePiece vocabularies, from `tokenizer.model` or from its form in a `tokenizer.json`.
+
+llama.cpp merges the pair whose result scores best, so BPE needs a score per token; it walks a
+Unigram model by the tokens' log-probabilities.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+from worker.convert.tokenizer.definition import steps_of
+from worker.convert.tokenizer.protobuf import SentencePieceModel
+from worker.convert.tokenizer.vocabulary import TokenType, Vocabulary
+from worker.errors import ModelError
+
+SPACE = "\u2581"
+_BPE = 2
+
+
+def from_model(model: SentencePieceModel) -> Vocabulary:
+    """The vocabulary of a `tokenizer.model`."""
+    if model.algorithm not in (1, _BPE):
+        raise ModelError("tokenizer.model is neither a Unigram nor a BPE model")
+    unigram = model.algorithm != _BPE
+    vocabulary = Vocabulary(model="t5" if unigram else "llama", scores=[])
+    for i, piece in enumerate(model.pieces):
+        # llama.cpp looks for user-defined pieces in the text as it was given.
+        user_defined = piece.kind == TokenType.USER_DEFINED
+        text = piece.text.replace(SPACE, " ") if user_defined else piece.text
+        vocabulary.put(i, text, piece.kind, piece.score)
+    for role, i in (("bos", model.bos_id), ("eos", model.eos_id), ("unk", model.unk_id)):
+        if 0 <= i < len(model.pieces):
+            vocabulary.special_ids[role] = i
+    vocabulary.settings["tokenizer.ggml.add_space_prefix"] = model.add_dummy_prefix
+    if unigram:
+        vocabulary.settings["tokenizer.ggml.remove_extra_whitespaces"] = (
+            model.remove_extra_whitespaces
+        )
+        if model.charsmap:
+            vocabulary.settings["tokenizer.ggml.precompiled_charsmap"] = model.charsmap
+    return vocabulary
+
+
+def is_sentencepiece_bpe(tokenizer: Mapping[str, Any]) -> bool:
+    model = tokenizer["model"]
+    return model.get("type") == "BPE" and bool(model.get("byte_fallback"))
+
+
+def from_bpe_json(tokenizer: Mapping[str, Any]) -> Vocabulary:
+    """A `tokenizer.json` whose BPE stands for a SentencePiece model: it falls back to bytes."""
+    model = tokenizer["model"]
+    merges = [m.split(" ", 1) if isinstance(m, str) else m for m in model.get("merges", [])]
+    # The first merge that makes a token is the one with the token's own rank.
+    ranks: dict[str, int] = {}
+    for rank, (left, right) in enumerate(merges):
+        ranks.setdefault(left + right, rank)
+    vocabulary = Vocabulary(model="llama", scores=[])
+    for text, i in sorted(model["vocab"].items(), key=lambda item: item[1]):
+        score = -float(ranks[text]) if text in ranks else -float(len(merges))
+        vocabulary.put(i, text, _kind(text, model.get("unk_token")), score)
+    if (unk := model["vocab"].get(model.get("unk_token"))) is not None:
+        vocabulary.special_ids["unk"] = unk
+    set_space_prefix(vocabulary, tokenizer)
+    return vocabulary
+
+
+def from_unigram_json(tokenizer: Mapping[str, Any]) -> Vocabulary:
+    """A `tokenizer.json` with a Unigram model."""
+    model = tokenizer["model"]
+    unk = model.get("unk_id")
+    vocabulary = Vocabulary(model="t5", scores=[])
+    for i, (text, score) in enumerate(model["vocab"]):
+        kind = TokenType.UNKNOWN if i == unk else _kind(text, None)
+        vocabulary.put(i, text, kind, float(score))
+    if unk is not None:
+        vocabulary.special_ids["unk"] = unk
+    settings = vocabulary.settings
+    set_space_prefix(vocabulary, tokenizer)
+    settings["tokenizer.ggml.remove_extra_whitespaces"] = _squeezes_spaces(tokenizer)
+    if charsmap := _charsmap(tokenizer):
+        settings["tokenizer.ggml.precompiled_charsmap"] = charsmap
+    return vocabulary
+
+
+def _kind(text: str, unk: str | None) -> TokenType:
+    if text == unk:
+        return TokenType.UNKNOWN
+    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        return TokenType.BYTE
+    return TokenType.NORMAL
+
+
+def set_space_prefix(vocabulary: Vocabulary, tokenizer: Mapping[str, Any]) -> None:
+    """How a text's first word gets its space, by `tokenizer.json`.
+
+    llama.cpp puts one in front of a text and behind each special token, also where there is one
+    already. A `Metaspace` puts it where there is none, so for BPE the worker does that instead.
+    """
+    key, scheme = "tokenizer.ggml.add_space_prefix", _prepend_scheme(tokenizer)
+    if scheme in ("first", "each") and vocabulary.model == "llama":
+        vocabulary.steps.append(f"space-{scheme}")
+        vocabulary.settings[key] = False
+    else:
+        vocabulary.settings[key] = scheme != "never"
+
+
+def _prepend_scheme(tokenizer: Mapping[str, Any]) -> str:
+    """`always`, also where a space is there, or of a `Metaspace`: `first`, `each`, `never`."""
+    for step in steps_of(tokenizer.get("normalizer")):
+        if step.get("type") == "Prepend" and step.get("prepend") == SPACE:
+            return "always"
+    for step in steps_of(tokenizer.get("pre_tokenizer")):
+        if step.get("type") == "Metaspace":
+            default = "always" if step.get("add_prefix_space", True) else "never"
+            scheme = str(step.get("prepend_scheme") or default)
+            return "each" if scheme == "always" else scheme
+    return "never"
+
+
+def _squeezes_spaces(tokenizer: Mapping[str, Any]) -> bool:
+    for step in steps_of(tokenizer.get("normalizer")):
+        pattern = step.get("pattern")
+        if step.get("type") == "Replace" and isinstance(pattern, dict):
+            if pattern.get("Regex") in (" {2,}", r"\s+", r"\s{2,}"):
+                return True
+    return any(s.get("type") == "WhitespaceSplit" for s in steps_of(tokenizer.get("pre_tokenizer")))
+
+
+def _charsmap(tokenizer: Mapping[str, Any]) -> bytes:
+    for step in steps_of(tokenizer.get("normalizer")):
+        if step.get("type") == "Precompiled":
+            try:
+                return base64.b64decode(step.get("precompiled_charsmap") or "", validate=True)
+            except (binascii.Error, TypeError, ValueError):
+                raise ModelError("tokenizer.json: precompiled_charsmap is not base64") from None
+    return b""

@@ -1,0 +1,187 @@
+"""Special tokens and chat templates of a checkpoint: which ids begin, end and pad a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from worker.convert.architectures import Metadata
+from worker.convert.checkpoint import Checkpoint
+from worker.convert.tokenizer.vocabulary import Vocabulary
+from worker.errors import ModelError
+
+_SLOTS = {
+    "bos": "tokenizer.ggml.bos_token_id",
+    "eos": "tokenizer.ggml.eos_token_id",
+    "unk": "tokenizer.ggml.unknown_token_id",
+    "sep": "tokenizer.ggml.seperator_token_id",
+    "pad": "tokenizer.ggml.padding_token_id",
+    "mask": "tokenizer.ggml.mask_token_id",
+    "cls": "tokenizer.ggml.cls_token_id",
+}
+"""GGUF's keys, one of them misspelt there."""
+
+_ENDS_BY_NAME = frozenset(
+    """<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> </s>
+    <|eom_id|> <EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|>""".split()
+)
+"""Texts that llama.cpp takes for the end of a generation wherever a vocabulary has them."""
+
+
+def special_tokens(
+    checkpoint: Checkpoint, vocabulary: Vocabulary, *, embeds: bool = False
+) -> Metadata:
+    """The `tokenizer.ggml.*_token_id` and `add_*_token` keys.
+
+    A model that `embeds` ends its texts with the token that its post-processor writes.
+
+    Raises:
+        ModelError: a file names a special token that the vocabulary does not have.
+    """
+    found: Metadata = {}
+    ids = {role: i for role in _SLOTS if (i := _id_of(checkpoint, vocabulary, role)) is not None}
+    ends = end_ids(checkpoint, vocabulary)
+    if "cls" in ids:
+        ids.setdefault("bos", ids["cls"])
+    if embeds or vocabulary.model == "bert":
+        post = checkpoint.json("tokenizer.json").get("post_processor")
+        last = vocabulary.id_of(_template_tokens(post, first=False) or "")
+        ends = [last] if last is not None else ends
+        ids |= {"eos": last} if last is not None else {}
+    if "eos" not in ids and ends:
+        ids["eos"] = ends[0]
+    for role, i in ids.items():
+        found[_SLOTS[role]] = i
+    # llama.cpp has three slots for ends and knows some others by their text.
+    unnamed = [i for i in ends if i != ids.get("eos") and not _known_end(vocabulary, i)]
+    for key, i in zip(("eot", "eom"), unnamed, strict=False):
+        found[f"tokenizer.ggml.{key}_token_id"] = i
+    if len(unnamed) > 2:
+        raise ModelError(
+            f"generation_config.json has {len(ends)} eos_token_id; llama.cpp can be told of 3 and "
+            f"knows others by name, {vocabulary.tokens[unnamed[2]]!r} is not among them"
+        )
+    found["tokenizer.ggml.add_bos_token"] = _adds(checkpoint, "bos", ids, vocabulary)
+    found["tokenizer.ggml.add_eos_token"] = _adds(checkpoint, "eos", ids, vocabulary)
+    if ends:
+        found["llorch.convert.eog_token_ids"] = ends
+    return found
+
+
+def end_ids(checkpoint: Checkpoint, vocabulary: Vocabulary) -> list[int]:
+    """Every id that ends a generation, the tokenizer's own first."""
+    named = _named(checkpoint, "eos")
+    own = vocabulary.id_of(named) if named is not None else None
+    ends = [own] if own is not None else []
+    fallback = {"eos_token_id": vocabulary.special_ids.get("eos")} if not ends else {}
+    for file in (checkpoint.json("generation_config.json"), checkpoint.config, fallback):
+        value = file.get("eos_token_id")
+        for i in value if isinstance(value, list) else [value]:
+            if type(i) is int and 0 <= i < len(vocabulary.tokens) and i not in ends:
+                ends.append(i)
+    return ends
+
+
+def chat_templates(checkpoint: Checkpoint) -> str | list[dict[str, str]] | None:
+    """A template, or several with names; files of their own win over `tokenizer_config.json`."""
+    named = dict(_named_templates(checkpoint))
+    if not named:
+        return None
+    if set(named) == {"default"}:
+        return named["default"]
+    return [{"name": name, "template": text} for name, text in named.items()]
+
+
+def _named_templates(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
+    value = checkpoint.json("tokenizer_config.json").get("chat_template")
+    if isinstance(value, str):
+        yield "default", value
+    elif isinstance(value, list):
+        for entry in value:
+            if isinstance(entry, dict) and {"name", "template"} <= entry.keys():
+                yield str(entry["name"]), str(entry["template"])
+    file = checkpoint.folder / "chat_template.jinja"
+    if file.is_file():
+        yield "default", _template_text(file)
+    else:
+        legacy = checkpoint.json("chat_template.json").get("chat_template")
+        if isinstance(legacy, str):
+            yield "default", legacy
+    for path in sorted((checkpoint.folder / "additional_chat_templates").glob("*.jinja")):
+        yield path.stem, _template_text(path)
+
+
+def _template_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(
+            f"{path} is not UTF-8: byte {error.start} cannot be read", path=str(path)
+        ) from None
+
+
+def _named(checkpoint: Checkpoint, role: str) -> str | None:
+    """The text that the tokenizer's files give to a role."""
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        value = checkpoint.json(file).get(f"{role}_token")
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            return value
+    return None
+
+
+def _id_of(checkpoint: Checkpoint, vocabulary: Vocabulary, role: str) -> int | None:
+    named = _named(checkpoint, role)
+    if named is not None:
+        i = vocabulary.id_of(named)
+        if i is not None:
+            return i
+        if role in ("bos", "eos"):
+            raise ModelError(f"tokenizer_config.json: {role}_token {named!r} is not a token")
+        vocabulary.notes.append(f"left out {role}_token {named!r}, which is not a token")
+        return None
+    for file in (checkpoint.json("generation_config.json"), checkpoint.config):
+        value = file.get(f"{role}_token_id")
+        if isinstance(value, list):
+            value = value[0] if value else None
+        if type(value) is int and 0 <= value < len(vocabulary.tokens):
+            return value
+    return vocabulary.special_ids.get(role)
+
+
+def _known_end(vocabulary: Vocabulary, i: int) -> bool:
+    return vocabulary.tokens[i] in _ENDS_BY_NAME
+
+
+def _adds(
+    checkpoint: Checkpoint, role: str, ids: Mapping[str, int], vocabulary: Vocabulary
+) -> bool:
+    """Whether the tokenizer puts its BOS in front, or its EOS behind, by itself."""
+    if role not in ids:
+        return False
+    value = checkpoint.json("tokenizer_config.json").get(f"add_{role}_token")
+    if isinstance(value, bool):
+        return value
+    post: Any = checkpoint.json("tokenizer.json").get("post_processor")
+    names = _template_tokens(post, first=role == "bos")
+    if names is not None:
+        return vocabulary.tokens[ids[role]] == names
+    # SentencePiece models begin with BOS unless something says otherwise.
+    return role == "bos" and vocabulary.model == "llama"
+
+
+def _template_tokens(post: Any, *, first: bool) -> str | None:
+    """The special token at the edge of the single-text template; "" for a template without."""
+    if not isinstance(post, dict):
+        return None
+    if post.get("type") == "Sequence":
+        inner = (_template_tokens(p, first=first) for p in post.get("processors", []))
+        return next((name for name in inner if name is not None), None)
+    if post.get("type") != "TemplateProcessing":
+        return None
+    single = post.get("single") or []
+    edge = single[0 if first else -1] if single else {}
+    special = edge.get("SpecialToken") if isinstance(edge, dict) else None
+    return str(special["id"]) if isinstance(special, dict) else ""

@@ -1,0 +1,144 @@
+"""Tokens by id, and everything else that a GGUF says about how text becomes ids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from worker.convert.architectures import Metadata
+from worker.errors import ModelError
+from worker.llama import source_text
+
+
+class TokenType(IntEnum):
+    """`tokenizer.ggml.token_type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+_LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<(pad|mask|unused\d+|reserved_\d+)>", re.DOTALL)
+"""Texts that only a template writes, whatever their definition says: as a user's words they would
+forge a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddedToken:
+    """A token that is cut out of the text before the tokenizer's model sees it."""
+
+    text: str
+    special: bool
+    lstrip: bool = False
+    """Takes the white space in front of it along."""
+    rstrip: bool = False
+    """Takes the white space behind it along."""
+
+    @property
+    def kind(self) -> TokenType:
+        is_control = self.special or _LOOKS_SPECIAL.fullmatch(self.text)
+        return TokenType.CONTROL if is_control else TokenType.USER_DEFINED
+
+
+@dataclass(slots=True)
+class Vocabulary:
+    model: str
+    """`tokenizer.ggml.model`: `gpt2` for byte-level BPE, `llama` for SentencePiece BPE, `t5` for
+    Unigram, `bert` for WordPiece."""
+    tokens: list[str] = field(default_factory=list)
+    types: list[int] = field(default_factory=list)
+    pre: str = "default"
+    scores: list[float] | None = None
+    merges: list[str] | None = None
+    special_ids: dict[str, int] = field(default_factory=dict)
+    """What the tokenizer's own file says of `bos`, `eos` and `unk`."""
+    steps: list[str] = field(default_factory=list)
+    """What the worker does to a text before llama.cpp, see `worker.llama.source_text`."""
+    lstrip: set[int] = field(default_factory=set)
+    rstrip: set[int] = field(default_factory=set)
+    special_rstrip: bool = False
+    """A special token takes the white space behind it along, as Phi-3's do."""
+    settings: Metadata = field(default_factory=dict)
+    """Further `tokenizer.ggml.*` keys that the kind of tokenizer has."""
+    notes: list[str] = field(default_factory=list)
+
+    def id_of(self, text: str) -> int | None:
+        try:
+            return self.tokens.index(text)
+        except ValueError:
+            return None
+
+    def put(self, i: int, text: str, kind: int, score: float = -1000.0) -> None:
+        """Place a token; ids up to it that have none are filled."""
+        self._extend(i + 1)
+        self.tokens[i], self.types[i] = text, int(kind)
+        if self.scores is not None:
+            self.scores[i] = score
+
+    def add(self, added: Mapping[int, AddedToken], size: int) -> None:
+        """Place the added tokens that the embedding has a row for; it has `size` of them."""
+        surplus = [token.text for i, token in sorted(added.items()) if i >= size]
+        if surplus:
+            names = ", ".join(map(repr, surplus[:3])) + ("…" if len(surplus) > 3 else "")
+            self.notes.append(
+                f"left out {len(surplus)} added token(s) without a row in the embedding: {names}"
+            )
+        for i, token in added.items():
+            if i >= size:
+                continue
+            is_unknown = i < len(self.types) and self.types[i] == TokenType.UNKNOWN
+            kind = TokenType.UNKNOWN if is_unknown else token.kind
+            text = token.text
+            if self.model in ("llama", "t5") and kind == TokenType.USER_DEFINED:
+                # llama.cpp looks for it in the text as it was given.
+                text = text.replace("\u2581", " ")
+            self.put(i, text, kind)
+            if token.lstrip:
+                self.lstrip.add(i)
+            if token.rstrip:
+                self.rstrip.add(i)
+                self.special_rstrip |= token.special
+
+    def fit(self, size: int) -> None:
+        """Fill up to the embedding's rows: models round their vocabulary up.
+
+        Raises:
+            ModelError: there are more tokens than rows.
+        """
+        if len(self.tokens) > size:
+            raise ModelError(
+                f"the tokenizer has {len(self.tokens)} tokens, config.json's vocab_size is {size}"
+            )
+        self._extend(size)
+
+    def _extend(self, size: int) -> None:
+        for i in range(len(self.tokens), size):
+            self.tokens.append(f"[PAD{i}]")
+            self.types.append(int(TokenType.UNUSED))
+            if self.scores is not None:
+                self.scores.append(-10000.0)
+
+    def metadata(self) -> Metadata:
+        found: Metadata = {
+            "tokenizer.ggml.model": self.model,
+            "tokenizer.ggml.pre": self.pre,
+            "tokenizer.ggml.tokens": self.tokens,
+            "tokenizer.ggml.token_type": self.types,
+        }
+        if self.scores is not None:
+            found["tokenizer.ggml.scores"] = self.scores
+        if self.merges is not None:
+            found["tokenizer.ggml.merges"] = self.merges
+        for key, words in (
+            (source_text.STEPS, self.steps),
+            (source_text.LSTRIP, sorted(self.lstrip)),
+            (source_text.RSTRIP, sorted(self.rstrip)),
+        ):
+            if words:
+                found[key] = " ".join(map(str, words))
+        return found | self.settings

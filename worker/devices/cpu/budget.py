@@ -1,0 +1,139 @@
+"""How many threads compute, and how much memory the host grants: the CPU budget.
+
+Reads control groups, the affinity mask and the core topology; runs in any process, imports no
+native code. More threads than the budget would wait for each other at every barrier of a
+compute graph, which costs far more than the missing core (one CPU short can halve the speed).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.devices.cpu.cgroups import Limits, read_limits
+
+_HOST = Path("/")
+_VM_STAT = Path("/usr/bin/vm_stat")
+"""macOS's own count of its memory pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuBudget:
+    threads: int
+    derivation: str
+    """How `threads` came about, in one sentence for the log and for `doctor`."""
+    memory_limit_bytes: int | None
+    """The tightest control group limit; `None` where there is none."""
+    memory_available_bytes: int
+    """What this process may still take: the host's free memory or what the limit leaves."""
+    memory_derivation: str = ""
+
+
+def cpu_budget(override: int | None, root: Path = _HOST) -> CpuBudget:
+    """The budget of this process; `override` is the user's own number of threads."""
+    limits = read_limits(root)
+    threads, derivation = _threads(limits, root)
+    if override is not None:
+        threads, derivation = override, f"set by --threads (the budget alone: {threads})"
+    available, memory_derivation = _memory(limits, root)
+    return CpuBudget(threads, derivation, limits.memory_bytes, available, memory_derivation)
+
+
+def _threads(limits: Limits, root: Path) -> tuple[int, str]:
+    allowed = _allowed_cpus(root)
+    cores = _physical_cores(allowed, root)
+    parts = [f"{len(allowed)} CPUs allowed", f"{cores} physical cores"]
+    threads = cores
+    if limits.cpus is not None:
+        quota = math.floor(limits.cpus)
+        parts.append(f"quota of {limits.cpus:g} CPUs ({limits.cpus_origin})")
+        threads = min(threads, quota)
+    threads = max(threads, 1)
+    return threads, f"{threads}: the least of " + ", ".join(parts)
+
+
+def _allowed_cpus(root: Path) -> list[int]:
+    """CPUs that cpusets and the affinity mask leave to this process."""
+    try:
+        status = (root / "proc/self/status").read_text()
+    except OSError:
+        return list(range(os.cpu_count() or 1))  # not Linux
+    for line in status.splitlines():
+        if line.startswith("Cpus_allowed_list:"):
+            allowed = parse_cpu_list(line.partition(":")[2])
+            # The mask may name CPUs that are offline or do not exist.
+            online = _read_cpu_list(root / "sys/devices/system/cpu/online")
+            return [cpu for cpu in allowed if not online or cpu in online] or allowed
+    return list(range(os.cpu_count() or 1))
+
+
+def _physical_cores(cpus: list[int], root: Path) -> int:
+    """Cores behind `cpus`: hardware threads of one core share its arithmetic units."""
+    if sys.platform == "darwin" and root == _HOST:
+        return min(_darwin_performance_cores() or len(cpus), len(cpus))
+    cores = set()
+    for cpu in cpus:
+        topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        siblings = _read_cpu_list(topology / "core_cpus_list")
+        siblings = siblings or _read_cpu_list(topology / "thread_siblings_list")
+        cores.add(min(siblings) if siblings else cpu)
+    return max(len(cores), 1)
+
+
+def _darwin_performance_cores() -> int | None:
+    """Efficiency cores would be waited for at every barrier, so they do not count."""
+    for name in ("hw.perflevel0.physicalcpu", "hw.physicalcpu"):
+        found = subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True)
+        if found.returncode == 0 and found.stdout.strip().isdigit():
+            return int(found.stdout)
+    return None
+
+
+def parse_cpu_list(text: str) -> list[int]:
+    """`0-3,8` as the kernel writes it; empty text is an empty list."""
+    cpus: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            cpus += range(int(first), int(last or first) + 1)
+    return cpus
+
+
+def _read_cpu_list(path: Path) -> list[int]:
+    try:
+        return parse_cpu_list(path.read_text())
+    except OSError:
+        return []
+
+
+def _memory(limits: Limits, root: Path) -> tuple[int, str]:
+    host = _host_memory_bytes(root)
+    if limits.memory_free_bytes is not None and limits.memory_free_bytes < host:
+        return limits.memory_free_bytes, f"left below the limit of {limits.memory_origin}"
+    return host, "free on this host"
+
+
+def darwin_free_bytes(vm_stat: bytes) -> int:
+    """What `vm_stat` counts as free, or as kept for reuse only: `inactive` and `speculative`."""
+    page_size = re.search(rb"page size of (\d+) bytes", vm_stat)
+    pages = re.findall(rb"^Pages (?:free|inactive|speculative): +(\d+)\.", vm_stat, re.MULTILINE)
+    return sum(map(int, pages)) * int(page_size[1]) if page_size else 0
+
+
+def _host_memory_bytes(root: Path) -> int:
+    """Memory that can be taken without swapping."""
+    try:
+        text = (root / "proc/meminfo").read_text()
+    except OSError:
+        if not _VM_STAT.exists():
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return darwin_free_bytes(subprocess.run([_VM_STAT], capture_output=True).stdout)
+    for line in text.splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -1,0 +1,337 @@
+"""The plan before the load: what the model will take, held against what the device has.
+
+No weight is read: tensor sizes come from the header, and llama.cpp itself lays out the KV cache
+and the compute graph of a model that it loads without allocating (`no_alloc`). Runs in the engine
+process before the load, and in a process of its own for the `plan` command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+from worker.devices.cpu.budget import CpuBudget
+from worker.devices.plan import placement
+from worker.devices.plan.cells import KvCache as KvCache
+from worker.devices.plan.cells import a_part_each as a_part_each
+from worker.devices.plan.cells import context_options as context_options
+from worker.devices.plan.plan import Plan as Plan
+from worker.devices.residency.load_report import parse
+from worker.errors import ConfigError, InsufficientVram, VramOom
+from worker.llama import library
+from worker.llama.context import Context
+from worker.llama.model import LoadOptions, Model
+from worker.models.gguf.header import GgufHeader
+from worker.wire.engine_settings import EngineSettings
+
+_MIB = 1 << 20
+_MARGIN_BYTES = {
+    "cuda": 512 * _MIB,
+    "metal": 256 * _MIB,
+    "cpu": 256 * _MIB,
+    "accelerate": 256 * _MIB,
+}
+"""For what no report names: driver workspaces, allocator slack, this process itself."""
+_STEP = 256
+"""llama.cpp rounds context lengths up to multiples of this."""
+_EXACT_CELLS = 1 << 21
+"""KV cells up to which a context is really laid out for its plan."""
+_AUTOMATIC_SHARE = 0.5
+"""Of the memory that a CPU host has left, what a cache that nobody chose may take."""
+_DEFAULT_LENGTH = 16384
+"""A cache that nobody chose has room for one sequence of the trained length, up to this…"""
+_DEFAULT_BYTES = 128 * _MIB
+"""…and for as much of all slots' sequences as this holds."""
+_MOST_CELLS = 1 << 20
+"""Where cells cost nothing: recurrent memory is of one size, however long the sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """What a context takes, by kind and side."""
+
+    kv: int
+    compute: int
+    host_compute: int
+    output: int
+    snapshots: int
+
+
+def plan(
+    header: GgufHeader,
+    settings: EngineSettings,
+    device: library.Device | None,
+    budget: CpuBudget,
+    model_ref: str,
+    adapter_bytes: int = 0,
+) -> Plan:
+    """How the model would lie in memory, with the context length that will be used.
+
+    `model_ref` is how the plan calls the model; an adapter's tensors lie beside its weights.
+
+    Raises:
+        InsufficientVram: it does not fit; `details` has needed and available bytes by part and
+            the largest `--context-length` and `--slots` that would.
+        ModelError: llama.cpp refuses the file.
+    """
+    planner = _Planner(header, settings, device, budget, model_ref, adapter_bytes)
+    try:
+        return planner.plan()
+    finally:
+        planner.close()
+
+
+class _Planner:
+    def __init__(
+        self,
+        header: GgufHeader,
+        settings: EngineSettings,
+        device: library.Device | None,
+        budget: CpuBudget,
+        model_ref: str,
+        adapter_bytes: int,
+    ) -> None:
+        self._settings, self._device, self._budget = settings, device, budget
+        self._model_ref = model_ref
+        self._embeds = header.pooling is not None
+        self._weights = placement.place(header, device)
+        # With no_alloc a mapped file is not allowed, and there is nothing to map or lock.
+        options = LoadOptions(
+            device=device,
+            mmap=False,
+            no_alloc=True,
+            tensor_placement=placement.tensor_placement(header, device),
+        )
+        self._model = Model(str(header.path), options)
+        unused = parse(self._model.load_log).unused_bytes
+        self._weight_bytes = max(self._weights.device_bytes - unused, 0) + adapter_bytes
+        self._mapped_beside_bytes = self._weights.mapped_beside_bytes if settings.maps_file else 0
+        self._layout = cache(self._lay_out)
+        self._margin = _MARGIN_BYTES[settings.backend]
+        self._available = self._available_bytes()
+
+    def close(self) -> None:
+        self._model.close()
+
+    def plan(self) -> Plan:
+        chosen, cells = self._settings.context_length, self._settings.kv_cells
+        if cells is None and (chosen is not None or self._embeds):
+            return self._with_host_room(self._of_length(chosen))
+        return self._with_host_room(self._of_cells(cells))
+
+    def _of_length(self, chosen: int | None) -> Plan:
+        """Room for a sequence of the chosen length, or the trained one, in every slot."""
+        trained = self._model.trained_context_length
+        plan = self._at(chosen or trained, self._settings.slots)
+        limit = self._available if chosen is not None else self._automatic_limit()
+        if plan.needed_bytes <= limit:
+            return plan
+        if chosen is not None:
+            raise self._too_large(plan)
+        length = self._largest_length(self._settings.slots, trained, limit)
+        length = length or self._largest_length(self._settings.slots, trained, self._available)
+        if not length:
+            raise self._too_large(self._at(min(_STEP, trained), self._settings.slots))
+        return replace(self._at(length, self._settings.slots), capped=True)
+
+    def _of_cells(self, chosen: int | None) -> Plan:
+        """As many cells as chosen, or as a default start takes, for all slots together."""
+        wanted = chosen or self._default_cells()
+        plan = self._with(self._shared_out(wanted))
+        limit = self._available if chosen is not None else self._automatic_limit()
+        if plan.needed_bytes <= limit:
+            return plan
+        if chosen is not None:
+            raise self._too_large(plan)
+
+        def largest(most: int) -> int:
+            def fits(n: int) -> bool:
+                return self._with(self._shared_out(n * _STEP)).needed_bytes <= most
+
+            return _STEP * _largest(wanted // _STEP, fits)
+
+        cells = largest(limit) or largest(self._available)
+        if not cells:
+            shortest = min(_STEP, self._model.trained_context_length)
+            raise self._too_large(self._at(shortest, self._settings.slots))
+        return replace(self._with(self._shared_out(cells)), capped=True)
+
+    def _default_cells(self) -> int:
+        trained, slots = self._model.trained_context_length, self._settings.slots
+        few, many = (self._layout(n, slots, True).kv for n in (1 << 13, 1 << 14))
+        for_all = slots * trained
+        if many > few:
+            for_all = min(for_all, _DEFAULT_BYTES * (1 << 13) // (many - few) // _STEP * _STEP)
+        return max(min(trained, _DEFAULT_LENGTH), min(for_all, _MOST_CELLS))
+
+    def _shared_out(self, cells: int) -> KvCache:
+        """A part of the cells for each slot where the parts are long enough, else one pool."""
+        settings, slots = self._settings, self._settings.slots
+        length = settings.context_length or min(self._model.trained_context_length, cells)
+        if length > cells:
+            raise ConfigError(
+                f"--context-length is {length}, which is more than --kv-cells ({cells}); it must "
+                "not be larger.",
+                field="context_length",
+            )
+        if settings.kv_unified is False and slots * length > cells:
+            length = max(cells // slots // _STEP * _STEP, min(_STEP, length))
+        unified = settings.kv_unified
+        if unified is None:
+            unified = slots * length > cells
+        if not unified:
+            return a_part_each(replace(settings, kv_unified=False), length)
+        reason = f"{cells:,} cells in one pool, of which a sequence may have {length:,}"
+        return KvCache(cells, length, True, reason)
+
+    def _with_host_room(self, plan: Plan) -> Plan:
+        """A GPU worker takes some of the host's memory too."""
+        host_bytes, available = sum(plan.host_parts.values()), self._budget.memory_available_bytes
+        if host_bytes > available:
+            raise InsufficientVram(
+                f"{host_bytes:,} bytes of the host's memory are needed beside {plan.device}, "
+                f"{available:,} are available.",
+                **plan.as_dict() | {"needed_bytes": host_bytes, "available_bytes": available},
+            )
+        return plan
+
+    def _at(self, context_length: int, slots: int) -> Plan:
+        return self._with(a_part_each(replace(self._settings, slots=slots), context_length), slots)
+
+    def _with(self, kv: KvCache, slots: int | None = None) -> Plan:
+        slots = slots or self._settings.slots
+        cells = kv.context_length if self._embeds else kv.cells
+        layout = self._layout(cells, slots, kv.unified)
+        on_gpu = self._device is not None
+        parts = {
+            "weights": self._weight_bytes,
+            "kv": layout.kv,
+            "compute": layout.compute,
+            "output": 0 if on_gpu else layout.output,
+            "margin": self._margin,
+        }
+        host = {
+            "weights": self._weights.host_bytes,
+            "compute": layout.host_compute,
+            "output": layout.output,
+        }
+        if layout.snapshots:
+            (host if on_gpu else parts)["snapshots"] = layout.snapshots
+        return Plan(
+            model=self._model_ref,
+            device=self._device.name if self._device else "CPU",
+            parts=parts,
+            available_bytes=self._available,
+            host_parts=host if on_gpu else {},
+            context_length=kv.context_length,
+            trained_context_length=self._model.trained_context_length,
+            slots=slots,
+            kv_cells=kv.cells,
+            kv_unified=kv.unified,
+            kv_reason=kv.reason,
+            mapped_beside_bytes=self._mapped_beside_bytes,
+        )
+
+    def _lay_out(self, cells: int, slots: int, unified: bool) -> _Layout:
+        if cells <= _EXACT_CELLS:
+            return self._lay_out_exactly(cells, slots, unified)
+        # llama.cpp keeps books on every cell even where it allocates nothing, so a cache that is
+        # far too large would take minutes to lay out. From here on all parts grow evenly.
+        unit = _STEP if unified else _STEP * slots
+        nearer = max(_EXACT_CELLS // 2 // unit, 1) * unit
+        first, second = (self._layout(nearer * n, slots, unified) for n in (1, 2))
+        steps = (cells - 2 * nearer) / nearer
+        return _Layout(
+            *(
+                round(
+                    getattr(second, part) + steps * (getattr(second, part) - getattr(first, part))
+                )
+                for part in _Layout.__slots__
+            )
+        )
+
+    def _lay_out_exactly(self, cells: int, slots: int, unified: bool) -> _Layout:
+        settings = replace(self._settings, slots=slots)
+        length = cells if unified or self._embeds else cells // slots
+        kv = KvCache(cells, length, unified)
+        options = context_options(settings, kv, threads=1, embeds=self._embeds)
+        try:
+            context = Context(self._model, options)
+        except VramOom as error:
+            # Nothing is allocated here, so it is the settings that do not go with the model.
+            raise ConfigError(
+                f"The model cannot run with {slots} slots of {length:,} tokens, --kv-type "
+                f"{settings.kv_type} and --flash-attention {settings.flash_attention}: "
+                f"{error.message}."
+            ) from error
+        try:
+            report = parse(context.load_log)
+            takes_snapshots = settings.prefix_cache and not context.cuts_anywhere
+        finally:
+            context.close()
+        own = self._own_types()
+        # Backends that compute in the same memory (BLAS beside the CPU) share one buffer, but
+        # each of them names it here.
+        computes = {b.device: b.size_bytes for b in report.buffers if b.kind == "compute"}
+        return _Layout(
+            kv=report.kv_bytes,
+            compute=sum(size for device, size in computes.items() if not own or device in own),
+            host_compute=sum(
+                size for device, size in computes.items() if own and device not in own
+            ),
+            output=report.bytes_of("output"),
+            snapshots=settings.snapshot_mib * _MIB if takes_snapshots else 0,
+        )
+
+    def _own_types(self) -> frozenset[str]:
+        if self._device is None:
+            return frozenset()
+        return frozenset({self._device.name, placement.buffer_type_name(self._device)})
+
+    # --- what fits -----------------------------------------------------------------------
+
+    def _available_bytes(self) -> int:
+        if self._device is None:
+            return self._budget.memory_available_bytes
+        memory = library.memory_of(self._device)
+        if memory.total_bytes == 0:  # it has no memory of its own to report
+            return self._budget.memory_available_bytes
+        return memory.free_bytes
+
+    def _automatic_limit(self) -> int:
+        """A GPU is the worker's own; a host's memory is shared, so half of the rest is left."""
+        if self._device is not None:
+            return self._available
+        smallest = self._at(_STEP, self._settings.slots)
+        fixed = smallest.needed_bytes - smallest.parts["kv"]
+        if fixed > self._available:
+            return self._available
+        return int(fixed + (self._available - fixed) * _AUTOMATIC_SHARE)
+
+    def _largest_length(self, slots: int, most: int, limit: int) -> int:
+        return _STEP * _largest(
+            most // _STEP, lambda n: self._at(n * _STEP, slots).needed_bytes <= limit
+        )
+
+    def _too_large(self, plan: Plan) -> InsufficientVram:
+        trained = self._model.trained_context_length
+        most = max(trained, plan.context_length)
+        length = self._largest_length(plan.slots, most, self._available)
+        slots = _largest(
+            plan.slots - 1,
+            lambda n: self._at(plan.context_length, n).needed_bytes <= self._available,
+        )
+        return replace(plan, largest_context_length=length, largest_slots=slots).refusal()
+
+
+def _largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that fits, 0 when none does; fitting is monotonic."""
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low

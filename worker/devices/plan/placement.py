@@ -1,0 +1,271 @@
+"""Where each weight goes and what it takes there, asked of ggml tensor by tensor.
+
+Nothing is loaded for it: a tensor's type and shape from the header are enough for ggml to say how
+many bytes it takes on a device and whether the device has a kernel for it. Runs in the engine
+process and in command processes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+
+from worker.llama import library
+from worker.models.gguf.header import GgufHeader
+from worker.models.gguf.tensors import TensorEntry, tensor_types
+
+LOOKED_UP = frozenset(
+    {
+        "token_embd.weight",
+        "position_embd.weight",
+        "token_types.weight",
+        "per_layer_token_embd.weight",
+    }
+)
+"""Tensors of the input layer: rows are taken from them. llama.cpp keeps them on the host."""
+_EXPERTS = re.compile(r"_exps\.weight$")
+_PROBED_ROWS = 512
+_META_BYTES = 1 << 20
+_BUFFER_OFFSET = 8
+"""Of `buffer` in `ggml_tensor`, behind its 4-byte type and padding."""
+_TYPE_F32, _TYPE_I32 = 0, 26
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Where the weights of one model go."""
+
+    device_bytes: int
+    """On the chosen device; for a CPU backend in memory."""
+    host_bytes: int
+    """On the host although a GPU was chosen; 0 for a CPU backend."""
+    host_tensors: tuple[str, ...]
+    placed: tuple[str, ...]
+    """Tensors of the input layer that we tell llama.cpp to put on the device."""
+    mapped_beside_bytes: int = 0
+    """Of a mapped file: pages of tensors that were repacked, in memory until others need it."""
+
+
+def place(header: GgufHeader, device: library.Device | None, *, repack: bool = True) -> Weights:
+    """Place every tensor; with `repack` the CPU backend's faster layouts count as it uses them."""
+    with _meta_tensors() as meta:
+        if device is None:
+            return _place_on_cpu(header, meta, repack)
+        return _place_on_gpu(header, device, meta)
+
+
+def tensor_placement(
+    header: GgufHeader, device: library.Device | None
+) -> tuple[tuple[str, int], ...]:
+    """Patterns that put the input layer on the device, for `LoadOptions.tensor_placement`."""
+    if device is None:
+        return ()
+    buffer_type = _lib().ggml_backend_dev_buffer_type(device.handle)
+    return tuple((f"^{re.escape(name)}$", buffer_type) for name in place(header, device).placed)
+
+
+def buffer_type_name(device: library.Device) -> str:
+    """What llama.cpp's log calls the device's memory: `CUDA0`, `RPC0[host:port]`…"""
+    lib = _lib()
+    name: bytes = lib.ggml_backend_buft_name(lib.ggml_backend_dev_buffer_type(device.handle))
+    return name.decode()
+
+
+def _place_on_gpu(header: GgufHeader, device: library.Device, meta: _Meta) -> Weights:
+    buffer_type = _lib().ggml_backend_dev_buffer_type(device.handle)
+    device_bytes = host_bytes = 0
+    host: list[str] = []
+    placed: list[str] = []
+    for tensor in header.tensors:
+        size = meta.allocated_bytes(tensor, buffer_type)
+        if tensor.name not in LOOKED_UP:
+            device_bytes += size
+        elif meta.takes_rows(tensor, device, buffer_type):
+            placed.append(tensor.name)
+            device_bytes += size
+        else:
+            host.append(tensor.name)
+            host_bytes += tensor.n_bytes
+            if tensor.name == "token_embd.weight" and _is_tied(header):
+                device_bytes += size  # the output layer's own copy
+    return Weights(device_bytes, host_bytes, tuple(host), tuple(placed))
+
+
+def _place_on_cpu(header: GgufHeader, meta: _Meta, repack: bool) -> Weights:
+    [cpu, *_] = [device for device in library.devices() if device.kind == "cpu"]
+    plain_type = _lib().ggml_backend_dev_buffer_type(cpu.handle)
+    faster = _extra_buffer_types(cpu) if repack else []
+    n_used = header.metadata.get(f"{header.architecture}.expert_used_count", 1)
+    n_experts = n_used if isinstance(n_used, int) else 1
+    plain: list[TensorEntry] = []
+    total = 0
+    for tensor in header.tensors:
+        kinds = [b for b in faster if meta.multiplies(tensor, cpu, b, n_experts)]
+        looked_up = tensor.name in LOOKED_UP
+        if looked_up or not kinds:
+            plain.append(tensor)
+            total += meta.allocated_bytes(tensor, plain_type)
+        is_output_too = tensor.name == "token_embd.weight" and _is_tied(header)
+        if kinds and (is_output_too or not looked_up):
+            total += meta.allocated_bytes(tensor, kinds[0])
+    beside = _mapped_bytes(plain) - sum(tensor.n_bytes for tensor in plain)
+    return Weights(total, 0, (), (), beside)
+
+
+def _mapped_bytes(tensors: list[TensorEntry]) -> int:
+    """llama.cpp maps each file from the first to the last tensor that it uses in place."""
+    ends: dict[int, tuple[int, int]] = {}
+    for tensor in tensors:
+        first, last = ends.get(tensor.part, (tensor.offset, 0))
+        ends[tensor.part] = (
+            min(first, tensor.offset),
+            max(last, tensor.offset + tensor.n_bytes),
+        )
+    return sum(last - first for first, last in ends.values())
+
+
+def _is_tied(header: GgufHeader) -> bool:
+    """Whether the output layer uses the input embedding's weights; an encoder has no such layer."""
+    names = {tensor.name for tensor in header.tensors}
+    # LFM2 calls its output norm as encoders call the one behind their embedding.
+    has_output = "output_norm.weight" in names or header.architecture.startswith("lfm2")
+    return has_output and "output.weight" not in names
+
+
+def _extra_buffer_types(cpu: library.Device) -> list[int]:
+    """The CPU backend's repacking buffer types, best first."""
+    lib = _lib()
+    registry = lib.ggml_backend_dev_backend_reg(cpu.handle)
+    address = lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
+    if not address:
+        return []
+    prototype = ctypes.CFUNCTYPE(ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)
+    entries = prototype(address)(cpu.handle)
+    found: list[int] = []
+    while entries and (entry := entries[len(found)]):
+        found.append(entry)
+    return found
+
+
+class _Meta:
+    """Tensors without data, made to ask ggml about them."""
+
+    def __init__(self, context: int) -> None:
+        self._context = context
+        self._dummies: dict[int, int] = {}
+
+    def allocated_bytes(self, tensor: TensorEntry, buffer_type: int) -> int:
+        """What the tensor takes in a buffer of that type, padding included."""
+        lib = _lib()
+        size = int(lib.ggml_backend_buft_get_alloc_size(buffer_type, self._tensor(tensor)))
+        alignment = int(lib.ggml_backend_buft_get_alignment(buffer_type))
+        self._reset()
+        return -(-size // alignment) * alignment
+
+    def takes_rows(self, tensor: TensorEntry, device: library.Device, buffer_type: int) -> bool:
+        """Whether the device can look rows up in a tensor of this type and shape."""
+        lib = _lib()
+        weight = self._tensor(tensor, buffer_type)
+        rows = self._new(_TYPE_I32, (_PROBED_ROWS,))
+        answer = lib.ggml_backend_dev_supports_op(
+            device.handle, lib.ggml_get_rows(self._context, weight, rows)
+        )
+        self._reset()
+        return bool(answer)
+
+    def multiplies(
+        self, tensor: TensorEntry, device: library.Device, buffer_type: int, n_experts: int
+    ) -> bool:
+        """Whether a matrix in that buffer type can be multiplied with, as llama.cpp would ask."""
+        if len(tensor.shape) < 2 or not tensor.name.endswith(".weight"):
+            return False
+        lib = _lib()
+        weight = self._tensor(tensor, buffer_type)
+        width = tensor.shape[0]
+        if _EXPERTS.search(tensor.name):
+            ids = self._new(_TYPE_I32, (n_experts, _PROBED_ROWS))
+            vectors = self._new(_TYPE_F32, (width, n_experts, _PROBED_ROWS))
+            product = lib.ggml_mul_mat_id(self._context, weight, vectors, ids)
+        else:
+            vectors = self._new(_TYPE_F32, (width, _PROBED_ROWS, *tensor.shape[2:]))
+            product = lib.ggml_mul_mat(self._context, weight, vectors)
+        answer = lib.ggml_backend_dev_supports_op(device.handle, product)
+        self._reset()
+        return bool(answer)
+
+    def _tensor(self, tensor: TensorEntry, buffer_type: int | None = None) -> int:
+        address = self._new(_type_ids()[tensor.type_name], tensor.shape)
+        if buffer_type is not None:
+            if buffer_type not in self._dummies:
+                self._dummies[buffer_type] = _lib().ggml_backend_buft_alloc_buffer(buffer_type, 0)
+            field = ctypes.c_void_p.from_address(address + _BUFFER_OFFSET)
+            field.value = self._dummies[buffer_type]
+        return address
+
+    def _new(self, type_id: int, shape: tuple[int, ...]) -> int:
+        dimensions = (ctypes.c_int64 * len(shape))(*shape)
+        address: int = _lib().ggml_new_tensor(self._context, type_id, len(shape), dimensions)
+        return address
+
+    def _reset(self) -> None:
+        _lib().ggml_reset(self._context)
+
+    def close(self) -> None:
+        for buffer in self._dummies.values():
+            _lib().ggml_backend_buffer_free(buffer)
+
+
+@cache
+def _type_ids() -> dict[str, int]:
+    return {name: number for number, (name, *_) in tensor_types().items()}
+
+
+class _InitParams(ctypes.Structure):
+    _fields_ = [
+        ("mem_size", ctypes.c_size_t),
+        ("mem_buffer", ctypes.c_void_p),
+        ("no_alloc", ctypes.c_bool),
+    ]
+
+
+@contextmanager
+def _meta_tensors() -> Iterator[_Meta]:
+    context = _lib().ggml_init(_InitParams(_META_BYTES, None, True))
+    meta = _Meta(context)
+    try:
+        yield meta
+    finally:
+        meta.close()
+        _lib().ggml_free(context)
+
+
+@cache
+def _lib() -> ctypes.CDLL:
+    """ggml's tensor and buffer-type functions, on the library that is already loaded."""
+    lib = ctypes.CDLL("libggml", handle=library.ggml()._handle)
+    size_t, pointer, integer, flag = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int, ctypes.c_bool
+    for name, result, arguments in (
+        ("ggml_init", pointer, [_InitParams]),
+        ("ggml_reset", None, [pointer]),
+        ("ggml_free", None, [pointer]),
+        ("ggml_new_tensor", pointer, [pointer, integer, integer, ctypes.POINTER(ctypes.c_int64)]),
+        ("ggml_get_rows", pointer, [pointer, pointer, pointer]),
+        ("ggml_mul_mat", pointer, [pointer, pointer, pointer]),
+        ("ggml_mul_mat_id", pointer, [pointer, pointer, pointer, pointer]),
+        ("ggml_backend_dev_supports_op", flag, [pointer, pointer]),
+        ("ggml_backend_dev_buffer_type", pointer, [pointer]),
+        ("ggml_backend_dev_backend_reg", pointer, [pointer]),
+        ("ggml_backend_reg_get_proc_address", pointer, [pointer, ctypes.c_char_p]),
+        ("ggml_backend_buft_name", ctypes.c_char_p, [pointer]),
+        ("ggml_backend_buft_get_alignment", size_t, [pointer]),
+        ("ggml_backend_buft_get_alloc_size", size_t, [pointer, pointer]),
+        ("ggml_backend_buft_alloc_buffer", pointer, [pointer, size_t]),
+        ("ggml_backend_buffer_free", None, [pointer]),
+    ):
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    return lib

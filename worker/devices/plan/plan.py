@@ -1,0 +1,152 @@
+"""A memory plan as a value: its parts, its verdict and how it is shown.
+
+Pure data; frozen, so it may cross threads and processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from itertools import accumulate
+from typing import Any
+
+from worker.errors import InsufficientVram
+
+_MIB = 1 << 20
+_BAR_WIDTH = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    model: str
+    device: str
+    parts: Mapping[str, int]
+    """Bytes on the device: `weights`, `kv`, `compute`, `output`, `margin`, and `snapshots` where
+    they will be taken."""
+    available_bytes: int
+    """Free on the device now; for a CPU what the host or the control group leaves."""
+    context_length: int
+    """Tokens that one sequence may hold."""
+    trained_context_length: int
+    slots: int
+    kv_cells: int = 0
+    """KV cells of all sequences together."""
+    kv_unified: bool = False
+    """The sequences share them; else each slot has an equal part."""
+    kv_reason: str = ""
+    """What was chosen, in words."""
+    host_parts: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that a GPU worker takes on the host."""
+    mapped_beside_bytes: int = 0
+    """Of the mapped file, beside `weights`: in memory as long as nobody else needs the room."""
+    capped: bool = False
+    """There are fewer cells than a default start takes, because those would not fit."""
+    largest_context_length: int | None = None
+    """With these slots; set where the plan does not fit, 0 when nothing does."""
+    largest_slots: int | None = None
+    """With this context length; set where the plan does not fit, 0 when nothing does."""
+
+    @property
+    def needed_bytes(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.needed_bytes <= self.available_bytes
+
+    def refusal(self) -> InsufficientVram:
+        """The error for a plan that does not fit, with what would."""
+        return InsufficientVram(
+            f"The model does not fit on {self.device}: {self.needed_bytes:,} bytes are needed "
+            f"({self._parts_sentence()}), {self.available_bytes:,} are available. {self._advice()}",
+            **self.as_dict(),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "device": self.device,
+            "fits": self.fits,
+            "needed_bytes": self.needed_bytes,
+            "available_bytes": self.available_bytes,
+            "parts": dict(self.parts),
+            "host_parts": dict(self.host_parts),
+            "mapped_beside_bytes": self.mapped_beside_bytes,
+            "context_length": self.context_length,
+            "trained_context_length": self.trained_context_length,
+            "capped": self.capped,
+            "slots": self.slots,
+            "kv_cells": self.kv_cells,
+            "kv_unified": self.kv_unified,
+            "kv_reason": self.kv_reason,
+            "largest_context_length": self.largest_context_length,
+            "largest_slots": self.largest_slots,
+        }
+
+    @classmethod
+    def from_dict(cls, shown: Mapping[str, Any]) -> Plan:
+        """The plan behind `as_dict`, such as in the details of a refusal."""
+        return cls(**{each.name: shown[each.name] for each in fields(cls)})
+
+    def as_table(self) -> str:
+        """For people: one row a part, in MiB, each with its bar in the map of the device."""
+        sharing = "share" if self.kv_unified else "×"
+        shared = f"{self.kv_cells:,} cells, each up to " if self.kv_unified else ""
+        shape = f"{self.slots} slots {sharing} {shared}{self._length_sentence()}"
+        lines = [f"{self.model} on {self.device}: {shape}"]
+        lines += self.memory_map()
+        if self.host_parts:
+            lines.append("  on the host:")
+            lines += [
+                f"    {name:<10}{size / _MIB:>14,.2f} MiB" for name, size in self.host_parts.items()
+            ]
+        if self.mapped_beside_bytes:
+            size = self.mapped_beside_bytes / _MIB
+            lines.append(f"  (and up to {size:,.2f} MiB of the mapped file, which gives way)")
+        lines.append("It fits." if self.fits else f"It does not fit. {self._advice()}")
+        return "\n".join(lines)
+
+    def memory_map(self) -> list[str]:
+        """A row a part; the bars follow each other, to scale with what is available or needed."""
+        rows = [
+            (name, size, begin)
+            for (name, size), begin in zip(
+                self.parts.items(), accumulate(self.parts.values(), initial=0), strict=False
+            )
+        ]
+        rows += [("needed", self.needed_bytes, 0), ("available", self.available_bytes, 0)]
+        whole = max(self.needed_bytes, self.available_bytes, 1)
+        return [
+            f"  {name:<12}{size / _MIB:>14,.2f} MiB  {_bar(begin / whole, size / whole)}".rstrip()
+            for name, size, begin in rows
+        ]
+
+    def _length_sentence(self) -> str:
+        text = f"{self.context_length:,} tokens"
+        if self.capped and self.context_length < self.trained_context_length:
+            text += f" (of the model's {self.trained_context_length:,}, as many as fit)"
+        return text
+
+    def _parts_sentence(self) -> str:
+        return ", ".join(f"{name} {size:,}" for name, size in self.parts.items() if size)
+
+    def _advice(self) -> str:
+        options = []
+        if self.largest_context_length:
+            options.append(
+                f"--context-length {self.largest_context_length} with {self.slots} slots"
+            )
+        if self.largest_slots:
+            options.append(f"--slots {self.largest_slots} with {self.context_length} tokens each")
+        if not options:
+            return "Not even one slot with the shortest context would fit; use a smaller model."
+        return f"What would fit: {' or '.join(options)}."
+
+
+def _bar(begin: float, share: float) -> str:
+    """A bar from `begin` on, in shares of the whole; something that is there is seen."""
+    first = round(begin * _BAR_WIDTH)
+    n_cells = round((begin + share) * _BAR_WIDTH) - first
+    if n_cells:
+        return " " * first + "█" * n_cells
+    return " " * min(first, _BAR_WIDTH - 1) + "▏" if share > 0 else ""

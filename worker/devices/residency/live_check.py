@@ -1,0 +1,127 @@
+"""Is the device still there, and does it still hold what this process put on it?
+
+Asks the selected device alone, on the engine process's intake thread and beside the engine thread,
+so nothing here may wait long or touch the context. Native drivers tend to end the process when
+their device is gone; so what can be asked without them is asked first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+from worker.devices.select import Selected
+from worker.errors import ResidencyViolation
+from worker.llama import library
+from worker.wire.engine_info import Residency
+
+_LEAST_SHARE = 0.9
+"""Of the bytes that were put on the device, what must at least be in use there."""
+_SWAPPED_SHARE = 0.05
+_NVML_SUCCESS = 0
+_NVML_LOST = (15, 16)
+"""The GPU is lost; the GPU must be reset."""
+_UNKNOWN_BYTES = (1 << 64) - 1
+_MOST_PROCESSES = 256
+
+
+def check(selected: Selected, residency: Residency, *, locked: bool = False) -> None:
+    """
+    Raises:
+        ResidencyViolation: the device is gone, is another one, or no longer holds the model.
+    """
+    device = selected.device
+    if device is None:
+        _check_memory(residency, locked)
+        return
+    own_bytes = _nvidia_bytes_of_this_process(device) if device.registry == "CUDA" else None
+    if all(known.handle != device.handle for known in library.devices()):
+        raise ResidencyViolation(f"{device.name} is no longer the device that the model is on.")
+    memory = library.memory_of(device)
+    if memory.total_bytes != selected.total_bytes:
+        raise ResidencyViolation(f"{device.name} is no longer the device that the model is on.")
+    used_bytes = memory.total_bytes - memory.free_bytes if own_bytes is None else own_bytes
+    if used_bytes < residency.device_bytes * _LEAST_SHARE:
+        whose = "in use" if own_bytes is None else "in use by this worker"
+        raise ResidencyViolation(
+            f"{device.name} has {used_bytes:,} bytes {whose}, less than the "
+            f"{residency.device_bytes:,} bytes of the model that were put there.",
+            used_bytes=used_bytes,
+            device_bytes=residency.device_bytes,
+        )
+
+
+def _check_memory(residency: Residency, locked: bool) -> None:
+    """For a CPU worker the device is memory: what was swapped out is not in it."""
+    if sys.platform != "linux" or not locked:
+        return
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmSwap:"):
+            swapped_bytes = int(line.split()[1]) * 1024
+            if swapped_bytes > residency.device_bytes * _SWAPPED_SHARE:
+                raise ResidencyViolation(
+                    f"{swapped_bytes:,} bytes of this process were swapped out although memory "
+                    "was to be locked.",
+                    swapped_bytes=swapped_bytes,
+                )
+
+
+class _ProcessInfo(ctypes.Structure):
+    """`nvmlProcessInfo_v2_t`."""
+
+    _fields_ = [
+        ("pid", ctypes.c_uint),
+        ("used_bytes", ctypes.c_ulonglong),
+        ("gpu_instance_id", ctypes.c_uint),
+        ("compute_instance_id", ctypes.c_uint),
+    ]
+
+
+def _nvidia_bytes_of_this_process(device: library.Device) -> int | None:
+    """What NVIDIA's management library counts for this process on this device.
+
+    It notices a lost or revoked GPU and says so in a return code. `None` where it is absent, or
+    does not know this process, as in a container with process numbers of its own.
+
+    Raises:
+        ResidencyViolation: the driver has lost this device.
+    """
+    pci_id = library.pci_id_of(device)
+    nvml = _nvml(pci_id) if pci_id is not None else None
+    if nvml is None or pci_id is None:
+        return None
+    handle = ctypes.c_void_p()
+    code = nvml.nvmlDeviceGetHandleByPciBusId_v2(pci_id.encode(), ctypes.byref(handle))
+    if code != _NVML_SUCCESS:
+        raise _lost(nvml, code)
+    processes = (_ProcessInfo * _MOST_PROCESSES)()
+    count = ctypes.c_uint(_MOST_PROCESSES)
+    code = nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), processes)
+    if code in _NVML_LOST:
+        raise _lost(nvml, code)
+    n_known = count.value if code == _NVML_SUCCESS else 0
+    own = [each.used_bytes for each in processes[:n_known] if each.pid == os.getpid()]
+    return own[0] if own and own[0] != _UNKNOWN_BYTES else None
+
+
+def _lost(nvml: ctypes.CDLL, code: int) -> ResidencyViolation:
+    reason: bytes = nvml.nvmlErrorString(code)
+    return ResidencyViolation(f"The NVIDIA driver has lost the GPU: {reason.decode()}.")
+
+
+@cache
+def _nvml(pci_id: str) -> ctypes.CDLL | None:
+    """`None` where the library is absent or did not know the device from the start."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    nvml.nvmlErrorString.restype = ctypes.c_char_p
+    handle = ctypes.c_void_p()
+    if nvml.nvmlInit_v2() != _NVML_SUCCESS:
+        return None
+    code = nvml.nvmlDeviceGetHandleByPciBusId_v2(pci_id.encode(), ctypes.byref(handle))
+    return nvml if code == _NVML_SUCCESS else None

@@ -1,0 +1,243 @@
+"""llama.cpp's own account of a load, read line by line: which buffer lies where, and how large.
+
+Placement is told nowhere but in the log, so its wording is part of the interface: the patterns
+below are those of the pinned release, and a line about placement that none of them knows is an
+error, never skipped. Pure text; runs wherever a model is loaded or planned.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from worker.errors import ResidencyViolation
+from worker.wire.engine_info import Buffer, BufferKind
+
+_MIB = 1024 * 1024
+
+# Functions of llama.cpp whose every line must be understood.
+_PLACING = re.compile(
+    r"^(load_tensors|done_getting_tensors|llama_kv_cache\w*|llama_memory_\w+|llama_dsv4\w*|"
+    r"llama_context|sched_reserve)\b"
+)
+_MENTIONS_BUFFER = re.compile(r"buffer size|assigned to device|\bdev = ")
+
+# Lines of those functions that say nothing about where something lies.
+_SILENT = [
+    re.compile(pattern)
+    for pattern in (
+        r"load_tensors: loading model tensors, this can take a while\.\.\. \(load_mode = .+\)$",
+        r"load_tensors: offloading output layer to GPU$",
+        r"load_tensors: offloading \d+ repeating layers to GPU$",
+        r"load_tensors: enabling prefetch for '.+'$",
+        r"done_getting_tensors: partial load .+$",
+        r"llama_context: constructing llama_context$",
+        r"llama_context: (n_seq_max|n_ctx|n_ctx_seq|n_batch|n_ubatch|causal_attn|flash_attn|"
+        r"kv_unified|freq_base|freq_scale|n_rs_seq|n_outputs_max|n_outputs_max_per_seq) += \S+$",
+        r"llama_context: n_ctx_seq \(\d+\) [<>] n_ctx_train \(\d+\) -- .+$",
+        r"llama_context: n_ctx is not divisible by n_seq_max - rounding down to \d+$",
+        r"llama_context: setting new yarn_attn_factor = .+$",
+        r"llama_context: n_rs_seq=\d+ requested but .+$",
+        r"llama_context: (enumerating backends|backend_ptrs\.size\(\) = \d+)$",
+        r"llama_context: (pipeline parallelism enabled|graph reuse disabled)$",
+        r"llama_context: setting backend sampler for seq_id \d+ \(n = \d+\)$",
+        r"llama_kv_cache\w*: attn_rot_[kv] = .+$",
+        r"llama_kv_cache\w*: attention rotation force disabled .+$",
+        r"llama_kv_cache\w*: the V embeddings have different sizes across layers .+$",
+        r"llama_kv_cache\w*: using full-size SWA cache .+$",
+        r"llama_(kv_cache|memory)\w*: creating .*(KV cache|state).*$",
+        r"llama_kv_cache\w*: reusing layers:$",
+        r"llama_kv_cache\w*: - layer +\d+: (no reuse|filtered|reuse layer \d+, is_swa = \d)$",
+        r"llama_kv_cache\w*: layer +\d+: (filtered|does not have KV cache|sharing with layer .+)$",
+        r"llama_kv_cache\w*: kv_size = \d+ overridden to \d+ .+$",
+        r"llama_memory_recurrent: layer +\d+: skipped$",
+        r"sched_reserve: reserving \.\.\.$",
+        r"sched_reserve: max_nodes = \d+$",
+        r"sched_reserve: reserving full memory module$",
+        r"sched_reserve: worst-case: n_tokens = \d+, n_seqs = \d+, n_outputs = \d+$",
+        r"sched_reserve: reserve took .+$",
+        r"sched_reserve: compute buffer allocation failed, retrying without pipeline parallelism$",
+    )
+]
+
+
+@dataclass(slots=True)
+class LoadReport:
+    """Everything that the lines of a model load and of a context creation say."""
+
+    buffers: list[Buffer] = field(default_factory=list)
+    layer_devices: dict[int, str] = field(default_factory=dict)
+    """Device of each layer; the output layer counts as the last one."""
+    offloaded_layers: int | None = None
+    total_layers: int | None = None
+    kv_layer_devices: dict[int, str] = field(default_factory=dict)
+    kv_layers_announced: int = 0
+    """Layers that the caches say they have, and those whose device is told."""
+    kv_layers_told: int = 0
+    kv_bytes: int = 0
+    """From the caches' own sums, which are right even where nothing is allocated."""
+    splits: int = 0
+    """Parts that a compute graph is cut into, each on another device than its neighbours."""
+    overridden: dict[str, str] = field(default_factory=dict)
+    """Buffer type by tensor, where a placement overruled llama.cpp's choice."""
+    unused_bytes: int = 0
+    """Of tensors in the file that llama.cpp does not load."""
+    not_locked: str | None = None
+    """Why memory could not be locked, in llama.cpp's words."""
+
+    def bytes_of(self, kind: str) -> int:
+        return sum(buffer.size_bytes for buffer in self.buffers if buffer.kind == kind)
+
+
+def parse(lines: Iterable[str]) -> LoadReport:
+    """
+    Raises:
+        ResidencyViolation: a line about placement is worded in a way that is not known.
+    """
+    report = LoadReport()
+    for raw in lines:
+        line = raw.rstrip()
+        if not _apply(report, line) and _speaks_of_placement(line):
+            raise ResidencyViolation(
+                f"llama.cpp reports on placement in unknown words, so nothing can be proven: "
+                f"{line.strip()!r}. Use the llama-cpp-python release that this worker is pinned "
+                "to.",
+                line=line.strip(),
+            )
+    return report
+
+
+def _apply(report: LoadReport, line: str) -> bool:
+    for pattern, apply in _TELLING:
+        if match := pattern.match(line):
+            apply(report, match)
+            return True
+    return False
+
+
+def _speaks_of_placement(line: str) -> bool:
+    if not _PLACING.match(line):
+        return bool(_MENTIONS_BUFFER.search(line)) and not line.startswith("resolve_fused_ops:")
+    return not any(pattern.match(line) for pattern in _SILENT)
+
+
+def _bytes(mebibytes: str) -> int:
+    return round(float(mebibytes) * _MIB)
+
+
+def _buffer(kind: BufferKind) -> Callable[[LoadReport, re.Match[str]], None]:
+    def apply(report: LoadReport, match: re.Match[str]) -> None:
+        report.buffers.append(Buffer(kind, match["device"], _bytes(match["size"])))
+
+    return apply
+
+
+def _layer(report: LoadReport, match: re.Match[str]) -> None:
+    report.layer_devices[int(match["layer"])] = match["device"]
+
+
+def _kv_layer(report: LoadReport, match: re.Match[str]) -> None:
+    report.kv_layers_told += 1
+    _state_layer(report, match)
+
+
+def _state_layer(report: LoadReport, match: re.Match[str]) -> None:
+    """A layer may keep several caches or states; they are together on one device or named both."""
+    layer, device = int(match["layer"]), match["device"]
+    known = report.kv_layer_devices.get(layer, device)
+    report.kv_layer_devices[layer] = (
+        known if device in known.split(" and ") else f"{known} and {device}"
+    )
+
+
+def _offloaded(report: LoadReport, match: re.Match[str]) -> None:
+    report.offloaded_layers = int(match["count"])
+    report.total_layers = int(match["total"])
+
+
+def _kv_sum(report: LoadReport, match: re.Match[str]) -> None:
+    report.kv_bytes += _bytes(match["size"])
+    report.kv_layers_announced += int(match["layers"])
+
+
+def _recurrent_sum(report: LoadReport, match: re.Match[str]) -> None:
+    report.kv_bytes += _bytes(match["size"])
+
+
+def _splits(report: LoadReport, match: re.Match[str]) -> None:
+    report.splits = max(int(count) for count in match["splits"].split(" / "))
+
+
+def _overridden(report: LoadReport, match: re.Match[str]) -> None:
+    report.overridden[match["tensor"]] = match["device"]
+
+
+def _unused(report: LoadReport, match: re.Match[str]) -> None:
+    report.unused_bytes += int(match["size"])
+
+
+def _not_locked(report: LoadReport, match: re.Match[str]) -> None:
+    report.not_locked = match["reason"]
+
+
+def _ignore(_report: LoadReport, _match: re.Match[str]) -> None:
+    """A line that names a device without placing anything there."""
+
+
+_SIZE = r"(?P<size>[\d.]+) MiB"
+_TELLING: list[tuple[re.Pattern[str], Callable[[LoadReport, re.Match[str]], None]]] = [
+    (re.compile(pattern), apply)
+    for pattern, apply in (
+        (rf"load_tensors: +(?P<device>\S+) model buffer size = +{_SIZE}$", _buffer("weights")),
+        (
+            r"load_tensors: layer +(?P<layer>\d+) assigned to device (?P<device>[^,]+), "
+            r"is_swa = \d$",
+            _layer,
+        ),
+        (r"load_tensors: offloaded (?P<count>\d+)/(?P<total>\d+) layers to GPU$", _offloaded),
+        (
+            r"tensor (?P<tensor>\S+) \(\d+ MiB \w+\) buffer type overridden to (?P<device>\S+)$",
+            _overridden,
+        ),
+        (
+            r"done_getting_tensors: tensor '.+' \(\w+\) \(and \d+ others\) cannot be used with "
+            r"preferred buffer type \S+, using \S+ instead$",
+            _ignore,
+        ),
+        (r"model has unused tensor \S+ \(size = (?P<size>\d+) bytes\) -- ignoring$", _unused),
+        (r"warning: (?P<reason>(failed to mlock|mlock not supported).*)$", _not_locked),
+        (
+            rf"llama_adapter_lora_init_impl: +(?P<device>\S+) LoRA buffer size = +{_SIZE}$",
+            _buffer("weights"),
+        ),
+        (rf"llama_context: +(?P<device>\S+) +output buffer size = +{_SIZE}$", _buffer("output")),
+        (r"llama_kv_cache: layer +(?P<layer>\d+): dev = (?P<device>\S+)$", _kv_layer),
+        (rf"llama_kv_cache: +(?P<device>\S+) KV buffer size = +{_SIZE}$", _buffer("kv")),
+        (
+            rf"llama_kv_cache: size = +{_SIZE} \( *\d+ cells, +(?P<layers>\d+) layers, .+$",
+            _kv_sum,
+        ),
+        (
+            r"llama_memory_recurrent, layer +(?P<layer>\d+): dev = (?P<device>\S+)$",
+            _state_layer,
+        ),
+        (
+            rf"llama_memory_recurrent: +(?P<device>\S+) RS buffer size = +{_SIZE}$",
+            _buffer("recurrent"),
+        ),
+        (rf"llama_memory_recurrent: size = +{_SIZE} \( *\d+ cells, .+$", _recurrent_sum),
+        (r"llama_dsv4_comp_state: layer +(?P<layer>\d+): dev = (?P<device>\S+)$", _state_layer),
+        (
+            rf"llama_dsv4_comp_state: +(?P<device>\S+) DSV4 .+ state buffer size = +{_SIZE}$",
+            _buffer("recurrent"),
+        ),
+        (rf"llama_dsv4_comp_state: .+ layers = \d+, size = +{_SIZE}$", _recurrent_sum),
+        (rf"sched_reserve: +(?P<device>\S+) compute buffer size = +{_SIZE}$", _buffer("compute")),
+        (
+            r"sched_reserve: graph.*: nodes = .+, splits = (?P<splits>\d+( / \d+)?), "
+            r"input objects = .+$",
+            _splits,
+        ),
+    )
+]

@@ -1,0 +1,197 @@
+"""The proof that one device holds all of the model, and that it still does.
+
+Runs in the engine process: once after the load, from llama.cpp's own report, and again with every
+heartbeat, from live device queries. Whatever is neither on the device nor in the short list of
+what has to be on the host is a violation; there is no partial residency.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+
+from worker.devices.plan import placement
+from worker.devices.residency import live_check
+from worker.devices.residency.load_report import LoadReport, parse
+from worker.devices.select import Selected
+from worker.errors import ResidencyViolation
+from worker.llama.context import Context
+from worker.llama.model import Model
+from worker.models.gguf.header import GgufHeader
+from worker.wire.engine_info import Buffer, Residency
+
+_HOST_TYPE = re.compile(r"CPU(_\w+)?$|AMX$|\w+_Host$")
+"""Memory of the host: plain, mapped, repacked (`CPU_REPACK`, `AMX`…) or pinned for a device."""
+_ROUNDING_BYTES = 64 * 1024
+"""The log rounds each buffer to 0.01 MiB, and buffers are padded."""
+_MOST_SPLITS = 2
+"""One part of the graph on the device and one in front of it, where inputs enter."""
+
+
+def prove(
+    model: Model, context: Context, selected: Selected, header: GgufHeader, *, locked: bool
+) -> Residency:
+    """Account for every buffer of a loaded model by device and bytes.
+
+    `locked`: the memory was to be locked.
+
+    Raises:
+        ResidencyViolation: something lies elsewhere, or llama.cpp's report is not understood.
+    """
+    report = parse([*model.load_log, *context.load_log])
+    residency = _account(report, selected, header)
+    faults = [*_faults(report, residency, selected, header)]
+    faults += _unproven(report, residency, model, locked)
+    if faults:
+        raise _violation(replace(residency, resident=False, violation=faults[0]), faults)
+    live_check.check(selected, residency)
+    return residency
+
+
+def prove_again(residency: Residency, selected: Selected, *, locked: bool) -> Residency:
+    """The same report again, if live queries of the device still agree with it.
+
+    Raises:
+        ResidencyViolation: the device is gone or no longer holds the model.
+    """
+    live_check.check(selected, residency, locked=locked)
+    return residency
+
+
+def tensor_placement(selected: Selected, header: GgufHeader) -> tuple[tuple[str, int], ...]:
+    """What `LoadOptions.tensor_placement` needs to bring the input layer onto the device too."""
+    return placement.tensor_placement(header, selected.device)
+
+
+# --- accounting --------------------------------------------------------------------------
+
+
+def _account(report: LoadReport, selected: Selected, header: GgufHeader) -> Residency:
+    on_gpu = selected.device is not None
+    n_layers = len(report.layer_devices)
+    n_here = sum(device == selected.name for device in report.layer_devices.values())
+    return Residency(
+        resident=True,
+        device=selected.name,
+        buffers=tuple(b for b in report.buffers if b.size_bytes),
+        layers_total=n_layers,
+        layers_on_device=n_here,
+        allowed_host_buffers=tuple(_allowed(report, selected, header)) if on_gpu else (),
+    )
+
+
+def _allowed(report: LoadReport, selected: Selected, header: GgufHeader) -> Iterator[str]:
+    """Host buffers of a GPU worker, each with why it has to be there."""
+    host = placement.place(header, selected.device).host_tensors
+    for buffer in report.buffers:
+        if not buffer.size_bytes or _is_on(buffer, selected):
+            continue
+        where = f"{buffer.device}, {buffer.size_bytes:,} bytes"
+        if buffer.kind == "weights" and host:
+            yield (
+                f"weights ({where}): {', '.join(host)} alone; this device has no kernel that looks "
+                "rows up in a tensor of that type"
+            )
+        elif buffer.kind == "compute":
+            yield (
+                f"compute ({where}): the graph's inputs, such as token ids, positions and masks, "
+                "are written by the host"
+            )
+        elif buffer.kind == "output":
+            yield f"output ({where}): logits are sampled on the host"
+
+
+def _faults(
+    report: LoadReport, residency: Residency, selected: Selected, header: GgufHeader
+) -> Iterator[str]:
+    """Every way in which something is not where it has to be."""
+    name = selected.name
+    for layer, device in sorted(report.layer_devices.items()):
+        if device != name:
+            yield f"layer {layer} of {residency.layers_total} is on {device}, not on {name}"
+    if selected.is_gpu and report.offloaded_layers != report.total_layers:
+        yield (
+            f"{report.offloaded_layers} of {report.total_layers} layers were offloaded to {name}"
+        )
+    if not selected.is_gpu and report.offloaded_layers:
+        yield f"{report.offloaded_layers} layers were offloaded to a GPU"
+    for layer, device in sorted(report.kv_layer_devices.items()):
+        if device != name:
+            yield f"the KV cache of layer {layer} is on {device}, not on {name}"
+    for buffer in residency.buffers:
+        if fault := _buffer_fault(buffer, selected, header):
+            yield fault
+    if selected.is_gpu and report.splits > _MOST_SPLITS:
+        yield (
+            f"the compute graph falls into {report.splits} parts, so some of its operations run on "
+            f"the host and not on {name}"
+        )
+
+
+def _buffer_fault(buffer: Buffer, selected: Selected, header: GgufHeader) -> str | None:
+    size = f"{buffer.size_bytes:,} bytes"
+    if _is_on(buffer, selected):
+        return None
+    if not selected.is_gpu:
+        return f"{size} of {buffer.kind} are on {buffer.device}, not in the CPU's memory"
+    if not _is_host(buffer):
+        return f"{size} of {buffer.kind} are on a second device, {buffer.device}"
+    if buffer.kind in ("compute", "output"):
+        return None
+    if buffer.kind == "weights":
+        weights = placement.place(header, selected.device)
+        if weights.host_tensors and buffer.size_bytes <= weights.host_bytes + _ROUNDING_BYTES:
+            return None
+        allowed = f" ({weights.host_bytes:,} bytes are allowed there)" if weights.host_bytes else ""
+        return f"{size} of weights are on the host ({buffer.device}){allowed}"
+    return f"{size} of the KV cache are on the host ({buffer.device})"
+
+
+def _unproven(
+    report: LoadReport, residency: Residency, model: Model, locked: bool
+) -> Iterator[str]:
+    """What the report should account for and does not."""
+    if not report.layer_devices:
+        yield "llama.cpp does not say where the layers are"
+    told = report.bytes_of("weights")
+    expected = model.size_bytes - report.unused_bytes
+    if told + _ROUNDING_BYTES < expected:
+        yield f"only {told:,} of {expected:,} bytes of weights are accounted for"
+    if report.kv_layers_announced > report.kv_layers_told:
+        yield (
+            f"the KV cache has {report.kv_layers_announced} layers, but the device of only "
+            f"{report.kv_layers_told} is told"
+        )
+    cached = sum(b.size_bytes for b in residency.buffers if b.kind in ("kv", "recurrent"))
+    if cached + _ROUNDING_BYTES < report.kv_bytes:
+        yield f"only {cached:,} of {report.kv_bytes:,} bytes of the KV cache are accounted for"
+    if locked and report.not_locked:
+        yield (
+            f"--mlock is set, but the memory could not be locked ({report.not_locked}); raise the "
+            "limit of locked memory (ulimit -l, or IPC_LOCK for a container)"
+        )
+
+
+def _is_on(buffer: Buffer, selected: Selected) -> bool:
+    if selected.device is None:
+        return _is_host(buffer)
+    names = {selected.name, placement.buffer_type_name(selected.device)}
+    # A device may have several types of memory of its own: `MTL0`, `MTL0_Private`, `MTL0_Mapped`.
+    return buffer.device in names or (
+        any(buffer.device.startswith(f"{name}_") for name in names) and not _is_host(buffer)
+    )
+
+
+def _is_host(buffer: Buffer) -> bool:
+    return _HOST_TYPE.match(buffer.device) is not None
+
+
+def _violation(residency: Residency, faults: list[str]) -> ResidencyViolation:
+    more = f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else ""
+    return ResidencyViolation(
+        f"The model is not fully resident on {residency.device}: {faults[0]}{more}.",
+        device=residency.device,
+        faults=faults,
+        buffers=[asdict(buffer) for buffer in residency.buffers],
+    )

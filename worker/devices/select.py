@@ -1,0 +1,273 @@
+"""Which device serves: what the wheel and the machine really offer, held against the command.
+
+Runs in the engine process and in short-lived command processes, before any model is touched. A
+worker never falls back to another device: whatever does not match ends the start here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from worker.errors import BackendMismatch
+from worker.llama import library
+from worker.wire.engine_settings import BackendName, EngineSettings
+
+GPU_REGISTRIES: dict[BackendName, set[str]] = {
+    "cuda": {"CUDA"},
+    # On a Mac itself, or from a container through the paths that reach the Mac's GPU.
+    "metal": {"MTL", "ggml-virtgpu", "Vulkan"},
+}
+"""ggml registries whose devices a GPU command may take."""
+_GPU_PLUGINS: dict[BackendName, tuple[str, ...]] = {
+    "cuda": ("cuda",),
+    "metal": ("metal", "vulkan", "virtgpu"),
+}
+"""The wheel's libraries of such a backend, without `libggml-`."""
+_LACKING = {
+    "libcuda.so": " It belongs to the NVIDIA driver; a container gets it with --gpus.",
+    "libcudart.so": " It belongs to the CUDA runtime; install it, or name its folder in "
+    "LD_LIBRARY_PATH.",
+    "libcublas": " It belongs to cuBLAS; install it, or name its folder in LD_LIBRARY_PATH.",
+}
+"""Libraries that a plug-in finds on the machine, and where they come from."""
+CPU_REGISTRIES = {"CPU", "BLAS"}
+"""Registries that the CPU command may find in its wheel; any other is one of a GPU wheel."""
+_SOFTWARE_RENDERER = re.compile(
+    r"llvmpipe|lavapipe|softpipe|swrast|swiftshader|software (rasterizer|renderer)|"
+    r"\bwarp\b|basic render",
+    re.IGNORECASE,
+)
+_SHOWN = "CUDA_VISIBLE_DEVICES"
+_CPU_PLUGIN = re.compile(r"loaded CPU backend from .*libggml-cpu(?:-(?P<variant>\w+))?\.\w+")
+_REASON = re.compile(r"(error|fail|no .*device|not found|unable|insufficient)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The one device that will hold the model."""
+
+    device: library.Device | None
+    """`None` for a CPU backend: nothing is offloaded."""
+    name: str
+    """`CPU`, `CUDA0`, `MTL0`, `RPC0`…"""
+    cpu_variant: str | None
+    """The plug-in chosen for this machine's CPU, such as `haswell`; `None` when it is built in."""
+    total_bytes: int = 0
+    """Memory of the device when it was selected; 0 for a CPU."""
+    build: dict[str, Any] = field(default_factory=dict)
+    """The wheel's stamp, empty for a wheel that has none."""
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device is not None
+
+
+def select_device(settings: EngineSettings) -> Selected:
+    """The device that `settings` ask for.
+
+    Raises:
+        BackendMismatch: this wheel or this machine has no such device; the sentence names what
+            was found.
+    """
+    index = hide_other_cards(settings)
+    library.load()
+    build = wheel_stamp()
+    devices = library.devices()
+    _check_stamp(settings.backend, build, devices)
+    if settings.backend in GPU_REGISTRIES:
+        candidates = [d for d in devices if _is_gpu_of(settings.backend, d)]
+        device = _choose(settings, index, candidates, devices)
+        memory = library.memory_of(device)
+        return Selected(device, device.name, cpu_variant(), memory.total_bytes, build)
+    if settings.backend == "cpu":
+        _refuse_gpu_wheel(devices)
+    if settings.blas == "on":
+        _load_blas()
+    return Selected(None, "CPU", cpu_variant(), build=build)
+
+
+def hide_other_cards(settings: EngineSettings) -> int:
+    """Let this process see the chosen NVIDIA card alone, before its driver wakes.
+
+    The driver looks at every card that it is shown, and a sick one ends the process. Returns the
+    index under which the chosen one is found from then on.
+    """
+    index = settings.device_index
+    return _hide_other_cards(index) if settings.backend == "cuda" else index
+
+
+@cache
+def _hide_other_cards(index: int) -> int:
+    if library.is_loaded():
+        return index
+    shown = os.environ.get(_SHOWN)
+    if shown is None:
+        os.environ[_SHOWN] = str(index)
+        return 0
+    cards = [card.strip() for card in shown.split(",") if card.strip()]
+    if index < len(cards):
+        os.environ[_SHOWN] = cards[index]
+        return 0
+    return index
+
+
+def wheel_stamp() -> dict[str, Any]:
+    """What our build wrote into the wheel: backend, flags, compiler; empty for another's wheel."""
+    try:
+        text = (library.folder() / "llorch-build.json").read_text("utf-8")
+    except FileNotFoundError:
+        return {}
+    stamp: dict[str, Any] = json.loads(text)
+    return stamp
+
+
+def cpu_variant() -> str | None:
+    """The CPU plug-in that llama.cpp chose, from its own report."""
+    for line in library.startup_log:
+        if match := _CPU_PLUGIN.search(line):
+            return match["variant"]
+    return None
+
+
+def _label(device: library.Device) -> str:
+    """`CUDA0 (NVIDIA H100)`, for sentences."""
+    return f"{device.name} ({device.description})"
+
+
+def _is_software(device: library.Device) -> bool:
+    """Whether a device that calls itself a GPU computes on the CPU."""
+    return bool(_SOFTWARE_RENDERER.search(f"{device.name} {device.description}"))
+
+
+def _is_gpu_of(backend: BackendName, device: library.Device) -> bool:
+    return device.registry in GPU_REGISTRIES[backend] and device.kind in ("gpu", "igpu", "cpu")
+
+
+def _choose(
+    settings: EngineSettings,
+    index: int,
+    candidates: list[library.Device],
+    devices: list[library.Device],
+) -> library.Device:
+    backend = settings.backend
+    if not candidates:
+        raise BackendMismatch(
+            f"llorch-{backend} needs a {backend.upper()} device and there is none. "
+            f"{_why_none(backend)} Found: {_listed(devices)}.",
+            backend=backend,
+            found=[device.name for device in devices],
+        )
+    if not 0 <= index < len(candidates):
+        raise BackendMismatch(
+            f"--{backend}-device is {index}, but there "
+            f"{'is one device' if len(candidates) == 1 else f'are {len(candidates)} devices'}: "
+            + "; ".join(f"{number} = {_label(d)}" for number, d in enumerate(candidates))
+            + _visibility_hint(backend)
+            + ".",
+            backend=backend,
+            device_index=index,
+            found=[device.name for device in candidates],
+        )
+    device = candidates[index]
+    if _is_software(device) or device.kind == "cpu":
+        raise BackendMismatch(
+            f"{_label(device)} is a software renderer: it computes on the CPU while it looks "
+            "like a GPU; give the container access to a real GPU.",
+            backend=backend,
+            found=[device.name],
+        )
+    return device
+
+
+def _check_stamp(
+    backend: BackendName, build: dict[str, Any], devices: list[library.Device]
+) -> None:
+    built_for = build.get("backend", backend)
+    if built_for != backend:
+        raise BackendMismatch(
+            f"llorch-{backend} needs a llama-cpp-python wheel built for {backend}, but the "
+            f"installed one is built for {built_for}; start llorch-{built_for} or install the "
+            f"{backend} wheel. Found: {_listed(devices)}.",
+            backend=backend,
+            wheel_backend=built_for,
+            found=[device.name for device in devices],
+        )
+
+
+def _listed(devices: list[library.Device]) -> str:
+    return "; ".join(_label(device) for device in devices)
+
+
+def _load_blas() -> None:
+    """BLAS lies apart from the other plug-ins, because it mostly slows down: only on demand."""
+    ggml = library.ggml()
+    if any(device.registry == "BLAS" for device in library.devices()):
+        return  # built in, or loaded before
+    folder = library.folder() / "optional"
+    for plugin in sorted(folder.glob("libggml-blas.*")):
+        if ggml.ggml_backend_load(os.fsencode(plugin)):
+            return
+        raise BackendMismatch(f"--blas is on, but the plug-in {plugin} cannot be loaded.")
+    raise BackendMismatch(
+        "--blas is on, but the installed llama-cpp-python wheel carries no BLAS plug-in; "
+        "leave it off or install a wheel that does."
+    )
+
+
+def _refuse_gpu_wheel(devices: list[library.Device]) -> None:
+    """`llorch-cpu` wants a wheel without GPU code, so that it cannot end up on a GPU."""
+    others = [d for d in devices if d.registry not in CPU_REGISTRIES]
+    if others:
+        raise BackendMismatch(
+            "llorch-cpu needs a CPU wheel, but the installed llama-cpp-python offers "
+            + _listed(others)
+            + "; start the command of that backend or install the CPU wheel.",
+            backend="cpu",
+            found=[device.name for device in others],
+        )
+    if plugin := _gpu_plugin("cuda", "metal"):
+        raise BackendMismatch(
+            f"llorch-cpu needs a CPU wheel, but the installed llama-cpp-python carries "
+            f"{plugin.name}; start the command of that backend or install the CPU wheel.",
+            backend="cpu",
+            found=[plugin.name],
+        )
+
+
+def _gpu_plugin(*backends: BackendName) -> Path | None:
+    """A GPU library of the wheel, which may be there although no device is."""
+    for backend in backends:
+        for name in _GPU_PLUGINS[backend]:
+            for path in sorted(library.folder().glob(f"libggml-{name}*")):
+                return path
+    return None
+
+
+def _why_none(backend: BackendName) -> str:
+    """What the wheel or the driver says about its missing device."""
+    plugin = _gpu_plugin(backend)
+    if plugin is None:
+        return f"The installed llama-cpp-python wheel has no {backend.upper()} code."
+    for line in library.startup_log:
+        if backend in line.lower() and _REASON.search(line):
+            return f"The driver says: {line.strip()}."
+    try:
+        ctypes.CDLL(str(plugin))  # llama.cpp passes silently over a plug-in that does not load
+    except OSError as error:
+        hint = next((hint for name, hint in _LACKING.items() if name in str(error)), "")
+        return f"{plugin.name} cannot be loaded: {error}.{hint}"
+    return f"No driver or no visible device{_visibility_hint(backend)}."
+
+
+def _visibility_hint(backend: BackendName) -> str:
+    visible = os.environ.get(_SHOWN)
+    if backend == "cuda" and visible is not None:
+        return f" ({_SHOWN} is {visible!r}; `nvidia-smi -L` lists the cards of this machine)"
+    return ""

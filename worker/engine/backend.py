@@ -1,0 +1,167 @@
+"""What the loop needs of a model, and how llama.cpp gives it. Engine thread (except `abort`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from worker.engine.step import Chunk
+from worker.llama.batch import Batch
+from worker.llama.context import Context
+from worker.llama.model import Model
+from worker.llama.sampler import Sampler, log_probabilities
+from worker.wire.messages import DecodeOutcome, TokenLogprob
+
+
+class Backend(Protocol):
+    """A model with its cells; llama.cpp in the worker, a byte model in tests of the loop."""
+
+    context_length: int
+
+    def fill(self, chunks: Sequence[Chunk]) -> None:
+        """Make the chunks' tokens the batch that `decode` computes."""
+
+    def decode(self) -> DecodeOutcome:
+        """Compute the batch."""
+
+    def sample(self, sampler: Sampler, chunk: int) -> int:
+        """The next token after the `chunk`th that was filled in."""
+
+    def logprobs(self, chunk: int, token: int, n_top: int) -> TokenLogprob:
+        """The log-probability of `token` there, and of the `n_top` best."""
+
+    def is_eog(self, token: int) -> bool: ...
+
+    def piece(self, token: int, shown: tuple[str, ...] = ()) -> bytes:
+        """The bytes that a token stands for; none for a control token that is not `shown`."""
+
+    def spelled(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, control tokens included."""
+
+    @property
+    def cuts_anywhere(self) -> bool:
+        """Every beginning of a sequence can be gone on from: the memory is neither recurrent nor
+        windowed."""
+
+    @property
+    def copies_snapshots(self) -> bool:
+        """A snapshot can be put into a slot in the step in which cells are copied into it."""
+
+    def can_cut(self, slot: int, length: int) -> bool:
+        """Whether the slot's memory can go on from its first `length` tokens."""
+
+    def truncate(self, slot: int, length: int, snapshot: bytes | None = None) -> bool:
+        """Keep the first `length` tokens of a slot, with the snapshot taken there if one is
+        given; false, and no change, where its memory cannot be cut. Emptying always works."""
+
+    def copy(self, source: int, target: int, length: int, snapshot: bytes | None = None) -> bool:
+        """Give the empty slot `target` the first `length` tokens of `source`; false where the
+        memory cannot be cut there, and `target` then holds something else."""
+
+    def snapshot(self, slot: int) -> bytes:
+        """What cannot be cut back to the tokens that the slot has now."""
+
+    def abort(self) -> None:
+        """Make a running `decode` return early, where it can be rolled back; from any thread."""
+
+    def resume(self) -> None:
+        """Take `abort` back."""
+
+
+class LlamaBackend:
+    def __init__(self, model: Model, context: Context, context_length: int) -> None:
+        self._model, self._context = model, context
+        self._batch = Batch(context.options.n_batch)
+        self._rows: list[int] = []
+        self._eog = model.eog
+        self._pieces: dict[int, bytes] = {}
+        self.context_length = context_length
+        self.abort = context.abort
+        self.resume = context.resume
+        self.can_cut = context.can_cut
+        self.truncate = context.truncate
+        self.copy = context.copy
+        self.snapshot = context.snapshot
+
+    @property
+    def cuts_anywhere(self) -> bool:
+        return self._context.cuts_anywhere
+
+    @property
+    def copies_snapshots(self) -> bool:
+        # A split cache copies whole streams when the next batch is computed, and with them the
+        # cells of the windows.
+        return self._context.options.kv_unified or not self._context.window
+
+    def fill(self, chunks: Sequence[Chunk]) -> None:
+        batch = self._batch
+        batch.clear()
+        self._rows = [0] * len(chunks)
+        for index in _row_order(chunks):
+            chunk = chunks[index]
+            sequence, start, n_tokens = chunk.sequence, chunk.start, chunk.n_tokens
+            slot, tokens = sequence.slot, sequence.tokens
+            assert slot is not None, "the scheduler plans for running sequences"
+            end = start + n_tokens
+            logits = end == len(tokens)
+            if n_tokens == 1:  # a decode row: by far the most, and without a list of one
+                self._rows[index] = batch.add_row(slot, start, tokens[start], logits=logits)
+            else:
+                self._rows[index] = batch.add(slot, start, tokens[start:end], logits=logits)
+
+    def decode(self) -> DecodeOutcome:
+        """Compute the batch; blocks until the device is done."""
+        outcome = self._context.decode(self._batch)
+        if outcome == "ok":
+            self._context.synchronize()
+        return outcome
+
+    def sample(self, sampler: Sampler, chunk: int) -> int:
+        return sampler.sample(self._context, self._rows[chunk])
+
+    def logprobs(self, chunk: int, token: int, n_top: int) -> TokenLogprob:
+        logits = self._context.logits(self._rows[chunk])
+        logprob, top = log_probabilities(logits, token, n_top)
+
+        def shown(each: int) -> bytes:
+            return self._model.piece(each, special=True)
+
+        return TokenLogprob(token, shown(token), logprob, tuple((t, shown(t), p) for t, p in top))
+
+    def is_eog(self, token: int) -> bool:
+        return token in self._eog
+
+    def piece(self, token: int, shown: tuple[str, ...] = ()) -> bytes:
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._pieces[token] = self._model.piece(token)
+        if not piece and shown and (text := self._model.token_text(token)) in shown:
+            return text.encode()
+        return piece
+
+    def spelled(self, tokens: Sequence[int]) -> str:
+        pieces = (self._model.piece(token, special=True) for token in tokens)
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        self._batch.close()
+
+
+def _row_order(chunks: Sequence[Chunk]) -> list[int]:
+    """The order of the chunks in their batch, as indices.
+
+    With a split cache llama.cpp puts rows into one micro-batch while each one's slot follows the
+    one before, and cuts it where the shorter of them end. So rows go by slot: every break costs a
+    pass over all weights. And prompts are kept apart from single rows: a neighbour of one row
+    would cut a prompt chunk into one row and an odd rest, below the tile that attention computes.
+    """
+
+    slots = [chunk.sequence.slot or 0 for chunk in chunks]
+    by_slot = sorted(range(len(chunks)), key=slots.__getitem__)
+    prompts = [i for i in by_slot if chunks[i].n_tokens > 1]
+    if not prompts:
+        return by_slot
+    single = [i for i in by_slot if chunks[i].n_tokens == 1]
+    if single and slots[prompts[-1]] + 1 == slots[single[0]]:
+        return single + prompts
+    return prompts + single

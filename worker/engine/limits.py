@@ -1,0 +1,49 @@
+"""What the scheduler may spend: slots, cells, rows of a batch, prompt tokens of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from worker.wire.engine_info import EngineInfo
+from worker.wire.engine_settings import EngineSettings
+
+_CPU_COPY_RATE, _GPU_COPY_RATE = 4e9, 100e9
+"""Bytes per second from one part of the device's memory to another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    n_slots: int
+    n_cells: int
+    """KV cells of all slots together."""
+    batch: int
+    """Rows in one batch."""
+    prefill_alone: int
+    """Tokens of a prompt in a step that is all its own."""
+    prefill_budget: int
+    """Prompt tokens in any other step."""
+    prefix_cache: bool = True
+    unified: bool = False
+    """Slots share the cells of what was copied; else a copy is one of a slot's whole memory."""
+    copy_seconds: float = 0.0
+    """What such a copy takes."""
+    snapshot_bytes: int = 0
+    """What snapshots of memory that cannot be cut may take; 0 takes none."""
+
+
+def limits_of(info: EngineInfo, settings: EngineSettings) -> Limits:
+    """The limits of an engine that has started."""
+    # llama.cpp copies all of a slot's part of a split cache, however little is wanted.
+    rate = _GPU_COPY_RATE if settings.on_gpu else _CPU_COPY_RATE
+    copy_seconds = 0.0 if info.kv_unified else info.plan["kv"] / info.slots / rate
+    return Limits(
+        n_slots=info.slots,
+        n_cells=info.kv_cells,
+        batch=info.batch,
+        prefill_alone=max(info.micro_batch, settings.prefill_budget),
+        prefill_budget=settings.prefill_budget,
+        prefix_cache=settings.prefix_cache,
+        snapshot_bytes=settings.snapshot_mib << 20,
+        unified=info.kv_unified,
+        copy_seconds=copy_seconds,
+    )

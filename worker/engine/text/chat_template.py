@@ -1,0 +1,179 @@
+"""The model's own chat template: checked when the model is loaded, rendered in a sandbox.
+
+Rendering gives the text that transformers' `apply_chat_template` gives: the same environment
+options, filters and globals. A template comes out of a downloaded file and is treated as hostile:
+it cannot reach Python's internals, run for long or fill the memory. Threads of the intake.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from types import FrameType
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+
+from worker.engine.text.sandbox import MAX_OUTPUT_CHARS, Sandbox, bound_concatenations, to_json
+from worker.errors import InvalidRequest, ModelError
+from worker.wire.work import ChatPrompt
+
+MAX_RENDER_SECONDS = 2.0
+
+
+class _Timeout(Exception):
+    pass
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's part for training; here its
+    body is rendered and nothing else."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Any) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
+class ChatTemplate:
+    """
+    Raises:
+        ModelError: the template is not valid, or reaches for Python's internals.
+    """
+
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], tool_use: str | None = None
+    ) -> None:
+        """`tool_use` is the model's second template, for chats with tools."""
+        self.source = source
+        self._special_tokens = dict(special_tokens)
+        environment = Sandbox(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, "jinja2.ext.loopcontrols"],
+        )
+        environment.filters["tojson"] = to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+        try:
+            tree = environment.parse(source)
+            _refuse_internals(tree)
+            self._template = environment.from_string(bound_concatenations(tree))
+        except jinja2.TemplateError as error:
+            raise ModelError(f"the model's chat template is not valid: {error}") from error
+        self._knows_developer = "developer" in source
+        self._tool_use = ChatTemplate(tool_use, special_tokens) if tool_use is not None else None
+        variables = jinja2.meta.find_undeclared_variables(tree)
+        self.takes_tools = "tools" in variables or self._tool_use is not None
+
+    def render(self, prompt: ChatPrompt) -> str:
+        """The prompt text of a chat.
+
+        Raises:
+            InvalidRequest: the template refuses these messages, or does not end in time.
+        """
+        if prompt.tools and self._tool_use is not None:
+            return self._tool_use.render(prompt)
+        variables: dict[str, Any] = {
+            **self._special_tokens,
+            **(prompt.template_kwargs or {}),
+            "messages": [self._message(message) for message in prompt.messages],
+            "tools": [dict(tool) for tool in prompt.tools] or None,
+            "add_generation_prompt": prompt.add_generation_prompt,
+        }
+        parts: list[str] = []
+        n_chars = 0
+        try:
+            with _Deadline(MAX_RENDER_SECONDS):
+                for part in self._template.generate(variables):
+                    parts.append(part)
+                    n_chars += len(part)
+                    if n_chars > MAX_OUTPUT_CHARS:
+                        raise _refused("it produces too much text")
+        except _Timeout:
+            raise _refused(f"it did not end within {MAX_RENDER_SECONDS:g} s") from None
+        except InvalidRequest:
+            raise
+        except (RecursionError, MemoryError) as error:
+            raise _refused("it needs too many resources") from error
+        except Exception as error:  # whatever the template's own code may raise
+            raise _refused(str(error) or type(error).__name__) from error
+        text = "".join(parts)
+        return _until_final_message(text, prompt) if prompt.continue_final_message else text
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A developer speaks as the system where the template does not know the one."""
+        flat = dict(message)
+        if flat.get("role") == "developer" and not self._knows_developer:
+            flat["role"] = "system"
+        return flat
+
+
+def _until_final_message(text: str, prompt: ChatPrompt) -> str:
+    """The rendered text up to the end of the last message's own."""
+    final = str(prompt.messages[-1].get("content") or "")
+    place = text.rfind(final.strip())
+    if place < 0 or not final.strip():
+        raise _refused("it leaves out the last message, which is to be continued")
+    if text.startswith(final, place - (len(final) - len(final.lstrip()))):
+        return text[: place + len(final.lstrip())]
+    return text[: place + len(final.strip())]
+
+
+class _Deadline:
+    """Ends Python code of this thread that runs for too long, at its next line."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        end = time.monotonic() + self._seconds
+
+        def trace(frame: FrameType, event: str, arg: Any) -> Any:
+            if time.monotonic() > end:
+                raise _Timeout
+            return trace
+
+        self._previous = sys.gettrace()
+        sys.settrace(trace)
+
+    def __exit__(self, *exc: object) -> None:
+        sys.settrace(self._previous)
+
+
+def _refused(reason: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"messages: the model's chat template refuses this chat: {reason}", field="messages"
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _refuse_internals(tree: jinja2.nodes.Template) -> None:
+    """No chat template needs a name with a leading underscore on an object: such names are how
+    a template would climb from a string to the interpreter."""
+    nodes = jinja2.nodes
+    for node in tree.find_all((nodes.Getattr, nodes.NSRef, nodes.Getitem, nodes.Filter)):
+        names: list[Any] = []
+        if isinstance(node, jinja2.nodes.Getattr | jinja2.nodes.NSRef):
+            names = [node.attr]
+        elif isinstance(node, jinja2.nodes.Getitem):
+            names = [node.arg.value] if isinstance(node.arg, jinja2.nodes.Const) else []
+        elif isinstance(node, jinja2.nodes.Filter) and node.name in ("attr", "map"):
+            names = [a.value for a in node.args if isinstance(a, jinja2.nodes.Const)]
+            names += [k.value.value for k in node.kwargs if isinstance(k.value, jinja2.nodes.Const)]
+        for name in names:
+            if isinstance(name, str) and name.startswith("__"):
+                raise ModelError(
+                    f"the model's chat template reaches for {name!r}, an internal of Python; "
+                    "a file that does this is not to be trusted and is not loaded"
+                )

@@ -1,0 +1,40 @@
+"""The chat template that a model is served with: its own, or an operator's. At the start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from worker.engine.text.chat_template import ChatTemplate
+from worker.errors import ConfigError
+from worker.llama.model import Model
+
+
+def template_of(model: Model, file: str | None) -> ChatTemplate | None:
+    """
+    Raises:
+        ConfigError: the operator's file cannot be read.
+        ModelError: the template is not valid.
+    """
+    source, tool_use = model.chat_template(), model.chat_template("tool_use")
+    if file is not None:
+        try:
+            source, tool_use = Path(file).read_text("utf-8"), None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"--chat-template is {file!r}, which cannot be read: {error}.",
+                field="chat_template",
+            ) from None
+    if source is None:
+        return None
+    names = {"bos_token": "bos_token_id", "eos_token": "eos_token_id"}
+    names |= {"unk_token": "unknown_token_id", "pad_token": "padding_token_id"}
+    special = {}
+    for name, key in names.items():
+        token = model.metadata(f"tokenizer.ggml.{key}")
+        special[name] = model.token_text(int(token)) if token is not None else ""
+    return ChatTemplate(source, special, tool_use)
+
+
+def template_metadata(template: ChatTemplate | None) -> dict[str, str]:
+    """The template in force, which may stand in the place of the file's own."""
+    return {"tokenizer.chat_template": template.source} if template is not None else {}

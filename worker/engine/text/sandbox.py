@@ -1,0 +1,201 @@
+"""Jinja's sandbox with bounds on what a template may build: no text and no list grows past a limit.
+
+A deadline cannot interrupt one call of a built-in function, and one call can fill the memory: so
+whatever makes large values out of small ones is measured before it runs. Threads of the intake.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jinja2
+import jinja2.nodes
+import jinja2.sandbox
+import jinja2.visitor
+from jinja2.exceptions import SecurityError
+
+MAX_OUTPUT_CHARS = 4_000_000
+"""Characters of one text."""
+MAX_ITEMS = 200_000
+"""Items of one list, repetitions, and values inside of one that is turned into text."""
+
+_WIDE_FIELD = re.compile(r"\d{6,}|\*")
+"""In a format string: a width that is large, or that comes out of the arguments."""
+
+
+class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset({"*", "**", "+", "%"})
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(finalize=_printed, **options)
+        self.filters |= {name: _bounded(name, function) for name, function in self.filters.items()}
+        self.filters["concat"] = _joined
+
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
+        """How jinja puts the pieces of a template, a macro or a block together."""
+        return _joined(parts)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        match operator:
+            case "**" if _exceeds(left) or _exceeds(right):
+                raise SecurityError("the power of such large numbers is refused")
+            case "*":
+                for value, times in ((left, right), (right, left)):
+                    if isinstance(value, str | list | tuple) and isinstance(times, int):
+                        _check(len(value) * times, value)
+            case "+" if isinstance(left, str | list | tuple) and isinstance(right, type(left)):
+                _check(len(left) + len(right), left)
+            case "%" if isinstance(left, str):
+                _check_format(left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Any, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
+        method = inspect.unwrap(callee)  # jinja wraps a text's `format` in its own
+        owner = getattr(method, "__self__", None)
+        if isinstance(owner, str):
+            args = _measured(f"str.{method.__name__}", (owner, *args), kwargs)[1:]
+        return super().call(context, callee, *args, **kwargs)
+
+
+def bound_concatenations(tree: jinja2.nodes.Template) -> jinja2.nodes.Template:
+    """The template with each `a ~ b` as a filter, which can be measured; jinja's own cannot."""
+
+    class Visitor(jinja2.visitor.NodeTransformer):
+        def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:
+            self.generic_visit(node)
+            parts = jinja2.nodes.List(node.nodes, lineno=node.lineno)
+            return jinja2.nodes.Filter(parts, "concat", [], [], None, None, lineno=node.lineno)
+
+    environment = tree.environment
+    assert environment is not None, "a parsed template knows its environment"
+    changed: jinja2.nodes.Template = Visitor().visit(tree)
+    changed.set_environment(environment)
+    return changed
+
+
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers writes it; jinja's own filter escapes HTML characters."""
+    _check_nested(value)
+    if indent is not None and indent > 16:
+        raise SecurityError("such a wide indentation is refused")
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+# --- measuring ---------------------------------------------------------------------------------
+
+
+def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter whose work is measured before it is done. What jinja passes in front of the value
+    (the environment, a context) stays in front."""
+    passed = getattr(function, "jinja_pass_arg", None)
+
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        first = 0 if passed is None else 1
+        measured = _measured(name, args[first:], kwargs)
+        return function(*args[:first], *measured, **kwargs)
+
+    if passed is not None:
+        bounded.jinja_pass_arg = passed  # type: ignore[attr-defined]
+    return bounded
+
+
+def _measured(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The arguments of a filter or of a text's method; an error where it would build too much."""
+    if any(_exceeds(value) for value in (*args[1:], *kwargs.values())):
+        raise SecurityError(f"{name} with such a large number is refused")
+    value, *rest = args or ("",)
+    match name:
+        case "join":
+            between = rest[0] if rest else kwargs.get("d", "")
+            return (_measured_parts(value, between), *rest)
+        case "str.join" if rest:
+            return (value, _measured_parts(rest[0], value))
+        case "replace" | "str.replace" if len(rest) > 1:
+            text, old, new = str(value), str(rest[0]), str(rest[1])
+            _check(len(text) + (text.count(old) if old else len(text) + 1) * len(new), "")
+        case "indent" | "str.translate" | "str.expandtabs":
+            widest = max((v for v in (*rest, *kwargs.values()) if isinstance(v, int)), default=8)
+            widest = max(widest, *(len(v) for v in rest if isinstance(v, str)), 8)
+            _check(len(str(value)) * widest if len(str(value)) > 100 else 0, "")
+        case "format" | "str.format" | "str.format_map":
+            _check_format(str(value), rest)
+        case "string" | "pprint" | "urlize" | "escape" | "e" | "forceescape" | "tojson":
+            _check_nested(value)
+    return args
+
+
+def _printed(value: Any) -> Any:
+    """What stands in `{{ }}`, before it becomes text."""
+    if not isinstance(value, str):
+        _check_nested(value)
+    return value
+
+
+def _measured_parts(value: Iterable[Any], between: Any) -> list[Any]:
+    parts = list(value)
+    others = [part for part in parts if not isinstance(part, str)]
+    _check_nested(others)
+    _check(sum(len(p) for p in parts if isinstance(p, str)) + len(str(between)) * len(parts), "")
+    return parts
+
+
+def _joined(parts: Iterable[Any]) -> str:
+    texts, size = [], 0
+    for part in parts:
+        if not isinstance(part, str):
+            _check_nested(part)
+            part = str(part)
+        size += len(part)
+        _check(size, "")
+        texts.append(part)
+    return "".join(texts)
+
+
+def _exceeds(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) > MAX_ITEMS
+
+
+def _check(size: int, kind: object) -> None:
+    if size > (MAX_OUTPUT_CHARS if isinstance(kind, str) else MAX_ITEMS):
+        raise SecurityError("it builds too large a value")
+
+
+def _check_format(pattern: str, values: Any) -> None:
+    if _WIDE_FIELD.search(pattern):
+        raise SecurityError("a field of such a width is refused")
+    _check_nested(values)
+
+
+def _check_nested(value: Any) -> None:
+    """Count what a value's text would consist of: the same list may be in it many times over."""
+    n_items = n_chars = 0
+    open_values = [value]
+    while open_values:
+        each = open_values.pop()
+        n_items += 1
+        if isinstance(each, str):
+            n_chars += len(each)
+        elif isinstance(each, Mapping):
+            open_values += [*each.keys(), *each.values()]
+        elif isinstance(each, list | tuple | set | frozenset):
+            open_values += each
+        if n_chars > MAX_OUTPUT_CHARS:
+            _check(n_chars, "")
+        _check(max(n_items, len(open_values)), [])

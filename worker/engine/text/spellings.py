@@ -1,0 +1,102 @@
+"""Control tokens that are spelled in a chat's texts, kept from becoming control tokens.
+
+Whoever writes `<|im_end|>` into a message would otherwise end it and go on in another role. Each
+such spelling is broken by a mark before the template sees it, and found by the mark in what the
+template made of it, however it trimmed, split or quoted the text. A chat without a spelling is
+left as it is: its token ids are those of its whole text at once. Intake thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from worker.errors import InvalidRequest
+from worker.wire.work import ChatPrompt
+
+_TURN = re.compile(r"<[|\uff5c].+[|\uff5c]>|<(start|end)_of_\w+>|\[/?[A-Z_]+\]", re.DOTALL)
+"""How a token looks that marks turns, such as `<|user|>`, `<start_of_turn>` and `[INST]`."""
+
+
+class Spellings:
+    """How the control tokens among a rendered chat's tokens are spelled.
+
+    Some vocabularies have tokens that mark turns among their user-defined ones, which llama.cpp
+    finds in any text. Others of that kind, such as `<think>`, are left to the template, which may
+    look for them in what a message says.
+    """
+
+    def __init__(self, control: Iterable[str], user_defined: Iterable[str] = ()) -> None:
+        self._found_anywhere = {t for t in user_defined if _TURN.fullmatch(t)}
+        # A single character cannot be broken, and with a word (`user`) templates may compare.
+        marks = {t for t in control if len(t) > 1 and not t.isidentifier()}
+        # The longest first, as llama.cpp looks for them.
+        self._all = sorted(marks | self._found_anywhere, key=len, reverse=True)
+
+    def marked(self, prompt: ChatPrompt) -> tuple[ChatPrompt, str | None]:
+        """The chat with a mark in each spelling, and the mark; `None` where there is nothing."""
+        chat = {
+            "messages": prompt.messages,
+            "tools": prompt.tools,
+            "template_kwargs": prompt.template_kwargs,
+        }
+        texts: list[str] = []
+        _mapped(chat, texts.append)
+        spelled = self._pattern("\0".join(texts))
+        if spelled is None:
+            return prompt, None
+        mark = _unused_character("".join(texts))
+        # Behind each character that begins a spelling, also one that begins within another.
+        begins = re.compile(f"(?=(?:{spelled}))(.)", re.DOTALL)
+        return replace(prompt, **_mapped(chat, lambda text: begins.sub(rf"\1{mark}", text))), mark
+
+    def split(self, rendered: str, mark: str) -> Iterator[tuple[str, bool]]:
+        """The parts of a rendered text without its marks, and whether each has control tokens.
+
+        Cut at control tokens only, where every tokenizer begins anew.
+        """
+        rest = ""
+        # Templates may have quoted the mark as JSON does.
+        marks = re.compile(rf"{mark}|\\u{ord(mark):04x}")
+        for part in re.split(f"({self._pattern(rendered) or '(?!)'})", rendered):
+            broken = marks.split(part)
+            if len(broken) == 1:
+                rest += part
+                continue
+            yield rest, True
+            plain = "".join(broken)
+            if any(spelling in plain for spelling in self._found_anywhere):
+                yield from ((piece, False) for piece in broken)
+            else:
+                yield plain, False
+            rest = ""
+        yield rest, True
+
+    def _pattern(self, text: str) -> str | None:
+        found = [re.escape(spelling) for spelling in self._all if spelling in text]
+        return "|".join(found) if found else None
+
+
+def _mapped(value: Any, change: Callable[[str], Any]) -> Any:
+    """A JSON value with every string in it changed, keys included."""
+    match value:
+        case str():
+            return change(value)
+        case Mapping():
+            return {change(name): _mapped(item, change) for name, item in value.items()}
+        case list() | tuple():
+            return type(value)(_mapped(item, change) for item in value)
+    return value
+
+
+def _unused_character(text: str) -> str:
+    """One for private use that is not in `text`, quoted neither."""
+    for code in range(0xE000, 0xF900):
+        if chr(code) not in text and f"\\u{code:04x}" not in text:
+            return chr(code)
+    raise InvalidRequest(
+        "messages: a control token is spelled in them beside every character for private use",
+        field="messages",
+    )

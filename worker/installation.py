@@ -1,0 +1,23 @@
+"""What is installed here: the worker's version, and the folder where it keeps its files."""
+
+from __future__ import annotations
+
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+DISTRIBUTION = "llorch-worker"
+
+
+def own_version() -> str:
+    try:
+        return version(DISTRIBUTION)
+    except PackageNotFoundError:  # a checkout that was not installed
+        return "0+unknown"
+
+
+def default_cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/llorch-worker`, or its usual place; not created yet."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    root = Path(base) if base and os.path.isabs(base) else Path.home() / ".cache"
+    return root / DISTRIBUTION

@@ -1,0 +1,183 @@
+"""What an answer has to follow, token by token: llguidance over the model's own vocabulary.
+
+A grammar is compiled on the intake thread and asked by the engine thread alone from then on. It is
+all Rust, behind an interface that reports faults and raises nothing; the GIL is free meanwhile.
+
+Measured with a vocabulary of 151,936 tokens on a core of the development machine, against
+llama.cpp's own grammars with a GBNF writer of ours: a mask takes 0.03 ms (median over objects,
+numbers, formats and patterns; llama.cpp walks every candidate of the vocabulary), a schema of 300
+properties compiles in 16 ms, 10,000 enum values in 38 ms, 32 levels of `$defs` in 2 ms (there each
+level doubled the time: 26 levels took 2 s). `pattern`, `format`, bounds of floats and intersections
+are enforced, which a grammar alone could not say, and no C++ exception can end the process.
+
+A mask is computed only where the model's own choice is refused: asking for one token takes 4 µs. So
+masks are not worth a pool of threads: with 16 sequences of a model that follows its schema there is
+less than one a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.errors import InferenceFailed, InvalidRequest
+from worker.llama import library
+from worker.llama.model import Model
+from worker.wire.work import Constraint
+
+_COMPILER_LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 100_000,
+    "max_grammar_size": 20_000,
+    "max_items_in_row": 4_000,
+    "precompute_large_lexemes": False,  # takes as long as all of the rest, for masks that are fast
+    "verbose_errors": False,
+}
+"""With them whatever compiles does so in less than 100 ms."""
+
+
+class GrammarVocabulary:
+    """A model's vocabulary as llguidance wants it: built once (1.3 s for 151,936 tokens)."""
+
+    def __init__(self, model: Model) -> None:
+        self._model, self._lock = model, threading.Lock()
+        self._tokenizer: Any = None
+
+    def tokenizer(self) -> Any:
+        """
+        Raises:
+            InvalidRequest: llguidance cannot use this vocabulary (WordPiece has no tokens for it).
+        """
+        with self._lock:
+            if self._tokenizer is None:
+                try:
+                    self._tokenizer = self._build()
+                except ValueError as error:
+                    raise InvalidRequest(
+                        f"answers cannot be held to a form with this model's vocabulary: {error}"
+                    ) from error
+            return self._tokenizer
+
+    def prepare(self) -> None:
+        """Build it before the first request that needs it; what is wrong is told to that one."""
+        with contextlib.suppress(InvalidRequest):
+            self.tokenizer()
+
+    def _build(self) -> Any:
+        # Not `llguidance.llamacpp`, whose helper asks for the attributes by a deprecated name.
+        from llguidance import LLTokenizer
+
+        model, flat = self._model, library.load()
+        tokens = []
+        for token in range(model.n_vocab):
+            piece = model.piece(token, special=True)
+            attributes = flat.llama_vocab_get_attr(model.vocab, token)
+            is_mark = piece.startswith(b"<") and piece.endswith(b">")
+            if attributes & flat.LLAMA_TOKEN_ATTR_CONTROL or (
+                attributes & flat.LLAMA_TOKEN_ATTR_USER_DEFINED and is_mark
+            ):
+                piece = b"\xff" + piece  # a special token: no text of a grammar becomes it
+            tokens.append(piece)
+        build: Any = LLTokenizer.from_llamacpp  # type: ignore[attr-defined]
+        return build(
+            tokens=tokens,
+            vocab_ptr=model.vocab,
+            tokenize_fptr=ctypes.cast(flat._lib.llama_tokenize, ctypes.c_void_p).value,
+            eos_token=sorted(model.eog),
+            slices=None,
+        )
+
+    def follow(self, constraint: Constraint, prompt: Sequence[int]) -> Follower:
+        """Begin to follow a constraint after a prompt.
+
+        Raises:
+            InvalidRequest: it cannot be compiled, or allows no answer.
+        """
+        matcher = compile_grammar(self.tokenizer(), constraint.grammar, constraint.field)
+        waits_for = b""
+        if constraint.reasoning is not None:
+            begin, end = (mark.encode() for mark in constraint.reasoning)
+            tail = b"".join(self._model.piece(token, special=True) for token in prompt[-16:])
+            waits_for = end if tail.rstrip().endswith(begin) else b""
+        return Follower(matcher, self._model, waits_for)
+
+
+def compile_grammar(tokenizer: Any, grammar: str, field: str) -> Any:
+    """llguidance's matcher for a Lark grammar.
+
+    Raises:
+        InvalidRequest: it is not valid, too large, or no text at all follows it.
+    """
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(**_COMPILER_LIMITS)
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    if not matcher.is_error() and _begins(matcher):
+        return matcher
+    reason = " ".join(matcher.get_error().split())[:300] or "no text follows it"
+    raise InvalidRequest(f"{field} cannot be enforced: {reason}", field=field)
+
+
+def _begins(matcher: Any) -> bool:
+    """Whether a first token can be taken: not so where a grammar has no end (`root ::= root`) or
+    more readings than can be kept."""
+    allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    if matcher.is_error() or not allowed.any():
+        return False
+    if matcher.is_accepting():
+        return True
+    byte = int(np.flatnonzero(allowed)[0])
+    token = 8 * byte + int(np.unpackbits(allowed[byte : byte + 1], bitorder="little").argmax())
+    trial = matcher.deep_copy()
+    return bool(trial.consume_token(token)) and not trial.is_error()
+
+
+class Follower:
+    """A constraint at one point of one answer. It is wholly given by its grammar, the prompt and
+    the tokens since: to go on elsewhere, follow it anew and `take` those tokens.
+
+    An answer that begins inside of a reasoning block which the chat template opened is free until
+    that block is closed, but may not end in it.
+    """
+
+    def __init__(self, matcher: Any, model: Model, waits_for: bytes) -> None:
+        self._matcher, self._model = matcher, model
+        self._waits_for, self._tail = waits_for, b""
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._waits_for)
+
+    def take(self, token: int) -> bool:
+        """Go on by one token; false, and nothing has changed, where it is not allowed."""
+        if token in self._model.eog:
+            return not self._waits_for and bool(self._matcher.is_accepting())
+        if not self._waits_for:
+            return bool(self._matcher.try_consume_tokens([token]) == 1)
+        seen = self._tail + self._model.piece(token, special=True)
+        _, found, behind = seen.partition(self._waits_for)
+        if not found:
+            self._tail = seen[1 - len(self._waits_for) :] if len(self._waits_for) > 1 else b""
+            return True
+        if behind.strip():
+            return False  # the answer begins with a token of its own
+        self._waits_for = b""
+        return True
+
+    def allowed(self, vocab_size: int) -> npt.NDArray[np.int32]:
+        """The ids of all tokens that may come next.
+
+        Raises:
+            InferenceFailed: the grammar has become too complex at this point of the text.
+        """
+        mask = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            reason = " ".join(self._matcher.get_error().split())[:200]
+            raise InferenceFailed(f"the constraint cannot be followed any further: {reason}")
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[:vocab_size]
+        return np.flatnonzero(bits).astype(np.int32)

@@ -1,0 +1,112 @@
+"""`--lora FILE[=SCALE]` in, a local GGUF adapter out that belongs to the model.
+
+Runs on the API process's event loop; reading goes to a thread, a conversion to a child process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from pathlib import Path
+
+from worker.errors import ConfigError, ModelError
+from worker.models.checksum import sha256_of_file
+from worker.models.conversion import converter_digest, run_converter
+from worker.models.gguf.constants import constants
+from worker.models.gguf.header import GgufHeader, read_header
+from worker.models.stored import CONVERTED
+from worker.wire.engine_settings import Adapter
+from worker.wire.messages import OnProgress, Progress
+
+FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+def parse_adapter(text: str) -> Adapter:
+    """`FILE` or `FILE=SCALE`; raises `ConfigError`."""
+    path, separator, scale = text.rpartition("=")
+    if not separator:
+        return Adapter(text, 1.0)
+    try:
+        number = float(scale)
+    except ValueError:
+        return Adapter(text, 1.0)
+    if not path or not -100 <= number <= 100:
+        raise ConfigError(f"--lora must be FILE or FILE=SCALE, not {text!r}.", field="lora")
+    return Adapter(path, number)
+
+
+async def resolve_adapter(
+    text: str | None,
+    model_path: Path,
+    cache_dir: Path,
+    on_progress: OnProgress = lambda progress: None,
+) -> Adapter | None:
+    """The adapter as a GGUF, converted into the cache where it is PEFT's; `None` without one.
+
+    Raises `ConfigError`, or `ModelError` where there is none or it is another model's.
+    """
+    if text is None:
+        return None
+    wanted = parse_adapter(text)
+    path = Path(wanted.path).expanduser().absolute()
+    name = path.name
+    base = await asyncio.to_thread(read_header, model_path)
+    if await asyncio.to_thread(os.path.isdir, path):
+        path = await _converted(path, base, cache_dir, on_progress)
+    header = await asyncio.to_thread(read_header, path)
+    check_adapter(header, base)
+    return Adapter(str(path), wanted.scale, header.size_bytes, name)
+
+
+def check_adapter(header: GgufHeader, base: GgufHeader) -> None:
+    """Refuse what is no adapter of this model before native code sees it."""
+    kind = header.metadata.get(constants().Keys.General.TYPE)
+    form = header.metadata.get(constants().Keys.Adapter.TYPE)
+    if (kind, form) != ("adapter", "lora"):
+        raise ModelError(f"{str(header.path)!r} is no LoRA adapter.", path=str(header.path))
+    shapes = {tensor.name: tensor.shape for tensor in base.tensors}
+    pairs: dict[str, dict[str, tuple[int, ...]]] = {}
+    for tensor in header.tensors:
+        name, _, part = tensor.name.rpartition(".")
+        pairs.setdefault(name, {})[part] = tensor.shape
+    for name, parts in pairs.items():
+        a, b, weight = parts.get("lora_a"), parts.get("lora_b"), shapes.get(name)
+        fits = a and b and weight and len(a) == len(b) == len(weight) and a[1] == b[0]
+        if header.architecture != base.architecture or not (
+            fits and a and b and weight and (a[0], b[1]) == (weight[0], weight[1])
+        ):
+            raise ModelError(
+                f"The adapter {str(header.path)!r} is not one of {str(base.path)!r}: {name} does "
+                "not fit.",
+                path=str(header.path),
+            )
+
+
+async def _converted(
+    folder: Path, base: GgufHeader, cache_dir: Path, on_progress: OnProgress
+) -> Path:
+    for name in FILES:
+        if not (folder / name).is_file():
+            raise ModelError(
+                f"The folder {str(folder)!r} is no LoRA adapter: it has no {name}.",
+                path=str(folder),
+            )
+    on_progress(Progress("adapter", 0.0))
+    key = await asyncio.to_thread(_key, folder, base)
+    target = cache_dir / CONVERTED / key / "adapter.gguf"
+    if not target.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        arguments = ("adapter", str(folder), str(base.path), str(target))
+        await run_converter(arguments, str(folder), on_progress)
+    return target
+
+
+def _key(folder: Path, base: GgufHeader) -> str:
+    """Names the adapter's bytes, the shapes that they are for and the converter."""
+    digest = hashlib.sha256(converter_digest())
+    for name in FILES:
+        digest.update(sha256_of_file(folder / name).encode())
+    heads = (base.architecture, base.head_count, base.head_count_kv, base.embedding_length)
+    digest.update(repr(heads).encode())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,37 @@
+"""The one form of all errors about a GGUF file's content, and what a file that is no GGUF is.
+
+Runs wherever a GGUF is read; no state.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from worker.errors import ModelError
+
+
+def check_magic(path: Path, head: bytes, size: int) -> None:
+    """Name what a file that is no GGUF really is."""
+    if head[:4] == b"GGUF":
+        if size < 24:
+            raise unusable(path, f"it ends after {size} bytes, inside the header of 24 bytes")
+        return
+    start = head.lstrip()[:16].lower()
+    if size == 0:
+        what = "it is empty"
+    elif head.startswith(b"version https://git"):
+        what = "it is a Git LFS pointer; fetch the file itself with `git lfs pull`"
+    elif start.startswith((b"<!doctype", b"<html")):
+        what = "it is a web page; the download link did not lead to the file"
+    elif head[:4] in (b"lmgg", b"tjgg", b"algg", b"fmgg"):
+        what = "it is in the old GGML format; convert the original model again"
+    elif head[8:9] == b"{":
+        what = "it looks like SafeTensors; give its folder, which the worker converts by itself"
+    else:
+        what = f"it starts with {head[:4]!r} instead of b'GGUF'"
+    raise unusable(path, what)
+
+
+def unusable(path: Path, what: str) -> ModelError:
+    """The error for a file whose content is wrong; `what` ends a sentence."""
+    return ModelError(f"{str(path)!r} is not a usable GGUF file: {what}.", path=str(path))

@@ -1,0 +1,266 @@
+"""What a GGUF file says about its model: the one source of architecture, sizes and names.
+
+Runs in any thread of any process; `layout` has walked and bounded the bytes before anything
+here looks at them. Nothing is guessed and nothing has a default: what the file does not say is
+`None`; `servable` refuses what the worker cannot serve without it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+
+from worker.errors import ModelError
+from worker.models.gguf.constants import constants
+from worker.models.gguf.faults import unusable
+from worker.models.gguf.layout import GgufArray, GgufLayout, Scalar, read_layout
+from worker.models.gguf.tensors import TensorEntry
+
+TOKENIZER_KINDS = {
+    "gpt2": "gguf-bpe",
+    "gemma4": "gguf-bpe",
+    "llama": "gguf-spm",
+    "bert": "gguf-wpm",
+    "t5": "gguf-ugm",
+    "rwkv": "gguf-rwkv",
+    "plamo2": "gguf-plamo2",
+}
+MAX_BLOCKS = 512
+"""llama.cpp's own bound on layers."""
+
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+@dataclass(frozen=True, slots=True)
+class GgufHeader:
+    """Everything in front of the weights, of all parts of a split model together."""
+
+    path: Path
+    parts: tuple[Path, ...]
+    """All files of the model, the first one first; just `path` where it is not split."""
+    version: int
+    architecture: str
+    name: str | None
+    quant_kind: str
+    """`Q4_K_M`, `Q8_0`, `BF16`…"""
+    tokenizer_kind: str | None
+    vocab_size: int | None
+    context_length: int | None
+    embedding_length: int | None
+    block_count: int | None
+    head_count: int | None
+    """Of the layer with most heads, where layers differ; so is `head_count_kv`."""
+    head_count_kv: int | None
+    chat_template: str | None
+    pooling: str | None
+    size_bytes: int
+    """Of all parts' files."""
+    tensor_bytes: int
+    tensors: tuple[TensorEntry, ...]
+    metadata: dict[str, Scalar]
+    """Without arrays; `summary()` has those too, as `[n items]`."""
+    arrays: dict[str, GgufArray]
+    types: dict[str, str] = field(repr=False)
+    """GGUF type of each metadata key."""
+
+    def summary(self) -> dict[str, Scalar]:
+        """The metadata in the file's order, each array as `[n items]`."""
+        return {
+            key: str(self.arrays[key]) if key in self.arrays else self.metadata[key]
+            for key in self.types
+        }
+
+    def tensor_types(self) -> dict[str, int]:
+        """Bytes by tensor type, the largest share first."""
+        return dict(_bytes_by_type(self.tensors).most_common())
+
+    @property
+    def n_params(self) -> int:
+        return sum(tensor.n_elements for tensor in self.tensors)
+
+
+def read_header(path: Path | str) -> GgufHeader:
+    """Read and check a GGUF's header, metadata and tensor table, of every part if it is split.
+
+    Raises `ModelError` with one sentence that names the file and the first fault.
+    """
+    path = Path(path)
+    layout = read_layout(path)
+    header = _header_of(layout)
+    count = _Lookup(layout).unsigned(constants().Keys.Split.LLM_KV_SPLIT_COUNT) or 0
+    return header if count <= 1 else _join_parts(header, layout, count)
+
+
+def part_paths(path: Path | str, count: int) -> tuple[Path, ...]:
+    """All files of a split model whose first part is `path`; llama.cpp fixes their names."""
+    path = Path(path)
+    names = split_names(path.name)
+    if len(names) != count or path.name != names[0]:
+        match = _PART.fullmatch(path.name)
+        first = f"{match['stem'] if match else path.stem}-00001-of-{count:05}.gguf"
+        raise ModelError(
+            f"{str(path)!r} is one of {count} parts of a split model; give its first part, "
+            f"named {first!r}, with the others beside it.",
+            path=str(path),
+        )
+    return tuple(path.with_name(name) for name in names)
+
+
+def split_names(name: str) -> tuple[str, ...]:
+    """The names of all parts where `name` is one of a split model's, else `name` alone."""
+    folder, _, base = name.rpartition("/")
+    match = _PART.fullmatch(base)
+    if match is None:
+        return (name,)
+    prefix = f"{folder}/" if folder else ""
+    count = int(match["count"])
+    return tuple(
+        f"{prefix}{match['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)
+    )
+
+
+def _header_of(layout: GgufLayout) -> GgufHeader:
+    find, keys = _Lookup(layout), constants().Keys
+    general, tokenizer, llm = keys.General, keys.Tokenizer, keys.LLM
+    architecture = find.text(general.ARCHITECTURE)
+    if architecture is None:
+        raise unusable(layout.path, f"its metadata has no {general.ARCHITECTURE}")
+    tokens = layout.arrays.get(tokenizer.LIST)
+    if tokens is not None and tokens.item_type != "string":
+        raise unusable(layout.path, f"{tokenizer.LIST} is not an array of strings")
+
+    def own(key: str) -> str:
+        return key.format(arch=architecture)
+
+    return GgufHeader(
+        path=layout.path,
+        parts=(layout.path,),
+        version=layout.version,
+        architecture=architecture,
+        name=find.text(general.NAME),
+        quant_kind=_quant_kind(find.unsigned(general.FILE_TYPE), layout.tensors),
+        tokenizer_kind=_tokenizer_kind(find.text(tokenizer.MODEL)),
+        vocab_size=tokens.length if tokens else find.unsigned(own(llm.VOCAB_SIZE)),
+        context_length=find.unsigned(own(llm.CONTEXT_LENGTH)),
+        embedding_length=find.unsigned(own(llm.EMBEDDING_LENGTH)),
+        block_count=find.unsigned(own(llm.BLOCK_COUNT)),
+        head_count=find.largest(own(keys.Attention.HEAD_COUNT)),
+        head_count_kv=find.largest(own(keys.Attention.HEAD_COUNT_KV)),
+        chat_template=find.text(tokenizer.CHAT_TEMPLATE),
+        pooling=_pooling(find.unsigned(own(llm.POOLING_TYPE)), layout.path),
+        size_bytes=layout.size_bytes,
+        tensor_bytes=sum(tensor.n_bytes for tensor in layout.tensors),
+        tensors=layout.tensors,
+        metadata=layout.values,
+        arrays=layout.arrays,
+        types=layout.value_types,
+    )
+
+
+class _Lookup:
+    """Typed look-ups in the metadata; a value of the wrong type is a fault of the file."""
+
+    def __init__(self, layout: GgufLayout) -> None:
+        self.layout = layout
+
+    def text(self, key: str) -> str | None:
+        kind = self.layout.value_types.get(key)
+        if kind is None:
+            return None
+        if kind != "string":
+            raise unusable(self.layout.path, f"{key} is a {kind} where a string is needed")
+        return str(self.layout.values[key]) or None
+
+    def unsigned(self, key: str) -> int | None:
+        kind = self.layout.value_types.get(key)
+        if kind is None:
+            return None
+        value = self.layout.values.get(key)
+        if kind == "bool" or not isinstance(value, int) or value < 0:
+            raise unusable(self.layout.path, f"{key} is not an unsigned integer but a {kind}")
+        return value
+
+    def largest(self, key: str) -> int | None:
+        """A number for all layers, or the largest of one number per layer."""
+        array = self.layout.arrays.get(key)
+        if array is None:
+            return self.unsigned(key)
+        if "int" not in array.item_type or not 0 < array.length <= MAX_BLOCKS:
+            raise unusable(self.layout.path, f"{key} is not a list of one integer per layer")
+        return max(int(value) for value in array.read())
+
+
+def _join_parts(header: GgufHeader, layout: GgufLayout, count: int) -> GgufHeader:
+    paths = part_paths(header.path, count)
+    find, keys = _Lookup(layout), constants().Keys
+    if find.unsigned(keys.Split.LLM_KV_SPLIT_NO) != 0:
+        raise unusable(header.path, "it is named as the first part of a split model but is not")
+    tensors = list(header.tensors)
+    size_bytes = header.size_bytes
+    for number, path in enumerate(paths[1:], start=1):
+        part = read_layout(path)
+        own = _Lookup(part)
+        named = own.unsigned(keys.Split.LLM_KV_SPLIT_NO)
+        if named != number or own.unsigned(keys.Split.LLM_KV_SPLIT_COUNT) != count:
+            raise unusable(path, f"it does not say that it is part {number + 1} of {count}")
+        tensors += [replace(tensor, part=number) for tensor in part.tensors]
+        size_bytes += part.size_bytes
+    names = Counter(tensor.name for tensor in tensors)
+    twice = [name for name, times in names.items() if times > 1]
+    if twice:
+        raise unusable(header.path, f"the tensor {twice[0]!r} occurs in two of its parts")
+    expected = find.unsigned(keys.Split.LLM_KV_SPLIT_TENSORS_COUNT)
+    if expected != len(tensors):
+        raise unusable(
+            header.path, f"its parts hold {len(tensors)} tensors where it announces {expected}"
+        )
+    return replace(
+        header,
+        parts=paths,
+        size_bytes=size_bytes,
+        tensor_bytes=sum(tensor.n_bytes for tensor in tensors),
+        tensors=tuple(tensors),
+        quant_kind=_quant_kind(find.unsigned(keys.General.FILE_TYPE), tuple(tensors)),
+    )
+
+
+@cache
+def _file_types() -> dict[int, str]:
+    names = {int(t): re.sub("^(MOSTLY|ALL)_", "", t.name) for t in constants().LlamaFileType}
+    # NOTE: known to the pinned llama.cpp, not yet to the released gguf package.
+    names.setdefault(41, "Q2_0")
+    return names
+
+
+def _quant_kind(file_type: int | None, tensors: tuple[TensorEntry, ...]) -> str:
+    """The file's own word; where it has none, the type that most bytes have."""
+    name = _file_types().get(file_type) if file_type is not None else None
+    if name is not None and name != "GUESSED":
+        return name
+    by_type = _bytes_by_type(tensors)
+    return by_type.most_common(1)[0][0] if by_type else "none"
+
+
+def _bytes_by_type(tensors: tuple[TensorEntry, ...]) -> Counter[str]:
+    counter: Counter[str] = Counter()
+    for tensor in tensors:
+        counter[tensor.type_name] += tensor.n_bytes
+    return counter
+
+
+def _tokenizer_kind(model: str | None) -> str | None:
+    if model is None or model in ("no_vocab", "none"):
+        return None
+    return TOKENIZER_KINDS.get(model, f"gguf-{model}")
+
+
+def _pooling(number: int | None, path: Path) -> str | None:
+    types = constants().PoolingType
+    if number is None or number == types.NONE:
+        return None
+    if number not in set(types):
+        raise unusable(path, f"it names the unknown pooling type {number}")
+    return str(types(number).name.lower())

@@ -1,0 +1,319 @@
+"""Walks the bytes of one GGUF file: a bounded parser over a read-only memory map.
+
+Runs in any thread of any process (the start of the API process, the engine's preflight, the
+converter's checks). It owns the container format alone: magic, counts, key/value pairs, tensor
+table, alignment. What the keys mean is for `header` to say.
+
+The file is untrusted. Every count, length and offset is checked against the file's size before
+it is used, arrays are walked without building Python objects, and each kind of item has a limit,
+so that a hostile file costs neither memory nor minutes. Whatever is accepted here satisfies the
+checks of llama.cpp's own reader, which is stricter than the format's text in one point: tensors
+must follow each other without gaps.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from worker.errors import ModelError
+from worker.models.gguf.constants import constants
+from worker.models.gguf.faults import check_magic, unusable
+from worker.models.gguf.tensors import Row, TensorEntry, padded, place_tensors
+
+Scalar = int | float | bool | str
+
+MAX_KEYS = 65_536
+MAX_KEY_BYTES = 65_535
+MAX_STRING_BYTES = 16 * 2**20
+"""Of a single string value; the longest real ones are chat templates of some 100 kB."""
+MAX_STRINGS = 2**23
+"""In all arrays of one file together; the largest real vocabularies with merges hold 1e6."""
+MAX_ARRAY_ITEMS = 2**30
+MAX_TENSORS = 131_072
+MAX_TENSOR_NAME_BYTES = 63
+MAX_DIMENSIONS = 4
+MAX_ALIGNMENT = 2**20
+
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+_TENSOR_TAIL = struct.Struct("<IQ")
+_STRING, _ARRAY = 8, 9
+_NUMBERS = {
+    0: ("uint8", struct.Struct("<B")),
+    1: ("int8", struct.Struct("<b")),
+    2: ("uint16", struct.Struct("<H")),
+    3: ("int16", struct.Struct("<h")),
+    4: ("uint32", struct.Struct("<I")),
+    5: ("int32", struct.Struct("<i")),
+    6: ("float32", struct.Struct("<f")),
+    7: ("bool", struct.Struct("<?")),
+    10: ("uint64", struct.Struct("<Q")),
+    11: ("int64", struct.Struct("<q")),
+    12: ("float64", struct.Struct("<d")),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufArray:
+    """Where an array of the metadata lies; its items are read only when they are asked for."""
+
+    path: Path
+    item_type: str
+    length: int
+    offset: int
+
+    def __str__(self) -> str:
+        return f"[{self.length} items]"
+
+    def read(self) -> list[Scalar]:
+        """All items, from the file as it is now."""
+        if self.item_type == "string":
+            return [raw.decode("utf-8", errors="replace") for raw in self.read_bytes()]
+        with self.path.open("rb") as file, _mapped(file.fileno()) as data:
+            walker = _Walker(self.path, data)
+            walker.position = self.offset
+            form = next(form for name, form in _NUMBERS.values() if name == self.item_type)
+            raw = walker.take(self.length * form.size, "an array")
+            return [value for (value,) in form.iter_unpack(raw)]
+
+    def read_bytes(self) -> Iterator[bytes]:
+        """The strings of an array of strings, as they are in the file."""
+        assert self.item_type == "string"
+        with self.path.open("rb") as file, _mapped(file.fileno()) as data:
+            unpack, position, size = _U64.unpack_from, self.offset, len(data)
+            for _ in range(self.length):
+                if position + 8 > size:
+                    break
+                start = position + 8
+                position = start + unpack(data, position)[0]
+                if position > size:
+                    break
+                yield data[start:position]
+            else:
+                return
+        raise unusable(self.path, "it became shorter while it was read")
+
+
+@dataclass(frozen=True, slots=True)
+class GgufLayout:
+    """One file, fully walked."""
+
+    path: Path
+    version: int
+    alignment: int
+    size_bytes: int
+    data_offset: int
+    values: dict[str, Scalar]
+    value_types: dict[str, str]
+    arrays: dict[str, GgufArray]
+    tensors: tuple[TensorEntry, ...]
+
+
+def read_layout(path: Path) -> GgufLayout:
+    """Walk one GGUF file; raises `ModelError` naming the first fault."""
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise unusable(path, "it is not a file but a device or a pipe")
+            size = file.seek(0, 2)
+            file.seek(0)
+            check_magic(path, file.read(24), size)
+            with _mapped(file.fileno()) as data:
+                return _Walker(path, data).layout()
+    except FileNotFoundError:
+        raise ModelError(f"The model file {str(path)!r} does not exist.", path=str(path)) from None
+    except IsADirectoryError:
+        raise ModelError(
+            f"{str(path)!r} is a folder where a .gguf file is needed.", path=str(path)
+        ) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ModelError(
+            f"The model file {str(path)!r} cannot be read: {reason}.", path=str(path)
+        ) from error
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A named pipe that nobody writes into would hold a plain `open` for ever."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _mapped(fileno: int) -> mmap.mmap:
+    return mmap.mmap(fileno, 0, access=mmap.ACCESS_READ)
+
+
+class _Walker:
+    """A position in the mapped file that never leaves it."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path = path
+        self.data = data
+        self.size = len(data)
+        self.position = 0
+        self.strings_left = MAX_STRINGS
+
+    # --- primitives ----------------------------------------------------------------------
+
+    def fault(self, what: str) -> ModelError:
+        return unusable(self.path, what)
+
+    def need(self, n_bytes: int, what: str) -> int:
+        """Reserve the next bytes and return where they start."""
+        start = self.position
+        if n_bytes > self.size - start:
+            raise self.fault(
+                f"{what} needs {n_bytes} bytes at offset {start}, "
+                f"but the file ends after {self.size} bytes"
+            )
+        self.position = start + n_bytes
+        return start
+
+    def take(self, n_bytes: int, what: str) -> bytes:
+        start = self.need(n_bytes, what)
+        return self.data[start : start + n_bytes]
+
+    def number(self, form: struct.Struct, what: str) -> Any:
+        return form.unpack_from(self.data, self.need(form.size, what))[0]
+
+    def u32(self, what: str) -> int:
+        return int(self.number(_U32, what))
+
+    def u64(self, what: str) -> int:
+        return int(self.number(_U64, what))
+
+    def string(self, what: str, limit: int = MAX_STRING_BYTES) -> str:
+        """A value for people and machines alike; bytes that are no UTF-8 are replaced."""
+        length = self.u64(f"the length of {what}")
+        if length > limit:
+            raise self.fault(f"{what} claims {length} bytes, more than the allowed {limit}")
+        return self.take(length, what).decode("utf-8", errors="replace")
+
+    def name(self, what: str, limit: int) -> str:
+        """A key or a tensor name: must be UTF-8, else two names could become one."""
+        length = self.u64(f"the length of {what}")
+        if not 0 < length <= limit:
+            raise self.fault(f"{what} is {length} bytes long instead of 1 to {limit}")
+        try:
+            return self.take(length, what).decode("utf-8")
+        except UnicodeDecodeError:
+            raise self.fault(f"{what} is not UTF-8 text") from None
+
+    # --- the file, in its order ----------------------------------------------------------
+
+    def layout(self) -> GgufLayout:
+        self.position = 4
+        version = self.u32("the version")
+        if version & 0xFFFF == 0:
+            raise self.fault("it is big-endian; the worker reads little-endian files")
+        if version not in (2, 3):
+            raise self.fault(f"it has GGUF version {version} where 2 or 3 is needed")
+        n_tensors = self.u64("the number of tensors")
+        n_keys = self.u64("the number of keys")
+        self.check_count("tensors", n_tensors, MAX_TENSORS, 24)
+        self.check_count("metadata keys", n_keys, MAX_KEYS, 13)
+
+        values, types, arrays = self.metadata(n_keys)
+        key = constants().Keys.General.ALIGNMENT
+        alignment = values.get(key, constants().GGUF_DEFAULT_ALIGNMENT)
+        if types.get(key, "uint32") != "uint32" or not isinstance(alignment, int):
+            raise self.fault(f"{key} is not a uint32")
+        if not 0 < alignment <= MAX_ALIGNMENT or alignment & (alignment - 1):
+            raise self.fault(f"{key} is {alignment}, which is not a power of two")
+
+        rows = list(self.tensor_rows(n_tensors))
+        data_offset = padded(self.position, alignment) if rows else self.position
+        return GgufLayout(
+            path=self.path,
+            version=version,
+            alignment=alignment,
+            size_bytes=self.size,
+            data_offset=data_offset,
+            values=values,
+            value_types=types,
+            arrays=arrays,
+            tensors=place_tensors(
+                self.path, rows, data_offset=data_offset, alignment=alignment, size=self.size
+            ),
+        )
+
+    def check_count(self, what: str, count: int, limit: int, least_bytes_each: int) -> None:
+        fitting = self.size // least_bytes_each
+        if count > min(limit, fitting):
+            raise self.fault(
+                f"it claims {count} {what}, more than the "
+                + (f"{fitting} that its size allows" if fitting < limit else f"allowed {limit}")
+            )
+
+    def metadata(
+        self, n_keys: int
+    ) -> tuple[dict[str, Scalar], dict[str, str], dict[str, GgufArray]]:
+        values: dict[str, Scalar] = {}
+        types: dict[str, str] = {}
+        arrays: dict[str, GgufArray] = {}
+        for index in range(n_keys):
+            key = self.name(f"metadata key {index}", MAX_KEY_BYTES)
+            if key in types:
+                raise self.fault(f"the metadata key {key!r} occurs twice")
+            kind = self.u32(f"the type of {key!r}")
+            if kind == _ARRAY:
+                types[key] = "array"
+                arrays[key] = self.array(key)
+            elif kind == _STRING:
+                types[key] = "string"
+                values[key] = self.string(f"the value of {key!r}")
+            elif kind in _NUMBERS:
+                types[key], form = _NUMBERS[kind]
+                values[key] = self.number(form, f"the value of {key!r}")
+            else:
+                raise self.fault(f"the metadata key {key!r} has the unknown type {kind}")
+        return values, types, arrays
+
+    def array(self, key: str) -> GgufArray:
+        kind = self.u32(f"the item type of {key!r}")
+        length = self.u64(f"the length of {key!r}")
+        if kind not in _NUMBERS and kind != _STRING:
+            raise self.fault(f"the array {key!r} has items of the unknown type {kind}")
+        if length > MAX_ARRAY_ITEMS:
+            raise self.fault(f"the array {key!r} claims {length} items")
+        start = self.position
+        if kind == _STRING:
+            self.skip_strings(key, length)
+            return GgufArray(self.path, "string", length, start)
+        item_type, form = _NUMBERS[kind]
+        self.need(length * form.size, f"the array {key!r}")
+        return GgufArray(self.path, item_type, length, start)
+
+    def skip_strings(self, key: str, length: int) -> None:
+        if length > self.strings_left or length > (self.size - self.position) // 8:
+            raise self.fault(f"the array {key!r} claims {length} strings, more than can be there")
+        self.strings_left -= length
+        unpack, data, position = _U64.unpack_from, self.data, self.position
+        try:
+            for _ in range(length):
+                position += 8 + unpack(data, position)[0]
+        except (struct.error, OverflowError):
+            position = self.size + 1
+        if position > self.size:
+            raise self.fault(
+                f"the strings of {key!r} run past the end of the file at {self.size} bytes"
+            )
+        self.position = position
+
+    def tensor_rows(self, n_tensors: int) -> Iterator[Row]:
+        for index in range(n_tensors):
+            name = self.name(f"the name of tensor {index}", MAX_TENSOR_NAME_BYTES)
+            n_dims = self.u32(f"the number of dimensions of {name!r}")
+            if n_dims > MAX_DIMENSIONS:
+                raise self.fault(f"tensor {name!r} has {n_dims} dimensions, more than 4")
+            raw = self.take(8 * n_dims, f"the shape of {name!r}")
+            kind, offset = _TENSOR_TAIL.unpack_from(
+                self.data, self.need(_TENSOR_TAIL.size, f"the table entry of {name!r}")
+            )
+            yield name, struct.unpack(f"<{n_dims}Q", raw), kind, offset

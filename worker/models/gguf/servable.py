@@ -1,0 +1,86 @@
+"""Refuses a well-formed GGUF that the engine cannot run, before a native loader sees it.
+
+Runs in any thread of any process. Most of these faults would not be an error in llama.cpp but the
+end of its process, by an assertion or by an exception that nobody can catch; each was found by
+loading such a file.
+"""
+
+from __future__ import annotations
+
+import math
+
+from worker.models.gguf.constants import constants
+from worker.models.gguf.faults import unusable
+from worker.models.gguf.header import MAX_BLOCKS, GgufHeader
+
+NOT_DECODED = {
+    "clip": "it holds an image encoder, not a language model",
+    "wavtokenizer-dec": "it holds a speech decoder, not a language model",
+    "t5": "it is an encoder-decoder model; the worker serves those that only decode or embed",
+    **dict.fromkeys(
+        ("dream", "llada", "llada-moe", "rnd1"),
+        "it is a diffusion model; the worker serves models that decode one token after the other",
+    ),
+}
+"""Architectures that llama.cpp loads and this engine cannot run, and what each one is."""
+
+
+def check_servable(header: GgufHeader) -> None:
+    """Refuse a well-formed GGUF that is not a model the engine can run."""
+    path = header.path
+    kind = header.metadata.get(constants().Keys.General.TYPE, "model")
+    if kind != "model":
+        raise unusable(path, f"it is of the type {kind!r}; give the model that it belongs to")
+    if header.architecture in NOT_DECODED:
+        raise unusable(path, NOT_DECODED[header.architecture])
+    if not header.tensors:
+        raise unusable(path, "it holds a vocabulary without weights")
+    if header.tokenizer_kind is None or not header.vocab_size:
+        raise unusable(path, "it has no tokenizer that the worker could use")
+    for key in ("context_length", "embedding_length", "block_count"):
+        if not getattr(header, key):
+            raise unusable(path, f"it has no {header.architecture}.{key} above 0")
+    if header.block_count is not None and header.block_count > MAX_BLOCKS:
+        raise unusable(path, f"it claims {header.block_count} layers, more than {MAX_BLOCKS}")
+    for key, value in header.metadata.items():
+        # Asserted by the native code while it computes.
+        if key.endswith("_epsilon") and not (isinstance(value, float) and 0 <= value < math.inf):
+            raise unusable(path, f"{key} is {value}, not a number from 0 on")
+    _check_vocabulary(header)
+
+
+def _check_vocabulary(header: GgufHeader) -> None:
+    """Lists that run beside the vocabulary must be as long; ids must lie inside it."""
+    assert header.vocab_size is not None
+    keys = constants().Keys.Tokenizer
+    for key, item_types in ((keys.SCORES, ("float32", "int32")), (keys.TOKEN_TYPE, ("int32",))):
+        array = header.arrays.get(key)
+        if array is None:
+            continue
+        if array.item_type not in item_types or array.length < header.vocab_size:
+            raise unusable(
+                header.path,
+                f"{key} holds {array.length} {array.item_type} values "
+                f"beside a vocabulary of {header.vocab_size}",
+            )
+    tokens = header.arrays.get(keys.LIST)
+    if tokens is not None:
+        # As native code sees them: up to the first NUL, and a name of its own for an empty one.
+        seen = (raw.partition(b"\0")[0] for raw in tokens.read_bytes())
+        _check_tokens(header, {raw or b"[EMPTY_%d]" % id for id, raw in enumerate(seen)})
+
+
+def _check_tokens(header: GgufHeader, distinct: set[bytes]) -> None:
+    if len(distinct) != header.vocab_size:
+        raise unusable(
+            header.path,
+            f"its vocabulary of {header.vocab_size} holds only {len(distinct)} different tokens",
+        )
+    if header.tokenizer_kind != "gguf-spm":
+        return
+    # A SentencePiece text falls back to bytes; one without a token is looked up and not found.
+    for byte in range(256):
+        if b"<0x%02X>" % byte not in distinct and bytes([byte]) not in distinct:
+            raise unusable(
+                header.path, f"its SentencePiece vocabulary has no token for byte {byte}"
+            )

@@ -1,0 +1,136 @@
+"""Where downloads lie on this disk, and which of them are whole.
+
+Blocking; runs in the download's thread. The layout is huggingface_hub's own, so its tools work on
+it (`HF_HUB_CACHE=<cache>/hub hf cache ls`):
+
+    <cache>/hub/models--owner--name/
+        refs/<revision>             the commit of the last complete download of a branch or tag
+        snapshots/<commit>/<file>   links to the blobs
+        blobs/<etag>                the contents, each under its SHA-256 (small ones: Git's hash)
+        blobs/<etag>.incomplete     what has come of a large file that is still on its way
+
+A blob's name is what its content must hash to, so a damaged file is found without a record of its
+own. Hashes are remembered while the file is untouched. Files in the user's own cache of the hub
+(`HF_HUB_CACHE`) are read as well, and never changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from huggingface_hub import constants, try_to_load_from_cache
+
+from worker.errors import ModelError
+from worker.models.checkpoint_files import check_checkpoint, checkpoint_files
+from worker.models.checksum import sha256_of_file
+from worker.models.reference import COMMIT
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class RepoCache:
+    """The part of the cache that belongs to one repository."""
+
+    def __init__(self, cache_dir: Path, repo: str) -> None:
+        self.cache_dir = cache_dir
+        self.repo = repo
+        self.hub_dir = cache_dir / "hub"
+        self.folder = f"models--{repo.replace('/', '--')}"
+        self.root = self.hub_dir / self.folder
+
+    def commit_of(self, revision: str) -> str | None:
+        """The commit that a revision is, or last was known to be."""
+        if COMMIT.fullmatch(revision):
+            return revision
+        for hub_dir in (self.hub_dir, Path(constants.HF_HUB_CACHE)):
+            with contextlib.suppress(OSError):
+                commit = (hub_dir / self.folder / "refs" / revision).read_text().strip()
+                if COMMIT.fullmatch(commit):
+                    return commit
+        return None
+
+    def remember_commit(self, revision: str, commit: str) -> None:
+        """Note what a branch or tag means, once all of it is here."""
+        if revision == commit or self.commit_of(revision) == commit:
+            return
+        ref = self.root / "refs" / revision
+        ref.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=ref.parent, delete=False) as file:
+            file.write(commit)
+        os.replace(file.name, ref)
+
+    def snapshot(self, commit: str) -> Path:
+        return self.root / "snapshots" / commit
+
+    def find_all(self, commit: str, names: Iterable[str], pin: str | None) -> list[Path] | None:
+        """A model's files, whole and in one folder, or `None`; `pin` is the SHA-256 of a lone one.
+
+        Ours come first, then those that another tool downloaded into the user's cache of the hub.
+        """
+        wanted = list(names)
+        for hub_dir in (self.hub_dir, Path(constants.HF_HUB_CACHE)):
+            found = [self._find(hub_dir, commit, name, pin) for name in wanted]
+            paths = [path for path in found if path is not None]
+            if len(paths) == len(wanted):
+                return paths
+        return None
+
+    def has(self, commit: str, name: str, pin: str | None = None) -> bool:
+        """Whether a file is in our own cache, whole and untouched."""
+        return self._find(self.hub_dir, commit, name, pin) is not None
+
+    def _find(self, hub_dir: Path, commit: str, name: str, pin: str | None) -> Path | None:
+        found = try_to_load_from_cache(self.repo, name, cache_dir=hub_dir, revision=commit)
+        path = Path(found) if isinstance(found, str) else None
+        return path if path and self.is_intact(path, pin) else None
+
+    def find_checkpoint(self, commit: str) -> Path | None:
+        """A complete SafeTensors snapshot, or `None`: the weights are downloaded last."""
+        folder = self.snapshot(commit)
+        try:
+            check_checkpoint(folder)
+            whole = all(self.is_intact(path) for path in checkpoint_files(folder))
+        except ModelError:
+            return None
+        return folder if whole else None
+
+    def is_intact(self, path: Path, pin: str | None = None) -> bool:
+        """Whether a cached file has the content that its blob is named after, and that of `pin`.
+
+        A blob that a mirror named in its own way, or a copy where links are not possible, says
+        nothing about its content.
+        """
+        # NOTE: one link, not all: a blob may itself be a link into a store shared by repositories.
+        name = Path(os.readlink(path)).name if path.is_symlink() else ""
+        return content_matches(path, name, pin, self.cache_dir)
+
+    def discard(self, path: Path) -> None:
+        """Remove a damaged file and its blob, if they are ours."""
+        if path.is_relative_to(self.root) and path.exists():
+            path.resolve().unlink()
+            path.unlink(missing_ok=True)
+
+
+def content_matches(
+    path: Path, etag: str, pin: str | None = None, cache_dir: Path | None = None
+) -> bool:
+    """Whether a file's content is what an ETag and a pinned SHA-256 say."""
+    if _SHA256.fullmatch(etag) or pin is not None:
+        actual = sha256_of_file(path, cache_dir)
+        if actual != (etag if _SHA256.fullmatch(etag) else actual) or pin not in (None, actual):
+            return False
+    return not COMMIT.fullmatch(etag) or _git_hash(path) == etag
+
+
+def _git_hash(path: Path) -> str:
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,233 @@
+"""A hub reference in, verified files on this disk out.
+
+`download` is called on the API process's event loop; the work runs in one daemon thread, so that
+a worker that is told to stop leaves at once, and a later start resumes from what has come.
+
+A reference pinned to a commit whose files are here makes no network call at all. A branch or tag
+is asked for at each start. Its commit is noted only when all files of that commit are here; so
+where the hub or its storage cannot answer (no network, rate limit), the last complete download
+serves, also when the branch has moved meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from worker.errors import DownloadError, ModelError
+from worker.models.checkpoint_files import CONFIG_FILES, INDEX, TEMPLATES, weight_map
+from worker.models.gguf.header import split_names
+from worker.models.hub.cache import RepoCache
+from worker.models.hub.remote import DISK_FULL, list_files, remote_file
+from worker.models.hub.transfer import Transfer
+from worker.models.reference import HubReference
+from worker.observability.logs import get_logger
+from worker.wire.messages import OnProgress, Progress
+
+DEFAULT_REVISION = "main"
+
+_TEMPLATE = re.compile(rf"{TEMPLATES}/[^/]+\.jinja")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Downloaded:
+    """Where the model lies: a GGUF (its first part), or a folder of SafeTensors."""
+
+    path: Path
+    commit: str
+    is_folder: bool
+
+
+async def download(
+    ref: HubReference,
+    *,
+    cache_dir: Path,
+    sha256: str | None,
+    on_progress: OnProgress,
+    safetensors_only: bool = False,
+) -> Downloaded:
+    """Fetch what `ref` names; raises `DownloadError`, or `ModelError` where it names no model.
+
+    With `safetensors_only` a GGUF is not a model, and is refused before it is fetched.
+    """
+    loop = asyncio.get_running_loop()
+
+    def report(progress: Progress) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended; nobody listens any more
+            loop.call_soon_threadsafe(on_progress, progress)
+
+    return await _in_daemon_thread(
+        lambda stop: _Download(ref, cache_dir, sha256, report, stop, safetensors_only).run()
+    )
+
+
+async def _in_daemon_thread(work: Callable[[threading.Event], _T]) -> _T:
+    """Run blocking work so that neither a cancelled task nor the exit waits for it."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_T] = loop.create_future()
+    stop = threading.Event()
+
+    def settle(result: _T | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work(stop)
+        except BaseException as caught:  # noqa: B036 - handed to whoever awaits
+            error = caught
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="model-download", daemon=True).start()
+    try:
+        return await done
+    finally:
+        stop.set()
+
+
+class _Download:
+    """One reference on its way; lives in the download thread."""
+
+    def __init__(
+        self,
+        ref: HubReference,
+        cache_dir: Path,
+        sha256: str | None,
+        report: OnProgress,
+        stop: threading.Event,
+        safetensors_only: bool,
+    ) -> None:
+        self.ref = ref
+        self.sha256 = sha256
+        self.report = report
+        self.safetensors_only = safetensors_only
+        self.cache = RepoCache(cache_dir, ref.repo)
+        self.transfer = Transfer(self.cache, report, stop)
+        self.revision = ref.revision or DEFAULT_REVISION
+
+    def run(self) -> Downloaded:
+        """The files that the hub has now, or those of the last complete download."""
+        self.report(Progress("download", 0.0))
+        known = self.in_cache(self.revision) if self.ref.is_pinned else None
+        if known is not None:
+            return known
+        try:
+            got = self.gguf(self.ref.file) if self.ref.file is not None else self.repository()
+            self.cache.remember_commit(self.revision, got.commit)
+        except DownloadError as error:
+            if error.details.get("reason") not in ("network", "rate_limited", "offline"):
+                raise
+            commit = self.cache.commit_of(self.revision)
+            known = self.in_cache(commit) if commit else None
+            if known is None:
+                raise
+            self.warn_stale(known.commit, error)
+            return known
+        except OSError as error:
+            raise DownloadError(
+                f"The cache folder {str(self.cache.root)!r} cannot be written: {error.strerror}; "
+                "choose another with --cache-dir.",
+                reason="disk_full" if error.errno in DISK_FULL else "cache",
+                repo=self.ref.repo,
+            ) from error
+        return got
+
+    def in_cache(self, commit: str) -> Downloaded | None:
+        """What the reference means at a commit, where all of it is here."""
+        if self.ref.file is not None:
+            paths = self.cache.find_all(commit, split_names(self.ref.file), self.sha256)
+            return Downloaded(paths[0], commit, is_folder=False) if paths else None
+        folder = self.cache.find_checkpoint(commit)
+        return Downloaded(folder, commit, is_folder=True) if folder else None
+
+    # --- one GGUF, whole or in parts -----------------------------------------------------
+
+    def gguf(self, file: str, commit: str | None = None) -> Downloaded:
+        repo, names = self.ref.repo, split_names(file)
+        first = remote_file(repo, names[0], commit or self.revision)
+        paths = self.cache.find_all(first.commit, names, self.sha256)
+        if paths is None:
+            others = [remote_file(repo, name, first.commit) for name in names[1:]]
+            self.transfer.fetch_all([first, *others], self.sha256)
+            paths = [self.cache.snapshot(first.commit) / name for name in names]
+        return Downloaded(paths[0], first.commit, is_folder=False)
+
+    # --- a repository without a file -----------------------------------------------------
+
+    def repository(self) -> Downloaded:
+        commit, names = list_files(self.ref.repo, self.revision)
+        folder = self.cache.find_checkpoint(commit)
+        if folder is None:
+            chosen = self.choose(commit, set(names))
+            if chosen[0].endswith(".gguf"):
+                return self.gguf(chosen[0], commit)
+            self.transfer.fetch_all([remote_file(self.ref.repo, name, commit) for name in chosen])
+            folder = self.cache.snapshot(commit)
+        return Downloaded(folder, commit, is_folder=True)
+
+    def choose(self, commit: str, present: set[str]) -> list[str]:
+        """The files of a SafeTensors checkpoint, weights last, or the one GGUF that is there."""
+        if INDEX in present:
+            self.transfer.fetch_all([remote_file(self.ref.repo, INDEX, commit)])
+            weights = [INDEX, *self.shards(commit)]
+        elif "model.safetensors" in present:
+            weights = ["model.safetensors"]
+        else:
+            weights = sorted(
+                name for name in present if name.endswith(".safetensors") and "/" not in name
+            )
+        if weights and "config.json" in present:
+            small = [name for name in CONFIG_FILES if name in present]
+            small += sorted(name for name in present if _TEMPLATE.fullmatch(name))
+            return [*small, *weights]
+        return [self.only_gguf(present)]
+
+    def only_gguf(self, present: set[str]) -> str:
+        ggufs = sorted(name for name in present if name.endswith(".gguf"))
+        models = [name for name in ggufs if split_names(name)[0] == name]
+        repo = self.ref.repo
+        if not models:
+            what = "neither SafeTensors with a config.json nor a GGUF file."
+        elif len(models) > 1:
+            what = (
+                f"{len(models)} GGUF files; name one, as in hf:{repo}::file={models[0]} "
+                f"(others: {', '.join(models[1:6])})."
+            )
+        elif self.safetensors_only:
+            what = "a GGUF; the converter needs SafeTensors."
+        else:
+            return models[0]
+        raise ModelError(f"The repository {repo!r} holds {what}", repo=repo)
+
+    def shards(self, commit: str) -> list[str]:
+        """The shards that a checkpoint's index names, checked before any is asked for."""
+        shards = sorted(set(weight_map(self.cache.snapshot(commit) / INDEX).values()))
+        for shard in shards:
+            if "/" in shard or not shard.endswith(".safetensors"):
+                raise ModelError(
+                    f"The file {INDEX!r} of {self.ref.repo!r} names the odd shard {shard!r}.",
+                    repo=self.ref.repo,
+                )
+        return shards
+
+    def warn_stale(self, commit: str, error: DownloadError) -> None:
+        get_logger().warning(
+            "model.revision_unchecked",
+            repo=self.ref.repo,
+            revision=self.revision,
+            commit=commit,
+            reason=error.details.get("reason"),
+        )

@@ -1,0 +1,211 @@
+"""What the hub says: a file's commit, hash and size, a repository's files, and its refusals.
+
+Blocking; runs in the download's thread. huggingface_hub speaks the protocol (endpoint, token,
+redirects, ranges); this file asks it and turns its exceptions into our errors. The token stays
+inside the library: no message or detail here repeats a header or a URL.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx2
+from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    OfflineModeIsEnabled,
+    RemoteEntryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import logging as hub_logging
+from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
+
+from worker.errors import DownloadError, WorkerError
+from worker.models.reference import is_inside_repository
+
+LIBRARY = "llorch-worker"
+"""How we call ourselves in the hub's request logs."""
+TIMEOUT_SECONDS = 10.0
+ATTEMPTS = 3
+LONGEST_WAIT_SECONDS = 30.0
+"""A rate limit that lasts longer is an error at once; whoever started us can start us later."""
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Also a file system that cannot hold a file of this size."""
+
+_ETAG = re.compile(r"[\w.+=-]{1,128}", re.ASCII)
+_T = TypeVar("_T")
+
+# The library's warnings repeat what our errors say, with signed URLs in them.
+hub_logging.set_verbosity(logging.ERROR)
+
+
+class Stopped(Exception):
+    """The worker is shutting down; nobody waits for this download any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file as the hub describes it."""
+
+    name: str
+    commit: str
+    etag: str
+    """Of a large file its SHA-256, of a small one the Git hash; the cache names its blob so."""
+    size_bytes: int | None
+    in_xet: bool
+    """Whether the hub serves it in content-addressed chunks (Xet)."""
+
+
+def remote_file(repo: str, name: str, revision: str) -> RemoteFile:
+    """Ask the hub for a file's commit, ETag and size; raises `DownloadError`."""
+    url = hf_hub_url(repo, name, revision=revision)
+    found = _with_retries(
+        repo, name, lambda: get_hf_file_metadata(url, timeout=TIMEOUT_SECONDS, library_name=LIBRARY)
+    )
+    if found.commit_hash is None or not _ETAG.fullmatch(found.etag or ""):
+        raise _not_a_hub(repo)
+    return RemoteFile(
+        name, found.commit_hash, str(found.etag), found.size, found.xet_file_data is not None
+    )
+
+
+def list_files(repo: str, revision: str) -> tuple[str, list[str]]:
+    """The commit of a revision and the names of all its files; raises `DownloadError`."""
+    api = HfApi(library_name=LIBRARY)
+    info = _with_retries(
+        repo, None, lambda: api.model_info(repo, revision=revision, timeout=TIMEOUT_SECONDS)
+    )
+    if info.sha is None:
+        raise _not_a_hub(repo)
+    names = [sibling.rfilename for sibling in info.siblings or []]
+    for name in names:
+        if not is_inside_repository(name):
+            raise DownloadError(
+                f"The hub lists the file {name!r} for {repo!r}, which is no path inside a "
+                "repository; nothing was downloaded.",
+                reason="listing",
+                repo=repo,
+            )
+    return info.sha, names
+
+
+def _not_a_hub(repo: str) -> DownloadError:
+    return DownloadError(
+        f"{constants.ENDPOINT} did not say which commit and content {repo!r} is at, so it does "
+        "not speak the hub's protocol; check HF_ENDPOINT and the proxy.",
+        reason="network",
+        repo=repo,
+    )
+
+
+def _with_retries(repo: str, name: str | None, ask: Callable[[], _T]) -> _T:
+    """Ask again after a passing fault or a short rate limit, but not after a final answer.
+
+    NOTE: the library's own retries (`retry_on_errors`) last 23 s before a hub that is down is
+    given up; a model that lies in the cache is to be served sooner.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            with translated_errors(repo, name):
+                return ask()
+        except DownloadError as error:
+            if error.details.get("reason") not in ("network", "rate_limited"):
+                raise
+            wait = float(error.details.get("retry_after_seconds") or 2 ** (attempt - 1))
+            if attempt == ATTEMPTS or wait > LONGEST_WAIT_SECONDS:
+                raise
+            time.sleep(wait)
+    raise AssertionError("the loop above always returns or raises")
+
+
+@contextmanager
+def translated_errors(repo: str, name: str | None) -> Iterator[None]:
+    """Raise what huggingface_hub raises as one of our errors."""
+    try:
+        yield
+    except (WorkerError, Stopped):
+        raise
+    except LocalEntryNotFoundError as error:
+        # The library looked into its cache in vain after its request failed; that is the cause.
+        raise _translated(repo, name, error.__cause__ or error) from error
+    except (OSError, ValueError, OfflineModeIsEnabled, httpx2.HTTPError) as error:
+        raise _translated(repo, name, error) from error
+
+
+def _translated(repo: str, name: str | None, error: BaseException) -> DownloadError:
+    what = f"{name!r} of {repo!r}" if name else f"The repository {repo!r}"
+    if isinstance(error, OfflineModeIsEnabled):
+        return DownloadError(
+            f"{what} is not in the cache and offline mode is on; unset HF_HUB_OFFLINE to "
+            "download it.",
+            reason="offline",
+            repo=repo,
+        )
+    if isinstance(error, HfHubHTTPError):
+        return _http_error(repo, what, error)
+    if isinstance(error, httpx2.HTTPError):
+        return DownloadError(
+            f"{what} could not be downloaded: no connection to {constants.ENDPOINT} "
+            f"({type(error).__name__}).",
+            reason="network",
+            repo=repo,
+        )
+    if isinstance(error, OSError) and error.errno in DISK_FULL:
+        return DownloadError(
+            f"The disk is full: {what} could not be stored; what has come so far is kept, and "
+            "the next start goes on from there.",
+            reason="disk_full",
+            repo=repo,
+        )
+    why = error.strerror if isinstance(error, OSError) and error.strerror else "it was cut short"
+    return DownloadError(
+        f"The download of {what} failed: {why}; the next start resumes it.",
+        reason="network",
+        repo=repo,
+    )
+
+
+def _http_error(repo: str, what: str, error: HfHubHTTPError) -> DownloadError:
+    status = int(error.response.status_code)
+    details: dict[str, Any] = {"repo": repo, "status": status}
+    if isinstance(error, RevisionNotFoundError):
+        reason, sentence = "not_found", f"{what}: the repository has no such revision."
+    elif isinstance(error, RemoteEntryNotFoundError):
+        reason, sentence = "not_found", f"{what} does not exist: the repository has no such file."
+    elif isinstance(error, GatedRepoError) or status == 403:
+        reason = "forbidden"
+        sentence = (
+            f"{what} is gated or private and this account has no access; ask for it on the "
+            "repository's page and set HF_TOKEN to that account's token."
+        )
+    elif status == 401:
+        reason = "unauthorized"
+        sentence = f"{what} does not exist or needs a valid token; check the name and set HF_TOKEN."
+    elif status == 404:
+        reason, sentence = "not_found", f"{what} does not exist on the hub."
+    elif status == 429:
+        reason = "rate_limited"
+        later = details["retry_after_seconds"] = _retry_after_seconds(error.response.headers)
+        sentence = f"The hub limits our requests (429) for {what}; try again " + (
+            f"in {later} s." if later else "later, or set HF_TOKEN for a higher limit."
+        )
+    else:
+        reason, sentence = "network", f"{what}: the hub answered {status}."
+    return DownloadError(sentence, reason=reason, **details)
+
+
+def _retry_after_seconds(headers: Any) -> int | None:
+    limit = parse_ratelimit_headers(headers)
+    if limit is not None and limit.remaining == 0:
+        return int(limit.reset_in_seconds)
+    value = str(headers.get("retry-after", ""))
+    return int(value) if value.isdigit() else None

@@ -1,0 +1,232 @@
+"""Bytes from the hub onto this disk: resumed, verified, then visible.
+
+Blocking; runs in the download's thread. `hf_hub_download` does it, with Xet where the hub has it,
+except for two things that it does not do:
+
+- It does not resume. Of 22 MiB, 12 had come when the process was killed, and its next run asked
+  for all 22 again (huggingface_hub 2.4.0; `test_the_library_itself_does_not_resume`). So a large
+  file over plain HTTP grows in `blobs/<etag>.incomplete` and goes on from there. A file in Xet
+  starts anew; `HF_HUB_DISABLE_XET=1` makes all files come over HTTP.
+- It checks a file's length, not its content. So every file is hashed before it counts as here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from huggingface_hub import constants, hf_hub_download, hf_hub_url
+from huggingface_hub.file_download import http_get
+from huggingface_hub.utils import build_hf_headers, tqdm  # type: ignore[attr-defined]
+
+from worker.errors import DownloadError
+from worker.models.hub.cache import RepoCache, content_matches
+from worker.models.hub.remote import LIBRARY, RemoteFile, Stopped, translated_errors
+from worker.wire.messages import OnProgress, Progress
+
+LOCK_POLL_SECONDS = 0.2
+REPORT_INTERVAL_SECONDS = 0.2
+DISK_RESERVE_BYTES = 64 * 2**20
+
+
+class Transfer:
+    """Brings files of one repository into its cache."""
+
+    def __init__(self, cache: RepoCache, report: OnProgress, stop: threading.Event) -> None:
+        self.cache = cache
+        self.report = report
+        self.stop = stop
+
+    def fetch_all(self, files: Sequence[RemoteFile], pin: str | None = None) -> None:
+        """Download those files that are not here yet; `pin` is the SHA-256 of the only one."""
+        missing = [file for file in files if not self.cache.has(file.commit, file.name, pin)]
+        for file in missing:
+            # A pin that the hub's own hash already contradicts saves the whole download.
+            if pin is not None and len(file.etag) == len(pin) and file.etag != pin:
+                raise self._checksum_error(file, pin)
+        self._check_disk(missing)
+        counter = _Counter(sum(file.size_bytes or 0 for file in missing), self.report, self.stop)
+        for file in missing:
+            self._fetch(file, pin, counter)
+            counter.finish(file)
+
+    def _fetch(self, file: RemoteFile, pin: str | None, counter: _Counter) -> None:
+        path = self.cache.snapshot(file.commit) / file.name
+        if path.exists():
+            self.cache.discard(path)  # It is not intact, else it were not fetched.
+        xet = file.in_xet and not constants.HF_HUB_DISABLE_XET
+        # The library writes in chunks of this size: a smaller file leaves nothing to resume.
+        if not xet and (file.size_bytes or 0) > constants.DOWNLOAD_CHUNK_SIZE:
+            self._fetch_resumable(file, pin, counter)
+        with translated_errors(self.cache.repo, file.name):
+            hf_hub_download(
+                self.cache.repo,
+                file.name,
+                revision=file.commit,
+                cache_dir=self.cache.hub_dir,
+                library_name=LIBRARY,
+                tqdm_class=_progress_bar(counter),
+            )
+        self.report(Progress("verify", counter.percent))
+        if not self.cache.is_intact(path, pin):
+            self.cache.discard(path)
+            raise self._checksum_error(file, pin)
+
+    def _fetch_resumable(self, file: RemoteFile, pin: str | None, counter: _Counter) -> None:
+        """Make the file's blob, which `hf_hub_download` then only links to."""
+        blob = self.cache.root / "blobs" / file.etag
+        partial = blob.with_name(f"{blob.name}.incomplete")
+        lock = self.cache.hub_dir / ".locks" / self.cache.folder / f"{file.etag}.resume.lock"
+        for path in (blob, lock):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with self._locked(lock):
+            if blob.exists():
+                return
+            resumed = _size_of(partial) > 0
+            self._append(file, partial, counter)
+            matches = content_matches(partial, file.etag, pin)
+            if resumed and not matches:
+                # What lay there was not the beginning of this file: once more, from the start.
+                partial.unlink()
+                self._append(file, partial, counter)
+                matches = content_matches(partial, file.etag, pin)
+            if not matches:
+                partial.unlink()
+                raise self._checksum_error(file, pin)
+            os.replace(partial, blob)
+
+    def _append(self, file: RemoteFile, partial: Path, counter: _Counter) -> None:
+        """Bring `partial` to the file's full length, from where it stands."""
+        with translated_errors(self.cache.repo, file.name), partial.open("ab") as out:
+            if out.tell() > (file.size_bytes or 0):
+                out.seek(0)
+                out.truncate()
+            counter.begin(out.tell())
+            http_get(
+                hf_hub_url(self.cache.repo, file.name, revision=file.commit),
+                out,
+                resume_size=out.tell(),
+                headers=build_hf_headers(library_name=LIBRARY),
+                expected_size=file.size_bytes,
+                displayed_filename=file.name,
+                tqdm_class=_progress_bar(counter),
+            )
+            out.flush()
+            os.fsync(out.fileno())
+        self.report(Progress("verify", counter.percent))
+
+    def _check_disk(self, files: Sequence[RemoteFile]) -> None:
+        blobs = self.cache.root / "blobs"
+        needed = sum(
+            max(0, (file.size_bytes or 0) - _size_of(blobs / f"{file.etag}.incomplete"))
+            for file in files
+        )
+        self.cache.root.mkdir(parents=True, exist_ok=True)
+        available = shutil.disk_usage(self.cache.root).free
+        if needed and needed + DISK_RESERVE_BYTES > available:
+            raise DownloadError(
+                f"The disk of {str(self.cache.root)!r} has {available} bytes free, the download "
+                f"of {self.cache.repo!r} needs {needed}; free some or choose another --cache-dir.",
+                reason="disk_full",
+                needed_bytes=needed,
+                available_bytes=available,
+                repo=self.cache.repo,
+            )
+
+    @contextlib.contextmanager
+    def _locked(self, path: Path) -> Iterator[None]:
+        """One download of a file at a time, across processes; gives up when we are stopped."""
+        lock = FileLock(path, thread_local=False)
+        while True:
+            if self.stop.is_set():
+                raise Stopped
+            with contextlib.suppress(Timeout):
+                lock.acquire(timeout=LOCK_POLL_SECONDS)
+                break
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _checksum_error(self, file: RemoteFile, pin: str | None) -> DownloadError:
+        return DownloadError(
+            f"{file.name!r} of {self.cache.repo!r} does not have the expected hash "
+            f"{pin or file.etag}; the file was changed, or damaged on its way.",
+            reason="checksum",
+            repo=self.cache.repo,
+            expected=pin or file.etag,
+        )
+
+
+class _Counter:
+    """Bytes over all files of a download, reported at most a few times a second."""
+
+    def __init__(self, total_bytes: int, report: OnProgress, stop: threading.Event) -> None:
+        self.total_bytes = total_bytes
+        self.report = report
+        self.stop = stop
+        self.finished_bytes = 0
+        self.file_bytes = 0
+        self.fresh_bytes = 0
+        self.started = time.monotonic()
+        self.reported = 0.0
+
+    @property
+    def percent(self) -> float:
+        done = self.finished_bytes + self.file_bytes
+        return round(min(100.0, 100 * done / self.total_bytes), 1) if self.total_bytes else 0.0
+
+    def begin(self, n_bytes_here: int) -> None:
+        """A file's transfer starts, with this much of it here already."""
+        self.file_bytes = n_bytes_here
+
+    def add(self, n_bytes: int) -> None:
+        """Called by the transfer; ends it from inside when the worker stops."""
+        if self.stop.is_set():
+            raise Stopped
+        self.file_bytes += n_bytes
+        self.fresh_bytes += n_bytes
+        now = time.monotonic()
+        if now - self.reported >= REPORT_INTERVAL_SECONDS:
+            self.reported = now
+            rate = self.fresh_bytes / max(now - self.started, 1e-3)
+            self.report(Progress("download", self.percent, round(rate, 1)))
+
+    def finish(self, file: RemoteFile) -> None:
+        self.finished_bytes += file.size_bytes or self.file_bytes
+        self.file_bytes = 0
+        self.report(Progress("download", self.percent))
+
+
+def _progress_bar(counter: _Counter) -> Any:
+    """huggingface_hub's bar (shown on a terminal alone) that also counts for us.
+
+    A file from Xet has two bars: bytes on the network, and bytes of the file. The latter counts.
+    """
+
+    class CountingBar(tqdm):
+        def __init__(self, *args: Any, name: str | None = None, **kwargs: Any) -> None:
+            self.counts = not (name or "").endswith(".transfer")
+            super().__init__(*args, name=name, **kwargs)  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if self.counts:
+                counter.add(int(n or 0))
+            shown: bool | None = super().update(n)
+            return shown
+
+    return CountingBar
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,131 @@
+"""What the cache holds, to list or to evict: downloads, unfinished ones, and conversions.
+
+Blocking. Downloads are huggingface_hub's to scan and to delete (a blob goes with its last
+snapshot); a conversion is one folder. What a running worker has mapped stays readable to it, but
+its engine cannot be started again from a file that is gone.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.errors import ConfigError, ModelError
+from worker.models.gguf.header import read_header
+
+SHORTEST_KEY = 4
+SHOWN_KEY = 12
+CONVERTED = "converted"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """One thing that can be evicted by itself."""
+
+    key: str
+    """A commit, a conversion's key, or the ETag of an unfinished download."""
+    kind: str
+    name: str
+    size_bytes: int
+    last_used: float
+    """Seconds since the epoch."""
+    remove: Callable[[], None]
+
+
+def stored_models(cache_dir: Path) -> list[StoredModel]:
+    """Everything in the cache, the least recently used first."""
+    found = [*_downloads(cache_dir / "hub"), *_conversions(cache_dir / CONVERTED)]
+    return sorted(found, key=lambda stored: stored.last_used)
+
+
+def select(
+    stored: Sequence[StoredModel], keys: Sequence[str], older_than_days: float | None
+) -> list[StoredModel]:
+    """Those that a key's beginning names or that were not used for so long.
+
+    Raises `ConfigError` for a key that names nothing, or more than one thing.
+    """
+    chosen = []
+    for key in keys:
+        matches = [each for each in stored if each.key.startswith(key)]
+        if len(key) < SHORTEST_KEY or len(matches) != 1:
+            raise ConfigError(
+                f"The key {key!r} must be the beginning, {SHORTEST_KEY} characters or more, of "
+                f"one thing in the cache; it names {len(matches)}.",
+                field="remove",
+            )
+        chosen += matches
+    if older_than_days is not None:
+        oldest = time.time() - older_than_days * 86_400
+        chosen += [each for each in stored if each.last_used < oldest and each not in chosen]
+    return chosen
+
+
+def _downloads(hub_dir: Path) -> Iterator[StoredModel]:
+    if not hub_dir.is_dir():
+        return
+    from huggingface_hub import scan_cache_dir
+
+    cache = scan_cache_dir(hub_dir)
+    for repo in cache.repos:
+        for revision in repo.revisions:
+            refs = f" ({', '.join(sorted(revision.refs))})" if revision.refs else ""
+            yield StoredModel(
+                key=revision.commit_hash,
+                kind="download",
+                name=f"{repo.repo_id}{refs}",
+                size_bytes=revision.size_on_disk,
+                last_used=repo.last_accessed,
+                remove=cache.delete_revisions(revision.commit_hash).execute,
+            )
+    for part in cache.incomplete_files:
+        folder = part.file_path.parents[1].name
+        yield StoredModel(
+            key=part.file_path.name.removesuffix(".incomplete"),
+            kind="unfinished",
+            name=folder.removeprefix("models--").replace("--", "/"),
+            size_bytes=part.size_on_disk,
+            last_used=part.file_path.stat().st_mtime,
+            remove=part.file_path.unlink,
+        )
+
+
+def _conversions(folder: Path) -> Iterator[StoredModel]:
+    for path in folder.iterdir() if folder.is_dir() else ():
+        files = [file for file in path.rglob("*") if file.is_file()]
+        yield StoredModel(
+            key=path.name,
+            kind="conversion",
+            name=_converted_name(path),
+            size_bytes=sum(file.stat().st_size for file in files),
+            last_used=path.stat().st_mtime,
+            remove=lambda path=path: _remove_conversion(path),  # type: ignore[misc]
+        )
+
+
+def _converted_name(folder: Path) -> str:
+    names = []
+    for path in sorted(folder.glob("*.gguf")):
+        try:
+            header = read_header(path)
+            names.append(f"{header.name} {header.quant_kind}")
+        except ModelError:
+            names.append(f"{path.name} (damaged)")
+    return ", ".join(names) or "(unfinished)"
+
+
+def _remove_conversion(folder: Path) -> None:
+    """Refused while a worker converts into the folder."""
+    from filelock import FileLock, Timeout
+
+    for lock_file in folder.glob("*.lock"):
+        try:
+            FileLock(lock_file, thread_local=False).acquire(timeout=0).lock.release()
+        except Timeout:
+            raise ModelError(
+                f"A worker is converting into {str(folder)!r} now; nothing was removed from it."
+            ) from None
+    shutil.rmtree(folder)

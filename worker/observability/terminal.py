@@ -1,0 +1,104 @@
+"""What a person at a terminal sees of a start: a live line, then what is served and where.
+
+Writes to stderr, on the API process's event loop, and only where `logs.is_for_people` says so; then
+log lines below a warning are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from typing import TextIO
+
+from worker.observability.logs import CLEAR
+from worker.wire.engine_info import EngineInfo
+from worker.wire.messages import Progress
+
+STORY_PROMPT = "Once upon a time, there was a brave fox named"
+
+_DOING = {
+    "starting": "starting",
+    "hash": "looking for an earlier conversion",
+    "resolve": "looking for the model",
+    "download": "downloading",
+    "verify": "checking the download",
+    "convert": "converting",
+    "preflight": "planning memory",
+    "load": "loading",
+    "residency": "checking where everything lies",
+    "warmup": "warming up",
+}
+_LEAST_SECONDS_BETWEEN = 0.1
+_BAR_WIDTH = 24
+
+
+class LiveLine:
+    """One line that is written again and again, until `clear`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._phase = ""
+        self._phase_began = self._shown_at = 0.0
+
+    def show(self, progress: Progress, now: float | None = None) -> None:
+        now = time.monotonic() if now is None else now
+        if progress.phase != self._phase:
+            self._phase, self._phase_began = progress.phase, now
+        elif now - self._shown_at < _LEAST_SECONDS_BETWEEN:
+            return
+        self._shown_at = now
+        width = shutil.get_terminal_size().columns - 1
+        self._write(CLEAR + progress_text(progress, now - self._phase_began)[:width])
+
+    def clear(self) -> None:
+        self._write(CLEAR)
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # the terminal was closed
+            self._stream.write(text)
+            self._stream.flush()
+
+
+def progress_text(progress: Progress, elapsed_seconds: float) -> str:
+    """`loading  ████████░░░░  62 %  812.4 MB/s  3 s left`."""
+    parts = [_DOING.get(progress.phase, progress.phase)]
+    share = min(max(progress.percent / 100, 0.0), 1.0)
+    if share > 0:
+        filled = round(share * _BAR_WIDTH)
+        parts += ["█" * filled + "░" * (_BAR_WIDTH - filled), f"{progress.percent:.0f} %"]
+        if progress.bytes_per_second:
+            parts.append(f"{progress.bytes_per_second / 1e6:.1f} MB/s")
+        if 0 < share < 1 and elapsed_seconds > 1:
+            parts.append(f"{_duration(elapsed_seconds * (1 - share) / share)} left")
+    return "  ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def ready_text(uri: str, model_ref: str, info: EngineInfo, *, page: bool) -> str:
+    """Where it listens, what it serves on which device, and where to look at it."""
+    model = info.model
+    slots = f"{info.slots} slot{'s' if info.slots > 1 else ''}"
+    threads = f", {info.threads} threads" if info.device == "CPU" else ""
+    return (
+        f"Listening on {uri}\n"
+        f"Serving {model_ref} ({model.architecture}, {model.n_params / 1e6:,.0f} M parameters, "
+        f"{model.quant_kind}) on {info.device}{threads}: {slots}, context of "
+        f"{model.context_length:,} tokens\n"
+        f"{f'Page at {uri}/' if page else f'Described in {uri}/openapi.json'}\n"
+    )
+
+
+def first_request(uri: str, has_token: bool) -> str:
+    """The line that streams a story from the bundled model, ready to be pasted."""
+    token = '-H "Authorization: Bearer $LLORCH_WORKER_TOKEN" ' if has_token else ""
+    body = f'{{"job_id":"story-1","prompt":"{STORY_PROMPT}","max_tokens":200,"temperature":0.7}}'
+    return (
+        f"Ready. This streams a story:\n\n"
+        f"  curl -N {token}-H 'Content-Type: application/json' {uri}/execute -d '{body}'\n"
+    )

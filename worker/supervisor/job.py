@@ -1,0 +1,300 @@
+"""One request on the API side, from its submission to its one terminal event.
+
+Lives on the event loop of the API process. The supervisor feeds it with the engine's events, one
+task reads it; it keeps the request's clock and counts it in the metrics, exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from array import array
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from enum import IntEnum
+from typing import Any
+
+from worker.errors import Cancelled, EngineCrashed, WorkerError
+from worker.observability.logs import get_logger
+from worker.observability.metrics import Metrics, Outcome
+from worker.wire.messages import Accepted, Answered, Failed, Finished, Started, Token
+from worker.wire.work import InferenceRequest, ProveResidency, Work
+
+StreamEvent = Started | Token | Finished | Answered | Failed
+
+_log = get_logger()
+_OUTCOMES: dict[str, Outcome] = {"CANCELLED": "cancelled", "INFERENCE_TIMEOUT": "timeout"}
+
+
+class Stage(IntEnum):
+    """How far the engine that serves now has come with a job."""
+
+    HELD = 0
+    """No engine has it: the one that had it died."""
+    SENT = 1
+    ACCEPTED = 2
+    STARTED = 3
+    PRODUCING = 4
+
+
+class Job:
+    """Iterate it for lists of events, one list per engine frame; the last event is terminal.
+
+    Frames that come while the reader is busy are handed over together.
+    """
+
+    __slots__ = (
+        "_context",
+        "_drop",
+        "_events",
+        "_first_token_at",
+        "_last_token_at",
+        "_metrics",
+        "_prompt_ids",
+        "_sent_ids",
+        "_submitted_at",
+        "_to_replay",
+        "_waiter",
+        "cached_tokens",
+        "crashes_spent",
+        "deadline",
+        "engine_restarts",
+        "has_ended",
+        "is_accepted",
+        "is_suspect",
+        "prompt_tokens",
+        "request_id",
+        "stage",
+        "stage_since",
+        "started_at_unix",
+        "tokens_out",
+        "work",
+    )
+
+    def __init__(
+        self,
+        request_id: int,
+        work: Work,
+        metrics: Metrics,
+        drop: Callable[[Job, WorkerError], None],
+    ) -> None:
+        """`drop` ends the job with an error and has the engine forget it."""
+        self.request_id = request_id
+        self.work = work
+        self.is_accepted = False
+        self.has_ended = False
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.tokens_out = 0
+        self.started_at_unix: float | None = None
+        """When it first got a slot; `None` while it waits."""
+        self.engine_restarts = 0
+        """Engines that died while they generated its answer."""
+        self.crashes_spent = 0
+        """Of those that it may survive."""
+        self.is_suspect = False
+        """Whether the last crash was blamed on it."""
+        self.deadline: asyncio.TimerHandle | None = None
+        self._metrics = metrics
+        self._drop = drop
+        self._context = contextvars.copy_context()  # with the correlation id, for the log
+        self._submitted_at = time.monotonic()
+        self.stage = Stage.SENT
+        self.stage_since = self._submitted_at
+        self._first_token_at: float | None = None
+        self._last_token_at = 0.0
+        self._prompt_ids = b""
+        self._sent_ids: list[int] = []
+        self._to_replay: list[int] = []
+        self._events: list[StreamEvent] = []
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def job_id(self) -> str | None:
+        """The client's name for it; only generating requests have one."""
+        return self.work.job_id if isinstance(self.work, InferenceRequest) else None
+
+    @property
+    def seed(self) -> int:
+        assert isinstance(self.work, InferenceRequest)
+        return self.work.sampling.seed
+
+    @property
+    def is_internal(self) -> bool:
+        """The worker's own question, which no client waits for."""
+        return isinstance(self.work, ProveResidency)
+
+    @property
+    def has_slot(self) -> bool:
+        return self.stage >= Stage.STARTED
+
+    @property
+    def decode_time_ms(self) -> float:
+        """Since the first token; the engine's own figure comes with the terminal event."""
+        if self._first_token_at is None:
+            return 0.0
+        return (self._last_token_at - self._first_token_at) * 1000
+
+    # --- the reader's side ---
+
+    async def accepted(self) -> None:
+        """Return once the engine has taken it; raise what it was refused with."""
+        while not self.is_accepted and not self._events:
+            await self._next_events()
+        if not self.is_accepted and isinstance(last := self._events[-1], Failed):
+            raise last.error
+
+    async def answer(self) -> Any:
+        """The value that it is answered with; raises the error that it ended with."""
+        async for frame in self:
+            match frame[-1]:
+                case Answered(value=value):
+                    return value
+                case Failed(error=error):
+                    raise error
+        raise AssertionError("only a request that generates no text has an answer")
+
+    def cancel(self) -> None:
+        """Give it up: it ends with `Cancelled`, unless it has ended already."""
+        self._drop(self, Cancelled("The client gave the request up."))
+
+    def __aiter__(self) -> AsyncIterator[list[StreamEvent]]:
+        return self
+
+    async def __anext__(self) -> list[StreamEvent]:
+        while not self._events:
+            if self.has_ended:
+                raise StopAsyncIteration
+            await self._next_events()
+        events, self._events = self._events, []
+        return events
+
+    async def _next_events(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    # --- the supervisor's side ---
+
+    def enter(self, stage: Stage) -> None:
+        self.stage = stage
+        self.stage_since = time.monotonic()
+
+    def accept(self, event: Accepted) -> None:
+        """The engine has taken it in; again, when one engine was replaced by the next."""
+        self.enter(Stage.ACCEPTED)
+        self.prompt_tokens = event.prompt_tokens
+        self._prompt_ids = event.prompt_ids
+        if not self.is_accepted:
+            self.is_accepted = True
+            self._metrics.request_accepted(event.prompt_tokens)
+            self._wake()
+
+    def submission(self) -> Work:
+        """What the engine is sent: the work, and behind a crash what is left of it to do.
+
+        A deterministic answer is computed once more from the prompt on, so that its bits stay
+        those of a single run; others go on behind the tokens that were sent.
+        """
+        work = self.work
+        if not isinstance(work, InferenceRequest) or not self._prompt_ids:
+            return work
+        self._to_replay = list(self._sent_ids) if work.deterministic else []
+        produced = () if work.deterministic else tuple(self._sent_ids)
+        return replace(work, prompt=tuple(array("i", self._prompt_ids)), produced=produced)
+
+    def continued(self, events: list[StreamEvent]) -> list[StreamEvent]:
+        """A frame's events without those that were sent before a crash.
+
+        Raises:
+            EngineCrashed: a deterministic answer came out otherwise than before.
+        """
+        news: list[StreamEvent] = []
+        for event in events:
+            match event:
+                case Started() if self.started_at_unix is not None:
+                    self.enter(Stage.STARTED)
+                case Token(token_ids=ids) if self._to_replay:
+                    self.stage = Stage.PRODUCING
+                    if tuple(self._to_replay[: len(ids)]) != ids:
+                        raise EngineCrashed("The engine died, and the next computed otherwise.")
+                    del self._to_replay[: len(ids)]
+                case Finished():
+                    if self._to_replay:
+                        raise EngineCrashed("The engine died, and the next computed otherwise.")
+                    news.append(replace(event, decode_time_ms=round(self.decode_time_ms, 3)))
+                case _:
+                    news.append(event)
+        return news
+
+    def feed(self, events: list[StreamEvent]) -> None:
+        """Take one frame's events, in order."""
+        assert not self.has_ended, "an event after the terminal one"
+        n_tokens = 0
+        for event in events:
+            match event:
+                case Token():
+                    n_tokens += len(event.token_ids)
+                    self._sent_ids += event.token_ids
+                case Started():
+                    self._start(event)
+        if n_tokens:
+            self._count_tokens(n_tokens)
+        match events[-1]:
+            case Finished() as last:
+                self._end("success", last.stop_reason)
+            case Answered():
+                self.is_accepted = True
+                self._end("success", None)
+            case Failed(error=error):
+                self._end(_OUTCOMES.get(error.code, "error"), error.code)
+        self._events += events
+        self._wake()
+
+    def _start(self, event: Started) -> None:
+        self.enter(Stage.STARTED)
+        self.started_at_unix = time.time()
+        self.cached_tokens = event.cached_tokens
+        self._metrics.request_started(time.monotonic() - self._submitted_at, event.cached_tokens)
+
+    def _count_tokens(self, n_tokens: int) -> None:
+        self.stage = Stage.PRODUCING
+        now = time.monotonic()
+        if self._first_token_at is None:
+            self._first_token_at = now
+            self._metrics.first_token(now - self._submitted_at)
+            self._metrics.tokens(n_tokens, None)
+        else:
+            self._metrics.tokens(n_tokens, (now - self._last_token_at) / n_tokens)
+        self._last_token_at = now
+        self.tokens_out += n_tokens
+
+    def _end(self, outcome: Outcome, reason: str | None) -> None:
+        self.has_ended = True
+        if self.is_internal:
+            return
+        if not self.is_accepted and reason is not None:
+            self._metrics.request_rejected(reason)
+            return
+        duration_ms = (time.monotonic() - self._submitted_at) * 1000
+        self._metrics.request_ended(outcome, duration_ms)
+        self._context.run(self._log_end, outcome, reason, duration_ms)
+
+    def _log_end(self, outcome: Outcome, reason: str | None, duration_ms: float) -> None:
+        _log.info(
+            "request.ended",
+            job_id=self.job_id,
+            kind=type(self.work).__name__,
+            outcome=outcome,
+            reason=reason,
+            tokens_out=self.tokens_out,
+            cached_tokens=self.cached_tokens,
+            duration_ms=round(duration_ms, 3),
+        )
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

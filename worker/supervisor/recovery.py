@@ -1,0 +1,66 @@
+"""What the loss of an engine means for each job: who goes on, in which order, and who is blamed.
+
+Plain decisions over the jobs, on the event loop of the API process. A suspect is a job that the
+engine worked for alone when it died; it goes on last, and no other suspect beside it, so that if
+the next engine dies too, the one on trial is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from worker.observability.logs import get_logger
+from worker.supervisor.job import Job, Stage
+from worker.supervisor.quarantine import Quarantine
+
+_log = get_logger()
+
+
+def after_a_crash(
+    jobs: Iterable[Job], in_hand: frozenset[int], survive_crashes: int, quarantine: Quarantine
+) -> list[Job]:
+    """Hold each job for the next engine; returns those that end here.
+
+    A crash costs the suspects one of the crashes that they may survive, and their neighbours
+    nothing. Without a suspect it costs every job that had a slot.
+    """
+    lost = [job for job in jobs if job.stage != Stage.HELD]
+    suspects = _suspects(lost, in_hand)
+    condemned = []
+    for job in lost:
+        job.is_suspect = job in suspects
+        job.engine_restarts += job.has_slot
+        if job.is_suspect or (not suspects and job.has_slot):
+            job.crashes_spent += 1
+            is_poison = job.is_suspect and quarantine.blame(job.work)
+            if is_poison:
+                _log.warning("request.quarantined", job_id=job.job_id)
+            if is_poison or job.crashes_spent > survive_crashes:
+                condemned.append(job)
+        job.enter(Stage.HELD)
+    return condemned
+
+
+def _suspects(lost: list[Job], in_hand: frozenset[int]) -> list[Job]:
+    """Who was in hand; else who had been given a slot and no token yet; else who was alone."""
+    asked = [job for job in lost if not job.is_internal]
+    running = [job for job in asked if job.has_slot]
+    return (
+        [job for job in asked if job.request_id in in_hand]
+        or [job for job in running if job.stage == Stage.STARTED]
+        or (running if len(running) == 1 else [])
+    )
+
+
+def due(jobs: Iterable[Job]) -> list[Job]:
+    """The held jobs that may go to the engine now."""
+    jobs = list(jobs)
+    held = [job for job in jobs if job.stage == Stage.HELD]
+    innocent = [job for job in held if not job.is_suspect]
+    if innocent:
+        return innocent
+    under_way = any(
+        Stage.HELD < job.stage < Stage.PRODUCING and (job.is_suspect or job.tokens_out)
+        for job in jobs
+    )
+    return [] if under_way else held[:1]

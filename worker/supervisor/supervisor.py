@@ -1,0 +1,349 @@
+"""The engine as the rest of the API process knows it: requests in, streams of events out.
+
+Hands each request to the engine and each event of the engine to its job; `guardian` owns the
+process, `table` the jobs. Everything here runs on the API process's event loop and never waits for
+the engine, except `submit` (until it accepts) and `ask` (until it answers).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from worker.errors import (
+    Cancelled,
+    EngineCrashed,
+    InferenceTimeout,
+    InvalidRequest,
+    ShuttingDown,
+    WorkerError,
+)
+from worker.observability.logs import get_logger
+from worker.observability.metrics import Metrics
+from worker.settings import Settings
+from worker.supervisor import recovery
+from worker.supervisor.admission import Admission, State
+from worker.supervisor.engine_process import ENGINE_ARGV, BegunEngine
+from worker.supervisor.guardian import Guardian
+from worker.supervisor.job import Job, Stage, StreamEvent
+from worker.supervisor.quarantine import Quarantine
+from worker.supervisor.residency_watch import first_violation
+from worker.supervisor.table import JobTable
+from worker.wire.engine_info import EngineInfo
+from worker.wire.messages import (
+    Accepted,
+    Answered,
+    Cancel,
+    Event,
+    Failed,
+    Finished,
+    LoadModel,
+    Progress,
+    Started,
+    Stats,
+    Submit,
+    Token,
+)
+from worker.wire.work import InferenceRequest, Work
+
+DEADLINE_GRACE_SECONDS = 0.25
+"""The engine enforces deadlines itself, to one step; this long after, the supervisor does."""
+
+
+class Supervisor:
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics,
+        argv: Sequence[str] = ENGINE_ARGV,
+        begun: BegunEngine | None = None,
+    ) -> None:
+        self.progress = Progress("starting", 0.0)
+        self.stats: Stats | None = None
+        self.residency_lost: str | None = None
+        self._settings = settings
+        self._metrics = metrics
+        self._log = get_logger()
+        self.draining = False
+        self._drained = asyncio.Event()
+        self.changed = asyncio.Event()
+        """Set at the next change of `state` or `progress`, once; then there is another."""
+        self._guardian = Guardian(settings, metrics, self, argv, begun)
+        self._jobs = JobTable()
+        self._next_request_id = 1
+        self._cancelled_at: dict[int, float] = {}
+        """When the engine was asked to drop a request, until it says that it has."""
+        self._holds_jobs = False
+        """Whether some jobs of an engine that died wait for their turn with the next."""
+        self._quarantine = Quarantine(settings.crash_window)
+        self._admission = Admission(settings, metrics, self._quarantine)
+        self._step_at = self._intake_at = 0.0
+        """When the engine last said that it had computed a step, or taken a request in."""
+
+    # --- what others read ----------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        condition = self._guardian.condition
+        return "draining" if self.draining and condition != "failed" else condition
+
+    @property
+    def status(self) -> str:
+        """The state as a pool manager acts on it."""
+        match self.state:
+            case "failed" | "draining" as final:
+                return final
+            case "ready" if self.residency_lost is None:
+                return "busy" if self._jobs else "ready"
+            case _:
+                return "loading"
+
+    @property
+    def is_resident(self) -> bool:
+        """The model was proved to be on its device, and no later proof failed."""
+        info = self.info
+        return info is not None and info.residency.resident and self.residency_lost is None
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """Of the engine that serves now, or of the last one that did."""
+        return self._guardian.info
+
+    @property
+    def fatal(self) -> asyncio.Future[WorkerError]:
+        """Set once, when the worker can serve no longer and has to leave with that error."""
+        return self._guardian.fatal
+
+    @property
+    def running(self) -> int:
+        return self._jobs.running
+
+    @property
+    def queued(self) -> int:
+        return self._jobs.queued
+
+    @property
+    def queued_prompt_tokens(self) -> int:
+        return self._jobs.queued_prompt_tokens
+
+    @property
+    def last_progress_ms(self) -> float:
+        """How long the engine has owed a step or an acceptance; 0 when idle."""
+        return self.stalled_seconds() * 1e3
+
+    @property
+    def stalled(self) -> bool:
+        """There is work and has been no progress for the stall timeout."""
+        is_late = self.stalled_seconds() >= self._settings.stall_timeout
+        return is_late and self._guardian.condition == "ready"
+
+    @property
+    def engine_pid(self) -> int | None:
+        return self._guardian.pid
+
+    async def watch_progress(self) -> AsyncIterator[Progress]:
+        """The current phase and each later one, until the worker is ready or has failed."""
+        while True:
+            changed = self.changed
+            yield self.progress
+            if self.state not in ("loading", "recovering"):
+                return
+            await changed.wait()
+
+    def report(self, progress: Progress) -> None:
+        """A new phase or percentage; the phases before the engine's come from `lifecycle`."""
+        self.progress = progress
+        changed, self.changed = self.changed, asyncio.Event()
+        changed.set()
+
+    # --- requests ------------------------------------------------------------------------
+
+    async def submit(self, work: Work, deadline: float | None = None) -> Job:
+        """Returns once the engine has accepted it; raises what it was refused with."""
+        job = self.open(work, deadline)
+        try:
+            await job.accepted()
+        except asyncio.CancelledError:  # the client left before it was accepted
+            job.cancel()
+            raise
+        return job
+
+    async def ask(self, work: Work, deadline: float | None = None) -> Any:
+        """The answer to a request that generates no text; cancelling the task cancels it."""
+        job = self.open(work, deadline)
+        try:
+            return await job.answer()
+        finally:
+            job.cancel()
+
+    def cancel(self, job_id: str) -> bool:
+        """Idempotent; false only for a job that was never seen."""
+        job = self._jobs.named(job_id)
+        if job is None:
+            return self._jobs.has_ended(job_id)
+        self._drop(job, Cancelled("The job was cancelled."))
+        return True
+
+    def open(self, work: Work, deadline: float | None) -> Job:
+        """Admit the work and send it to the engine; raises what it was not admitted for.
+
+        `deadline` is on the `time.monotonic()` clock.
+        """
+        job = Job(self._next_request_id, work, self._metrics, self._drop)
+        try:
+            self._admission.check(job, self._jobs, self.state, self.progress)
+            self._jobs.add(job)
+        except WorkerError as error:
+            self._metrics.request_rejected(error.code)
+            raise
+        self._next_request_id += 1
+        if isinstance(work, InferenceRequest):
+            deadline = work.deadline
+        if deadline is not None:
+            remaining = deadline - time.monotonic() + DEADLINE_GRACE_SECONDS
+            passed = InferenceTimeout("The request's deadline has passed.")
+            loop = asyncio.get_running_loop()
+            job.deadline = loop.call_later(remaining, self._drop, job, passed)
+        self._send(job)
+        return job
+
+    def _send(self, job: Job) -> None:
+        """Give the job to the engine; one that cannot be written down ends here, alone."""
+        try:
+            self._guardian.send(Submit(job.request_id, job.submission()))
+        except (ValueError, TypeError, RecursionError, pickle.PicklingError) as error:
+            self._log.warning("request.unsendable", job_id=job.job_id, reason=str(error))
+            self._end(job, InvalidRequest("The request is nested too deeply or too large."))
+        else:
+            job.enter(Stage.SENT)
+
+    def _drop(self, job: Job, error: WorkerError) -> None:
+        """End it with `error` now and have the engine free its cells; an ended one is ignored."""
+        if not job.has_ended:
+            if job.stage != Stage.HELD:
+                self._cancelled_at[job.request_id] = time.monotonic()
+                self._guardian.send(Cancel(job.request_id))
+            self._end(job, error)
+
+    def _end(self, job: Job, error: WorkerError) -> None:
+        self._deliver_end(job, [Failed(job.request_id, error)])
+
+    def _deliver_end(self, job: Job, events: list[StreamEvent]) -> None:
+        self._jobs.end(job, events)
+        if self.draining and not self._jobs:
+            self._drained.set()
+
+    # --- the engine's life; the guardian reports to these -------------------------------------
+
+    async def start(self, config: LoadModel) -> EngineInfo:
+        """Spawn the engine and wait until it has decoded a token; raises why it could not."""
+        info = await self._guardian.start(config)
+        self._guardian.run(self._watch_residency())
+        return info
+
+    async def _watch_residency(self) -> None:
+        error = await first_violation(self.ask)
+        self.residency_lost = error.message
+        self.fail(error)
+        self.report(self.progress)
+
+    def fail(self, error: WorkerError) -> None:
+        """The worker is about to leave because of `error`."""
+        self._guardian.fail(error)
+
+    def begin_draining(self) -> None:
+        """No new work from now on; what is accepted goes on."""
+        self.draining = True
+        self.report(self.progress)
+        if not self._jobs:
+            self._drained.set()
+
+    async def drain(self, timeout_seconds: float) -> None:
+        """Let the accepted requests finish; what is left after the time ends `SHUTTING_DOWN`."""
+        try:
+            await asyncio.wait_for(self._drained.wait(), timeout_seconds)
+        except TimeoutError:
+            error = ShuttingDown("The worker shut down before the request had finished.")
+            for job in self._jobs:
+                self._drop(job, error)
+
+    async def stop(self) -> None:
+        """End the engine process, whatever state it is in."""
+        await self._guardian.stop()
+        self.on_given_up(ShuttingDown("The worker has shut down."))
+
+    def stalled_seconds(self) -> float:
+        resumed_at = self._guardian.resumed_at
+        intake_at, step_at = max(self._intake_at, resumed_at), max(self._step_at, resumed_at)
+        return self._jobs.stalled_seconds(intake_at, step_at)
+
+    def on_ready(self) -> None:
+        self.report(Progress("ready", 100.0))
+        self._send_held()
+
+    def on_lost(self, error: EngineCrashed, in_hand: frozenset[int]) -> None:
+        self.stats = None
+        self._holds_jobs = True
+        self._cancelled_at.clear()
+        survives = self._settings.survive_crashes
+        for job in recovery.after_a_crash(self._jobs, in_hand, survives, self._quarantine):
+            self._end(job, error)
+
+    def _send_held(self) -> None:
+        """Give the next engine the jobs of the one that died."""
+        for job in recovery.due(self._jobs):
+            self._send(job)
+        self._holds_jobs = any(job.stage == Stage.HELD for job in self._jobs)
+
+    def on_given_up(self, error: WorkerError) -> None:
+        self.report(self.progress)
+        for job in self._jobs:
+            self._end(job, error)
+
+    # --- frames --------------------------------------------------------------------------
+
+    def on_events(self, events: list[Event]) -> None:
+        streams: dict[int, list[StreamEvent]] = {}
+        for event in events:
+            match event:
+                case Token() | Started() | Finished() | Answered() | Failed():
+                    streams.setdefault(event.request_id, []).append(event)
+                case Stats():
+                    self.stats = event
+                    self._step_at = time.monotonic()
+                case Accepted():
+                    self._intake_at = time.monotonic()
+                    if (job := self._jobs.get(event.request_id)) is not None:
+                        job.accept(event)
+        for request_id, stream in streams.items():
+            self._on_stream(request_id, stream)
+        if self._holds_jobs and self._guardian.condition == "ready":
+            self._send_held()
+
+    def _on_stream(self, request_id: int, stream: list[StreamEvent]) -> None:
+        """One frame's events of one request, in order."""
+        job = self._jobs.get(request_id)
+        if job is None:
+            if isinstance(stream[-1], Finished | Answered | Failed):
+                cancelled_at = self._cancelled_at.pop(request_id, None)
+                if cancelled_at is not None:  # only now are its cells free
+                    self._metrics.request_cancelled(time.monotonic() - cancelled_at)
+            return
+        if job.engine_restarts:
+            try:
+                stream = job.continued(stream)
+            except EngineCrashed as error:
+                return self._drop(job, error)
+            if not stream:
+                return
+        last = stream[-1]
+        if not isinstance(last, Finished | Answered | Failed):
+            return job.feed(stream)
+        if job.stage == Stage.SENT:
+            self._intake_at = time.monotonic()
+        if isinstance(last, Finished):
+            self._quarantine.absolve(job.work)
+        self._deliver_end(job, stream)

@@ -1,0 +1,107 @@
+"""What the engine tells of itself once it is ready: its model, its memory and where that lies.
+
+Built by the engine process, pickled into `messages.Ready`, read by the API process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from worker.wire.engine_settings import Adapter, BackendName
+
+BufferKind = Literal["weights", "kv", "compute", "output", "recurrent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """One allocation as llama.cpp reports it."""
+
+    kind: BufferKind
+    device: str
+    """The ggml buffer type's name: `CPU`, `CPU_Mapped`, `CUDA0`, `CUDA_Host`, `RPC0[…]`…"""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """Where everything lies, read back from llama.cpp after the load."""
+
+    resident: bool
+    device: str
+    """The one device that holds the model: `CPU`, `CUDA0`, `MTL0`, `RPC0`…"""
+    buffers: tuple[Buffer, ...]
+    layers_total: int
+    layers_on_device: int
+    allowed_host_buffers: tuple[str, ...] = ()
+    """Host buffers that the policy allows, each with its reason in one sentence."""
+    violation: str | None = None
+
+    @property
+    def device_bytes(self) -> int:
+        """Of the device's own buffer types: `CUDA1` and `CUDA1_Split`, but not `CUDA10`; a CPU's
+        are `CPU`, `CPU_Mapped`, `CPU_REPACK` and `AMX`."""
+        own = re.compile(
+            rf"{re.escape(self.device)}(?!\d)" + ("|AMX$" if self.device == "CPU" else "")
+        )
+        return sum(b.size_bytes for b in self.buffers if own.match(b.device))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is static about the loaded model, from its GGUF metadata and from llama.cpp."""
+
+    name: str
+    architecture: str
+    quant_kind: str
+    """`Q4_K_M`, `Q8_0`, `BF16`…, from `general.file_type`."""
+    size_bytes: int
+    n_params: int
+    vocab_size: int
+    tokenizer_kind: str
+    """`gguf-bpe`, `gguf-spm`, `gguf-wpm`, `gguf-ugm`…"""
+    context_length: int
+    """Tokens a single sequence may hold in this worker."""
+    trained_context_length: int
+    embedding_length: int
+    bos_token_id: int | None
+    eog_token_ids: tuple[int, ...]
+    has_chat_template: bool
+    template_takes_tools: bool
+    pooling: str | None
+    """`mean`, `cls`, `last`, `rank` for an embedding model; `None` for a generating one."""
+    metadata: Mapping[str, Any]
+    """GGUF metadata without its arrays (those are summarised as `[n items]`)."""
+    adapter: Adapter | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """Sent once per incarnation of the engine, after a token has really been decoded."""
+
+    model: ModelInfo
+    residency: Residency
+    backend: BackendName
+    device: str
+    slots: int
+    batch: int
+    micro_batch: int
+    threads: int
+    threads_derivation: str
+    cpu_variant: str | None
+    versions: Mapping[str, str]
+    """`llama_cpp_python`, `llama_cpp` (commit), `ggml`, driver…"""
+    build: Mapping[str, Any]
+    """The wheel's stamp: backend, flags, compiler."""
+    plan: Mapping[str, int]
+    """Planned bytes by part: `weights`, `kv`, `compute`, `output`."""
+    load_seconds: float
+    pid: int
+    kv_cells: int = 0
+    """Of all sequences together."""
+    kv_unified: bool = False
+    """They share the cells; else each slot has an equal part."""
+    kv_reason: str = ""
+    """What was chosen, in words."""

@@ -1,0 +1,75 @@
+"""The settings that the engine process needs: names, ranges and help texts, each once.
+
+`worker/settings.py` reads them with all others and holds this object; the pipe carries it as it is.
+A standard dataclass, so that the engine process does without pydantic; the API process validates it
+by the ranges in each field's metadata.
+"""
+
+# ruff: noqa: E501 - the settings are a table, one a line
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+BackendName = Literal["cpu", "cuda", "metal", "accelerate"]
+
+
+def _setting(default: Any, group: str, text: str, **limits: Any) -> Any:
+    extra = {"group": group}
+    return field(
+        default=default, metadata={"description": text, "json_schema_extra": extra, **limits}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How one device serves one model. Values are in range: `Settings` has checked them."""
+
+    backend: BackendName = _setting("cpu", "", "set by the command")
+
+    # fmt: off
+    cuda_device: int = _setting(0, "device", "index of the CUDA device", ge=0, le=255)
+    metal_device: int = _setting(0, "device", "index of the Metal device", ge=0, le=255)
+    threads: int | None = _setting(None, "device", "compute threads; without it from the CPU budget of the container", ge=1, le=1024)
+    mmap: bool | None = _setting(None, "device", "map the model file; without it on for CPUs, off for GPUs")
+    mlock: bool = _setting(False, "device", "keep the model from being swapped out")
+    blas: Literal["on", "off"] = _setting("off", "device", "use the BLAS plug-in for prompts, where the wheel has one")
+
+    chat_template: str | None = _setting(None, "model", "file of a Jinja chat template to use in place of the model's own")
+    slots: int = _setting(8, "engine", "sequences that run at once", ge=1, le=256)
+    context_length: int | None = _setting(None, "engine", "tokens that one sequence may hold; without it the model's own, at most --kv-cells", ge=32, le=2**24)
+    batch: int = _setting(2048, "engine", "tokens in one decode call at most", ge=1, le=2**20)
+    micro_batch: int = _setting(512, "engine", "tokens in one compute graph at most", ge=1, le=2**20)
+    prefill_budget: int = _setting(256, "engine", "prompt tokens in a step; a prompt that is alone gets a micro-batch", ge=1, le=2**20)
+    kv_type: Literal["f16", "q8_0", "f32"] = _setting("f16", "engine", "type of the KV cache")
+    kv_cells: int | None = _setting(None, "engine", "KV cells of all sequences together; without it slots x --context-length, or what a default start takes", ge=256, le=2**27)
+    kv_unified: bool | None = _setting(None, "engine", "one KV pool for all sequences; without it where the slots' parts of --kv-cells would be shorter than a sequence may be")
+    flash_attention: Literal["auto", "on", "off"] = _setting("auto", "engine", "flash attention")
+    prefix_cache: bool = _setting(True, "engine", "reuse the cells of a shared prompt prefix")
+    snapshot_mib: int = _setting(256, "engine", "MiB of memory for states of recurrent and windowed models that prompts may go on from; 0 = none", ge=0, le=2**20)
+    # fmt: on
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.backend in ("cuda", "metal")
+
+    @property
+    def device_index(self) -> int:
+        """Of the backend's own devices."""
+        return self.metal_device if self.backend == "metal" else self.cuda_device
+
+    @property
+    def maps_file(self) -> bool:
+        """Whether the model file is mapped, not read."""
+        return self.mmap if self.mmap is not None else not self.on_gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that is added to the model's weights in every computation."""
+
+    path: str
+    scale: float
+    size_bytes: int = 0
+    name: str = ""
+    """What the user's file or folder is called."""
