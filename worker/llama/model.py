@@ -16,6 +16,7 @@ from typing import Any
 from worker.errors import ModelError
 from worker.llama import library
 from worker.llama.source_text import LSTRIP, RSTRIP, STEPS, SourceText
+from worker.llama.source_words import NEUTRAL, WHOLE_WORDS, SourceWords, recorded_split
 
 MAX_TEXT_CHARS = 2048
 """Longer texts are cut at special tokens before llama.cpp splits them."""
@@ -81,6 +82,10 @@ class Model:
         self._overrides = _tensor_overrides(flat, options.tensor_placement)
         if self._overrides is not None:
             params.tensor_buft_overrides = ctypes.cast(self._overrides, ctypes.c_void_p)
+        self._split = recorded_split(path)
+        self._metadata_overrides = _pre_tokenizer(flat, NEUTRAL if self._split else None)
+        if self._metadata_overrides is not None:
+            params.kv_overrides = self._metadata_overrides
 
         def progressed(fraction: float, _user_data: Any) -> bool:
             if on_progress is not None:
@@ -209,7 +214,7 @@ class Model:
             return self._tokenize(text, add_special, parse_special)
         found: list[int] = []
         for part in self._source_text.split(text, parse_special=parse_special):
-            found += [part] if isinstance(part, int) else self._tokenize(part, False, False)
+            found += [part] if isinstance(part, int) else self._ids_between(part)
         if not add_special:
             return found
         edges = self._tokenize("", True, False)
@@ -222,11 +227,26 @@ class Model:
         steps, lstrip, rstrip = (
             (self.metadata(key) or "").split() for key in (STEPS, LSTRIP, RSTRIP)
         )
-        if not (steps or lstrip or rstrip):
+        if not (steps or lstrip or rstrip or self._split):
             return None
         added = {self.token_text(t): t for t in self.user_defined}
         special = {self.token_text(t): t for t in self.control}
         return SourceText(steps, map(int, lstrip), map(int, rstrip), special, added)
+
+    def _ids_between(self, text: str) -> list[int]:
+        """Of a text that holds no special tokens."""
+        words = self._source_words
+        return self._tokenize(text, False, False) if words is None else words.ids(text)
+
+    @cached_property
+    def _source_words(self) -> SourceWords | None:
+        if self._split is None:
+            return None
+        whole: dict[bytes, int] = {}
+        if WHOLE_WORDS in (self.metadata(STEPS) or "").split():
+            others = self.control | self.user_defined
+            whole = {self.piece(t): t for t in range(self.n_vocab) if t not in others}
+        return SourceWords(self._split, lambda word: self._tokenize(word, False, False), whole)
 
     def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         if len(text) <= MAX_TEXT_CHARS:
@@ -300,6 +320,17 @@ def _tensor_overrides(flat: Any, placement: Sequence[tuple[str, int]]) -> Any:
     overrides = (Override * (len(placement) + 1))()
     for entry, (pattern, buffer_type) in zip(overrides, placement, strict=False):
         entry.pattern, entry.buffer_type = pattern.encode(), buffer_type
+    return overrides
+
+
+def _pre_tokenizer(flat: Any, name: str | None) -> Any:
+    """llama.cpp's array of metadata that stand in for the file's, ended by an empty key."""
+    if name is None:
+        return None
+    overrides = (flat.llama_model_kv_override * 2)()
+    overrides[0].tag = flat.LLAMA_KV_OVERRIDE_TYPE_STR
+    overrides[0].key = b"tokenizer.ggml.pre"
+    overrides[0].value.val_str = name.encode()
     return overrides
 
 

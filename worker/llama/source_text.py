@@ -14,7 +14,8 @@ from typing import Literal
 
 STEPS = "llorch.tokenizer.steps"
 """Words: `nfc`, `nfkc`, `nfd`, `nfkd` normalise; `space-first` puts a space in front of a text,
-`space-each` in front of it and behind each special token, both where there is none."""
+`space-each` in front of it and behind each special token, both where there is none; `whole-words`
+is for `source_words`."""
 LSTRIP, RSTRIP = "llorch.tokenizer.lstrip", "llorch.tokenizer.rstrip"
 """Ids of tokens that take the white space in front of them, or behind them, along."""
 

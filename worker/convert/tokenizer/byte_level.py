@@ -8,6 +8,7 @@ from typing import Any
 from worker.convert.tokenizer import pre_tokenizers
 from worker.convert.tokenizer.definition import steps_of
 from worker.convert.tokenizer.vocabulary import TokenType, Vocabulary
+from worker.llama.source_words import WHOLE_WORDS
 
 _NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 
@@ -25,4 +26,7 @@ def from_json(tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
     for step in steps_of(tokenizer.get("normalizer")):
         if step.get("type") in _NORMAL_FORMS:
             vocabulary.steps.append(str(step["type"]).lower())
+    vocabulary.split = pre_tokenizers.split_of(vocabulary.pre)
+    if vocabulary.split and model.get("ignore_merges"):
+        vocabulary.steps.append(WHOLE_WORDS)
     return vocabulary

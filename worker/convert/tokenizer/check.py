@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from worker.convert.architectures import Metadata
 from worker.convert.output import header, write_header_to
-from worker.convert.tokenizer import corpus, pre_tokenizers
+from worker.convert.tokenizer import corpus
 from worker.convert.tokenizer.reference import reference
 from worker.errors import ModelError, WorkerError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from worker.llama.model import Model
 
 TIMEOUT_SECONDS = 600
 _NORMALISERS = {
@@ -107,7 +106,7 @@ def _compare(vocabulary: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     from worker.llama.model import LoadOptions, Model
 
     model = Model(str(vocabulary), LoadOptions(vocab_only=True))
-    reason = _approximation(model)
+    reason = _NORMALISERS.get(model.metadata("tokenizer.ggml.model") or "", "")
     special = [t for t in _special(tokenizer) if t[1] < model.n_vocab]
     texts = corpus.texts([text for text, _ in special])
     differing = []
@@ -125,14 +124,6 @@ def _compare(vocabulary: Path, tokenizer: Tokenizer) -> dict[str, Any]:
         differing.append(text)
     model.close()
     return {"n_texts": len(texts), "differing": differing, "reason": reason}
-
-
-def _approximation(model: Model) -> str:
-    """Where llama.cpp's tokenizer is known not to be the source's."""
-    kind = model.metadata("tokenizer.ggml.model") or ""
-    if kind in _NORMALISERS:
-        return _NORMALISERS[kind]
-    return pre_tokenizers.approximation(model.metadata("tokenizer.ggml.pre") or "")
 
 
 def _special(tokenizer: Tokenizer) -> list[tuple[str, int]]:

@@ -35,15 +35,14 @@ class PreTokenizer:
     steps: Steps
     ignore_merges: bool = False
     """A word that is a token as a whole is taken without looking at the merges."""
-    approximation: str = ""
-    """Where llama.cpp's implementation splits otherwise than the definition; ASCII texts agree."""
+    is_exact: bool = True
+    """Whether llama.cpp cuts every text as the definition does; some only those in ASCII."""
 
 
 def split(pattern: str) -> str:
     return f"split {pattern}"
 
 
-_CASES_AND_MARKS = "at combining marks and at changes of case outside ASCII"
 DIGITS = "digits one by one"
 DIGIT_RUNS = "digits in runs"
 PUNCTUATION_RUNS = "punctuation in runs"
@@ -79,7 +78,7 @@ KNOWN: tuple[PreTokenizer, ...] = (
             split("[一-龥ࠀ-一가-퟿]+"),
             DIGITS,
         ),
-        approximation="at ideographic spaces beside letters",
+        is_exact=False,
     ),
     PreTokenizer(
         "deepseek-v3",
@@ -97,7 +96,7 @@ KNOWN: tuple[PreTokenizer, ...] = (
         "tekken",
         (split(rf"{_MARKED[0]}|{_MARKED[1]}|\p{{N}}|{_SLASH_TAIL}"),),
         ignore_merges=True,
-        approximation=_CASES_AND_MARKS,
+        is_exact=False,
     ),
     PreTokenizer(
         "gpt-4o",
@@ -107,13 +106,18 @@ KNOWN: tuple[PreTokenizer, ...] = (
                 rf"|\p{{N}}{{1,3}}|{_SLASH_TAIL}"
             ),
         ),
-        approximation=_CASES_AND_MARKS,
+        is_exact=False,
     ),
 )
 
 
-def approximation(name: str) -> str:
-    return next((known.approximation for known in KNOWN if known.name == name), "")
+def split_of(name: str) -> list[str]:
+    """The expressions that cut a text as the definition does where llama.cpp's own do not, one
+    after the other; empty where they do."""
+    for known in KNOWN:
+        if known.name == name and not known.is_exact:
+            return [r"\p{N}" if s == DIGITS else s.removeprefix(split("")) for s in known.steps]
+    return []
 
 
 def recognise(tokenizer: Mapping[str, Any]) -> str:

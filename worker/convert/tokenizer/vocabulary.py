@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from enum import IntEnum
 
 from worker.convert.architectures import Metadata
 from worker.errors import ModelError
-from worker.llama import source_text
+from worker.llama import source_text, source_words
 
 
 class TokenType(IntEnum):
@@ -59,6 +60,8 @@ class Vocabulary:
     """What the tokenizer's own file says of `bos`, `eos` and `unk`."""
     steps: list[str] = field(default_factory=list)
     """What the worker does to a text before llama.cpp, see `worker.llama.source_text`."""
+    split: list[str] = field(default_factory=list)
+    """Expressions that the worker cuts a text with, see `worker.llama.source_words`."""
     lstrip: set[int] = field(default_factory=set)
     rstrip: set[int] = field(default_factory=set)
     special_rstrip: bool = False
@@ -124,7 +127,10 @@ class Vocabulary:
                 self.scores.append(-10000.0)
 
     def metadata(self) -> Metadata:
-        found: Metadata = {
+        found: Metadata = {}
+        if self.split:  # In front of the vocabulary, where the worker looks for it.
+            found[source_words.SPLIT] = json.dumps(self.split, ensure_ascii=False)
+        found |= {
             "tokenizer.ggml.model": self.model,
             "tokenizer.ggml.pre": self.pre,
             "tokenizer.ggml.tokens": self.tokens,
