@@ -19,9 +19,11 @@ class Limits:
     batch: int
     """Rows in one batch."""
     prefill_alone: int
-    """Tokens of a prompt in a step that is all its own."""
+    """Prompt tokens in a step without running streams."""
     prefill_budget: int
-    """Prompt tokens in any other step."""
+    """Prompt tokens in any other step, at most."""
+    inter_token_target: float = 3600.0
+    """Seconds that a step beside running streams shall take at most."""
     prefix_cache: bool = True
     unified: bool = False
     """Slots share the cells of what was copied; else a copy is one of a slot's whole memory."""
@@ -42,6 +44,7 @@ def limits_of(info: EngineInfo, settings: EngineSettings) -> Limits:
         batch=info.batch,
         prefill_alone=max(info.micro_batch, settings.prefill_budget),
         prefill_budget=settings.prefill_budget,
+        inter_token_target=settings.inter_token_ms / 1000,
         prefix_cache=settings.prefix_cache,
         snapshot_bytes=settings.snapshot_mib << 20,
         unified=info.kv_unified,

@@ -154,6 +154,7 @@ def _start(config: LoadModel, channel: SyncChannel) -> Engine:
         plan=plan.parts,
         load_seconds=round(time.monotonic() - began, 3),
         pid=os.getpid(),
+        inter_token_target_ms=settings.inter_token_ms,
         kv_cells=plan.kv_cells,
         kv_unified=plan.kv_unified,
         kv_reason=plan.kv_reason,

@@ -11,12 +11,11 @@ from collections import deque
 
 from worker.engine.backend import Backend
 from worker.engine.limits import Limits
+from worker.engine.pace import Pace
 from worker.engine.prefix_cache import Match, Slot, find_match
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk, Copy, Snapshot, Step, Truncate
 
-MEASURED_TOKENS = 64
-"""A batch of fewer does not tell what a token of a prompt costs."""
 SNAPSHOT_TAIL = 16
 """Tokens at a prompt's end that come after its snapshot: what the next turn of a conversation may
 write differently, and at least the last one, which is always computed."""
@@ -34,8 +33,7 @@ class Scheduler:
         self._admissions = 0
         self._emptied: list[Truncate] = []
         self._alone_last = False
-        self.seconds_per_prompt_token = 0.0
-        """As last measured; 0 before the first prompt."""
+        self._pace = Pace(limits.inter_token_target, limits.prefill_budget)
 
     # --- what is there -------------------------------------------------------------------
 
@@ -122,8 +120,7 @@ class Scheduler:
             else:
                 prefilling.append(sequence)
         if prefilling:
-            budget = self._prompt_budget(len(step.chunks), len(prefilling))
-            step.chunks += _share(prefilling, budget)
+            step.chunks += _share(prefilling, self._prompt_budget(len(step.chunks)))
         return step
 
     def take_emptied(self) -> list[Truncate]:
@@ -141,10 +138,10 @@ class Scheduler:
         return due
 
     def measured(self, chunks: list[Chunk], seconds: float) -> None:
-        """A batch took so long; one that is mostly prompt tells what a prompt token costs."""
-        n_tokens = sum([chunk.n_tokens for chunk in chunks])
-        if n_tokens >= 4 * len(chunks) and n_tokens >= MEASURED_TOKENS:
-            self.seconds_per_prompt_token = seconds / n_tokens
+        """A batch took so long: the next ones are planned by it."""
+        n_decoding = sum([chunk.sequence.is_decoding for chunk in chunks])
+        n_prompt = sum([chunk.n_tokens for chunk in chunks]) - n_decoding
+        self._pace.measured(n_decoding, n_prompt, seconds)
 
     def keep_snapshot(self, sequence: Sequence, state: bytes) -> None:
         """Keep what a sequence's memory holds now, at the cost of those that are long unused."""
@@ -245,7 +242,7 @@ class Scheduler:
             step.moves.append(Truncate(slot.index, 0))
         if match is None or not match.n_ready:
             return slot, 0, []
-        if match.n_ready * self.seconds_per_prompt_token < self.limits.copy_seconds:
+        if match.n_ready * self._pace.seconds_per_prompt_token < self.limits.copy_seconds:
             return slot, 0, []
         if match.snapshot is not None and not self._backend.copies_snapshots:
             return slot, 0, []
@@ -291,15 +288,14 @@ class Scheduler:
         self._alone_last = not self._alone_last or not rest
         return alone[:1] if self._alone_last else rest
 
-    def _prompt_budget(self, n_decoding: int, n_prefilling: int) -> int:
-        """Prompt tokens of a step.
-
-        Running streams wait for one `prefill_budget` a step. So do prompts for each other: two
-        after another answer sooner on average than both at once. Only one that is alone gets more.
+    def _prompt_budget(self, n_decoding: int) -> int:
+        """Prompt tokens of a step: what keeps the running streams' pace, and where none runs, what
+        one computation takes. Prompts that come together start together then: the first of them
+        would else stream its first tokens at the pace at which the others are computed.
         """
-        is_alone = n_decoding == 0 and n_prefilling == 1
-        budget = self.limits.prefill_alone if is_alone else self.limits.prefill_budget
-        return min(budget, self.limits.batch - n_decoding)
+        if not n_decoding:
+            return min(self.limits.prefill_alone, self.limits.batch)
+        return min(self._pace.budget(n_decoding), self.limits.batch - n_decoding)
 
     def _leave_slot(self, sequence: Sequence) -> Slot:
         assert sequence.slot is not None

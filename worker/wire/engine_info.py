@@ -103,5 +103,7 @@ class EngineInfo:
     """Of all sequences together."""
     kv_unified: bool = False
     """They share the cells; else each slot has an equal part."""
+    inter_token_target_ms: float = 0.0
+    """What a step beside running streams shall take at most."""
     kv_reason: str = ""
     """What was chosen, in words."""

@@ -13,6 +13,9 @@ from typing import Any, Literal
 
 BackendName = Literal["cpu", "cuda", "metal", "accelerate"]
 
+CPU_INTER_TOKEN_MS, GPU_INTER_TOKEN_MS = 100.0, 50.0
+"""The CPU's is measured (README); ten tokens a second are faster than people read."""
+
 
 def _setting(default: Any, group: str, text: str, **limits: Any) -> Any:
     extra = {"group": group}
@@ -40,7 +43,8 @@ class EngineSettings:
     context_length: int | None = _setting(None, "engine", "tokens that one sequence may hold; without it the model's own, at most --kv-cells", ge=32, le=2**24)
     batch: int = _setting(2048, "engine", "tokens in one decode call at most", ge=1, le=2**20)
     micro_batch: int = _setting(512, "engine", "tokens in one compute graph at most", ge=1, le=2**20)
-    prefill_budget: int = _setting(256, "engine", "prompt tokens in a step; a prompt that is alone gets a micro-batch", ge=1, le=2**20)
+    prefill_budget: int = _setting(256, "engine", "prompt tokens in a step beside running streams at most; without such a step has a micro-batch", ge=1, le=2**20)
+    inter_token_target: float | None = _setting(None, "engine", "ms that a step shall take at most: running streams keep that pace while prompts join; without it 100 on a CPU, 50 on a GPU", ge=1, le=3_600_000)
     kv_type: Literal["f16", "q8_0", "f32"] = _setting("f16", "engine", "type of the KV cache")
     kv_cells: int | None = _setting(None, "engine", "KV cells of all sequences together; without it slots x --context-length, or what a default start takes", ge=256, le=2**27)
     kv_unified: bool | None = _setting(None, "engine", "one KV pool for all sequences; without it where the slots' parts of --kv-cells would be shorter than a sequence may be")
@@ -52,6 +56,13 @@ class EngineSettings:
     @property
     def on_gpu(self) -> bool:
         return self.backend in ("cuda", "metal")
+
+    @property
+    def inter_token_ms(self) -> float:
+        """What `inter_token_target` says, or the default of the backend."""
+        if self.inter_token_target is not None:
+            return self.inter_token_target
+        return GPU_INTER_TOKEN_MS if self.on_gpu else CPU_INTER_TOKEN_MS
 
     @property
     def device_index(self) -> int:

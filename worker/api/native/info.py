@@ -97,6 +97,7 @@ def _engine(engine: EngineInfo) -> dict[str, Any]:
         },
         "batch": engine.batch,
         "micro_batch": engine.micro_batch,
+        "inter_token_target_ms": engine.inter_token_target_ms,
         "threads": engine.threads,
         "threads_derivation": engine.threads_derivation,
         "cpu_variant": engine.cpu_variant,

@@ -1,0 +1,79 @@
+"""The prompt budget of a step on a simulated machine whose costs are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.engine.byte_backend import make_sequence
+from tests.engine.test_loop import Engine
+from worker.engine.pace import FEWEST_TOKENS, PROMPT_SHARE, Pace
+
+Machine = Callable[[int, int], float]
+
+
+def linear(n_decoding: int, n_prompt: int) -> float:
+    """10 ms a step and 2 ms a row on top, 1 ms a prompt token."""
+    return (0.010 + 0.002 * n_decoding if n_decoding else 0.0) + 0.001 * n_prompt
+
+
+def bent(n_decoding: int, n_prompt: int) -> float:
+    """As memory-bound devices are: the first 64 rows cost what one does."""
+    return 0.020 + 0.001 * max(n_decoding + n_prompt - 64, 0)
+
+
+def steps(pace: Pace, machine: Machine, n_decoding: int, count: int = 30) -> list[float]:
+    """What the steps take while a prompt joins, once the machine was seen without one."""
+    pace.measured(0, 512, machine(0, 512))
+    pace.measured(n_decoding, 0, machine(n_decoding, 0))
+    seconds = []
+    for _ in range(count):
+        n_prompt = pace.budget(n_decoding)
+        seconds.append(machine(n_decoding, n_prompt))
+        pace.measured(n_decoding, n_prompt, seconds[-1])
+    return seconds
+
+
+@pytest.mark.parametrize("machine", [linear, bent])
+@pytest.mark.parametrize("n_decoding", [1, 4, 16])
+def test_steps_come_near_the_target_and_stay_below(machine: Machine, n_decoding: int) -> None:
+    settled = steps(Pace(0.1, 4096), machine, n_decoding)[15:]
+    assert max(settled) <= 0.105
+    assert min(settled) >= 0.08, "prompts get what the streams leave"
+
+
+def test_the_first_step_of_all_is_as_large_as_it_may_be() -> None:
+    assert Pace(0.1, 256).budget(4) == 256
+    assert Pace(0.1, 256).budget(0) == 256
+
+
+def test_prompts_move_on_where_the_target_cannot_be_reached() -> None:
+    pace = Pace(0.001, 256)
+    settled = steps(pace, linear, 16)[15:]
+    alone = linear(16, 0)
+    assert settled[-1] == pytest.approx(alone * (1 + PROMPT_SHARE), rel=0.1)
+    expensive = Pace(0.001, 256)
+    steps(expensive, lambda n, p: 0.01 + 0.5 * p, 1)
+    assert expensive.budget(1) == FEWEST_TOKENS
+
+
+def test_a_machine_that_becomes_slower_is_noticed_within_some_steps() -> None:
+    pace = Pace(0.1, 4096)
+    steps(pace, linear, 4)
+    slow = steps(pace, lambda n, p: 3 * linear(n, p), 4)
+    assert max(slow[8:]) <= 0.125
+
+
+def test_the_scheduler_plans_by_the_pace() -> None:
+    engine = Engine(prefill_budget=24, prefill_alone=24)
+    engine.scheduler._pace = Pace(0.1, 24)
+    engine.submit(1, b"abc", max_tokens=60)
+    engine.turn()
+    engine.scheduler._pace.measured(1, 0, 0.02)
+    engine.scheduler._pace.measured(1, 16, 0.1)
+    joining = make_sequence(engine.backend, 2, bytes(90))
+    engine.loop.submit(joining)
+    engine.turn()
+    prompts = [n for batch in engine.backend.batches for r, _, n in batch if r == 2]
+    assert prompts[0] == FEWEST_TOKENS

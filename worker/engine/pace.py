@@ -1,0 +1,60 @@
+"""How much of a prompt goes into a step beside running streams. Plain Python; engine thread.
+
+A step takes what its decode rows take, and so much for each prompt token in it. Both are measured
+as they come, and the next step gets as many prompt tokens as keep the running streams' pace.
+"""
+
+from __future__ import annotations
+
+FEWEST_TOKENS = 16
+"""Of a prompt in a step, whatever it costs: fewer waste the tiles that attention computes."""
+PROMPT_SHARE = 1.0
+"""Where the decode rows alone take most of the target, prompts get as long as they do: streams
+then run at half of their pace, and no prompt waits for good."""
+MEASURED_TOKENS = 64
+"""A batch of fewer does not tell what copies of cells are weighed against."""
+_NEWEST = 0.3
+"""Weight of the newest measurement in a running mean."""
+
+
+class Pace:
+    def __init__(self, target_seconds: float, most: int) -> None:
+        """Inter-token times shall stay below the target; `most` prompt tokens go in any case."""
+        self._target, self._most = target_seconds, most
+        self._decode: dict[int, float] = {}
+        """Seconds of a step without prompts, by the length in bits of its number of rows."""
+        self._beside: float | None = None
+        """Seconds of a prompt token beside decode rows."""
+        self.seconds_per_prompt_token = 0.0
+        """Of prompts alone or in large batches, as last measured; 0 before the first prompt."""
+
+    def measured(self, n_decoding: int, n_prompt: int, seconds: float) -> None:
+        """A batch of so many decode rows and prompt tokens took so long."""
+        if not n_prompt:
+            size = n_decoding.bit_length()
+            known = self._decode.get(size, seconds)
+            self._decode[size] = known + _NEWEST * (seconds - known)
+            return
+        if n_prompt >= MEASURED_TOKENS and n_prompt >= 3 * n_decoding:
+            self.seconds_per_prompt_token = seconds / (n_decoding + n_prompt)
+        if n_decoding:
+            # What the rows take is known of other steps: a part at least is the prompt's.
+            taken = max(seconds - self._decode_seconds(n_decoding), seconds / 10) / n_prompt
+            known = taken if self._beside is None else self._beside
+            self._beside = known + _NEWEST * (taken - known)
+
+    def budget(self, n_decoding: int) -> int:
+        """Prompt tokens for the next step beside `n_decoding` running streams."""
+        cost = self._beside or self.seconds_per_prompt_token
+        if not n_decoding or not cost:
+            return self._most
+        decode = self._decode_seconds(n_decoding)
+        tokens = int(max(self._target - decode, PROMPT_SHARE * decode) / cost)
+        return min(max(tokens, FEWEST_TOKENS), self._most)
+
+    def _decode_seconds(self, n_decoding: int) -> float:
+        """Of a step with so many rows, or of the nearest that was seen."""
+        size = n_decoding.bit_length()
+        if size in self._decode:
+            return self._decode[size]
+        return self._decode[min(self._decode, key=lambda s: abs(s - size))] if self._decode else 0.0
