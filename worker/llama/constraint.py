@@ -169,8 +169,8 @@ class Follower:
         self._waits_for = b""
         return True
 
-    def allowed(self, vocab_size: int) -> npt.NDArray[np.int32]:
-        """The ids of all tokens that may come next.
+    def allowed(self, vocab_size: int) -> npt.NDArray[np.bool_]:
+        """Of each token, whether it may come next.
 
         Raises:
             InferenceFailed: the grammar has become too complex at this point of the text.
@@ -179,5 +179,8 @@ class Follower:
         if self._matcher.is_error():
             reason = " ".join(self._matcher.get_error().split())[:200]
             raise InferenceFailed(f"the constraint cannot be followed any further: {reason}")
-        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")[:vocab_size]
-        return np.flatnonzero(bits).astype(np.int32)
+        bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+        allowed = bits[:vocab_size].view(np.bool_)
+        if len(allowed) == vocab_size:
+            return allowed
+        return np.pad(allowed, (0, vocab_size - len(allowed)))  # rows that only pad the logits

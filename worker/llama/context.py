@@ -74,6 +74,8 @@ class Context:
             raise VramOom(f"llama.cpp cannot create a context: {reason}")
         self.pointer = pointer
         self._memory = flat.llama_get_memory(pointer)
+        self._rows: dict[int, npt.NDArray[np.float32]] = {}
+        """Views of rows of logits, by their address."""
         self._abort = ctypes.create_string_buffer(b"\0\0")
         # The native code asks this before each graph node. A Python callback would take the GIL
         # hundreds of times a step; libc's `strlen` over a flag byte answers the same question:
@@ -117,7 +119,12 @@ class Context:
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """The logits of a row that asked for them: shape (vocabulary,), valid until `decode`."""
         pointer = self._flat.llama_get_logits_ith(self.pointer, row)
-        return np.ctypeslib.as_array(pointer, (self.model.n_vocab,))
+        address = ctypes.addressof(pointer.contents)
+        view = self._rows.get(address)
+        if view is None:  # making one takes as long as looking through a small vocabulary
+            shape = (self.model.n_vocab,)
+            view = self._rows[address] = np.ctypeslib.as_array(pointer, shape)
+        return view
 
     def embedding(self, slot: int) -> npt.NDArray[np.float32]:
         """The pooled embedding of a sequence: shape (n_embd,), a copy."""
