@@ -73,6 +73,9 @@ class LlamaBackend:
         self._model, self._context = model, context
         self._batch = Batch(context.options.n_batch)
         self._rows: list[int] = []
+        self._slots: list[int] = []
+        self._order: list[int] = []
+        """Slots of the last batch of single rows, and the order of its rows."""
         self._eog = model.eog
         self._pieces: dict[int, bytes] = {}
         self.context_length = context_length
@@ -95,19 +98,27 @@ class LlamaBackend:
 
     def fill(self, chunks: Sequence[Chunk]) -> None:
         batch = self._batch
+        slots = [chunk.sequence.slot or 0 for chunk in chunks]
+        if sum([n for _, _, n in chunks]) == len(chunks):
+            # Single rows: by far the most, and mostly of the same slots as in the step before.
+            if slots != self._slots:
+                self._slots, self._order = slots, sorted(range(len(slots)), key=slots.__getitem__)
+                self._rows = [0] * len(slots)
+                for row, index in enumerate(self._order):
+                    self._rows[index] = row
+                batch.set_slots([slots[index] for index in self._order])
+            rows = [chunks[index] for index in self._order]
+            starts = [start for _, start, _ in rows]
+            batch.set_rows(starts, [sequence.tokens[start] for sequence, start, _ in rows])
+            return
         batch.clear()
+        self._slots = []
         self._rows = [0] * len(chunks)
-        for index in _row_order(chunks):
-            chunk = chunks[index]
-            sequence, start, n_tokens = chunk.sequence, chunk.start, chunk.n_tokens
-            slot, tokens = sequence.slot, sequence.tokens
-            assert slot is not None, "the scheduler plans for running sequences"
+        for index in _row_order(chunks, slots):
+            sequence, start, n_tokens = chunks[index]
             end = start + n_tokens
-            logits = end == len(tokens)
-            if n_tokens == 1:  # a decode row: by far the most, and without a list of one
-                self._rows[index] = batch.add_row(slot, start, tokens[start], logits=logits)
-            else:
-                self._rows[index] = batch.add(slot, start, tokens[start:end], logits=logits)
+            tokens, logits = sequence.tokens[start:end], end == len(sequence.tokens)
+            self._rows[index] = batch.add(slots[index], start, tokens, logits=logits)
 
     def decode(self) -> DecodeOutcome:
         """Compute the batch; blocks until the device is done."""
@@ -147,7 +158,7 @@ class LlamaBackend:
         self._batch.close()
 
 
-def _row_order(chunks: Sequence[Chunk]) -> list[int]:
+def _row_order(chunks: Sequence[Chunk], slots: list[int]) -> list[int]:
     """The order of the chunks in their batch, as indices.
 
     With a split cache llama.cpp puts rows into one micro-batch while each one's slot follows the
@@ -155,12 +166,8 @@ def _row_order(chunks: Sequence[Chunk]) -> list[int]:
     pass over all weights. And prompts are kept apart from single rows: a neighbour of one row
     would cut a prompt chunk into one row and an odd rest, below the tile that attention computes.
     """
-
-    slots = [chunk.sequence.slot or 0 for chunk in chunks]
     by_slot = sorted(range(len(chunks)), key=slots.__getitem__)
     prompts = [i for i in by_slot if chunks[i].n_tokens > 1]
-    if not prompts:
-        return by_slot
     single = [i for i in by_slot if chunks[i].n_tokens == 1]
     if single and slots[prompts[-1]] + 1 == slots[single[0]]:
         return single + prompts

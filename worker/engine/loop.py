@@ -9,13 +9,14 @@ import queue
 import time
 from collections.abc import Callable, Iterable
 
+from worker.engine.answers import Answers
 from worker.engine.backend import Backend
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk, Copy, Truncate, main_prompt
 from worker.errors import Cancelled, InferenceTimeout, VramOom, WorkerError
 from worker.wire.black_box import LOOP, BlackBox
-from worker.wire.messages import Event, Failed, Finished, Started, Stats, StopReason, Token
+from worker.wire.messages import Event, Failed, Started, Stats
 
 _PROMPT_END_TOKENS = 16
 
@@ -35,6 +36,7 @@ class Loop:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._sequences: dict[int, Sequence] = {}
         self._events: list[Event] = []
+        self._answers = Answers(backend)
         self._deadlines = 0
         self._steps = 0
         self._decode_seconds = self._sample_seconds = self._overhead_seconds = 0.0
@@ -82,31 +84,27 @@ class Loop:
     def step(self) -> None:
         """Compute one batch and take in what came out of it."""
         step = self._scheduler.plan()
-        self._apply(step.moves)
+        if step.moves:  # which may have sequences start over
+            self._apply(step.moves)
+            step.chunks = [c for c in step.chunks if c.start == c.sequence.n_computed]
         self._announce(step.started)
-        step.chunks = self._decode([c for c in step.chunks if c.start == c.sequence.n_computed])
+        step.chunks = self._decode(step.chunks)
         drawn = self._sample(step.chunks)
         for sequence in self._scheduler.advance(step):
             self._take_snapshot(sequence)
-        now = self._clock()
-        for sequence, index, token in drawn:
-            self._in_hand[LOOP] = sequence.request_id
-            self._accept(sequence, index, token, now)
-        self._in_hand[LOOP] = 0
+        self._accept(drawn)
         self._steps += 1
 
     def _run_inbox(self) -> bool:
         """Run what other threads handed in; false when asked to stop."""
         wait = not self._scheduler.has_work
-        while True:
-            try:
-                action = self._inbox.get(block=wait)
-            except queue.Empty:
-                return True
+        while wait or not self._inbox.empty():  # nobody else takes out of it
+            action = self._inbox.get()
             if action is None:
                 return False
             action()
             wait = False
+        return True
 
     def _apply(self, moves: Iterable[Truncate | Copy]) -> None:
         """Change the cells as planned. A slot whose memory cannot be cut there is emptied, and
@@ -133,19 +131,21 @@ class Loop:
         """Compute the chunks, or as many of them as can be; returns what was computed."""
         while chunks:
             self._backend.fill(chunks)
-            # A batch that is mostly one prompt is abandoned when that request is cancelled.
-            self._computing = main_prompt(chunks)
-            self._in_hand[LOOP] = self._computing or 0
+            n_tokens = sum([n for _, _, n in chunks])
+            if n_tokens > len(chunks):
+                # A batch that is mostly one prompt is abandoned when that request is cancelled.
+                self._computing = main_prompt(chunks)
+                self._in_hand[LOOP] = self._computing or 0
             began = self._clock()
             outcome = self._backend.decode()
             seconds = self._clock() - began
             self._decode_seconds += seconds
             self._computing = None
             self._backend.resume()
+            if outcome == "ok":
+                self._scheduler.measured(chunks, n_tokens, seconds)
+                return chunks
             match outcome:
-                case "ok":
-                    self._scheduler.measured(chunks, seconds)
-                    return chunks
                 case "no_room":
                     chunks = self._make_room(chunks)
                 case "aborted":
@@ -189,78 +189,34 @@ class Loop:
         began = self._clock()
         drawn = []
         for index, chunk in enumerate(chunks):
-            if chunk.wants_logits:
-                self._in_hand[LOOP] = chunk.sequence.request_id
+            sequence, start, n_tokens = chunk
+            if start + n_tokens == len(sequence.tokens):
+                self._in_hand[LOOP] = sequence.request_id
                 try:
-                    token = self._backend.sample(chunk.sequence.sampler, index)
+                    token = self._backend.sample(sequence.sampler, index)
                 except WorkerError as error:
-                    self._fail(chunk.sequence, error)
+                    self._fail(sequence, error)
                 else:
-                    drawn.append((chunk.sequence, index, token))
+                    drawn.append((sequence, index, token))
         self._sample_seconds += self._clock() - began
         return drawn
 
     # --- one sequence --------------------------------------------------------------------------
 
-    def _accept(self, sequence: Sequence, index: int, token: int, now: float) -> None:
-        """Take a drawn token into its sequence, send its text, end the sequence where it ends."""
-        if sequence.first_token_at is None:
-            sequence.first_token_at = now
-        if self._backend.is_eog(token):
-            self._finish(sequence, "EOS", now)
-            return
-        tokens, request = sequence.tokens, sequence.request
-        tokens.append(token)
-        n_top = request.sampling.logprobs
-        if n_top is not None:
-            sequence.pending_logprobs.append(self._backend.logprobs(index, token, n_top))
-        sequence.pending_ids.append(token)
-        piece = self._backend.piece(token, request.shown_tokens)
-        text = sequence.detokenizer.feed(piece)
-        text, stop = sequence.stops.feed(text)
-        self._emit_text(sequence, text)
-        if stop is not None:
-            self._finish(sequence, "STOP_SEQUENCE", now, stop)
-        elif sequence.n_out >= request.max_tokens or len(tokens) > self._backend.context_length:
-            self._finish(sequence, "MAX_TOKENS", now)
-
-    def _emit_text(self, sequence: Sequence, text: str) -> None:
-        if not text:
-            return
-        self._events.append(
-            Token(
-                sequence.request_id,
-                text,
-                tuple(sequence.pending_ids),
-                tuple(sequence.pending_logprobs),
-            )
-        )
-        sequence.pending_ids.clear()
-        sequence.pending_logprobs.clear()
-
-    def _finish(
-        self, sequence: Sequence, reason: StopReason, now: float, stop: str | None = None
-    ) -> None:
-        if stop is None:
-            # What was held back: the beginning of a stop that did not come, or a part of a
-            # character, which becomes U+FFFD and may then complete a stop.
-            text, stop = sequence.stops.feed(sequence.detokenizer.finish())
-            if stop is None:
-                text += sequence.stops.finish()
-            else:
-                reason = "STOP_SEQUENCE"
-            self._emit_text(sequence, text)
-        began = sequence.first_token_at or now
-        self._events.append(
-            Finished(
-                sequence.request_id,
-                reason,
-                sequence.n_out,
-                round(1000 * (now - began), 3),
-                stop,
-            )
-        )
-        self._release(sequence, keep_cells=True)
+    def _accept(self, drawn: list[tuple[Sequence, int, int]]) -> None:
+        """Take the drawn tokens into their sequences, and end those that they end."""
+        now, events, answers = self._clock(), self._events, self._answers
+        for sequence, index, token in drawn:
+            if answers.take_plainly(sequence, token, events):
+                continue
+            self._in_hand[LOOP] = sequence.request_id
+            if sequence.first_token_at is None:
+                sequence.first_token_at = now
+            end = answers.take(sequence, index, token, events)
+            if end is not None:
+                answers.finish(sequence, *end, now, events)
+                self._release(sequence, keep_cells=True)
+        self._in_hand[LOOP] = 0
 
     def _fail(self, sequence: Sequence, error: WorkerError) -> None:
         self._events.append(Failed(sequence.request_id, error))
@@ -279,6 +235,8 @@ class Loop:
         sequence.follow_produced(self._backend.piece)
         self._in_hand[LOOP] = 0
         self._sequences[sequence.request_id] = sequence
+        context_end = self._backend.context_length + 1
+        sequence.n_most = min(sequence.n_prompt + sequence.request.max_tokens, context_end)
         self._deadlines += sequence.request.deadline is not None
         self._scheduler.add(sequence)
 
@@ -314,14 +272,14 @@ class Loop:
         scheduler = self._scheduler
         n_cached = scheduler.cells_cached
         return Stats(
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
-            waiting_prompt_tokens=scheduler.waiting_prompt_tokens,
-            kv_cells_used=scheduler.cells_running + n_cached,
-            kv_cells_total=scheduler.limits.n_cells,
-            kv_cells_cached=n_cached,
-            steps=self._steps,
-            decode_seconds=self._decode_seconds,
-            overhead_seconds=self._overhead_seconds,
-            sample_seconds=self._sample_seconds,
+            len(scheduler.running),
+            len(scheduler.waiting),
+            scheduler.waiting_prompt_tokens if scheduler.waiting else 0,
+            scheduler.cells_running + n_cached,
+            scheduler.limits.n_cells,
+            n_cached,
+            self._steps,
+            self._decode_seconds,
+            self._overhead_seconds,
+            self._sample_seconds,
         )

@@ -33,6 +33,8 @@ class Scheduler:
         self._admissions = 0
         self._emptied: list[Truncate] = []
         self._alone_last = False
+        self._n_alone = 0
+        """Running sequences that must be alone in their batch."""
         self._pace = Pace(limits.inter_token_target, limits.prefill_budget)
 
     # --- what is there -------------------------------------------------------------------
@@ -114,9 +116,11 @@ class Scheduler:
         step = Step(moves=[*self.take_emptied()])
         self._admit_waiting(step)
         prefilling: list[Sequence] = []
-        for sequence in self._next_group():
-            if sequence.is_decoding:
-                step.chunks.append(Chunk(sequence, sequence.n_computed, 1))
+        chunks = step.chunks
+        for sequence in self._next_group() if self._n_alone else self.running:
+            n_computed, n_tokens = sequence.n_computed, len(sequence.tokens)
+            if n_tokens - n_computed == 1 and n_tokens > sequence.n_prompt:  # `is_decoding`
+                chunks.append(Chunk(sequence, n_computed, 1))
             else:
                 prefilling.append(sequence)
         if prefilling:
@@ -133,15 +137,16 @@ class Scheduler:
         due = []
         for sequence, _, n_tokens in step.chunks:
             sequence.n_computed += n_tokens
-            if sequence.n_computed in sequence.snapshot_at:
+            if sequence.snapshot_at and sequence.n_computed in sequence.snapshot_at:
                 due.append(sequence)
         return due
 
-    def measured(self, chunks: list[Chunk], seconds: float) -> None:
+    def measured(self, chunks: list[Chunk], n_tokens: int, seconds: float) -> None:
         """A batch took so long: the next ones are planned by it."""
-        n_decoding = sum([chunk.sequence.is_decoding for chunk in chunks])
-        n_prompt = sum([chunk.n_tokens for chunk in chunks]) - n_decoding
-        self._pace.measured(n_decoding, n_prompt, seconds)
+        n_decoding = len(chunks)
+        if n_tokens > n_decoding:
+            n_decoding = sum([chunk.sequence.is_decoding for chunk in chunks])
+        self._pace.measured(n_decoding, n_tokens - n_decoding, seconds)
 
     def keep_snapshot(self, sequence: Sequence, state: bytes) -> None:
         """Keep what a sequence's memory holds now, at the cost of those that are long unused."""
@@ -216,6 +221,7 @@ class Scheduler:
         slot, n_cached, snapshots = self._place(match, step)
         self.waiting.remove(sequence)
         self.running.append(sequence)
+        self._n_alone += sequence.request.deterministic
         slot.owner, slot.kept, slot.salt = sequence, [], sequence.request.cache_salt
         slot.snapshots = [each for each in snapshots if each.length <= n_cached]
         slot.last_used = self._tick()
@@ -277,13 +283,11 @@ class Scheduler:
     # --- the batch ---------------------------------------------------------------------------
 
     def _next_group(self) -> list[Sequence]:
-        """The sequences of this step: all, but for those that must be alone in their batch.
+        """The sequences of this step where some must be alone in their batch.
 
         Deterministic sequences take turns with the rest: every other step is theirs.
         """
         alone = [s for s in self.running if s.request.deterministic]
-        if not alone:
-            return self.running
         rest = [s for s in self.running if not s.request.deterministic]
         self._alone_last = not self._alone_last or not rest
         return alone[:1] if self._alone_last else rest
@@ -302,6 +306,7 @@ class Scheduler:
         slot = self.slots[sequence.slot]
         assert slot.owner is sequence
         self.running.remove(sequence)
+        self._n_alone -= sequence.request.deterministic
         slot.owner, sequence.slot = None, None
         return slot
 

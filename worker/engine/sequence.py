@@ -42,6 +42,11 @@ class Sequence:
     is_announced: bool = False
     """`Started` was sent; a preempted sequence does not start twice."""
     first_token_at: float | None = None
+    n_most: int = 0
+    """Tokens with which it ends."""
+    holds_nothing: bool = False
+    """No text is held back, and nothing asks for a look at it: neither stops nor log-probabilities.
+    Known from the first token on."""
     pending_ids: list[int] = field(default_factory=list)
     """Sampled tokens whose text is still held back."""
     pending_logprobs: list[TokenLogprob] = field(default_factory=list)

@@ -42,15 +42,18 @@ class Batch:
     def clear(self) -> None:
         self.native.n_tokens = 0
 
-    def add_row(self, slot: int, position: int, token: int, *, logits: bool) -> int:
-        """Append one token, and ask for its logits or not; returns its row."""
-        row: int = self.native.n_tokens
-        self._token[row] = token
-        self._pos[row] = position
-        self._seq[row] = slot
-        self._logits[row] = logits
-        self.native.n_tokens = row + 1
-        return row
+    def set_slots(self, slots: list[int]) -> None:
+        """Make the batch one row of each slot, all with logits; `set_rows` says which."""
+        n = len(slots)
+        self._seq[:n] = array("i", slots)
+        self._logits[:n] = b"\1" * n
+
+    def set_rows(self, positions: list[int], tokens: list[int]) -> None:
+        """Fill the rows that `set_slots` made."""
+        n = len(tokens)
+        self._token[:n] = array("i", tokens)
+        self._pos[:n] = array("i", positions)
+        self.native.n_tokens = n
 
     def add(self, slot: int, position: int, tokens: Sequence[int], *, logits: bool) -> int:
         """Append tokens at consecutive positions; returns the last row.

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from worker.errors import InferenceFailed, InvalidRequest
 from worker.llama.constraint import Follower, GrammarVocabulary
 from worker.llama.context import Context
-from worker.llama.draw import Changes, Cut, dice
+from worker.llama.draw import COLDEST, Changes, Cut, dice
 from worker.llama.model import Model
 from worker.wire.work import Sampling
 
@@ -44,6 +44,12 @@ class Sampler:
         constraint = sampling.constraint
         self._follower = vocabulary.follow(constraint, prompt) if constraint is not None else None
         self._unwanted = model.eog if sampling.ignore_eos else frozenset()
+        self._is_plain = (
+            sampling.temperature < COLDEST
+            and constraint is None
+            and not (sampling.logit_bias or _has_penalties(sampling))
+        )
+        """The likeliest token, unless it is an end that is not wanted."""
         self._cut = Cut(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         self._changes = Changes(
             _bias(model, sampling),
@@ -60,6 +66,10 @@ class Sampler:
             InferenceFailed: no token can follow under the constraint.
         """
         logits = context.logits(row)
+        if self._is_plain:
+            token = int(logits.argmax())
+            if token not in self._unwanted:
+                return token
         changes = self._changes if self._changes else None
         if changes is not None:
             changes.apply(logits)
@@ -113,6 +123,14 @@ class Sampler:
     def close(self) -> None:
         """Free what the constraint takes: its matcher can be large."""
         self._follower = None
+
+
+def _has_penalties(sampling: Sampling) -> bool:
+    return (
+        sampling.repetition_penalty != 1.0
+        or sampling.frequency_penalty != 0.0
+        or sampling.presence_penalty != 0.0
+    )
 
 
 def _bias(model: Model, sampling: Sampling) -> dict[int, float]:

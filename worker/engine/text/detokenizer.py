@@ -24,6 +24,11 @@ class Detokenizer:
             return piece.decode("ascii")
         return self._decoder.decode(piece)
 
+    @property
+    def holds(self) -> bool:
+        """The beginning of a character waits for its end."""
+        return bool(self._decoder.buffer)
+
     def finish(self) -> str:
         """What is left at the end of the stream: U+FFFD for an unfinished character."""
         return self._decoder.decode(b"", True)

@@ -1,0 +1,83 @@
+"""What drawn tokens become: text and where it ends, as events of the step. Engine thread."""
+
+from __future__ import annotations
+
+import contextlib
+
+from worker.engine.backend import Backend
+from worker.engine.sequence import Sequence
+from worker.wire.messages import Event, Finished, StopReason, Token
+
+_MOST_TEXTS = 1 << 16
+
+
+class Answers:
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._texts: dict[int, str] = {}
+        """Of tokens that are whole characters."""
+
+    def take_plainly(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
+        """Take a token that is whole text by itself, as most are; false, and nothing is done, where
+        more has to be looked at."""
+        if not sequence.holds_nothing or len(sequence.tokens) + 1 >= sequence.n_most:
+            return False
+        text = self._texts.get(token)
+        if text is None:
+            return False
+        sequence.tokens.append(token)
+        events.append(Token(sequence.request_id, text, (token,)))
+        return True
+
+    def take(
+        self, sequence: Sequence, index: int, token: int, events: list[Event]
+    ) -> tuple[StopReason, str | None] | None:
+        """Take a token that was drawn after the `index`th chunk, and send what text it completes;
+        returns the answer's end, if it is one: why, and the stop."""
+        if self._backend.is_eog(token):
+            return "EOS", None
+        sequence.tokens.append(token)
+        request = sequence.request
+        n_top = request.sampling.logprobs
+        if n_top is not None:
+            sequence.pending_logprobs.append(self._backend.logprobs(index, token, n_top))
+        sequence.pending_ids.append(token)
+        piece = self._backend.piece(token, request.shown_tokens)
+        text, stop = sequence.stops.feed(sequence.detokenizer.feed(piece))
+        _emit(sequence, text, events)
+        if piece and not request.shown_tokens and len(self._texts) < _MOST_TEXTS:
+            with contextlib.suppress(UnicodeDecodeError):
+                self._texts[token] = piece.decode()
+        sequence.holds_nothing = not (
+            sequence.pending_ids or sequence.detokenizer.holds or request.stop or n_top is not None
+        )
+        if stop is not None:
+            return "STOP_SEQUENCE", stop
+        return ("MAX_TOKENS", None) if len(sequence.tokens) >= sequence.n_most else None
+
+    @staticmethod
+    def finish(
+        sequence: Sequence, reason: StopReason, stop: str | None, now: float, events: list[Event]
+    ) -> None:
+        """Send what was held back, then the end."""
+        if stop is None:
+            # What was held back: the beginning of a stop that did not come, or a part of a
+            # character, which becomes U+FFFD and may then complete a stop.
+            text, stop = sequence.stops.feed(sequence.detokenizer.finish())
+            if stop is None:
+                text += sequence.stops.finish()
+            else:
+                reason = "STOP_SEQUENCE"
+            _emit(sequence, text, events)
+        began = sequence.first_token_at or now
+        decode_ms = round(1000 * (now - began), 3)
+        events.append(Finished(sequence.request_id, reason, sequence.n_out, decode_ms, stop))
+
+
+def _emit(sequence: Sequence, text: str, events: list[Event]) -> None:
+    if not text:
+        return
+    ids, logprobs = tuple(sequence.pending_ids), tuple(sequence.pending_logprobs)
+    events.append(Token(sequence.request_id, text, ids, logprobs))
+    sequence.pending_ids.clear()
+    sequence.pending_logprobs.clear()
