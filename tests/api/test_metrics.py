@@ -6,6 +6,7 @@ import threading
 import time
 
 import httpx
+import pytest
 
 from tests.support.worker import WorkerProcess
 
@@ -50,6 +51,11 @@ FROZEN = {
     "vllm:kv_cache_usage_perc": "gauge",
     "vllm:gpu_cache_usage_perc": "gauge",
     "vllm:cache_config_info": "gauge",
+    "vllm:prefix_cache_queries_total": "counter",
+    "vllm:prefix_cache_hits_total": "counter",
+    "vllm:gpu_prefix_cache_queries_total": "counter",
+    "vllm:gpu_prefix_cache_hits_total": "counter",
+    "vllm:gpu_prefix_cache_hit_rate": "gauge",
 }
 
 
@@ -101,6 +107,23 @@ def test_gauges_are_the_engines(worker: WorkerProcess) -> None:
     assert worker.metric("worker_ready") == worker.metric("worker_resident") == 1
     assert worker.metric("worker_uptime_seconds") >= health["uptime_seconds"]
     assert worker.metric("worker_model_load_seconds_count") >= 1
+
+
+@pytest.mark.parametrize("prefix", ["", "gpu_"])
+def test_routers_can_tell_what_was_found_in_the_cache(worker: WorkerProcess, prefix: str) -> None:
+    names = [f"vllm:{prefix}prefix_cache_{each}_total" for each in ("queries", "hits")]
+    prompt = f"A {prefix} prompt whose beginning is asked for twice, " * 4
+    first = worker.execute(prompt, max_tokens=1, temperature=0)
+    worker.wait_idle()
+    before = [worker.metric(name) for name in names]
+    second = worker.execute(prompt, max_tokens=1, temperature=0)
+    (started,) = second.named("started")
+    assert started["prompt_tokens"] == first.named("started")[0]["prompt_tokens"]
+    assert started["cached_tokens"] > 0
+    added = [worker.metric(name) - was for name, was in zip(names, before, strict=True)]
+    assert added == [started["prompt_tokens"], started["cached_tokens"]]
+    hits, queries = worker.metric(names[1]), worker.metric(names[0])
+    assert worker.metric("vllm:gpu_prefix_cache_hit_rate") == pytest.approx(hits / queries)
 
 
 def test_refusals_are_counted_by_code(worker: WorkerProcess) -> None:

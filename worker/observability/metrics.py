@@ -104,6 +104,11 @@ class Metrics:
             ("block_size", "num_gpu_blocks"),
             registry=self.registry,
         )
+        self._router_hit_rate = Gauge(
+            "vllm:gpu_prefix_cache_hit_rate",
+            "Prompt tokens that were not computed again, of all since the start; 1 is all.",
+            registry=self.registry,
+        )
         self._vram = Gauge(
             "worker_vram_bytes",
             "Bytes that the model holds on its device.",
@@ -129,6 +134,19 @@ class Metrics:
         self._tokens_cached = counter(
             "worker_tokens_cached_total", "Prompt tokens that were not computed again."
         )
+        # By vLLM's names, older and newer: what its routers compute a hit rate from.
+        self._prefix_queries = [
+            counter(
+                f"vllm:{prefix}prefix_cache_queries_total", "Prompt tokens of started requests."
+            )
+            for prefix in ("", "gpu_")
+        ]
+        self._prefix_hits = [
+            counter(f"vllm:{prefix}prefix_cache_hits_total", "As worker_tokens_cached_total.")
+            for prefix in ("", "gpu_")
+        ]
+        self._tokens_looked_up = 0
+        self._tokens_found = 0
         self._tokens_out = counter("worker_tokens_generated_total", "Tokens sent to clients.")
         self._slow_readers = counter(
             "worker_slow_readers_total", "Streams cut because their client stopped reading."
@@ -180,9 +198,17 @@ class Metrics:
     def request_rejected(self, code: str) -> None:
         self._rejected.labels(code).inc()
 
-    def request_started(self, queue_wait_seconds: float, cached_tokens: int) -> None:
+    def request_started(
+        self, queue_wait_seconds: float, *, prompt_tokens: int, cached_tokens: int
+    ) -> None:
         self._queue_wait.observe(queue_wait_seconds)
         self._tokens_cached.inc(cached_tokens)
+        for queries in self._prefix_queries:
+            queries.inc(prompt_tokens)
+        for hits in self._prefix_hits:
+            hits.inc(cached_tokens)
+        self._tokens_looked_up += prompt_tokens
+        self._tokens_found += cached_tokens
 
     def first_token(self, seconds: float) -> None:
         self._first_token.observe(seconds)
@@ -240,6 +266,7 @@ class Metrics:
             strict=True,
         ):
             gauge.set(value)
+        self._router_hit_rate.set(self._tokens_found / max(self._tokens_looked_up, 1))
         self._router_cache.clear()
         self._router_cache.labels("1", str(total)).set(1)
         return generate_latest(self.registry)

@@ -258,7 +258,11 @@ class Job:
         self.enter(Stage.STARTED)
         self.started_at_unix = time.time()
         self.cached_tokens = event.cached_tokens
-        self._metrics.request_started(time.monotonic() - self._submitted_at, event.cached_tokens)
+        self._metrics.request_started(
+            time.monotonic() - self._submitted_at,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=event.cached_tokens,
+        )
 
     def _count_tokens(self, n_tokens: int) -> None:
         self.stage = Stage.PRODUCING
