@@ -14,15 +14,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 WORKER = ROOT / "worker"
 LEAVES = {"errors", "installation", "wire", "settings", "setting_faults", "observability"}
+LEAVES |= {"lean_imports"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "wire": {"errors"},
     "installation": set(),
+    "lean_imports": set(),
     "setting_types": set(),
     "setting_faults": {"errors"},
     "settings": {"errors", "wire", "installation", "setting_types", "setting_faults"},
-    "observability": {"errors", "wire", "settings"},
+    "observability": {"errors", "wire", "settings", "lean_imports"},
     "assets": set(),
     "llama": LEAVES,
     "models": LEAVES,
@@ -34,11 +36,12 @@ ALLOWED: dict[str, set[str]] = {
     "api": LEAVES | {"supervisor"},
     "lifecycle": LEAVES | {"api", "supervisor", "models", "pool"},
     "commands": LEAVES | {"convert", "devices", "models"},
-    "cli": LEAVES | {"lifecycle", "supervisor", "commands", "devices", "models"},
+    "flags": LEAVES | {"commands"},
+    "cli": LEAVES | {"flags", "lifecycle", "supervisor", "commands", "devices"},
 }
 """Room → the rooms it may import, besides itself."""
 
-THE_PIPE = "worker.wire.transport"
+THE_PIPE = {"worker.wire.transport", "worker.wire.async_channel"}
 ENDS_OF_THE_PIPE = {"wire", "supervisor", "engine"}
 ONLY_LLAMA = "llama_cpp"
 LAZY = {"huggingface_hub", "gguf", "tokenizers", "numpy", "httpx"}
@@ -94,7 +97,7 @@ def test_only_its_two_ends_import_the_pipe() -> None:
         f"{name_of(path)}:{line}"
         for path in sources()
         for module, line in imports(parsed(path))
-        if module == THE_PIPE and room_of(path) not in ENDS_OF_THE_PIPE
+        if module in THE_PIPE and room_of(path) not in ENDS_OF_THE_PIPE
     ]
     assert strangers == []
 
@@ -117,14 +120,21 @@ def test_only_the_room_llama_imports_llama_cpp() -> None:
     assert strangers == []
 
 
-def test_the_port_does_not_wait_for_heavy_imports() -> None:
-    """What importing the lifecycle loads, in a fresh interpreter."""
-    script = "import sys, worker.cli, worker.lifecycle; print(*sorted(sys.modules))"
+def loaded_by(*modules: str) -> set[str]:
+    """The packages that importing the modules loads, in a fresh interpreter."""
+    script = f"import sys, {', '.join(modules)}; print(*sorted(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    loaded = {name.split(".")[0] for name in done.stdout.split()}
-    assert loaded & (LAZY | {ONLY_LLAMA}) == set()
+    return {name.split(".")[0] for name in done.stdout.split()}
+
+
+def test_the_port_does_not_wait_for_heavy_imports() -> None:
+    assert loaded_by("worker.flags", "worker.lifecycle") & (LAZY | {ONLY_LLAMA}) == set()
+
+
+def test_the_engine_process_is_started_before_anything_is_imported() -> None:
+    assert loaded_by("worker.cli") & {"pydantic", "structlog", "asyncio", "starlette"} == set()
 
 
 @pytest.mark.parametrize("folder", ["worker", "builds", "tests"])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from worker.cli import parse_flags
 from worker.errors import ConfigError
+from worker.flags import parse_flags
 from worker.settings import Settings
 from worker.wire.engine_settings import BackendName
 

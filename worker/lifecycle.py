@@ -19,7 +19,7 @@ import uuid
 
 import uvicorn
 
-from worker.api.app import create_app
+from worker.api.app import build_schemas, create_app
 from worker.api.listen import Server, is_loopback, is_wildcard, listen, server_for, uri_of
 from worker.api.state import AppState
 from worker.errors import WorkerError
@@ -33,7 +33,7 @@ from worker.pool.client import ReadyCallback
 from worker.pool.heartbeat import Beat
 from worker.pool.presence import Presence
 from worker.settings import Settings
-from worker.supervisor.engine_process import BegunEngine
+from worker.supervisor.spawn import BegunEngine
 from worker.supervisor.supervisor import Supervisor
 from worker.wire.engine_info import EngineInfo
 from worker.wire.engine_settings import Adapter
@@ -134,9 +134,10 @@ class Lifecycle:
         adapter = await resolve_adapter(
             settings.lora, resolved.gguf_path, settings.cache_path, on_progress
         )
-        info = await self._supervisor.start(
-            load_command(settings, str(resolved.gguf_path), resolved.model_ref, adapter)
-        )
+        command = load_command(settings, str(resolved.gguf_path), resolved.model_ref, adapter)
+        starting = asyncio.create_task(self._supervisor.start(command))
+        await build_schemas(self._state)
+        info = await starting
         self._log.info(
             "worker.ready",
             uri=self._uri,

@@ -78,8 +78,8 @@ def worker_kind(
             line += ["--slots", str(shape.slots), "--context-length", str(shape.context_per_slot)]
         return line
 
-    # The checkout's own code, whatever is installed.
-    env = (("PYTHONPATH", str(checkout)),)
+    # The checkout's own code, whatever is installed, and compiled as an installation's is.
+    env = (("PYTHONPATH", str(checkout)), ("PYTHONDONTWRITEBYTECODE", ""))
     return ServerKind(name, "/ready", command, tuple(flags), env)
 
 

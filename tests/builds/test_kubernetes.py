@@ -24,7 +24,7 @@ from tests.builds.manifests import (
     scaler_fields,
     schemas,
 )
-from worker.cli import parse_flags
+from worker.flags import parse_flags
 from worker.observability.metrics import Metrics, Snapshot
 from worker.setting_faults import ENV_PREFIX
 from worker.settings import FIELDS, Settings

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from worker.supervisor import engine_process
+from worker.supervisor import spawn
 
 if __name__ == "__main__":
-    engine_process.ENGINE_ARGV = (sys.executable, "-P", "-m", "tests.engine.aborting_engine")
+    spawn.ENGINE_ARGV = (sys.executable, "-P", "-m", "tests.engine.aborting_engine")
     from worker.cli import cpu
 
     cpu()

@@ -150,7 +150,6 @@ def test_constraints_work_with_every_kind_of_vocabulary(name: str) -> None:
 
 def test_a_vocabulary_without_the_tokens_for_it_is_told() -> None:
     vocabulary, _ = published("bert-bge")
-    vocabulary.prepare()
     with pytest.raises(InvalidRequest, match="this model's vocabulary"):
         vocabulary.follow(constraint(YES_NO), [])
 

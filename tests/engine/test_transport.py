@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from worker.errors import ContextLengthExceeded
 from worker.wire import transport
+from worker.wire.async_channel import AsyncChannel
 from worker.wire.messages import Accepted, Cancel, Event, Failed, Stop, Token
-from worker.wire.transport import AsyncChannel, SyncChannel, encode
+from worker.wire.transport import SyncChannel, encode
 
 FRAMES: list[list[Event]] = [
     [Accepted(1, 5)],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -29,6 +31,15 @@ ROUTES = [
     *ANTHROPIC_ROUTES,
     *LLAMA_SERVER_ROUTES,
 ]
+
+
+async def build_schemas(state: AppState) -> None:
+    """Build what checks the bodies, a route at a time: a start has better to do before it has sent
+    the engine its model, and the first request should not wait for it."""
+    for route in ROUTES:
+        if (body := route.body_of(state)) is not None:
+            body.model_rebuild()
+            await asyncio.sleep(0)
 
 
 def create_app(state: AppState) -> Starlette:

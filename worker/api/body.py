@@ -58,7 +58,7 @@ def _whole(value: Any) -> Any:
 class Body(BaseModel):
     """A closed object: a field that it does not have is refused by name."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -71,7 +71,7 @@ class Body(BaseModel):
 class OpenBody(BaseModel):
     """An open object: null is absent, and what it does not know is left in `model_extra`."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod

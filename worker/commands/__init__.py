@@ -1,0 +1,10 @@
+"""What a person types, one file each."""
+
+from collections.abc import Mapping
+
+SUBCOMMANDS: Mapping[str, str] = {
+    "plan": "Print what the model would take of the device's memory; load nothing.",
+    "bench": "Measure what this machine gives with this model, at 1, 4 and 16 streams.",
+    "doctor": "Look at everything that a start needs; exit 0 if it would succeed.",
+}
+"""Name → its line in `--help`; each takes all the flags."""

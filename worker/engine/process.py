@@ -13,6 +13,7 @@ at its barriers, of which a decode has hundreds: a third of the speed is lost.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import gc
 import os
@@ -37,7 +38,7 @@ from worker.engine.scheduler import Scheduler
 from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.model_template import template_metadata, template_of
 from worker.engine.text.prompt import PromptBuilder
-from worker.errors import InsufficientVram, ModelError, VramOom, WorkerError
+from worker.errors import BackendMismatch, InsufficientVram, ModelError, VramOom, WorkerError
 from worker.llama import library, warmup
 from worker.llama.adapter import LoraAdapter
 from worker.llama.constraint import GrammarVocabulary
@@ -81,6 +82,8 @@ def main() -> None:
     parser.add_argument("--black-box", type=int, required=True, help="the black box's file")
     options = parser.parse_args()
     channel = SyncChannel(socket.socket(fileno=options.fd))
+    with contextlib.suppress(BackendMismatch):  # which the start then tells
+        library.bindings()
     config = channel.recv()
     if not isinstance(config, LoadModel):
         os._exit(0)  # the parent died before it could speak
@@ -267,8 +270,6 @@ def _serve(engine: Engine, channel: SyncChannel, black_box: BlackBox) -> None:
     )
     channel.send([Ready(info), loop.stats()])
     threading.Thread(target=_take_in, args=(channel, intake), name="intake", daemon=True).start()
-    if not embeds:
-        threading.Thread(target=vocabulary.prepare, name="vocabulary", daemon=True).start()
     _run(loop, outbox)
 
 

@@ -17,7 +17,6 @@ less than one a step.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import threading
 from collections.abc import Sequence
@@ -42,7 +41,8 @@ _COMPILER_LIMITS: dict[str, Any] = {
 
 
 class GrammarVocabulary:
-    """A model's vocabulary as llguidance wants it: built once (1.3 s for 151,936 tokens)."""
+    """A model's vocabulary as llguidance wants it, built once, for the first answer that has to
+    follow something: it takes time and memory (25 MB for 49,152 tokens)."""
 
     def __init__(self, model: Model) -> None:
         self._model, self._lock = model, threading.Lock()
@@ -63,19 +63,13 @@ class GrammarVocabulary:
                     ) from error
             return self._tokenizer
 
-    def prepare(self) -> None:
-        """Build it before the first request that needs it; what is wrong is told to that one."""
-        with contextlib.suppress(InvalidRequest):
-            self.tokenizer()
-
     def _build(self) -> Any:
         # Not `llguidance.llamacpp`, whose helper asks for the attributes by a deprecated name.
         from llguidance import LLTokenizer
 
         model, flat = self._model, library.load()
         tokens = []
-        for token in range(model.n_vocab):
-            piece = model.piece(token, special=True)
+        for token, piece in enumerate(model.pieces()):
             attributes = flat.llama_vocab_get_attr(model.vocab, token)
             is_mark = piece.startswith(b"<") and piece.endswith(b">")
             if attributes & flat.LLAMA_TOKEN_ATTR_CONTROL or (

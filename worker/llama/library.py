@@ -7,6 +7,7 @@ importing llama_cpp loads native code, and native code may end its process.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import sys
 import threading
@@ -14,11 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
 from worker.errors import BackendMismatch
+from worker.lean_imports import without_init
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 _LEVELS: dict[int, LogLevel] = {1: "debug", 2: "info", 3: "warning", 4: "error"}
@@ -106,12 +109,7 @@ def load() -> ModuleType:
     Raises:
         BackendMismatch: the wheel is absent, or no backend in it runs on this machine.
     """
-    try:
-        from llama_cpp import llama_cpp as flat
-    except (ImportError, OSError, RuntimeError) as error:
-        raise BackendMismatch(
-            f"llama-cpp-python cannot be loaded: {error}; install the wheel of this backend"
-        ) from error
+    flat = bindings()
     flat.llama_log_set(_log_callback(flat), None)
     # Without plug-ins in the wheel this finds nothing and the built-in backends stay.
     with log.capture() as lines:
@@ -122,8 +120,25 @@ def load() -> ModuleType:
             f"no backend of {folder()} runs on this machine's processor; use a wheel built for it"
         )
     flat.llama_backend_init()
-    module: ModuleType = flat
-    return module
+    return flat
+
+
+@cache
+def bindings() -> ModuleType:
+    """The flat bindings alone: native code is mapped, and no device is looked for.
+
+    Raises:
+        BackendMismatch: the wheel is absent or broken.
+    """
+    try:
+        # The package's own modules above them bring a whole application along.
+        with without_init("llama_cpp"):
+            flat: ModuleType = importlib.import_module("llama_cpp.llama_cpp")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise BackendMismatch(
+            f"llama-cpp-python cannot be loaded: {error}; install the wheel of this backend"
+        ) from error
+    return flat
 
 
 @cache
@@ -154,9 +169,7 @@ _kept_alive: list[Any] = []
 
 def folder() -> Path:
     """Where the wheel keeps its shared libraries and plug-ins."""
-    import llama_cpp
-
-    return Path(llama_cpp.__file__).parent / "lib"
+    return Path(str(bindings().__file__)).parent / "lib"
 
 
 @cache
@@ -166,9 +179,7 @@ def _ggml() -> ctypes.CDLL:
     They are looked up through libllama's own handle, which reaches its dependencies. Opening
     `libggml.so` by name would map a second copy of it, with an empty backend registry.
     """
-    from llama_cpp import llama_cpp as flat
-
-    lib = ctypes.CDLL("libllama", handle=flat._lib._handle)
+    lib = ctypes.CDLL("libllama", handle=bindings()._lib._handle)
     size_t, pointer, text = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p
     for name, result, arguments in (
         ("ggml_backend_load_all_from_path", None, [text]),
@@ -267,11 +278,9 @@ def system_info() -> str:
 
 
 def versions() -> dict[str, str]:
-    import llama_cpp
-
     lib = ggml()
     return {
-        "llama_cpp_python": llama_cpp.__version__,
+        "llama_cpp_python": version("llama-cpp-python"),
         "ggml": lib.ggml_version().decode(),
         "llama_cpp_commit": lib.ggml_commit().decode(),
         "python": sys.version.split()[0],

@@ -10,11 +10,12 @@ import ctypes
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from worker.errors import ModelError
 from worker.llama import library
+from worker.llama.overrides import metadata_overrides, tensor_overrides
 from worker.llama.source_text import LSTRIP, RSTRIP, STEPS, SourceText
 from worker.llama.source_words import NEUTRAL, WHOLE_WORDS, SourceWords, recorded_split
 
@@ -37,10 +38,13 @@ class LoadOptions:
     """Read the metadata and plan the buffers, but allocate and read no weights."""
     tensor_placement: Sequence[tuple[str, int]] = ()
     """(tensor name pattern, native buffer type) pairs that overrule the layer's device."""
+    without_vocabulary: tuple[str, int] | None = None
+    """(architecture, number of tokens): read none of them, where only sizes are asked for."""
     extra_buffer_types: bool = True
     """Let the CPU backend repack weights into faster layouts while loading."""
 
 
+_MOST_PIECE_BYTES = 256
 _USER_DEFINED, _LSTRIP = 1 << 4, 1 << 7
 """`LLAMA_TOKEN_ATTR_USER_DEFINED` and `…_LSTRIP`."""
 
@@ -79,13 +83,16 @@ class Model:
         params.vocab_only = options.vocab_only
         params.no_alloc = options.no_alloc
         params.use_extra_bufts = options.extra_buffer_types
-        self._overrides = _tensor_overrides(flat, options.tensor_placement)
+        self._overrides = tensor_overrides(flat, options.tensor_placement)
         if self._overrides is not None:
             params.tensor_buft_overrides = ctypes.cast(self._overrides, ctypes.c_void_p)
         self._split = recorded_split(path)
-        self._metadata_overrides = _pre_tokenizer(flat, NEUTRAL if self._split else None)
-        if self._metadata_overrides is not None:
-            params.kv_overrides = self._metadata_overrides
+        instead: dict[str, int | str] = {"tokenizer.ggml.pre": NEUTRAL} if self._split else {}
+        if options.without_vocabulary is not None:
+            architecture, n_tokens = options.without_vocabulary
+            instead = {"tokenizer.ggml.model": "no_vocab", f"{architecture}.vocab_size": n_tokens}
+        self._metadata_overrides = metadata_overrides(flat, instead)
+        params.kv_overrides = self._metadata_overrides
 
         def progressed(fraction: float, _user_data: Any) -> bool:
             if on_progress is not None:
@@ -189,14 +196,14 @@ class Model:
     @cached_property
     def eog(self) -> frozenset[int]:
         """All end-of-generation tokens: EOS, EOT, end of turn…"""
-        is_eog = self._flat.llama_vocab_is_eog
-        return frozenset(t for t in range(self.n_vocab) if is_eog(self.vocab, t))
+        is_eog = partial(self._flat.llama_vocab_is_eog, self.vocab)
+        return frozenset(filter(is_eog, range(self.n_vocab)))
 
     @cached_property
     def control(self) -> frozenset[int]:
         """Tokens that stand for no text."""
-        is_control = self._flat.llama_vocab_is_control
-        return frozenset(t for t in range(self.n_vocab) if is_control(self.vocab, t))
+        is_control = partial(self._flat.llama_vocab_is_control, self.vocab)
+        return frozenset(filter(is_control, range(self.n_vocab)))
 
     @cached_property
     def user_defined(self) -> frozenset[int]:
@@ -308,30 +315,13 @@ class Model:
                 return buffer.raw[:length]
             size = -length
 
-
-def _tensor_overrides(flat: Any, placement: Sequence[tuple[str, int]]) -> Any:
-    """llama.cpp's array of `{pattern, buffer type}`, ended by an empty pattern."""
-    if not placement:
-        return None
-
-    class Override(ctypes.Structure):
-        _fields_ = [("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p)]
-
-    overrides = (Override * (len(placement) + 1))()
-    for entry, (pattern, buffer_type) in zip(overrides, placement, strict=False):
-        entry.pattern, entry.buffer_type = pattern.encode(), buffer_type
-    return overrides
-
-
-def _pre_tokenizer(flat: Any, name: str | None) -> Any:
-    """llama.cpp's array of metadata that stand in for the file's, ended by an empty key."""
-    if name is None:
-        return None
-    overrides = (flat.llama_model_kv_override * 2)()
-    overrides[0].tag = flat.LLAMA_KV_OVERRIDE_TYPE_STR
-    overrides[0].key = b"tokenizer.ggml.pre"
-    overrides[0].value.val_str = name.encode()
-    return overrides
+    def pieces(self) -> Iterator[bytes]:
+        """The bytes of every token in turn, special ones as they are spelled."""
+        buffer = ctypes.create_string_buffer(_MOST_PIECE_BYTES)
+        to_piece, vocab = self._flat.llama_token_to_piece, self.vocab
+        for token in range(self.n_vocab):
+            length = to_piece(vocab, token, buffer, _MOST_PIECE_BYTES, 0, True)
+            yield buffer.raw[:length] if length >= 0 else self.piece(token, special=True)
 
 
 def _reason(lines: Sequence[str]) -> str:

@@ -14,11 +14,13 @@ import sys
 from collections.abc import Iterable
 from typing import Any, Literal, TextIO, cast
 
-import structlog
-from structlog.contextvars import bind_contextvars, clear_contextvars
-from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
-
+from worker.lean_imports import unavailable
 from worker.observability.sink import Sink
+
+with unavailable("rich"):  # it would draw tracebacks, and ours are plain
+    import structlog
+    from structlog.contextvars import bind_contextvars, clear_contextvars
+    from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 CLEAR = "\r\x1b[K"
 """Back to the beginning of a terminal's line, and empty it."""

@@ -9,18 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-)
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from worker.lean_imports import without_init
+
+with without_init("prometheus_client"):  # which brings HTTP servers along
+    from prometheus_client.metrics import Counter, Gauge, Histogram, disable_created_metrics
+    from prometheus_client.registry import CollectorRegistry
 
 Outcome = Literal["success", "error", "cancelled", "timeout"]
 OUTCOMES: tuple[Outcome, ...] = ("success", "error", "cancelled", "timeout")
-CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _DURATION_MS = (5, 10, 25, 50, 100, 250, 500, 1e3, 2.5e3, 5e3, 1e4, 3e4, 6e4, 1.2e5, 3e5, 6e5)
 _WAIT_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -255,6 +252,8 @@ class Metrics:
 
     def exposition(self, snapshot: Snapshot) -> bytes:
         """The Prometheus text of all series."""
+        from prometheus_client.exposition import generate_latest
+
         self._vram.labels(self._worker_id).set(snapshot.vram_bytes)
         for name, gauge in self._gauges.items():
             gauge.set(float(getattr(snapshot, name)))

@@ -17,12 +17,8 @@ from worker.observability.logs import get_logger
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
 from worker.supervisor.crash_history import CrashHistory
-from worker.supervisor.engine_process import (
-    ENGINE_ARGV,
-    BegunEngine,
-    EngineProcess,
-    begin_engine,
-)
+from worker.supervisor.engine_process import EngineProcess
+from worker.supervisor.spawn import ENGINE_ARGV, BegunEngine, begin_engine
 from worker.wire.engine_info import EngineInfo
 from worker.wire.messages import (
     Answered,

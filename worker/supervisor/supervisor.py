@@ -26,11 +26,11 @@ from worker.observability.metrics import Metrics
 from worker.settings import Settings
 from worker.supervisor import recovery
 from worker.supervisor.admission import Admission, State
-from worker.supervisor.engine_process import ENGINE_ARGV, BegunEngine
 from worker.supervisor.guardian import Guardian
 from worker.supervisor.job import Job, Stage, StreamEvent
 from worker.supervisor.quarantine import Quarantine
 from worker.supervisor.residency_watch import first_violation
+from worker.supervisor.spawn import ENGINE_ARGV, BegunEngine
 from worker.supervisor.table import JobTable
 from worker.wire.engine_info import EngineInfo
 from worker.wire.messages import (

@@ -96,12 +96,14 @@ class _Planner:
         self._model_ref = model_ref
         self._embeds = header.pooling is not None
         self._weights = placement.place(header, device)
+        size = (header.architecture, header.vocab_size) if header.vocab_size else None
         # With no_alloc a mapped file is not allowed, and there is nothing to map or lock.
         options = LoadOptions(
             device=device,
             mmap=False,
             no_alloc=True,
             tensor_placement=placement.tensor_placement(header, device),
+            without_vocabulary=size,
         )
         self._model = Model(str(header.path), options)
         unused = parse(self._model.load_log).unused_bytes
@@ -124,11 +126,13 @@ class _Planner:
         """Room for a sequence of the chosen length, or the trained one, in every slot."""
         trained = self._model.trained_context_length
         plan = self._at(chosen or trained, self._settings.slots)
-        limit = self._available if chosen is not None else self._automatic_limit()
-        if plan.needed_bytes <= limit:
+        if plan.needed_bytes <= (self._available if chosen is not None else self._limit_at_least):
             return plan
         if chosen is not None:
             raise self._too_large(plan)
+        limit = self._automatic_limit()
+        if plan.needed_bytes <= limit:
+            return plan
         length = self._largest_length(self._settings.slots, trained, limit)
         length = length or self._largest_length(self._settings.slots, trained, self._available)
         if not length:
@@ -139,11 +143,13 @@ class _Planner:
         """As many cells as chosen, or as a default start takes, for all slots together."""
         wanted = chosen or self._default_cells()
         plan = self._with(self._shared_out(wanted))
-        limit = self._available if chosen is not None else self._automatic_limit()
-        if plan.needed_bytes <= limit:
+        if plan.needed_bytes <= (self._available if chosen is not None else self._limit_at_least):
             return plan
         if chosen is not None:
             raise self._too_large(plan)
+        limit = self._automatic_limit()
+        if plan.needed_bytes <= limit:
+            return plan
 
         def largest(most: int) -> int:
             def fits(n: int) -> bool:
@@ -298,6 +304,11 @@ class _Planner:
         if memory.total_bytes == 0:  # it has no memory of its own to report
             return self._budget.memory_available_bytes
         return memory.free_bytes
+
+    @property
+    def _limit_at_least(self) -> int:
+        """What `_automatic_limit` is never less than, without laying out a context for it."""
+        return int(self._available * (1.0 if self._device is not None else _AUTOMATIC_SHARE))
 
     def _automatic_limit(self) -> int:
         """A GPU is the worker's own; a host's memory is shared, so half of the rest is left."""

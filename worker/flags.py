@@ -1,0 +1,112 @@
+"""The flags of a command, built from the settings' own table."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from worker.commands import SUBCOMMANDS
+from worker.errors import ConfigError
+from worker.setting_faults import ENV_ONLY, ENV_PREFIX, closest, flag
+from worker.settings import BACKEND_FIELDS, FIELDS
+from worker.wire.engine_settings import BackendName
+
+_GROUPS = {
+    "model": "the model",
+    "device": "the device",
+    "engine": "the engine",
+    "limits": "limits",
+    "server": "the server",
+    "pool": "the pool manager",
+}
+_EXIT_CODES = (
+    "exit codes: 0 clean stop, 2 usage or config, 3 model, 4 backend or device mismatch, "
+    "5 does not fit the device, 6 download, 7 port in use, 8 engine crash loop"
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose complaints are `ConfigError`s."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message[0].upper() + message[1:] + ".")
+
+
+def parse_flags(
+    backend: BackendName, argv: Sequence[str], name: str | None = None
+) -> dict[str, Any]:
+    """The flags that were given, as strings under their setting's name; `name` is a subcommand."""
+    parser = _parser(backend, name)
+    namespace, unknown = parser.parse_known_args(list(argv))
+    given = vars(namespace)
+    if unknown:
+        known = [option for option in parser._option_string_actions if option.startswith("--")]
+        first = unknown[0].split("=")[0]
+        if first.startswith("-"):
+            raise ConfigError(
+                f"{first} is not a flag of llorch-{backend}{closest(first, known)}", field=first
+            )
+        raise ConfigError(
+            f"{first!r} is neither a flag nor its value, nor one of the subcommands "
+            f"{', '.join(SUBCOMMANDS)}.",
+            field=first,
+        )
+    return given
+
+
+def _parser(backend: BackendName, name: str | None) -> _Parser:
+    lines = "".join(f"\n  {each:<10} {text}" for each, text in SUBCOMMANDS.items())
+    parser = _Parser(
+        prog=f"llorch-{backend}" + (f" {name}" if name else ""),
+        usage="%(prog)s [flags]",
+        description=SUBCOMMANDS[name]
+        if name
+        else "Serve one model on one device over HTTP. Without any flag: the bundled tiny model "
+        f"on http://127.0.0.1:8080.\n\nsubcommands:{lines}",
+        epilog=f"Every flag has a variable: --max-body-bytes is {ENV_PREFIX}MAX_BODY_BYTES. "
+        "Flags win over variables, variables over the config file. Secrets are variables only: "
+        + ", ".join(sorted(ENV_PREFIX + each.upper() for each in ENV_ONLY))
+        + f".\n{_EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    if name:
+        parser.add_argument("--json", action="store_true", help="print JSON")
+    groups = {key: parser.add_argument_group(title) for key, title in _GROUPS.items()}
+    for field, info in FIELDS.items():
+        extra = info.json_schema_extra
+        group = str(extra.get("group", "")) if isinstance(extra, dict) else ""
+        if group in groups and field not in ENV_ONLY:
+            if BACKEND_FIELDS.get(field, backend) == backend:
+                _add_flag(groups[group], field, info)
+    return parser
+
+
+def _add_flag(group: argparse._ArgumentGroup, field: str, info: FieldInfo) -> None:
+    text = (info.description or "").replace("%", "%%")
+    if info.default not in (None, ()) and info.default is not PydanticUndefined:
+        shown = {True: "on", False: "off"}.get(info.default, info.default)
+        text += f" (default: {shown})"
+    if info.annotation is bool or bool in get_args(info.annotation):
+        group.add_argument(flag(field), action=argparse.BooleanOptionalAction, help=text)
+        return
+    if get_origin(info.annotation) is tuple:
+        group.add_argument(flag(field), action="append", metavar=_metavar(field, info), help=text)
+        return
+    choices = [each for each in get_args(info.annotation) if isinstance(each, str)]
+    metavar = "{" + ",".join(choices) + "}" if choices else _metavar(field, info)
+    group.add_argument(flag(field), metavar=metavar, help=text)
+
+
+def _metavar(field: str, info: FieldInfo) -> str:
+    kinds = (info.annotation, *get_args(info.annotation))
+    if any(kind is float for kind in kinds):
+        return "SECONDS"
+    if any(kind is int or int in get_args(kind) for kind in kinds):
+        return "N"
+    return field.rsplit("_", 1)[-1].upper()

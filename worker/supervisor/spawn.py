@@ -1,0 +1,82 @@
+"""Starts an engine process, with nothing imported that this does not need.
+
+The first one is started before the API process knows its settings, so that both import their
+modules at the same time; it waits for its first command. Runs in the API process.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import worker
+from worker.wire.black_box import BlackBox
+
+ENGINE_ARGV: Sequence[str] = (sys.executable, "-P", "-m", "worker.engine.process")
+ENVIRONMENT_PREFIXES = (
+    *("PATH", "HOME", "USER", "LANG", "LC_", "TZ", "TMPDIR", "XDG_", "PYTHON", "VIRTUAL_ENV"),
+    *("LD_", "DYLD_", "MALLOC_", "GLIBC_", "ASAN_", "UBSAN_", "OMP_", "GOMP_", "KMP_"),
+    *("MKL_", "OPENBLAS_", "BLIS_", "VECLIB_", "GGML_", "LLAMA_"),
+    *("CUDA_", "NVIDIA_", "NCCL_", "MTL_", "METAL_"),
+)
+"""Variables that the engine inherits begin like this; its settings come through the pipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class BegunEngine:
+    """An engine process that imports its modules and waits for its first command."""
+
+    process: subprocess.Popen[bytes]
+    pipe: socket.socket
+    black_box: BlackBox
+
+    def __enter__(self) -> BegunEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Whatever became of the start: no process is left behind."""
+        self.pipe.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def begin_engine(argv: Sequence[str] | None = None) -> BegunEngine:
+    """Start an engine process. It leaves by itself when the pipe is closed."""
+    ours, theirs = socket.socketpair()
+    file = BlackBox.create_file()
+    try:
+        black_box = BlackBox(file)
+        process = subprocess.Popen(
+            [*(argv or ENGINE_ARGV), "--fd", str(theirs.fileno()), "--black-box", str(file)],
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # whatever native code prints belongs to the log
+            pass_fds=[theirs.fileno(), file],
+            env=engine_environment(),
+            # Its own session: a Ctrl-C in the terminal is for us to answer, not for it.
+            start_new_session=True,
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+        os.close(file)
+    return BegunEngine(process, ours, black_box)
+
+
+def engine_environment() -> dict[str, str]:
+    """What the engine inherits: what compute libraries and Python read, and no secret."""
+    allowed = {
+        name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIXES)
+    }
+    # The root goes in by PYTHONPATH and the working directory stays out (-P), so that a folder
+    # called "worker" where the user happens to stand is never imported.
+    root = str(Path(next(iter(worker.__path__))).parent)
+    inherited = os.environ.get("PYTHONPATH")
+    allowed["PYTHONPATH"] = os.pathsep.join([root, inherited]) if inherited else root
+    return allowed
