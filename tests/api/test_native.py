@@ -256,6 +256,8 @@ def test_info_tells_what_is_static(worker: WorkerProcess) -> None:
     assert info["model"]["metadata"]["general.architecture"] == "llama"
     assert info["residency"]["resident"] is True and info["residency"]["buffers"]
     assert info["engine"]["versions"]["llama_cpp_python"].startswith("0.3.36")
+    assert info["engine"]["device_total_bytes"] >= sum(info["engine"]["plan"].values())
+    assert info["engine_crashes"] == []
     assert info["engine"]["threads"] >= 1 and info["engine"]["cpu_variant"]
 
 

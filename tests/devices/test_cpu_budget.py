@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +21,10 @@ class Host:
 
     def __init__(self, root: Path, n_cpus: int = 16, *, smt: bool = False) -> None:
         self.root = root
-        self.write("proc/meminfo", f"MemTotal: 99 kB\nMemAvailable: {32 * GIB // 1024} kB\n")
+        self.write(
+            "proc/meminfo",
+            f"MemTotal: {64 * GIB // 1024} kB\nMemAvailable: {32 * GIB // 1024} kB\n",
+        )
         self.write("sys/devices/system/cpu/online", f"0-{n_cpus - 1}\n")
         self.allow(f"0-{n_cpus - 1}")
         half = n_cpus // 2
@@ -148,7 +152,7 @@ def test_memory_limit_of_version_2(host: Host) -> None:
     )
     host.write("sys/fs/cgroup/a/b/memory.max", "max\n")
     budget = cpu_budget(None, host.root)
-    assert budget.memory_limit_bytes == 8 * GIB
+    assert budget.memory_limit_bytes == budget.memory_total_bytes == 8 * GIB
     assert budget.memory_available_bytes == 6.5 * GIB
 
 
@@ -178,12 +182,14 @@ def test_without_a_limit_the_host_counts(host: Host) -> None:
     budget = cpu_budget(None, host.root)
     assert budget.memory_limit_bytes is None
     assert budget.memory_available_bytes == 32 * GIB
+    assert budget.memory_total_bytes == 64 * GIB
 
 
 def test_this_machine(tmp_path: Path) -> None:
     budget = cpu_budget(None)
     assert 1 <= budget.threads <= (os.cpu_count() or 1)
-    assert budget.memory_available_bytes > 0
+    assert 0 < budget.memory_available_bytes < budget.memory_total_bytes
+    assert budget.memory_total_bytes <= psutil.virtual_memory().total
 
 
 @settings(deadline=None)  # a busy machine is not a slow parser

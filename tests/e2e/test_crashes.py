@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import Any
 
 import psutil
@@ -55,6 +56,9 @@ def test_a_death_ends_no_stream(start_worker: StartWorker, name: str) -> None:
     assert running.engine_pid != first
     assert name in running.wait_log("engine.crashed")["how"]
     assert running.execute("Once", max_tokens=5, ignore_eos=True).end["tokens_out"] >= 1
+    (crash,) = running.get("/info").json()["engine_crashes"]
+    assert name in crash["cause"] and crash["ready_seconds"] > 0
+    assert abs(datetime.fromisoformat(crash["at"]).timestamp() - time.time()) < 60
     assert running.metric("worker_engine_crashes_total") == 1
     assert running.metric("worker_engine_respawns_total") == 1
     assert running.metric('worker_requests_total{outcome="success"}') == 3

@@ -65,6 +65,12 @@ async def supervised(**settings: Any) -> AsyncIterator[Supervisor]:
         await supervisor.stop()
 
 
+def engine_pid(supervisor: Supervisor) -> int:
+    """Of the engine that serves, or of the last one that did."""
+    assert supervisor.info is not None
+    return supervisor.info.pid
+
+
 def request(order: str, job_id: str = "j", **fields: Any) -> InferenceRequest:
     return InferenceRequest(job_id, order, Sampling(seed=7), max_tokens=8, **fields)
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.engine.supervised import (
     all_of,
+    engine_pid,
     failure_of,
     request,
     run,
@@ -40,8 +41,7 @@ __all__ = ["script"]
 
 
 def kill_engine(supervisor: Supervisor) -> None:
-    pid = supervisor.engine_pid
-    assert pid is not None
+    pid = engine_pid(supervisor)
     os.kill(pid, signal.SIGKILL)
 
 
@@ -71,13 +71,13 @@ class TestCrashes:
                 unread = asyncio.create_task(supervisor.submit(request("ignore", "d")))
                 question = asyncio.create_task(supervisor.ask(Tokenize("silence")))
                 await until(lambda: supervisor.queued == 3)
-                first_pid = supervisor.engine_pid
+                first_pid = engine_pid(supervisor)
                 await asyncio.sleep(0.05)
                 kill_engine(supervisor)
                 await until(lambda: supervisor.state == "recovering")
                 assert isinstance(await failure_of(supervisor.submit(request("say x"))), NotReady)
                 await until(lambda: supervisor.state == "ready")
-                assert supervisor.engine_pid not in (None, first_pid)
+                assert engine_pid(supervisor) != first_pid
                 events["a"] += await all_of(stream)
                 assert [type(e) for e in events["a"]] == [Started, Token, Token, Finished]
                 assert text_of(events["a"]) == "a b" and stream.engine_restarts == 1
@@ -194,8 +194,7 @@ class TestCrashes:
         async def test() -> None:
             async with supervised(crash_limit=2) as supervisor:
                 waiting = await supervisor.submit(request("queue", "b"))
-                pid = supervisor.engine_pid
-                assert pid is not None
+                pid = engine_pid(supervisor)
                 os.kill(pid, signal.SIGSEGV)
                 error = await supervisor.fatal
                 assert isinstance(error, CrashLoop) and error.exit_code == 8
@@ -213,16 +212,16 @@ class TestCrashes:
             async with supervised(stall_timeout=0.4) as supervisor:
                 await asyncio.sleep(0.6)
                 assert not supervisor.stalled  # idle for longer than the timeout
-                pid = supervisor.engine_pid
+                pid = engine_pid(supervisor)
                 job = await supervisor.submit(request("hold"))
                 await until(lambda: supervisor.stalled)
                 assert supervisor.last_progress_ms >= 400
-                assert supervisor.engine_pid == pid
+                assert engine_pid(supervisor) == pid
                 last = (await all_of(job))[-1]
                 assert isinstance(last, Failed) and isinstance(last.error, EngineCrashed)
                 assert "no progress" in last.error.message
                 await until(lambda: supervisor.state == "ready")
-                assert supervisor.engine_pid != pid
+                assert engine_pid(supervisor) != pid
 
         run(test)
 

@@ -158,6 +158,7 @@ def _start(config: LoadModel, channel: SyncChannel) -> Engine:
         load_seconds=round(time.monotonic() - began, 3),
         pid=os.getpid(),
         inter_token_target_ms=settings.inter_token_ms,
+        device_total_bytes=selected.total_bytes or budget.memory_total_bytes,
         kv_cells=plan.kv_cells,
         kv_unified=plan.kv_unified,
         kv_reason=plan.kv_reason,

@@ -6,11 +6,26 @@ Plain bookkeeping without a clock or a task of its own, used on the event loop o
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
+from datetime import datetime
 
 FIRST_DELAY_SECONDS = 0.1
 LONGEST_DELAY_SECONDS = 15.0
 SETTLED_SECONDS = 10.0
 """An engine that was ready this long had recovered: its crash starts a new series."""
+
+LISTED_CRASHES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """An engine process that ended and was not asked to."""
+
+    at: datetime
+    """In UTC."""
+    cause: str
+    ready_seconds: float
+    """How long it had served; 0 when it died before it was ready."""
 
 
 class CrashHistory:

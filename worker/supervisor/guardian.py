@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
 from worker.errors import CrashLoop, EngineCrashed, InsufficientVram, ModelError, WorkerError
 from worker.observability.logs import get_logger
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
-from worker.supervisor.crash_history import CrashHistory
+from worker.supervisor.crash_history import LISTED_CRASHES, Crash, CrashHistory
 from worker.supervisor.engine_process import EngineProcess
 from worker.supervisor.spawn import ENGINE_ARGV, BegunEngine, begin_engine
 from worker.wire.engine_info import EngineInfo
@@ -96,15 +98,13 @@ class Guardian:
         self._argv = argv
         self._begun = begun
         self._log = get_logger()
+        self.crashes: deque[Crash] = deque(maxlen=LISTED_CRASHES)
+        """Newest last."""
         self._crashes = CrashHistory(settings.crash_limit, settings.crash_window)
         self._first_ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._engine: EngineProcess | None = None
         self._now = Incarnation()
         self._tasks: set[asyncio.Task[None]] = set()
-
-    @property
-    def pid(self) -> int | None:
-        return self._engine.pid if self._engine is not None else None
 
     def send(self, command: Command) -> None:
         """Raises what a command that cannot be pickled raises; without an engine it is lost."""
@@ -200,12 +200,15 @@ class Guardian:
         now, at = self._now, time.monotonic()
         ready_seconds = 0.0 if now.ready_at is None else at - now.ready_at
         self._crashes.record(at, ready_seconds, served=now.has_served)
+        trouble = now.start_error.message if now.start_error else None
+        cause = trouble or now.kill_reason or how
+        self.crashes.append(Crash(datetime.now(UTC), cause, ready_seconds))
         self._metrics.engine_crashed()
         self._log.error(
             "engine.crashed",
             how=how,
             reason=now.kill_reason,
-            start_error=now.start_error.message if now.start_error else None,
+            start_error=trouble,
             recent=self._crashes.recent,
             limit=self._settings.crash_limit,
             ready_seconds=round(ready_seconds, 3),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any
 
 from worker.errors import (
@@ -26,6 +26,7 @@ from worker.observability.metrics import Metrics
 from worker.settings import Settings
 from worker.supervisor import recovery
 from worker.supervisor.admission import Admission, State
+from worker.supervisor.crash_history import Crash
 from worker.supervisor.guardian import Guardian
 from worker.supervisor.job import Job, Stage, StreamEvent
 from worker.supervisor.quarantine import Quarantine
@@ -114,8 +115,13 @@ class Supervisor:
 
     @property
     def fatal(self) -> asyncio.Future[WorkerError]:
-        """Set once, when the worker can serve no longer and has to leave with that error."""
+        """Set once, when the worker can serve no longer: it has to leave with that error."""
         return self._guardian.fatal
+
+    @property
+    def crashes(self) -> Collection[Crash]:
+        """Of the engine, newest last."""
+        return self._guardian.crashes
 
     @property
     def running(self) -> int:
@@ -137,12 +143,8 @@ class Supervisor:
     @property
     def stalled(self) -> bool:
         """There is work and has been no progress for the stall timeout."""
-        is_late = self.stalled_seconds() >= self._settings.stall_timeout
-        return is_late and self._guardian.condition == "ready"
-
-    @property
-    def engine_pid(self) -> int | None:
-        return self._guardian.pid
+        late = self.stalled_seconds() >= self._settings.stall_timeout
+        return late and self._guardian.condition == "ready"
 
     async def watch_progress(self) -> AsyncIterator[Progress]:
         """The current phase and each later one, until the worker is ready or has failed."""

@@ -99,6 +99,8 @@ class EngineInfo:
     """Planned bytes by part: `weights`, `kv`, `compute`, `output`."""
     load_seconds: float
     pid: int
+    device_total_bytes: int = 0
+    """All memory of the device; for a CPU the host's, or its control group's limit."""
     kv_cells: int = 0
     """Of all sequences together."""
     kv_unified: bool = False

@@ -69,6 +69,14 @@ class Model(TypedDict):
     adapter: Adapter | None
 
 
+class EngineCrash(TypedDict):
+    at: str
+    """RFC 3339, UTC."""
+    cause: str
+    ready_seconds: Amount
+    """How long that engine had served; 0 when it died before it was ready."""
+
+
 class Info(TypedDict):
     worker_id: str
     incarnation: str
@@ -80,6 +88,8 @@ class Info(TypedDict):
     model: Model | None
     engine: AnyObject | None
     residency: AnyObject | None
+    engine_crashes: list[EngineCrash]
+    """Of this worker's engines, the last 16, newest last; another engine followed each."""
 
 
 class Inference(TypedDict):

@@ -12,13 +12,14 @@ from starlette.responses import Response
 
 from worker.api.body import MAX_NESTING
 from worker.api.encoding import json_response
-from worker.api.native.answers import Document, Info
+from worker.api.native.answers import Document, EngineCrash, Info
 from worker.api.native.schema import MAX_JOB_ID_CHARS
 from worker.api.openapi import document
 from worker.api.operation import JSON, Operation
 from worker.api.state import AppState, state_of
 from worker.installation import own_version
 from worker.observability.logs import digest
+from worker.supervisor.crash_history import Crash
 from worker.wire.engine_info import EngineInfo
 
 _LIMITS = (
@@ -52,6 +53,7 @@ async def info(request: Request) -> Response:
             "model": _model(engine) if engine is not None else None,
             "engine": _engine(engine) if engine is not None else None,
             "residency": _residency(engine) if engine is not None else None,
+            "engine_crashes": [_crash(crash) for crash in state.supervisor.crashes],
         }
     )
 
@@ -89,6 +91,7 @@ def _conversion(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
 def _engine(engine: EngineInfo) -> dict[str, Any]:
     return {
         "device": engine.device,
+        "device_total_bytes": engine.device_total_bytes,
         "slots": engine.slots,
         "kv": {
             "cells": engine.kv_cells,
@@ -111,6 +114,14 @@ def _engine(engine: EngineInfo) -> dict[str, Any]:
 def _residency(engine: EngineInfo) -> dict[str, Any]:
     residency = asdict(engine.residency)
     return {**residency, "device_bytes": engine.residency.device_bytes}
+
+
+def _crash(crash: Crash) -> EngineCrash:
+    return {
+        "at": crash.at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "cause": crash.cause,
+        "ready_seconds": round(crash.ready_seconds, 3),
+    }
 
 
 async def openapi(request: Request) -> Response:

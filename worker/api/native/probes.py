@@ -29,7 +29,7 @@ async def health(request: Request) -> Response:
     body: Health = {
         "status": "unhealthy" if sick else "healthy",
         "model": state.model_ref,
-        "resident": info is not None and info.residency.resident and not _lost(state),
+        "resident": supervisor.is_resident,
         "quant_kind": info.model.quant_kind if info else None,
         "vram_bytes_used": info.residency.device_bytes if info else 0,
         "tokenizer_kind": info.model.tokenizer_kind if info else None,
@@ -105,7 +105,7 @@ async def metrics(request: Request) -> Response:
     snapshot = Snapshot(
         uptime_seconds=time.monotonic() - state.started_at,
         ready=_state_name(state) == "ready" and not _lost(state),
-        resident=info is not None and info.residency.resident and not _lost(state),
+        resident=supervisor.is_resident,
         vram_bytes=info.residency.device_bytes if info else 0,
         running=supervisor.running,
         queued=supervisor.queued,

@@ -1,6 +1,6 @@
 // Starts the page: its two views, the token, and the clock of the status view.
 
-import { onUnauthorized, useToken } from "./client.js";
+import { hasToken, onUnauthorized, useToken } from "./client.js";
 import { startPlayground } from "./playground.js";
 import { startStatus } from "./status.js";
 
@@ -31,6 +31,7 @@ for (const [index, tab] of tabs.entries()) {
 const form = element("token-form");
 onUnauthorized(() => {
   if (!form.hidden) return;
+  if (hasToken()) element("token-text").textContent = "The worker does not take this token. Try another one.";
   form.hidden = false;
   element("token").focus();
 });

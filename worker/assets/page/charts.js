@@ -3,25 +3,33 @@
 import { growth, quantile } from "./metrics.js";
 
 const KEPT = 150;
-const SHOWN_SECONDS = 300;
-const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const HEIGHT = 130;
+const [LEAST_SECONDS, MOST_SECONDS] = [60, 300];
+const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const milliseconds = (seconds) => seconds === null ? null : seconds * 1000;
+const clock = (at) => new Date(at * 1000).toLocaleTimeString([], { hourCycle: "h23", hour: "2-digit", minute: "2-digit", second: "2-digit" });
 
+// Each line: its name, its colour, and its value from two scrapes that are `s` seconds apart.
 const CHARTS = [
-  { title: "tokens a second", lines: [["tokens/s", "--weights", (a, b, s) => growth(a, b, "worker_tokens_generated_total") / s]] },
-  { title: "requests", lines: [
-    ["running", "--kv", (a, b) => b.get("worker_requests_running") ?? 0],
-    ["waiting", "--compute", (a, b) => b.get("worker_queue_depth") ?? 0]] },
-  { title: "KV cells in use, %", lines: [
-    ["used", "--kv", (a, b) => 100 * (b.get("worker_kv_cells_used") ?? 0) / Math.max(b.get("worker_kv_cells_total") ?? 0, 1)]] },
-  { title: "time to first token, ms", lines: [
-    ["p50", "--weights", (a, b) => milliseconds(quantile(a, b, "worker_time_to_first_token_seconds", 0.5))],
-    ["p95", "--compute", (a, b) => milliseconds(quantile(a, b, "worker_time_to_first_token_seconds", 0.95))]] },
-  { title: "between tokens, ms", lines: [
-    ["p50", "--weights", (a, b) => milliseconds(quantile(a, b, "worker_inter_token_seconds", 0.5))],
-    ["p95", "--compute", (a, b) => milliseconds(quantile(a, b, "worker_inter_token_seconds", 0.95))]] },
+  { title: "Tokens a second", lines: [["", "weights", (a, b, s) => growth(a, b, "worker_tokens_generated_total") / s]] },
+  { title: "Requests", lines: [
+    ["running", "kv", (a, b) => b.get("worker_requests_running") ?? 0],
+    ["waiting", "compute", (a, b) => b.get("worker_queue_depth") ?? 0]] },
+  { title: "KV cells, %", lines: [
+    ["used", "kv", (a, b) => cellShare(b, "worker_kv_cells_used")],
+    ["kept for reuse", "cached", (a, b) => cellShare(b, "worker_kv_cells_cached")]] },
+  { title: "Time to first token, ms", lines: quantiles("worker_time_to_first_token_seconds") },
+  { title: "Between tokens, ms", lines: quantiles("worker_inter_token_seconds") },
 ];
 
-function milliseconds(seconds) { return seconds === null ? null : seconds * 1000; }
+function cellShare(series, name) {
+  return 100 * (series.get(name) ?? 0) / Math.max(series.get("worker_kv_cells_total") ?? 0, 1);
+}
+
+function quantiles(name) {
+  return [["p50", "weights", 0.5], ["p95", "compute", 0.95]].map(
+    ([label, colour, q]) => [label, colour, (a, b) => milliseconds(quantile(a, b, name, q))]);
+}
 
 export class Charts {
   constructor(container) {
@@ -35,32 +43,72 @@ export class Charts {
 
   draw({ title, lines }, index) {
     const figure = document.createElement("figure");
+    figure.className = "card";
     const caption = document.createElement("figcaption");
-    caption.textContent = title;
+    const name = document.createElement("span");
+    name.className = "title";
+    name.textContent = title;
+    const values = document.createElement("span");
+    values.className = "values";
+    caption.append(name, values);
     figure.append(caption);
     this.container.append(figure);
-    const axis = { stroke: style("--soft"), grid: { stroke: style("--line"), width: 1 }, size: 44 };
+    const axis = { stroke: style("soft"), grid: { stroke: style("line"), width: 1 }, ticks: { show: false }, size: 40 };
     const options = {
-      width: Math.max(figure.clientWidth - 18, 200), height: 150,
-      cursor: { drag: { x: false, y: false } },
-      scales: { x: { range: (_, low, high) => [(high ?? Date.now() / 1000) - SHOWN_SECONDS, high ?? Date.now() / 1000] }, y: { range: (_, low, high) => [0, Math.max(high ?? 1, 1)] } },
-      axes: [{ ...axis, size: 30, values: (_, ticks) => ticks.map((at) => new Date(at * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" })) }, axis],
-      series: [{ label: "at", value: (_, at) => at ? new Date(at * 1000).toLocaleTimeString() : "–" }, ...lines.map(([label, colour]) => ({
-        label, stroke: style(colour), width: 2, spanGaps: true,
-        value: (_, value) => value === null || value === undefined ? "–" : value.toFixed(1),
-      }))],
+      width: this.widthIn(figure), height: HEIGHT,
+      legend: { show: false },
+      cursor: { drag: { x: false, y: false }, y: false },
+      scales: { x: { range: () => this.window(index) }, y: { range: (_, low, high) => [0, Math.max(1.15 * (high ?? 0), 1)] } },
+      axes: [{ ...axis, size: 26, space: 80, values: (_, ticks) => ticks.map(clock) }, axis],
+      series: [{}, ...lines.map(([, colour]) => ({ stroke: style(colour), width: 2, spanGaps: true }))],
+      hooks: { setCursor: [(plot) => this.showValues(index, plot.cursor.idx)] },
     };
-    return { figure, plot: new uPlot(options, this.data[index], figure) };
+    return { figure, values, plot: new uPlot(options, this.data[index], figure) };
+  }
+
+  widthIn(figure) { return Math.max(figure.clientWidth - 24, 200); }
+
+  // From the first scrape on, in seconds since the epoch.
+  window(index) {
+    const times = this.data[index][0];
+    const last = times.at(-1) ?? Date.now() / 1000;
+    const age = last - (times[0] ?? last);
+    return [last - Math.min(Math.max(age, LEAST_SECONDS), MOST_SECONDS), last];
+  }
+
+  // The values under the pointer, or else the last ones there were.
+  showValues(index, at) {
+    const plot = this.plots?.[index];
+    if (!plot) return;
+    const columns = this.data[index].slice(1);
+    plot.values.replaceChildren(...CHARTS[index].lines.map(([label, colour], n) => {
+      const value = at === null || at === undefined ? columns[n].findLast((each) => each !== null) : columns[n][at];
+      const shown = document.createElement("span");
+      const mark = document.createElement("i");
+      mark.className = `swatch ${colour}`;
+      const number = value === null || value === undefined ? "–" : value.toFixed(value < 100 && value % 1 ? 1 : 0);
+      shown.append(mark, `${label} ${number}`.trim());
+      return shown;
+    }));
   }
 
   redraw() {
-    for (const { figure } of this.plots) figure.remove();
+    for (const { figure, plot } of this.plots) { plot.destroy(); figure.remove(); }
     this.plots = CHARTS.map((chart, index) => this.draw(chart, index));
+    this.show();
   }
 
   resize() {
-    for (const { figure, plot } of this.plots) {
-      if (figure.clientWidth > 0) plot.setSize({ width: figure.clientWidth - 18, height: 150 });
+    if (this.container.clientWidth === 0) return;
+    for (const { figure, plot } of this.plots) plot.setSize({ width: this.widthIn(figure), height: HEIGHT });
+    this.show();
+  }
+
+  show() {
+    if (this.container.clientWidth === 0) return; // the other view is open
+    for (const [index, { plot }] of this.plots.entries()) {
+      plot.setData(this.data[index]);
+      this.showValues(index, plot.cursor.idx);
     }
   }
 
@@ -72,8 +120,8 @@ export class Charts {
         columns[0].push(atSeconds);
         for (const [n, [, , read]] of lines.entries()) columns[n + 1].push(read(this.before.series, series, seconds));
         for (const column of columns) if (column.length > KEPT) column.shift();
-        this.plots[index].plot.setData(columns);
       }
+      this.show();
     }
     this.before = { series, at: atSeconds };
   }

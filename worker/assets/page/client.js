@@ -4,6 +4,7 @@ let token = null;
 let askForToken = () => {};
 
 export function useToken(value) { token = value; }
+export function hasToken() { return token !== null; }
 export function onUnauthorized(callback) { askForToken = callback; }
 
 export class WorkerError extends Error {}

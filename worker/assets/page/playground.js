@@ -1,6 +1,6 @@
 // The playground: a chat or a raw completion, streamed, with everything that a request may carry.
 
-import { call, errorOf, events } from "./client.js";
+import { call, errorOf, events, hasToken } from "./client.js";
 import { render } from "./markdown.js";
 import { curl, openai } from "./snippets.js";
 import { append, fromCompletion } from "./tokens.js";
@@ -24,9 +24,10 @@ export function startPlayground() {
   });
   for (const id of ["settings", "ask"]) element(id).addEventListener("input", showSnippets);
   for (const button of document.querySelectorAll("[data-copy]")) {
-    button.addEventListener("click", () => navigator.clipboard?.writeText(element(`snippet-${button.dataset.copy}`).textContent));
+    button.addEventListener("click", () => copy(element(`snippet-${button.dataset.copy}`)));
   }
   element("settings").addEventListener("submit", (event) => event.preventDefault());
+  element("settings-fold").open = matchMedia("(min-width: 60rem)").matches;
   showSnippets();
 }
 
@@ -69,15 +70,22 @@ function showSnippets() {
   try {
     const body = bodyOf(element("prompt").value || "Hello");
     const base = new URL("v1", location.href).href;
-    element("snippet-curl").textContent = curl(new URL(path(), location.href).href, body);
-    element("snippet-python").textContent = openai(base, path(), body);
+    element("snippet-curl").textContent = curl(new URL(path(), location.href).href, body, hasToken());
+    element("snippet-python").textContent = openai(base, path(), body, hasToken());
   } catch (error) {
     element("snippet-curl").textContent = element("snippet-python").textContent = error.message;
   }
 }
 
+// Browsers have a clipboard for secure origins only; elsewhere the text is marked, to be copied by hand.
+function copy(snippet) {
+  getSelection().selectAllChildren(snippet);
+  navigator.clipboard?.writeText(snippet.textContent);
+}
+
 function article(role) {
   const block = document.createElement("article");
+  block.className = role;
   const title = document.createElement("h3");
   title.textContent = role;
   block.append(title);
@@ -102,12 +110,14 @@ class Answer {
     this.block = article(isChat() ? "assistant" : "completion");
     this.reasoning = null;
     this.body = part(this.block, "div", this.coloured || !isChat() ? "plain" : "markdown");
+    this.body.classList.add("waiting");
     this.callsView = null;
     this.due = false;
   }
 
   take(choice) {
     const delta = choice.delta ?? { content: choice.text };
+    if (delta.content || delta.reasoning_content || delta.tool_calls) this.body.classList.remove("waiting");
     if (delta.reasoning_content) this.reason(delta.reasoning_content);
     if (delta.content) {
       this.text += delta.content;
@@ -188,6 +198,7 @@ async function send() {
     if (error.name === "AbortError") element("usage").textContent = "stopped";
     else part(answer.block, "div", "error", error.message);
   } finally {
+    answer.body.classList.remove("waiting");
     busy(null);
   }
   if (isChat() && (answer.text || answer.calls.length > 0)) messages.push({ role: "user", content: prompt }, answer.message);
@@ -203,7 +214,8 @@ function busy(controller) {
 
 function showUsage(usage, ended, began, first) {
   const seconds = (performance.now() - (first ?? began)) / 1000;
-  const rate = usage && seconds > 0 ? `, ${(usage.completion_tokens / seconds).toFixed(1)} tokens/s` : "";
+  const later = (usage?.completion_tokens ?? 0) - 1; // the first one's time is the prompt's
+  const rate = later > 0 && seconds > 0 ? `, then ${(later / seconds).toFixed(1)} tokens/s` : "";
   const cached = usage?.prompt_tokens_details?.cached_tokens ?? 0;
   element("usage").textContent = usage
     ? `${usage.prompt_tokens} prompt tokens (${cached} cached), ${usage.completion_tokens} out, first after ${Math.round((first ?? began) - began)} ms${rate}; ended: ${ended}`

@@ -11,11 +11,12 @@ function python(value, indent = "    ") {
   return JSON.stringify(value);
 }
 
-export function curl(url, body) {
-  return `curl -N ${quoted(url)} \\\n  -H 'Content-Type: application/json' \\\n  -d ${quoted(JSON.stringify(body))}`;
+export function curl(url, body, withToken) {
+  const token = withToken ? `  -H "Authorization: Bearer $LLORCH_WORKER_TOKEN" \\\n` : "";
+  return `curl -N ${quoted(url)} \\\n${token}  -H 'Content-Type: application/json' \\\n  -d ${quoted(JSON.stringify(body))}`;
 }
 
-export function openai(base, path, body) {
+export function openai(base, path, body, withToken) {
   const method = path.endsWith("chat/completions") ? "chat.completions" : "completions";
   const own = ["top_k", "min_p"];
   const extra = Object.fromEntries(Object.entries(body).filter(([name]) => own.includes(name)));
@@ -23,9 +24,10 @@ export function openai(base, path, body) {
   if (Object.keys(extra).length > 0) fields.push(["extra_body", extra]);
   const lines = fields.map(([name, value]) => `    ${name}=${python(value)},`).join("\n");
   const piece = method === "completions" ? "chunk.choices[0].text" : "chunk.choices[0].delta.content";
-  return `from openai import OpenAI
+  const key = withToken ? `os.environ["LLORCH_WORKER_TOKEN"]` : `"any"`;
+  return `${withToken ? "import os\n\n" : ""}from openai import OpenAI
 
-client = OpenAI(base_url=${JSON.stringify(base)}, api_key="any")
+client = OpenAI(base_url=${JSON.stringify(base)}, api_key=${key})
 stream = client.${method}.create(
 ${lines}
 )

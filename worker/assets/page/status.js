@@ -14,6 +14,21 @@ export function bytes(n) {
   return `${n.toFixed(unit < 2 ? 0 : 1)} ${units[unit]}`;
 }
 
+function duration(seconds) {
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  return seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
+}
+
+// Parts are [name, kind, bytes]; their widths are shares of `whole`.
+function drawBar(bar, parts, whole) {
+  bar.replaceChildren(...parts.filter(([, , n]) => n > 0).map(([, kind, n]) => {
+    const part = document.createElement("span");
+    part.className = kind;
+    part.style.width = `${100 * n / whole}%`;
+    return part;
+  }));
+}
+
 export function startStatus() {
   const view = new Status();
   document.addEventListener("visibilitychange", () => view.refresh());
@@ -48,15 +63,20 @@ class Status {
     const { value: ready } = await json("ready");
     this.state(ready.ready ? "ready" : ready.state, ready.ready ? `ready, ${ready.state}` : `${ready.state}: ${ready.phase} ${Math.round(ready.percent ?? 0)} %`);
     if (!ready.ready && ready.state !== "draining") this.watchLoading();
-    if (ready.ready && this.info === null) {
-      const { status, value } = await json("info");
-      if (status === 200) { this.info = value; this.facts(); }
-    }
     const response = await call("metrics");
     if (response.ok) {
       this.series = parse(await response.text());
       this.charts ??= new Charts(element("charts"));
       this.charts.add(this.series, Date.now() / 1000);
+    }
+    const crashes = this.series?.get("worker_engine_crashes_total") ?? 0;
+    if (ready.ready && (this.info === null || crashes !== this.info.engine_crashes_then)) {
+      const { status, value } = await json("info");
+      if (status === 200) {
+        this.info = { ...value, engine_crashes_then: crashes };
+        this.facts();
+        this.restarts();
+      }
     }
     if (this.info !== null) this.memory();
   }
@@ -87,7 +107,7 @@ class Status {
 
   memory() {
     const plan = this.info.engine.plan;
-    const total = this.info.engine.device_total_bytes ?? null;
+    const total = this.info.engine.device_total_bytes;
     const cells = Math.max(this.series?.get("worker_kv_cells_total") ?? 0, 1);
     const cached = this.series?.get("worker_kv_cells_cached") ?? 0;
     const used = (this.series?.get("worker_kv_cells_used") ?? 0) - cached;
@@ -100,31 +120,46 @@ class Status {
       ["compute and output", "compute", work], ["margin", "margin", plan.margin ?? 0],
     ];
     const planned = parts.reduce((sum, [, , n]) => sum + n, 0);
-    if (total !== null && total > planned) parts.push(["free on the device", "free", total - planned]);
-    const whole = Math.max(total ?? 0, planned, 1);
-    element("memory").replaceChildren(...parts.map(([, kind, n]) => {
-      const part = document.createElement("span");
-      part.className = kind;
-      part.style.width = `${100 * n / whole}%`;
-      return part;
-    }));
-    element("memory").setAttribute("aria-label", parts.map(([name, , n]) => `${name} ${bytes(n)}`).join(", "));
+    const percent = 100 * planned / Math.max(total, planned, 1);
+    const text = `This worker takes ${bytes(planned)} of ${bytes(total)} on ${this.info.engine.device} (${percent.toFixed(1)} %).`;
+    element("device-text").textContent = text;
+    drawBar(element("device-bar"), [["", "worker", planned]], Math.max(total, planned, 1));
+    document.querySelector("#zoom polygon").setAttribute("points", `0,0 ${percent},0 100,10 0,10`);
+    drawBar(element("worker-bar"), parts, Math.max(planned, 1));
+    element("memory").setAttribute("aria-label", `${text} ${parts.map(([name, , n]) => `${name} ${bytes(n)}`).join(", ")}`);
     element("memory-legend").replaceChildren(...parts.map(([name, kind, n]) => {
       const item = document.createElement("li");
       const mark = document.createElement("i");
-      mark.className = kind;
+      mark.className = `swatch ${kind}`;
       item.append(mark, `${name} ${bytes(n)}`);
+      return item;
+    }));
+  }
+
+  // The list holds the last ones, the counter has counted all.
+  restarts() {
+    const crashes = this.info.engine_crashes.toReversed();
+    element("restarts-text").textContent = crashes.length === 0
+      ? "None: the engine that was started first still serves." : `${this.info.engine_crashes_then} since the start. Newest first:`;
+    element("restarts").replaceChildren(...crashes.map(({ at, cause, ready_seconds: served }) => {
+      const item = document.createElement("li");
+      const time = document.createElement("time");
+      time.dateTime = at;
+      time.textContent = new Date(at).toLocaleString();
+      time.className = "soft";
+      item.append(time, document.createElement("br"), `${cause}, ${served > 0 ? `after it had served ${duration(served)}` : "before it was ready"}`);
       return item;
     }));
   }
 
   facts() {
     const { model, engine, residency, backend, version, limits, worker_id: id } = this.info;
+    element("serves").textContent = `${this.info.model_ref} on ${engine.device}`;
     const rows = {
       model: `${model.name} · ${model.architecture} · ${model.quant_kind} · ${(model.n_params / 1e6).toFixed(0)} M parameters · ${bytes(model.size_bytes)}`,
       context: `${model.context_length} tokens a sequence of ${model.trained_context_length} trained · ${engine.slots} slots`,
       device: `${engine.device} (${backend})${engine.cpu_variant ? ` · ${engine.cpu_variant}` : ""}`,
-      threads: `${engine.threads} — ${engine.threads_derivation}`,
+      threads: engine.threads_derivation,
       batch: `${engine.batch} a decode, ${engine.micro_batch} a graph`,
       vocabulary: `${model.vocab_size} · ${model.tokenizer_kind}`,
       "chat template": model.has_chat_template ? "yes" : "none",

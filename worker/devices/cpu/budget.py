@@ -32,6 +32,8 @@ class CpuBudget:
     memory_available_bytes: int
     """What this process may still take: the host's free memory or what the limit leaves."""
     memory_derivation: str = ""
+    memory_total_bytes: int = 0
+    """The host's memory, or the control group's limit where that is less."""
 
 
 def cpu_budget(override: int | None, root: Path = _HOST) -> CpuBudget:
@@ -41,7 +43,8 @@ def cpu_budget(override: int | None, root: Path = _HOST) -> CpuBudget:
     if override is not None:
         threads, derivation = override, f"set by --threads (the budget alone: {threads})"
     available, memory_derivation = _memory(limits, root)
-    return CpuBudget(threads, derivation, limits.memory_bytes, available, memory_derivation)
+    total = min(_host_total_bytes(root), limits.memory_bytes or sys.maxsize)
+    return CpuBudget(threads, derivation, limits.memory_bytes, available, memory_derivation, total)
 
 
 def _threads(limits: Limits, root: Path) -> tuple[int, str]:
@@ -125,15 +128,23 @@ def darwin_free_bytes(vm_stat: bytes) -> int:
     return sum(map(int, pages)) * int(page_size[1]) if page_size else 0
 
 
+def _host_total_bytes(root: Path) -> int:
+    return _meminfo("MemTotal", root) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def _host_memory_bytes(root: Path) -> int:
     """Memory that can be taken without swapping."""
+    if (available := _meminfo("MemAvailable", root)) is not None:
+        return available
+    if not _VM_STAT.exists():
+        return _host_total_bytes(root)
+    return darwin_free_bytes(subprocess.run([_VM_STAT], capture_output=True).stdout)
+
+
+def _meminfo(name: str, root: Path) -> int | None:
+    """Bytes of one line of Linux's `/proc/meminfo`; `None` where there is no such file."""
     try:
-        text = (root / "proc/meminfo").read_text()
+        lines = (root / "proc/meminfo").read_text().splitlines()
     except OSError:
-        if not _VM_STAT.exists():
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return darwin_free_bytes(subprocess.run([_VM_STAT], capture_output=True).stdout)
-    for line in text.splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)
