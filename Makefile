@@ -59,8 +59,8 @@ bench: setup ## measure against llama-server and the others (BENCH="--help" for 
 clients: setup ## what real clients from PyPI can do with a worker, counted (minutes; CLIENTS="--failures")
 	$(PY) -m tests.clients $(CLIENTS)
 
-page-test: setup ## the page in Debian's headless Chromium: streamed, stopped, attacked, read by axe, photographed
-	$(VENV)/bin/pip install --quiet --constraint builds/constraints.txt --editable '.[page]'
+page-test: setup ## the page in headless Chromium: streamed, stopped, attacked, read by axe (PICTURES=tests/page/pictures: README's anew)
+	$(VENV)/bin/pip install --quiet --require-hashes --requirement builds/locks/page.txt
 	$(VENV)/bin/pytest -m long tests/page
 
 gpu-report: setup ## the half hour on a GPU: build, prove, try, measure (BACKEND=cpu GPU=--short rehearses it)

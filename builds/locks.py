@@ -1,8 +1,9 @@
 """The locks: every package that is installed, by version and hash. Nothing is installed without.
 
-`runtime.txt` is what a worker needs, `test.txt` that and what the tests need, `tools.txt` what
-builds them, `cuda.txt` what completes a CUDA toolkit, `resolver.txt` what writes the locks. They
-hold for every system and Python that the worker runs on, and name no index: that is the machine's.
+`runtime.txt` is what a worker needs, `test.txt` that and what the tests need, `page.txt` that and
+what drives a browser. `tools.txt` builds them, `cuda.txt` completes a CUDA toolkit, `resolver.txt`
+writes the locks. They hold for every system and Python that the worker runs on, and name no index:
+that is the machine's.
 """
 
 import subprocess
@@ -13,8 +14,8 @@ from builds import store, toolchain
 from builds.errors import BuildError
 
 FOLDER = pinned.FOLDER / "locks"
-RUNTIME, TEST, CUDA, RESOLVER = (
-    FOLDER / f"{name}.txt" for name in ("runtime", "test", "cuda", "resolver")
+RUNTIME, TEST, PAGE, CUDA, RESOLVER = (
+    FOLDER / f"{name}.txt" for name in ("runtime", "test", "page", "cuda", "resolver")
 )
 HEAD = "# Written by `make lock`.\n"
 PROJECT = str(pinned.FOLDER.parent / "pyproject.toml")
@@ -27,6 +28,7 @@ def write(upgrade: bool) -> None:
     # Our own wheel is installed by itself: it is built, not fetched.
     project = [PROJECT, "--no-emit-package=llama-cpp-python", *newest]
     _compile(uv, TEST, [*project, "--extra=test"])
+    _compile(uv, PAGE, [*project, "--extra=test", "--extra=page", f"--constraint={TEST}"])
     _compile(uv, RUNTIME, [*project, f"--constraint={TEST}"])
     _compile(uv, CUDA, ["-"], f"nvidia-cublas=={pinned.versions()['cuda']['nvidia-cublas']}\n")
     for target, table in ((toolchain.LOCK, "toolchain"), (RESOLVER, "resolver")):

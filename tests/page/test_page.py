@@ -6,122 +6,131 @@ brings along, a request that goes on after Stop, text that a screen reader canno
 
 from __future__ import annotations
 
+import json
+import os
 import re
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
+import signal
 from typing import Any
 
 import pytest
 
-from tests.support.worker import ROOT, WorkerProcess
+from tests.page.watching import answered, ask, expect, open_playground
+from tests.support.worker import ROOT, WorkerProcess, until
 
 pytestmark = pytest.mark.long
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FRANCE = "What is the capital of France?"
+FOX = "Once upon a time, there was a brave fox named"
 HOSTILE = (
     "<script>window.hurt=1</script><img src=x onerror='window.hurt=2'>\n\n"
     "[click](javascript:window.hurt=3)\n\n<a href='data:text/html,x'>y</a>\n\n"
     "<iframe src='https://example.com'></iframe><style>body{display:none}</style>\n\n**bold**"
 )
+DANGEROUS = re.compile(r"<(script|img|iframe|style)|javascript:|data:|onerror\s*=\s*[^'&]", re.I)
 
 
-@pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    folder = tmp_path_factory.mktemp("page")
-    running = WorkerProcess.start(folder=folder, cache_dir=folder / "cache")
-    yield running
-    running.kill()
+def cells(worker: WorkerProcess) -> dict[str, float]:
+    return {name: worker.metric(f"worker_kv_cells_{name}") for name in ("used", "cached", "total")}
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium on this machine")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as started:
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
+def test_status_shows_what_the_worker_says(page: Any, worker: WorkerProcess) -> None:
+    expect(page.locator(".dot")).to_have_class("dot ready")
+    info = worker.get("/info").json()
+    facts = page.inner_text("#facts")
+    assert info["model"]["name"] in facts and info["engine"]["threads_derivation"] in facts
+    assert page.locator("#buffers tr").count() == len(info["residency"]["buffers"])
+    expect(page.locator("#restarts-text")).to_contain_text("None")
 
 
-@pytest.fixture
-def page(browser: Any, worker: WorkerProcess) -> Iterator[Any]:
-    """The page, opened; its console must stay free of errors."""
-    opened = browser.new_page()
-    errors: list[str] = []
-    opened.on("console", lambda m: errors.append(m.text) if is_fault(m) else None)
-    opened.on("pageerror", lambda error: errors.append(str(error)))
-    opened.goto(worker.base_url)
-    yield opened
-    opened.close()
-    assert errors == []
+def test_the_memory_map_is_to_scale(page: Any, worker: WorkerProcess) -> None:
+    engine = worker.get("/info").json()["engine"]
+    plan, total = engine["plan"], engine["device_total_bytes"]
+    expect(page.locator("#memory-legend li")).to_have_count(6)
 
+    def share(part: str, bar: str) -> float:
+        widths = [page.locator(each).bounding_box()["width"] for each in (f"{bar} .{part}", bar)]
+        return float(widths[0] / widths[1])
 
-def expect(locator: Any) -> Any:
-    from playwright.sync_api import expect as expectation
-
-    return expectation(locator)
-
-
-def is_fault(message: Any) -> bool:
-    """The browser itself notes each answer of 4xx and 5xx, such as `/ready` before it is ready."""
-    return message.type == "error" and not message.text.startswith("Failed to load resource")
-
-
-def ask(page: Any, text: str) -> None:
-    page.get_by_role("tab", name="Playground").click()
-    page.get_by_label("Message").fill(text)
-    page.get_by_role("button", name="Send").click()
-
-
-def test_status_shows_what_the_worker_says(page: Any) -> None:
-    page.wait_for_selector(".dot.ready")
-    page.wait_for_selector("#facts dd")
-    assert "tiny-model" in page.inner_text("#facts")
-    legend = page.inner_text("#memory-legend")
-    assert all(part in legend for part in ("weights", "KV free", "compute", "margin"))
-    assert page.locator("#buffers tr").count() >= 3
-    page.wait_for_selector("#charts canvas")
+    needed = sum(plan.values())
+    assert share("worker", "#device-bar") == pytest.approx(needed / total, abs=0.005)
+    for part in ("weights", "margin"):
+        assert share(part, "#worker-bar") == pytest.approx(plan[part] / needed, abs=0.005)
+    assert "weights" in page.get_attribute("#memory", "aria-label")
 
 
 def test_a_chat_is_streamed_and_counted(page: Any) -> None:
-    page.wait_for_selector(".dot.ready")
-    page.get_by_role("tab", name="Playground").click()
+    open_playground(page)
     page.get_by_label("temperature").fill("0")
-    ask(page, "What is the capital of France?")
-    expect(page.locator("#usage")).to_contain_text("ended", timeout=60_000)
+    page.evaluate(
+        "window.seen = new Set(); new MutationObserver(() => {"
+        " const last = document.querySelector('#conversation article:last-child .markdown');"
+        " if (last) window.seen.add(last.textContent); })"
+        ".observe(document.querySelector('#conversation'), {childList: true, subtree: true})"
+    )
+    ask(page, FRANCE)
+    answered(page)
     assert "Paris" in page.inner_text("#conversation article:last-child")
-    assert re.search(r"\d+ prompt tokens", page.inner_text("#usage"))
+    assert re.search(r"16 prompt tokens", page.inner_text("#usage"))
+    assert len(page.evaluate("[...window.seen]")) >= 3, "the answer came in one piece"
 
 
 def test_tokens_are_coloured_with_their_alternatives(page: Any) -> None:
-    page.get_by_role("tab", name="Playground").click()
+    open_playground(page)
     page.get_by_label("colour tokens by probability").check()
-    ask(page, "What is the capital of France?")
-    expect(page.locator("#usage")).to_contain_text("ended", timeout=60_000)
+    ask(page, FRANCE)
+    answered(page)
     page.locator(".token").first.hover()
-    assert "%" in page.inner_text("#alternatives")
+    shown = page.inner_text("#alternatives").splitlines()
+    assert len(shown) == 5 and all("%" in line for line in shown)
 
 
-def test_stop_really_cancels(page: Any, worker: WorkerProcess) -> None:
-    page.get_by_role("tab", name="Playground").click()
+def test_stop_frees_the_cells(page: Any, worker: WorkerProcess) -> None:
+    before = worker.metric('worker_requests_total{outcome="cancelled"}')
+    open_playground(page)
     page.get_by_label("raw completion").check()
     page.get_by_label("max tokens").fill("900")
-    ask(page, "Once upon a time, there was a brave fox named")
+    ask(page, FOX)
     answer = page.locator("#conversation article:last-child .plain")
-    expect(answer).to_have_text(re.compile(".{20}", re.S), timeout=60_000)
+    expect(answer).to_have_text(re.compile(".{20}", re.S))
     page.get_by_role("button", name="Stop").click()
     expect(page.locator("#usage")).to_have_text("stopped")
-    worker.wait_idle()
-    assert worker.metric('worker_requests_total{outcome="cancelled"}') >= 1
+    worker.wait_idle(60)
+    until(lambda: cells(worker)["used"] == cells(worker)["cached"], 60, lambda: str(cells(worker)))
+    assert worker.metric('worker_requests_total{outcome="cancelled"}') == before + 1
+    steps = worker.metric("worker_engine_steps")
+    page.wait_for_timeout(500)
+    assert worker.metric("worker_engine_steps") == steps, "the engine goes on"
+
+
+def test_charts_show_the_workers_metrics(page: Any, worker: WorkerProcess) -> None:
+    def values(title: str) -> Any:
+        return page.locator("#charts figure", has_text=title).locator(".values")
+
+    with worker.streaming(FOX, max_tokens=900, ignore_eos=True) as response:
+        chunks = response.iter_raw()
+        next(chunks)
+        expect(values("Requests")).to_contain_text("running 1")
+        expect(values("Tokens a second")).to_have_text(re.compile(r"[1-9]"))
+        for _ in chunks:
+            continue
+    expect(values("Requests")).to_contain_text("running 0")
+    now = cells(worker)
+    share = 100 * now["cached"] / now["total"]
+    expect(values("KV cells")).to_contain_text(f"cached {share:.1f}" if share % 1 else f"{share}")
+    expect(values("First token")).to_have_text(re.compile(r"p50 \d.*p95 \d"))
 
 
 def test_a_hostile_answer_is_harmless(browser: Any, worker: WorkerProcess) -> None:
-    """The model's own text cannot be chosen, so the page's renderer is given it directly. The
-    browser may note that its policy refused what came along."""
+    """A schema makes the model itself write it, as a JSON string. The renderer is given the bare
+    text too. The browser may note that its policy refused what came along."""
     page = browser.new_page()
     page.goto(worker.base_url)
+    open_playground(page)
+    page.get_by_text("JSON schema and tools").click()
+    page.get_by_label("JSON schema of the answer").fill(json.dumps({"const": HOSTILE}))
+    ask(page, "Hurt me.")
+    answered(page)
+    written = page.locator("#conversation article:last-child .markdown")
+    assert "click" in written.inner_text() and "bold" in written.inner_text()
     page.evaluate(
         "async (text) => { const { render } = await import('/page/markdown.js');"
         " const target = document.createElement('div'); document.body.append(target);"
@@ -130,16 +139,15 @@ def test_a_hostile_answer_is_harmless(browser: Any, worker: WorkerProcess) -> No
     )
     page.wait_for_timeout(300)
     assert page.evaluate("window.hurt") is None
-    html = page.inner_html("#hostile")
-    assert not re.search(r"<(script|img|iframe|style)|javascript:|data:|onerror", html)
-    assert "<strong>bold</strong>" in html
+    bare = page.inner_html("#hostile")
+    assert not DANGEROUS.search(bare) and not DANGEROUS.search(written.inner_html())
+    assert "<strong>bold</strong>" in bare
     page.close()
 
 
 def test_a_reader_who_cannot_see_can_use_it(page: Any) -> None:
     from axe_playwright_python import sync_playwright as axe
 
-    page.wait_for_selector("#facts dd")
     for name in ("Status", "Playground"):
         page.get_by_role("tab", name=name).click()
         found = axe.Axe().run(page).response["violations"]
@@ -147,45 +155,53 @@ def test_a_reader_who_cannot_see_can_use_it(page: Any) -> None:
         assert serious == []
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 1200), ("light", 360)])
-def test_it_fits_and_is_photographed(
-    browser: Any, worker: WorkerProcess, scheme: str, width: int
-) -> None:
-    pictures = ROOT / ".page-screenshots"
-    pictures.mkdir(exist_ok=True)
-    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
-    opened = context.new_page()
-    opened.goto(worker.base_url)
-    opened.wait_for_selector("#facts dd")
-    for tab in ("Status", "Playground"):
-        opened.get_by_role("tab", name=tab).click()
-        opened.wait_for_timeout(2500)
-        assert opened.evaluate("document.documentElement.scrollWidth") <= width
-        opened.screenshot(path=pictures / f"{tab.lower()}-{scheme}-{width}.png")
-    context.close()
+def test_the_keyboard_is_enough(page: Any) -> None:
+    page.get_by_role("tab", name="Status").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("tab", name="Playground")).to_be_focused()
+    page.get_by_label("Message").focus()
+    page.keyboard.type(FRANCE)
+    page.keyboard.press("Control+Enter")
+    answered(page)
 
 
 def test_metrics_are_asked_for_only_while_the_page_is_seen(page: Any) -> None:
-    page.wait_for_selector("#facts dd")
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    page.evaluate(
-        "Object.defineProperty(document, 'visibilityState', {get: () => 'hidden'});"
-        "document.dispatchEvent(new Event('visibilitychange'))"
-    )
+    with page.expect_request("**/metrics"):
+        pass
+    hide(page)
     page.wait_for_timeout(500)
     asked.clear()
     page.wait_for_timeout(5000)
     assert asked == []
 
 
+def hide(page: Any) -> None:
+    """As a browser does to a tab that is not in front."""
+    page.evaluate(
+        "Object.defineProperty(document, 'visibilityState', {get: () => 'hidden'});"
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )
+
+
 def test_the_page_is_light_and_closed(worker: WorkerProcess) -> None:
     response = worker.get("/")
     policy = response.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "unsafe" not in policy
-    folder = Path(ROOT, "worker", "assets", "page")
+    folder = ROOT / "worker" / "assets" / "page"
     served = [p for p in folder.rglob("*") if p.suffix in (".html", ".css", ".js", ".svg")]
     assert sum(p.stat().st_size for p in served) < 200_000
-    for name in ("page.css", "app.js", "vendor/purify.min.js"):
-        assert worker.get(f"/page/{name}").status_code == 200
+    for path in served:
+        name = path.relative_to(folder).as_posix()
+        answer = worker.get("/" if name == "index.html" else f"/page/{name}")
+        assert answer.content == path.read_bytes()
     assert worker.get("/page/../../settings.py").status_code == 404
+
+
+def test_a_restart_of_the_engine_is_told(page: Any, worker: WorkerProcess) -> None:
+    os.kill(worker.engine_pid, signal.SIGKILL)
+    expect(page.locator("#restarts")).to_contain_text("SIGKILL")
+    expect(page.locator("#restarts-text")).to_contain_text("1 since the start")
+    expect(page.locator(".dot")).to_have_class("dot ready")
+    assert worker.metric("worker_engine_respawns_total") == 1

@@ -17,8 +17,8 @@ const CHARTS = [
     ["waiting", "compute", (a, b) => b.get("worker_queue_depth") ?? 0]] },
   { title: "KV cells, %", lines: [
     ["used", "kv", (a, b) => cellShare(b, "worker_kv_cells_used")],
-    ["kept for reuse", "cached", (a, b) => cellShare(b, "worker_kv_cells_cached")]] },
-  { title: "Time to first token, ms", lines: quantiles("worker_time_to_first_token_seconds") },
+    ["cached", "cached", (a, b) => cellShare(b, "worker_kv_cells_cached")]] },
+  { title: "First token, ms", lines: quantiles("worker_time_to_first_token_seconds") },
   { title: "Between tokens, ms", lines: quantiles("worker_inter_token_seconds") },
 ];
 

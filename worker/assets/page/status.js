@@ -116,7 +116,7 @@ class Status {
     const work = Object.entries(plan).filter(([name]) => !known.has(name)).reduce((sum, [, n]) => sum + n, 0);
     const parts = [
       ["weights", "weights", plan.weights ?? 0], ["KV used", "kv", share(used)],
-      ["KV kept for reuse", "cached", share(cached)], ["KV free", "kv-free", share(Math.max(cells - used - cached, 0))],
+      ["KV cached", "cached", share(cached)], ["KV free", "kv-free", share(Math.max(cells - used - cached, 0))],
       ["compute and output", "compute", work], ["margin", "margin", plan.margin ?? 0],
     ];
     const planned = parts.reduce((sum, [, , n]) => sum + n, 0);

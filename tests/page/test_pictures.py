@@ -1,0 +1,144 @@
+"""What a person sees, photographed: both themes, a narrow screen, a terminal. Nothing may overflow.
+
+`make page-test PICTURES=tests/page/pictures` makes the pictures of the README anew.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import os
+import pty
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.models.hub_server import Repo, running_hub
+from tests.page.watching import answered, ask, expect
+from tests.support.bundled import bundled_gguf
+from tests.support.worker import ROOT, WorkerProcess, environment, installed
+
+pytestmark = pytest.mark.long
+FOLDER = ROOT / os.environ.get("PICTURES", ".page-screenshots")
+LARGEST_BYTES = 60_000
+N_COLOURS = 96
+FOX = "Once upon a time, there was a brave fox named"
+TERMINAL = """<!doctype html><style>
+body { margin: 0; background: #14161a; }
+pre { margin: 0; padding: 16px 20px; color: #e8eaf0; font: 14px/1.35 "DejaVu Sans Mono", monospace;
+  width: max-content; }
+</style><pre>"""
+
+
+def keep(picture: bytes, name: str) -> None:
+    """With few colours, as a screen of flat areas needs no more."""
+    from PIL import Image
+
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"{name}.png"
+    whole = Image.open(io.BytesIO(picture)).convert("RGB")
+    whole.quantize(N_COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    assert path.stat().st_size <= LARGEST_BYTES
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    """A worker that always has some streams running."""
+    folder = tmp_path_factory.mktemp("busy")
+    running = WorkerProcess.start("--slots", "64", folder=folder, cache_dir=folder / "cache")
+    over = threading.Event()
+
+    def load(n: int) -> None:
+        while not over.wait(0.3 * n):
+            with running.streaming(FOX, max_tokens=200, ignore_eos=True, seed=n) as response:
+                for _ in response.iter_raw():
+                    if over.wait(0.02):
+                        return
+
+    clients = [threading.Thread(target=load, args=(n,)) for n in range(4)]
+    for client in clients:
+        client.start()
+    yield running
+    over.set()
+    for client in clients:
+        client.join(30)
+    running.kill()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 1200), ("light", 360)])
+def test_both_views_fit(browser: Any, busy: WorkerProcess, scheme: str, width: int) -> None:
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
+    page = context.new_page()
+    page.goto(busy.base_url)
+    page.wait_for_selector("#facts dd")
+    page.wait_for_timeout(20_000)  # for the charts to have something to show
+    for tab in ("Status", "Playground"):
+        if tab == "Playground":
+            page.get_by_role("tab", name=tab).click()
+            page.locator("#settings-fold").evaluate("(fold) => { fold.open = true; }")
+            page.get_by_label("colour tokens by probability").check()
+            page.get_by_label("temperature").fill("0")
+            ask(page, "What is the capital of France?")
+            answered(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        keep(page.screenshot(full_page=True), f"{tab.lower()}-{scheme}-{width}")
+    context.close()
+
+
+def test_a_terminal(browser: Any, tmp_path: Path) -> None:
+    """A start with a download, while it goes on and when it is over, and a plan."""
+    with running_hub() as hub:
+        hub.repos["o/r"] = Repo({"m.gguf": bundled_gguf("f32").read_bytes()})
+        hub.chunk_delay_seconds = 0.6
+        env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "TERM": "xterm"}
+        command = ["--model", "hf:o/r::file=m.gguf"]
+        started = on_a_terminal([*installed(), *command], environment(tmp_path / "cache", env))
+    frames = started.split("\r\x1b[K")
+    downloads = [frame for frame in frames if frame.startswith("downloading") and "left" in frame]
+    lines = re.search(r"Listening on .*\n.*\nPage at .*\n", frames[-1])
+    assert downloads and lines
+    planned = subprocess.run(
+        [*installed(), "plan"],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    shown = (
+        f"$ llorch-cpu {' '.join(command)}\n{downloads[-1]}\n\n"
+        f"   … and when it is ready:\n\n{lines[0]}\n$ llorch-cpu plan\n{planned.stdout}"
+    )
+    page = browser.new_page(viewport={"width": 1100, "height": 300})
+    page.set_content(TERMINAL + html.escape(shown) + "</pre>")
+    expect(page.locator("pre")).to_contain_text("█")
+    keep(page.locator("pre").screenshot(), "terminal")
+    page.close()
+
+
+def on_a_terminal(command: list[str], env: dict[str, str]) -> str:
+    """What a worker writes to its terminal until it serves and is stopped."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*command, "--port", "0"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=theirs, env=env,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = bytearray()
+    deadline = time.monotonic() + 120
+    try:
+        while b"Page at" not in seen and time.monotonic() < deadline:
+            seen += os.read(ours, 4096)
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    return seen.decode().replace("\r\n", "\n")
