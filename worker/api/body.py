@@ -26,7 +26,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 from starlette.requests import Request
 
-from worker.api.errors import MAX_FAULTS, fault, faults_of, invalid, unknown_fields
+from worker.api.faults import MAX_FAULTS, fault, faults_of, invalid, unknown_fields
 from worker.api.state import AppState
 from worker.errors import InferenceTimeout, PayloadTooLarge, QueueFull
 

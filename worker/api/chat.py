@@ -22,7 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from worker.api.body import Flag, JsonObject, OpenBody, is_deep
-from worker.api.errors import fault, invalid
+from worker.api.faults import fault, invalid
 from worker.api.state import AppState
 from worker.api.tools.instruction import with_instruction
 from worker.wire.work import ChatPrompt

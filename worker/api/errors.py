@@ -1,18 +1,13 @@
-"""Every failure as an answer: exceptions, and the faults of a bad request, in each dialect's form.
+"""Every failure as an answer, in the form of the dialect that was spoken to.
 
-The only place that knows pydantic's errors. A fault repeats numbers and booleans of a body and
-never its texts. Pure functions, on the API process's event loop.
+Pure functions, on the API process's event loop.
 """
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NotRequired
 
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -20,16 +15,8 @@ from starlette.types import Scope
 from typing_extensions import TypedDict
 
 from worker.api.encoding import json_response
-from worker.errors import InvalidRequest, WorkerError
-
-
-class Fault(TypedDict):
-    """One entry of a bad request's `errors`."""
-
-    field: str
-    constraint: str
-    message: str
-    value: NotRequired[float | bool]
+from worker.api.faults import Fault, fault
+from worker.errors import WorkerError
 
 
 class NativeError(TypedDict):
@@ -62,175 +49,6 @@ class AnthropicError(TypedDict):
     error: AnthropicErrorObject
     request_id: str
 
-
-MAX_FAULTS = 32
-_NAMED_CHARS = 64
-"""Of an unknown field's name, repeated in a fault."""
-
-_CONSTRAINTS = {
-    "missing": "required",
-    "extra_forbidden": "unknown",
-    "greater_than_equal": "minimum",
-    "less_than_equal": "maximum",
-    "string_too_short": "minLength",
-    "string_too_long": "maxLength",
-    "too_short": "minItems",
-    "too_long": "maxItems",
-    "literal_error": "enum",
-}
-"""pydantic's error types as JSON Schema's keywords; every other one is of the value's type."""
-_JSON_TYPES = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
-
-
-# --- faults ------------------------------------------------------------------------------
-
-
-def fault(path: str, constraint: str, message: str, value: object = None) -> Fault:
-    entry = Fault(field=path or "body", constraint=constraint, message=message)
-    if isinstance(value, bool) or (isinstance(value, int | float) and math.isfinite(value)):
-        entry["value"] = value
-    return entry
-
-
-def invalid(faults: Iterable[Fault]) -> InvalidRequest:
-    """The refusal for `faults`; those beyond the first 32 are left out."""
-    listed = list(faults)[:MAX_FAULTS]
-    return InvalidRequest("; ".join(f["message"] for f in listed), errors=listed)
-
-
-def unknown_fields(names: Iterable[str], model: type[BaseModel]) -> InvalidRequest:
-    return invalid(_unknown(name, model.model_fields) for name in names)
-
-
-def faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
-    """pydantic's errors in the contract's form, each with what its field takes."""
-    schema = model.model_json_schema()
-    entries = [e for e in error.errors(include_url=False) if not _follows(e)]
-    return [_fault_of(entry, schema, model) for entry in entries[:MAX_FAULTS]]
-
-
-def _follows(entry: ErrorDetails) -> bool:
-    """An array that is called too short only because an item of it was refused."""
-    return entry["type"] == "too_short" and len(entry["input"]) >= entry["ctx"]["min_length"]
-
-
-def _fault_of(entry: ErrorDetails, schema: Mapping[str, Any], model: type[BaseModel]) -> Fault:
-    path = path_of(entry["loc"])
-    kind, given = entry["type"], entry["input"]
-    if kind == "extra_forbidden":
-        return _unknown(path, model.model_fields)
-    if kind.startswith("body."):  # raised by a validator of ours, in our words
-        return fault(path, kind.removeprefix("body."), f"{path} {entry['msg']}", given)
-    expected = expectation(_schemas_at(entry["loc"], schema), given)
-    constraint = _CONSTRAINTS.get(kind, "type")
-    if constraint == "required":
-        return fault(path, constraint, f"{path} is required: {expected}")
-    message = f"{path or 'the body'} must be {expected}"
-    if constraint.endswith(("Length", "Items")):
-        unit = "character" if constraint.endswith("Length") else "item"
-        n_given = len(given)
-        message += f"; it has {n_given} {unit}{'' if n_given == 1 else 's'}"
-    return fault(path, constraint, message, given)
-
-
-def _unknown(path: str, known: Iterable[str]) -> Fault:
-    path = path[:_NAMED_CHARS]
-    close = difflib.get_close_matches(path.rsplit(".", 1)[-1], list(known), n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return fault(path, "unknown", f"{path} is not a field here{hint}")
-
-
-def path_of(loc: Iterable[int | str]) -> str:
-    """`messages[0].content`; names of union branches, which begin with `~`, are left out."""
-    path = ""
-    for step in loc:
-        if isinstance(step, int):
-            path += f"[{step}]"
-        elif not step.startswith("~"):
-            path += f".{step}" if path else step
-    return path
-
-
-def _schemas_at(loc: Iterable[int | str], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The parts of a JSON schema that may describe the value at `loc`."""
-    found = _branches(root, root)
-    for step in loc:
-        if isinstance(step, int):
-            found = [b for here in found if "items" in here for b in _branches(here["items"], root)]
-        elif not step.startswith("~"):
-            below = (
-                here.get("properties", {}).get(step, here.get("additionalProperties"))
-                for here in found
-            )
-            found = [
-                b for part in below if isinstance(part, Mapping) for b in _branches(part, root)
-            ]
-    return found
-
-
-def _branches(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """A schema's alternatives with their references followed; itself where it has none."""
-    if "$ref" in schema:
-        return _branches(root["$defs"][schema["$ref"].rsplit("/", 1)[-1]], root)
-    parts = schema.get("anyOf") or schema.get("oneOf")
-    return [b for part in parts for b in _branches(part, root)] if parts else [schema]
-
-
-# --- sentences ---------------------------------------------------------------------------
-
-
-def expectation(schemas: Iterable[Mapping[str, Any]], given: object) -> str:
-    """What a field takes, in words; of several forms the one that was meant, where it shows."""
-    forms = [schema for schema in schemas if schema.get("type") != "null"]
-    meant = [form for form in forms if form.get("type") == _JSON_TYPES.get(type(given))]
-    return " or ".join(dict.fromkeys(map(_noun, meant or forms))) or "any JSON value"
-
-
-def _noun(schema: Mapping[str, Any]) -> str:
-    if "const" in schema:
-        return repr(schema["const"])
-    if "enum" in schema:
-        return "one of " + ", ".join(map(repr, schema["enum"]))
-    match schema.get("type"):
-        case "boolean":
-            return "true or false"
-        case "string":
-            return "a string" + _size(schema, "Length", "characters")
-        case "array":
-            return "an array" + _size(schema, "Items", "items")
-        case "object":
-            return "an object"
-        case "number":
-            return "a number" + _range(schema)
-        case "integer":
-            return "an integer" + _range(schema)
-        case _:
-            return "any JSON value"
-
-
-def _size(schema: Mapping[str, Any], suffix: str, unit: str) -> str:
-    low, high = schema.get(f"min{suffix}"), schema.get(f"max{suffix}")
-    if low is not None and high is not None:
-        return f" of {low} to {high} {unit}"
-    if high is not None:
-        return f" of at most {high} {unit}"
-    return f" of at least {low} {unit}" if low is not None else ""
-
-
-def _range(schema: Mapping[str, Any]) -> str:
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if low is not None and high is not None:
-        return f" from {_plain(low)} to {_plain(high)}"
-    if high is not None:
-        return f" of at most {_plain(high)}"
-    return f" of at least {_plain(low)}" if low is not None else ""
-
-
-def _plain(bound: float) -> str:
-    return str(int(bound)) if float(bound).is_integer() else str(bound)
-
-
-# --- answers -----------------------------------------------------------------------------
 
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error"}
 _ANTHROPIC_TYPES = {

@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from worker.api.errors import fault, invalid
+from worker.api.faults import fault, invalid
 from worker.api.openai.schema import SamplingFields
 from worker.api.state import AppState
 from worker.wire.work import Constraint, Sampling

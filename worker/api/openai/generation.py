@@ -16,7 +16,7 @@ import pydantic_core
 
 from worker.api.body import JsonObject
 from worker.api.chat import chat_prompt
-from worker.api.errors import Fault, fault, invalid
+from worker.api.faults import Fault, fault, invalid
 from worker.api.openai.schema import (
     DEFAULT_COMPLETION_TOKENS,
     ChatBody,

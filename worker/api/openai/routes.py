@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from worker.api.body import deadline_of, read
 from worker.api.encoding import json_response
-from worker.api.errors import fault, invalid
 from worker.api.event_stream import EventStream, closing_on_disconnect
+from worker.api.faults import fault, invalid
 from worker.api.jobs import answer, start_jobs, with_head
 from worker.api.openai.answers import (
     ChatCompletion,

@@ -12,7 +12,7 @@ from pydantic import Field, Tag
 
 from worker.api.body import Flag, Integer, JsonObject, Number, OpenBody
 from worker.api.chat import MAX_MESSAGES, MAX_TOOLS, ByKind, Content, Text, text_of
-from worker.api.errors import fault, invalid
+from worker.api.faults import fault, invalid
 from worker.api.openai.schema import ChatBody
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.api.errors import MAX_FAULTS, Fault
+from worker.api.faults import MAX_FAULTS, Fault
 from worker.api.openai.structured.gbnf import GbnfError, to_lark
 from worker.api.openai.structured.schema import Compiled, compile_schema, compile_schemas
 from worker.wire.work import Constraint

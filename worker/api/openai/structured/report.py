@@ -5,7 +5,7 @@ The bounds keep native code from what it would take long for. Any thread.
 
 from __future__ import annotations
 
-from worker.api.errors import MAX_FAULTS, Fault
+from worker.api.faults import MAX_FAULTS, Fault
 
 MAX_BYTES = 256_000
 MAX_DEPTH = 48

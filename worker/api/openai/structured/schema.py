@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from worker.api.errors import Fault
+from worker.api.faults import Fault
 from worker.api.openai.structured import keywords
 from worker.api.openai.structured.disjoint import are_disjoint, constants_in
 from worker.api.openai.structured.pointer import NOTHING, resolve
