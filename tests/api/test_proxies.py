@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -17,6 +16,7 @@ import httpx
 import pytest
 
 from tests.conftest import StartWorker
+from tests.support.ports import free_port
 from tests.support.sse import Stream, collect
 from tests.support.worker import WorkerProcess, until
 
@@ -61,9 +61,7 @@ KINDS = [
 def proxy(kind: str, folder: Path, worker: WorkerProcess, timeout_s: int | None) -> Iterator[str]:
     """A real proxy before the worker, with its default time-outs or a shorter one."""
     folder.mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     config = folder / "proxy.conf"
     program = shutil.which(kind, path=PATH)
     assert program

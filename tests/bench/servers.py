@@ -10,7 +10,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ import psutil
 from tests.bench.errors import BenchError
 from tests.bench.example_server import example_packages
 from tests.bench.peer_build import Peers
+from tests.support.ports import free_port
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
@@ -230,10 +230,3 @@ def _peak_rss_bytes(pid: int) -> int | None:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return None
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -20,12 +20,8 @@ import pytest
 from tests.conftest import StartWorker
 from tests.support import sse
 from tests.support.pool_manager import serving
+from tests.support.ports import free_port
 from tests.support.worker import environment, installed, json_lines, until
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def is_ready(url: str) -> bool:

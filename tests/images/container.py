@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -23,6 +22,7 @@ from typing import Any
 import httpx
 
 from tests.support import sse
+from tests.support.ports import free_port
 
 ENGINE = """\
 [containers]
@@ -132,9 +132,3 @@ def running(image: str, *flags: str, options: tuple[str, ...] = ()) -> Iterator[
         yield Container(name, port, started)
     finally:
         podman("rm", "--force", "--volumes", name, check=False)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.support.ports import free_port
 from tests.support.worker import environment, installed
 
 
@@ -24,9 +25,7 @@ def test_a_log_reader_that_stops_reading_stops_nothing(
         ours, theirs = socket.socketpair()
         reader, writer = ours.detach(), theirs.detach()
     fill(writer)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [*installed(), "--port", str(port), "--log-format", "json", "--log-level", "debug"],
         stdin=subprocess.DEVNULL,

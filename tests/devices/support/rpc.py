@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.ports import free_port
 from worker.devices.select import wheel_stamp
 from worker.llama import library
 
@@ -38,8 +39,7 @@ def serve(free_bytes: int = 0) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     time, so a process of its own needs a device of its own.
     """
     plugin = plugin_path()
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     command = ["-m", "tests.devices.support.rpc_server", str(plugin), f"127.0.0.1:{port}"]
     process = subprocess.Popen(
         [sys.executable, *command, str(free_bytes)],

@@ -16,6 +16,7 @@ from worker.api.tools.choice import ToolUse
 Progress = Literal["more", "done", "failed"]
 """Of a reader: it needs more text · the call has ended · this is no call."""
 
+MAX_HEADER_CHARS = 400
 _LETTERS = string.ascii_letters + string.digits
 
 
@@ -57,6 +58,16 @@ class Calls:
         if self._id_length is not None:
             return "".join(secrets.choice(_LETTERS) for _ in range(self._id_length))
         return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def header_of(
+    held: str, pattern: re.Pattern[str], calls: Calls, *, final: bool
+) -> re.Match[str] | Literal["more", "failed"]:
+    """The header with which `held` begins, once it names a function that is offered."""
+    found = pattern.match(held)
+    if found is None:
+        return "failed" if final or len(held) > MAX_HEADER_CHARS else "more"
+    return found if calls.is_offered(found["name"].strip()) else "failed"
 
 
 class Reader(Protocol):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import re
 
-from worker.api.tools.calls import Calls, Progress
+from worker.api.tools.calls import Calls, Progress, header_of
 from worker.api.tools.forms import JsonCall, NamedCall
 
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BLANKS = re.compile(r"[\s,]*")
 _SIGNS = re.compile(r'["\\{}\[\]]')
 _SCALAR_END = re.compile(r"[\s,}\]]")
-MAX_HEADER_CHARS = 400
 
 
 class JsonValue:
@@ -204,14 +203,10 @@ class NamedReader:
     def advance(self, text: str, *, final: bool) -> Progress:
         self.held += text
         if not self.started:
-            found = self._form.header.match(self.held)
-            if found is None:
-                return "failed" if final or len(self.held) > MAX_HEADER_CHARS else "more"
-            name = found["name"].strip()
-            if not self._calls.is_offered(name):
-                return "failed"
-            call_id = found["id"] if "id" in self._form.header.groupindex else None
-            self._calls.start(name, call_id)
+            found = header_of(self.held, self._form.header, self._calls, final=final)
+            if isinstance(found, str):
+                return found
+            self._calls.start(found["name"].strip(), found.groupdict().get("id"))
             self.started, self.held = True, self.held[found.end() :]
         if self._arguments is None:
             self.held = self.held.lstrip()

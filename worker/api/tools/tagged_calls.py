@@ -13,9 +13,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from worker.api.tools.calls import Calls, Progress, begun_mark
+from worker.api.tools.calls import MAX_HEADER_CHARS, Calls, Progress, begun_mark, header_of
 from worker.api.tools.forms import TaggedCall
-from worker.api.tools.json_calls import MAX_HEADER_CHARS
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _MAX_PYTHON_CHARS = 20_000
@@ -34,13 +33,10 @@ class TaggedReader:
     def advance(self, text: str, *, final: bool) -> Progress:
         self.held += text
         if not self.started:
-            found = self._form.header.match(self.held)
-            if found is None:
-                return "failed" if final or len(self.held) > MAX_HEADER_CHARS else "more"
-            name = found["name"].strip()
-            if not self._calls.is_offered(name):
-                return "failed"
-            self._begin(name, found.end())
+            found = header_of(self.held, self._form.header, self._calls, final=final)
+            if isinstance(found, str):
+                return found
+            self._begin(found["name"].strip(), found.end())
         while True:
             progress = self._step(final)
             if progress is not None:
