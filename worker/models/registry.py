@@ -15,7 +15,9 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from worker.errors import ConfigError, ModelError, WorkerError
 from worker.models import reference
@@ -23,10 +25,38 @@ from worker.models.reference import HubReference
 
 FILE_NAME = "models.toml"
 
-_TEXTS = ("repo", "revision", "file", "sha256", "path", "quantization", "parameters", "description")
-_NUMBERS = ("context_length", "size_bytes")
-_KEYS = (*_TEXTS, *_NUMBERS, "bundled")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_NOUNS = {
+    "string_type": "a text",
+    "string_too_short": "a text",
+    "int_type": "a positive whole number",
+    "greater_than": "a positive whole number",
+    "bool_type": "true or false",
+}
+"""What a field of `_Table` takes, by the type of pydantic's error."""
+
+_Text = Annotated[str, Field(min_length=1)]
+_Count = Annotated[int, Field(gt=0)]
+
+
+class _Table(BaseModel):
+    """`[models.ALIAS]` as it is written."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    repo: _Text | None = None
+    revision: _Text | None = None
+    file: _Text | None = None
+    sha256: _Text | None = None
+    path: _Text | None = None
+    bundled: bool = False
+    size_bytes: _Count | None = None
+    quantization: _Text | None = None
+    context_length: _Count | None = None
+    parameters: _Text | None = None
+    description: _Text | None = None
+
+
+_SOURCES = {"repo", "revision", "file", "path"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,56 +142,46 @@ def default_file() -> Path:
     return packaged if packaged.is_file() else packaged.parents[2] / FILE_NAME
 
 
-def _entry(path: Path, alias: str, table: Any) -> RegistryEntry:
+def _entry(path: Path, alias: str, written: Any) -> RegistryEntry:
     where = f"models.{alias}"
-    if not isinstance(table, dict):
+    if not isinstance(written, dict):
         raise _wrong(path, f"has {where} that is not a table")
     if not isinstance(reference.parse_or_none(alias), reference.AliasReference):
         raise _wrong(path, f"has the ill-formed alias {alias!r}; use letters, digits and . _ -")
-    for key, value in table.items():
-        _check_type(path, where, key, value)
-    sources = [key for key in ("repo", "path", "bundled") if table.get(key)]
-    if len(sources) != 1:
+    table = _table(path, alias, written)
+    if sum(map(bool, (table.repo, table.path, table.bundled))) != 1:
         raise _wrong(path, f"must give exactly one of repo, path and bundled in {where}")
-    if sources != ["repo"]:
-        for key in ("revision", "file", "sha256"):
-            if key in table:
-                raise _wrong(path, f"gives {where}.{key} without {where}.repo")
-    sha256 = table.get("sha256")
-    if sha256 is not None and (not _SHA256.fullmatch(sha256) or "file" not in table):
+    for key in ("revision", "file", "sha256"):
+        if key in written and not table.repo:
+            raise _wrong(path, f"gives {where}.{key} without {where}.repo")
+    if table.sha256 and not (table.file and _SHA256.fullmatch(table.sha256)):
         raise _wrong(
             path, f"must give {where}.sha256 as 64 lower-case hex digits beside {where}.file"
         )
     return RegistryEntry(
         alias=alias,
-        hub=_hub_reference(path, where, table) if "repo" in table else None,
-        path=path.parent / Path(table["path"]).expanduser() if "path" in table else None,
-        bundled=bool(table.get("bundled")),
-        sha256=sha256,
-        size_bytes=table.get("size_bytes"),
-        quantization=table.get("quantization"),
-        context_length=table.get("context_length"),
-        parameters=table.get("parameters"),
-        description=table.get("description"),
+        hub=_hub_reference(path, where, table) if table.repo else None,
+        path=path.parent / Path(table.path).expanduser() if table.path else None,
+        **table.model_dump(exclude=_SOURCES),
     )
 
 
-def _check_type(path: Path, where: str, key: str, value: Any) -> None:
-    if key not in _KEYS:
-        near = difflib.get_close_matches(key, _KEYS, n=1)
-        hint = f"; did you mean {near[0]}" if near else f"; known are {', '.join(_KEYS)}"
-        raise _wrong(path, f"has the unknown key {where}.{key}{hint}")
-    if key in _TEXTS and (not isinstance(value, str) or not value):
-        raise _wrong(path, f"has {where}.{key} that is not a text")
-    if key in _NUMBERS and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):
-        raise _wrong(path, f"has {where}.{key} that is not a positive whole number")
-    if key == "bundled" and not isinstance(value, bool):
-        raise _wrong(path, f"has {where}.bundled that is not true or false")
+def _table(path: Path, alias: str, written: dict[str, Any]) -> _Table:
+    try:
+        return _Table.model_validate(written)
+    except ValidationError as error:
+        entry = error.errors(include_url=False)[0]
+    key = str(entry["loc"][0])
+    if entry["type"] != "extra_forbidden":
+        raise _wrong(path, f"has models.{alias}.{key} that is not {_NOUNS[entry['type']]}")
+    near = difflib.get_close_matches(key, _Table.model_fields, n=1)
+    hint = f"did you mean {near[0]}" if near else f"known are {', '.join(_Table.model_fields)}"
+    raise _wrong(path, f"has the unknown key models.{alias}.{key}; {hint}")
 
 
-def _hub_reference(path: Path, where: str, table: Mapping[str, Any]) -> HubReference:
+def _hub_reference(path: Path, where: str, table: _Table) -> HubReference:
     """Checked by the parser of `hf:` references, so that one rule holds for both."""
-    made = HubReference(table["repo"], table.get("revision"), table.get("file"))
+    made = HubReference(table.repo or "", table.revision, table.file)
     try:
         parsed = reference.parse(str(made))
     except WorkerError as error:
