@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.page.watching import answered, ask, expect, open_playground
-from tests.support.worker import ROOT, WorkerProcess, until
+from tests.support.worker import WorkerProcess, until
 
 pytestmark = pytest.mark.long
 FRANCE = "What is the capital of France?"
@@ -183,20 +183,6 @@ def hide(page: Any) -> None:
         "Object.defineProperty(document, 'visibilityState', {get: () => 'hidden'});"
         "document.dispatchEvent(new Event('visibilitychange'))"
     )
-
-
-def test_the_page_is_light_and_closed(worker: WorkerProcess) -> None:
-    response = worker.get("/")
-    policy = response.headers["content-security-policy"]
-    assert "default-src 'none'" in policy and "unsafe" not in policy
-    folder = ROOT / "worker" / "assets" / "page"
-    served = [p for p in folder.rglob("*") if p.suffix in (".html", ".css", ".js", ".svg")]
-    assert sum(p.stat().st_size for p in served) < 200_000
-    for path in served:
-        name = path.relative_to(folder).as_posix()
-        answer = worker.get("/" if name == "index.html" else f"/page/{name}")
-        assert answer.content == path.read_bytes()
-    assert worker.get("/page/../../settings.py").status_code == 404
 
 
 def test_a_restart_of_the_engine_is_told(page: Any, worker: WorkerProcess) -> None:

@@ -26,9 +26,11 @@ from tests.support.bundled import bundled_gguf
 from tests.support.worker import ROOT, WorkerProcess, environment, installed
 
 pytestmark = pytest.mark.long
-FOLDER = ROOT / os.environ.get("PICTURES", ".page-screenshots")
+FOLDER = ROOT / ".page-screenshots"
+README_FOLDER = ROOT / os.environ.get("PICTURES", ".page-screenshots")
 LARGEST_BYTES = 60_000
 N_COLOURS = 96
+NARROW = 360
 FOX = "Once upon a time, there was a brave fox named"
 TERMINAL = """<!doctype html><style>
 body { margin: 0; background: #14161a; }
@@ -37,12 +39,12 @@ pre { margin: 0; padding: 16px 20px; color: #e8eaf0; font: 14px/1.35 "DejaVu San
 </style><pre>"""
 
 
-def keep(picture: bytes, name: str) -> None:
+def keep(picture: bytes, name: str, folder: Path = README_FOLDER) -> None:
     """With few colours, as a screen of flat areas needs no more."""
     from PIL import Image
 
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    path = FOLDER / f"{name}.png"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.png"
     whole = Image.open(io.BytesIO(picture)).convert("RGB")
     whole.quantize(N_COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
     assert path.stat().st_size <= LARGEST_BYTES
@@ -72,7 +74,7 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     running.kill()
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 1200), ("light", 360)])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 1200), ("light", NARROW)])
 def test_both_views_fit(browser: Any, busy: WorkerProcess, scheme: str, width: int) -> None:
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
     page = context.new_page()
@@ -88,7 +90,8 @@ def test_both_views_fit(browser: Any, busy: WorkerProcess, scheme: str, width: i
             ask(page, "What is the capital of France?")
             answered(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        keep(page.screenshot(full_page=True), f"{tab.lower()}-{scheme}-{width}")
+        folder = FOLDER if width == NARROW else README_FOLDER
+        keep(page.screenshot(full_page=True), f"{tab.lower()}-{scheme}-{width}", folder)
     context.close()
 
 
@@ -104,16 +107,17 @@ def test_a_terminal(browser: Any, tmp_path: Path) -> None:
     downloads = [frame for frame in frames if frame.startswith("downloading") and "left" in frame]
     lines = re.search(r"Listening on .*\n.*\nPage at .*\n", frames[-1])
     assert downloads and lines
+    download = min(downloads, key=lambda frame: abs(frame.count("█") - frame.count("░")))
     planned = subprocess.run(
-        [*installed(), "plan"],
+        [*installed(), "plan", "--slots", "256"],
         env=environment(tmp_path),
         capture_output=True,
         text=True,
         check=True,
     )
     shown = (
-        f"$ llorch-cpu {' '.join(command)}\n{downloads[-1]}\n\n"
-        f"   … and when it is ready:\n\n{lines[0]}\n$ llorch-cpu plan\n{planned.stdout}"
+        f"$ llorch-cpu {' '.join(command)}\n{download}\n\n"
+        f"   … and when it is ready:\n\n{lines[0]}\n$ llorch-cpu plan --slots 256\n{planned.stdout}"
     )
     page = browser.new_page(viewport={"width": 1100, "height": 300})
     page.set_content(TERMINAL + html.escape(shown) + "</pre>")

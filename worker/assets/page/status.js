@@ -140,7 +140,7 @@ class Status {
   restarts() {
     const crashes = this.info.engine_crashes.toReversed();
     element("restarts-text").textContent = crashes.length === 0
-      ? "None: the engine that was started first still serves." : `${this.info.engine_crashes_then} since the start. Newest first:`;
+      ? "None: the first engine still serves." : `${this.info.engine_crashes_then} since the start. Newest first:`;
     element("restarts").replaceChildren(...crashes.map(({ at, cause, ready_seconds: served }) => {
       const item = document.createElement("li");
       const time = document.createElement("time");
