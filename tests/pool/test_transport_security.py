@@ -63,8 +63,9 @@ def test_a_certificate_that_the_environment_trusts_is_taken(
 ) -> None:
     with serving_tls(certificate) as manager:
         url = manager.url.replace("http:", "https:") + "/ready"
-        start_worker("--callback-url", url, env={"SSL_CERT_FILE": str(certificate)})
+        running = start_worker("--callback-url", url, env={"SSL_CERT_FILE": str(certificate)})
         manager.wait_for(n_callbacks=1)
+        assert manager.callbacks and running.logs("callback.retry") == []
 
 
 def test_a_proxy_of_the_environment_is_used(start_worker: StartWorker) -> None:

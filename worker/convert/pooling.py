@@ -20,7 +20,6 @@ class Pooling(IntEnum):
     MEAN = 1
     CLS = 2
     LAST = 3
-    RANK = 4
 
 
 _FLAGS = {

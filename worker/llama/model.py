@@ -119,10 +119,6 @@ class Model:
 
     # --- what it is ------------------------------------------------------------------
 
-    def describe(self) -> str:
-        """Like `llama 8B Q4_K - Medium`."""
-        return self._text(lambda b, n: self._flat.llama_model_desc(self.pointer, b, n)) or ""
-
     def metadata(self, key: str) -> str | None:
         """A scalar of the GGUF header as text; `None` where the key is absent or an array."""
         name = key.encode()
@@ -173,10 +169,6 @@ class Model:
         return not (
             flat.llama_model_is_recurrent(self.pointer) or flat.llama_model_is_hybrid(self.pointer)
         )
-
-    @cached_property
-    def has_encoder(self) -> bool:
-        return bool(self._flat.llama_model_has_encoder(self.pointer))
 
     # --- vocabulary --------------------------------------------------------------------
 
