@@ -329,12 +329,10 @@ class Supervisor:
         """One frame's events of one request, in order."""
         job = self._jobs.get(request_id)
         if job is None:
-            if (
-                isinstance(stream[-1], Finished | Answered | Failed)
-                and request_id in self._cancelled_at
-            ):
-                cancelled_at = self._cancelled_at.pop(request_id)  # only now are its cells free
-                self._metrics.request_cancelled(time.monotonic() - cancelled_at)
+            if isinstance(stream[-1], Finished | Answered | Failed):
+                cancelled_at = self._cancelled_at.pop(request_id, None)
+                if cancelled_at is not None:  # only now are its cells free
+                    self._metrics.request_cancelled(time.monotonic() - cancelled_at)
             return
         if job.engine_restarts:
             try:
