@@ -305,8 +305,6 @@ class Supervisor:
         for job in self._jobs:
             self._end(job, error)
 
-    # --- frames --------------------------------------------------------------------------
-
     def on_events(self, events: list[Event]) -> None:
         streams: dict[int, list[StreamEvent]] = {}
         for event in events:
