@@ -44,8 +44,8 @@ pytest: setup ## the tests alone (TESTS="tests/api -k cancel" narrows them)
 fuzz: setup ## 2,000 made-up requests and 10,000 made-up schemas against a real worker, 10,000 damaged GGUF headers against llama.cpp
 	$(VENV)/bin/pytest -m long -rP tests/api/test_openapi.py tests/api/test_schema_attacks.py tests/models/test_gguf_native.py
 
-long: setup ## the tests that take minutes and need nothing more: fuzz, 90 s behind proxies, a crowd, vocabularies
-	$(VENV)/bin/pytest -m long -rP tests/api tests/convert tests/engine tests/security
+long: setup ## the tests that take minutes and need nothing more: fuzz, proxies, a crowd, vocabularies, 200 engines killed under streams
+	$(VENV)/bin/pytest -m long -rP tests/api tests/convert tests/engine tests/security tests/e2e
 
 wheel: setup ## build dist/$(BACKEND)/*.whl and its SHA256SUMS
 	$(PY) -m builds $(BACKEND)

@@ -1,8 +1,8 @@
 """Kills the engine in mid-stream, round by round, and measures what eight streams notice of it.
 
-`python -m tests.e2e.survival --rounds 200` prints the figures; `test_survival` runs two rounds. A
-text may differ from the undisturbed one behind the crash, because cells that are computed in one
-batch and one by one differ in their last bits; how many do so is counted.
+`python -m tests.e2e.survival --rounds 200` prints the figures; `test_survival` runs two rounds.
+Cells that are computed in one batch and one by one differ in their last bits, so a text may leave
+the one that was computed alone where the two best tokens were that close: there, and nowhere else.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from tests.support.worker import WorkerProcess
 N_STREAMS = 8
 FIELDS = {"max_tokens": 400, "ignore_eos": True, "temperature": 0}
 NAMES = ("Otto", "Lily", "Max", "Ruby", "Ella", "Sam", "Zoe", "Tom")
+ROUNDING = 0.02
+"""Two log-probabilities that are nearer than this may change places: KV cells are 16 bits wide,
+with steps of 1/1024 of a value."""
 FLAGS = ("--slots", "8", "--crash-limit", "1000", "--threads", "1")
 
 
@@ -34,14 +37,27 @@ class Figures:
     streams: int = 0
     broken: list[str] = field(default_factory=list)
     """Streams without an `end`, or with another number of tokens than was asked for."""
-    unequal_before: list[str] = field(default_factory=list)
-    """Texts that differ from the undisturbed one in what was sent before the crash."""
+    wrong: list[str] = field(default_factory=list)
+    """Texts that leave the one computed alone where that was clear about its token."""
     equal: int = 0
-    """Texts equal to the undisturbed one to their last token."""
+    """Texts equal to the one computed alone, to their last token."""
+    margins: list[float] = field(default_factory=list)
+    """Between the two best log-probabilities, where the other texts first differ."""
+    before: int = 0
+    """Of those, texts that differ before the crash: they were computed beside others too."""
     gap_seconds: list[float] = field(default_factory=list)
     """The longest silence of each stream."""
     restart_seconds: list[float] = field(default_factory=list)
     """From the kill to the next engine's readiness."""
+
+
+@dataclass(slots=True)
+class Alone:
+    """A text computed alone in its batch, from its first token on."""
+
+    ids: list[int]
+    margins: list[float]
+    """Of each token's log-probability over that of the next best that might be chosen."""
 
 
 @dataclass(slots=True)
@@ -58,7 +74,7 @@ class Survival:
         self._flowing = threading.Semaphore(0)
         self._killed_at = 0.0
         self.figures = Figures()
-        self._whole = {name: worker.execute(prompt(name), **FIELDS).ids for name in NAMES}
+        self._alone = {name: alone(worker, prompt(name)) for name in NAMES}
 
     def round(self) -> None:
         n_engines = len(self._worker.logs("engine.ready"))
@@ -93,16 +109,42 @@ class Survival:
         return Read(sse.collect(chunks), gap, n_before)
 
     def _judge(self, name: str, read: Read) -> None:
-        figures, stream, whole = self.figures, read.stream, self._whole[name]
+        figures, stream, whole = self.figures, read.stream, self._alone[name]
         figures.streams += 1
         figures.gap_seconds.append(read.gap_seconds)
         last = stream.events[-1]
         n_ids = len(stream.ids)
-        if last["type"] != "end" or not n_ids == last["tokens_out"] == len(whole):
+        if last["type"] != "end" or not n_ids == last["tokens_out"] == len(whole.ids):
             figures.broken.append(f"{name}: {n_ids} ids, {last}")
-        if stream.ids[: read.n_before] != whole[: read.n_before]:
-            figures.unequal_before.append(name)
-        figures.equal += stream.ids == whole
+            return
+        pairs = enumerate(zip(stream.ids, whole.ids, strict=True))
+        first = next((index for index, (own, other) in pairs if own != other), None)
+        if first is None:
+            figures.equal += 1
+            return
+        margin = whole.margins[first]
+        figures.margins.append(round(margin, 4))
+        figures.before += first < read.n_before
+        if margin >= ROUNDING:
+            own, other = (ids[max(first - 3, 0) : first + 6] for ids in (stream.ids, whole.ids))
+            figures.wrong.append(
+                f"{name}: token {first} differs by {margin:.3g}, {read.n_before} came before the "
+                f"crash; {own}, alone {other}"
+            )
+
+
+def alone(worker: WorkerProcess, text: str) -> Alone:
+    fields = FIELDS | {"deterministic": True}
+    ids = worker.execute(text, **fields).ids
+    answer = worker.post("/v1/completions", {"prompt": text, **fields, "logprobs": 4}).json()
+    shown = answer["choices"][0]["logprobs"]
+    margins = []
+    for chosen, top in zip(shown["token_logprobs"], shown["top_logprobs"], strict=True):
+        # What is likelier than the chosen token is an end of the text, which may not be chosen.
+        below = sorted((each for each in top.values() if each <= chosen), reverse=True)
+        margins.append(chosen - below[1])
+    assert len(margins) == len(ids) == FIELDS["max_tokens"]
+    return Alone(ids, margins)
 
 
 def prompt(name: str) -> str:
@@ -122,7 +164,15 @@ def run(rounds: int, folder: Path, cache_dir: Path) -> Figures:
 
 
 def percentile(values: list[float], share: float) -> float:
-    return round(sorted(values)[min(int(share * len(values)), len(values) - 1)], 2)
+    return round(sorted(values)[min(int(share * len(values)), len(values) - 1)], 4)
+
+
+def shown(figures: Figures) -> str:
+    content = asdict(figures)
+    for key in ("gap_seconds", "restart_seconds", "margins"):
+        values = content[key] or [0.0]
+        content[key] = {f"p{p}": percentile(values, p / 100) for p in (50, 95, 100)}
+    return json.dumps(content, indent=2)
 
 
 def main() -> int:
@@ -132,11 +182,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "cache").mkdir()
         figures = run(rounds, Path(name) / "worker", Path(name) / "cache")
-    shown = asdict(figures)
-    for key in ("gap_seconds", "restart_seconds"):
-        shown[key] = {f"p{p}": percentile(shown[key], p / 100) for p in (50, 95)}
-    print(json.dumps(shown, indent=2))
-    return 1 if figures.broken or figures.unequal_before else 0
+    print(shown(figures))
+    return 1 if figures.broken or figures.wrong else 0
 
 
 if __name__ == "__main__":
