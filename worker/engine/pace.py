@@ -6,6 +6,9 @@ as they come, and the next step gets as many prompt tokens as keep the running s
 
 from __future__ import annotations
 
+from worker.engine.sequence import Sequence
+from worker.engine.step import Chunk
+
 FEWEST_TOKENS = 16
 """Of a prompt in a step, whatever it costs: fewer waste the tiles that attention computes."""
 PROMPT_SHARE = 1.0
@@ -43,6 +46,11 @@ class Pace:
             known = taken if self._beside is None else self._beside
             self._beside = known + _NEWEST * (taken - known)
 
+    @property
+    def seconds_per_pass(self) -> float:
+        """Of a pass over all weights: about the shortest step; 0 before the first."""
+        return min(self._decode.values(), default=0.0)
+
     def budget(self, n_decoding: int) -> int:
         """Prompt tokens for the next step beside `n_decoding` running streams."""
         cost = self._beside or self.seconds_per_prompt_token
@@ -58,3 +66,23 @@ class Pace:
         if size in self._decode:
             return self._decode[size]
         return self._decode[min(self._decode, key=lambda s: abs(s - size))] if self._decode else 0.0
+
+
+def share(sequences: list[Sequence], budget: int) -> list[Chunk]:
+    """Split a budget of prompt tokens: half of it is the oldest prompt's, the rest goes to the
+    prompts with the least left to compute.
+
+    So a short prompt behind a long one starts to answer soon, and the long one always moves on.
+    """
+    if not sequences or budget <= 0:
+        return []
+    oldest = min(sequences, key=lambda sequence: sequence.admission)
+    shares = {id(oldest): min(oldest.n_next, (budget + 1) // 2)}
+    budget -= shares[id(oldest)]
+    for sequence in sorted(sequences, key=lambda s: (s.n_left, s.admission)):
+        taken = shares.get(id(sequence), 0)
+        more = min(sequence.n_next - taken, budget)
+        shares[id(sequence)] = taken + more
+        budget -= more
+    ordered = sorted(sequences, key=lambda sequence: sequence.admission)
+    return [Chunk(s, s.n_computed, shares[id(s)]) for s in ordered if shares[id(s)]]

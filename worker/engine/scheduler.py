@@ -11,7 +11,8 @@ from collections import deque
 
 from worker.engine.backend import Backend
 from worker.engine.limits import Limits
-from worker.engine.pace import Pace
+from worker.engine.pace import Pace, share
+from worker.engine.placement import added_runs, best_moves
 from worker.engine.prefix_cache import Match, Slot, find_match
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk, Copy, Snapshot, Step, Truncate
@@ -33,6 +34,8 @@ class Scheduler:
         self._admissions = 0
         self._emptied: list[Truncate] = []
         self._alone_last = False
+        self._is_placed = True
+        """Nobody has come or gone since holes were looked for."""
         self._n_alone = 0
         """Running sequences that must be alone in their batch."""
         self._pace = Pace(limits.inter_token_target, limits.prefill_budget)
@@ -115,6 +118,7 @@ class Scheduler:
         """The next step. Until `advance` confirms it, only slots have changed hands."""
         step = Step(moves=[*self.take_emptied()])
         self._admit_waiting(step)
+        self._close_holes(step)
         prefilling: list[Sequence] = []
         chunks = step.chunks
         for sequence in self._next_group() if self._n_alone else self.running:
@@ -124,7 +128,7 @@ class Scheduler:
             else:
                 prefilling.append(sequence)
         if prefilling:
-            step.chunks += _share(prefilling, self._prompt_budget(len(step.chunks)))
+            step.chunks += share(prefilling, self._prompt_budget(len(step.chunks)))
         return step
 
     def take_emptied(self) -> list[Truncate]:
@@ -170,7 +174,7 @@ class Scheduler:
         n_tokens = sum(chunk.n_tokens for chunk in prefills) // 2
         if n_tokens == 0:
             return None
-        return _share([chunk.sequence for chunk in prefills], n_tokens)
+        return share([chunk.sequence for chunk in prefills], n_tokens)
 
     # --- admission ---------------------------------------------------------------------------
 
@@ -222,6 +226,7 @@ class Scheduler:
         self.waiting.remove(sequence)
         self.running.append(sequence)
         self._n_alone += sequence.request.deterministic
+        self._is_placed = False
         slot.owner, slot.kept, slot.salt = sequence, [], sequence.request.cache_salt
         slot.snapshots = [each for each in snapshots if each.length <= n_cached]
         slot.last_used = self._tick()
@@ -241,9 +246,7 @@ class Scheduler:
                 step.moves.append(Truncate(match.slot.index, match.n_ready, self._used(match)))
             return match.slot, match.n_ready, match.slot.snapshots
         others = [slot for slot in idle if match is None or slot is not match.slot]
-        slot = min(
-            others, key=lambda s: (not self._is_beside_running(s), bool(s.kept), s.last_used)
-        )
+        slot = min(others, key=lambda s: (self._added_runs(s), bool(s.kept), s.last_used))
         if slot.kept:
             step.moves.append(Truncate(slot.index, 0))
         if match is None or not match.n_ready:
@@ -269,11 +272,30 @@ class Scheduler:
         ends = {len(sequence.tokens) - SNAPSHOT_TAIL, match.n_common if match is not None else 0}
         return {end for end in ends if end >= sequence.n_computed + SNAPSHOT_TAIL}
 
-    def _is_beside_running(self, slot: Slot) -> bool:
-        """Whether the slots in use stay one row without holes. With a split cache llama.cpp makes
-        a pass over all weights for every such row; empty slots far off would be a poor saving."""
-        neighbours = self.slots[max(slot.index - 1, 0) : slot.index + 2]
-        return not self.running or any(not neighbour.is_idle for neighbour in neighbours)
+    def _added_runs(self, slot: Slot) -> int:
+        if self.limits.unified or not self.running:
+            return 0
+        return added_runs({s.slot for s in self.running if s.slot is not None}, slot.index)
+
+    def _close_holes(self, step: Step) -> None:
+        """Move streams together where that saves more passes than the copies take."""
+        if self._is_placed or self.limits.unified or not self._backend.cuts_anywhere:
+            return
+        self._is_placed = True  # until one comes or goes
+        found = best_moves(self.slots)
+        if found is None or found.saves(self._pace.seconds_per_pass) <= (
+            len(found.moves) * self.limits.copy_seconds
+        ):
+            return
+        self._is_placed = False  # there may be more to do in the next step
+        for sequence, source, target in found.moves:
+            if target.kept:
+                step.moves.append(Truncate(target.index, 0))
+            step.moves.append(Copy(source.index, target.index, sequence.n_computed))
+            step.moves.append(Truncate(source.index, 0))
+            target.owner, target.kept, target.salt = sequence, [], source.salt
+            source.owner, sequence.slot = None, target.index
+            target.last_used = self._tick()
 
     @staticmethod
     def _may_take_over(match: Match, idle: list[Slot]) -> bool:
@@ -307,6 +329,7 @@ class Scheduler:
         assert slot.owner is sequence
         self.running.remove(sequence)
         self._n_alone -= sequence.request.deterministic
+        self._is_placed = False
         slot.owner, sequence.slot = None, None
         return slot
 
@@ -317,23 +340,3 @@ class Scheduler:
     def _tick(self) -> int:
         self._clock += 1
         return self._clock
-
-
-def _share(sequences: list[Sequence], budget: int) -> list[Chunk]:
-    """Split a budget of prompt tokens: half of it is the oldest prompt's, the rest goes to the
-    prompts with the least left to compute.
-
-    So a short prompt behind a long one starts to answer soon, and the long one always moves on.
-    """
-    if not sequences or budget <= 0:
-        return []
-    oldest = min(sequences, key=lambda sequence: sequence.admission)
-    shares = {id(oldest): min(oldest.n_next, (budget + 1) // 2)}
-    budget -= shares[id(oldest)]
-    for sequence in sorted(sequences, key=lambda s: (s.n_left, s.admission)):
-        taken = shares.get(id(sequence), 0)
-        share = min(sequence.n_next - taken, budget)
-        shares[id(sequence)] = taken + share
-        budget -= share
-    ordered = sorted(sequences, key=lambda sequence: sequence.admission)
-    return [Chunk(s, s.n_computed, shares[id(s)]) for s in ordered if shares[id(s)]]

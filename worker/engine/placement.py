@@ -1,0 +1,89 @@
+"""Where in the row of slots sequences sit. Plain Python; engine thread.
+
+With a split KV cache llama.cpp computes one pass over all weights for every run of neighbouring
+slots: eight streams in every other slot take eight passes a step. So sequences go into the holes
+between running ones, and where others have left, the last ones move up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from worker.engine.prefix_cache import Slot
+from worker.engine.sequence import Sequence
+
+_MOST_MOVES = 4
+"""In one step, which waits for the copies."""
+_MORE_TOKENS = 16
+"""That an answer is expected to have at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """Streams go over to idle slots: (stream, from, to)."""
+
+    moves: list[tuple[Sequence, Slot, Slot]]
+    saved: int
+    """Passes a step."""
+
+    def saves(self, seconds_per_pass: float) -> float:
+        """Seconds until the first of the answers ends: each goes on for as long again as it has,
+        for all that is known."""
+        streams = (stream for stream, _, _ in self.moves)
+        n_left = (min(s.n_most - len(s.tokens), s.n_out + _MORE_TOKENS) for s in streams)
+        return self.saved * seconds_per_pass * min(n_left)
+
+    @property
+    def n_cells(self) -> int:
+        return sum(stream.n_computed + len(slot.kept) for stream, _, slot in self.moves)
+
+
+def n_runs(used: set[int]) -> int:
+    """Runs of neighbours among slots."""
+    return sum(index - 1 not in used for index in used)
+
+
+def added_runs(used: set[int], index: int) -> int:
+    """How many runs more there are with this slot: -1 in a hole of one slot, 1 far off."""
+    return 1 - (index - 1 in used) - (index + 1 in used)
+
+
+def best_moves(slots: list[Slot]) -> Moves | None:
+    """What saves most passes, at the cost of the fewest cells; `None` where nothing saves one."""
+    used = {slot.index for slot in slots if slot.owner is not None}
+    found = (_moved_away(slots, used, group) for group in _groups(used))
+    saving = [moves for moves in found if moves is not None]
+    return min(saving, key=lambda m: (len(m.moves) - 2 * m.saved, m.n_cells), default=None)
+
+
+def _groups(used: set[int]) -> Iterable[list[int]]:
+    """Slots that may be left together: short runs, and the ends of longer ones."""
+    run: list[int] = []
+    for index in sorted(used):
+        run.append(index)
+        if index + 1 not in used:
+            if len(run) <= _MOST_MOVES:
+                yield run
+            if len(run) > 1:
+                yield run[:1]
+                yield run[-1:]
+            run = []
+
+
+def _moved_away(slots: list[Slot], used: set[int], group: list[int]) -> Moves | None:
+    """The streams of the group in the best of the idle slots, where that saves passes."""
+    left, moves = used.difference(group), []
+    if not left:
+        return None
+    idle = [slot for slot in slots if slot.owner is None]
+    for index in group:
+        stream = slots[index].owner
+        if not idle or stream is None or not stream.n_out or stream.request.deterministic:
+            return None  # a prompt that is being computed stays where it is
+        target = min(idle, key=lambda slot: (added_runs(left, slot.index), len(slot.kept)))
+        idle.remove(target)
+        left.add(target.index)
+        moves.append((stream, slots[index], target))
+    saved = n_runs(used) - n_runs(left)
+    return Moves(moves, saved) if saved > 0 else None
