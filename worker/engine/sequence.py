@@ -43,7 +43,7 @@ class Sequence:
     """`Started` was sent; a preempted sequence does not start twice."""
     first_token_at: float | None = None
     n_most: int = 0
-    """Tokens with which it ends."""
+    """The number of tokens at which it ends."""
     holds_nothing: bool = False
     """No text is held back, and nothing asks for a look at it: neither stops nor log-probabilities.
     Known from the first token on."""
