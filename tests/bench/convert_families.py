@@ -36,13 +36,16 @@ PEER = """
 import runpy, sys, traceback
 sources, outtype, *folders = sys.argv[1:]
 sys.path[:0] = [sources, sources + "/gguf-py"]
-from conversion import base, glm
+from conversion import base, bert, glm
 base.TextModel.get_vocab_base_pre = lambda self, tokenizer: "gpt-2"
 glm.Glm4Model.set_vocab = glm.Glm4MoeModel.set_vocab = base.TextModel._set_vocab_gpt2
+bert.NomicBertModel._is_tokenizer_xlmroberta = lambda self: False
 for folder in folders:
     sys.argv = ["convert", folder, "--outtype", outtype, "--outfile", folder + ".peer.gguf"]
     if "/qwen3-next" in folder or "/qwen3.5" in folder:
         sys.argv.append("--no-mtp")
+    if "/embedding-gemma" in folder:
+        sys.argv.append("--sentence-transformers-dense-modules")
     try:
         runpy.run_path(sources + "/convert_hf_to_gguf.py", run_name="__main__")
     except BaseException as error:
@@ -54,6 +57,13 @@ PEER_CONFIG: dict[str, dict[str, object]] = {
     "gpt-2": {"n_ctx": 32},
     "granite-hybrid": {"layer_types": ["mamba", "attention"]},
     "mamba-2": {"intermediate_size": ...},
+    "nomic-bert": {
+        **{"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96, "n_positions": 2048},
+        **{"activation_function": "swiglu", "causal": False, "prenorm": False},
+        **{"qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": False},
+        **{"rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False},
+        **{"rotary_emb_scale_base": None, "rotary_emb_base": 1000},
+    },
 }
 """Keys that the script asks for and newer configurations no longer have, or must not have (...)."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from worker.llama import library
 from worker.llama.batch import Batch
 from worker.llama.context import Context, ContextOptions
 from worker.llama.model import LoadOptions, Model
@@ -38,6 +39,22 @@ def logits(gguf: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
 
 def embedding(gguf: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
     """The pooled vector of a sequence, under the same conditions as `logits`."""
+    return _pooled(gguf, tokens, lambda context: context.embedding(0))
+
+
+def ranks(gguf: Path, tokens: Sequence[int], n_labels: int) -> list[float]:
+    """What a reranker's classifier says to a sequence, a number for each label."""
+
+    def read(context: Context) -> npt.NDArray[np.float32]:
+        pointer = library.load().llama_get_embeddings_seq(context.pointer, 0)
+        return np.ctypeslib.as_array(pointer, (n_labels,)).copy()
+
+    return _pooled(gguf, tokens, read).tolist()
+
+
+def _pooled(
+    gguf: Path, tokens: Sequence[int], read: Callable[[Context], npt.NDArray[np.float32]]
+) -> npt.NDArray[np.float32]:
     model = Model(str(gguf), LoadOptions(extra_buffer_types=False))
     n = len(tokens)
     options = ContextOptions(
@@ -54,7 +71,7 @@ def embedding(gguf: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         batch.add(0, 0, list(tokens), logits=True)
         batch.want_all_logits()
         assert context.decode(batch) == "ok"
-        return context.embedding(0)
+        return read(context)
     finally:
         batch.close()
         context.close()

@@ -20,6 +20,7 @@ import numpy as np
 import tokenizers
 import torch  # type: ignore[import-not-found]
 import transformers  # type: ignore[import-not-found]
+from safetensors.torch import save_file  # type: ignore[import-not-found]
 
 from tests.convert.parity_models import COMMON, GAIN, MODELS, N_VOCAB
 
@@ -38,7 +39,7 @@ def main() -> None:
         if name in wanted:
             shutil.rmtree(DATA / name, ignore_errors=True)
             make_model(DATA / name, kind, settings, dtype, seed)
-            size = sum(p.stat().st_size for p in (DATA / name).iterdir())
+            size = sum(p.stat().st_size for p in (DATA / name).rglob("*"))
             print(f"{name:14} {size:8,} bytes", flush=True)
     if "llama" in wanted:
         make_shards(DATA / "llama", DATA / "llama-shards")
@@ -71,7 +72,7 @@ def _sentences() -> Iterable[str]:
 def make_model(folder: Path, kind: str, settings: dict[str, Any], dtype: str, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     settings = dict(settings)
-    pooling = settings.pop("pooling", None)
+    pooling, dense = settings.pop("pooling", None), settings.pop("dense", False)
     config = getattr(transformers, kind)(**{**COMMON, **settings})
     config._attn_implementation = "eager"
     kind_of_model = transformers.AutoModel if pooling else transformers.AutoModelForCausalLM
@@ -81,6 +82,9 @@ def make_model(folder: Path, kind: str, settings: dict[str, Any], dtype: str, se
         for name, parameter in model.named_parameters():
             drawn = _values(name, parameter, generator, GAIN.get(kind, 1.2))
             parameter.copy_(drawn.to(stored).float())
+        for name, buffer in model.named_buffers():
+            if name.endswith("expert_bias"):
+                buffer.copy_(_values(name, buffer, generator, 1.0).to(stored).float())
         tokens = torch.randint(3, N_VOCAB, (N_TOKENS,), generator=generator)
         found = model(tokens[None])
         expected = pooled(found.last_hidden_state[0], pooling) if pooling else found.logits[0]
@@ -88,6 +92,8 @@ def make_model(folder: Path, kind: str, settings: dict[str, Any], dtype: str, se
     (folder / "generation_config.json").unlink(missing_ok=True)
     if pooling:
         write_pooling(folder, pooling)
+    if dense:
+        expected = write_dense(folder, expected, stored, generator)
     values = {"vector" if pooling else "logits": expected.float().numpy()}
     np.savez(folder / "expected.npz", tokens=tokens.numpy().astype(np.int32), **values)
 
@@ -108,6 +114,25 @@ def write_pooling(folder: Path, pooling: str) -> None:
     flags = {"cls": "cls_token", "mean": "mean_tokens", "lasttoken": "lasttoken"}
     settings = {f"pooling_mode_{flag}": name == pooling for name, flag in flags.items()}
     (folder / "1_Pooling/config.json").write_text(json.dumps(settings, indent=1))
+
+
+def write_dense(
+    folder: Path, vector: torch.Tensor, stored: torch.dtype, generator: torch.Generator
+) -> torch.Tensor:
+    """Two modules that widen a vector and bring it back; returns what becomes of `vector`."""
+    modules = json.loads((folder / "modules.json").read_text())
+    n = len(vector)
+    for name, sizes in {"2_Dense": (n, 4 * n), "3_Dense": (4 * n, n)}.items():
+        weight = _values(name, torch.empty(sizes[::-1]), generator, 1.0).to(stored)
+        vector = weight.float() @ vector
+        settings = {"in_features": sizes[0], "out_features": sizes[1], "bias": False}
+        settings["activation_function"] = "torch.nn.modules.linear.Identity"
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps(settings, indent=1))
+        save_file({"linear.weight": weight}, folder / name / "model.safetensors")
+        modules.insert(-1, {"path": name, "type": "sentence_transformers.models.Dense"})
+    (folder / "modules.json").write_text(json.dumps(modules, indent=1))
+    return vector
 
 
 def _values(

@@ -346,5 +346,34 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         {**NEMOTRON_H, "layers_block_type": ["mamba", "mlp", "attention", "mlp"]},
         "bfloat16",
     ),
+    "ernie-4.5-moe": (
+        "Ernie4_5_MoeConfig",
+        {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 32}
+        | {"moe_num_shared_experts": 2, "head_dim": 16},
+        "bfloat16",
+    ),
+    "lfm-2-moe": (
+        "Lfm2MoeConfig",
+        EXPERTS
+        | {"layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3}
+        | {"num_dense_layers": 1, "intermediate_size": 48},
+        "bfloat16",
+    ),
+    "nomic-bert": ("NomicBertConfig", {"num_key_value_heads": 4, "pooling": "mean"}, "bfloat16"),
+    "embedding-gemma": (
+        "Gemma3TextConfig",
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "sliding_window": 12,
+            "intermediate_size": 64,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "use_bidirectional_attention": True,
+            "pooling": "mean",
+            "dense": True,
+        },
+        "bfloat16",
+    ),
 }
-"""New ones at the end: the position is the seed. `pooling` makes an embedding model."""
+"""New ones at the end: the position is the seed. `pooling` makes an embedding model, `dense` two
+matrices behind it."""

@@ -24,7 +24,13 @@ from worker.convert.config import Config
 from worker.convert.quantize import to_float32
 from worker.convert.scaled import Scale
 from worker.errors import ModelError
-from worker.models.checkpoint_files import INDEX, read_json, weight_files, weight_map
+from worker.models.checkpoint_files import (
+    DENSE_MODULES,
+    INDEX,
+    read_json,
+    weight_files,
+    weight_map,
+)
 
 READABLE: Mapping[str, str] = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
 """Types whose values can be converted, and how they are read into NumPy, which has no BF16."""
@@ -99,6 +105,11 @@ class Checkpoint:
                     raise ModelError(f"tensor {info.name} is in both {other} and {shard.name}")
                 tensors[info.name] = info
         _check_index(folder, tensors)
+        for module in DENSE_MODULES:
+            if (path := folder / module / "model.safetensors").is_file():
+                for info in read_header(path):
+                    name = f"{module}.{info.name}"
+                    tensors[name] = replace(info, name=name)
         checkpoint = cls(folder, config, tensors)
         checkpoint._join_scales()
         return checkpoint

@@ -9,7 +9,7 @@ from typing import Any
 
 from worker.convert.checkpoint import Checkpoint
 from worker.errors import ModelError
-from worker.models.checkpoint_files import read_json
+from worker.models.checkpoint_files import DENSE_MODULES, read_json
 
 MODULES = "modules.json"
 
@@ -44,9 +44,21 @@ def read_pooling(checkpoint: Checkpoint) -> Pooling | None:
         kind = str(module.get("type")).rsplit(".", 1)[-1]
         if kind == "Pooling":
             found = _pooling(checkpoint.folder / str(module.get("path")) / "config.json")
+        elif kind == "Dense":
+            _check_dense(checkpoint.folder / str(module.get("path")))
         elif kind not in ("Transformer", "Normalize"):
             raise ModelError(f"{path}: the module {kind} cannot be converted")
     return found
+
+
+def _check_dense(folder: Path) -> None:
+    settings = read_json(folder / "config.json")
+    activation = str(settings.get("activation_function")).rsplit(".", 1)[-1]
+    if settings.get("bias") or activation != "Identity" or folder.name not in DENSE_MODULES:
+        raise ModelError(
+            f"{folder}: llama.cpp has a dense module as a matrix alone, in "
+            f"{' and '.join(DENSE_MODULES)}, without a bias or an activation"
+        )
 
 
 def _modules(path: Path) -> list[dict[str, Any]]:

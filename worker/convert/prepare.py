@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from worker.convert import architectures, manifest
+from worker.convert import architectures, manifest, reranker
 from worker.convert.architectures import Family, Metadata
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
@@ -95,10 +95,13 @@ def prepare(source: Path, options: Options) -> Conversion:
     pooling = read_pooling(checkpoint)
     if pooling is not None and family.head != "always":
         family = replace(family, head="none")
+    ranks = pooling is None and reranker.is_reranker(source, family, config)
+    vocabulary = read_vocabulary(checkpoint, dims.n_vocab, options.pre_tokenizer)
+    if ranks:
+        family, dims = reranker.with_classifier(family, config, dims, vocabulary)
     planned = plan_tensors(checkpoint, family, config, dims)
     written = options.format.tensor_type or _lossless(checkpoint)
     tensors = [(t, t.kind or tensor_type(written, t.shape, t.keep_f32)) for t in planned]
-    vocabulary = read_vocabulary(checkpoint, dims.n_vocab, options.pre_tokenizer)
     metadata: Metadata = {
         "general.type": "model",
         "general.name": _safe_name(options.name or name_of(source), vocabulary),
@@ -109,10 +112,13 @@ def prepare(source: Path, options: Options) -> Conversion:
         **family.metadata(config, dims),
         **family.tensor_metadata(checkpoint, dims),
         **({} if pooling is None else {f"{family.architecture}.pooling_type": int(pooling)}),
+        **(reranker.metadata(family) if ranks else {}),
         **vocabulary.metadata(),
         **special_tokens(checkpoint, vocabulary, embeds=pooling is not None),
     }
     template = chat_templates(checkpoint)
+    if ranks:
+        template = reranker.with_prompt(template)
     checkpoint.forget_json()
     notes = [*vocabulary.notes, *_notes(family, config)]
     return Conversion(checkpoint, family.architecture, metadata, template, tensors, notes)

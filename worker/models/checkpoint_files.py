@@ -16,11 +16,16 @@ from worker.errors import ModelError
 INDEX = "model.safetensors.index.json"
 TEMPLATES = "additional_chat_templates"
 """Folder of `*.jinja` files beside the weights."""
+DENSE_MODULES = ("2_Dense", "3_Dense")
+"""Folders of matrices that sentence-transformers multiplies an embedding with."""
 CONFIG_FILES = (
     "config.json generation_config.json tokenizer.json tokenizer_config.json tokenizer.model "
     "special_tokens_map.json added_tokens.json chat_template.jinja chat_template.json "
     "modules.json 1_Pooling/config.json"
 ).split()
+CONFIG_FILES += [
+    f"{module}/{name}" for module in DENSE_MODULES for name in ("config.json", "model.safetensors")
+]
 """Those besides the weights that decide what a checkpoint converts to, where they are there."""
 
 _SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\.safetensors")

@@ -1,4 +1,4 @@
-"""Encoders, for embeddings and reranking: BERT, XLM-RoBERTa and ModernBERT."""
+"""Encoders, for embeddings and reranking: BERT, XLM-RoBERTa, nomic-bert and ModernBERT."""
 
 from __future__ import annotations
 
@@ -131,6 +131,84 @@ XLM_ROBERTA = replace(
 )
 
 
+_NOMIC_KEYS = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "layer_norm_eps": "layer_norm_epsilon",
+    "rope_theta": "rotary_emb_base",
+}
+"""As transformers calls what the published checkpoints' own code has other names for."""
+
+
+def _nomic_config(config: Config) -> Config:
+    own = {key: config.values.get(old) for key, old in _NOMIC_KEYS.items()}
+    trained = config.integer("max_trained_positions", default=2048)
+    own["max_position_embeddings"] = min(config.integer("n_positions", default=trained), trained)
+    present = {key: value for key, value in config.values.items() if value is not None}
+    return Config({**own, **present}, config.name)
+
+
+def _nomic(config: Config, d: Dims) -> Metadata:
+    config = _nomic_config(config)
+    return {
+        **_metadata("nomic-bert", config, d),
+        **blocks.layer_norm_epsilon("nomic-bert", config, "layer_norm_eps", default=1e-12),
+        "nomic-bert.rope.freq_base": config.rope(default_theta=1000.0).theta,
+        "tokenizer.ggml.token_type_count": config.integer("type_vocab_size", default=2),
+    }
+
+
+def _check_nomic(config: Config, d: Dims) -> None:
+    blocks.require_default_rope(config)
+    blocks.require(config, "hidden_act", "silu")
+    blocks.require(config, "activation_function", "swiglu")
+    blocks.require(config, "rotary_emb_fraction", 1.0)
+    blocks.require(config, "moe_every_n_layers", 0)
+    for key in ("prenorm", "causal", "qkv_proj_bias", "mlp_fc1_bias", "rotary_emb_interleaved"):
+        blocks.require(config, key, False)
+
+
+_NOMIC_LAYER = "encoder.layers.{i}"
+NOMIC_BERT = Family(
+    architecture="nomic-bert",
+    names=("NomicBertModel",),
+    rules={
+        "embeddings.word_embeddings.weight": Rule(
+            "token_embd.weight", lambda d: (d.n_vocab, d.n_embd)
+        ),
+        "embeddings.token_type_embeddings.weight": Rule(
+            "token_types.weight", lambda d: (d.more["n_types"], d.n_embd), keep_f32=True
+        ),
+        **blocks.layer_norm("emb_ln", "token_embd_norm"),
+        f"{_NOMIC_LAYER}.attn.Wqkv.weight": Rule(
+            "blk.{i}.attn_qkv.weight", lambda d: (3 * d.n_embd, d.n_embd)
+        ),
+        f"{_NOMIC_LAYER}.attn.out_proj.weight": Rule(
+            "blk.{i}.attn_output.weight", lambda d: (d.n_embd, d.n_embd)
+        ),
+        **blocks.layer_norm(f"{_NOMIC_LAYER}.norm1", "blk.{i}.attn_output_norm"),
+        f"{_NOMIC_LAYER}.mlp.fc11.weight": Rule(
+            "blk.{i}.ffn_up.weight", lambda d: (d.n_ff, d.n_embd)
+        ),
+        f"{_NOMIC_LAYER}.mlp.fc12.weight": Rule(
+            "blk.{i}.ffn_gate.weight", lambda d: (d.n_ff, d.n_embd)
+        ),
+        f"{_NOMIC_LAYER}.mlp.fc2.weight": Rule(
+            "blk.{i}.ffn_down.weight", lambda d: (d.n_embd, d.n_ff)
+        ),
+        **blocks.layer_norm(f"{_NOMIC_LAYER}.norm2", "blk.{i}.layer_output_norm"),
+    },
+    metadata=_nomic,
+    dims=lambda config: _with_types(_bert_dims(_nomic_config(config)), config),
+    roots=("", "nomic_bert.", "bert."),
+    head="none",
+    ignored=(r"((nomic_)?bert\.)?pooler\..*", r"cls\..*"),
+    check=_check_nomic,
+)
+
+
 def _modern_bert(config: Config, d: Dims) -> Metadata:
     local = config.rope("sliding_attention").theta
     if not config.has("rope_parameters"):
@@ -191,4 +269,4 @@ MODERN_BERT = Family(
     check=_check_modern_bert,
 )
 
-FAMILIES = (BERT, XLM_ROBERTA, MODERN_BERT)
+FAMILIES = (BERT, XLM_ROBERTA, NOMIC_BERT, MODERN_BERT)

@@ -1,9 +1,12 @@
-"""ERNIE 4.5, dense: Llama's blocks, with heads turned in neighbouring pairs as they are stored."""
+"""ERNIE 4.5, dense and with experts: heads are turned in neighbouring pairs as they are stored."""
 
 from __future__ import annotations
 
-from worker.convert.architectures import blocks
-from worker.convert.architectures.rules import Dims, Family, Metadata
+from dataclasses import replace
+
+from worker.convert.architectures import blocks, experts, qwen
+from worker.convert.architectures.rules import Dims, Family, Metadata, Rule
+from worker.convert.architectures.state_space import as_stored
 from worker.convert.config import Config
 
 
@@ -29,4 +32,62 @@ ERNIE4_5 = Family(
     check=_check,
 )
 
-FAMILIES = (ERNIE4_5,)
+
+def _moe(config: Config, d: Dims) -> Metadata:
+    arch = "ernie4_5-moe"
+    return {
+        **blocks.common_metadata(arch, config, d),
+        **blocks.rms_norm(arch, config),
+        f"{arch}.expert_count": d.n_expert,
+        f"{arch}.expert_used_count": config.integer("moe_k"),
+        f"{arch}.expert_feed_forward_length": d.n_ff_expert,
+        f"{arch}.expert_shared_count": config.integer("moe_num_shared_experts"),
+        f"{arch}.expert_shared_feed_forward_length": d.n_ff_shared,
+        f"{arch}.interleave_moe_layer_step": 1,
+        f"{arch}.leading_dense_block_count": d.kinds.count("dense"),
+    }
+
+
+def _moe_dims(config: Config) -> Dims:
+    d, n_ff = Dims.of(config), config.integer("moe_intermediate_size")
+    return replace(
+        d,
+        n_expert=config.integer("moe_num_experts"),
+        n_ff_expert=n_ff,
+        n_ff_shared=n_ff * config.integer("moe_num_shared_experts"),
+        kinds=experts.leading_dense(d.n_layers, int(config.number("moe_layer_start_index"))),
+    )
+
+
+def _check_moe(config: Config, d: Dims) -> None:
+    _check(config, d)
+    blocks.require(config, "moe_layer_interval", 1)
+    blocks.require(config, "moe_layer_end_index", d.n_layers - 1, -1)
+
+
+ERNIE4_5_MOE = replace(
+    ERNIE4_5,
+    architecture="ernie4_5-moe",
+    names=("Ernie4_5_MoeForCausalLM",),
+    rules={
+        **blocks.embeddings(),
+        **blocks.pre_norms(),
+        **blocks.attention(biases=False),
+        **experts.only("dense", blocks.gated_mlp()),
+        **experts.only("experts", qwen.expert_rules()),
+        **experts.only("experts", experts.shared_experts(f"{blocks.MLP}.shared_experts")),
+        f"{blocks.MLP}.moe_statics.e_score_correction_bias": Rule(
+            "blk.{i}.exp_probs_b.bias",
+            lambda d: (d.n_expert,),
+            make=as_stored,
+            on="experts",
+            keep_f32=True,
+        ),
+    },
+    metadata=_moe,
+    dims=_moe_dims,
+    ignored=(r"model\.mtp_.*",),
+    check=_check_moe,
+)
+
+FAMILIES = (ERNIE4_5, ERNIE4_5_MOE)

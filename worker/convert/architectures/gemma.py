@@ -1,4 +1,4 @@
-"""Gemma 1 and 2, and the text part of Gemma 3."""
+"""Gemma 1 and 2, the text part of Gemma 3, and EmbeddingGemma."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 from worker.convert.architectures import blocks
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
+from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
 from worker.errors import ModelError
+from worker.models.checkpoint_files import DENSE_MODULES
 
 _GEMMA3_DEFAULTS: Mapping[str, Any] = {
     "num_attention_heads": 8,
@@ -67,22 +69,22 @@ def _gemma2(config: Config, d: Dims) -> Metadata:
     }
 
 
-def _gemma3(config: Config, d: Dims) -> Metadata:
+def _gemma3(config: Config, d: Dims, arch: str = "gemma3") -> Metadata:
     config = _with_defaults(config)
-    found = blocks.common_metadata("gemma3", config, d)
-    found |= blocks.rms_norm("gemma3", config)
+    found = blocks.common_metadata(arch, config, d)
+    found |= blocks.rms_norm(arch, config)
     theta = config.number("rope_theta")
-    found |= blocks.rope_metadata("gemma3", config, d.head_dim, "full_attention", theta)
+    found |= blocks.rope_metadata(arch, config, d.head_dim, "full_attention", theta)
     if config.has("final_logit_softcapping"):
-        found["gemma3.final_logit_softcapping"] = config.number("final_logit_softcapping")
+        found[f"{arch}.final_logit_softcapping"] = config.number("final_logit_softcapping")
     if config.values.get("sliding_window_pattern") != 1:
-        found["gemma3.attention.sliding_window"] = config.integer("sliding_window")
-        found["gemma3.attention.sliding_window_pattern"] = _sliding_layers(config, d)
+        found[f"{arch}.attention.sliding_window"] = config.integer("sliding_window")
+        found[f"{arch}.attention.sliding_window_pattern"] = _sliding_layers(config, d)
         local = config.section("rope_parameters").section("sliding_attention")
         base = local.number(
             "rope_theta", default=config.number("rope_local_base_freq", default=1e4)
         )
-        found["gemma3.rope.freq_base_swa"] = base
+        found[f"{arch}.rope.freq_base_swa"] = base
     return found
 
 
@@ -150,6 +152,54 @@ GEMMA3_MULTIMODAL = replace(
 """Its text part; what sees images is left out."""
 
 
+def _embedding_dims(config: Config) -> Dims:
+    d = GEMMA3.dims(config)
+    return replace(d, more={"dense": 4 * d.n_embd})
+
+
+def _embedding(config: Config, d: Dims) -> Metadata:
+    return _gemma3(config, d, "gemma-embedding") | {"gemma-embedding.attention.causal": False}
+
+
+def _dense_metadata(checkpoint: Checkpoint, d: Dims) -> Metadata:
+    if f"{DENSE_MODULES[0]}.linear.weight" not in checkpoint.tensors:
+        return {}
+    return {
+        "gemma-embedding.dense_2_feat_in": d.n_embd,
+        "gemma-embedding.dense_2_feat_out": d.more["dense"],
+        "gemma-embedding.dense_3_feat_in": d.more["dense"],
+        "gemma-embedding.dense_3_feat_out": d.n_embd,
+    }
+
+
+def _check_embedding(config: Config, d: Dims) -> None:
+    _check(_with_defaults(config), d, family_layers=62)
+    if config.values.get("use_bidirectional_attention") is not True:
+        raise ModelError(f"{config.name}: use_bidirectional_attention must be true for embeddings")
+
+
+EMBEDDING_GEMMA = replace(
+    GEMMA3,
+    architecture="gemma-embedding",
+    names=("Gemma3TextModel",),
+    rules={
+        **GEMMA3.rules,
+        "2_Dense.linear.weight": Rule(
+            "dense_2.weight", lambda d: (d.more["dense"], d.n_embd), optional=True
+        ),
+        "3_Dense.linear.weight": Rule(
+            "dense_3.weight", lambda d: (d.n_embd, d.more["dense"]), optional=True
+        ),
+    },
+    metadata=_embedding,
+    tensor_metadata=_dense_metadata,
+    dims=_embedding_dims,
+    roots=("model.", ""),
+    head="none",
+    check=_check_embedding,
+)
+
+
 def _gemma(config: Config, d: Dims) -> Metadata:
     return blocks.common_metadata("gemma", config, d) | blocks.rms_norm("gemma", config)
 
@@ -176,4 +226,4 @@ GEMMA = Family(
     check=_check_gemma,
 )
 
-FAMILIES = (GEMMA, GEMMA2, GEMMA3, GEMMA3_MULTIMODAL)
+FAMILIES = (GEMMA, GEMMA2, GEMMA3, GEMMA3_MULTIMODAL, EMBEDDING_GEMMA)

@@ -1,11 +1,11 @@
-"""LFM 2: short convolutions by turns with attention."""
+"""LFM 2: short convolutions by turns with attention; with experts, too."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from worker.convert.architectures import blocks, experts
-from worker.convert.architectures.rules import Dims, Family, Metadata, Rule
+from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
 from worker.convert.architectures.state_space import as_stored
 from worker.convert.config import Config
 
@@ -25,13 +25,13 @@ def _dims(config: Config) -> Dims:
     return replace(Dims.of(sized), kinds=kinds, more=more)
 
 
-def _lfm2(config: Config, d: Dims) -> Metadata:
-    found = blocks.common_metadata("lfm2", config, d)
-    found["lfm2.attention.head_count_kv"] = [
-        d.n_head_kv if kind == "attention" else 0 for kind in d.kinds
+def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
+    found = blocks.common_metadata(arch, config, d)
+    found[f"{arch}.attention.head_count_kv"] = [
+        d.n_head_kv if "attention" in kind.split() else 0 for kind in d.kinds
     ]
-    found["lfm2.shortconv.l_cache"] = d.more["cache"]
-    found["lfm2.attention.layer_norm_rms_epsilon"] = config.number("norm_eps", default=1e-5)
+    found[f"{arch}.shortconv.l_cache"] = d.more["cache"]
+    found[f"{arch}.attention.layer_norm_rms_epsilon"] = config.number("norm_eps", default=1e-5)
     return found
 
 
@@ -39,49 +39,96 @@ def _check(config: Config, d: Dims) -> None:
     blocks.require(config, "conv_bias", False)
 
 
+_RULES: Rules = {
+    "model.embed_tokens.weight": Rule("token_embd.weight", lambda d: (d.n_vocab, d.n_embd)),
+    "model.embedding_norm.weight": blocks.norm("token_embd_norm"),
+    "lm_head.weight": Rule("output.weight", lambda d: (d.n_vocab, d.n_embd), optional=True),
+    f"{blocks.LAYER}.operator_norm.weight": blocks.norm("blk.{i}.attn_norm"),
+    f"{blocks.LAYER}.ffn_norm.weight": blocks.norm("blk.{i}.ffn_norm"),
+    **experts.only("attention", blocks.attention(biases=False, output="out_proj")),
+    **experts.only(
+        "attention",
+        {
+            f"{_ATTENTION}.{x}_layernorm.weight": Rule(
+                f"blk.{{i}}.attn_{x}_norm.weight", lambda d: (d.head_dim,)
+            )
+            for x in "qk"
+        },
+    ),
+    **experts.only(
+        "conv",
+        {
+            f"{blocks.LAYER}.conv.conv.weight": Rule(
+                "blk.{i}.shortconv.conv.weight",
+                lambda d: (d.n_embd, d.more["cache"]),
+                make=as_stored,
+                keep_f32=True,
+            ),
+            f"{blocks.LAYER}.conv.in_proj.weight": Rule(
+                "blk.{i}.shortconv.in_proj.weight", lambda d: (3 * d.n_embd, d.n_embd)
+            ),
+            f"{blocks.LAYER}.conv.out_proj.weight": Rule(
+                "blk.{i}.shortconv.out_proj.weight", lambda d: (d.n_embd, d.n_embd)
+            ),
+        },
+    ),
+}
+_DENSE: Rules = {
+    f"{_FEED_FORWARD}.w1.weight": Rule("blk.{i}.ffn_gate.weight", lambda d: (d.n_ff, d.n_embd)),
+    f"{_FEED_FORWARD}.w2.weight": Rule("blk.{i}.ffn_down.weight", lambda d: (d.n_embd, d.n_ff)),
+    f"{_FEED_FORWARD}.w3.weight": Rule("blk.{i}.ffn_up.weight", lambda d: (d.n_ff, d.n_embd)),
+}
+
 LFM2 = Family(
     architecture="lfm2",
     names=("Lfm2ForCausalLM",),
-    rules={
-        "model.embed_tokens.weight": Rule("token_embd.weight", lambda d: (d.n_vocab, d.n_embd)),
-        "model.embedding_norm.weight": blocks.norm("token_embd_norm"),
-        "lm_head.weight": Rule("output.weight", lambda d: (d.n_vocab, d.n_embd), optional=True),
-        f"{blocks.LAYER}.operator_norm.weight": blocks.norm("blk.{i}.attn_norm"),
-        f"{blocks.LAYER}.ffn_norm.weight": blocks.norm("blk.{i}.ffn_norm"),
-        f"{_FEED_FORWARD}.w1.weight": Rule("blk.{i}.ffn_gate.weight", lambda d: (d.n_ff, d.n_embd)),
-        f"{_FEED_FORWARD}.w2.weight": Rule("blk.{i}.ffn_down.weight", lambda d: (d.n_embd, d.n_ff)),
-        f"{_FEED_FORWARD}.w3.weight": Rule("blk.{i}.ffn_up.weight", lambda d: (d.n_ff, d.n_embd)),
-        **experts.only("attention", blocks.attention(biases=False, output="out_proj")),
-        **experts.only(
-            "attention",
-            {
-                f"{_ATTENTION}.{x}_layernorm.weight": Rule(
-                    f"blk.{{i}}.attn_{x}_norm.weight", lambda d: (d.head_dim,)
-                )
-                for x in "qk"
-            },
-        ),
-        **experts.only(
-            "conv",
-            {
-                f"{blocks.LAYER}.conv.conv.weight": Rule(
-                    "blk.{i}.shortconv.conv.weight",
-                    lambda d: (d.n_embd, d.more["cache"]),
-                    make=as_stored,
-                    keep_f32=True,
-                ),
-                f"{blocks.LAYER}.conv.in_proj.weight": Rule(
-                    "blk.{i}.shortconv.in_proj.weight", lambda d: (3 * d.n_embd, d.n_embd)
-                ),
-                f"{blocks.LAYER}.conv.out_proj.weight": Rule(
-                    "blk.{i}.shortconv.out_proj.weight", lambda d: (d.n_embd, d.n_embd)
-                ),
-            },
-        ),
-    },
-    metadata=_lfm2,
+    rules={**_RULES, **_DENSE},
+    metadata=lambda config, d: _metadata("lfm2", config, d),
     dims=_dims,
     check=_check,
 )
 
-FAMILIES = (LFM2,)
+
+def _moe_dims(config: Config) -> Dims:
+    d = _dims(Config({**config.values, "block_auto_adjust_ff_dim": False}, config.name))
+    widths = experts.leading_dense(d.n_layers, int(config.number("num_dense_layers")))
+    return replace(
+        d,
+        n_expert=config.integer("num_experts", "num_local_experts"),
+        n_ff_expert=config.integer("moe_intermediate_size"),
+        kinds=tuple(f"{kind} {width}" for kind, width in zip(d.kinds, widths, strict=True)),
+    )
+
+
+def _moe(config: Config, d: Dims) -> Metadata:
+    return {
+        **_metadata("lfm2moe", config, d),
+        **experts.expert_metadata("lfm2moe", config, d),
+        "lfm2moe.leading_dense_block_count": sum("dense" in kind.split() for kind in d.kinds),
+        "lfm2moe.expert_gating_func": 2,  # Sigmoid.
+    }
+
+
+def _check_moe(config: Config, d: Dims) -> None:
+    _check(config, d)
+    blocks.require(config, "norm_topk_prob", True)
+    blocks.require(config, "use_expert_bias", True)
+    blocks.require(config, "routed_scaling_factor", 1.0)
+
+
+LFM2_MOE = Family(
+    architecture="lfm2moe",
+    names=("Lfm2MoeForCausalLM",),
+    rules={
+        **_RULES,
+        **experts.only("dense", _DENSE),
+        **experts.only("experts", experts.router(f"{_FEED_FORWARD}.gate.weight")),
+        **experts.only("experts", experts.experts(f"{_FEED_FORWARD}.experts", "w1", "w3", "w2")),
+        **experts.only("experts", experts.score_correction(f"{_FEED_FORWARD}.expert_bias")),
+    },
+    metadata=_moe,
+    dims=_moe_dims,
+    check=_check_moe,
+)
+
+FAMILIES = (LFM2, LFM2_MOE)

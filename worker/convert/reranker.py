@@ -1,0 +1,89 @@
+"""Qwen3-Reranker: a decoder that ranks a document by how sure it is to answer "yes".
+
+Its checkpoints are those of the chat model, and say what they are in their name alone. The GGUF
+gets the rows of the output head for "yes" and "no" as a classifier, and the prompt, under the keys
+that llama.cpp's own script writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from worker.convert.architectures import Dims, Family, Metadata, Rule
+from worker.convert.architectures.rules import Array
+from worker.convert.config import Config
+from worker.convert.pooling import Pooling
+from worker.convert.tokenizer.vocabulary import Vocabulary
+from worker.errors import ModelError
+from worker.models.reference import name_of
+
+LABELS = ("yes", "no")
+TEMPLATE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n<Instruct>: Given a web search query, retrieve relevant passages that "
+    "answer the query\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+"""The prompt of the model's own card."""
+
+_NAME = re.compile(r"qwen3-reranker", re.IGNORECASE)
+
+
+def is_reranker(source: Path, family: Family, config: Config) -> bool:
+    if family.architecture != "qwen3" or "lm_head.weight" not in family.rules:
+        return False
+    readme = source / "README.md"
+    texts = [name_of(source), str(config.values.get("_name_or_path"))]
+    if readme.is_file():
+        text = readme.read_text(encoding="utf-8", errors="replace")
+        texts += [line for line in text.splitlines() if line.startswith("# ")]
+    return any(_NAME.search(text) for text in texts)
+
+
+def with_classifier(
+    family: Family, config: Config, d: Dims, vocabulary: Vocabulary
+) -> tuple[Family, Dims]:
+    """The family with the two rows of the output head instead of all.
+
+    Raises:
+        ModelError: "yes" or "no" is no token.
+    """
+    ids = {label: vocabulary.id_of(label) for label in LABELS}
+    found = {label: i for label, i in ids.items() if i is not None}
+    if len(found) < len(LABELS):
+        raise ModelError(f"a reranker answers {' or '.join(LABELS)}, and both must be tokens")
+    source = "model.embed_tokens.weight"
+    embedding = family.rules[source]
+    assert isinstance(embedding, Rule)
+    classifier = Rule("cls.output.weight", lambda d: (len(LABELS), d.n_embd), make=_rows)
+    rules = {name: rule for name, rule in family.rules.items() if name != "lm_head.weight"}
+    if config.flag("tie_word_embeddings", default=True):
+        rules |= {source: (embedding, classifier)}
+    else:
+        rules |= {"lm_head.weight": classifier}
+    family = replace(family, rules=rules, head="none", ignored=(r"lm_head\.weight",))
+    return family, replace(d, more={**d.more, **found})
+
+
+def metadata(family: Family) -> Metadata:
+    return {
+        f"{family.architecture}.pooling_type": int(Pooling.RANK),
+        f"{family.architecture}.classifier.output_labels": list(LABELS),
+    }
+
+
+def with_prompt(template: str | list[dict[str, str]] | None) -> list[dict[str, str]]:
+    """A checkpoint's templates and, under the name `rerank`, the prompt for a pair of texts."""
+    if isinstance(template, str):
+        template = [{"name": "default", "template": template}]
+    return [*(template or []), {"name": "rerank", "template": TEMPLATE}]
+
+
+def _rows(sources: Sequence[Array], d: Dims) -> Array:
+    return np.ascontiguousarray(sources[0][[d.more[label] for label in LABELS]])
