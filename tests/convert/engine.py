@@ -49,7 +49,7 @@ def ranks(gguf: Path, tokens: Sequence[int], n_labels: int) -> list[float]:
         pointer = library.load().llama_get_embeddings_seq(context.pointer, 0)
         return np.ctypeslib.as_array(pointer, (n_labels,)).copy()
 
-    return _pooled(gguf, tokens, read).tolist()
+    return [float(rank) for rank in _pooled(gguf, tokens, read)]
 
 
 def _pooled(

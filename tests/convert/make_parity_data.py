@@ -20,7 +20,7 @@ import numpy as np
 import tokenizers
 import torch  # type: ignore[import-not-found]
 import transformers  # type: ignore[import-not-found]
-from safetensors.torch import save_file  # type: ignore[import-not-found]
+from safetensors.torch import save_file
 
 from tests.convert.parity_models import COMMON, GAIN, MODELS, N_VOCAB
 
@@ -122,11 +122,12 @@ def write_dense(
     """Two modules that widen a vector and bring it back; returns what becomes of `vector`."""
     modules = json.loads((folder / "modules.json").read_text())
     n = len(vector)
-    for name, sizes in {"2_Dense": (n, 4 * n), "3_Dense": (4 * n, n)}.items():
+    widths = {"2_Dense": (n, 4 * n), "3_Dense": (4 * n, n)}
+    for name, sizes in widths.items():
         weight = _values(name, torch.empty(sizes[::-1]), generator, 1.0).to(stored)
         vector = weight.float() @ vector
-        settings = {"in_features": sizes[0], "out_features": sizes[1], "bias": False}
-        settings["activation_function"] = "torch.nn.modules.linear.Identity"
+        settings: dict[str, Any] = {"in_features": sizes[0], "out_features": sizes[1]}
+        settings |= {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
         (folder / name).mkdir()
         (folder / name / "config.json").write_text(json.dumps(settings, indent=1))
         save_file({"linear.weight": weight}, folder / name / "model.safetensors")

@@ -57,6 +57,7 @@ GAIN = {
     "GPT2Config": 0.2,
     "GemmaConfig": 0.9,
     "Gemma4TextConfig": 0.9,
+    "Gemma3nTextConfig": 0.9,
     "Gemma2Config": 0.9,
     "Gemma3TextConfig": 0.9,
 }
@@ -372,6 +373,25 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
             "pooling": "mean",
             "dense": True,
         },
+        "bfloat16",
+    ),
+    "gemma-4-moe": (
+        "Gemma4TextConfig",
+        {"head_dim": 16, "global_head_dim": 32, "sliding_window": 8, "intermediate_size": 48}
+        | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+        | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+        | {"layer_types": ["sliding_attention", "full_attention"], "enable_moe_block": True}
+        | {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
+        | {"final_logit_softcapping": 30.0},
+        "bfloat16",
+    ),
+    "gemma-3n": (
+        "Gemma3nTextConfig",
+        {"head_dim": 16, "sliding_window": 8, "num_kv_shared_layers": 0, "laurel_rank": 64}
+        | {"vocab_size_per_layer_input": N_VOCAB - 4, "hidden_size_per_layer_input": 256}
+        | {"layer_types": ["sliding_attention", "full_attention"]}
+        | {"activation_sparsity_pattern": [0.95, 0.95], "intermediate_size": 640}
+        | {"hidden_size": 32},
         "bfloat16",
     ),
 }

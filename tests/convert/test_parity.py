@@ -14,7 +14,8 @@ from worker.commands import convert as cli
 DATA = Path(__file__).parents[1] / "data/parity"
 MODELS = sorted(p.name for p in DATA.iterdir() if p.name != "tokenizer")
 LOOSE = {"gemma", "gemma-2", "gemma-3", "starcoder-2", "phi-2"}
-LOOSE |= {"bert", "xlm-roberta", "modern-bert", "gemma-4", "embedding-gemma"}
+LOOSE |= {"bert", "xlm-roberta", "modern-bert", "gemma-4", "gemma-4-moe", "gemma-3n"}
+LOOSE |= {"embedding-gemma"}
 """llama.cpp rounds their soft-capping, the scale of their embedding and GELU."""
 
 

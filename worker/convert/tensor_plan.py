@@ -38,6 +38,7 @@ class Piece:
     part: int = 0
     n_parts: int = 1
     """`make` gets this part of each source's first axis."""
+    is_zeros: bool = False
 
     def read(self, checkpoint: Checkpoint, first: int, count: int) -> npt.NDArray[Any]:
         """Rows `first`… of this piece in output order, in the source's own type."""
@@ -45,6 +46,8 @@ class Piece:
             sources = (self.source, *self.also)
             made = self.make([checkpoint.read(s, self.part, self.n_parts) for s in sources])
             return made.reshape(self.n_rows, -1)[first : first + count]
+        if self.is_zeros:
+            return np.zeros((count, self.source.row_length), READABLE[self.source.dtype])
         rows = checkpoint.read_rows(self.source, self.first_row + first, count)
         if self.head_rows:
             halves = rows.reshape(count // self.head_rows, 2, self.head_rows // 2, -1)
@@ -199,6 +202,11 @@ def _pieces(
     if source.shape != stack[0].shape:
         raise _misshapen(source, stack[0].shape)
     if rule.rows is None:
+        n_missing = shape[0] - source.n_rows if rule.pads_rows else 0
+        if n_missing > 0 and source.row_length == shape[-1]:
+            yield Piece(source, 0, source.n_rows)
+            yield Piece(source, 0, n_missing, is_zeros=True)
+            return
         if len(stack) == 1 and source.shape != shape:
             raise _misshapen(source, shape)
         heads = rule.interleaved_heads(d) if rule.interleaved_heads else 0

@@ -12,6 +12,7 @@ from worker.convert.architectures import (
     ernie,
     exaone,
     gemma,
+    gemma3n,
     gemma4,
     glm,
     gpt2,
@@ -50,7 +51,7 @@ __all__ = [
 ]
 
 _TABLES = (
-    *(apertus, cohere, deepseek, encoders, ernie, exaone, gemma, gemma4, glm),
+    *(apertus, cohere, deepseek, encoders, ernie, exaone, gemma, gemma3n, gemma4, glm),
     *(gpt2, gpt_oss, granite, lfm2, llama, llama4, mistral, nemotron, nemotron_h),
     *(olmo, phi, qwen, qwen_linear, seed_oss, stablelm, starcoder2, state_space),
 )

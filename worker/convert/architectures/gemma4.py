@@ -1,4 +1,4 @@
-"""Gemma 4, dense: wide heads in full layers, an embedding for each layer, shared caches."""
+"""Gemma 4: wide heads in full layers, an embedding for each layer, shared caches; experts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from worker.convert.architectures import blocks
+from worker.convert.architectures import blocks, experts
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules, Shape
 from worker.convert.config import Config
 from worker.errors import ModelError
@@ -26,7 +26,8 @@ def _dims(config: Config) -> Dims:
         window = "sliding" if kind == "sliding_attention" else "full"
         cache = "own" if i < n_own else "shared"
         width = "wide" if widens and i >= n_own else "narrow"
-        kinds.append(f"{window} {window}-{cache} {width}")
+        feed = "experts" if config.flag("enable_moe_block") else "dense"
+        kinds.append(f"{window} {window}-{cache} {width} {feed}")
     more = {
         "full_dim": _of_full(config, d, "head_dim", "global_head_dim", 512),
         "full_kv": _of_full(
@@ -34,7 +35,14 @@ def _dims(config: Config) -> Dims:
         ),
         "per_layer": int(config.values.get("hidden_size_per_layer_input") or 0),
     }
-    return replace(d, kinds=tuple(kinds), more=more)
+    d = replace(d, kinds=tuple(kinds), more=more)
+    if config.flag("enable_moe_block"):
+        d = replace(
+            d,
+            n_expert=config.integer("num_experts"),
+            n_ff_expert=config.integer("moe_intermediate_size", "expert_intermediate_size"),
+        )
+    return d
 
 
 def _of_full(config: Config, d: Dims, name: str, key: str, default: int) -> int:
@@ -111,7 +119,32 @@ def _feed_forward() -> Rules:
     }
 
 
-def _per_layer() -> Rules:
+def _experts() -> Rules:
+    """Beside the dense block, which sees every token."""
+    layer = blocks.LAYER
+    return experts.only(
+        "experts",
+        {
+            **experts.router(f"{layer}.router.proj.weight"),
+            f"{layer}.router.scale": Rule("blk.{i}.ffn_gate_inp.scale", blocks.vector),
+            f"{layer}.router.per_expert_scale": Rule(
+                "blk.{i}.ffn_down_exps.scale", lambda d: (d.n_expert,)
+            ),
+            f"{layer}.experts.gate_up_proj": Rule(
+                "blk.{i}.ffn_gate_up_exps.weight",
+                lambda d: (d.n_expert, 2 * d.n_ff_expert, d.n_embd),
+            ),
+            f"{layer}.experts.down_proj": Rule(
+                "blk.{i}.ffn_down_exps.weight", lambda d: (d.n_expert, d.n_embd, d.n_ff_expert)
+            ),
+            f"{layer}.post_feedforward_layernorm_1.weight": blocks.norm("blk.{i}.post_ffw_norm_1"),
+            f"{layer}.post_feedforward_layernorm_2.weight": blocks.norm("blk.{i}.post_ffw_norm_2"),
+            f"{layer}.pre_feedforward_layernorm_2.weight": blocks.norm("blk.{i}.pre_ffw_norm_2"),
+        },
+    )
+
+
+def per_layer_embeddings() -> Rules:
     """A second embedding, of which every layer adds its part; absent in larger models."""
 
     def width(d: Dims) -> int:
@@ -168,6 +201,10 @@ def _metadata(config: Config, d: Dims) -> Metadata:
         f"{_ARCH}.vocab_size": d.n_vocab,
         **blocks.rms_norm(_ARCH, config),
     }
+    if d.n_expert:
+        found[f"{_ARCH}.expert_count"] = d.n_expert
+        found[f"{_ARCH}.expert_used_count"] = config.integer("top_k_experts")
+        found[f"{_ARCH}.expert_feed_forward_length"] = d.n_ff_expert
     if config.has("final_logit_softcapping"):
         found[f"{_ARCH}.final_logit_softcapping"] = config.number("final_logit_softcapping")
     return found
@@ -184,7 +221,6 @@ def _frequencies(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32
 
 def _check(config: Config, d: Dims) -> None:
     blocks.require(config, "hidden_activation", "gelu_pytorch_tanh")
-    blocks.require(config, "enable_moe_block", False)
     blocks.require(config, "attention_bias", False)
     blocks.require(config, "use_bidirectional_attention", None, "vision")
     for layers, kind in (("full_attention", "proportional"), ("sliding_attention", "default")):
@@ -208,7 +244,8 @@ GEMMA4 = Family(
         ),
         **_attention(),
         **_feed_forward(),
-        **_per_layer(),
+        **_experts(),
+        **per_layer_embeddings(),
     },
     metadata=_metadata,
     dims=_dims,

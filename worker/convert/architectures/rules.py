@@ -103,6 +103,8 @@ class Rule:
     """Only layers of this kind have it, see `Dims.kinds`."""
     keep_f32: bool = False
     """Stored as F32 in every output type."""
+    pads_rows: bool = False
+    """Rows that the source lacks at its end are zeros."""
 
 
 def transposed(sources: Sequence[Array], _d: Dims) -> Array:

@@ -1,0 +1,144 @@
+"""Gemma 3n, its text part: four streams that layers predict and correct, an embedding per layer.
+
+llama.cpp has most of the sizes fixed, as the two published models have them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import NormalDist
+
+from worker.convert.architectures import blocks
+from worker.convert.architectures.gemma4 import per_layer_embeddings
+from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules, Shape
+from worker.convert.config import Config
+from worker.errors import ModelError
+
+_ARCH = "gemma3n"
+_STREAMS, _LAUREL_RANK, _PER_LAYER = 4, 64, 256
+_CACHING_LAYERS = 20
+"""Layers behind them read the caches of the last two."""
+_SPARSE_LAYERS = 10
+
+
+def _dims(config: Config) -> Dims:
+    widths = config.values.get("intermediate_size")
+    if isinstance(widths, list) and len(set(widths)) == 1:
+        config = Config({**config.values, "intermediate_size": widths[0]}, config.name)
+    return replace(Dims.of(config), more={"per_layer": _PER_LAYER})
+
+
+def _metadata(config: Config, d: Dims) -> Metadata:
+    sliding = [kind == "sliding_attention" for kind in config.items("layer_types")]
+    return {
+        **blocks.common_metadata(_ARCH, config, d),
+        **blocks.rms_norm(_ARCH, config),
+        **blocks.rope_metadata(_ARCH, config, d.head_dim, "full_attention", 1e6),
+        f"{_ARCH}.rope.freq_base_swa": config.rope(
+            "sliding_attention", config.number("rope_local_base_freq", default=1e4)
+        ).theta,
+        f"{_ARCH}.attention.sliding_window": config.integer("sliding_window"),
+        f"{_ARCH}.attention.sliding_window_pattern": sliding,
+        f"{_ARCH}.attention.shared_kv_layers": max(0, d.n_layers - _CACHING_LAYERS),
+        f"{_ARCH}.final_logit_softcapping": config.number("final_logit_softcapping", default=30.0),
+        f"{_ARCH}.embedding_length_per_layer_input": _PER_LAYER,
+        f"{_ARCH}.altup.active_idx": 0,
+        f"{_ARCH}.altup.num_inputs": _STREAMS,
+        f"{_ARCH}.activation_sparsity_scale": [
+            NormalDist().inv_cdf(share) if share > 0 else float("-inf") for share in _sparsity(d)
+        ],
+    }
+
+
+def _sparsity(d: Dims) -> list[float]:
+    return [0.95 if i < _SPARSE_LAYERS else 0.0 for i in range(d.n_layers)]
+
+
+def _check(config: Config, d: Dims) -> None:
+    blocks.require(config, "hidden_activation", "gelu_pytorch_tanh")
+    blocks.require(config, "altup_num_inputs", _STREAMS)
+    blocks.require(config, "altup_active_idx", 0)
+    blocks.require(config, "altup_correct_scale", True)
+    blocks.require(config, "laurel_rank", _LAUREL_RANK)
+    blocks.require(config, "hidden_size_per_layer_input", _PER_LAYER)
+    blocks.require(config, "final_logit_softcapping", 30.0)
+    blocks.require(config, "num_kv_shared_layers", max(0, d.n_layers - _CACHING_LAYERS))
+    blocks.require(config, "activation_sparsity_pattern", _sparsity(d))
+    if config.rope("full_attention").kind != "default":
+        raise ModelError(f"{config.name}: rope scaling is not known for this family in llama.cpp")
+
+
+def _streams() -> Rules:
+    """How the streams are made, mixed and joined again."""
+
+    def of(target: str, shape: Shape) -> Rule:
+        return Rule(f"blk.{{i}}.{target}.weight", shape)
+
+    altup, laurel = f"{blocks.LAYER}.altup", f"{blocks.LAYER}.laurel"
+    rules: dict[str, Rule] = {
+        f"model.altup_{source}.{{e}}.weight": Rule(
+            f"altup_{target}.weight",
+            lambda d: (_STREAMS - 1, d.n_embd, d.n_embd),
+            stack=lambda d: _STREAMS - 1,
+        )
+        for source, target in (
+            ("projections", "proj"),
+            ("unembed_projections", "unembd_proj"),
+        )
+    }
+    return rules | {
+        f"{altup}.correct_output_scale": of("altup_correct_scale", blocks.vector),
+        f"{altup}.correction_coefs.weight": replace(
+            of("altup_correct_coef", lambda d: (_STREAMS, _STREAMS)), keep_f32=True
+        ),
+        f"{altup}.prediction_coefs.weight": replace(
+            of("altup_predict_coef", lambda d: (_STREAMS**2, _STREAMS)), keep_f32=True
+        ),
+        f"{altup}.modality_router.weight": of("altup_router", lambda d: (_STREAMS, d.n_embd)),
+        f"{altup}.router_norm.weight": of("altup_router_norm", blocks.vector),
+        f"{laurel}.linear_left.weight": of("laurel_l", lambda d: (_LAUREL_RANK, d.n_embd)),
+        f"{laurel}.linear_right.weight": of("laurel_r", lambda d: (d.n_embd, _LAUREL_RANK)),
+        f"{laurel}.post_laurel_norm.weight": of("laurel_post_norm", blocks.vector),
+    }
+
+
+def _padded(rules: Rules) -> Rules:
+    """Tokens that stand for images and sounds have no rows of their own."""
+    name = "model.embed_tokens_per_layer.weight"
+    rule = rules[name]
+    assert isinstance(rule, Rule)
+    return {**rules, name: replace(rule, pads_rows=True)}
+
+
+GEMMA3N = Family(
+    architecture=_ARCH,
+    names=("Gemma3nForCausalLM",),
+    rules={
+        **blocks.embeddings(),
+        f"{blocks.LAYER}.input_layernorm.weight": blocks.norm("blk.{i}.attn_norm"),
+        f"{blocks.LAYER}.post_attention_layernorm.weight": blocks.norm(
+            "blk.{i}.post_attention_norm"
+        ),
+        f"{blocks.LAYER}.pre_feedforward_layernorm.weight": blocks.norm("blk.{i}.ffn_norm"),
+        f"{blocks.LAYER}.post_feedforward_layernorm.weight": blocks.norm("blk.{i}.post_ffw_norm"),
+        **blocks.attention(biases=False),
+        **blocks.head_norms(),
+        **blocks.gated_mlp(),
+        **_padded(per_layer_embeddings()),
+        **_streams(),
+    },
+    metadata=_metadata,
+    dims=_dims,
+    check=_check,
+)
+
+GEMMA3N_MULTIMODAL = replace(
+    GEMMA3N,
+    names=("Gemma3nForConditionalGeneration",),
+    section="text_config",
+    roots=("model.", "model.language_model."),
+    ignored=(r"model\.(vision_tower|audio_tower|embed_vision|embed_audio)\..*",),
+)
+"""Its text part; what sees and hears is left out."""
+
+FAMILIES = (GEMMA3N, GEMMA3N_MULTIMODAL)
