@@ -20,6 +20,7 @@ class Pooling(IntEnum):
     MEAN = 1
     CLS = 2
     LAST = 3
+    RANK = 4
 
 
 _FLAGS = {

@@ -113,7 +113,9 @@ class Bar:
         share = done_bytes / total_bytes if total_bytes else 1.0
         rate = self._pace.rate(done_bytes)
         text = f" {share:4.0%} {phase:<8}"
-        if rate:
+        if total_bytes > 1:  # A check has no bytes.
+            text += f" {_size(done_bytes):>8} / {_size(total_bytes)}"
+        if rate and total_bytes > 1:
             remaining = (total_bytes - done_bytes) / rate
             text += f" {rate / 1e6:7.0f} MB/s  {_clock(remaining)} left"
         width = max(10, shutil.get_terminal_size().columns - len(text) - 3)
@@ -143,6 +145,14 @@ class Bar:
             self._drawn = False
         self._stream.write(sentence + "\n")
         self._stream.flush()
+
+
+def _size(n_bytes: int) -> str:
+    """In powers of 1000, as disks and rates are counted."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:.1f} {unit}"
+    return f"{n_bytes} B"
 
 
 def _clock(seconds: float) -> str:

@@ -27,17 +27,17 @@ _GEMMA3_DEFAULTS: Mapping[str, Any] = {
 """What the multimodal checkpoints' `text_config` leaves out."""
 
 
-def _norms() -> Rules:
-    """Norms before and after both halves of a layer; weights are stored less one."""
+def norms(plus: float = 1.0) -> Rules:
+    """Norms before and after both halves of a layer; weights are stored less `plus`."""
     layer = "model.layers.{i}"
     return {
-        f"{layer}.input_layernorm.weight": blocks.norm("blk.{i}.attn_norm", plus=1.0),
+        f"{layer}.input_layernorm.weight": blocks.norm("blk.{i}.attn_norm", plus=plus),
         f"{layer}.post_attention_layernorm.weight": blocks.norm(
-            "blk.{i}.post_attention_norm", plus=1.0
+            "blk.{i}.post_attention_norm", plus=plus
         ),
-        f"{layer}.pre_feedforward_layernorm.weight": blocks.norm("blk.{i}.ffn_norm", plus=1.0),
+        f"{layer}.pre_feedforward_layernorm.weight": blocks.norm("blk.{i}.ffn_norm", plus=plus),
         f"{layer}.post_feedforward_layernorm.weight": blocks.norm(
-            "blk.{i}.post_ffw_norm", plus=1.0
+            "blk.{i}.post_ffw_norm", plus=plus
         ),
     }
 
@@ -53,7 +53,7 @@ def _head_norms() -> Rules:
 
 _RULES: Rules = {
     **blocks.embeddings(norm_plus=1.0),
-    **_norms(),
+    **norms(),
     **blocks.attention(biases=False),
     **blocks.gated_mlp(),
 }

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import NormalDist
 
-from worker.convert.architectures import blocks
-from worker.convert.architectures.gemma4 import per_layer_embeddings
+from worker.convert.architectures import blocks, gemma
+from worker.convert.architectures.gemma4 import per_layer_embeddings, text_part
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules, Shape
 from worker.convert.config import Config
 from worker.errors import ModelError
@@ -115,12 +115,7 @@ GEMMA3N = Family(
     names=("Gemma3nForCausalLM",),
     rules={
         **blocks.embeddings(),
-        f"{blocks.LAYER}.input_layernorm.weight": blocks.norm("blk.{i}.attn_norm"),
-        f"{blocks.LAYER}.post_attention_layernorm.weight": blocks.norm(
-            "blk.{i}.post_attention_norm"
-        ),
-        f"{blocks.LAYER}.pre_feedforward_layernorm.weight": blocks.norm("blk.{i}.ffn_norm"),
-        f"{blocks.LAYER}.post_feedforward_layernorm.weight": blocks.norm("blk.{i}.post_ffw_norm"),
+        **gemma.norms(plus=0.0),
         **blocks.attention(biases=False),
         **blocks.head_norms(),
         **blocks.gated_mlp(),
@@ -132,13 +127,4 @@ GEMMA3N = Family(
     check=_check,
 )
 
-GEMMA3N_MULTIMODAL = replace(
-    GEMMA3N,
-    names=("Gemma3nForConditionalGeneration",),
-    section="text_config",
-    roots=("model.", "model.language_model."),
-    ignored=(r"model\.(vision_tower|audio_tower|embed_vision|embed_audio)\..*",),
-)
-"""Its text part; what sees and hears is left out."""
-
-FAMILIES = (GEMMA3N, GEMMA3N_MULTIMODAL)
+FAMILIES = (GEMMA3N, text_part(GEMMA3N, "Gemma3nForConditionalGeneration"))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from worker.convert.architectures import blocks, experts
+from worker.convert.architectures import blocks, experts, gemma
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules, Shape
 from worker.convert.config import Config
 from worker.errors import ModelError
@@ -233,12 +233,7 @@ GEMMA4 = Family(
     names=("Gemma4ForCausalLM",),
     rules={
         **blocks.embeddings(),
-        f"{blocks.LAYER}.input_layernorm.weight": blocks.norm("blk.{i}.attn_norm"),
-        f"{blocks.LAYER}.post_attention_layernorm.weight": blocks.norm(
-            "blk.{i}.post_attention_norm"
-        ),
-        f"{blocks.LAYER}.pre_feedforward_layernorm.weight": blocks.norm("blk.{i}.ffn_norm"),
-        f"{blocks.LAYER}.post_feedforward_layernorm.weight": blocks.norm("blk.{i}.post_ffw_norm"),
+        **gemma.norms(plus=0.0),
         f"{blocks.LAYER}.layer_scalar": Rule(
             "blk.{i}.layer_output_scale.weight", lambda d: (1,), optional=True
         ),
@@ -253,13 +248,16 @@ GEMMA4 = Family(
     check=_check,
 )
 
-GEMMA4_MULTIMODAL = replace(
-    GEMMA4,
-    names=("Gemma4ForConditionalGeneration",),
-    section="text_config",
-    roots=("model.", "model.language_model."),
-    ignored=(r"model\.(vision_tower|audio_tower|embed_vision|embed_audio)\..*",),
-)
-"""Its text part; what sees and hears is left out."""
 
-FAMILIES = (GEMMA4, GEMMA4_MULTIMODAL)
+def text_part(family: Family, name: str) -> Family:
+    """Of a multimodal checkpoint; what sees and hears is left out."""
+    return replace(
+        family,
+        names=(name,),
+        section="text_config",
+        roots=("model.", "model.language_model."),
+        ignored=(r"model\.(vision_tower|audio_tower|embed_vision|embed_audio)\..*",),
+    )
+
+
+FAMILIES = (GEMMA4, text_part(GEMMA4, "Gemma4ForConditionalGeneration"))

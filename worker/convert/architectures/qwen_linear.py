@@ -227,24 +227,22 @@ QWEN3_NEXT = Family(
     check=_check_experts,
 )
 
-QWEN3_5 = Family(
+QWEN3_5_MOE = replace(
+    QWEN3_NEXT,
+    architecture="qwen35moe",
+    names=("Qwen3_5MoeForCausalLM",),
+    rules=_rules(_TILED_LINEAR, _EXPERTS),
+    metadata=lambda config, d: _qwen35("qwen35moe", config, d),
+)
+
+QWEN3_5 = replace(
+    QWEN3_5_MOE,
     architecture="qwen35",
     names=("Qwen3_5ForCausalLM",),
     rules=_rules(_TILED_LINEAR, blocks.gated_mlp()),
     metadata=lambda config, d: _qwen35("qwen35", config, d),
     dims=_dims,
-    ignored=_AHEAD,
     check=_check,
-)
-
-QWEN3_5_MOE = Family(
-    architecture="qwen35moe",
-    names=("Qwen3_5MoeForCausalLM",),
-    rules=_rules(_TILED_LINEAR, _EXPERTS),
-    metadata=lambda config, d: _qwen35("qwen35moe", config, d),
-    dims=_expert_dims,
-    ignored=_AHEAD,
-    check=_check_experts,
 )
 
 
