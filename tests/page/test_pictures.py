@@ -98,8 +98,9 @@ def test_both_views_fit(browser: Any, busy: WorkerProcess, scheme: str, width: i
 def test_a_terminal(browser: Any, tmp_path: Path) -> None:
     """A start with a download, while it goes on and when it is over, and a plan."""
     with running_hub() as hub:
-        hub.repos["o/r"] = Repo({"m.gguf": bundled_gguf("f32").read_bytes()})
-        hub.chunk_delay_seconds = 0.6
+        # Nobody reads what stands behind the tensors; progress comes every 10 MB.
+        hub.repos["o/r"] = Repo({"m.gguf": bundled_gguf("f32").read_bytes() + bytes(60 << 20)})
+        hub.chunk_delay_seconds = 0.08
         env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "TERM": "xterm"}
         command = ["--model", "hf:o/r::file=m.gguf"]
         started = on_a_terminal([*installed(), *command], environment(tmp_path / "cache", env))
