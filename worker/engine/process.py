@@ -57,6 +57,8 @@ log = get_logger()
 
 _PROGRESS_SECONDS = 0.1
 _PR_SET_PDEATHSIG = 1
+_EXPECTED_WARNINGS = ("training context overflow", "dummy tokens")
+"""Of a pool that holds more than one sequence may have, and of a plan without a vocabulary."""
 
 
 @dataclass(slots=True)
@@ -320,8 +322,8 @@ def _watch_parent(started: threading.Event) -> None:
 
 def _forward_log(level: library.LogLevel, line: str) -> None:
     """llama.cpp's warnings are ours; the rest of its talk is for debugging."""
-    # It warns of a pool that holds more than one sequence may have; ours never goes beyond that.
-    told = level in ("warning", "error") and "training context overflow" not in line
+    is_expected = any(words in line for words in _EXPECTED_WARNINGS)
+    told = level in ("warning", "error") and not is_expected
     getattr(log, level if told else "debug")("engine.native", line=line)
 
 
