@@ -22,7 +22,8 @@ import torch  # type: ignore[import-not-found]
 import transformers  # type: ignore[import-not-found]
 from safetensors.torch import save_file
 
-from tests.convert.parity_models import COMMON, GAIN, MODELS, N_VOCAB
+from tests.convert.parity_models import MODELS
+from tests.convert.parity_settings import COMMON, GAIN, N_VOCAB
 
 DATA = Path(__file__).parents[1] / "data/parity"
 N_TOKENS = 24
