@@ -36,28 +36,17 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         "float16",
     ),
     "mistral": ("MistralConfig", {"head_dim": 32, "sliding_window": None}, "bfloat16"),
-    "mixtral": (
-        "MixtralConfig",
-        LOCAL_EXPERTS,
-        "bfloat16",
-    ),
+    "mixtral": ("MixtralConfig", LOCAL_EXPERTS, "bfloat16"),
     "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}, "bfloat16"),
     "qwen2-moe": (
         "Qwen2MoeConfig",
-        {
-            **EXPERTS,
-            "shared_expert_intermediate_size": 32,
-        },
+        {**EXPERTS, "shared_expert_intermediate_size": 32},
         "bfloat16",
     ),
     "qwen3": ("Qwen3Config", {"head_dim": 32, "tie_word_embeddings": True}, "bfloat16"),
     "qwen3-moe": (
         "Qwen3MoeConfig",
-        {
-            **EXPERTS,
-            "head_dim": 16,
-            "norm_topk_prob": True,
-        },
+        {**EXPERTS, "head_dim": 16, "norm_topk_prob": True},
         "bfloat16",
     ),
     "gemma-2": (
@@ -225,11 +214,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         | {"partial_rotary_factor": 0.5, "n_group": 1, "topk_group": 1},
         "bfloat16",
     ),
-    "deepseek-v2": (
-        "DeepseekV2Config",
-        LATENT,
-        "bfloat16",
-    ),
+    "deepseek-v2": ("DeepseekV2Config", LATENT, "bfloat16"),
     "deepseek-v3": (
         "DeepseekV3Config",
         LATENT | {"rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
