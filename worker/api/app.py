@@ -34,8 +34,11 @@ ROUTES = [
 
 
 async def build_schemas(state: AppState) -> None:
-    """Build what checks the bodies, a route at a time: a start has better to do before it has sent
-    the engine its model, and the first request should not wait for it."""
+    """Build the validators of all bodies, one route at a time.
+
+    They are not built at import, since starting the engine comes first, and not by the first
+    request, since it would have to wait.
+    """
     for route in ROUTES:
         if (body := route.body_of(state)) is not None:
             body.model_rebuild()

@@ -1,6 +1,6 @@
 """A choice's pieces as blocks that begin, grow and end one after the other.
 
-So the dialects send them that name each part of an answer. Pure state, any thread.
+Anthropic's messages and OpenAI's responses send an answer so. Pure state, any thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Block:
     index: int
     kind: Kind
     text: str = ""
-    """What it has come to; of a call, its arguments."""
+    """All of its text so far; of a call, its arguments."""
     id: str = ""
     name: str = ""
 
@@ -28,7 +28,7 @@ class Step(NamedTuple):
     what: Literal["begun", "grown", "ended"]
     block: Block
     text: str = ""
-    """By which it has grown."""
+    """The text that was added."""
 
 
 class Blocks:

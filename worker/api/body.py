@@ -1,7 +1,7 @@
 """From a request's bytes to a frozen pydantic model; nothing behind it sees a dict.
 
-`Body` is the base of the worker's own schemas, where an unknown field is an error; `OpenBody` of
-all other dialects', where null is absent and unknown fields are ignored by name. Sizes are checked
+`Body` is the base of the worker's own schemas, where an unknown field is an error. `OpenBody` is
+the base of all others, where null counts as absent and unknown fields are ignored by name. Sizes are checked
 before anything is built from them. Runs on the API process's event loop.
 """
 
@@ -56,7 +56,7 @@ def _whole(value: Any) -> Any:
 
 
 class Body(BaseModel):
-    """A closed object: a field that it does not have is refused by name."""
+    """A closed object: an unknown field is refused by name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
@@ -69,7 +69,7 @@ class Body(BaseModel):
 
 
 class OpenBody(BaseModel):
-    """An open object: null is absent, and what it does not know is left in `model_extra`."""
+    """An open object: null counts as absent, and unknown fields are left in `model_extra`."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, defer_build=True)
 
@@ -87,7 +87,7 @@ class OpenBody(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """The schema with every other name of a field in it, and null where it may be absent."""
+        """The schema with the aliases of each field, and null where a field may be absent."""
         schema = handler(core)
         plain = handler.resolve_ref_schema(schema)
         properties, required = plain.get("properties", {}), plain.get("required", ())
@@ -195,7 +195,7 @@ def is_deep(value: object) -> bool:
 
 
 def ignored_fields(body: object) -> list[str]:
-    """The names of the fields that open objects were sent and do not know, at most 32."""
+    """The names of unknown fields in open objects, at most 32."""
     return list(islice(dict.fromkeys(_extras(body, "")), MAX_FAULTS))
 
 

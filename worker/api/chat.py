@@ -33,7 +33,7 @@ MAX_CALLS = 256
 
 
 def json_kind(value: object) -> str:
-    """The tag of the branch that a value of this JSON type was meant for."""
+    """The branch of a union for a value of this JSON type."""
     if isinstance(value, str):
         return "~text"
     if isinstance(value, list | tuple):
@@ -178,12 +178,12 @@ def chat_prompt(body: TemplateBody, state: AppState, *, tools: bool = True) -> C
 
 
 def _defaults() -> dict[str, Any]:
-    """What templates' authors expect to be told, and what some of them ask by another name."""
+    """Variables that chat templates read, some of them under a second name."""
     return {"enable_thinking": True, "date_string": datetime.now().strftime("%d %b %Y")}
 
 
 def _parsed(arguments: str | JsonObject) -> Any:
-    """A call's arguments as an object; text that is none, or too deep a one, stays text."""
+    """A call's arguments as an object; text that is none, or is nested too deeply, stays text."""
     if not isinstance(arguments, str):
         return arguments
     try:

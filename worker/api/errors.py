@@ -128,8 +128,10 @@ OPENAI_PATHS = ("/chat/completions", "/completions", "/embeddings", "/models", "
 
 
 def dialect_of(path: str) -> str:
-    """Whose error form a path speaks: everything under /v1 that is not the worker's own is
-    OpenAI's, but for Anthropic's messages."""
+    """The dialect in whose form a path's errors are sent.
+
+    Everything under /v1 is OpenAI's, except Anthropic's messages and the worker's own paths.
+    """
     if path.startswith("/v1/messages"):
         return "anthropic"
     if path.startswith(("/v1/", *OPENAI_PATHS, "/rerank")) and not path.startswith(NATIVE_PATHS):
@@ -155,7 +157,7 @@ def openai_error(
 
 
 def _with_errors(code: str, message: str, details: Mapping[str, Any]) -> dict[str, Any]:
-    """What the engine refused names one `field`; a bad request always has a list of errors."""
+    """The details with a list of errors; a refusal by the engine names one `field` instead."""
     known = dict(details)
     name = known.pop("field", None)
     if code in ("INVALID_REQUEST", "CONTEXT_LENGTH_EXCEEDED") and "errors" not in known:

@@ -30,8 +30,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # A collection of garbage holds up everything: 50 ms when it walks through all modules and
-        # settings, which stay for good, and 20 ms when a thousand requests wait. Few are needed.
+        # A garbage collection stops the event loop: for 50 ms when it walks through all modules
+        # and settings, for 20 ms when a thousand requests wait. What stays for good is left out.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)

@@ -62,7 +62,7 @@ class Output:
         self._started_at = self._first_at = 0.0
 
     def take(self, event: StreamEvent) -> list[Piece]:
-        """What an event adds.
+        """The pieces that an event adds.
 
         Raises:
             WorkerError: the job failed.

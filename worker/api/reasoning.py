@@ -66,9 +66,9 @@ class ReasoningSplitter:
         self._inside = is_open(marks, prompt_end)
         self._held = ""
         self._blank = ""
-        """Blanks at the end of the reasoning so far; they vanish with the block."""
+        """Blanks at the end of the reasoning so far; they are dropped when the block ends."""
         self._at_start = True
-        """Of the answer or of a block: blanks that come now vanish."""
+        """Of the answer, or of a block: blanks there are dropped."""
         self._said_anything = self._has_thought = False
 
     def feed(self, text: str) -> list[Piece]:

@@ -28,7 +28,7 @@ class AppState:
     """On the `time.monotonic()` clock."""
     request_shutdown: Callable[[], None]
     accepted: Turnstile = field(default_factory=Turnstile)
-    """Jobs that the engine has taken go on through it."""
+    """Accepted jobs pass through it, one at a time."""
     body_bytes: int = 0
     """Of bodies that are being read."""
 

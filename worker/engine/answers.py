@@ -18,8 +18,10 @@ class Answers:
         """Of tokens that are whole characters."""
 
     def take_plainly(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
-        """Take a token that is whole text by itself, as most are; false, and nothing is done, where
-        more has to be looked at."""
+        """Take a token that is whole text by itself, as most are.
+
+        Returns false, and does nothing, where more has to be looked at.
+        """
         if not sequence.holds_nothing or len(sequence.tokens) + 1 >= sequence.n_most:
             return False
         text = self._texts.get(token)

@@ -1,4 +1,4 @@
-"""The engine process's receiving end: commands in, checked work on to the loop.
+"""The engine process's receiving end: takes commands, checks them and gives work to the loop.
 
 Prompts are rendered and tokenised and samplers built here, while the engine thread computes:
 llama.cpp's vocabulary may be read from any thread, and native calls do not hold the GIL. The
@@ -40,7 +40,7 @@ from worker.wire.work import (
 log = get_logger()
 
 LONG_WORK = 50_000
-"""Characters or token ids from which on a request is prepared beside the small ones."""
+"""A request of this many characters or token ids is prepared by the thread for long ones."""
 
 
 class Intake:
@@ -133,7 +133,7 @@ class Intake:
                 self._end(request_id, Answered(request_id, self._prove_residency()))
 
     def _end(self, request_id: int, event: Answered | Failed) -> None:
-        """Send the end of a request that has not got to the loop, unless a cancel was first."""
+        """Send the end of a request that the loop does not have, unless it was cancelled before."""
         with self._lock:
             if request_id not in self._preparing:
                 return

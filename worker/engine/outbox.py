@@ -13,15 +13,15 @@ from worker.wire.transport import SyncChannel
 class Outbox:
     """Sends the loop's frames from a thread of its own.
 
-    Sending wakes the parent, which the system likes to run right where the sender runs: the
-    engine thread would wait for it, and with it all threads of the next step.
+    Sending wakes the parent, and the system tends to run it on the sender's core. There it would
+    hold up the engine thread, and with it all threads of the next step.
     """
 
     MAX_FRAMES = 256
     """Then the loop waits for a parent that does not read."""
 
     def __init__(self, channel: SyncChannel) -> None:
-        # Without a lock in Python: the code around a step runs cold, so each line of it counts.
+        # This queue takes no lock in Python.
         self._frames: queue.SimpleQueue[list[Event] | threading.Event] = queue.SimpleQueue()
         self._channel = channel
         threading.Thread(target=self._send_all, name="outbox", daemon=True).start()

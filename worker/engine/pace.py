@@ -1,7 +1,7 @@
 """How much of a prompt goes into a step beside running streams. Plain Python; engine thread.
 
-A step takes what its decode rows take, and so much for each prompt token in it. Both are measured
-as they come, and the next step gets as many prompt tokens as keep the running streams' pace.
+A step takes the time of its decode rows and a time for each prompt token. Both are measured as the
+steps go by, and the next step gets as many prompt tokens as the running streams' pace allows.
 """
 
 from __future__ import annotations

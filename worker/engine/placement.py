@@ -21,15 +21,17 @@ _MORE_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Streams go over to idle slots: (stream, from, to)."""
+    """Streams that move to idle slots: (stream, from, to)."""
 
     moves: list[tuple[Sequence, Slot, Slot]]
     saved: int
-    """Passes a step."""
+    """Passes that each step is spared."""
 
     def saves(self, seconds_per_pass: float) -> float:
-        """Seconds until the first of the answers ends: each goes on for as long again as it has,
-        for all that is known."""
+        """Seconds saved until the first of these answers ends.
+
+        An answer is expected to go on for as many tokens as it has, and a few more.
+        """
         streams = (stream for stream, _, _ in self.moves)
         n_left = (min(s.n_most - len(s.tokens), s.n_out + _MORE_TOKENS) for s in streams)
         return self.saved * seconds_per_pass * min(n_left)

@@ -91,7 +91,7 @@ def main() -> None:
         os._exit(0)  # the parent died before it could speak
     configure(config.log_level, config.log_format, config.worker_id)
     library.log.listener = _forward_log
-    # While the engine loads nobody else reads the pipe, so its end must be noticed aside.
+    # While the engine loads nobody reads the pipe, so another thread watches for its end.
     started = threading.Event()
     threading.Thread(target=_watch_parent, args=(started,), daemon=True).start()
     try:
@@ -102,7 +102,7 @@ def main() -> None:
     started.set()
     library.on_abort(lambda message: log.error("engine.native_abort", line=message))
     gc.collect()
-    gc.freeze()  # what is there now stays for good: no pause between two steps to walk through it
+    gc.freeze()  # what is there now stays for good; no collection between two steps looks at it
     _serve(engine, channel, BlackBox(options.black_box))
 
 

@@ -41,7 +41,7 @@ class EngineListener(Protocol):
     """Whom the guardian reports to."""
 
     def report(self, progress: Progress) -> None:
-        """A start has come so far."""
+        """How far a start has come."""
 
     def on_ready(self) -> None:
         """An engine serves: the first one, or a replacement."""
@@ -89,7 +89,7 @@ class Guardian:
         self.info: EngineInfo | None = None
         """Of the engine that serves now, or of the last one that did."""
         self.resumed_at = 0.0
-        """When this process last went on after it had stood still itself."""
+        """When this process itself last went on, after it had been suspended."""
         self.fatal: asyncio.Future[WorkerError] = asyncio.get_running_loop().create_future()
         """Set once, when the worker can serve no longer and has to leave with that error."""
         self._settings = settings
@@ -149,7 +149,7 @@ class Guardian:
     # --- spawn, replace, give up ---
 
     async def _guard(self, config: LoadModel) -> None:
-        """One engine after the other, until there is no sense in the next."""
+        """One engine after the other, until another one would make no sense."""
         while True:
             how = await self._one_engine(config)
             if not self._first_ready.done():

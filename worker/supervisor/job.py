@@ -92,7 +92,7 @@ class Job:
         self.engine_restarts = 0
         """Engines that died while they generated its answer."""
         self.crashes_spent = 0
-        """Of those that it may survive."""
+        """How many of those count against `--survive-crashes`."""
         self.is_suspect = False
         """Whether the last crash was blamed on it."""
         self.deadline: asyncio.TimerHandle | None = None
@@ -194,7 +194,7 @@ class Job:
             self._wake()
 
     def submission(self) -> Work:
-        """What the engine is sent: the work, and behind a crash what is left of it to do.
+        """What the engine is sent: the work, or after a crash what is left of it.
 
         A deterministic answer is computed once more from the prompt on, so that its bits stay
         those of a single run; others go on behind the tokens that were sent.

@@ -213,7 +213,7 @@ class Supervisor:
         return job
 
     def _send(self, job: Job) -> None:
-        """Give the job to the engine; one that cannot be written down ends here, alone."""
+        """Give the job to the engine; one that cannot be pickled ends here, alone."""
         try:
             self._guardian.send(Submit(job.request_id, job.submission()))
         except (ValueError, TypeError, RecursionError, pickle.PicklingError) as error:

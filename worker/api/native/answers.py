@@ -89,7 +89,7 @@ class Info(TypedDict):
     engine: AnyObject | None
     residency: AnyObject | None
     engine_crashes: list[EngineCrash]
-    """Of this worker's engines, the last 16, newest last; another engine followed each."""
+    """The last 16 crashes of its engine, newest last."""
 
 
 class Inference(TypedDict):

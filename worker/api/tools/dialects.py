@@ -34,7 +34,7 @@ class Dialect:
 
     @property
     def beginnings(self) -> tuple[str, ...]:
-        """Everything that may stand in a section of calls, as far as it is literal."""
+        """All literal texts that may stand in a section of calls."""
         begins = (form.begins for form in self.forms if isinstance(form, NamedCall | TaggedCall))
         return self.marks + tuple(begin for begin in begins if begin)
 

@@ -109,7 +109,7 @@ class ChatTemplate:
         return _until_final_message(text, prompt) if prompt.continue_final_message else text
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A developer speaks as the system where the template does not know the one."""
+        """A developer's message is the system's where the template does not know that role."""
         flat = dict(message)
         if flat.get("role") == "developer" and not self._knows_developer:
             flat["role"] = "system"

@@ -36,5 +36,5 @@ def template_of(model: Model, file: str | None) -> ChatTemplate | None:
 
 
 def template_metadata(template: ChatTemplate | None) -> dict[str, str]:
-    """The template in force, which may stand in the place of the file's own."""
+    """The template in use as metadata: an operator's replaces the file's own."""
     return {"tokenizer.chat_template": template.source} if template is not None else {}
