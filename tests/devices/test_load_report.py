@@ -98,7 +98,7 @@ def test_every_telling_line_is_read() -> None:
     assert report.layer_devices == dict.fromkeys(range(3), "CUDA0")
     assert (report.offloaded_layers, report.total_layers) == (3, 3)
     assert report.kv_layer_devices == {0: "CUDA0", 1: "CUDA0"}
-    assert report.kv_layers_announced == report.kv_layers_told == 2
+    assert report.kv_layers_announced == report.kv_layers_placed == 2
     assert report.kv_bytes == mib(2048 + 512 + 12.5)
     assert report.splits == 2
     assert report.overridden == {"token_embd.weight": "CUDA0"}
@@ -159,7 +159,7 @@ def test_a_layer_with_two_caches_counts_both() -> None:
         "layers = 1, size =    1.50 MiB",
     ]
     report = parse(lines)
-    assert report.kv_layers_told == 2
+    assert report.kv_layers_placed == 2
     assert report.kv_layer_devices[3] == "CUDA0 and CPU"
     assert report.buffers == [Buffer("recurrent", "CPU", mib(1.5))]
     assert report.kv_bytes == mib(1.5)
@@ -194,6 +194,6 @@ def test_the_library_that_is_installed_speaks_these_words(
     context.close()
     model.close()
     assert {b.kind for b in report.buffers} == {"weights", "kv", "compute", "output"}
-    assert report.kv_layers_announced == report.kv_layers_told == 4
+    assert report.kv_layers_announced == report.kv_layers_placed == 4
     assert len(report.layer_devices) == 5
     assert report.splits >= 1

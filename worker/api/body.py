@@ -1,8 +1,8 @@
 """From a request's bytes to a frozen pydantic model; nothing behind it sees a dict.
 
 `Body` is the base of the worker's own schemas, where an unknown field is an error. `OpenBody` is
-the base of all others, where null counts as absent and unknown fields are ignored by name. Sizes are checked
-before anything is built from them. Runs on the API process's event loop.
+the base of all others, where null counts as absent and unknown fields are ignored by name. Sizes
+are checked before anything is built from them. Runs on the API process's event loop.
 """
 
 from __future__ import annotations

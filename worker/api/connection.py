@@ -1,7 +1,8 @@
 """One client's connection: uvicorn's protocol with bounds on what a client may hold open.
 
 A header has a size and a time limit, a body a time limit. The number of connections is bounded:
-when one too many comes, the one that has been silent for longest is closed. Runs on the API process's event loop.
+when one too many comes, the one that has been silent for longest is closed. Runs on the API
+process's event loop.
 """
 
 from __future__ import annotations

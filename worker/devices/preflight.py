@@ -52,7 +52,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The first of what the child tells, one after the other, on its standard output."""
+    """One of the messages that the child writes to its standard output: a step begins."""
 
     step: str
 

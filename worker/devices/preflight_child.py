@@ -1,4 +1,4 @@
-"""The child of `preflight.ask`: looks at wheel, device and model, and tells each answer at once.
+"""The child of `preflight.ask`: looks at wheel, device and model, and sends each answer at once.
 
 A process of its own, because any of these steps may end it.
 """
@@ -33,16 +33,16 @@ def main() -> None:
     os.dup2(2, 1)
     questions: Questions = pickle.load(sys.stdin.buffer)
 
-    def tell(message: Begun | Answered | Failed) -> None:
+    def send(message: Begun | Answered | Failed) -> None:
         pickle.dump(message, channel)
         channel.flush()
 
     try:
         for step, answer in _steps(questions):
-            tell(Begun(step))
-            tell(Answered(step, answer()))
+            send(Begun(step))
+            send(Answered(step, answer()))
     except WorkerError as error:
-        tell(Failed(error))
+        send(Failed(error))
     # Tearing native code down in order proves nothing and may fail.
     os._exit(0)
 

@@ -1,8 +1,7 @@
 """The input of one `llama_decode`, written straight into its native arrays.
 
 Owned by the engine thread. A batch is allocated once at its largest size. Rows go in through
-memoryviews: setting one element of a ctypes pointer or of a NumPy array costs several times more,
-and between two passes over a model's weights all of this code runs from cold caches.
+memoryviews: setting one element of a ctypes pointer or of a NumPy array costs several times more.
 """
 
 from __future__ import annotations

@@ -37,12 +37,13 @@ _COMPILER_LIMITS: dict[str, Any] = {
     "precompute_large_lexemes": False,  # takes as long as all of the rest, for masks that are fast
     "verbose_errors": False,
 }
-"""With them whatever compiles does so in less than 100 ms."""
+"""Within these bounds a grammar compiles in less than 100 ms, or is refused."""
 
 
 class GrammarVocabulary:
-    """A model's vocabulary as llguidance wants it, built once, for the first answer that has to
-    follow something: it takes time and memory (25 MB for 49,152 tokens)."""
+    """A model's vocabulary in llguidance's form, built once.
+
+    It takes time and memory (25 MB for 49,152 tokens), so the first constraint builds it."""
 
     def __init__(self, model: Model) -> None:
         self._model, self._lock = model, threading.Lock()
@@ -118,8 +119,10 @@ def compile_grammar(tokenizer: Any, grammar: str, field: str) -> Any:
 
 
 def _begins(matcher: Any) -> bool:
-    """Whether a first token can be taken: not so where a grammar has no end (`root ::= root`) or
-    more readings than can be kept."""
+    """Whether a first token can be taken.
+
+    It cannot where a grammar never ends (`root ::= root`) or has too many readings.
+    """
     allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     if matcher.is_error() or not allowed.any():
         return False
@@ -132,8 +135,10 @@ def _begins(matcher: Any) -> bool:
 
 
 class Follower:
-    """A constraint at one point of one answer. It is wholly given by its grammar, the prompt and
-    the tokens since: to go on elsewhere, follow it anew and `take` those tokens.
+    """A constraint at one point of one answer.
+
+    Its state follows from the grammar, the prompt and the tokens since. To go on in another engine,
+    follow the constraint anew and `take` those tokens.
 
     An answer that begins inside of a reasoning block which the chat template opened is free until
     that block is closed, but may not end in it.

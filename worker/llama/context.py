@@ -159,8 +159,10 @@ class Context:
         return self.model.can_truncate and not self.window
 
     def can_cut(self, slot: int, length: int) -> bool:
-        """Whether a sequence can go on from its first `length` positions: recurrent state stands
-        at its last one only, and of a window's cells the older ones give way to newer ones."""
+        """Whether a sequence can go on from its first `length` positions.
+
+        Recurrent state exists for the last position only, and the older cells of a window are
+        overwritten by newer ones."""
         if length and not self.model.can_truncate and length != self.last_position(slot) + 1:
             return False
         if not self.window:

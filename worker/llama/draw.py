@@ -81,15 +81,14 @@ class Cut:
         return kept if kept is None or len(kept) else None
 
     def _nucleus(self, weights: npt.NDArray[np.float32], total: float | None = None) -> int:
-        """How many of the weights, in falling order, first have `top_p` of all; 0: not even all of
-        these have it."""
+        """How many of the largest weights together reach `top_p`; 0 where these do not."""
         sums = weights.cumsum(dtype=np.float64)
         wanted = self.top_p * (sums[-1] if total is None else total)
         count = int(sums.searchsorted(wanted)) + 1
         return count if count <= len(sums) else (0 if total is not None else len(sums))
 
     def _nucleus_of_all(self, logits: Logits) -> npt.NDArray[np.intp]:
-        """Of ever more of the likeliest tokens, until they have it."""
+        """The nucleus, looked for among more and more of the likeliest tokens."""
         weights = _weights(logits)
         total = float(weights.sum(dtype=np.float64))
         guess = _FIRST_GUESS

@@ -164,7 +164,7 @@ def on_abort(listener: Callable[[str], None]) -> None:
 
 
 _kept_alive: list[Any] = []
-"""Callbacks that native code may call as long as this process lives."""
+"""Callbacks that native code may call until this process ends."""
 
 
 def folder() -> Path:

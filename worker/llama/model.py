@@ -258,10 +258,10 @@ class Model:
         return [*edges[:n_front], *found, *edges[n_front:]]
 
     def _cut_at_special_tokens(self, text: str) -> Iterator[str]:
-        """Parts of a long text that llama.cpp splits as it would the whole: each begins with a
-        special token, and white space in front of one, which it may take along, stays with it.
+        """Cut a long text before its special tokens, so that the parts' tokens are the whole's.
 
-        llama.cpp searches the rest of a text anew behind each special token in it.
+        White space that a special token may take along stays with it. In one piece a text takes
+        long: llama.cpp searches all the rest of it anew behind each special token.
         """
         start = 0
         for match in self._special_pattern.finditer(text):

@@ -1,4 +1,4 @@
-"""What llama.cpp is told to do otherwise than a file says, as the arrays that it reads.
+"""What llama.cpp is to take instead of what a file says, as the arrays that it reads.
 
 Whoever passes one on keeps it alive until the model is loaded.
 """

@@ -49,7 +49,7 @@ class Sampler:
             and constraint is None
             and not (sampling.logit_bias or _has_penalties(sampling))
         )
-        """The likeliest token, unless it is an end that is not wanted."""
+        """The likeliest token; where the answer may not end, the likeliest that does not end it."""
         self._cut = Cut(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         self._changes = Changes(
             _bias(model, sampling),
@@ -88,7 +88,7 @@ class Sampler:
         return token
 
     def _draw_allowed(self, follower: Follower, logits: npt.NDArray[np.float32]) -> int:
-        """Draw from what the constraint allows; a token that it refuses all the same goes."""
+        """Draw from what the constraint allows, again without each token that it still refuses."""
         ends = list(self._model.eog)
         if follower.is_waiting:
             left = logits.copy()
@@ -113,7 +113,7 @@ class Sampler:
         raise InferenceFailed("no token of this model can follow under the constraint")
 
     def follow_produced(self, tokens: Sequence[int]) -> None:
-        """Go behind tokens that another engine has drawn: constraint, penalties and dice."""
+        """Bring constraint, penalties and dice up to date with tokens that another engine drew."""
         self._n_drawn += len(tokens)
         for token in tokens:
             if self._follower is not None:

@@ -12,10 +12,10 @@ from worker.wire.messages import DecodeOutcome
 def warm_up(model: Model, context: Context) -> int:
     """Compute a prompt, then one token of every slot; returns a token that was drawn.
 
-    On a GPU the prompt is a full micro-batch, the largest step that the engine will ever take:
-    kernels are loaded and workspaces allocated by it, so what the device cannot hold shows here,
-    and not hours later in front of a user. A CPU allocates nothing while it computes, and would
-    need seconds; there the prompt is one token.
+    On a GPU the prompt is a full micro-batch, the largest step that the engine ever takes. It loads
+    kernels and allocates workspaces, so what the device cannot hold fails now and not hours later.
+    A CPU allocates nothing while it computes, and would need seconds; there the prompt is one
+    token.
 
     Raises:
         InsufficientVram: the device ran out of memory.

@@ -44,7 +44,7 @@ _DEFAULT_LENGTH = 16384
 _DEFAULT_BYTES = 128 * _MIB
 """…and for as much of all slots' sequences as this holds."""
 _MOST_CELLS = 1 << 20
-"""Where cells cost nothing: recurrent memory is of one size, however long the sequence."""
+"""For recurrent memory, which has one size however long the sequence is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ class _Planner:
         try:
             context = Context(self._model, options)
         except VramOom as error:
-            # Nothing is allocated here, so it is the settings that do not go with the model.
+            # Nothing is allocated here, so the fault is in the settings.
             raise ConfigError(
                 f"The model cannot run with {slots} slots of {length:,} tokens, --kv-type "
                 f"{settings.kv_type} and --flash-attention {settings.flash_attention}: "

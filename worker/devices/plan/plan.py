@@ -107,7 +107,7 @@ class Plan:
         return "\n".join(lines)
 
     def memory_map(self) -> list[str]:
-        """A row a part; the bars follow each other, to scale with what is available or needed."""
+        """One row for each part. Each bar begins where the last one ended; all have one scale."""
         rows = [
             (name, size, begin)
             for (name, size), begin in zip(
@@ -144,7 +144,7 @@ class Plan:
 
 
 def _bar(begin: float, share: float) -> str:
-    """A bar from `begin` on, in shares of the whole; something that is there is seen."""
+    """A bar that begins at `begin`, in shares of the whole; it is never too short to be seen."""
     first = round(begin * _BAR_WIDTH)
     n_cells = round((begin + share) * _BAR_WIDTH) - first
     if n_cells:

@@ -2,7 +2,7 @@
 
 Asks the selected device alone, on the engine process's intake thread and beside the engine thread,
 so nothing here may wait long or touch the context. Native drivers tend to end the process when
-their device is gone; so what can be asked without them is asked first.
+their device is gone, so other sources are asked first.
 """
 
 from __future__ import annotations

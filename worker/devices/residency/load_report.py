@@ -73,8 +73,8 @@ class LoadReport:
     total_layers: int | None = None
     kv_layer_devices: dict[int, str] = field(default_factory=dict)
     kv_layers_announced: int = 0
-    """Layers that the caches say they have, and those whose device is told."""
-    kv_layers_told: int = 0
+    """Layers that the caches say they have, and those whose device the log names."""
+    kv_layers_placed: int = 0
     kv_bytes: int = 0
     """From the caches' own sums, which are right even where nothing is allocated."""
     splits: int = 0
@@ -138,12 +138,12 @@ def _layer(report: LoadReport, match: re.Match[str]) -> None:
 
 
 def _kv_layer(report: LoadReport, match: re.Match[str]) -> None:
-    report.kv_layers_told += 1
+    report.kv_layers_placed += 1
     _state_layer(report, match)
 
 
 def _state_layer(report: LoadReport, match: re.Match[str]) -> None:
-    """A layer may keep several caches or states; they are together on one device or named both."""
+    """A layer may keep several caches or states; where they differ, both devices are named."""
     layer, device = int(match["layer"]), match["device"]
     known = report.kv_layer_devices.get(layer, device)
     report.kv_layer_devices[layer] = (

@@ -158,10 +158,10 @@ def _unproven(
     expected = model.size_bytes - report.unused_bytes
     if told + _ROUNDING_BYTES < expected:
         yield f"only {told:,} of {expected:,} bytes of weights are accounted for"
-    if report.kv_layers_announced > report.kv_layers_told:
+    if report.kv_layers_announced > report.kv_layers_placed:
         yield (
             f"the KV cache has {report.kv_layers_announced} layers, but the device of only "
-            f"{report.kv_layers_told} is told"
+            f"{report.kv_layers_placed} is told"
         )
     cached = sum(b.size_bytes for b in residency.buffers if b.kind in ("kv", "recurrent"))
     if cached + _ROUNDING_BYTES < report.kv_bytes:
