@@ -44,6 +44,8 @@ FROZEN = {
     "worker_engine_decode_seconds": "gauge",
     "worker_engine_overhead_seconds": "gauge",
     "worker_engine_sample_seconds": "gauge",
+    "worker_engine_tokens_drafted": "gauge",
+    "worker_engine_tokens_accepted": "gauge",
     "worker_engine_steps": "gauge",
     # By these names routers read vLLM.
     "vllm:num_requests_waiting": "gauge",

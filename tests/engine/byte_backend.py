@@ -76,17 +76,19 @@ class ByteBackend:
     """(request, start, tokens) of each computed batch."""
     samplers: set[int] = field(default_factory=set)
     _chunks: Rows[Chunk] = ()
+    _draft: list[int] = field(default_factory=list)
     _sampled_from: list[list[int]] = field(default_factory=list)
 
     def sampler(self) -> ByteSampler:
         return ByteSampler(self.samplers)
 
-    def fill(self, chunks: Rows[Chunk]) -> None:
-        self._chunks = tuple(chunks)
+    def fill(self, chunks: Rows[Chunk], draft: Rows[int] = ()) -> None:
+        assert not draft or len(chunks) == 1, "one stream alone is guessed for"
+        self._chunks, self._draft = tuple(chunks), list(draft)
 
     def decode(self) -> DecodeOutcome:
         chunks = self._chunks
-        n_tokens = sum(chunk.n_tokens for chunk in chunks)
+        n_tokens = sum(chunk.n_tokens for chunk in chunks) + len(self._draft)
         assert 0 < n_tokens <= self.batch, "the batch fits its budget"
         slots = [chunk.sequence.slot for chunk in chunks]
         assert len(set(slots)) == len(slots), "a slot has one sequence"
@@ -109,15 +111,18 @@ class ByteBackend:
             cells = self.cells.setdefault(slot, [])
             assert len(cells) == chunk.start, "positions follow each other"
             cells += chunk.sequence.tokens[chunk.start : chunk.end]
+            self._sampled_from.append(list(cells))
+            for guess in self._draft:
+                cells.append(guess)
+                self._sampled_from.append(list(cells))
             assert len(cells) <= self.context_length
             self._extend(slot, cells)
-            self._sampled_from.append(list(cells))
         self.batches.append([(c.sequence.request_id, c.start, c.n_tokens) for c in chunks])
         return "ok"
 
-    def sample(self, sampler: Sampler, chunk: int) -> int:
+    def sample(self, sampler: Sampler, chunk: int, guesses: int = 0) -> int:
         assert isinstance(sampler, ByteSampler) and not sampler.closed
-        return answer_byte(self._sampled_from[chunk])
+        return answer_byte(self._sampled_from[chunk + guesses])
 
     def logprobs(self, chunk: int, token: int, n_top: int) -> TokenLogprob:
         return TokenLogprob(token, self.piece(token), 0.0)

@@ -28,6 +28,7 @@ class Engine:
     prefix_cache: bool = True
     recurrent: bool = False
     window: int = 0
+    speculates: bool = False
     prefill_budget: int = 8
     prefill_alone: int = 24
     now: float = 0.0
@@ -46,6 +47,7 @@ class Engine:
             prefill_alone=self.prefill_alone,
             prefill_budget=self.prefill_budget,
             prefix_cache=self.prefix_cache,
+            speculates=self.speculates,
             snapshot_bytes=2000,
         )
         self.scheduler = Scheduler(limits, self.backend)

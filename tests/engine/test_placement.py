@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Iterable
+from collections.abc import Sequence as Rows
 from itertools import count, pairwise
 
 import pytest
@@ -71,9 +71,9 @@ def test_arrivals_and_ends_leave_hardly_a_hole_among_64_slots() -> None:
     engine = Engine(n_slots=64, prefill_budget=31, prefill_alone=31)
     fill, counted = engine.backend.fill, list[int]()
 
-    def counting(chunks: Iterable[Chunk]) -> None:
+    def counting(chunks: Rows[Chunk], draft: Rows[int] = ()) -> None:
         counted.append(n_runs(slots_used(engine)))
-        fill(list(chunks))
+        fill(chunks, draft)
 
     engine.backend.fill = counting  # type: ignore[method-assign]
     engine.loop._clock = count(0.0, 0.001).__next__  # every step takes some time

@@ -18,14 +18,15 @@ class Backend(Protocol):
 
     context_length: int
 
-    def fill(self, chunks: Sequence[Chunk]) -> None:
-        """Make the chunks' tokens the batch that `decode` computes."""
+    def fill(self, chunks: Sequence[Chunk], draft: Sequence[int] = ()) -> None:
+        """Make the chunks' tokens the batch that `decode` computes; behind a single one, guessed
+        tokens may follow."""
 
     def decode(self) -> DecodeOutcome:
         """Compute the batch."""
 
-    def sample(self, sampler: Sampler, chunk: int) -> int:
-        """The next token after the `chunk`th that was filled in."""
+    def sample(self, sampler: Sampler, chunk: int, guesses: int = 0) -> int:
+        """The next token after the `chunk`th that was filled in, and so many of its guesses."""
 
     def logprobs(self, chunk: int, token: int, n_top: int) -> TokenLogprob:
         """The log-probability of `token` there, and of the `n_top` best."""
@@ -96,8 +97,16 @@ class LlamaBackend:
         # cells of the windows.
         return self._context.options.kv_unified or not self._context.window
 
-    def fill(self, chunks: Sequence[Chunk]) -> None:
+    def fill(self, chunks: Sequence[Chunk], draft: Sequence[int] = ()) -> None:
         batch = self._batch
+        if draft:
+            ((sequence, start, _),) = chunks
+            tokens = [sequence.tokens[start], *draft]
+            batch.clear()
+            batch.add(sequence.slot or 0, start, tokens, logits=True)
+            batch.want_all_logits()
+            self._slots, self._rows = [], [0]
+            return
         slots = [chunk.sequence.slot or 0 for chunk in chunks]
         if sum([n for _, _, n in chunks]) == len(chunks):
             # Single rows: by far the most, and mostly of the same slots as in the step before.
@@ -127,8 +136,8 @@ class LlamaBackend:
             self._context.synchronize()
         return outcome
 
-    def sample(self, sampler: Sampler, chunk: int) -> int:
-        return sampler.sample(self._context, self._rows[chunk])
+    def sample(self, sampler: Sampler, chunk: int, guesses: int = 0) -> int:
+        return sampler.sample(self._context, self._rows[chunk] + guesses)
 
     def logprobs(self, chunk: int, token: int, n_top: int) -> TokenLogprob:
         logits = self._context.logits(self._rows[chunk])

@@ -39,6 +39,8 @@ class Loop:
         self._answers = Answers(backend)
         self._deadlines = 0
         self._steps = 0
+        self._draft_seconds = 0.0
+        """What the last step with a draft took."""
         self._decode_seconds = self._sample_seconds = self._overhead_seconds = 0.0
         self._computing: int | None = None
         """The request whose prompt is most of the batch that is being computed."""
@@ -88,8 +90,8 @@ class Loop:
             self._apply(step.moves)
             step.chunks = [c for c in step.chunks if c.start == c.sequence.n_computed]
         self._announce(step.started)
-        step.chunks = self._decode(step.chunks)
-        drawn = self._sample(step.chunks)
+        step.chunks = self._decode(step.chunks, step.draft)
+        drawn = self._sample(step.chunks, step.draft)
         for sequence in self._scheduler.advance(step):
             self._take_snapshot(sequence)
         self._accept(drawn)
@@ -127,15 +129,15 @@ class Loop:
 
     # --- decode and what may go wrong ----------------------------------------------------------
 
-    def _decode(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Compute the chunks, or as many of them as can be; returns what was computed."""
+    def _decode(self, chunks: list[Chunk], draft: list[int]) -> list[Chunk]:
+        """Compute the chunks, or as many of them as can be; returns what was computed. A draft
+        that was not computed is emptied."""
         while chunks:
-            self._backend.fill(chunks)
+            self._backend.fill(chunks, draft)
             n_tokens = sum([n for _, _, n in chunks])
-            if n_tokens > len(chunks):
-                # A batch that is mostly one prompt is abandoned when that request is cancelled.
-                self._computing = main_prompt(chunks)
-                self._in_hand[LOOP] = self._computing or 0
+            # A batch that is mostly one prompt is abandoned when that request is cancelled.
+            self._computing = main_prompt(chunks) if n_tokens > len(chunks) else None
+            self._in_hand[LOOP] = self._computing or 0
             began = self._clock()
             outcome = self._backend.decode()
             seconds = self._clock() - began
@@ -143,8 +145,15 @@ class Loop:
             self._computing = None
             self._backend.resume()
             if outcome == "ok":
-                self._scheduler.measured(chunks, n_tokens, seconds)
+                if draft:
+                    self._draft_seconds = seconds
+                else:
+                    self._scheduler.measured(chunks, n_tokens, seconds)
                 return chunks
+            if draft:
+                draft.clear()
+                self._roll_back(chunks)
+                continue
             match outcome:
                 case "no_room":
                     chunks = self._make_room(chunks)
@@ -181,8 +190,9 @@ class Loop:
         youngest = max((c.sequence for c in chunks), key=lambda s: s.admission)
         self._fail(youngest, VramOom("the device has no memory left for this request"))
 
-    def _sample(self, chunks: list[Chunk]) -> list[tuple[Sequence, int, int]]:
-        """Draw a token for each chunk that ends its sequence: (sequence, index of chunk, token).
+    def _sample(self, chunks: list[Chunk], draft: list[int]) -> list[tuple[Sequence, int, int]]:
+        """Draw a token for each chunk that ends its sequence: (sequence, index of chunk, token),
+        and one more for each guess that was right.
 
         All are drawn before any is taken in, so that drawing and Python take turns once a step.
         """
@@ -194,11 +204,26 @@ class Loop:
                 self._in_hand[LOOP] = sequence.request_id
                 try:
                     token = self._backend.sample(sequence.sampler, index)
+                    drawn.append((sequence, index, token))
+                    if draft:
+                        drawn += self._verify(sequence, draft, token)
                 except WorkerError as error:
                     self._fail(sequence, error)
-                else:
-                    drawn.append((sequence, index, token))
         self._sample_seconds += self._clock() - began
+        return drawn
+
+    def _verify(
+        self, sequence: Sequence, draft: list[int], token: int
+    ) -> list[tuple[Sequence, int, int]]:
+        """Draw on after each guess that was drawn; the cells of the others are freed."""
+        drawn: list[tuple[Sequence, int, int]] = []
+        while len(drawn) < len(draft) and token == draft[len(drawn)]:
+            token = self._backend.sample(sequence.sampler, 0, len(drawn) + 1)
+            drawn.append((sequence, 0, token))
+        if len(drawn) < len(draft) and sequence.slot is not None:
+            self._apply([Truncate(sequence.slot, sequence.n_computed + 1 + len(drawn))])
+        assert (speculation := self._scheduler.speculation) is not None
+        speculation.verified(sequence, len(draft), len(drawn), self._draft_seconds)
         return drawn
 
     # --- one sequence --------------------------------------------------------------------------
@@ -207,8 +232,8 @@ class Loop:
         """Take the drawn tokens into their sequences, and end those that they end."""
         now, events, answers = self._clock(), self._events, self._answers
         for sequence, index, token in drawn:
-            if answers.take_plainly(sequence, token, events):
-                continue
+            if sequence.slot is None or answers.take_plainly(sequence, token, events):
+                continue  # `None`: an earlier one of several tokens was its end
             self._in_hand[LOOP] = sequence.request_id
             if sequence.first_token_at is None:
                 sequence.first_token_at = now
@@ -223,6 +248,10 @@ class Loop:
         self._release(sequence, keep_cells=False)
 
     def _release(self, sequence: Sequence, *, keep_cells: bool) -> None:
+        if sequence.slot is not None and sequence.n_computed > len(sequence.tokens):
+            # It ended before the last of several tokens.
+            sequence.n_computed = len(sequence.tokens)
+            self._apply([Truncate(sequence.slot, sequence.n_computed)])
         del self._sequences[sequence.request_id]
         self._deadlines -= sequence.request.deadline is not None
         self._scheduler.remove(sequence, keep_cells=keep_cells)
@@ -270,7 +299,7 @@ class Loop:
 
     def stats(self) -> Stats:
         scheduler = self._scheduler
-        n_cached = scheduler.cells_cached
+        n_cached, speculation = scheduler.cells_cached, scheduler.speculation
         return Stats(
             len(scheduler.running),
             len(scheduler.waiting),
@@ -282,4 +311,6 @@ class Loop:
             self._decode_seconds,
             self._overhead_seconds,
             self._sample_seconds,
+            speculation.n_drafted if speculation is not None else 0,
+            speculation.n_accepted if speculation is not None else 0,
         )

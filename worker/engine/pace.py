@@ -42,7 +42,7 @@ class Pace:
             self.seconds_per_prompt_token = seconds / (n_decoding + n_prompt)
         if n_decoding:
             # What the rows take is known of other steps: a part at least is the prompt's.
-            taken = max(seconds - self._decode_seconds(n_decoding), seconds / 10) / n_prompt
+            taken = max(seconds - self.decode_seconds(n_decoding), seconds / 10) / n_prompt
             known = taken if self._beside is None else self._beside
             self._beside = known + _NEWEST * (taken - known)
 
@@ -56,11 +56,11 @@ class Pace:
         cost = self._beside or self.seconds_per_prompt_token
         if not n_decoding or not cost:
             return self._most
-        decode = self._decode_seconds(n_decoding)
+        decode = self.decode_seconds(n_decoding)
         tokens = int(max(self._target - decode, PROMPT_SHARE * decode) / cost)
         return min(max(tokens, FEWEST_TOKENS), self._most)
 
-    def _decode_seconds(self, n_decoding: int) -> float:
+    def decode_seconds(self, n_decoding: int) -> float:
         """Of a step with so many rows, or of the nearest that was seen."""
         size = n_decoding.bit_length()
         if size in self._decode:

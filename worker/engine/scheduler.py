@@ -15,6 +15,7 @@ from worker.engine.pace import Pace, share
 from worker.engine.placement import added_runs, best_moves
 from worker.engine.prefix_cache import Match, Slot, find_match
 from worker.engine.sequence import Sequence
+from worker.engine.speculation import Speculation
 from worker.engine.step import Chunk, Copy, Snapshot, Step, Truncate
 
 SNAPSHOT_TAIL = 16
@@ -39,6 +40,9 @@ class Scheduler:
         self._n_alone = 0
         """Running sequences that must be alone in their batch."""
         self._pace = Pace(limits.inter_token_target, limits.prefill_budget)
+        # Where memory cannot be cut back, a wrong guess could not be taken out again.
+        speculates = limits.speculates and backend.cuts_anywhere
+        self.speculation = Speculation(backend.is_eog, self._pace) if speculates else None
 
     # --- what is there -------------------------------------------------------------------
 
@@ -129,6 +133,8 @@ class Scheduler:
                 prefilling.append(sequence)
         if prefilling:
             step.chunks += share(prefilling, self._prompt_budget(len(step.chunks)))
+        elif self.speculation is not None and len(chunks) == 1:
+            step.draft = self.speculation.draft(chunks[0].sequence)
         return step
 
     def take_emptied(self) -> list[Truncate]:
@@ -146,7 +152,7 @@ class Scheduler:
         return due
 
     def measured(self, chunks: list[Chunk], n_tokens: int, seconds: float) -> None:
-        """A batch took so long: the next ones are planned by it."""
+        """A batch without guesses took so long: the next ones are planned by it."""
         n_decoding = len(chunks)
         if n_tokens > n_decoding:
             n_decoding = sum([chunk.sequence.is_decoding for chunk in chunks])

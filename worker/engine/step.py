@@ -59,6 +59,8 @@ class Step:
     chunks: list[Chunk] = field(default_factory=list)
     started: list[Sequence] = field(default_factory=list)
     """Sequences that got a slot."""
+    draft: list[int] = field(default_factory=list)
+    """Guessed tokens behind the only chunk, as rows of their own with logits."""
 
 
 def main_prompt(chunks: list[Chunk]) -> int | None:

@@ -46,6 +46,8 @@ class Snapshot:
     decode_seconds: float = 0.0
     overhead_seconds: float = 0.0
     sample_seconds: float = 0.0
+    tokens_drafted: int = 0
+    tokens_accepted: int = 0
 
 
 _GAUGES = {
@@ -67,6 +69,8 @@ _GAUGES = {
     "decode_seconds": ("worker_engine_decode_seconds", "Time inside decode."),
     "overhead_seconds": ("worker_engine_overhead_seconds", "Time around decode."),
     "sample_seconds": ("worker_engine_sample_seconds", "Time inside sampling."),
+    "tokens_drafted": ("worker_engine_tokens_drafted", "Tokens that speculation guessed."),
+    "tokens_accepted": ("worker_engine_tokens_accepted", "Guessed tokens that were right."),
 }
 """A field of the snapshot → the series and its text."""
 

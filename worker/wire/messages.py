@@ -175,6 +175,10 @@ class Stats(NamedTuple):
     overhead_seconds: float
     """Everything else of the steps, native sampling excluded."""
     sample_seconds: float
+    tokens_drafted: int = 0
+    """Guessed by speculation."""
+    tokens_accepted: int = 0
+    """Of those, guessed right."""
 
 
 RequestEvent = Accepted | Started | Token | Finished | Answered | Failed

@@ -119,6 +119,8 @@ async def metrics(request: Request) -> Response:
         decode_seconds=stats.decode_seconds if stats else 0.0,
         overhead_seconds=stats.overhead_seconds if stats else 0.0,
         sample_seconds=stats.sample_seconds if stats else 0.0,
+        tokens_drafted=stats.tokens_drafted if stats else 0,
+        tokens_accepted=stats.tokens_accepted if stats else 0,
     )
     return Response(state.metrics.exposition(snapshot), headers={"content-type": CONTENT_TYPE})
 
