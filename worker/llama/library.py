@@ -280,7 +280,7 @@ def system_info() -> str:
 def versions() -> dict[str, str]:
     lib = ggml()
     return {
-        "llama_cpp_python": version("llama-cpp-python"),
+        "llama_cpp_python": version("llama-cpp-python").partition("+")[0],
         "ggml": lib.ggml_version().decode(),
         "llama_cpp_commit": lib.ggml_commit().decode(),
         "python": sys.version.split()[0],

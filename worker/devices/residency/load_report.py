@@ -143,7 +143,7 @@ def _kv_layer(report: LoadReport, match: re.Match[str]) -> None:
 
 
 def _state_layer(report: LoadReport, match: re.Match[str]) -> None:
-    """A layer may keep several caches or states; where they differ, both devices are named."""
+    """A layer may keep several caches or states; where their devices differ, both are named."""
     layer, device = int(match["layer"]), match["device"]
     known = report.kv_layer_devices.get(layer, device)
     report.kv_layer_devices[layer] = (
