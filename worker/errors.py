@@ -1,8 +1,8 @@
 """Every failure that a user can meet, each with its wire code, HTTP status and exit code.
 
-Raised in any room, on either side of the engine pipe; translated to HTTP in one place
-(`api/middleware`), to an exit code in one place (`cli`) and to an SSE `error` event in one
-place (`api/responses`). Numbers and paths a machine wants to read travel in `details`.
+Raised in any room, on either side of the engine pipe. `api/errors` makes HTTP answers of them, each
+dialect's `stream` the last event of a stream, and `cli` an exit code. Numbers and paths that a
+machine wants to read travel in `details`.
 """
 
 from __future__ import annotations

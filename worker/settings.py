@@ -2,7 +2,7 @@
 
 Owns their names, ranges and help texts, and the one sentence that a wrong one is answered with.
 Read once, on the main thread, before anything else runs; frozen from then on. The flags
-themselves are built from these fields in `worker/flags.py`.
+themselves are built from these fields in `flags`.
 """
 
 # ruff: noqa: E501 - the settings are a table, one a line

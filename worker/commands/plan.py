@@ -16,7 +16,7 @@ from worker.models.adapter import resolve_adapter
 from worker.settings import Settings
 
 _PLAN_SECONDS = 120.0
-"""Of a start-up that takes this long for its plan, something hangs."""
+"""A plan that takes this long hangs."""
 
 
 def run(settings: Settings, *, as_json: bool) -> int:

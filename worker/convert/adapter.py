@@ -1,8 +1,8 @@
 """A PEFT LoRA adapter in, a GGUF adapter for one base model out.
 
-An adapter's matrices go the way of the weights that they are added to: the family's table gives
-the GGUF name, the rows of a fused weight and the order of rotary heads. What llama.cpp cannot add
-(DoRA, whole modules, embeddings, experts) is refused by name.
+An adapter's matrices are converted like the weights that they are added to: the family's table
+gives the GGUF name, the rows of a fused weight and the order of rotary heads. What llama.cpp cannot
+add (DoRA, whole modules, embeddings, experts) is refused by name.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _pairs(folder: Path, config: dict[str, Any], base: GgufHeader) -> list[Pair]
 
 
 def _factor(config: dict[str, Any], module: str, rank: int) -> float:
-    """What this module's scale is more than `lora_alpha / rank`, which llama.cpp computes."""
+    """This module's scale, divided by the `lora_alpha / rank` that llama.cpp computes."""
 
     def of(key: str, default: float) -> float:
         for pattern, value in (config.get(key) or {}).items():

@@ -26,7 +26,7 @@ CONFIG_FILES = (
 CONFIG_FILES += [
     f"{module}/{name}" for module in DENSE_MODULES for name in ("config.json", "model.safetensors")
 ]
-"""Those besides the weights that decide what a checkpoint converts to, where they are there."""
+"""Files besides the weights that a conversion depends on, where a checkpoint has them."""
 
 _SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\.safetensors")
 

@@ -207,7 +207,7 @@ def _error_kinds(base: type[WorkerError]) -> Iterator[type[WorkerError]]:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Leave no child behind: ask, then insist."""
+    """Leave no child behind: first SIGTERM, then SIGKILL."""
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):

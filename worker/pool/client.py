@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import httpx
 
 ATTEMPT_SECONDS = 10.0
-"""For one exchange as a whole, whatever drips in meanwhile."""
+"""For one whole exchange, also when its answer comes byte by byte."""
 FIRST_DELAY_SECONDS = 0.25
 LONGEST_DELAY_SECONDS = 10.0
 _RETRIED_4XX = frozenset({408, 425, 429})

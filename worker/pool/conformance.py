@@ -1,7 +1,7 @@
 """A pool manager that only watches: `python -m worker.pool.conformance --port 9999`.
 
 Start it, start any worker with `--callback-url http://127.0.0.1:9999/ready` and
-`--heartbeat-url http://127.0.0.1:9999/heartbeat`, and it tells what arrives and whether that keeps
+`--heartbeat-url http://127.0.0.1:9999/heartbeat`, and it shows what arrives and whether that keeps
 the protocol; `GET /verdict` gives the same as JSON. Each connection has a thread of its own.
 """
 
@@ -104,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
         send_json(self, 200, {"conforms": not breaches, "breaches": breaches, "messages": counts})
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Messages are told by `on_message`, not as access lines."""
+        """`on_message` shows messages; there are no access lines."""
 
 
 def answer_ok(handler: BaseHTTPRequestHandler) -> int:
@@ -146,7 +146,7 @@ def main() -> int:
     parser.add_argument("--duration", type=float, help="seconds to watch; else until Ctrl-C")
     options = parser.parse_args()
     try:
-        manager = Manager(options.host, options.port, options.token, tell)
+        manager = Manager(options.host, options.port, options.token, show)
     except OSError as error:
         print(f"Cannot listen on {options.host}:{options.port}: {error.strerror}.", file=sys.stderr)
         return 7
@@ -167,7 +167,7 @@ def main() -> int:
     return 1 if breaches or not manager.messages() else 0
 
 
-def tell(message: Message) -> None:
+def show(message: Message) -> None:
     payload = message.payload if isinstance(message.payload, dict) else {}
     shown = {
         key: payload.get(key)

@@ -124,7 +124,7 @@ class Heartbeats:
         return taken
 
     async def _sleep_until_news(self, last: Beat, changed: asyncio.Event, due_at: float) -> None:
-        """Until `due_at`, or until the state is another than the one last told."""
+        """Until `due_at`, or until the state differs from the last beat's."""
         while (remaining := due_at - time.monotonic()) > 0:
             try:
                 await asyncio.wait_for(changed.wait(), remaining)

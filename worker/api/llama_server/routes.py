@@ -69,7 +69,7 @@ async def props(request: Request) -> Response:
 
 
 async def slots(request: Request) -> Response:
-    """One entry a slot; which of them work is known by number alone."""
+    """One entry for each slot; how many are busy is known, and the first ones are shown so."""
     state = state_of(request)
     info = state.supervisor.info
     context_length = info.model.context_length if info is not None else None

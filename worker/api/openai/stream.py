@@ -176,7 +176,7 @@ class Answer:
             yield _choice(index, form.last, reason=f'"{output.finish_reason}"')
 
     def _timings(self, event: StreamEvent) -> str:
-        """Of the last chunk with a choice; those of the choice that ended last."""
+        """Timings of the choice that ended last, for the last chunk with a choice."""
         if not isinstance(event, Finished) or self._n_finished < len(self._outputs):
             return ""
         return f',"timings":{dumps(self._outputs[-1].timings)}'

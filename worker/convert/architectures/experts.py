@@ -96,7 +96,7 @@ def expert_metadata(arch: str, config: Config, d: Dims) -> Metadata:
 
 
 def shared_metadata(arch: str, config: Config, d: Dims, gating: int) -> Metadata:
-    """Of DeepSeek's way with experts; `gating` is 1 for softmax and 2 for sigmoid."""
+    """The keys of DeepSeek's kind of experts; `gating` is 1 for softmax and 2 for sigmoid."""
     return {
         **expert_metadata(arch, config, d),
         f"{arch}.expert_shared_count": config.integer("n_shared_experts"),

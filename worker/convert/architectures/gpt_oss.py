@@ -31,7 +31,7 @@ def _mxfp4(rows: slice) -> Make:
 
 
 def _every_other(first: int) -> Make:
-    """Gate and up stand by turns; experts are stored as (inputs, outputs)."""
+    """Gate and up alternate; experts are stored as (inputs, outputs)."""
     return lambda sources, _d: np.ascontiguousarray(sources[0][..., first::2].swapaxes(-1, -2))
 
 

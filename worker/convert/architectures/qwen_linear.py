@@ -69,7 +69,7 @@ def _next_z(sources: Sequence[Array], d: Dims) -> Array:
 
 
 def _tiled(values: Array, d: Dims, size: int, axis: int = 0) -> Array:
-    """Value heads, stored in groups by key head, by turns of key heads instead."""
+    """Value heads, which are stored in groups by key head, reordered to alternate between them."""
     heads = (d.more["k_heads"], d.more["v_heads"] // d.more["k_heads"], size)
     shape = values.shape
     apart = values.reshape(*shape[:axis], *heads, *shape[axis + 1 :])

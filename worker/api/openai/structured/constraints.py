@@ -25,8 +25,8 @@ MAX_GRAMMAR_BYTES = 16_000
 MAX_GRAMMAR_LINES = 400
 
 _JSON_LAYOUT = {"whitespace_pattern": r"[ \t]{1,8}|\r?\n[ \t]{0,64}"}
-"""Blanks on a line, or one line end and an indentation: a model that may write blanks without end
-comes to none."""
+"""Blanks on a line, or one line end and an indentation. A model that may write any number of blanks
+may never stop writing them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What is found while a schema is compiled: its faults, what is not enforced, and its size.
 
-The bounds keep native code from what it would take long for. Any thread.
+The bounds keep from native code what would take it long. Any thread.
 """
 
 from __future__ import annotations

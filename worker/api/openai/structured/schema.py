@@ -187,7 +187,7 @@ class _Part:
 
     @property
     def _closes(self) -> bool:
-        """Whether no other properties are let in: room for them is an invitation to ramble."""
+        """Whether no other properties are allowed: models ramble where they are."""
         open_ended = {"additionalProperties", "patternProperties"} | _COMBINED
         return (
             "properties" in self._given and not self._merged and not open_ended & self._given.keys()
