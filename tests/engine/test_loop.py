@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -61,8 +62,8 @@ class Engine:
                 assert isinstance(event, Started | Token | Finished | Failed)
                 self.events[event.request_id].append(event)
 
-    def submit(self, request_id: int, prompt: bytes, **options: object) -> None:
-        self.loop.submit(make_sequence(self.backend, request_id, prompt, **options))  # type: ignore[arg-type]
+    def submit(self, request_id: int, prompt: bytes, **options: Any) -> None:
+        self.loop.submit(make_sequence(self.backend, request_id, prompt, **options))
 
     def run(self, max_turns: int = 5000) -> None:
         """Until nothing is left to do."""
@@ -210,7 +211,7 @@ def test_a_common_beginning_is_computed_once() -> None:
         engine.submit(request_id, common + bytes([200 + request_id] * 4), max_tokens=3)
     engine.run()
     computed = sum(n for batch in engine.backend.batches for _, start, n in batch if start < 64)
-    assert computed <= 64 + 4, "the common part once, and what a chunk computed beyond it"
+    assert computed <= 68, "the common part once, and what a chunk computed beyond it"
     for request_id in range(1, 4):
         started = engine.events[request_id][0]
         assert isinstance(started, Started) and started.cached_tokens >= 64
@@ -255,9 +256,8 @@ def test_no_prefix_cache_frees_all_cells_at_the_end() -> None:
     engine.submit(2, bytes(60), max_tokens=2)
     engine.run()
     assert engine.backend.n_used == 0
-    assert all(
-        e.cached_tokens == 0 for r in (1, 2) for e in engine.events[r] if isinstance(e, Started)
-    )
+    starts = [e for r in (1, 2) for e in engine.events[r] if isinstance(e, Started)]
+    assert [e.cached_tokens for e in starts] == [0, 0]
 
 
 @pytest.mark.parametrize("n_prompt", [CONTEXT - 1, CONTEXT])
@@ -266,8 +266,7 @@ def test_the_context_s_end_is_max_tokens(n_prompt: int) -> None:
     prompt = bytes((7 * i) % 251 for i in range(n_prompt))
     engine.submit(1, prompt, max_tokens=50)
     engine.run()
-    end = engine.end(1)
-    assert isinstance(end, Finished)
+    assert isinstance(end := engine.end(1), Finished)
     assert engine.text(1).encode() == expected_answer(prompt, 50, CONTEXT)
     assert end.tokens_out <= CONTEXT - n_prompt + 1
 
@@ -309,9 +308,9 @@ def test_a_failing_batch_fails_the_youngest_request_alone(recurrent: bool) -> No
     engine.submit(2, b"second", max_tokens=6)
     engine.backend.outcomes = ["failed"]
     engine.run()
-    failed, finished = engine.end(2), engine.end(1)
+    failed = engine.end(2)
     assert isinstance(failed, Failed) and isinstance(failed.error, VramOom)
-    assert isinstance(finished, Finished)
+    assert isinstance(engine.end(1), Finished)
     assert engine.text(1).encode() == expected_answer(b"first", 6, CONTEXT)
     engine.check_idle()
 
