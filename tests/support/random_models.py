@@ -1,8 +1,12 @@
 """Small random models of each kind of memory that llama.cpp keeps, with the bundled vocabulary.
 
 `dense` keeps every token's cells, `windowed` those of its last tokens in three of four layers,
-`hybrid` a recurrent state beside the cells, `recurrent` the state alone. The first two and the
-last two differ in what the engine may do with a sequence: cut it anywhere, or only go on with it.
+`hybrid` a recurrent state beside the cells, `recurrent` the state alone; `experts` has windows in
+every other layer and attention sinks, as gpt-oss. They differ in what the engine may do with a
+sequence: cut it anywhere, or only go on with it.
+
+All experts are used. A router that chooses some of them has steps: where two experts are equally
+likely the last bits of a sum decide which one speaks, and the logits jump.
 """
 
 from __future__ import annotations
@@ -21,31 +25,33 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from tests.support.bundled import bundled_gguf
 
-Kind = Literal["dense", "windowed", "hybrid", "recurrent"]
-KINDS: tuple[Kind, ...] = ("dense", "windowed", "hybrid", "recurrent")
+Kind = Literal["dense", "windowed", "hybrid", "recurrent", "experts"]
+KINDS: tuple[Kind, ...] = ("dense", "windowed", "hybrid", "recurrent", "experts")
 ARCHITECTURES = {
     "dense": "llama",
     "windowed": "olmo2",
     "hybrid": "falcon-h1",
     "recurrent": "mamba2",
+    "experts": "gpt-oss",
 }
 WINDOW = 24
 N_LAYERS, N_EMBD, N_FF = 4, 64, 128
 N_HEADS, N_KV_HEADS, HEAD = 4, 2, 16
 INNER, STATE, SSM_HEADS, CONV = 128, 16, 8, 4
+N_EXPERTS = 4
 
 Tensor = tuple[str, npt.NDArray[np.float32]]
 
 
 @functools.cache
-def random_model(kind: Kind, seed: int = 0) -> Path:
+def random_model(kind: Kind, seed: int = 0, n_used_experts: int = N_EXPERTS) -> Path:
     """A model of that kind; the same for the same seed. Removed at the end of the process."""
     folder = Path(tempfile.mkdtemp(prefix="llorch-random-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / f"{kind}.gguf"
     writer = GGUFWriter(str(path), ARCHITECTURES[kind])
     n_vocab = _copy_vocabulary(writer)
-    _write_metadata(writer, kind)
+    _write_metadata(writer, kind, n_used_experts)
     for name, tensor in _tensors(kind, n_vocab, np.random.default_rng(seed)):
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()
@@ -67,7 +73,7 @@ def _copy_vocabulary(writer: GGUFWriter) -> int:
     return len(fields["tokenizer.ggml.tokens"].data)
 
 
-def _write_metadata(writer: GGUFWriter, kind: Kind) -> None:
+def _write_metadata(writer: GGUFWriter, kind: Kind, n_used_experts: int) -> None:
     writer.add_name(f"random-{kind}")
     writer.add_context_length(2048)
     writer.add_embedding_length(N_EMBD)
@@ -82,8 +88,14 @@ def _write_metadata(writer: GGUFWriter, kind: Kind) -> None:
     else:
         writer.add_feed_forward_length(0)
         writer.add_head_count(0)
-    if kind == "windowed":
+    if kind in ("windowed", "experts"):
         writer.add_sliding_window(WINDOW)
+    if kind == "experts":
+        writer.add_key_length(HEAD)
+        writer.add_value_length(HEAD)
+        writer.add_expert_count(N_EXPERTS)
+        writer.add_expert_used_count(n_used_experts)
+        writer.add_expert_feed_forward_length(N_FF)
     if kind in ("hybrid", "recurrent"):
         writer.add_ssm_conv_kernel(CONV)
         writer.add_ssm_inner_size(INNER)
@@ -114,6 +126,9 @@ def _tensors(kind: Kind, n_vocab: int, random: np.random.Generator) -> Iterator[
             block["attn_k.weight"] = weights(kv_width, N_EMBD)
             block["attn_v.weight"] = weights(kv_width, N_EMBD)
             block["attn_output.weight"] = weights(N_EMBD, N_EMBD)
+        if kind == "experts":
+            block |= _experts(random)
+        elif kind != "recurrent":
             block["ffn_gate.weight"] = weights(N_FF, N_EMBD)
             block["ffn_up.weight"] = weights(N_FF, N_EMBD)
             block["ffn_down.weight"] = weights(N_EMBD, N_FF)
@@ -129,6 +144,32 @@ def _tensors(kind: Kind, n_vocab: int, random: np.random.Generator) -> Iterator[
         for name, tensor in block.items():
             plain = name.removesuffix(".weight") if name == "ffn_norm.weight" else name
             yield f"blk.{layer}.{plain if kind == 'hybrid' else name}", tensor
+
+
+def _experts(random: np.random.Generator) -> dict[str, npt.NDArray[np.float32]]:
+    """gpt-oss's block but for the attention's matrices: everything has a bias."""
+
+    def normal(*shape: int) -> npt.NDArray[np.float32]:
+        return random.standard_normal(shape, dtype=np.float32) * np.float32(shape[-1] ** -0.5)
+
+    kv_width = N_KV_HEADS * HEAD
+    return {
+        "attn_norm.weight": np.ones(N_EMBD, dtype=np.float32),
+        "post_attention_norm.weight": np.ones(N_EMBD, dtype=np.float32),
+        "attn_q.bias": normal(N_EMBD),
+        "attn_k.bias": normal(kv_width),
+        "attn_v.bias": normal(kv_width),
+        "attn_output.bias": normal(N_EMBD),
+        "attn_sinks.weight": normal(N_HEADS),
+        "ffn_gate_inp.weight": normal(N_EXPERTS, N_EMBD),
+        "ffn_gate_inp.bias": normal(N_EXPERTS),
+        "ffn_gate_exps.weight": normal(N_EXPERTS, N_FF, N_EMBD),
+        "ffn_gate_exps.bias": normal(N_EXPERTS, N_FF),
+        "ffn_up_exps.weight": normal(N_EXPERTS, N_FF, N_EMBD),
+        "ffn_up_exps.bias": normal(N_EXPERTS, N_FF),
+        "ffn_down_exps.weight": normal(N_EXPERTS, N_EMBD, N_FF),
+        "ffn_down_exps.bias": normal(N_EXPERTS, N_EMBD),
+    }
 
 
 def _state_space(random: np.random.Generator) -> dict[str, npt.NDArray[np.float32]]:

@@ -168,7 +168,8 @@ class Context:
         if not self.window:
             return True
         first = int(self._flat.llama_memory_seq_pos_min(self._memory, slot))
-        return first <= max(length - self.window, 0)
+        # -1 is a sequence without any: all of its window's cells have been given to others.
+        return 0 <= first <= max(length - self.window, 0)
 
     def truncate(self, slot: int, length: int, snapshot: bytes | None = None) -> bool:
         """Keep the first `length` positions of a sequence, with the snapshot that was taken there
