@@ -225,8 +225,7 @@ def test_a_finished_conversation_is_continued_from_its_cells() -> None:
     answer = engine.text(1).encode()
     engine.submit(2, prompt + answer + b"more", max_tokens=4)
     engine.run()
-    started = engine.events[2][0]
-    assert isinstance(started, Started)
+    assert isinstance(started := engine.events[2][0], Started)
     assert started.cached_tokens == len(prompt) + len(answer) - 1  # the last was not computed
 
 
@@ -345,7 +344,6 @@ def test_a_stop_ends_the_stream_and_is_not_sent() -> None:
     stop = answer[5:8]
     engine.submit(1, prompt, max_tokens=20, stop=("#", stop))
     engine.run()
-    end = engine.end(1)
-    assert isinstance(end, Finished)
+    assert isinstance(end := engine.end(1), Finished)
     assert (end.stop_reason, end.stop_sequence) == ("STOP_SEQUENCE", stop)
     assert engine.text(1) == answer[: answer.index(stop)]
