@@ -5,20 +5,22 @@ and weights that are all there by name, type and shape, in a sparse file that ho
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 Shape = tuple[int, ...]
 
 
-def write(folder: Path, config: dict[str, Any]) -> None:
+def write(
+    folder: Path, config: dict[str, Any], weights: Iterable[tuple[str, Shape]] | None = None
+) -> None:
     """`config.json`, and `model.safetensors` with what transformers' own classes save for it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, shape in tensors(config):
+    for name, shape in tensors(config) if weights is None else weights:
         start, size = end, 2
         for extent in shape:
             size *= extent

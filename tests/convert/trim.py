@@ -19,7 +19,7 @@ _NUMBERED = re.compile(r"\D*(placeholder|place▁holder|reserved)\D*\d+\D*")
 
 def trimmed(tokenizer: dict[str, Any]) -> dict[str, Any]:
     model = tokenizer["model"]
-    kept = {text for text in model["vocab"] if len(text) == 1}
+    kept = {t for t in model["vocab"] if len(t) == 1 or re.fullmatch("<0x[0-9A-F]{2}>", t)}
     merges = []
     for merge in model["merges"][:N_MERGES]:
         left, right = merge.split(" ") if isinstance(merge, str) else merge
