@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 
 from tests.convert.test_parity import checkpoint
@@ -61,6 +63,35 @@ def test_every_random_change_is_found(outtype: str, tmp_path: Path) -> None:
         except ModelError:
             pass
     assert missed == []
+
+
+def test_one_bit_of_a_k_quant_is_found_and_its_importance_matrix_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = checkpoint("llama-3.1", tmp_path), tmp_path / "model.gguf"
+    importance = tmp_path / "importance.gguf"
+    writer = gguf.GGUFWriter(importance, "imatrix")
+    name = "blk.0.ffn_up.weight"
+    writer.add_tensor(f"{name}.in_sum2", np.linspace(1, 90, 64, dtype=np.float32)[None])
+    writer.add_tensor(f"{name}.counts", np.ones((1, 1), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    given = ["--imatrix", str(importance), "--progress", "none"]
+    assert cli.run([str(source), str(target), "--outtype", "q4_k_m", *given]) == 0
+    assert cli.run(["verify", str(source), str(target), *given]) == 0
+    assert cli.run(["verify", str(source), str(target), *given[2:]]) == 3
+    assert "with --imatrix" in capsys.readouterr().err
+    tensor = next(t for t in read_layout(target).tensors if t.name == name)
+    with target.open("r+b") as file:
+        file.seek(tensor.offset + tensor.n_bytes - 1)
+        (last,) = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([last ^ 1]))
+    assert cli.run(["verify", str(source), str(target), *given]) == 3
+    assert f"{name} failed: its bytes" in capsys.readouterr().err
+    assert not list(tmp_path.glob(".llorch-verify-*"))
 
 
 def test_a_pre_tokenizer_and_a_name_that_were_given_are_given_again(

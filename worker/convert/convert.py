@@ -6,20 +6,15 @@ a few threads (`chunks`).
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any
 
-from worker.convert import chunks, k_quants, manifest, verify
-from worker.convert.output import OutputFile, sizes
+from worker.convert import manifest, verify, weights
+from worker.convert.output import OutputFile
 from worker.convert.prepare import Conversion, Options, prepare_checked
 from worker.convert.progress import Reporter
-from worker.convert.quantize import encode
 from worker.errors import ModelError
-
-_HEADROOM_BYTES = 64 << 20
-"""For the vocabulary in the header."""
 
 
 def convert(source: Path, destination: Path, options: Options, report: Reporter) -> dict[str, Any]:
@@ -35,7 +30,7 @@ def convert(source: Path, destination: Path, options: Options, report: Reporter)
     try:
         for sentence in conversion.notes:
             report.note(sentence)
-        _check_space(destination, conversion, options)
+        weights.check_space(destination, conversion, options)
         digest = _write(conversion, destination, options, report, manifest.Hashing(source))
     finally:
         conversion.checkpoint.close()
@@ -64,9 +59,9 @@ def _write(
         raise ModelError(f"{destination.parent} cannot be made: {error.strerror}") from None
     with OutputFile(destination) as out:
         if options.format.tensor_type is None:
-            _write_quantised(conversion, out, options, report)
+            weights.write_quantised(conversion, out, options, report)
         else:
-            _write_tensors(conversion, out, options, report)
+            weights.write_tensors(conversion, out, options, report)
         verify.check_tensors(
             conversion.checkpoint,
             [tensor for tensor, _ in conversion.tensors],
@@ -78,65 +73,3 @@ def _write(
         out.patch(manifest.PLACEHOLDER, digest)
         out.commit()
     return digest
-
-
-def _write_tensors(
-    conversion: Conversion, out: OutputFile, options: Options, report: Reporter
-) -> None:
-    out.write_header(
-        conversion.architecture,
-        conversion.metadata,
-        conversion.tensors,
-        conversion.chat_template,
-    )
-    total = sum(p.size_bytes for p in out.placed)
-
-    def work(chunk: chunks.Chunk) -> None:
-        placed = chunk.placed
-        values = chunk.source(conversion.checkpoint)
-        out.write(encode(values, placed.kind, placed.tensor.plus), chunk.offset)
-
-    report.step("convert", 0, total)
-    chunks.run(
-        work,
-        chunks.chunks(out.placed),
-        lambda done: report.step("convert", done, total),
-        options.n_threads,
-    )
-    out.seal()
-
-
-def _write_quantised(
-    conversion: Conversion, out: OutputFile, options: Options, report: Reporter
-) -> None:
-    path = out.path.with_name(out.path.name + ".intermediate")
-    with OutputFile(path, is_read_next=True) as intermediate:
-        _write_tensors(conversion, intermediate, options, report)
-        size = sum(p.size_bytes for p in intermediate.placed)
-        report.step("quantize", 0, size)
-        k_quants.quantize(
-            intermediate.partial,
-            out.partial,
-            options.format.file_type,
-            options.imatrix,
-            options.n_threads,
-            lambda done, total: report.step("quantize", size * done // total, size),
-        )
-
-
-def _check_space(destination: Path, conversion: Conversion, options: Options) -> None:
-    weights = sum(tensor.n_elements for tensor, _ in conversion.tensors)
-    needed = sum(sizes(conversion.tensors).values()) + _HEADROOM_BYTES
-    needed += int(weights * options.format.bits_per_weight / 8)
-    folder = destination.absolute().parent
-    while not folder.exists():
-        folder = folder.parent
-    stats = os.statvfs(folder)
-    available = stats.f_bavail * stats.f_frsize
-    if available < needed:
-        raise ModelError(
-            f"{folder} has {available:,} bytes free, converting to {destination.name} "
-            f"needs {needed:,}",
-            needed_bytes=needed,
-            available_bytes=available,
-        )

@@ -24,6 +24,8 @@ OUTTYPE = "llorch.convert.outtype"
 DIFFERENCE = "llorch.convert.difference"
 """A sentence, where token ids are not the source's for some texts."""
 DIGEST = "llorch.convert.source_sha256"
+IMATRIX = "llorch.convert.imatrix_sha256"
+"""Of the importance matrix that the weights were quantised with."""
 
 PLACEHOLDER = "?" * 64
 

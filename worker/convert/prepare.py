@@ -22,6 +22,8 @@ from worker.convert.tokenizer.check import TokenCheck
 from worker.convert.tokenizer.read import read_vocabulary
 from worker.convert.tokenizer.special_tokens import chat_templates, special_tokens
 from worker.convert.tokenizer.vocabulary import Vocabulary
+from worker.errors import ModelError
+from worker.models.checksum import sha256_of_file
 from worker.models.reference import name_of
 
 
@@ -109,6 +111,7 @@ def prepare(source: Path, options: Options) -> Conversion:
         "general.quantization_version": 2,
         # In front of the vocabulary, where the digest's place is found again in time.
         **manifest.provenance(source, options.outtype, options.name),
+        **_importance(options),
         **family.metadata(config, dims),
         **family.tensor_metadata(checkpoint, dims),
         **({} if pooling is None else {f"{family.architecture}.pooling_type": int(pooling)}),
@@ -122,6 +125,14 @@ def prepare(source: Path, options: Options) -> Conversion:
     checkpoint.forget_json()
     notes = [*vocabulary.notes, *_notes(family, config)]
     return Conversion(checkpoint, family.architecture, metadata, template, tensors, notes)
+
+
+def _importance(options: Options) -> Metadata:
+    if options.imatrix is None or options.format.tensor_type is not None:
+        return {}
+    if not options.imatrix.is_file():
+        raise ModelError(f"{options.imatrix} does not exist", path=str(options.imatrix))
+    return {manifest.IMATRIX: sha256_of_file(options.imatrix)}
 
 
 def _notes(family: Family, config: Config) -> Iterator[str]:

@@ -7,23 +7,25 @@ are checked on the converter's worker threads.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from worker.convert import chunks, manifest, verify_metadata
+from worker.convert import chunks, manifest, verify_metadata, weights
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.chunks import Chunk
 from worker.convert.direct import DirectFile
-from worker.convert.output import PlacedTensor
+from worker.convert.output import OutputFile, PlacedTensor
 from worker.convert.output_types import FORMATS
-from worker.convert.prepare import Options, check_tokens, prepare
+from worker.convert.prepare import Conversion, Options, check_tokens, prepare
 from worker.convert.progress import Reporter
 from worker.convert.quantize import (
     Q8_BLOCK,
@@ -40,6 +42,7 @@ from worker.convert.tensor_plan import OutputTensor
 from worker.convert.tokenizer.check import TokenCheck
 from worker.errors import ModelError
 from worker.models.gguf.header import read_header
+from worker.models.gguf.tensors import TensorEntry
 
 _RELATIVE_RMS = {
     "Q2_K": 0.6,
@@ -68,6 +71,11 @@ def check_file(source: Path, file: Path, options: Options, report: Reporter) -> 
             f"{file} does not say what it was converted to: {manifest.OUTTYPE} is {outtype!r}"
         )
     options = replace(options, outtype=str(outtype))
+    if manifest.IMATRIX in recorded and options.imatrix is None:
+        raise ModelError(
+            f"{file} was quantised with an importance matrix, which verify needs: give the file "
+            f"whose SHA-256 is {recorded[manifest.IMATRIX]} with --imatrix"
+        )
     conversion = prepare(source, options)
     try:
         conversion.metadata[manifest.DIGEST] = manifest.digest(source)
@@ -80,12 +88,51 @@ def check_file(source: Path, file: Path, options: Options, report: Reporter) -> 
             lambda done, total: report.step("verify", done, total),
             kinds=kinds if options.format.tensor_type else None,
         )
+        if options.format.tensor_type is None:
+            _quantise_again(conversion, file, options, report)
         with TokenCheck(source) as tokens:
             check_tokens(tokens, conversion)
         verify_metadata.check_key(manifest.DIFFERENCE, conversion, file)
     finally:
         conversion.checkpoint.close()
     return len(conversion.tensors)
+
+
+def _quantise_again(conversion: Conversion, file: Path, options: Options, report: Reporter) -> None:
+    """Compare every byte of the weights with what llama.cpp's quantiser gives now.
+
+    Raises:
+        ModelError: a tensor is of another type or has other bytes, or the disk has no room.
+    """
+    own = file.absolute().parent
+    folder = own if os.access(own, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix=".llorch-verify-", dir=folder) as temporary:
+        target = Path(temporary) / "again.gguf"
+        weights.check_space(target, conversion, options)
+        with OutputFile(target) as out:
+            weights.write_quantised(conversion, out, options, report)
+            wanted = {entry.name: entry for entry in read_header(out.partial).tensors}
+            with out.partial.open("rb") as again, file.open("rb") as written:
+                for entry in read_header(file).tensors:
+                    other = wanted[entry.name]
+                    if entry.type_name != other.type_name:
+                        kinds = f"{entry.type_name} instead of {other.type_name}"
+                        raise ModelError(f"{file}: {entry.name} is of type {kinds}")
+                    if _digest(written, entry) != _digest(again, other):
+                        raise ModelError(
+                            f"verification of tensor {entry.name} failed: its bytes are not those "
+                            "that llama.cpp's quantiser gives",
+                            tensor=entry.name,
+                        )
+
+
+def _digest(file: BinaryIO, entry: TensorEntry) -> bytes:
+    digest, rest = hashlib.sha256(), entry.n_bytes
+    file.seek(entry.offset)
+    while rest and (block := file.read(min(rest, 1 << 20))):
+        digest.update(block)
+        rest -= len(block)
+    return digest.digest()
 
 
 def check_tensors(

@@ -1,0 +1,78 @@
+"""Writes the weights of a conversion, by itself or with llama.cpp's quantiser behind it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from worker.convert import chunks, k_quants
+from worker.convert.output import OutputFile, sizes
+from worker.convert.prepare import Conversion, Options
+from worker.convert.progress import Reporter
+from worker.convert.quantize import encode
+from worker.errors import ModelError
+
+_HEADROOM_BYTES = 64 << 20
+"""For the vocabulary in the header."""
+
+
+def write_tensors(
+    conversion: Conversion, out: OutputFile, options: Options, report: Reporter
+) -> None:
+    out.write_header(
+        conversion.architecture,
+        conversion.metadata,
+        conversion.tensors,
+        conversion.chat_template,
+    )
+    total = sum(p.size_bytes for p in out.placed)
+
+    def work(chunk: chunks.Chunk) -> None:
+        placed = chunk.placed
+        values = chunk.source(conversion.checkpoint)
+        out.write(encode(values, placed.kind, placed.tensor.plus), chunk.offset)
+
+    report.step("convert", 0, total)
+    chunks.run(
+        work,
+        chunks.chunks(out.placed),
+        lambda done: report.step("convert", done, total),
+        options.n_threads,
+    )
+    out.seal()
+
+
+def write_quantised(
+    conversion: Conversion, out: OutputFile, options: Options, report: Reporter
+) -> None:
+    path = out.path.with_name(out.path.name + ".intermediate")
+    with OutputFile(path, is_read_next=True) as intermediate:
+        write_tensors(conversion, intermediate, options, report)
+        size = sum(p.size_bytes for p in intermediate.placed)
+        report.step("quantize", 0, size)
+        k_quants.quantize(
+            intermediate.partial,
+            out.partial,
+            options.format.file_type,
+            options.imatrix,
+            options.n_threads,
+            lambda done, total: report.step("quantize", size * done // total, size),
+        )
+
+
+def check_space(destination: Path, conversion: Conversion, options: Options) -> None:
+    weights = sum(tensor.n_elements for tensor, _ in conversion.tensors)
+    needed = sum(sizes(conversion.tensors).values()) + _HEADROOM_BYTES
+    needed += int(weights * options.format.bits_per_weight / 8)
+    folder = destination.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    stats = os.statvfs(folder)
+    available = stats.f_bavail * stats.f_frsize
+    if available < needed:
+        raise ModelError(
+            f"{folder} has {available:,} bytes free, converting to {destination.name} "
+            f"needs {needed:,}",
+            needed_bytes=needed,
+            available_bytes=available,
+        )
