@@ -124,44 +124,36 @@ class _Planner:
 
     def _of_length(self, chosen: int | None) -> Plan:
         """Room for a sequence of the chosen length, or the trained one, in every slot."""
-        trained = self._model.trained_context_length
-        plan = self._at(chosen or trained, self._settings.slots)
-        if plan.needed_bytes <= (self._available if chosen is not None else self._limit_at_least):
-            return plan
-        if chosen is not None:
-            raise self._too_large(plan)
-        limit = self._automatic_limit()
-        if plan.needed_bytes <= limit:
-            return plan
-        length = self._largest_length(self._settings.slots, trained, limit)
-        length = length or self._largest_length(self._settings.slots, trained, self._available)
-        if not length:
-            raise self._too_large(self._at(min(_STEP, trained), self._settings.slots))
-        return replace(self._at(length, self._settings.slots), capped=True)
+        wanted = chosen or self._model.trained_context_length
+        slots = self._settings.slots
+        return self._fitted(wanted, lambda n: self._at(n, slots), chosen is not None)
 
     def _of_cells(self, chosen: int | None) -> Plan:
         """As many cells as chosen, or as a default start takes, for all slots together."""
         wanted = chosen or self._default_cells()
-        plan = self._with(self._shared_out(wanted))
-        if plan.needed_bytes <= (self._available if chosen is not None else self._limit_at_least):
+        return self._fitted(wanted, lambda n: self._with(self._shared_out(n)), chosen is not None)
+
+    def _fitted(self, wanted: int, plan_of: Callable[[int], Plan], is_chosen: bool) -> Plan:
+        """The plan of what is wanted; where nobody chose that, of the most that fits."""
+        plan = plan_of(wanted)
+        if plan.needed_bytes <= (self._available if is_chosen else self._limit_at_least):
             return plan
-        if chosen is not None:
+        if is_chosen:
             raise self._too_large(plan)
         limit = self._automatic_limit()
         if plan.needed_bytes <= limit:
             return plan
 
-        def largest(most: int) -> int:
-            def fits(n: int) -> bool:
-                return self._with(self._shared_out(n * _STEP)).needed_bytes <= most
+        def largest(limit: int) -> int:
+            return _STEP * _largest(
+                wanted // _STEP, lambda n: plan_of(n * _STEP).needed_bytes <= limit
+            )
 
-            return _STEP * _largest(wanted // _STEP, fits)
-
-        cells = largest(limit) or largest(self._available)
-        if not cells:
+        found = largest(limit) or largest(self._available)
+        if not found:
             shortest = min(_STEP, self._model.trained_context_length)
             raise self._too_large(self._at(shortest, self._settings.slots))
-        return replace(self._with(self._shared_out(cells)), capped=True)
+        return replace(plan_of(found), capped=True)
 
     def _default_cells(self) -> int:
         trained, slots = self._model.trained_context_length, self._settings.slots
@@ -320,15 +312,13 @@ class _Planner:
             return self._available
         return int(fixed + (self._available - fixed) * _AUTOMATIC_SHARE)
 
-    def _largest_length(self, slots: int, most: int, limit: int) -> int:
-        return _STEP * _largest(
-            most // _STEP, lambda n: self._at(n * _STEP, slots).needed_bytes <= limit
-        )
-
     def _too_large(self, plan: Plan) -> InsufficientVram:
         trained = self._model.trained_context_length
         most = max(trained, plan.context_length)
-        length = self._largest_length(plan.slots, most, self._available)
+        length = _STEP * _largest(
+            most // _STEP,
+            lambda n: self._at(n * _STEP, plan.slots).needed_bytes <= self._available,
+        )
         slots = _largest(
             plan.slots - 1,
             lambda n: self._at(plan.context_length, n).needed_bytes <= self._available,
