@@ -45,7 +45,7 @@ def test_the_load_is_seen_moving(browser: Any, downloading: WorkerProcess) -> No
     )
     expect(page.locator(".dot")).to_have_class("dot ready")
     seen = page.evaluate("window.seen")
-    shares = [share for text, share in seen if text.startswith("download")]
+    shares = [share for text, share in seen if text.startswith("Downloading")]
     assert len(set(shares)) >= 5 and shares == sorted(shares), seen
     assert any("/s" in text for text, _ in seen), "no rate"
     expect(page.locator("#loading")).to_be_hidden()

@@ -5,6 +5,13 @@ import { Charts } from "./charts.js";
 import { parse } from "./metrics.js";
 
 const PERIOD_MS = 2000;
+// The phases of a start, as the terminal names them too.
+const DOING = {
+  starting: "Starting", hash: "Looking for an earlier conversion", resolve: "Looking for the model",
+  download: "Downloading the model", verify: "Checking the download", convert: "Converting the model",
+  preflight: "Planning memory", load: "Loading the model", residency: "Checking where everything lies",
+  warmup: "Warming up", recovering: "Starting the engine again", ready: "Ready",
+};
 const element = (id) => document.getElementById(id);
 
 export function bytes(n) {
@@ -61,7 +68,7 @@ class Status {
 
   async round() {
     const { value: ready } = await json("ready");
-    this.state(ready.ready ? "ready" : ready.state, ready.ready ? `ready, ${ready.state}` : `${ready.state}: ${ready.phase} ${Math.round(ready.percent ?? 0)} %`);
+    this.state(ready.ready ? "ready" : ready.state, ready.ready ? `ready, ${ready.state}` : ready.state);
     if (!ready.ready && ready.state !== "draining") this.watchLoading();
     const response = await call("metrics");
     if (response.ok) {
@@ -74,6 +81,7 @@ class Status {
       const { status, value } = await json("info");
       if (status === 200) {
         this.info = { ...value, engine_crashes_then: crashes };
+        element("status").classList.remove("unknown");
         this.facts();
         this.restarts();
       }
@@ -97,7 +105,8 @@ class Status {
       for await (const data of events(response)) {
         const { phase, percent, bytes_per_second: rate } = JSON.parse(data);
         element("loading-bar").value = percent;
-        element("loading-text").textContent = `${phase} ${Math.round(percent)} %${rate ? `, ${bytes(rate)}/s` : ""}`;
+        const share = percent > 0 ? ` ${Math.round(percent)} %` : "";
+        element("loading-text").textContent = `${DOING[phase] ?? phase}${share}${rate ? `, ${bytes(rate)}/s` : ""}`;
       }
     } finally {
       this.watching = false;
