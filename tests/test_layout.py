@@ -34,6 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "supervisor": LEAVES,
     "pool": LEAVES,
     "api": LEAVES | {"supervisor"},
+    "fleet": LEAVES | {"api", "setting_types", "cli"},
     "lifecycle": LEAVES | {"api", "supervisor", "models", "pool"},
     "commands": LEAVES | {"convert", "devices", "models"},
     "flags": LEAVES | {"commands"},
@@ -44,6 +45,8 @@ ALLOWED: dict[str, set[str]] = {
 THE_PIPE = {"worker.wire.transport", "worker.wire.async_channel"}
 ENDS_OF_THE_PIPE = {"wire", "supervisor", "engine"}
 ONLY_LLAMA = "llama_cpp"
+IN_RAYS_PROCESSES = {"worker/fleet/app.py", "worker/fleet/replica.py"}
+"""The files that import Ray, which only a fleet has; Ray imports them by name."""
 LAZY = {"huggingface_hub", "gguf", "tokenizers", "numpy", "httpx"}
 """Too heavy for the moment between the command and the open port."""
 MAX_FILE_LINES = 350
@@ -118,6 +121,19 @@ def test_only_the_room_llama_imports_llama_cpp() -> None:
         if module.split(".")[0] == ONLY_LLAMA and room_of(path) != "llama"
     ]
     assert strangers == []
+
+
+def test_only_what_runs_in_rays_processes_imports_ray() -> None:
+    """Ray is an extra: a worker, and `llorch-ray` itself, start without it."""
+    strangers, asked_for = [], []
+    for path in sources():
+        for module, line in imports(parsed(path)):
+            if module.split(".")[0] == "ray" and name_of(path) not in IN_RAYS_PROCESSES:
+                strangers.append(f"{name_of(path)}:{line}")
+            if module in ("worker.fleet.app", "worker.fleet.replica"):
+                asked_for.append(name_of(path))
+    assert strangers == []
+    assert set(asked_for) <= IN_RAYS_PROCESSES
 
 
 def loaded_by(*modules: str) -> set[str]:

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 import uuid
-from pathlib import Path
 
 import uvicorn
 
@@ -26,7 +25,6 @@ from worker.api.state import AppState
 from worker.errors import WorkerError
 from worker.installation import own_version
 from worker.models.adapter import resolve_adapter
-from worker.models.in_use import hold
 from worker.models.resolve import resolve
 from worker.observability.logs import get_logger, is_for_people
 from worker.observability.metrics import Metrics
@@ -136,9 +134,6 @@ class Lifecycle:
         adapter = await resolve_adapter(
             settings.lora, resolved.gguf_path, settings.cache_path, on_progress
         )
-        served = [resolved.gguf_path] + ([Path(adapter.path)] if adapter else [])
-        # Until this process ends; a later engine loads them again.
-        self._held = [hold(path) for path in served]
         command = load_command(settings, str(resolved.gguf_path), resolved.model_ref, adapter)
         starting = asyncio.create_task(self._supervisor.start(command))
         await build_schemas(self._state)

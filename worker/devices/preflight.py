@@ -51,20 +51,20 @@ class Findings:
 
 
 @dataclass(frozen=True, slots=True)
-class StepBegun:
+class Begun:
     """One of the messages that the child writes to its standard output: a step begins."""
 
     step: str
 
 
 @dataclass(frozen=True, slots=True)
-class StepAnswered:
+class Answered:
     step: str
     answer: Any
 
 
 @dataclass(frozen=True, slots=True)
-class StepFailed:
+class Failed:
     error: WorkerError
 
 
@@ -109,11 +109,11 @@ def _read(output: bytes) -> Findings:
     with contextlib.suppress(EOFError, pickle.UnpicklingError):
         while True:
             match pickle.load(stream):
-                case StepBegun(step):
+                case Begun(step):
                     findings.step = step
-                case StepAnswered(step, answer):
+                case Answered(step, answer):
                     findings.answers[step] = answer
-                case StepFailed(error):
+                case Failed(error):
                     findings.error = error
     return findings
 

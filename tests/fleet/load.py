@@ -1,0 +1,129 @@
+"""Clients of a fleet, and what became of their requests. Plain asyncio, on one loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from worker.fleet.upstream import Exchange, Lost, NotReached
+
+_NUMBERS = itertools.count()
+
+
+@dataclass
+class Outcome:
+    """One request's end."""
+
+    kind: str
+    """ok · error: a coded event after the first token · lost: no answer, or an error status, before
+    the first token · cut: a stream without its last event."""
+    status: int = 0
+    worker: str = ""
+    cached_tokens: int = 0
+    first_ms: float = 0.0
+    gaps_ms: list[float] = field(default_factory=list)
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+
+
+def job(prompt: str, max_tokens: int, **more: Any) -> dict[str, Any]:
+    name = f"job-{next(_NUMBERS)}-{time.monotonic_ns()}"
+    return {
+        "job_id": name, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, **more,
+    }  # fmt: skip
+
+
+async def stream(uri: str, body: Mapping[str, Any], leave_after: int | None = None) -> Outcome:
+    """One `/execute`, read to its end, or to so many chunks."""
+    parts = urlsplit(uri)
+    sent = [(b"host", parts.netloc.encode()), (b"content-type", b"application/json")]
+    began = time.perf_counter()
+    try:
+        exchange = await Exchange.begin(
+            parts.hostname or "", parts.port or 80, "POST", b"/execute", sent,
+            json.dumps(body).encode(),
+        )  # fmt: skip
+    except NotReached:
+        return Outcome("lost")
+    data, outcome = b"", Outcome("cut")
+    try:
+        answer = await exchange.head()
+        outcome.status, outcome.headers = answer.status, dict(answer.headers)
+        outcome.worker = answer.header(b"x-llorch-worker").decode()
+        if answer.status != 200:
+            outcome.kind, outcome.first_ms = "lost", 1000 * (time.perf_counter() - began)
+            return outcome
+        last = 0.0
+        for n in itertools.count(1):
+            if (chunk := await exchange.chunk()) is None or n == leave_after:
+                break
+            now, data = time.perf_counter(), data + chunk
+            if last:
+                outcome.gaps_ms.append(1000 * (now - last))
+            outcome.first_ms, last = outcome.first_ms or 1000 * (now - began), now
+    except Lost:
+        pass
+    finally:
+        exchange.abort()
+    events = [json.loads(part.rpartition(b"data: ")[2]) for part in data.split(b"\n\n")
+              if b"data: " in part]  # fmt: skip
+    if events:
+        outcome.cached_tokens = events[0].get("cached_tokens", 0)
+        outcome.kind = {"end": "ok", "error": "error"}.get(events[-1]["type"], "cut")
+    elif not outcome.status:
+        outcome.kind = "lost"
+    return outcome
+
+
+@asynccontextmanager
+async def crowd(uri: str, n_clients: int, max_tokens: int) -> AsyncIterator[list[Outcome]]:
+    """Clients that ask again and again while the block runs, and get their last answers."""
+    outcomes: list[Outcome] = []
+    stopping = False
+
+    async def client(number: int) -> None:
+        for turn in prompts(number):
+            if stopping:
+                return
+            outcomes.append(await stream(uri, job(turn, max_tokens)))
+
+    tasks = [asyncio.create_task(client(n)) for n in range(n_clients)]
+    try:
+        yield outcomes
+    finally:
+        stopping = True
+        await asyncio.gather(*tasks)
+
+
+def prompts(client: int) -> Iterator[str]:
+    for turn in itertools.count():
+        yield f"Client {client} tells, in turn {turn}, of a fox"
+
+
+def counted(outcomes: list[Outcome]) -> dict[str, int]:
+    counts = Counter(outcome.kind for outcome in outcomes)
+    return {kind: counts[kind] for kind in ("ok", "error", "lost", "cut")}
+
+
+async def get(uri: str, path: str) -> Any:
+    """A GET's JSON; `None` without one."""
+    parts = urlsplit(uri)
+    with suppress(NotReached, Lost, ValueError, TimeoutError):
+        async with asyncio.timeout(10):
+            exchange = await Exchange.begin(
+                parts.hostname or "", parts.port or 80, "GET", path.encode(),
+                [(b"host", parts.netloc.encode())], b"",
+            )  # fmt: skip
+            try:
+                await exchange.head()
+                return json.loads(await exchange.rest())
+            finally:
+                exchange.abort()
+    return None

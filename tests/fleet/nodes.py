@@ -1,0 +1,43 @@
+"""Several Ray nodes on this machine: `python -m tests.fleet.nodes`, until stdin ends.
+
+A process of its own, so that a test's process has nothing of Ray. A head with the dashboard, whose
+address is one line of JSON, and three nodes with one `llorch_device` each.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+
+NODES = 3
+STORE_BYTES = 80 * 1024 * 1024
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def main() -> None:
+    from ray.cluster_utils import Cluster
+
+    answers, sys.stdout = sys.stdout, sys.stderr
+    port = free_port()
+    head = {"num_cpus": 2, "include_dashboard": True, "dashboard_port": port}
+    cluster = Cluster(
+        initialize_head=True, head_node_args={**head, "object_store_memory": STORE_BYTES}
+    )
+
+    for _ in range(NODES):
+        cluster.add_node(
+            num_cpus=1, resources={"llorch_device": 1}, object_store_memory=STORE_BYTES
+        )
+    print(json.dumps({"dashboard": f"http://127.0.0.1:{port}"}), file=answers, flush=True)
+    sys.stdin.read()
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Workers that answer as a test says, over real sockets, and a gateway in front of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from worker.fleet.gateway import Gateway
+from worker.fleet.settings import Fleet
+from worker.fleet.table import Table
+
+Script = Callable[["Conversation"], Awaitable[None]]
+SSE_HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+
+
+@dataclass
+class Conversation:
+    """One request that a scripted worker has got, and its side of the connection."""
+
+    line: str
+    headers: dict[str, str]
+    body: bytes
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def chunk(self, data: bytes) -> None:
+        self.writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+        await self.writer.drain()
+
+    async def stream(self, *chunks: bytes) -> None:
+        self.writer.write(SSE_HEAD)
+        for data in chunks:
+            await self.chunk(data)
+
+    async def end(self) -> None:
+        self.writer.write(b"0\r\n\r\n")
+        await self.writer.drain()
+
+    async def json(self, status: int, value: object, headers: str = "") -> None:
+        body = json.dumps(value).encode()
+        head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\n{headers}"
+        self.writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        await self.writer.drain()
+
+
+@dataclass
+class ScriptedWorker:
+    uri: str
+    requests: list[Conversation] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def scripted_worker(script: Script) -> AsyncIterator[ScriptedWorker]:
+    """A worker that answers each connection by `script`; the connection ends with it."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            pairs = [line.split(": ", 1) for line in head[1:] if line]
+            headers = {name.lower(): value for name, value in pairs}
+            body = await reader.readexactly(int(headers.get("content-length", "0")))
+            conversation = Conversation(head[0], headers, body, reader, writer)
+            worker.requests.append(conversation)
+            await script(conversation)
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    worker = ScriptedWorker(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    try:
+        yield worker
+    finally:
+        server.close()
+
+
+@dataclass
+class Got:
+    """What a client got of an ASGI application."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    chunks: list[bytes] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.chunks)
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+async def call(
+    gateway: Gateway,
+    path: str,
+    body: Mapping[str, Any] | None = None,
+    *,
+    headers: Mapping[str, str] | None = None,
+    leave_after_chunks: int | None = None,
+) -> Got:
+    """One request; the client leaves after so many chunks, if that is given."""
+    got, left = Got(), asyncio.Event()
+    text = b"" if body is None else json.dumps(body).encode()
+    sent: list[dict[str, Any]] = [{"type": "http.request", "body": text}]
+
+    async def receive() -> dict[str, Any]:
+        if sent:
+            return sent.pop(0)
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            got.status = message["status"]
+            got.headers = {k.decode(): v.decode() for k, v in message["headers"]}
+            return
+        if message.get("body"):
+            got.chunks.append(message["body"])
+        got.ended = not message.get("more_body", False)
+        if leave_after_chunks is not None and len(got.chunks) >= leave_after_chunks:
+            left.set()
+
+    given = {"host": "127.0.0.1:8000", "content-type": "application/json", **(headers or {})}
+    scope = {
+        "type": "http", "method": "GET" if body is None else "POST", "path": path,
+        "raw_path": path.encode(), "query_string": b"", "http_version": "1.1",
+        "headers": [(k.encode(), v.encode()) for k, v in given.items()],
+    }  # fmt: skip
+    await gateway(scope, receive, send)
+    return got
+
+
+@asynccontextmanager
+async def fleet_of(
+    *scripts: Script, groups: tuple[str, ...] = ("tiny",)
+) -> AsyncIterator[tuple[Gateway, Table, list[ScriptedWorker]]]:
+    """A gateway before one worker per script, dealt out to the groups in turn."""
+    async with AsyncExitStack() as stack:
+        workers = [await stack.enter_async_context(scripted_worker(each)) for each in scripts]
+        table = Table()
+        for n, group in enumerate(groups):
+            own = workers[n :: len(groups)]
+            table.replace(group, {f"{group}-{i}": worker.uri for i, worker in enumerate(own)})
+        fleet = Fleet.model_validate({"workers": [{"name": name} for name in groups]})
+        yield Gateway(fleet, table), table, workers

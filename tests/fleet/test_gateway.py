@@ -1,0 +1,234 @@
+"""The gateway in front of scripted workers: what passes, what is tried again, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from tests.fleet.scripted import Conversation, call, fleet_of
+from worker.fleet import probing, relay
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = b'event: token\ndata: {"type":"token","t":"a","i":0}\n\n'
+END = b'event: end\ndata: {"type":"end"}\n\n'
+JOB = {"job_id": "j", "prompt": "Once"}
+FULL = {"code": "QUEUE_FULL", "message": "full", "retriable": True}
+DRAINING = {"code": "SHUTTING_DOWN", "message": "drains", "retriable": True}
+
+
+async def answers(conversation: Conversation) -> None:
+    await conversation.stream(TOKEN, END)
+    await conversation.end()
+
+
+async def vanishes(conversation: Conversation) -> None:
+    """Gone before the first token: nothing is answered."""
+
+
+async def is_full(conversation: Conversation) -> None:
+    await conversation.json(503, FULL, "retry-after: 7\r\n")
+
+
+async def drains(conversation: Conversation) -> None:
+    await conversation.json(503, DRAINING)
+
+
+async def crashes(conversation: Conversation) -> None:
+    await conversation.json(500, {"code": "ENGINE_CRASHED", "message": "x", "retriable": True})
+
+
+async def hangs(conversation: Conversation) -> None:
+    await conversation.reader.read()
+
+
+async def test_bytes_and_headers_pass() -> None:
+    async with fleet_of(answers) as (gateway, _, (worker,)):
+        headers = {"authorization": "Bearer t", "x-request-id": "me", "connection": "keep-alive"}
+        got = await call(gateway, "/execute", JOB, headers=headers)
+    assert (got.status, got.body) == (200, TOKEN + END)
+    assert got.headers["x-llorch-worker"] == "tiny-0"
+    (request,) = worker.requests
+    assert request.line == "POST /execute HTTP/1.1"
+    assert json.loads(request.body) == JOB
+    assert request.headers["host"] == worker.uri.removeprefix("http://")
+    assert request.headers["x-llorch-late-head"] == "1"
+    assert (request.headers["authorization"], request.headers["x-request-id"]) == ("Bearer t", "me")
+    assert request.headers["connection"] == "close"
+
+
+async def test_what_fails_before_the_first_token_is_tried_elsewhere() -> None:
+    for fails in (vanishes, is_full, drains, crashes):
+        async with fleet_of(fails, fails, answers) as (gateway, table, workers):
+            table.replace("tiny", {"a": workers[0].uri, "b": workers[2].uri})
+            table.workers()[1].n_running = 1  # so that the failing one is first
+            got = await call(gateway, "/execute", {"job_id": "j"})
+        assert (got.status, got.body) == (200, TOKEN + END), fails
+        assert len(workers[0].requests) == 1, fails
+
+
+async def test_nobody_listening_is_tried_elsewhere() -> None:
+    async with fleet_of(answers) as (gateway, table, (worker,)):
+        table.replace("tiny", {"a": "http://127.0.0.1:1", "b": worker.uri})
+        table.workers()[1].n_running = 1
+        got = await call(gateway, "/execute", {"job_id": "j"})
+        assert got.status == 200
+        assert not table.workers()[0].is_well
+
+
+async def test_a_request_does_not_crash_the_whole_fleet() -> None:
+    async with fleet_of(*[crashes] * 5) as (gateway, _, workers):
+        got = await call(gateway, "/execute", JOB)
+    assert got.status == 500 and got.json["code"] == "ENGINE_CRASHED"
+    assert sum(len(worker.requests) for worker in workers) == 2
+    async with fleet_of(*[vanishes] * 5) as (gateway, _, workers):
+        got = await call(gateway, "/execute", JOB)
+    assert got.status == 500 and got.json["retriable"] is True
+    assert sum(len(worker.requests) for worker in workers) == relay.MAX_LOSSES
+
+
+async def test_a_full_fleet_says_so_at_once_in_the_callers_dialect() -> None:
+    async with fleet_of(is_full, is_full, drains) as (gateway, _, workers):
+        got = await call(gateway, "/execute", JOB)
+    assert (got.status, got.headers["retry-after"]) == (503, "7")
+    assert got.json["code"] == "QUEUE_FULL"
+    assert all(len(worker.requests) == 1 for worker in workers[:2])
+
+
+async def test_a_fleet_without_workers_is_waited_for() -> None:
+    async with fleet_of(answers) as (gateway, table, (worker,)):
+        table.replace("tiny", {})
+        waiting = asyncio.ensure_future(call(gateway, "/execute", JOB))
+        await asyncio.sleep(0.3)
+        table.replace("tiny", {"new": worker.uri})
+        assert (await waiting).status == 200
+
+
+async def test_the_one_worker_that_recovers_gets_the_request_again() -> None:
+    calls = 0
+
+    async def recovers(conversation: Conversation) -> None:
+        nonlocal calls
+        calls += 1
+        await (drains if calls == 1 else answers)(conversation)
+
+    async with fleet_of(recovers) as (gateway, _, _):
+        assert (await call(gateway, "/execute", JOB)).status == 200
+
+
+async def test_a_client_that_leaves_frees_its_worker() -> None:
+    gone = asyncio.Event()
+
+    async def endless(conversation: Conversation) -> None:
+        await conversation.stream(TOKEN)
+        await conversation.reader.read()
+        gone.set()
+
+    async with fleet_of(endless) as (gateway, table, _):
+        await call(gateway, "/execute", JOB, leave_after_chunks=1)
+        async with asyncio.timeout(30):
+            await gone.wait()
+        assert table.workers()[0].n_running == 0
+
+
+async def test_a_silent_worker_loses_its_requests() -> None:
+    async with fleet_of(hangs, answers) as (gateway, table, (silent, _)):
+        table.workers()[1].n_running = 1
+        waiting = asyncio.ensure_future(call(gateway, "/execute", {"job_id": "j"}))
+        while not silent.requests:
+            await asyncio.sleep(0.01)
+        table.workers()[0].misses = probing.MAX_MISSES - 1
+        table.workers()[0].uri = "http://127.0.0.1:1"
+        await probing._probe(table.workers()[0])
+        got = await waiting
+    assert (got.status, got.headers["x-llorch-worker"]) == (200, "tiny-1")
+
+
+async def test_a_long_prefill_keeps_its_client() -> None:
+    release = asyncio.Event()
+
+    async def slow(conversation: Conversation) -> None:
+        await release.wait()
+        await answers(conversation)
+
+    before, relay.KEEPALIVE_SECONDS = relay.KEEPALIVE_SECONDS, 0.05
+    try:
+        async with fleet_of(slow, slow) as (gateway, _, _):
+            waiting = asyncio.ensure_future(call(gateway, "/execute", JOB))
+            await asyncio.sleep(0.3)
+            release.set()
+            got = await waiting
+    finally:
+        relay.KEEPALIVE_SECONDS = before
+    assert got.chunks[0] == b": keep-alive\n\n"
+    assert got.body.replace(b": keep-alive\n\n", b"") == TOKEN + END
+
+
+async def test_a_duplicate_and_a_cancel_go_to_the_worker_that_has_the_job() -> None:
+    async def script(conversation: Conversation) -> None:
+        if "/cancel" in conversation.line:
+            await conversation.json(202, {"job_id": "j"})
+        elif sum("/execute" in each.line for w in workers for each in w.requests) > 1:
+            await conversation.json(409, {"code": "DUPLICATE_JOB"})
+        else:
+            await conversation.stream(TOKEN)
+            await conversation.reader.read()
+
+    async with fleet_of(script, script, script) as (gateway, _, workers):
+        first = asyncio.ensure_future(call(gateway, "/execute", JOB, leave_after_chunks=None))
+        while not (having := [worker for worker in workers if worker.requests]):
+            await asyncio.sleep(0.01)
+        assert (await call(gateway, "/execute", {**JOB, "prompt": "other"})).status == 409
+        assert (await call(gateway, "/cancel", {"job_id": "j"})).status == 202
+        assert [len(worker.requests) for worker in having] == [3]
+        first.cancel()
+
+
+async def test_a_cancel_of_what_this_gateway_does_not_have_goes_to_all() -> None:
+    async def knows(conversation: Conversation) -> None:
+        await conversation.json(202, {"job_id": "j"})
+
+    async def knows_not(conversation: Conversation) -> None:
+        await conversation.json(404, {"code": "JOB_NOT_FOUND"})
+
+    async with fleet_of(knows_not, knows) as (gateway, _, _):
+        assert (await call(gateway, "/cancel", {"job_id": "j"})).status == 202
+    async with fleet_of(knows_not, knows_not) as (gateway, _, _):
+        assert (await call(gateway, "/cancel", {"job_id": "j"})).status == 404
+
+
+async def test_several_models() -> None:
+    async def models(conversation: Conversation) -> None:
+        await conversation.json(200, {"data": [{"id": conversation.headers["host"]}]})
+
+    async with fleet_of(models, models, groups=("one", "two")) as (gateway, _, workers):
+        got = await call(gateway, "/v1/models")
+        assert [each["id"] for each in got.json["data"]] == [w.uri[7:] for w in workers]
+        for n, name in enumerate(("one", "two")):
+            await call(gateway, "/v1/chat/completions", {"model": name, "messages": []})
+            assert "chat" in workers[n].requests[-1].line
+        got = await call(gateway, "/v1/chat/completions", {"model": "three"})
+    assert (got.status, got.json["error"]["code"]) == (404, "model_not_found")
+    assert "one, two" in got.json["error"]["message"]
+
+
+async def test_what_clients_may_not_do() -> None:
+    async with fleet_of(answers) as (gateway, _, (worker,)):
+        assert (await call(gateway, "/shutdown", {})).status == 403
+        refused = await call(gateway, "/v1/models", headers={"host": "evil.example"})
+        assert refused.status == 403
+        origin = {"origin": "https://evil.example"}
+        assert (await call(gateway, "/execute", JOB, headers=origin)).status == 403
+        large = {"job_id": "j", "prompt": "x" * 5_000_000}
+        assert (await call(gateway, "/execute", large)).json["code"] == "PAYLOAD_TOO_LARGE"
+        assert worker.requests == []
+
+
+async def test_states() -> None:
+    async with fleet_of(answers) as (gateway, table, _):
+        assert (await call(gateway, "/ready")).json["state"] == "idle"
+        table.replace("tiny", {})
+        assert (await call(gateway, "/ready")).status == 503
+        assert (await call(gateway, "/health")).status == 200

@@ -1,0 +1,34 @@
+"""One exposition of many, read by Prometheus's own parser."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from worker.fleet.metrics import merged
+from worker.observability.metrics import Metrics, Snapshot
+
+
+def exposition(running: int) -> str:
+    metrics = Metrics("w")
+    metrics.request_ended("success", 12.0)
+    return metrics.exposition(Snapshot(1.0, True, True, running=running, kv_cells_total=8)).decode()
+
+
+def test_every_series_of_every_worker_is_there_once() -> None:
+    texts = {("a", "tiny"): exposition(1), ('b"\\', "tiny"): exposition(2)}
+    families = list(text_string_to_metric_families(merged(texts)))
+    names = [family.name for family in families]
+    assert len(names) == len(set(names))
+    own = {family.name: family for family in text_string_to_metric_families(exposition(1))}
+    assert set(names) == set(own)
+    for family in families:
+        assert (family.type, family.documentation) == (
+            own[family.name].type,
+            own[family.name].documentation,
+        )
+        for worker in ("a", 'b"\\'):
+            samples = [s for s in family.samples if s.labels["worker"] == worker]
+            assert len(samples) == len(own[family.name].samples)
+    running = next(f for f in families if f.name == "vllm:num_requests_running")
+    assert {s.labels["worker"]: s.value for s in running.samples} == {"a": 1, 'b"\\': 2}
+    assert merged({}) == ""

@@ -1,0 +1,115 @@
+"""The fleet's file: what it may say, and the sentence for what it may not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from worker.errors import ConfigError
+from worker.fleet.deploy import configuration
+from worker.fleet.settings import Fleet, load
+
+WORKERS = '[[workers]]\nname = "tiny"\n'
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "fleet.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_whole_file(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    text = """
+host = "0.0.0.0"
+port = 9000
+gateways = 2
+
+[[workers]]
+name = "small"
+model = "model.gguf"
+replicas = 3
+device = "llorch_device"
+
+[workers.settings]
+slots = 4
+page = false
+drain_timeout = 5
+allow_host = ["a.example", "b.example"]
+
+[[workers]]
+name = "large"
+backend = "cuda"
+model = "hf:owner/repo@main::file=model.gguf"
+"""
+    fleet = load(written(tmp_path, text))
+    small, large = fleet.workers
+    assert small.model == str(tmp_path / "model.gguf")
+    assert small.arguments() == [
+        "--slots", "4", "--no-page", "--drain-timeout", "5", "--allow-host", "a.example",
+        "--allow-host", "b.example", "--model", str(tmp_path / "model.gguf"),
+    ]  # fmt: skip
+    assert small.resources == {"num_cpus": 0, "resources": {"llorch_device": 1}}
+    assert small.drain_seconds == 5
+    assert large.model == "hf:owner/repo@main::file=model.gguf"
+    assert large.resources == {"num_cpus": 0, "num_gpus": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "workers: Field required"),
+        ("workers = [", "is not TOML"),
+        ("workers = []", "workers: List should have at least 1 item"),
+        (WORKERS + "replica = 2", "workers[0].replica is not a field; did you mean replicas?"),
+        (WORKERS + "replicas = 0", "workers[0].replicas"),
+        (WORKERS + 'backend = "gpu"', "workers[0].backend: Input should be 'cpu', 'cuda'"),
+        (WORKERS + "[workers.settings]\nslot = 1", "slot is not a setting of a worker; did you"),
+        (WORKERS + "[workers.settings]\nslots = 0", "--slots is 0; it must be at least 1"),
+        (WORKERS + "[workers.settings]\nport = 1", "port is not for the file: the fleet sets it"),
+        (WORKERS + '[workers.settings]\nworker_token = "x"', "worker_token is a secret"),
+        (WORKERS + WORKERS, "'tiny' is there twice"),
+        ("port = 70000\n" + WORKERS, "port: Input should be less than or equal to 65535"),
+        ('[[workers]]\nname = "gateway"', "'gateway' is the fleet's own"),
+        ('[[workers]]\nname = "a b"', "workers[0].name"),
+    ],
+)
+def test_a_wrong_file_is_answered_with_its_field(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(written(tmp_path, text))
+    assert said in raised.value.message
+    assert "fleet.toml" in raised.value.message
+
+
+def test_a_file_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        load(Path("nowhere.toml"))
+
+
+def fleet(**fields: object) -> Fleet:
+    return Fleet.model_validate({"workers": [{"name": "tiny", **fields}]})
+
+
+def test_another_number_of_workers_rolls_nobody() -> None:
+    """Serve rolls an application whose import path, environment or arguments differ."""
+    before = configuration(fleet(replicas=1), {})
+    after = configuration(fleet(replicas=3), {}, before)
+    for old, new in zip(before["applications"], after["applications"], strict=True):
+        for name in ("import_path", "args", "runtime_env"):
+            assert old.get(name) == new.get(name)
+
+
+def test_only_a_failed_start_is_started_anew() -> None:
+    before = configuration(fleet(), {})
+    assert configuration(fleet(), {}, before) == before
+    retried = configuration(fleet(), {}, before, failed=["tiny"])
+    assert retried["applications"][0]["args"]["generation"] == 1
+    assert retried["applications"][1] == before["applications"][1]
+    assert configuration(fleet(), {}, retried) == retried
+
+
+def test_only_secrets_of_the_environment_go_to_the_workers() -> None:
+    given = {"LLORCH_WORKER_TOKEN": "secret", "PATH": "/bin"}
+    environment = configuration(fleet(), given)["applications"][0]["runtime_env"]
+    assert environment == {"env_vars": {"LLORCH_WORKER_TOKEN": "secret"}}

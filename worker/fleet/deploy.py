@@ -1,0 +1,131 @@
+"""The fleet in Serve's words: the configuration that its REST interface takes, and what it tells.
+
+Serve compares each application with the one that runs: other arguments roll it, another number of
+replicas starts or stops some. Pure functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from worker.fleet.settings import Fleet, WorkerGroup
+
+GATEWAY = "gateway"
+SECRETS = ("LLORCH_WORKER_TOKEN", "HF_TOKEN")
+"""Variables of `up` that workers and gateways get."""
+Config = dict[str, Any]
+
+
+def configuration(
+    fleet: Fleet,
+    environment: Mapping[str, str],
+    running: Config | None = None,
+    failed: Container[str] = (),
+) -> Config:
+    """What to deploy for the file; `running` is the configuration before, for its generations.
+
+    Serve leaves an application alone that is as before: one that has `failed` gets another try.
+    """
+    secrets = {name: environment[name] for name in SECRETS if environment.get(name)}
+    runtime_env = {"env_vars": secrets} if secrets else {}
+
+    def generation(name: str) -> int:
+        before: int = known.get(name, {}).get("args", {}).get("generation", 0)
+        return before + (name in failed)
+
+    known = {app["name"]: app for app in (running or {}).get("applications", [])}
+    applications = [
+        {
+            "name": group.name,
+            "route_prefix": None,
+            "import_path": "worker.fleet.app:workers",
+            "runtime_env": runtime_env,
+            "args": {"group": _alike(group), "generation": generation(group.name)},
+            "deployments": [{"name": "worker", "num_replicas": group.replicas}],
+        }
+        for group in fleet.workers
+    ]
+    gateway = {
+        "name": GATEWAY,
+        "route_prefix": "/",
+        "import_path": "worker.fleet.app:gateways",
+        "args": {"generation": generation(GATEWAY)},
+        "runtime_env": runtime_env,
+        "deployments": [
+            {
+                "name": "gateway",
+                "num_replicas": fleet.gateways,
+                "user_config": {
+                    **fleet.model_dump(mode="json", exclude={"workers", "gateways"}),
+                    "workers": [_alike(group) for group in fleet.workers],
+                },
+            }
+        ],
+    }
+    return {
+        "proxy_location": "HeadOnly",
+        "http_options": {"host": fleet.host, "port": fleet.port},
+        "applications": [*applications, gateway],
+    }
+
+
+def running_config(details: Mapping[str, Any]) -> Config | None:
+    """The configuration behind what Serve tells of its applications; `None` where no fleet runs."""
+    apps = details.get("applications", {})
+    if GATEWAY not in apps:
+        return None
+    configs = [app["deployed_app_config"] for app in apps.values() if app["deployed_app_config"]]
+    options = details.get("http_options") or {}
+    return {
+        "proxy_location": details.get("proxy_location") or "HeadOnly",
+        "http_options": {name: options[name] for name in ("host", "port") if name in options},
+        "applications": configs,
+    }
+
+
+def _alike(group: WorkerGroup) -> Config:
+    """A group without its number, which changes without a roll."""
+    return group.model_dump(mode="json", exclude={"replicas"})
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """How one application is, in few words."""
+
+    name: str
+    status: str
+    message: str
+    n_running: int
+    n_wanted: int
+    replicas: list[tuple[str, str, str]] = field(default_factory=list)
+    """Id, state and node of each."""
+
+    @property
+    def is_up(self) -> bool:
+        return self.status == "RUNNING"
+
+    @property
+    def has_failed(self) -> bool:
+        return self.status == "DEPLOY_FAILED"
+
+
+def states(details: Mapping[str, Any]) -> list[GroupState]:
+    return [_state(name, app) for name, app in details.get("applications", {}).items()]
+
+
+def _state(name: str, app: Mapping[str, Any]) -> GroupState:
+    deployments: Iterable[Mapping[str, Any]] = app["deployments"].values()
+    found = [each for deployment in deployments for each in deployment["replicas"]]
+    messages = [app.get("message") or "", *(each.get("message") or "" for each in deployments)]
+    return GroupState(
+        name=name,
+        status=str(app["status"]),
+        message=max(messages, key=len),
+        n_running=sum(each["state"] == "RUNNING" for each in found),
+        n_wanted=sum(int(each.get("target_num_replicas") or 0) for each in deployments),
+        replicas=[
+            (each["replica_id"], each["state"], each.get("node_ip") or "-") for each in found
+        ],
+    )

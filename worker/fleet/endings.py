@@ -1,0 +1,133 @@
+"""How a stream that lost its worker ends, and how a request is refused, in the caller's dialect.
+
+Nobody's stream is just cut: what has begun ends with one event that names an error, as the worker
+itself would write it. Pure functions on the bytes that went by.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from worker.api.encoding import dumps, sse
+from worker.api.errors import anthropic_error, dialect_of, error_body, http_status, openai_error
+from worker.errors import WorkerError
+
+_TERMINAL = (
+    b"event: end\n", b"event: error\n", b"data: [DONE]\n", b"event: message_stop\n",
+    b"event: response.completed\n", b"event: response.incomplete\n", b"event: response.failed\n",
+    b'data: {"error":',
+)  # fmt: skip
+_TERMINAL_LINES = (b'{"type":"end"', b'{"type":"error"')
+KEEPALIVE = b": keep-alive\n\n"
+
+
+class Tail:
+    """What has to be known of a stream to end it: whole events, and where it stands."""
+
+    def __init__(self, path: str, *, is_sse: bool) -> None:
+        self._path = path
+        self._boundary = b"\n\n" if is_sse else b"\n"
+        self._is_sse = is_sse
+        self._partial = b""
+        self._is_responses = dialect_of(path) == "openai" and path.endswith("/responses")
+        self._first = self._last = b""
+
+    def whole(self, chunk: bytes) -> bytes:
+        """The events that are whole with this chunk; the begun one is held back."""
+        data = self._partial + chunk if self._partial else chunk
+        cut = data.rfind(self._boundary)
+        if cut < 0:
+            self._partial = data
+            return b""
+        cut += len(self._boundary)
+        self._partial, data = data[cut:], data[:cut]
+        if self._is_responses and not self._first:
+            self._first = data
+        self._last = data
+        return data
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the stream's own last event has gone by."""
+        event = self._last.rstrip(b"\n").rpartition(self._boundary)[2]
+        return (event + b"\n").startswith(_TERMINAL if self._is_sse else _TERMINAL_LINES)
+
+    def ending(self, error: WorkerError) -> bytes:
+        """The last event of a stream that `error` ended."""
+        if not self._is_sse:
+            return dumps(_native(error)).encode() + b"\n"
+        match dialect_of(self._path):
+            case "anthropic":
+                body = anthropic_error(error.message, http_status(error))
+                return sse({"type": "error", "error": body})
+            case "openai" if self._is_responses:
+                return sse(self._failed_response(error))
+            case "openai":
+                body_ = openai_error(error.code, error.message, http_status(error))
+                return f"data: {dumps({'error': body_})}\n\n".encode()
+        return sse(_native(error))
+
+    def _failed_response(self, error: WorkerError) -> dict[str, Any]:
+        """`response.failed` with the response that the stream began with, and the next number."""
+        begun = _json_of(self._first.partition(b"\n\n")[0])
+        last = _json_of(self._last.rstrip(b"\n").rpartition(b"\n\n")[2])
+        response = begun.get("response") or {
+            "id": "", "object": "response", "created_at": int(time.time()), "output": [],
+        }  # fmt: skip
+        told = openai_error(error.code, error.message, http_status(error))
+        return {
+            "type": "response.failed",
+            "response": {**response, "status": "failed", "error": told},
+            "sequence_number": int(last.get("sequence_number", -1)) + 1,
+        }
+
+
+def refusal(
+    error: WorkerError, path: str, correlation_id: str
+) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of a request that failed before its first byte."""
+    scope = {"path": path, "state": {"correlation_id": correlation_id}}
+    status = http_status(error)
+    told = (error.code, error.message, status, scope, error.details)
+    headers = {"content-type": "application/json", "x-request-id": correlation_id}
+    if (seconds := error.details.get("retry_after_seconds")) is not None:
+        headers["retry-after"] = str(seconds)
+    return status, headers, dumps(error_body(*told, retriable=error.retriable)).encode()
+
+
+def told_by(status: int, body: bytes) -> WorkerError:
+    """The error that a worker answered with, in whichever dialect."""
+    try:
+        told = json.loads(body)
+    except ValueError:
+        told = {}
+    inner = told.get("error") if isinstance(told, dict) else None
+    message = (inner if isinstance(inner, dict) else told).get("message") if told else None
+    for kind in _subclasses(WorkerError):
+        if kind.status == status and kind.status != 500:
+            return kind(message or f"the worker answered {status}")
+    return WorkerError(message or f"the worker answered {status}")
+
+
+def _subclasses(kind: type[WorkerError]) -> list[type[WorkerError]]:
+    return [each for sub in kind.__subclasses__() for each in (sub, *_subclasses(sub))]
+
+
+def _native(error: WorkerError) -> dict[str, Any]:
+    return {
+        "type": "error",
+        "code": error.code,
+        "message": error.message,
+        "retriable": error.retriable,
+    }
+
+
+def _json_of(event: bytes) -> dict[str, Any]:
+    data = event.rpartition(b"data: ")[2]
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

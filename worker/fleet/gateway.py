@@ -1,0 +1,289 @@
+"""The fleet's HTTP side: one ASGI application in front of all workers.
+
+Runs on the event loop of a gateway. It reads of a request only what the way goes by (the model,
+the prompt's beginning, the job's name, whether a stream is wanted) and passes the bytes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from starlette.types import Receive, Scope, Send
+
+from worker.api.encoding import dumps
+from worker.api.origins import OriginRules
+from worker.errors import (
+    DuplicateJob,
+    Forbidden,
+    JobNotFound,
+    PayloadTooLarge,
+    WorkerError,
+)
+from worker.fleet.affinity import key_of
+from worker.fleet.endings import refusal
+from worker.fleet.metrics import merged
+from worker.fleet.relay import Ask, Relay, refuse
+from worker.fleet.settings import Fleet
+from worker.fleet.table import Table, Worker
+from worker.fleet.upstream import fetch
+from worker.observability.metrics import CONTENT_TYPE
+from worker.settings import Settings
+
+_ALIVE = frozenset(("/health", "/v1/health", "/v2/health/live"))
+_READY = frozenset(("/ready", "/v1/ready", "/v2/health/ready"))
+_MODELS = frozenset(("/v1/models", "/models"))
+_JOBS = frozenset(("/execute", "/v1/inference", "/v1/inference/stream"))
+_LOOPBACK = ("127.0.0.1", "::1")
+_ALWAYS_STREAMS = frozenset(("/execute", "/v1/inference/stream"))
+
+
+class ModelNotFound(WorkerError):
+    """The fleet has several models, and none of this name."""
+
+    code = "MODEL_NOT_FOUND"
+    status = 404
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """An answer of the gateway's own."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+
+
+class Gateway:
+    """The ASGI application."""
+
+    def __init__(self, fleet: Fleet, table: Table) -> None:
+        self._table = table
+        self._jobs: dict[str, Ask] = {}
+        self.use(fleet)
+
+    def use(self, fleet: Fleet) -> None:
+        """Go by this file from now on."""
+        self._fleet = fleet
+        first = fleet.workers[0]
+        settings = Settings.load(first.backend, {**first.settings, "host": fleet.host})
+        self._rules = OriginRules(settings)
+        self._is_open = settings.worker_token is None
+        self._is_local = fleet.host in ("localhost", *_LOOPBACK)
+        self._groups: dict[str, str] = {}
+        for group in fleet.workers:
+            names = group.settings.get("served_model_name") or [group.name]
+            self._groups |= dict.fromkeys(names if isinstance(names, list) else [], group.name)
+            self._groups.setdefault(group.name, group.name)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        path: str = scope["path"]
+        path = path.rstrip("/") or "/"
+        headers: Mapping[bytes, bytes] = dict(scope["headers"])
+        given = headers.get(b"x-correlation-id") or headers.get(b"x-request-id")
+        correlation_id = given.decode("latin-1") if given else uuid.uuid4().hex
+        try:
+            raw = [(name.lower(), value) for name, value in scope["headers"]]
+            self._check_peer(scope)
+            self._rules.check(scope["method"], path, scope["http_version"], raw)
+            ask = Ask(
+                scope["method"], path, _target(scope), self._checked(raw, correlation_id),
+                await self._body(receive), correlation_id,
+            )  # fmt: skip
+            await self._answer(ask, receive, send)
+        except WorkerError as error:
+            await refuse(error, path, correlation_id, send)
+
+    async def _answer(self, ask: Ask, receive: Receive, send: Send) -> None:
+        own: Plain | None = None
+        if ask.path in _ALIVE | _READY:
+            own = self._state(ask.path)
+        elif ask.path == "/metrics":
+            own = await self._metrics()
+        elif ask.path in _MODELS and len(self._fleet.workers) > 1:
+            own = await self._models(ask)
+        elif ask.path == "/cancel" and ask.method == "POST":
+            own = await self._cancel(ask)
+        elif ask.path == "/shutdown":
+            raise Forbidden("a fleet is not stopped by its clients; `llorch-ray down` does that")
+        if own is None:
+            await self._relay(ask, receive, send)
+            return
+        start = {"type": "http.response.start", "status": own.status}
+        start["headers"] = [
+            (b"content-type", own.content_type.encode()),
+            (b"content-length", b"%d" % len(own.body)),
+            (b"x-request-id", ask.correlation_id.encode("latin-1")),
+        ]
+        await send(start)
+        await send({"type": "http.response.body", "body": own.body})
+
+    # --- passed on -----------------------------------------------------------------------
+
+    async def _relay(self, ask: Ask, receive: Receive, send: Send) -> None:
+        job_id = self._route(ask)
+        if job_id is not None and (running := self._jobs.get(job_id)) is not None:
+            if running.worker is None:
+                raise DuplicateJob(f"the job {job_id!r} is already running")
+            ask.only = running.worker  # which knows, and says so
+            job_id = None
+        if job_id is not None:
+            self._jobs[job_id] = ask
+        relaying = asyncio.ensure_future(Relay(ask, self._table, send).run())
+        leaving = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait({relaying, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if relaying.done():
+                relaying.result()
+        finally:
+            leaving.cancel()
+            relaying.cancel()
+            await asyncio.wait({relaying})
+            if job_id is not None:
+                del self._jobs[job_id]
+
+    def _check_peer(self, scope: Scope) -> None:
+        """HAProxy keeps to the fleet's address; Serve's port behind it is open on all of them."""
+        client, server = (scope.get(name) or ("",) for name in ("client", "server"))
+        if self._is_local and client[0] not in ("", server[0], *_LOOPBACK):
+            raise Forbidden("this fleet is for its own machine; `host` in its file opens it")
+
+    def _route(self, ask: Ask) -> str | None:
+        """Read what the way goes by; returns the name of a job that has one."""
+        body = _object(ask.body) if ask.method == "POST" else {}
+        ask.key = key_of(body)
+        is_late = (b"x-llorch-late-head", b"1") in ask.headers  # a proxy's wish: no early head
+        ask.wants_stream = not is_late and (
+            ask.path in _ALWAYS_STREAMS or body.get("stream") is True
+        )
+        if len(self._fleet.workers) > 1:
+            ask.group = self._group_of(body.get("model"), ask.path)
+        job_id = body.get("job_id") if ask.path in _JOBS else None
+        return job_id if isinstance(job_id, str) else None
+
+    def _group_of(self, model: object, path: str) -> str:
+        if not isinstance(model, str) or path in _JOBS:
+            return self._fleet.workers[0].name
+        if model not in self._groups:
+            there = ", ".join(self._groups)
+            raise ModelNotFound(f"the fleet has no model {model!r}; it has {there}")
+        return self._groups[model]
+
+    async def _body(self, receive: Receive) -> bytes:
+        limit, parts, size = self._fleet.max_body_bytes, [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return b""
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > limit:
+                raise PayloadTooLarge(
+                    f"the body has more than {limit} bytes, the most that this fleet takes",
+                    limit_bytes=limit,
+                )
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+    def _checked(
+        self, headers: list[tuple[bytes, bytes]], correlation_id: str
+    ) -> list[tuple[bytes, bytes]]:
+        """The headers for the worker: an Origin was judged here, by the name that it was for."""
+        named = bool(self._rules.cors(headers))
+        kept = [(k, v) for k, v in headers if k != b"origin" or named]
+        if not any(k in (b"x-correlation-id", b"x-request-id") for k, _ in kept):
+            kept.append((b"x-request-id", correlation_id.encode("latin-1")))
+        return kept
+
+    # --- the fleet's own -----------------------------------------------------------------
+
+    def _state(self, path: str) -> Plain:
+        """Whether there are workers; a gateway without any is alive, but not ready."""
+        workers = self._table.workers()
+        n_well = sum(worker.is_well for worker in workers)
+        told: dict[str, Any] = {"status": "healthy"}
+        if path in _READY:
+            state = "loading" if not n_well else "busy" if any(w.n_running for w in workers) else ""
+            told = {"ready": n_well > 0, "state": state or "idle"}
+        told["workers"] = [
+            {
+                "id": worker.id, "model": worker.group, "running": worker.n_running,
+                "well": worker.is_well, **({"uri": worker.uri} if self._is_open else {}),
+            }
+            for worker in workers
+        ]  # fmt: skip
+        return Plain(503 if path in _READY and not n_well else 200, dumps(told).encode())
+
+    async def _metrics(self) -> Plain:
+        workers = self._table.workers()
+        answers = await asyncio.gather(
+            *(fetch(worker.address, "GET", "/metrics") for worker in workers)
+        )
+        texts = {
+            (worker.id, worker.group): answer[1].decode(errors="replace")
+            for worker, answer in zip(workers, answers, strict=True)
+            if answer is not None and answer[0] == 200
+        }
+        return Plain(200, merged(texts).encode(), CONTENT_TYPE)
+
+    async def _models(self, ask: Ask) -> Plain:
+        """The models of all groups, each told by one of its workers."""
+        data: list[Any] = []
+        for group in self._fleet.workers:
+            worker = self._table.choose(group.name, None, ())
+            answer = worker and await fetch(worker.address, "GET", ask.path, ask.headers)
+            if answer and answer[0] != 200:
+                return Plain(*answer)
+            data += _object(answer[1]).get("data", []) if answer else []
+        return Plain(200, dumps({"object": "list", "data": data}).encode())
+
+    async def _cancel(self, ask: Ask) -> Plain:
+        """The worker that has the job hears of it; where nobody knows who that is, all do."""
+        job_id = _object(ask.body).get("job_id")
+        running = self._jobs.get(job_id) if isinstance(job_id, str) else None
+        if running is not None:
+            running.cancelled = True
+        workers = [running.worker] if running and running.worker else self._table.workers()
+        answers = await asyncio.gather(*(self._told(worker, ask) for worker in workers))
+        known = [answer for answer in answers if answer is not None]
+        for answer in known:
+            if answer[0] != 404:
+                return Plain(*answer)
+        if running is not None:
+            return Plain(202, dumps({"job_id": job_id, "status": "cancelled"}).encode())
+        if known:
+            return Plain(*known[0])
+        status, _, body = refusal(
+            JobNotFound("no worker of the fleet knows this job"), ask.path, ask.correlation_id
+        )
+        return Plain(status, body)
+
+    async def _told(self, worker: Worker, ask: Ask) -> tuple[int, bytes] | None:
+        return await fetch(worker.address, "POST", ask.path, ask.headers, ask.body)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    """A JSON object; what is none is empty here, and the worker says what is wrong with it."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _target(scope: Scope) -> bytes:
+    raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+    query: bytes = scope.get("query_string", b"")
+    return raw.partition(b"?")[0] + (b"?" + query if query else b"")

@@ -1,0 +1,131 @@
+"""A worker's process as its owner has it: spawned, heard, asked, stopped.
+
+One thread reads what the worker logs, so that a worker never waits for its owner; everything else
+is called on the owner's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from typing import Any
+
+from worker.errors import WorkerError
+from worker.fleet.upstream import fetch
+
+MAX_MISSES = 3
+"""Times in a row that `/health` may fail before the worker is taken for dead and killed."""
+_READY_EVERY_SECONDS = 0.05
+
+
+class WorkerProcess:
+    """One `llorch-<backend>`, which does not outlive its owner's process."""
+
+    def __init__(self, backend: str, arguments: list[str]) -> None:
+        reading, self._death_pipe = os.pipe()
+        command = [sys.executable, "-m", "worker.fleet.child", str(reading), backend]
+        try:
+            self._child = subprocess.Popen(
+                [*command, *arguments, "--port", "0", "--log-format", "json"],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                pass_fds=(reading,), start_new_session=True,
+            )  # fmt: skip
+        finally:
+            os.close(reading)
+        self.port: int | None = None
+        self._misses = 0
+        self._last_lines: deque[str] = deque(maxlen=5)
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def has_left(self) -> bool:
+        return self._child.poll() is not None
+
+    def _listen(self) -> None:
+        """Pass the log on, and pick the port out of it."""
+        assert self._child.stderr is not None
+        for raw in self._child.stderr:
+            line = raw.decode(errors="replace").rstrip("\n")
+            self._last_lines.append(line)
+            if self.port is None and '"worker.listening"' in line:
+                self.port = _port_of(line)
+            print(line, file=sys.stderr, flush=True)
+
+    async def until_ready(self) -> None:
+        """Wait until the worker has decoded a token.
+
+        Raises:
+            WorkerError: it has left before; the sentence is its own.
+        """
+        while True:
+            if self.has_left:
+                self._listener.join(timeout=5)
+                raise WorkerError(self._last_words())
+            if self.port is not None and (await self.ask("/ready") or (0,))[0] == 200:
+                return
+            await asyncio.sleep(_READY_EVERY_SECONDS)
+
+    async def ask(self, path: str) -> tuple[int, bytes] | None:
+        """Status and body of a GET; `None` if the worker does not answer in five seconds."""
+        if self.port is None:
+            return None
+        return await fetch(("127.0.0.1", self.port), "GET", path)
+
+    async def check(self) -> None:
+        """
+        Raises:
+            WorkerError: it has left, or was killed because it answers nothing or stays unhealthy
+                beyond what it repairs by itself.
+        """
+        if self.has_left:
+            raise WorkerError(f"the worker has left. {self._last_words()}")
+        answer = await self.ask("/health")
+        self._misses = 0 if answer is not None and answer[0] == 200 else self._misses + 1
+        if self._misses >= MAX_MISSES:
+            self.kill()
+            raise WorkerError("the worker does not answer any more, or stays unhealthy")
+
+    async def stop(self, seconds: float) -> None:
+        """Drain the worker: no new work, what runs may end; after `seconds` it is killed."""
+        if not self.has_left:
+            self._child.send_signal(signal.SIGTERM)
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not self.has_left and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.05)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it now, and with it the engine process, which watches a pipe of its own."""
+        if self._death_pipe >= 0:
+            os.close(self._death_pipe)
+            self._death_pipe = -1
+        if not self.has_left:
+            self._child.kill()
+            self._child.wait()
+
+    def _last_words(self) -> str:
+        """The sentence that a worker ends with, or what it logged last."""
+        code = self._child.poll()
+        plain = [line for line in self._last_lines if not line.startswith("{")]
+        words = (plain or list(self._last_lines) or ["It said nothing."])[-1]
+        return f"{words} (exit code {code})"
+
+
+def _port_of(line: str) -> int | None:
+    try:
+        event: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    port = event.get("port")
+    return port if isinstance(port, int) else None

@@ -1,0 +1,238 @@
+"""One request on its way to a worker and back: tried again before its first token, never cut after.
+
+Runs on the gateway's event loop. The worker is asked to hold its status line back until the first
+token, so that all that fails before it is an error status or a lost connection, and another worker
+gets the request. Once a byte of an answer has gone to the client, a lost worker is one last event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import Send
+
+from worker.errors import Cancelled, EngineCrashed, NotReady, WorkerError
+from worker.fleet.endings import KEEPALIVE, Tail, refusal, told_by
+from worker.fleet.table import REST_SECONDS, Table, Worker
+from worker.fleet.upstream import Answer, Exchange, Headers, Lost, NotReached, passed_on
+
+MAX_LOSSES = 3
+"""Workers that one request may lose before it is given up: it may be what kills them."""
+REPLACEMENT_SECONDS = 20.0
+"""How long a request waits for a worker to be there at all: one that is full is there."""
+RETRY_AFTER_SECONDS = 2
+KEEPALIVE_SECONDS = 15.0
+"""Of silence before a stream's first token; then the client gets its status line and a comment."""
+
+
+@dataclass(slots=True)
+class Ask:
+    """What a client asked for, as far as the way to a worker goes by it."""
+
+    method: str
+    path: str
+    target: bytes
+    headers: Headers
+    body: bytes
+    correlation_id: str
+    group: str | None = None
+    key: str | None = None
+    wants_stream: bool = False
+    only: Worker | None = None
+    """The one worker that can answer, if there is one."""
+    worker: Worker | None = None
+    """Where it is now."""
+    cancelled: bool = False
+    tried: set[str] = field(default_factory=set)
+    n_losses: int = 0
+
+
+class Relay:
+    """Brings one request to its end."""
+
+    def __init__(self, ask: Ask, table: Table, send: Send) -> None:
+        self._ask, self._table, self._send = ask, table, send
+        self._has_begun = False
+        self._tail: Tail | None = None
+        self._refused: tuple[Answer, bytes] | None = None
+        """What stands, unless another worker has something better: it is full, or failed."""
+        self._away: tuple[Answer, bytes] | None = None
+        """What a worker said that drains, or loads its model anew: soon there is another."""
+        self._waits = False
+
+    async def run(self) -> None:
+        try:
+            while (worker := await self._next_worker()) is not None:
+                self._ask.tried.add(worker.id)
+                if await self._tried(worker):
+                    return
+        except WorkerError as error:
+            await self._fail(error)
+            return
+        refusal = self._refused or self._away
+        if refusal is None:
+            message = "the fleet has no worker that could take this request"
+            await self._fail(NotReady(message, retry_after_seconds=RETRY_AFTER_SECONDS))
+        elif self._has_begun:
+            await self._fail(told_by(refusal[0].status, refusal[1]))
+        else:
+            await self._answer(*refusal)
+
+    async def _next_worker(self) -> Worker | None:
+        ask = self._ask
+        if ask.cancelled:
+            raise Cancelled("the job was cancelled before a worker had it")
+        if ask.only is not None:
+            return None if ask.tried else ask.only
+        if ask.n_losses >= MAX_LOSSES:
+            raise EngineCrashed(f"{ask.n_losses} workers were lost while they had this request")
+        deadline = asyncio.get_running_loop().time() + REPLACEMENT_SECONDS
+        while True:
+            worker = self._table.choose(ask.group, ask.key, ask.tried)
+            if worker is not None or self._refused is not None:
+                return worker
+            if not self._waits and self._table.workers(ask.group):
+                return None
+            if asyncio.get_running_loop().time() > deadline:
+                return None
+            await asyncio.sleep(REST_SECONDS / 10)
+            ask.tried &= {each.id for each in self._table.workers(ask.group) if not each.is_well}
+
+    async def _tried(self, worker: Worker) -> bool:
+        """Whether the request has had its answer from this worker."""
+        ask = self._ask
+        ask.worker = worker
+        worker.n_running += 1
+        exchange: Exchange | None = None
+        try:
+            headers = passed_on(ask.headers, worker.uri.removeprefix("http://"))
+            headers.append((b"x-llorch-late-head", b"1"))
+            exchange = await Exchange.begin(
+                *worker.address, ask.method, ask.target, headers, ask.body
+            )
+            worker.aborts.add(exchange.abort)
+            return await self._exchanged(worker, exchange)
+        except (NotReached, Lost) as error:
+            worker.rest()
+            self._waits = True
+            ask.n_losses += isinstance(error, Lost)
+            return False
+        finally:
+            ask.worker = None
+            worker.n_running -= 1
+            if exchange is not None:
+                worker.aborts.discard(exchange.abort)
+                exchange.abort()
+
+    async def _exchanged(self, worker: Worker, exchange: Exchange) -> bool:
+        answer = await self._head(exchange)
+        kind = answer.header(b"content-type")
+        is_sse = kind.startswith(b"text/event-stream")
+        if answer.status == 200 and (is_sse or kind.startswith(b"application/x-ndjson")):
+            await self._stream(worker, exchange, answer, is_sse=is_sse)
+            return True
+        body = await exchange.rest()
+        if answer.status == 503 and self._ask.only is None:
+            if b"queue_full" in body.lower():
+                self._refused = answer, body
+            else:  # it drains, or loads its model anew
+                self._away = answer, body
+                self._waits = True
+                worker.rest()
+            return False
+        if answer.status == 500 and self._ask.n_losses == 0 and self._ask.method == "POST":
+            self._ask.n_losses += 1
+            self._refused = answer, body
+            return False
+        if self._has_begun:
+            await self._fail(told_by(answer.status, body))
+        else:
+            await self._answer(answer, body, worker)
+        return True
+
+    async def _head(self, exchange: Exchange) -> Answer:
+        """The worker's status line; meanwhile the client of a stream is kept from giving up."""
+        if not self._ask.wants_stream:
+            return await exchange.head()
+        waiting = asyncio.ensure_future(exchange.head())
+        try:
+            while not (await asyncio.wait({waiting}, timeout=KEEPALIVE_SECONDS))[0]:
+                if not self._has_begun:
+                    await self._begin(200, self._own_headers())
+                    self._tail = Tail(self._ask.path, is_sse=True)
+                await self._chunk(KEEPALIVE)
+            return waiting.result()
+        finally:
+            waiting.cancel()
+
+    async def _stream(
+        self, worker: Worker, exchange: Exchange, answer: Answer, *, is_sse: bool
+    ) -> None:
+        tail = self._tail = Tail(self._ask.path, is_sse=is_sse)
+        try:
+            async for events in _events(exchange, tail):
+                if not self._has_begun:
+                    await self._begin(200, _with_worker(answer.headers, worker))
+                await self._chunk(events)
+        except Lost:
+            if not self._has_begun:
+                raise
+            worker.rest()
+            if not tail.has_ended:
+                await self._fail(EngineCrashed("the worker was lost in the middle of the stream"))
+                return
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    # --- towards the client --------------------------------------------------------------
+
+    async def _begin(self, status: int, headers: Headers) -> None:
+        self._has_begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _chunk(self, body: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    def _own_headers(self) -> Headers:
+        return [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-store"),
+            (b"x-accel-buffering", b"no"),
+            (b"x-request-id", self._ask.correlation_id.encode()),
+        ]
+
+    async def _answer(self, answer: Answer, body: bytes, worker: Worker | None = None) -> None:
+        headers = [(k, v) for k, v in answer.headers if k != b"content-length"]
+        headers.append((b"content-length", b"%d" % len(body)))
+        await self._begin(answer.status, _with_worker(headers, worker))
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def _fail(self, error: WorkerError) -> None:
+        if self._has_begun:
+            ending = (self._tail or Tail(self._ask.path, is_sse=True)).ending(error)
+            await self._send({"type": "http.response.body", "body": ending})
+            return
+        await refuse(error, self._ask.path, self._ask.correlation_id, self._send)
+
+
+async def refuse(error: WorkerError, path: str, correlation_id: str, send: Send) -> None:
+    """Answer a request that no worker has."""
+    status, headers, body = refusal(error, path, correlation_id)
+    message: dict[str, Any] = {"type": "http.response.start", "status": status}
+    message["headers"] = [(k.encode(), v.encode()) for k, v in headers.items()]
+    message["headers"].append((b"content-length", b"%d" % len(body)))
+    await send(message)
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _events(exchange: Exchange, tail: Tail) -> AsyncIterator[bytes]:
+    while (chunk := await exchange.chunk()) is not None:
+        if events := tail.whole(chunk):
+            yield events
+
+
+def _with_worker(headers: Headers, worker: Worker | None) -> Headers:
+    name = [] if worker is None else [(b"x-llorch-worker", worker.id.encode())]
+    return [*headers, *name]

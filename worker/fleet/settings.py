@@ -1,0 +1,166 @@
+"""The fleet's TOML file: where clients come in, and which workers stand behind it.
+
+Read once by `llorch-ray up`, and checked before anything is started: what a worker would refuse is
+refused here, in the worker's own words.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from worker.errors import ConfigError, WorkerError
+from worker.setting_faults import ENV_ONLY, closest
+from worker.setting_types import Port
+from worker.settings import FIELDS, Settings
+from worker.wire.engine_settings import BackendName
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+Count = Annotated[int, Field(ge=1, le=1000)]
+Value = bool | int | float | str | list[str]
+
+OURS = frozenset(
+    ("host", "port", "advertise_host", "worker_id", "config", "model", "log_format")
+    + tuple(name for name in FIELDS if name.startswith(("callback_", "heartbeat_")))
+)
+"""Settings of a worker that the fleet gives it."""
+
+
+class WorkerGroup(BaseModel):
+    """Workers that are alike: one model on one kind of device, some number of times."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: Name
+    """Clients name it as `model`, where the fleet has several groups."""
+    backend: BackendName = "cpu"
+    model: str | None = None
+    """As `llorch-<backend> --model` takes it; without it the bundled tiny model."""
+    replicas: Count = 1
+    device: str | None = Field(None, min_length=1, max_length=100)
+    """Ray's name of the resource that each replica takes one of; without it `GPU` for CUDA."""
+    settings: dict[str, Value] = {}
+    """Any other setting of the worker."""
+
+    @field_validator("settings")
+    @classmethod
+    def _are_known(cls, given: dict[str, Value]) -> dict[str, Value]:
+        known = [name for name in FIELDS if name not in ENV_ONLY and name not in OURS]
+        for name in given:
+            if name in OURS:
+                raise ValueError(f"{name} is not for the file: the fleet sets it")
+            if name in ENV_ONLY:
+                raise ValueError(f"{name} is a secret: give it in the environment of `up`")
+            if name not in known:
+                raise ValueError(f"{name} is not a setting of a worker{closest(name, known)}")
+        return given
+
+    @model_validator(mode="after")
+    def _suits_a_worker(self) -> Self:
+        try:
+            Settings.load(self.backend, self.settings)
+        except WorkerError as error:
+            raise ValueError(error.message) from None
+        return self
+
+    @property
+    def resources(self) -> dict[str, Any]:
+        """Ray's options of an actor that owns one such worker."""
+        device = self.device or ("GPU" if self.backend == "cuda" else None)
+        if device is None:
+            return {"num_cpus": 0}
+        if device == "GPU":
+            return {"num_cpus": 0, "num_gpus": 1}
+        if device == "CPU":
+            return {"num_cpus": 1}
+        return {"num_cpus": 0, "resources": {device: 1}}
+
+    @property
+    def drain_seconds(self) -> float:
+        return Settings.load(self.backend, self.settings).drain_timeout
+
+    def arguments(self) -> list[str]:
+        """The command line of one worker, without what differs between replicas."""
+        given: dict[str, Value] = dict(self.settings)
+        if self.model is not None:
+            given["model"] = self.model
+        line: list[str] = []
+        for name, value in given.items():
+            flag = f"--{name.replace('_', '-')}"
+            if isinstance(value, bool):
+                line.append(flag if value else f"--no-{flag[2:]}")
+                continue
+            for each in value if isinstance(value, list) else [value]:
+                line += [flag, str(each)]
+        return line
+
+
+class Fleet(BaseModel):
+    """The whole file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field("127.0.0.1", min_length=1)
+    """The address that clients come to."""
+    port: Port = 8000
+    gateways: Annotated[int, Field(ge=1, le=100)] = 1
+    max_body_bytes: Annotated[int, Field(ge=1024, le=2**31 - 1)] = 4 * 2**20
+    workers: list[WorkerGroup] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> Self:
+        names = [group.name for group in self.workers]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"workers.name: {name!r} is there twice; each needs its own")
+        if "gateway" in names:
+            raise ValueError("workers.name: 'gateway' is the fleet's own; choose another")
+        return self
+
+    def group(self, name: str) -> WorkerGroup:
+        for group in self.workers:
+            if group.name == name:
+                return group
+        names = [group.name for group in self.workers]
+        raise ConfigError(f"The fleet has no workers named {name!r}{closest(name, names)}")
+
+
+def load(path: Path) -> Fleet:
+    """The fleet that a file describes; a model that lies beside the file is found there.
+
+    Raises:
+        ConfigError: the file is not there, not TOML, or says what cannot be; the sentence names
+            the field.
+    """
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"The fleet file {path} cannot be read: {error.strerror}.") from None
+    except ValueError as error:
+        raise ConfigError(f"The fleet file {path} is not TOML: {error}.") from None
+    for group in table.get("workers") or [] if isinstance(table.get("workers"), list) else []:
+        if isinstance(group, dict) and isinstance(model := group.get("model"), str):
+            beside = path.parent / Path(model).expanduser()
+            if beside.exists():
+                group["model"] = str(beside.resolve())
+    try:
+        return Fleet.model_validate(table)
+    except ValidationError as error:
+        raise ConfigError(f"The fleet file {path}: {_told(error)}") from None
+
+
+def _told(error: ValidationError) -> str:
+    """The first fault, as `workers[0].replicas: …`."""
+    first = error.errors(include_url=False)[0]
+    place = ""
+    for step in first["loc"]:
+        place += f"[{step}]" if isinstance(step, int) else f".{step}" if place else str(step)
+    if first["type"] == "extra_forbidden":
+        model = WorkerGroup if place.startswith("workers[") else Fleet
+        hint = closest(place.rpartition(".")[2], list(model.model_fields))
+        return f"{place} is not a field{hint}"
+    message = first["msg"].removeprefix("Value error, ").rstrip(".")
+    return f"{place}: {message}" if place else message

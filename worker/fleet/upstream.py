@@ -1,0 +1,162 @@
+"""One request to one worker, over a connection of its own: HTTP/1.1, as bytes.
+
+Runs on the gateway's event loop. A new connection each time, because then a failed connect means
+that the worker never saw the request, and nothing is lost on a connection that was just closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import httptools
+
+CONNECT_SECONDS = 3.0
+FETCH_SECONDS = 5.0
+_READ_BYTES = 64 * 1024
+_HOP_BY_HOP = frozenset(
+    (b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade",
+     b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"date", b"server")
+)  # fmt: skip
+"""Of one connection, not of the message (RFC 9110, 7.6.1), or said by each server itself."""
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class NotReached(Exception):
+    """No connection came about: the worker has not seen the request."""
+
+
+class Lost(Exception):
+    """The connection ended before the answer did."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """A status line and headers; the body follows by `Exchange.chunks`."""
+
+    status: int
+    headers: Headers = field(default_factory=list)
+
+    def header(self, name: bytes) -> bytes:
+        return next((value for key, value in self.headers if key == name), b"")
+
+
+class Exchange:
+    """A request under way. `abort` ends it from anywhere on the loop."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: Headers = []
+        self._has_head = self._is_whole = False
+        self._parts: list[bytes] = []
+
+    @classmethod
+    async def begin(
+        cls, host: str, port: int, method: str, target: bytes, headers: Headers, body: bytes
+    ) -> Exchange:
+        """
+        Raises:
+            NotReached: nobody listens there, or nobody answers the connect in three seconds.
+        """
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                reader, writer = await asyncio.open_connection(host, port)
+        except (OSError, TimeoutError) as error:
+            raise NotReached(str(error)) from None
+        lines = [method.encode() + b" " + target + b" HTTP/1.1"]
+        lines += (name + b": " + value for name, value in headers)
+        if body or method == "POST":
+            lines.append(b"content-length: %d" % len(body))
+        lines += [b"connection: close", b"", b""]
+        writer.write(b"\r\n".join(lines) + body)
+        return cls(reader, writer)
+
+    async def head(self) -> Answer:
+        """The status line and headers.
+
+        Raises:
+            Lost: the worker has gone.
+        """
+        while not self._has_head:
+            await self._more()
+        return Answer(self._parser.get_status_code(), self._headers)
+
+    async def chunk(self) -> bytes | None:
+        """What has come of the body since the last call; `None` once it is whole.
+
+        Raises:
+            Lost: the worker has gone.
+        """
+        while not self._parts:
+            if self._is_whole:
+                return None
+            await self._more()
+        chunk = b"".join(self._parts)
+        self._parts.clear()
+        return chunk
+
+    async def rest(self) -> bytes:
+        """All of the body that is left; raises `Lost` too."""
+        parts = []
+        while (chunk := await self.chunk()) is not None:
+            parts.append(chunk)
+        return b"".join(parts)
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+
+    async def _more(self) -> None:
+        try:
+            data = await self._reader.read(_READ_BYTES)
+            if not data:
+                raise Lost("the worker closed the connection")
+            self._parser.feed_data(data)
+        except (OSError, httptools.HttpParserError) as error:
+            raise Lost(str(error)) from None
+
+    # --- what the parser calls -----------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if (name := name.lower()) not in _HOP_BY_HOP:
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self._has_head = True
+
+    def on_body(self, body: bytes) -> None:
+        self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        self._is_whole = True
+
+
+def passed_on(headers: Iterable[tuple[bytes, bytes]], host: str) -> Headers:
+    """A client's headers as a worker gets them: in its own name, and without the hop's."""
+    ours = (b"host", b"content-length", b"expect", b"x-llorch-late-head")
+    kept = [(k, v) for k, v in headers if k not in _HOP_BY_HOP and k not in ours]
+    return [(b"host", host.encode()), *kept]
+
+
+async def fetch(
+    address: tuple[str, int],
+    method: str,
+    path: str,
+    headers: Headers | None = None,
+    body: bytes = b"",
+) -> tuple[int, bytes] | None:
+    """Status and body of a short answer; `None` if there is none in five seconds."""
+    sent = passed_on(headers or [], f"{address[0]}:{address[1]}")
+    exchange: Exchange | None = None
+    try:
+        async with asyncio.timeout(FETCH_SECONDS):
+            exchange = await Exchange.begin(*address, method, path.encode(), sent, body)
+            answer = await exchange.head()
+            return answer.status, await exchange.rest()
+    except (NotReached, Lost, TimeoutError):
+        return None
+    finally:
+        if exchange is not None:
+            exchange.abort()
