@@ -94,6 +94,9 @@ parity-data: ## make the reference data of converter and chat templates anew, in
 	$(PYTHON) -m venv $(VENV)-parity
 	$(VENV)-parity/bin/pip install --quiet 'torch==2.13.0' transformers safetensors sentencepiece
 	$(VENV)-parity/bin/python -m tests.convert.make_parity_data
+	$(VENV)-parity/bin/python -m tests.convert.make_definition_tensors
+	$(VENV)-parity/bin/pip install --quiet tiktoken
+	$(VENV)-parity/bin/python -m tests.convert.make_tiktoken_data
 	$(VENV)-parity/bin/pip install --quiet peft
 	$(VENV)-parity/bin/python -m tests.convert.make_adapter_data
 	$(VENV)-parity/bin/pip install --quiet jinja2
