@@ -21,11 +21,12 @@ RUN --mount=type=cache,target=/root/.cache python3 -m builds metal --out /wheels
 COPY LICENSE README.md models.toml pyproject.toml ./
 COPY worker worker
 # The venv keeps its place in the final stage, so its scripts stay right. pip and the packages' own
-# tests have no business there.
+# tests have no business there, nor have the symbols of uvloop and yaml (14 MB) that only a debugger reads.
 RUN --mount=type=cache,target=/root/.cache \
     python3 -m builds install /opt/llorch --wheel /wheels/*.whl \
     && /opt/llorch/bin/pip uninstall --yes pip setuptools \
-    && find /opt/llorch -depth -type d -name tests -exec rm -r {} +
+    && find /opt/llorch -depth -type d -name tests -exec rm -r {} + \
+    && find /opt/llorch \( -path '*/uvloop/*.so' -o -path '*/yaml/*.so' \) -exec strip --strip-debug {} +
 
 FROM ${BASE_IMAGE}
 # libdrm2: the way to the virtual GPU. No Mesa: with it a software renderer could pose as the GPU.
@@ -36,7 +37,8 @@ RUN apt-get update \
     && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/cache/debconf \
     && useradd --uid 10001 --home-dir /cache --no-create-home --shell /usr/sbin/nologin llorch \
-    && install --directory --owner=llorch --group=llorch /cache /models
+    && install --directory --owner=llorch --group=llorch /models \
+    && install --directory --owner=llorch --group=llorch --mode=1777 /cache
 COPY --from=build /opt/llorch /opt/llorch
 # What is in this image, Debian's packages included, as CycloneDX.
 RUN --mount=type=bind,from=build,source=/src,target=/src \

@@ -14,7 +14,7 @@ BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format pytest wheel smoke bench clients page-test ray fleet-test chaos fuzz long parity-data bench-convert
+.PHONY: help setup run test lint format pytest wheel smoke bench clients page-test ray fleet-test chaos fuzz attack long parity-data bench-convert
 .PHONY: image-cpu image-cuda image-metal image-test qemu-test lock clean
 
 help: ## show this list
@@ -41,8 +41,11 @@ format: setup ## let ruff rewrite what it can
 pytest: setup ## the tests alone (TESTS="tests/api -k cancel" narrows them)
 	$(VENV)/bin/pytest -m "not long" $(TESTS)
 
-fuzz: setup ## 2,000 made-up requests and 10,000 made-up schemas against a real worker, 10,000 damaged GGUF headers against llama.cpp
-	$(VENV)/bin/pytest -m long -rP tests/api/test_openapi.py tests/api/test_schema_attacks.py tests/models/test_gguf_native.py
+fuzz: setup ## 10,000 made-up bodies and schemas against a real worker, templates, and damaged GGUF headers against llama.cpp
+	$(VENV)/bin/pytest -m long -rP tests/api/test_openapi.py tests/api/test_schema_attacks.py tests/security/test_fuzz.py tests/models/test_gguf_native.py
+
+attack: setup ## half a minute of each attack on a real worker, with /health and another client watched
+	$(VENV)/bin/pytest -m long -rP tests/security/test_under_attack.py tests/security/test_network.py
 
 long: setup ## the tests that take minutes and need nothing more: fuzz, proxies, a crowd, vocabularies, 200 engines killed under streams
 	$(VENV)/bin/pytest -m long -rP tests/api tests/convert tests/engine tests/security tests/e2e
@@ -92,19 +95,17 @@ qemu-test: setup ## run the CPU wheel on processors that are not here (long; nee
 
 parity-data: ## make the reference data of converter and chat templates anew, in a venv of its own with PyTorch and transformers
 	$(PYTHON) -m venv $(VENV)-parity
-	$(VENV)-parity/bin/pip install --quiet 'torch==2.13.0' transformers safetensors sentencepiece
+	$(VENV)-parity/bin/pip install --quiet --require-hashes --requirement builds/locks/parity.txt
 	$(VENV)-parity/bin/python -m tests.convert.make_parity_data
 	$(VENV)-parity/bin/python -m tests.convert.make_definition_tensors
 	$(VENV)-parity/bin/pip install --quiet tiktoken
 	$(VENV)-parity/bin/python -m tests.convert.make_tiktoken_data
-	$(VENV)-parity/bin/pip install --quiet peft
 	$(VENV)-parity/bin/python -m tests.convert.make_adapter_data
-	$(VENV)-parity/bin/pip install --quiet jinja2
 	$(VENV)-parity/bin/python -m tests.engine.make_template_data
 
 bench-convert: setup ## the converter against llama.cpp's own script, in parity-data's venv (minutes; BENCH="--outtypes f16")
 	$(PYTHON) -m venv $(VENV)-parity
-	$(VENV)-parity/bin/pip install --quiet 'torch==2.13.0' transformers safetensors sentencepiece
+	$(VENV)-parity/bin/pip install --quiet --require-hashes --requirement builds/locks/parity.txt
 	$(PY) -m tests.bench.convert_bench --peer-python $(VENV)-parity/bin/python $(BENCH)
 
 lock: ## let the newest versions of all packages in, and pin those with their hashes (then run the tests)

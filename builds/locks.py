@@ -2,8 +2,9 @@
 
 `runtime.txt` is what a worker needs, `test.txt` that and what the tests need, `page.txt` that and
 what drives a browser, `fleet.txt` what a worker needs and Ray. `tools.txt` builds them, `cuda.txt`
-completes a CUDA toolkit, `resolver.txt` writes the locks. They hold for every system and Python
-that the worker runs on, and name no index: that is the machine's.
+completes a CUDA toolkit, `parity.txt` is what the converter is compared with, `resolver.txt` writes
+the locks. They hold for every system and Python that the worker runs on, and name no index: that is
+the machine's.
 """
 
 import subprocess
@@ -14,8 +15,9 @@ from builds import store, toolchain
 from builds.errors import BuildError
 
 FOLDER = pinned.FOLDER / "locks"
-RUNTIME, TEST, PAGE, FLEET, CUDA, RESOLVER = (
-    FOLDER / f"{name}.txt" for name in ("runtime", "test", "page", "fleet", "cuda", "resolver")
+RUNTIME, TEST, PAGE, FLEET, CUDA, PARITY, RESOLVER = (
+    FOLDER / f"{name}.txt"
+    for name in ("runtime", "test", "page", "fleet", "cuda", "parity", "resolver")
 )
 HEAD = "# Written by `make lock`.\n"
 PROJECT = str(pinned.FOLDER.parent / "pyproject.toml")
@@ -32,7 +34,8 @@ def write(upgrade: bool) -> None:
     _compile(uv, RUNTIME, [*project, f"--constraint={TEST}"])
     _compile(uv, FLEET, [*project, "--extra=ray", f"--constraint={TEST}"])
     _compile(uv, CUDA, ["-"], f"nvidia-cublas=={pinned.versions()['cuda']['nvidia-cublas']}\n")
-    for target, table in ((toolchain.LOCK, "toolchain"), (RESOLVER, "resolver")):
+    tables = ((toolchain.LOCK, "toolchain"), (PARITY, "parity"), (RESOLVER, "resolver"))
+    for target, table in tables:
         wanted = [f"{name}=={version}\n" for name, version in pinned.versions()[table].items()]
         _compile(uv, target, ["-"], "".join(wanted))
 

@@ -95,3 +95,12 @@ def start_worker(warm_cache: Path, tmp_path: Path) -> Iterator[StartWorker]:
     yield start
     for running in started:
         running.kill()
+
+
+@pytest.fixture(scope="session")
+def counts() -> Iterator[list[str]]:
+    """Lines that are shown at the end of the run: what worked, of how many."""
+    lines: list[str] = []
+    yield lines
+    print()
+    print(*lines, sep="\n")

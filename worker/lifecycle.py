@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import uuid
+from pathlib import Path
 
 import uvicorn
 
@@ -25,6 +26,7 @@ from worker.api.state import AppState
 from worker.errors import WorkerError
 from worker.installation import own_version
 from worker.models.adapter import resolve_adapter
+from worker.models.in_use import hold
 from worker.models.resolve import resolve
 from worker.observability.logs import get_logger, is_for_people
 from worker.observability.metrics import Metrics
@@ -134,6 +136,9 @@ class Lifecycle:
         adapter = await resolve_adapter(
             settings.lora, resolved.gguf_path, settings.cache_path, on_progress
         )
+        served = [resolved.gguf_path] + ([Path(adapter.path)] if adapter else [])
+        # Until this process ends; a later engine loads them again.
+        self._held = [hold(path) for path in served]
         command = load_command(settings, str(resolved.gguf_path), resolved.model_ref, adapter)
         starting = asyncio.create_task(self._supervisor.start(command))
         await build_schemas(self._state)

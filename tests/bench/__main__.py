@@ -18,11 +18,11 @@ from tests.bench.errors import BenchError
 from tests.bench.loads import JOIN_SHAPE, LOADS, SAMPLINGS, STREAMS_SHAPE
 from tests.bench.model import bench_model
 from tests.bench.peer_build import CMAKE_FLAGS, Peers, build_peers
-from tests.bench.runner import OPEN, Runner, Subject
+from tests.bench.runner import OPEN, STARTS, Runner, Subject
 from tests.bench.servers import example_kind, llama_server_kind, worker_kind
 
 PEERS = ("worker", "worker-execute", "llama-server", "example-server", report.LIMIT)
-ALL_LOADS = ("start", *LOADS, *OPEN, "agents", "cancel")
+ALL_LOADS = ("start", *STARTS, *LOADS, *OPEN, "agents", "cancel")
 SHORT = ("streams1", "streams4", "streams16")
 
 

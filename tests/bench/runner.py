@@ -35,13 +35,15 @@ from tests.bench.loads import (
     read,
     requests_of,
 )
-from tests.bench.model import RANDOM, BenchModel
+from tests.bench.model import GEMMA, INSTRUCT, RANDOM, BenchModel
 from tests.bench.peer_build import Peers
 from tests.bench.report import LIMIT, REFERENCE, Results
 from tests.bench.servers import HOST, RunningServer, ServerKind, Shape
 
 MIB = 1 << 20
 SETTLE_S = 0.3
+STARTS = {"start-instruct": INSTRUCT, "start-gemma": GEMMA}
+"""Loads that are a start on defaults, and the model of each."""
 OPEN = ("open50", "open80", "open110")
 
 
@@ -77,6 +79,11 @@ class Runner:
             for subject in order:
                 if subject.flavour == "completions":
                     self._keep("start", subject.name, number, self._start_alone(subject, number))
+        for name, model in STARTS.items():
+            if name in self.loads:
+                for subject in order:
+                    if subject.flavour == "completions":
+                        self._keep(name, subject.name, number, self._default_start(subject, model))
         chosen = [known[name] for name in self.loads if name in known]
         for model, shape in dict.fromkeys((load.model, load.shape) for load in chosen):
             loads = [load for load in chosen if (load.model, load.shape) == (model, shape)]
@@ -202,6 +209,17 @@ class Runner:
             if memory.pss_bytes is not None:
                 metrics["pss_mib"] = memory.pss_bytes / MIB
             return metrics
+
+    def _default_start(self, subject: Subject, model: str) -> Metrics:
+        """A server on its own defaults, once it is ready: its time and its memory."""
+        server = RunningServer(subject.kind, self.models(model).path, None, self.scratch)
+        try:
+            time.sleep(SETTLE_S)
+            memory = server.memory()
+            metrics = {"startup_s": server.startup_s, "rss_peak_mib": memory.peak_rss_bytes / MIB}
+            return metrics | {"pss_mib": (memory.pss_bytes or 0) / MIB}
+        finally:
+            server.stop()
 
     def _cancel(self, subject: Subject, number: int) -> Metrics:
         kind = subject.kind

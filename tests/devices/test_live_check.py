@@ -61,7 +61,12 @@ Check = Callable[..., None]
 def check(monkeypatch: pytest.MonkeyPatch) -> Check:
     """Check `HELD` against the devices and the driver of the moment."""
 
-    def run(free_bytes: int, *now: library.Device, nvml: Nvml | None = None) -> None:
+    def run(
+        free_bytes: int,
+        *now: library.Device,
+        nvml: Nvml | None = None,
+        held: Residency | None = None,
+    ) -> None:
         def memory_of(device: library.Device) -> library.DeviceMemory:
             assert device == GPU, "another card is asked"
             return library.DeviceMemory(free_bytes, 80 * GIB)
@@ -70,7 +75,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Check:
         monkeypatch.setattr(library, "memory_of", memory_of)
         monkeypatch.setattr(library, "pci_id_of", lambda device: "0000:c1:00.0")
         monkeypatch.setattr(live_check, "_nvml", lambda _pci_id: nvml)
-        live_check.check(Selected(GPU, "CUDA0", None, 80 * GIB), HELD)
+        live_check.check(Selected(GPU, "CUDA0", None, 80 * GIB), held or HELD)
 
     return run
 
@@ -106,6 +111,27 @@ def test_another_process_does_not_hold_the_model_for_us(check: Check) -> None:
 def test_a_driver_that_does_not_know_this_process_counts_the_whole_device(check: Check) -> None:
     check(70 * GIB, nvml=Nvml(0, {os.getpid() + 1: 40 * GIB}))
     check(70 * GIB, nvml=Nvml(0, {os.getpid(): (1 << 64) - 1}))
+
+
+def test_another_process_does_not_stand_in_where_the_driver_counts_otherwise(
+    check: Check,
+) -> None:
+    """As in a container: the driver lists the host's numbers, of which none is this process's."""
+    ours, other, later = (os.getpid() + n for n in (1, 2, 3))
+    at_load = Nvml(0, {ours: 7 * GIB, other: GIB})
+    check(70 * GIB, nvml=at_load)
+    selected = Selected(GPU, "CUDA0", None, 80 * GIB)
+    held = replace(HELD, holder_pids=live_check.holders(selected, HELD))
+    assert held.holder_pids == (ours,)
+    check(30 * GIB, nvml=Nvml(0, {ours: 7 * GIB, later: 40 * GIB}), held=held)
+    with pytest.raises(ResidencyViolation, match="by this worker, less than"):
+        check(30 * GIB, nvml=Nvml(0, {later: 40 * GIB}), held=held)
+    check(70 * GIB, nvml=Nvml(), held=held)
+
+
+def test_a_process_that_the_driver_knows_needs_no_stand_in(check: Check) -> None:
+    check(70 * GIB, nvml=Nvml(0, {os.getpid(): 7 * GIB, os.getpid() + 1: 40 * GIB}))
+    assert live_check.holders(Selected(GPU, "CUDA0", None, 80 * GIB), HELD) == ()
 
 
 def test_memory_of_a_cpu_worker_is_only_looked_at_when_it_was_to_be_locked() -> None:

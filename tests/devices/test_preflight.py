@@ -17,8 +17,8 @@ BEGIN = (
     "import pickle, sys, os, signal, time\n"
     "from worker.devices import preflight as i\n"
     "say = lambda m: (pickle.dump(m, sys.stdout.buffer), sys.stdout.flush())\n"
-    "say(i.Begun('library')); say(i.Answered('library', {'versions': {}}))\n"
-    "say(i.Begun('device'))\n"
+    "say(i.StepBegun('library')); say(i.StepAnswered('library', {'versions': {}}))\n"
+    "say(i.StepBegun('device'))\n"
 )
 
 

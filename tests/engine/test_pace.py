@@ -65,6 +65,33 @@ def test_a_machine_that_becomes_slower_is_noticed_within_some_steps() -> None:
     assert max(slow[8:]) <= 0.125
 
 
+def test_steps_grow_where_requests_queue_up() -> None:
+    pace = Pace(0.1, 4096)
+    steps(pace, linear, 8)
+    plain = linear(8, 0)
+    assert linear(8, pace.budget(8, 8)) == pytest.approx(0.2, rel=0.15)
+    assert pace.budget(8, 0) < pace.budget(8, 1) < pace.budget(8, 8)
+    assert plain < linear(8, pace.budget(8, 0)) <= 0.105
+
+
+def test_what_rows_cost_is_learned_beside_prompts_too() -> None:
+    pace = Pace(0.1, 4096)
+    pace.measured(0, 512, linear(0, 512))
+    pace.measured(1, 0, linear(1, 0))
+    for _ in range(20):  # sixteen streams, and never a step without a prompt
+        n_prompt = pace.budget(16)
+        pace.measured(16, n_prompt, linear(16, n_prompt))
+    assert pace.decode_seconds(16) == pytest.approx(linear(16, 0), rel=0.2)
+
+
+def test_prompts_that_come_together_start_together() -> None:
+    engine = Engine(n_slots=4, prefill_budget=8, prefill_alone=32)
+    for request_id in range(4):
+        engine.submit(request_id, bytes([request_id + 1]) * 8, max_tokens=9)
+    engine.run()
+    assert [n for _, _, n in engine.backend.batches[0]] == [8] * 4
+
+
 def test_the_scheduler_plans_by_the_pace() -> None:
     engine = Engine(prefill_budget=24, prefill_alone=24)
     engine.scheduler._pace = Pace(0.1, 24)

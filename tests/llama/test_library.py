@@ -42,6 +42,12 @@ def test_a_file_that_is_no_model_is_refused_with_a_reason(tmp_path: Path) -> Non
         Model(str(path))
 
 
+def test_the_ends_of_a_generation_are_those_that_llama_cpp_says(model: Model) -> None:
+    is_eog = library.load().llama_vocab_is_eog
+    assert model.eog == {t for t in range(model.n_vocab) if is_eog(model.vocab, t)} != set()
+    assert any("EOG token" in line for line in model.load_log), "else each token has to be asked"
+
+
 def test_the_vocabulary(model: Model) -> None:
     tokens = model.tokenize("Hello <|im_end|> 🦊", add_special=False, parse_special=True)
     pieces = [model.piece(token, special=True) for token in tokens]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from filelock import FileLock
 
 from tests.models.fetching import fetch
 from tests.models.hub_server import COMMIT, OTHER_COMMIT, Hub, Repo
+from tests.support.worker import WorkerProcess, until
 from worker.commands import convert as cli
 from worker.models.resolve import bundled_folder, resolve
 
@@ -76,5 +78,27 @@ def test_a_conversion_under_way_is_left_alone(
     with FileLock(converted / "model-q8_0.lock"):
         assert run("--cache-dir", str(cache), "--remove", converted.name) == 3
     assert "converting" in capsys.readouterr().err and converted.exists()
+    assert run("--cache-dir", str(cache), "--remove", converted.name) == 0
+    assert not converted.exists()
+
+
+def test_what_a_running_worker_serves_stays(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (converted,) = (cache / "converted").iterdir()
+    flags = ("--slots", "1", "--threads", "1")
+    worker = WorkerProcess.start(*flags, folder=tmp_path / "worker", cache_dir=cache)
+    try:
+        assert run("--cache-dir", str(cache), "--remove", converted.name) == 3
+        assert "running worker" in capsys.readouterr().err
+        os.utime(converted, (0, 0))
+        assert run("--cache-dir", str(cache), "--older-than", "2") == 0
+        # After a crash the next engine finds its file.
+        engine = worker.engine_pid
+        os.kill(engine, signal.SIGKILL)
+        until(lambda: worker.engine_pid != engine, 60, lambda: worker.stderr, worker)
+        worker.wait_ready()
+    finally:
+        worker.kill()
     assert run("--cache-dir", str(cache), "--remove", converted.name) == 0
     assert not converted.exists()

@@ -51,20 +51,20 @@ class Findings:
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class StepBegun:
     """One of the messages that the child writes to its standard output: a step begins."""
 
     step: str
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class StepAnswered:
     step: str
     answer: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class StepFailed:
     error: WorkerError
 
 
@@ -109,11 +109,11 @@ def _read(output: bytes) -> Findings:
     with contextlib.suppress(EOFError, pickle.UnpicklingError):
         while True:
             match pickle.load(stream):
-                case Begun(step):
+                case StepBegun(step):
                     findings.step = step
-                case Answered(step, answer):
+                case StepAnswered(step, answer):
                     findings.answers[step] = answer
-                case Failed(error):
+                case StepFailed(error):
                     findings.error = error
     return findings
 

@@ -17,7 +17,7 @@ from worker.devices import machine, select
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan import memory
 from worker.devices.plan.plan import Plan
-from worker.devices.preflight import Answered, Begun, Failed, Questions
+from worker.devices.preflight import Questions, StepAnswered, StepBegun, StepFailed
 from worker.devices.residency import proof as residency
 from worker.errors import WorkerError
 from worker.llama import library, warmup
@@ -33,16 +33,16 @@ def main() -> None:
     os.dup2(2, 1)
     questions: Questions = pickle.load(sys.stdin.buffer)
 
-    def send(message: Begun | Answered | Failed) -> None:
+    def send(message: StepBegun | StepAnswered | StepFailed) -> None:
         pickle.dump(message, channel)
         channel.flush()
 
     try:
         for step, answer in _steps(questions):
-            send(Begun(step))
-            send(Answered(step, answer()))
+            send(StepBegun(step))
+            send(StepAnswered(step, answer()))
     except WorkerError as error:
-        send(Failed(error))
+        send(StepFailed(error))
     # Tearing native code down in order proves nothing and may fail.
     os._exit(0)
 

@@ -29,7 +29,7 @@ class Pace:
         self._beside: float | None = None
         """Seconds of a prompt token beside decode rows."""
         self.seconds_per_prompt_token = 0.0
-        """Of prompts alone or in large batches, as last measured; 0 before the first prompt."""
+        """Of prompts alone, as last measured; 0 before the first prompt."""
 
     def measured(self, n_decoding: int, n_prompt: int, seconds: float) -> None:
         """A batch of so many decode rows and prompt tokens took so long."""
@@ -38,9 +38,14 @@ class Pace:
             known = self._decode.get(size, seconds)
             self._decode[size] = known + _NEWEST * (seconds - known)
             return
-        if n_prompt >= MEASURED_TOKENS and n_prompt >= 3 * n_decoding:
+        if n_prompt >= MEASURED_TOKENS and not (n_decoding and self.seconds_per_prompt_token):
             self.seconds_per_prompt_token = seconds / (n_decoding + n_prompt)
         if n_decoding:
+            size = n_decoding.bit_length()
+            if size not in self._decode and self.seconds_per_prompt_token:
+                # So many rows were never alone in a step: what prompts do not take is theirs.
+                rest = seconds - n_prompt * self.seconds_per_prompt_token
+                self._decode[size] = max(rest, self.decode_seconds(n_decoding), 0.1 * seconds)
             # What the rows take is known of other steps: a part at least is the prompt's.
             taken = max(seconds - self.decode_seconds(n_decoding), seconds / 10) / n_prompt
             known = taken if self._beside is None else self._beside
@@ -51,13 +56,16 @@ class Pace:
         """Of a pass over all weights: about the shortest step; 0 before the first."""
         return min(self._decode.values(), default=0.0)
 
-    def budget(self, n_decoding: int) -> int:
-        """Prompt tokens for the next step beside `n_decoding` running streams."""
+    def budget(self, n_decoding: int, n_waiting: int = 0) -> int:
+        """Prompt tokens for the next step beside `n_decoding` running streams, while so many
+        requests wait for one of them to end."""
         cost = self._beside or self.seconds_per_prompt_token
         if not n_decoding or not cost:
             return self._most
+        # Small steps cost throughput: where requests queue up, that is what helps all of them.
+        target = self._target * (1 + n_waiting / n_decoding)
         decode = self.decode_seconds(n_decoding)
-        tokens = int(max(self._target - decode, PROMPT_SHARE * decode) / cost)
+        tokens = int(max(target - decode, PROMPT_SHARE * decode) / cost)
         return min(max(tokens, FEWEST_TOKENS), self._most)
 
     def decode_seconds(self, n_decoding: int) -> float:

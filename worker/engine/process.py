@@ -100,6 +100,7 @@ def main() -> None:
         channel.send([StartFailed(error)])
         os._exit(error.exit_code)
     started.set()
+    library.trim_heap()
     library.on_abort(lambda message: log.error("engine.native_abort", line=message))
     gc.collect()
     gc.freeze()  # what is there now stays for good; no collection between two steps looks at it

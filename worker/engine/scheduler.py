@@ -327,7 +327,8 @@ class Scheduler:
         """
         if not n_decoding:
             return min(self.limits.prefill_alone, self.limits.batch)
-        return min(self._pace.budget(n_decoding), self.limits.batch - n_decoding)
+        budget = self._pace.budget(n_decoding, len(self.waiting))
+        return min(budget, self.limits.batch - n_decoding)
 
     def _leave_slot(self, sequence: Sequence) -> Slot:
         assert sequence.slot is not None

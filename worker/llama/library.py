@@ -216,6 +216,12 @@ def ggml() -> ctypes.CDLL:
     return _ggml()
 
 
+def trim_heap() -> None:
+    """Give back what the load took and freed: a large vocabulary's text, tens of megabytes."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps it else
+        trim(0)
+
+
 def devices() -> list[Device]:
     """What the ggml registry offers. Nothing is asked of the devices themselves: that would wake
     each of them and leave a context on it."""

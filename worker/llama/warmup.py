@@ -10,12 +10,11 @@ from worker.wire.messages import DecodeOutcome
 
 
 def warm_up(model: Model, context: Context) -> int:
-    """Compute a prompt, then one token of every slot; returns a token that was drawn.
+    """Compute a prompt, on a GPU then one token of every slot; returns a token that was drawn.
 
     On a GPU the prompt is a full micro-batch, the largest step that the engine ever takes. It loads
     kernels and allocates workspaces, so what the device cannot hold fails now and not hours later.
-    A CPU allocates nothing while it computes, and would need seconds; there the prompt is one
-    token.
+    A CPU allocates nothing while it computes, and would need seconds; there it is one token.
 
     Raises:
         InsufficientVram: the device ran out of memory.
@@ -29,6 +28,8 @@ def warm_up(model: Model, context: Context) -> int:
         row = batch.add(0, 0, [token] * n_first, logits=True)
         _check(context.decode(batch))
         drawn = int(context.logits(row).argmax())
+        if not options.offload:
+            return drawn
         batch.clear()
         for slot in range(min(options.n_seq_max, options.n_batch)):
             row = batch.add(slot, n_first if slot == 0 else 0, [drawn], logits=True)

@@ -20,6 +20,7 @@ DENSE_MODULES = ("2_Dense", "3_Dense")
 """Folders of matrices that sentence-transformers multiplies an embedding with."""
 CONFIG_FILES = (
     "config.json generation_config.json tokenizer.json tokenizer_config.json tokenizer.model "
+    "tiktoken.model "
     "special_tokens_map.json added_tokens.json chat_template.jinja chat_template.json "
     "modules.json 1_Pooling/config.json"
 ).split()
@@ -48,7 +49,8 @@ def check_checkpoint(folder: Path) -> None:
         raise ModelError(f"The folder {str(folder)!r} does not exist.", path=str(folder))
     if not (folder / "config.json").is_file():
         raise _not_a_checkpoint(folder, "it has no config.json")
-    if not any((folder / f"tokenizer.{kind}").is_file() for kind in ("json", "model")):
+    names = ("tokenizer.json", "tokenizer.model", "tiktoken.model")
+    if not any((folder / name).is_file() for name in names):
         raise _not_a_checkpoint(folder, "it has neither tokenizer.json nor tokenizer.model")
     weight_files(folder)
 

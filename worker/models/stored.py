@@ -1,8 +1,7 @@
 """What the cache holds, to list or to evict: downloads, unfinished ones, and conversions.
 
 Blocking. Downloads are huggingface_hub's to scan and to delete (a blob goes with its last
-snapshot); a conversion is one folder. What a running worker has mapped stays readable to it, but
-its engine cannot be started again from a file that is gone.
+snapshot); a conversion is one folder. What a running worker serves is not evicted.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from pathlib import Path
 
 from worker.errors import ConfigError, ModelError
 from worker.models.gguf.header import read_header
+from worker.models.in_use import is_held
 
 SHORTEST_KEY = 4
 SHOWN_KEY = 12
@@ -32,7 +32,21 @@ class StoredModel:
     size_bytes: int
     last_used: float
     """Seconds since the epoch."""
-    remove: Callable[[], None]
+    files: tuple[Path, ...]
+    delete: Callable[[], None]
+
+    def is_used(self) -> bool:
+        """Whether a running worker serves one of the files."""
+        return any(is_held(path) for path in self.files if path.exists())
+
+    def remove(self) -> None:
+        """
+        Raises:
+            ModelError: it is in use, or being made.
+        """
+        if self.is_used():
+            raise ModelError(f"A running worker serves {self.name}; nothing was removed from it.")
+        self.delete()
 
 
 def stored_models(cache_dir: Path) -> list[StoredModel]:
@@ -60,7 +74,8 @@ def select(
         chosen += matches
     if older_than_days is not None:
         oldest = time.time() - older_than_days * 86_400
-        chosen += [each for each in stored if each.last_used < oldest and each not in chosen]
+        old = [each for each in stored if each.last_used < oldest and each not in chosen]
+        chosen += [each for each in old if not each.is_used()]
     return chosen
 
 
@@ -79,7 +94,8 @@ def _downloads(hub_dir: Path) -> Iterator[StoredModel]:
                 name=f"{repo.repo_id}{refs}",
                 size_bytes=revision.size_on_disk,
                 last_used=repo.last_accessed,
-                remove=cache.delete_revisions(revision.commit_hash).execute,
+                files=tuple(file.blob_path for file in revision.files),
+                delete=cache.delete_revisions(revision.commit_hash).execute,
             )
     for part in cache.incomplete_files:
         folder = part.file_path.parents[1].name
@@ -89,7 +105,8 @@ def _downloads(hub_dir: Path) -> Iterator[StoredModel]:
             name=folder.removeprefix("models--").replace("--", "/"),
             size_bytes=part.size_on_disk,
             last_used=part.file_path.stat().st_mtime,
-            remove=part.file_path.unlink,
+            files=(),
+            delete=part.file_path.unlink,
         )
 
 
@@ -102,7 +119,8 @@ def _conversions(folder: Path) -> Iterator[StoredModel]:
             name=_converted_name(path),
             size_bytes=sum(file.stat().st_size for file in files),
             last_used=path.stat().st_mtime,
-            remove=lambda path=path: _remove_conversion(path),  # type: ignore[misc]
+            files=tuple(file for file in files if file.suffix == ".gguf"),
+            delete=lambda path=path: _remove_conversion(path),  # type: ignore[misc]
         )
 
 

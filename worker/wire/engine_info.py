@@ -38,6 +38,9 @@ class Residency:
     allowed_host_buffers: tuple[str, ...] = ()
     """Host buffers that the policy allows, each with its reason in one sentence."""
     violation: str | None = None
+    holder_pids: tuple[int, ...] = ()
+    """Where the driver counts processes by other numbers than this system's: those that may be the
+    engine's."""
 
     @property
     def device_bytes(self) -> int:

@@ -173,7 +173,7 @@ class Stats(NamedTuple):
     decode_seconds: float
     """Time inside `llama_decode` since the start."""
     overhead_seconds: float
-    """Everything else of the steps, native sampling excluded."""
+    """Everything else of the steps, sampling excluded."""
     sample_seconds: float
     tokens_drafted: int = 0
     """Guessed by speculation."""

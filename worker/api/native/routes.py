@@ -15,7 +15,7 @@ from worker.api.native.answers import Cancelled, Draining, Inference
 from worker.api.native.schema import (
     CancelBody,
     InferenceBody,
-    Limits,
+    JobLimits,
     inference_body,
     read_inference,
 )
@@ -82,13 +82,13 @@ async def shutdown(request: Request) -> Response:
 
 
 def _within_limits(state: AppState) -> type[InferenceBody]:
-    return inference_body(Limits.of(state), needs_job_id=False)
+    return inference_body(JobLimits.of(state), needs_job_id=False)
 
 
 ROUTES = [
     Operation(
         "POST", "/execute", execute, "Run a job and stream it", {SSE: Events},
-        body=lambda state: inference_body(Limits.of(state), needs_job_id=True),
+        body=lambda state: inference_body(JobLimits.of(state), needs_job_id=True),
         errors=JOB_ERRORS, deadline=True,
     ),
     Operation(

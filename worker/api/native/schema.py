@@ -51,7 +51,7 @@ class InferenceBody(Body):
     deterministic: Flag = Field(False, description="alone in its batch, nothing reused")
 
 
-class Limits(NamedTuple):
+class JobLimits(NamedTuple):
     """What bounds a job on this worker."""
 
     prompt_chars: int | None
@@ -59,12 +59,12 @@ class Limits(NamedTuple):
     vocab_size: int
 
     @classmethod
-    def of(cls, state: AppState) -> Limits:
+    def of(cls, state: AppState) -> JobLimits:
         return cls(state.settings.max_prompt_chars, state.max_tokens_out, state.vocab_size)
 
 
 @lru_cache(maxsize=8)
-def inference_body(limits: Limits, *, needs_job_id: bool) -> type[InferenceBody]:
+def inference_body(limits: JobLimits, *, needs_job_id: bool) -> type[InferenceBody]:
     """The body of `/execute` (which needs a job id) or `/v1/inference` within these limits."""
     fields = InferenceBody.model_fields
     bounded: dict[str, Any] = {
@@ -92,7 +92,9 @@ async def read_inference(
     request: Request, state: AppState, *, needs_job_id: bool
 ) -> InferenceRequest:
     deadline = deadline_of(request)
-    body = await read(request, state, inference_body(Limits.of(state), needs_job_id=needs_job_id))
+    body = await read(
+        request, state, inference_body(JobLimits.of(state), needs_job_id=needs_job_id)
+    )
     return InferenceRequest(
         job_id=body.job_id or new_job_id(),
         prompt=body.prompt,

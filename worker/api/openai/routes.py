@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import struct
 import time
@@ -11,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from worker.api.body import deadline_of, read
-from worker.api.encoding import json_response
+from worker.api.encoding import dumps, json_response, quoted
 from worker.api.event_stream import EventStream, closing_on_disconnect
 from worker.api.faults import fault, invalid
 from worker.api.jobs import answer, start_jobs, with_head
@@ -87,16 +88,25 @@ async def embeddings(request: Request) -> Response:
     vectors: list[tuple[int, list[float]]] = await answer(
         request, Embed(tuple(inputs_of(body.input)))
     )
-    prompt_tokens = sum(n_tokens for n_tokens, _ in vectors)
+    content = await asyncio.to_thread(_embeddings, vectors, body, state.model_name)
+    return Response(content, media_type="application/json")
+
+
+def _embeddings(
+    vectors: list[tuple[int, list[float]]], body: EmbeddingBody, model_name: str
+) -> bytes:
+    """The answer's body, made vector by vector: the encoder holds the interpreter for a whole call,
+    so millions of numbers in one would stop the event loop from a thread too."""
     as_base64 = body.encoding_format == "base64"
     data = []
     for index, (_, vector) in enumerate(vectors):
         cut = _shortened(vector, body.dimensions)
         embedding = _packed(cut) if as_base64 else cut
-        data.append({"object": "embedding", "index": index, "embedding": embedding})
-    usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
-    whole = {"object": "list", "data": data, "model": state.model_name, "usage": usage}
-    return json_response(whole)
+        data.append(dumps({"object": "embedding", "index": index, "embedding": embedding}))
+    prompt_tokens = sum(n_tokens for n_tokens, _ in vectors)
+    usage = dumps({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens})
+    listed = f'"object":"list","data":[{",".join(data)}]'
+    return f'{{{listed},"model":{quoted(model_name)},"usage":{usage}}}'.encode()
 
 
 def _shortened(vector: list[float], n: int | None) -> list[float]:

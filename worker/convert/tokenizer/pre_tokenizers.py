@@ -25,6 +25,7 @@ _MARKED = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
 )
+_NO_HAN = tuple(p.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]") for p in _MARKED)
 _SLASH_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
@@ -106,6 +107,17 @@ KNOWN: tuple[PreTokenizer, ...] = (
                 rf"|\p{{N}}{{1,3}}|{_SLASH_TAIL}"
             ),
         ),
+        is_exact=False,
+    ),
+    PreTokenizer(
+        "kimi-k2",
+        (
+            split(
+                rf"[\p{{Han}}]+|{_NO_HAN[0]}{_CONTRACTIONS}?|{_NO_HAN[1]}{_CONTRACTIONS}?"
+                rf"|\p{{N}}{{1,3}}|{_TAIL}"
+            ),
+        ),
+        ignore_merges=True,
         is_exact=False,
     ),
 )

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from worker.convert.checkpoint import Checkpoint
-from worker.convert.tokenizer import byte_level, sentencepiece, wordpiece
+from worker.convert.tokenizer import byte_level, sentencepiece, tiktoken, wordpiece
 from worker.convert.tokenizer.protobuf import read_model
 from worker.convert.tokenizer.vocabulary import AddedToken, Vocabulary
 from worker.errors import ModelError
+
+_CUT_AS_KIMI = ("kimi_k2", "deepseek_v3")
+"""`model_type` of Kimi K2 and of Moonlight, its small sibling."""
 
 
 def read_vocabulary(checkpoint: Checkpoint, vocab_size: int, pre: str | None = None) -> Vocabulary:
@@ -51,6 +54,13 @@ def _read(checkpoint: Checkpoint, pre: str | None) -> Vocabulary:
         if tokenizer:
             sentencepiece.set_space_prefix(vocabulary, tokenizer)
         return vocabulary
+    if not model and (checkpoint.folder / tiktoken.FILE).is_file():
+        if checkpoint.config.get("model_type") not in _CUT_AS_KIMI:
+            raise ModelError(
+                f"{checkpoint.folder}: how texts are cut is said in Python code alone, beside its "
+                f"{tiktoken.FILE}; that of {', '.join(_CUT_AS_KIMI)} is known"
+            )
+        return tiktoken.read(checkpoint.folder / tiktoken.FILE)
     if not model:
         raise ModelError(f"{checkpoint.folder} has neither tokenizer.json nor tokenizer.model")
     if sentencepiece.is_sentencepiece_bpe(tokenizer):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worker.convert.tokenizer import tiktoken
 from worker.convert.tokenizer.protobuf import SentencePieceModel, read_model
 from worker.errors import ModelError
+from worker.models.checkpoint_files import read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -18,6 +20,11 @@ def reference(folder: Path) -> Tokenizer:
 
     path = folder / "tokenizer.json"
     if not path.is_file():
+        if (folder / tiktoken.FILE).is_file():
+            settings = read_json(folder / "tokenizer_config.json")
+            entries = (settings.get("added_tokens_decoder") or {}).items()
+            added = {str(entry["content"]): int(i) for i, entry in entries}
+            return tiktoken.reference(folder / tiktoken.FILE, added)
         source = folder / "tokenizer.model"
         return _from_sentencepiece(read_model(source.read_bytes(), str(source)))
     try:

@@ -15,7 +15,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.devices.cpu.cgroups import Limits, read_limits
+from worker.devices.cpu.cgroups import CgroupLimits, read_limits
 
 _HOST = Path("/")
 _VM_STAT = Path("/usr/bin/vm_stat")
@@ -47,7 +47,7 @@ def cpu_budget(override: int | None, root: Path = _HOST) -> CpuBudget:
     return CpuBudget(threads, derivation, limits.memory_bytes, available, memory_derivation, total)
 
 
-def _threads(limits: Limits, root: Path) -> tuple[int, str]:
+def _threads(limits: CgroupLimits, root: Path) -> tuple[int, str]:
     allowed = _allowed_cpus(root)
     cores = _physical_cores(allowed, root)
     parts = [f"{len(allowed)} CPUs allowed", f"{cores} physical cores"]
@@ -114,7 +114,7 @@ def _read_cpu_list(path: Path) -> list[int]:
         return []
 
 
-def _memory(limits: Limits, root: Path) -> tuple[int, str]:
+def _memory(limits: CgroupLimits, root: Path) -> tuple[int, str]:
     host = _host_memory_bytes(root)
     if limits.memory_free_bytes is not None and limits.memory_free_bytes < host:
         return limits.memory_free_bytes, f"left below the limit of {limits.memory_origin}"

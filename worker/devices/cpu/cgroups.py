@@ -18,7 +18,7 @@ _OCTAL = re.compile(r"\\(\d{3})")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CgroupLimits:
     """The tightest limits found; `None` where no level sets one."""
 
     cpus: float | None = None
@@ -40,7 +40,7 @@ class _Mount:
     point: PurePosixPath
 
 
-def read_limits(root: Path = Path("/")) -> Limits:
+def read_limits(root: Path = Path("/")) -> CgroupLimits:
     """Limits of this process's groups, read from `root`/proc and the mounts named there."""
     mounts = _mounts(root)
     cpu: list[tuple[float, str]] = []
@@ -57,7 +57,7 @@ def read_limits(root: Path = Path("/")) -> Limits:
     cpus, cpus_origin = min(cpu, default=(None, ""))
     limit, memory_origin, _ = min(memory, default=(None, "", 0))
     free = min((left for _, _, left in memory), default=None)
-    return Limits(cpus, cpus_origin, limit, memory_origin, free)
+    return CgroupLimits(cpus, cpus_origin, limit, memory_origin, free)
 
 
 def _memberships(root: Path) -> Iterator[tuple[int, frozenset[str], PurePosixPath]]:

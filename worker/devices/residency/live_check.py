@@ -37,7 +37,7 @@ def check(selected: Selected, residency: Residency, *, locked: bool = False) -> 
     if device is None:
         _check_memory(residency, locked)
         return
-    own_bytes = _nvidia_bytes_of_this_process(device) if device.registry == "CUDA" else None
+    own_bytes = _own_bytes(_nvidia_processes(device), residency.holder_pids)
     if all(known.handle != device.handle for known in library.devices()):
         raise ResidencyViolation(f"{device.name} is no longer the device that the model is on.")
     memory = library.memory_of(device)
@@ -80,19 +80,42 @@ class _ProcessInfo(ctypes.Structure):
     ]
 
 
-def _nvidia_bytes_of_this_process(device: library.Device) -> int | None:
-    """What NVIDIA's management library counts for this process on this device.
+def holders(selected: Selected, residency: Residency) -> tuple[int, ...]:
+    """The processes that may be this one, where the driver counts it under another number.
 
-    It notices a lost or revoked GPU and says so in a return code. `None` where it is absent, or
-    does not know this process, as in a container with process numbers of its own.
+    In a container with process numbers of its own the driver lists the host's. Right after the load
+    one of those that have enough of the device is ours: who comes later is not, and cannot stand in
+    for it.
+    """
+    processes = _nvidia_processes(selected.device) if selected.device is not None else {}
+    if os.getpid() in processes:
+        return ()
+    least_bytes = residency.device_bytes * _LEAST_SHARE
+    return tuple(sorted(pid for pid, used in processes.items() if used >= least_bytes))
+
+
+def _own_bytes(processes: dict[int, int], holder_pids: tuple[int, ...]) -> int | None:
+    """Of this process on the device; `None` where the driver's list does not tell."""
+    if os.getpid() in processes:
+        return processes[os.getpid()]
+    if not processes or not holder_pids:
+        return None
+    return max(processes.get(pid, 0) for pid in holder_pids)
+
+
+def _nvidia_processes(device: library.Device) -> dict[int, int]:
+    """What NVIDIA's management library counts on this device: process → bytes.
+
+    It notices a lost or revoked GPU and says so in a return code. Empty where it is absent or lists
+    nothing; processes of unknown size are left out.
 
     Raises:
         ResidencyViolation: the driver has lost this device.
     """
-    pci_id = library.pci_id_of(device)
+    pci_id = library.pci_id_of(device) if device.registry == "CUDA" else None
     nvml = _nvml(pci_id) if pci_id is not None else None
     if nvml is None or pci_id is None:
-        return None
+        return {}
     handle = ctypes.c_void_p()
     code = nvml.nvmlDeviceGetHandleByPciBusId_v2(pci_id.encode(), ctypes.byref(handle))
     if code != _NVML_SUCCESS:
@@ -103,8 +126,8 @@ def _nvidia_bytes_of_this_process(device: library.Device) -> int | None:
     if code in _NVML_LOST:
         raise _lost(nvml, code)
     n_known = count.value if code == _NVML_SUCCESS else 0
-    own = [each.used_bytes for each in processes[:n_known] if each.pid == os.getpid()]
-    return own[0] if own and own[0] != _UNKNOWN_BYTES else None
+    listed = processes[:n_known]
+    return {each.pid: each.used_bytes for each in listed if each.used_bytes != _UNKNOWN_BYTES}
 
 
 def _lost(nvml: ctypes.CDLL, code: int) -> ResidencyViolation:

@@ -46,7 +46,7 @@ def prove(
     if faults:
         raise _violation(replace(residency, resident=False, violation=faults[0]), faults)
     live_check.check(selected, residency)
-    return residency
+    return replace(residency, holder_pids=live_check.holders(selected, residency))
 
 
 def prove_again(residency: Residency, selected: Selected, *, locked: bool) -> Residency:

@@ -1,0 +1,103 @@
+"""Byte-level BPE vocabularies from a `tiktoken.model`, as Kimi's repositories have them.
+
+The file is a list of byte strings and ranks; how a text is cut is said in the repository's Python
+code alone, which is not run: only Kimi's expression is known.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worker.convert.tokenizer import pre_tokenizers
+from worker.convert.tokenizer.vocabulary import TokenType, Vocabulary
+from worker.errors import ModelError
+from worker.llama.source_words import WHOLE_WORDS
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+FILE = "tiktoken.model"
+PRE_TOKENIZER = "kimi-k2"
+
+_PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = [byte for byte in range(256) if byte not in set(_PLAIN)]
+_LETTERS = {byte: chr(byte) for byte in _PLAIN} | {
+    byte: chr(256 + i) for i, byte in enumerate(_OTHERS)
+}
+"""GPT-2's letter for each byte."""
+
+
+def read(path: Path) -> Vocabulary:
+    """
+    Raises:
+        ModelError: a line is not a byte string and a rank.
+    """
+    ranks = read_ranks(path)
+    vocabulary = Vocabulary(
+        model="gpt2",
+        pre=PRE_TOKENIZER,
+        merges=[f"{letters(left)} {letters(right)}" for left, right in merges(ranks)],
+        split=pre_tokenizers.split_of(PRE_TOKENIZER),
+        steps=[WHOLE_WORDS],
+    )
+    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
+        vocabulary.put(rank, letters(token), TokenType.NORMAL)
+    return vocabulary
+
+
+def read_ranks(path: Path) -> dict[bytes, int]:
+    found: dict[bytes, int] = {}
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        try:
+            token, rank = line.split()
+            found[base64.b64decode(token, validate=True)] = int(rank)
+        except (ValueError, binascii.Error):
+            raise ModelError(
+                f"{path}: line {number} is not a byte string in base64 and a rank", path=str(path)
+            ) from None
+    return found
+
+
+def letters(token: bytes) -> str:
+    return "".join(_LETTERS[byte] for byte in token)
+
+
+def merges(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
+    """For each token the two that make it, in the order of ranks: those that remain when its bytes
+    are merged by all lower ranks."""
+    found = []
+    for token in sorted((t for t in ranks if len(t) > 1), key=lambda t: ranks[t]):
+        parts = [token[i : i + 1] for i in range(len(token))]
+        while len(parts) > 2:
+            pairs = [ranks.get(a + b, len(ranks)) for a, b in zip(parts, parts[1:], strict=False)]
+            lowest = min(pairs)
+            if lowest >= ranks[token]:
+                break
+            at = pairs.index(lowest)
+            parts[at : at + 2] = [parts[at] + parts[at + 1]]
+        if len(parts) == 2:
+            found.append((parts[0], parts[1]))
+    return found
+
+
+def reference(path: Path, added: Mapping[str, int]) -> Tokenizer:
+    """A tokenizer of the `tokenizers` library for the same file."""
+    from tokenizers import AddedToken, Regex, Tokenizer, models
+    from tokenizers import pre_tokenizers as steps
+
+    ranks = read_ranks(path)
+    vocab = {letters(token): rank for token, rank in ranks.items()}
+    pairs = [(letters(left), letters(right)) for left, right in merges(ranks)]
+    vocab |= added
+    tokenizer = Tokenizer(models.BPE(vocab, pairs, ignore_merges=True))
+    cuts = [
+        steps.Split(Regex(expression), "isolated")
+        for expression in pre_tokenizers.split_of(PRE_TOKENIZER)
+    ]
+    tokenizer.pre_tokenizer = steps.Sequence([*cuts, steps.ByteLevel(False, use_regex=False)])
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in added])
+    return tokenizer
