@@ -80,6 +80,16 @@ def shared(n_streams: int, n_words: int, share: float, n_out: int) -> Callable[.
     return make
 
 
+def repeating(n_words: int, n_times: int, n_out: int) -> Callable[..., list[Prompt]]:
+    """One stream whose text comes again and again, which a model goes on with: what speculation by
+    lookup is for."""
+
+    def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
+        return [Prompt(text_of(rng, words, n_words) * n_times, n_out)]
+
+    return make
+
+
 def joining(n_words: int, n_idle: int) -> Callable[..., list[Prompt]]:
     """A running stream, and a long prompt that comes when the first has sent `n_idle` tokens."""
 
@@ -184,6 +194,7 @@ LOADS: dict[str, Load] = {
             for name in (INSTRUCT, RANDOM)
             for n in (1, 4, 16)
         ),
+        Load("repetition", None, repeating(24, 6, 128), read_throughput, 300, model=INSTRUCT),
         Load("join", JOIN_SHAPE, joining(4000, 64), read_join),
     )
 }
