@@ -14,7 +14,7 @@ BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format pytest wheel smoke bench clients page-test ray fleet-test chaos fuzz attack long parity-data bench-convert
+.PHONY: help setup run test lint format pytest wheel smoke bench clients routers page-test ray fleet-test chaos fuzz attack long parity-data bench-convert
 .PHONY: image-cpu image-cuda image-metal image-test qemu-test lock clean
 
 help: ## show this list
@@ -43,6 +43,9 @@ pytest: setup ## the tests alone (TESTS="tests/api -k cancel" narrows them)
 
 fuzz: setup ## 10,000 made-up bodies and schemas against a real worker, templates, and damaged GGUF headers against llama.cpp
 	$(VENV)/bin/pytest -m long -rP tests/api/test_openapi.py tests/api/test_schema_attacks.py tests/security/test_fuzz.py tests/models/test_gguf_native.py
+
+routers: setup ## routers from PyPI, Prometheus and kubectl before three workers, counted (needs Debian's prometheus)
+	$(VENV)/bin/pytest -m long -rP tests/routers
 
 attack: setup ## half a minute of each attack on a real worker, with /health and another client watched
 	$(VENV)/bin/pytest -m long -rP tests/security/test_under_attack.py tests/security/test_network.py
@@ -112,4 +115,4 @@ lock: ## let the newest versions of all packages in, and pin those with their ha
 	@$(PYTHON) -m builds lock --upgrade
 
 clean: ## remove what was built in the checkout (the wheel cache stays)
-	rm -rf $(VENV) $(VENV)-parity dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-parity $(VENV)-routers dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
