@@ -24,9 +24,11 @@ from worker.devices.plan.plan import Plan
 from worker.devices.preflight import Findings, Questions
 from worker.errors import BackendMismatch, DownloadError, InsufficientVram, PortInUse, WorkerError
 from worker.models import reference
+from worker.models.adapter import resolve_adapter
 from worker.models.checkpoint_files import check_checkpoint
 from worker.models.resolve import ResolvedModel, resolve
 from worker.settings import Settings
+from worker.wire.engine_settings import Adapter
 
 _GIB = 1 << 30
 _LEAST_CACHE_BYTES = 64 << 20
@@ -106,9 +108,11 @@ def diagnose(
         _port(settings),
     ]
     model_check, model_path = _model(settings)
-    findings = _ask_native_code(settings, model_path, child)
+    adapter_check, adapter = _adapter(settings, model_path)
+    findings = _ask_native_code(settings, model_path, adapter, child)
     checks += _native_checks(settings, findings)
     checks.append(model_check)
+    checks += [adapter_check] if adapter_check is not None else []
     if "plan" in findings.answers or findings.step == "plan":
         checks.append(_plan_check(findings))
     plan = _plan(findings)
@@ -191,6 +195,22 @@ def _model(settings: Settings) -> tuple[Check, str | None]:
     return Check("model", "ok", f"{name}: {path}"), path
 
 
+def _adapter(settings: Settings, model_path: str | None) -> tuple[Check | None, Adapter | None]:
+    """The adapter that was asked for, held against the model if that is here."""
+    if settings.lora is None:
+        return None, None
+    if model_path is None:
+        text = f"{settings.lora} is held against the model once that is on this machine"
+        return Check("adapter", "unknown", text), None
+    try:
+        found = resolve_adapter(settings.lora, Path(model_path), settings.cache_path)
+        adapter = asyncio.run(found)
+    except WorkerError as error:
+        return _failed("adapter", error), None
+    assert adapter is not None, "one was asked for"
+    return Check("adapter", "ok", f"{adapter.name} at scale {adapter.scale:g}"), adapter
+
+
 def _checkpoint_folder(settings: Settings) -> Path | None:
     parsed = reference.parse(settings.model) if settings.model else None
     path = parsed.path if isinstance(parsed, reference.PathReference) else None
@@ -213,13 +233,22 @@ def resolve_model(settings: Settings, ref: str | None) -> ResolvedModel:
 
 
 def _ask_native_code(
-    settings: Settings, model_path: str | None, child: Sequence[str] | None
+    settings: Settings,
+    model_path: str | None,
+    adapter: Adapter | None,
+    child: Sequence[str] | None,
 ) -> Findings:
     try:
         trial_path = str(resolve_model(settings, None).gguf_path)
     except WorkerError:
         trial_path = None  # the model or the cache check has told why
-    questions = Questions(settings.engine, trial_path, model_path, settings.model or "bundled")
+    questions = Questions(
+        settings.engine,
+        trial_path,
+        model_path,
+        settings.model or "bundled",
+        adapter.size_bytes if adapter is not None else 0,
+    )
     return preflight.ask(questions, child=child)
 
 
