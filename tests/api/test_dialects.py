@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 
 from tests.conftest import StartWorker
+from tests.support.bundled import bundled_with_template
 from tests.support.worker import WorkerProcess
 
 FRANCE = "What is the capital of France?"
@@ -96,6 +98,19 @@ def test_a_tool_is_used_and_its_result_read(worker: WorkerProcess) -> None:
     deltas = [e["delta"] for e in events_of(streamed) if e["type"] == "content_block_delta"]
     arguments = "".join(d["partial_json"] for d in deltas if d["type"] == "input_json_delta")
     assert json.loads(arguments)["where"] in ("up", "down")
+
+
+def test_a_call_that_is_cut_off_keeps_what_it_has(worker: WorkerProcess) -> None:
+    text = {"type": "object", "properties": {"t": {"type": "string", "minLength": 400}}}
+    tools = [{"name": "say", "input_schema": text | {"required": ["t"]}}]
+    forced = {"type": "tool", "name": "say"}
+    fields = {"messages": user("Speak!"), "tools": tools, "tool_choice": forced, "max_tokens": 60}
+    cut = message(worker, **fields).json()
+    assert cut["stop_reason"] == "max_tokens" and cut["content"][-1]["name"] == "say"
+    begun = cut["content"][-1]["input"]["t"]
+    deltas = [e["delta"] for e in events_of(message(worker, **fields, stream=True)) if "delta" in e]
+    sent = "".join(delta.get("partial_json", "") for delta in deltas)
+    assert begun and json.dumps(begun)[1:-1] in sent
 
 
 def test_tokens_are_counted_as_the_answer_counts_them(worker: WorkerProcess) -> None:
@@ -189,3 +204,29 @@ def test_a_template_of_the_operators(start_worker: StartWorker, tmp_path: Any) -
     prompt = worker.post("/apply-template", body).json()["prompt"]
     assert prompt == "[system]Be kind.[assistant]True 11"
     assert worker.get("/props").json()["chat_template"] == file.read_text()
+
+
+def test_a_response_that_is_cut_off_is_incomplete(worker: WorkerProcess) -> None:
+    body = {"input": FRANCE, "max_output_tokens": 3, "temperature": 0}
+    whole = worker.post("/v1/responses", body).json()
+    assert whole["status"] == "incomplete" and whole["output"][-1]["status"] == "incomplete"
+    events = events_of(worker.post("/v1/responses", body | {"stream": True}))
+    last = events[-1]
+    assert last["type"] == "response.incomplete"
+    assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    [done] = [e for e in events if e["type"] == "response.output_item.done"]
+    assert done["item"]["status"] == "incomplete"
+
+
+def test_reasoning_tokens_are_counted(start_worker: StartWorker, tmp_path: Path) -> None:
+    """All of an answer that is nothing but reasoning, and none of another."""
+    template = "{{ messages[0].content }}<think>\n{# </think> #}"
+    model = bundled_with_template(tmp_path / "thinks.gguf", template)
+    worker = start_worker("--model", str(model))
+    body = {"input": "Once upon a time", "max_output_tokens": 9, "temperature": 0}
+    usage = worker.post("/v1/responses", body).json()["usage"]
+    assert usage["output_tokens"] == 9
+    assert usage["output_tokens_details"]["reasoning_tokens"] == 9
+    chat = {"messages": user("Once upon a time"), "max_tokens": 9, "temperature": 0}
+    usage = worker.post("/v1/chat/completions", chat).json()["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 9}

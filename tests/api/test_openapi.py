@@ -33,6 +33,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"model": "m", "messages": FRANCE},
     "/chat/completions": {"messages": FRANCE, "max_tokens": 3},
     "/completions": {"prompt": ["Once", "One"], "max_tokens": 3},
+    "/completion": {"prompt": "Once", "n_predict": 3, "n_probs": 1},
 }
 
 
@@ -100,7 +101,7 @@ def test_what_is_asked_rightly_conforms(
     conforms(document, path, answer)
 
 
-@pytest.mark.parametrize("path", [*GOOD, "/v1/embeddings"])
+@pytest.mark.parametrize("path", [*GOOD, "/v1/embeddings", "/v1/rerank", "/infill"])
 def test_what_is_asked_wrongly_conforms(
     document: dict[str, Any], worker: WorkerProcess, path: str
 ) -> None:

@@ -280,6 +280,21 @@ def test_calls_and_results_are_in_the_prompt(client: OpenAI, worker: WorkerProce
     assert after.choices[0].message.content
 
 
+def test_a_form_of_the_text_does_not_hold_for_a_forced_call(client: OpenAI) -> None:
+    """Clients send both that parse whatever comes."""
+    answer = client.chat.completions.create(
+        model="tools",
+        messages=FRANCE,
+        tools=TOOLS,
+        tool_choice=WEATHER_ONLY,
+        response_format={"type": "json_object"},
+    )
+    assert answer.choices[0].message.tool_calls
+    [call] = answer.choices[0].message.tool_calls
+    assert call.type == "function"
+    the_call(call.function.name, call.function.arguments)
+
+
 def test_a_call_that_is_cut_off_is_no_call(client: OpenAI) -> None:
     answer = client.chat.completions.create(
         model="tools", messages=FRANCE, tools=TOOLS, tool_choice=WEATHER_ONLY, max_tokens=3
@@ -296,10 +311,6 @@ def test_a_call_that_is_cut_off_is_no_call(client: OpenAI) -> None:
             "tool_choice.function.name",
         ),
         ({"tool_choice": "always"}, "tool_choice"),
-        (
-            {"tool_choice": "required", "response_format": {"type": "json_object"}},
-            "response_format",
-        ),
         ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type"),
         ({"tools": [STRING], "tool_choice": "required"}, "tools[0].function.parameters.type"),
     ],

@@ -39,7 +39,7 @@ def logits(gguf: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
 
 def embedding(gguf: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
     """The pooled vector of a sequence, under the same conditions as `logits`."""
-    return _pooled(gguf, tokens, lambda context: context.embedding(0))
+    return _pooled(gguf, tokens, lambda context: context.pooled(0))
 
 
 def ranks(gguf: Path, tokens: Sequence[int], n_labels: int) -> list[float]:

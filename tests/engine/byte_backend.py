@@ -124,7 +124,7 @@ class ByteBackend:
         assert isinstance(sampler, ByteSampler) and not sampler.closed
         return answer_byte(self._sampled_from[chunk + guesses])
 
-    def logprobs(self, chunk: int, token: int, n_top: int) -> TokenLogprob:
+    def logprobs(self, chunk: int, token: int, n_top: int, before: int = 0) -> TokenLogprob:
         return TokenLogprob(token, self.piece(token), 0.0)
 
     def is_eog(self, token: int) -> bool:

@@ -35,9 +35,10 @@ class Front:
             PromptBuilder(self.engine.model, ChatTemplate(TEMPLATE, {}), 10**6),
             self.send,
             make_sampler=self.make_sampler,
-            embed=None,
+            pool=None,
             prove_residency=lambda: 1 / 0,  # type: ignore[arg-type, return-value]
             kv_unified=False,
+            scored_rows=64,
             black_box=BlackBox(),
         )
 

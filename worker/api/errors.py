@@ -125,6 +125,8 @@ def error_body(
 
 NATIVE_PATHS = ("/v1/inference", "/v1/loading", "/v1/ready", "/v1/health")
 OPENAI_PATHS = ("/chat/completions", "/completions", "/embeddings", "/models", "/responses")
+OTHER_PATHS = ("/completion", "/infill", "/rerank")
+"""Of llama-server and others, which speak it too."""
 
 
 def dialect_of(path: str) -> str:
@@ -134,7 +136,7 @@ def dialect_of(path: str) -> str:
     """
     if path.startswith("/v1/messages"):
         return "anthropic"
-    if path.startswith(("/v1/", *OPENAI_PATHS, "/rerank")) and not path.startswith(NATIVE_PATHS):
+    if path.startswith(("/v1/", *OPENAI_PATHS, *OTHER_PATHS)) and not path.startswith(NATIVE_PATHS):
         return "openai"
     return "native"
 

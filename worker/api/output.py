@@ -6,12 +6,11 @@ Runs on the API process's event loop.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from worker.supervisor.job import Job, StreamEvent
-from worker.wire.messages import Failed, Finished, Started, Token, TokenLogprob
+from worker.wire.messages import Failed, Finished, PromptScored, Started, Token, TokenLogprob
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -57,9 +56,12 @@ class Output:
         self.job = job
         self.finished: Finished | None = None
         self.message = Message()
+        self.reasoning_tokens = 0
+        self._n_unread = 0
+        """Tokens since the last piece."""
+        self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self._parser: Parser | None = None
         self._parser_of = parser_of
-        self._started_at = self._first_at = 0.0
 
     def take(self, event: StreamEvent) -> list[Piece]:
         """The pieces that an event adds.
@@ -69,22 +71,32 @@ class Output:
         """
         pieces: list[Piece] = []
         match event:
-            case Token(_, text, _, logprobs):
-                self._first_at = self._first_at or time.monotonic()
+            case Token(_, text, ids, logprobs):
                 pieces = [Text(text)] if self._parser is None else self._parser.feed(text)
                 self.message.logprobs += logprobs
+                self._count_reasoning(len(ids), pieces)
+            case PromptScored(_, logprobs):
+                self.prompt_logprobs = logprobs
             case Started(prompt_end=prompt_end):
-                self._started_at = time.monotonic()
                 if self._parser is None and self._parser_of is not None:
                     self._parser = self._parser_of(prompt_end)
             case Finished():
                 self.finished = event
+                self.message.logprobs += event.logprobs
                 pieces = self._parser.finish() if self._parser is not None else []
             case Failed(error=error):
                 raise error
         for piece in pieces:
             self.message.add(piece)
         return pieces
+
+    def _count_reasoning(self, n_tokens: int, pieces: list[Piece]) -> None:
+        """Tokens count as reasoning up to the last piece of it, marks included."""
+        self._n_unread += n_tokens
+        if any(isinstance(piece, Reasoning) for piece in pieces):
+            self.reasoning_tokens += self._n_unread
+        if pieces:
+            self._n_unread = 0
 
     @property
     def finish_reason(self) -> FinishReason:
@@ -96,11 +108,11 @@ class Output:
     @property
     def timings(self) -> dict[str, float]:
         """llama-server's figures, which llama-swap and others read."""
-        job = self.job
+        job, done = self.job, self.finished
         n_prompt = job.prompt_tokens - job.cached_tokens
-        n_out = self.finished.tokens_out if self.finished is not None else job.tokens_out
-        prompt_ms = max(self._first_at - self._started_at, 0.0) * 1000
-        predicted_ms = job.decode_time_ms
+        n_out = done.tokens_out if done is not None else job.tokens_out
+        prompt_ms = done.prompt_time_ms if done is not None else 0.0
+        predicted_ms = done.decode_time_ms if done is not None else job.decode_time_ms
         return {
             "cache_n": job.cached_tokens,
             "prompt_n": n_prompt,
@@ -155,6 +167,9 @@ def usage_of(outputs: Sequence[Output], choices_per_prompt: int) -> dict[str, An
         "prompt_tokens": prompt_tokens,
         "completion_tokens": tokens_out,
         "total_tokens": prompt_tokens + tokens_out,
+        "completion_tokens_details": {
+            "reasoning_tokens": sum(output.reasoning_tokens for output in outputs)
+        },
         "prompt_tokens_details": {"cached_tokens": sum(job.cached_tokens for job in prompts)},
     }
 

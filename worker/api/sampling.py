@@ -60,6 +60,8 @@ def sampling_of(
         constraint=constraint,
         logprobs=logprobs,
         ignore_eos=body.ignore_eos,
+        min_tokens=body.min_tokens,
+        stop_token_ids=body.stop_token_ids,
     )
 
 

@@ -36,22 +36,29 @@ class Answers:
     ) -> tuple[StopReason, str | None] | None:
         """Take a token that was drawn after the `index`th chunk, and send what text it completes;
         returns the answer's end, if it is one: why, and the stop."""
-        if self._backend.is_eog(token):
+        request = sequence.request
+        if request.max_tokens == 0:
+            return "MAX_TOKENS", None
+        is_eog = self._backend.is_eog(token) or token in request.sampling.stop_token_ids
+        n_top = request.sampling.logprobs
+        if n_top is not None and not (is_eog and request.prompt_logprobs is None):
+            sequence.pending_logprobs.append(self._backend.logprobs(index, token, n_top))
+        if is_eog:
             return "EOS", None
         sequence.tokens.append(token)
-        request = sequence.request
-        n_top = request.sampling.logprobs
-        if n_top is not None:
-            sequence.pending_logprobs.append(self._backend.logprobs(index, token, n_top))
         sequence.pending_ids.append(token)
         piece = self._backend.piece(token, request.shown_tokens)
-        text, stop = sequence.stops.feed(sequence.detokenizer.feed(piece))
+        text, stop = sequence.match_stops(sequence.detokenizer.feed(piece))
         _emit(sequence, text, events)
         if piece and not request.shown_tokens and len(self._texts) < _MOST_TEXTS:
             with contextlib.suppress(UnicodeDecodeError):
                 self._texts[token] = piece.decode()
         sequence.holds_nothing = not (
-            sequence.pending_ids or sequence.detokenizer.holds or request.stop or n_top is not None
+            sequence.pending_ids
+            or sequence.detokenizer.holds
+            or request.stop
+            or n_top is not None
+            or request.sampling.stop_token_ids
         )
         if stop is not None:
             return "STOP_SEQUENCE", stop
@@ -73,7 +80,17 @@ class Answers:
             _emit(sequence, text, events)
         began = sequence.first_token_at or now
         decode_ms = round(1000 * (now - began), 3)
-        events.append(Finished(sequence.request_id, reason, sequence.n_out, decode_ms, stop))
+        events.append(
+            Finished(
+                sequence.request_id,
+                reason,
+                sequence.n_out,
+                decode_ms,
+                stop,
+                sequence.prompt_time_ms,
+                tuple(sequence.pending_logprobs) if stop is None else (),
+            )
+        )
 
 
 def _emit(sequence: Sequence, text: str, events: list[Event]) -> None:

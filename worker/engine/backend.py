@@ -28,8 +28,9 @@ class Backend(Protocol):
     def sample(self, sampler: Sampler, chunk: int, guesses: int = 0) -> int:
         """The next token after the `chunk`th that was filled in, and so many of its guesses."""
 
-    def logprobs(self, chunk: int, token: int, n_top: int) -> TokenLogprob:
-        """The log-probability of `token` there, and of the `n_top` best."""
+    def logprobs(self, chunk: int, token: int, n_top: int, before: int = 0) -> TokenLogprob:
+        """The log-probability of `token` there, or `before` rows earlier, and of the `n_top`
+        best."""
 
     def is_eog(self, token: int) -> bool: ...
 
@@ -127,7 +128,10 @@ class LlamaBackend:
             sequence, start, n_tokens = chunks[index]
             end = start + n_tokens
             tokens, logits = sequence.tokens[start:end], end == len(sequence.tokens)
-            self._rows[index] = batch.add(slots[index], start, tokens, logits=logits)
+            scored = sequence.scores_prompt
+            self._rows[index] = batch.add(
+                slots[index], start, tokens, logits=logits, all_logits=scored
+            )
 
     def decode(self) -> DecodeOutcome:
         """Compute the batch; blocks until the device is done."""
@@ -139,8 +143,8 @@ class LlamaBackend:
     def sample(self, sampler: Sampler, chunk: int, guesses: int = 0) -> int:
         return sampler.sample(self._context, self._rows[chunk] + guesses)
 
-    def logprobs(self, chunk: int, token: int, n_top: int) -> TokenLogprob:
-        logits = self._context.logits(self._rows[chunk])
+    def logprobs(self, chunk: int, token: int, n_top: int, before: int = 0) -> TokenLogprob:
+        logits = self._context.logits(self._rows[chunk] - before)
         logprob, top = log_probabilities(logits, token, n_top)
 
         def shown(each: int) -> bytes:

@@ -13,25 +13,27 @@ import queue
 import threading
 from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from worker.engine.loop import Loop
-from worker.engine.sequence import Sequence
+from worker.engine.pooling import Pooled, Pooling
+from worker.engine.sequence import NO_LIMIT, Sequence
 from worker.engine.text.prompt import PromptBuilder
 from worker.errors import Cancelled, InferenceFailed, InvalidRequest, WorkerError
 from worker.llama.sampler import Sampler
 from worker.observability.logs import get_logger
-from worker.wire.black_box import LONG_INTAKE, LOOP, SMALL_INTAKE, BlackBox
+from worker.wire.black_box import LONG_INTAKE, SMALL_INTAKE, BlackBox
 from worker.wire.engine_info import Residency
-from worker.wire.messages import Accepted, Answered, Cancel, Command, Event, Failed, Started, Submit
+from worker.wire.messages import Accepted, Answered, Cancel, Command, Event, Failed, Submit
 from worker.wire.work import (
     ApplyTemplate,
     ChatPrompt,
     Detokenize,
     Embed,
     InferenceRequest,
+    InfillPrompt,
     ProveResidency,
+    Rank,
     Sampling,
     Tokenize,
     Work,
@@ -51,16 +53,19 @@ class Intake:
         send: Callable[[list[Event]], None],
         *,
         make_sampler: Callable[[Sampling, list[int]], Sampler],
-        embed: Callable[[list[int]], list[float]] | None,
+        pool: Pooled | None,
         prove_residency: Callable[[], Residency],
         kv_unified: bool,
+        scored_rows: int,
         black_box: BlackBox,
     ) -> None:
+        """`scored_rows`: of a prompt in one batch whose tokens' log-probabilities are wanted."""
         self._loop, self._prompts, self._send = loop, prompts, send
-        self._make_sampler, self._embed = make_sampler, embed
+        self._make_sampler = make_sampler
         self._prove_residency, self._kv_unified = prove_residency, kv_unified
+        self._scored_rows = scored_rows
         self._in_hand = black_box.in_hand
-        self._embeddings: dict[int, _Embedding] = {}
+        self._pooling = Pooling(loop, pool, send, self._in_hand) if pool is not None else None
         self._lock = threading.Lock()
         self._preparing: set[int] = set()
         """Requests that are neither with the loop nor ended; guarded by the lock."""
@@ -92,7 +97,7 @@ class Intake:
     def _cancel(self, request_id: int) -> None:
         with self._lock:
             if request_id not in self._preparing:
-                if self._embeddings.pop(request_id, None) is None:
+                if self._pooling is None or not self._pooling.cancel(request_id):
                     self._loop.cancel(request_id)
                 return
             self._preparing.remove(request_id)
@@ -121,9 +126,14 @@ class Intake:
             case InferenceRequest():
                 self._take_in_sequence(self._sequence(request_id, work))
             case Embed(inputs):
-                self._take_in_embedding(request_id, inputs)
+                self._check_pools()
+                self._take_in_pooled(request_id, [self._prompts.build(text) for text in inputs])
+            case Rank(query, documents):
+                self._check_pools()
+                texts = [self._prompts.pair(query, document) for document in documents]
+                self._take_in_pooled(request_id, texts)
             case Tokenize(text, add_special):
-                tokens = self._prompts.tokenize(text, add_special=add_special)
+                tokens = self._prompts.pieces(text, add_special=add_special)
                 self._end(request_id, Answered(request_id, tokens))
             case Detokenize(tokens):
                 self._end(request_id, Answered(request_id, self._prompts.detokenize(tokens)))
@@ -141,7 +151,7 @@ class Intake:
         self._send([event])
 
     def _sequence(self, request_id: int, request: InferenceRequest) -> Sequence:
-        if self._embed is not None:
+        if self._pooling is not None:
             raise InvalidRequest(
                 "model: this model makes embeddings and generates no text", field="model"
             )
@@ -154,7 +164,10 @@ class Intake:
         tokens = self._prompts.build(request.prompt)
         sampler = self._make_sampler(request.sampling, tokens)
         sampler.follow_produced(request.produced)
-        return Sequence(request_id, request, tokens, sampler)
+        return Sequence(request_id, request, tokens, sampler, max_rows=self._max_rows(request))
+
+    def _max_rows(self, request: InferenceRequest) -> int:
+        return NO_LIMIT if request.prompt_logprobs is None else self._scored_rows
 
     def _take_in_sequence(self, sequence: Sequence) -> None:
         request_id = sequence.request_id
@@ -169,55 +182,20 @@ class Intake:
             self._loop.submit(sequence)
             self._preparing.remove(request_id)
 
-    # --- embeddings: one input at a time, between two steps of the loop ----------------------
-
-    def _take_in_embedding(
-        self, request_id: int, inputs: tuple[str | tuple[int, ...], ...]
-    ) -> None:
-        if self._embed is None:
-            raise InvalidRequest(
-                "model: this model generates text and makes no embeddings", field="model"
-            )
-        prompts = [self._prompts.build(text) for text in inputs]
+    def _take_in_pooled(self, request_id: int, texts: list[list[int]]) -> None:
+        assert self._pooling is not None, "checked before its texts were tokenised"
         with self._lock:
             if request_id not in self._preparing:
                 return
-            self._send([Accepted(request_id, sum(map(len, prompts)))])
-            self._embeddings[request_id] = _Embedding(prompts)
-            self._loop.call(lambda: self._embed_next(request_id))
+            self._send([Accepted(request_id, sum(map(len, texts)))])
+            self._pooling.take(request_id, texts)
             self._preparing.remove(request_id)
 
-    def _embed_next(self, request_id: int) -> None:
-        """On the engine thread: one input, then whatever else waits, then the next."""
-        embedding = self._embeddings.get(request_id)
-        if embedding is None:
-            self._send([Failed(request_id, Cancelled("the request was cancelled"))])
-            return
-        assert self._embed is not None, "only an embedding model takes embeddings in"
-        n_done = len(embedding.vectors)
-        events: list[Event] = [] if n_done else [Started(request_id, 0)]
-        self._in_hand[LOOP] = request_id
-        try:
-            prompt = embedding.prompts[n_done]
-            embedding.vectors.append((len(prompt), self._embed(prompt)))
-        except WorkerError as error:
-            self._embeddings.pop(request_id, None)
-            events.append(Failed(request_id, error))
-        else:
-            if len(embedding.vectors) < len(embedding.prompts):
-                self._loop.call(lambda: self._embed_next(request_id))
-            elif self._embeddings.pop(request_id, None) is not None:
-                events.append(Answered(request_id, embedding.vectors))
-            else:
-                events.append(Failed(request_id, Cancelled("the request was cancelled")))
-        self._in_hand[LOOP] = 0
-        self._send([*events, self._loop.stats()])
-
-
-@dataclass(slots=True)
-class _Embedding:
-    prompts: list[list[int]]
-    vectors: list[tuple[int, list[float]]] = field(default_factory=list)
+    def _check_pools(self) -> None:
+        if self._pooling is None:
+            raise InvalidRequest(
+                "model: this model generates text and makes no embeddings", field="model"
+            )
 
 
 def size_of(work: Any) -> int:
@@ -233,6 +211,8 @@ def size_of(work: Any) -> int:
             return sum(map(size_of, work.keys())) + sum(map(size_of, work.values()))
         case InferenceRequest():
             return size_of(work.prompt)
+        case InfillPrompt():
+            return size_of([work.prefix, work.suffix, work.files])
         case ChatPrompt():
             return size_of([work.messages, work.tools, work.template_kwargs])
         case Tokenize():
@@ -243,4 +223,6 @@ def size_of(work: Any) -> int:
             return size_of(work.prompt)
         case Embed():
             return size_of(work.inputs)
+        case Rank():
+            return len(work.query) * len(work.documents) + size_of(work.documents)
     return 1

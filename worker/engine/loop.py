@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from worker.engine.answers import Answers
 from worker.engine.backend import Backend
+from worker.engine.prompt_scores import score_prompts
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk, Copy, Truncate, main_prompt
@@ -91,6 +92,7 @@ class Loop:
             step.chunks = [c for c in step.chunks if c.start == c.sequence.n_computed]
         self._announce(step.started)
         step.chunks = self._decode(step.chunks, step.draft)
+        self._events += score_prompts(self._backend, step.chunks)
         drawn = self._sample(step.chunks, step.draft)
         for sequence in self._scheduler.advance(step):
             self._take_snapshot(sequence)
@@ -286,8 +288,8 @@ class Loop:
 
     def _announce(self, started: list[Sequence]) -> None:
         for sequence in started:
-            if not sequence.is_announced:
-                sequence.is_announced = True
+            if sequence.started_at is None:
+                sequence.started_at = self._clock()
                 end = sequence.tokens[: sequence.n_prompt][-_PROMPT_END_TOKENS:]
                 prompt_end = self._backend.spelled(end)
                 self._events.append(Started(sequence.request_id, sequence.n_cached, prompt_end))

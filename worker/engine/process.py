@@ -34,6 +34,7 @@ from worker.engine.intake import Intake
 from worker.engine.limits import limits_of
 from worker.engine.loop import Loop
 from worker.engine.outbox import Outbox
+from worker.engine.prompt_scores import rows_at_once
 from worker.engine.scheduler import Scheduler
 from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.model_template import template_metadata, template_of
@@ -44,6 +45,7 @@ from worker.llama.adapter import LoraAdapter
 from worker.llama.constraint import GrammarVocabulary
 from worker.llama.context import Context
 from worker.llama.model import LoadOptions, Model
+from worker.llama.pooled import PooledContext
 from worker.llama.sampler import Sampler
 from worker.models.gguf.header import GgufHeader, read_header
 from worker.observability.logs import configure, get_logger
@@ -141,7 +143,7 @@ def _start(config: LoadModel, channel: SyncChannel) -> Engine:
     prompts = PromptBuilder(model, template, plan.context_length, embeds=embeds)
     channel.send([Progress("warmup", 0.0)])
     if embeds:
-        warmup.embed(context, prompts.tokenize("warm-up"))
+        PooledContext(context)([prompts.build("warm-up")])
     else:
         warmup.warm_up(model, context)
     info = EngineInfo(
@@ -265,11 +267,12 @@ def _serve(engine: Engine, channel: SyncChannel, black_box: BlackBox) -> None:
         engine.prompts,
         channel.send,
         make_sampler=lambda sampling, prompt: Sampler(model, sampling, prompt, vocabulary),
-        embed=(lambda tokens: warmup.embed(context, tokens)) if embeds else None,
+        pool=PooledContext(context) if embeds else None,
         prove_residency=lambda: residency.prove_again(
             info.residency, engine.selected, locked=settings.mlock
         ),
         kv_unified=info.kv_unified,
+        scored_rows=rows_at_once(model.n_vocab, info.slots),
         black_box=black_box,
     )
     channel.send([Ready(info), loop.stats()])

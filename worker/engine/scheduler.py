@@ -207,7 +207,8 @@ class Scheduler:
                 self._admit(sequence, match, step)
 
     def _match(self, sequence: Sequence) -> Match | None:
-        if not self.limits.prefix_cache or sequence.request.deterministic:
+        # Each token whose log-probability is asked for must be computed.
+        if not self.limits.prefix_cache or sequence.request.deterministic or sequence.scores_prompt:
             return None
         return find_match(self.slots, sequence, self._backend, snapshots=self._snapshots)
 

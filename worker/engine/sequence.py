@@ -14,6 +14,8 @@ from worker.llama.sampler import Sampler
 from worker.wire.messages import TokenLogprob
 from worker.wire.work import InferenceRequest
 
+NO_LIMIT = 2**31
+
 
 @dataclass(slots=True, eq=False)
 class Sequence:
@@ -39,8 +41,12 @@ class Sequence:
     slot: int | None = None
     admission: int = -1
     """Rank among all admissions: the largest is the youngest."""
-    is_announced: bool = False
-    """`Started` was sent; a preempted sequence does not start twice."""
+    max_rows: int = NO_LIMIT
+    """Of its prompt in one batch."""
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """As far as they are known; empty again once they are sent."""
+    started_at: float | None = None
+    """When `Started` was sent; a preempted sequence does not start twice."""
     first_token_at: float | None = None
     n_most: int = 0
     """The number of tokens at which it ends."""
@@ -49,6 +55,8 @@ class Sequence:
     Known from the first token on."""
     pending_ids: list[int] = field(default_factory=list)
     """Sampled tokens whose text is still held back."""
+    is_scored: bool = False
+    """The log-probabilities of its prompt were sent."""
     pending_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -59,7 +67,13 @@ class Sequence:
     def follow_produced(self, piece: Callable[[int, tuple[str, ...]], bytes]) -> None:
         """Bring the text's state behind the tokens that another engine has sent."""
         for token in self.request.produced:
-            self.stops.feed(self.detokenizer.feed(piece(token, self.request.shown_tokens)))
+            self.match_stops(self.detokenizer.feed(piece(token, self.request.shown_tokens)))
+
+    def match_stops(self, text: str) -> tuple[str, str | None]:
+        """What of a text can be sent, and the stop that ends the answer; none ends it too soon."""
+        if self.n_out < self.request.sampling.min_tokens:
+            return text, None
+        return self.stops.feed(text)
 
     @property
     def n_out(self) -> int:
@@ -74,7 +88,19 @@ class Sequence:
     def n_next(self) -> int:
         """Of those, as many as may be computed before the next snapshot is due."""
         due = [at for at in self.snapshot_at if at > self.n_computed]
-        return min(due, default=len(self.tokens)) - self.n_computed
+        return min(min(due, default=len(self.tokens)) - self.n_computed, self.max_rows)
+
+    @property
+    def prompt_time_ms(self) -> float:
+        """From its start to its first token."""
+        if self.started_at is None or self.first_token_at is None:
+            return 0.0
+        return round(1000 * (self.first_token_at - self.started_at), 3)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """The log-probabilities of its prompt's tokens are still to be found."""
+        return self.request.prompt_logprobs is not None and not self.is_scored
 
     @property
     def is_decoding(self) -> bool:

@@ -54,10 +54,18 @@ class Batch:
         self._pos[:n] = array("i", positions)
         self.native.n_tokens = n
 
-    def add(self, slot: int, position: int, tokens: Sequence[int], *, logits: bool) -> int:
+    def add(
+        self,
+        slot: int,
+        position: int,
+        tokens: Sequence[int],
+        *,
+        logits: bool,
+        all_logits: bool = False,
+    ) -> int:
         """Append tokens at consecutive positions; returns the last row.
 
-        `logits` asks for the logits of the last of them.
+        `logits` asks for the logits of the last of them, `all_logits` for those of all.
         """
         n, first = len(tokens), self.n_rows
         end = first + n
@@ -65,7 +73,7 @@ class Batch:
         self._token[first:end] = array("i", tokens)
         self._pos[first:end] = array("i", range(position, position + n))
         self._seq[first:end] = array("i", [slot]) * n
-        self._logits[first:end] = bytes(n - 1) + bytes([logits])
+        self._logits[first:end] = bytes([all_logits]) * (n - 1) + bytes([logits or all_logits])
         self.native.n_tokens = end
         return end - 1
 

@@ -126,10 +126,17 @@ class Context:
             view = self._rows[address] = np.ctypeslib.as_array(pointer, shape)
         return view
 
-    def embedding(self, slot: int) -> npt.NDArray[np.float32]:
-        """The pooled embedding of a sequence: shape (n_embd,), a copy."""
+    def pooled(self, slot: int) -> npt.NDArray[np.float32]:
+        """What a sequence was pooled to, a copy: an embedding, shape (n_embd,), or a rank for each
+        of the classifier's outputs."""
         pointer = self._flat.llama_get_embeddings_seq(self.pointer, slot)
-        return np.ctypeslib.as_array(pointer, (self.model.n_embd,)).copy()
+        size = self.model.n_cls_out if self.ranks else self.model.n_embd
+        return np.ctypeslib.as_array(pointer, (size,)).copy()
+
+    @cached_property
+    def ranks(self) -> bool:
+        """The model judges pairs of texts."""
+        return self.pooling == int(self._flat.LLAMA_POOLING_TYPE_RANK)
 
     @property
     def pooling(self) -> int:

@@ -17,6 +17,7 @@ from typing import Any
 from worker.errors import ModelError
 from worker.llama import library
 from worker.llama.overrides import metadata_overrides, tensor_overrides
+from worker.llama.parts import InfillTokens, infill_tokens, pair_ends
 from worker.llama.source_text import LSTRIP, RSTRIP, STEPS, SourceText
 from worker.llama.source_words import NEUTRAL, WHOLE_WORDS, SourceWords, recorded_split
 
@@ -162,6 +163,11 @@ class Model:
         return int(self._flat.llama_model_n_embd_out(self.pointer))
 
     @cached_property
+    def n_cls_out(self) -> int:
+        """Outputs of a classifier."""
+        return int(self._flat.llama_model_n_cls_out(self.pointer))
+
+    @cached_property
     def trained_context_length(self) -> int:
         return int(self._flat.llama_model_n_ctx_train(self.pointer))
 
@@ -183,6 +189,11 @@ class Model:
     def bos(self) -> int | None:
         token = int(self._flat.llama_vocab_bos(self.vocab))
         return token if token >= 0 else None
+
+    @cached_property
+    def pair_ends(self) -> list[int]:
+        """Tokens between two texts that are judged together; the first of them ends the second."""
+        return pair_ends(self.vocab)
 
     @cached_property
     def adds_bos(self) -> bool:
@@ -213,6 +224,10 @@ class Model:
         """Of each token, asked for once: a large vocabulary takes a tenth of a second."""
         get = partial(self._flat.llama_vocab_get_attr, self.vocab)
         return array("i", map(get, range(self.n_vocab)))
+
+    @cached_property
+    def infill(self) -> InfillTokens | None:
+        return infill_tokens(self.vocab)
 
     def token_text(self, token: int) -> str:
         """The vocabulary's entry as it stands there, such as `<|im_end|>`."""

@@ -44,9 +44,13 @@ class Sampler:
         constraint = sampling.constraint
         self._follower = vocabulary.follow(constraint, prompt) if constraint is not None else None
         self._unwanted = model.eog if sampling.ignore_eos else frozenset()
+        self._min_tokens = sampling.min_tokens
+        stops = {token for token in sampling.stop_token_ids if token < model.n_vocab}
+        self._ends = sorted(model.eog | stops)
         self._is_plain = (
             sampling.temperature < COLDEST
             and constraint is None
+            and not sampling.min_tokens
             and not (sampling.logit_bias or _has_penalties(sampling))
         )
         """The likeliest token; where the answer may not end, the likeliest that does not end it."""
@@ -70,15 +74,25 @@ class Sampler:
             token = int(logits.argmax())
             if token not in self._unwanted:
                 return token
+        if self._n_drawn >= self._min_tokens:
+            return self._draw(logits, self._unwanted)
+        if self._follower is not None:
+            return self._draw(logits, self._model.eog)
+        saved = logits[self._ends]
+        logits[self._ends] = _FORBIDDEN
+        try:
+            return self._draw(logits, self._unwanted)
+        finally:
+            logits[self._ends] = saved
+
+    def _draw(self, logits: npt.NDArray[np.float32], unwanted: frozenset[int]) -> int:
         changes = self._changes if self._changes else None
         if changes is not None:
             changes.apply(logits)
         try:
             token = self._cut.draw(logits, dice(self._seed, self._n_drawn))
-            if self._follower is not None and (
-                token in self._unwanted or not self._follower.take(token)
-            ):
-                token = self._draw_allowed(self._follower, logits)
+            if self._follower is not None and (token in unwanted or not self._follower.take(token)):
+                token = self._draw_allowed(self._follower, logits, unwanted)
         finally:
             if changes is not None:
                 changes.take_back(logits)
@@ -87,7 +101,9 @@ class Sampler:
             changes.remember(token)
         return token
 
-    def _draw_allowed(self, follower: Follower, logits: npt.NDArray[np.float32]) -> int:
+    def _draw_allowed(
+        self, follower: Follower, logits: npt.NDArray[np.float32], unwanted: frozenset[int]
+    ) -> int:
         """Draw from what the constraint allows, again without each token that it still refuses."""
         ends = list(self._model.eog)
         if follower.is_waiting:
@@ -96,7 +112,7 @@ class Sampler:
         else:
             allowed = follower.allowed(len(logits))
             left = np.where(allowed, logits, np.float32(_FORBIDDEN))
-            if self._unwanted and allowed[ends].any():
+            if unwanted and allowed[ends].any():
                 # An end that is not wanted is left out while there is anything else to say.
                 left[ends] = _FORBIDDEN
                 if left.max() == _FORBIDDEN:

@@ -42,25 +42,6 @@ def warm_up(model: Model, context: Context) -> int:
         batch.close()
 
 
-def embed(context: Context, tokens: list[int]) -> list[float]:
-    """The pooled embedding of a text, scaled to length one: shape (n_embd,).
-
-    Raises:
-        InsufficientVram: the device ran out of memory.
-    """
-    batch = Batch(len(tokens))
-    try:
-        batch.add(0, 0, tokens, logits=True)
-        batch.want_all_logits()
-        _check(context.decode(batch))
-        vector = context.embedding(0)
-    finally:
-        context.clear()
-        batch.close()
-    length = float((vector @ vector) ** 0.5)
-    return [float(x) for x in vector / (length or 1.0)]
-
-
 def _check(outcome: DecodeOutcome) -> None:
     if outcome != "ok":
         raise InsufficientVram(

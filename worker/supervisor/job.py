@@ -18,10 +18,18 @@ from typing import Any
 from worker.errors import Cancelled, EngineCrashed, WorkerError
 from worker.observability.logs import get_logger
 from worker.observability.metrics import Metrics, Outcome
-from worker.wire.messages import Accepted, Answered, Failed, Finished, Started, Token
+from worker.wire.messages import (
+    Accepted,
+    Answered,
+    Failed,
+    Finished,
+    PromptScored,
+    Started,
+    Token,
+)
 from worker.wire.work import InferenceRequest, ProveResidency, Work
 
-StreamEvent = Started | Token | Finished | Answered | Failed
+StreamEvent = Started | PromptScored | Token | Finished | Answered | Failed
 
 _log = get_logger()
 _OUTCOMES: dict[str, Outcome] = {"CANCELLED": "cancelled", "INFERENCE_TIMEOUT": "timeout"}

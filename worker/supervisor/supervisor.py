@@ -43,6 +43,7 @@ from worker.wire.messages import (
     Finished,
     LoadModel,
     Progress,
+    PromptScored,
     Started,
     Stats,
     Submit,
@@ -309,7 +310,7 @@ class Supervisor:
         streams: dict[int, list[StreamEvent]] = {}
         for event in events:
             match event:
-                case Token() | Started() | Finished() | Answered() | Failed():
+                case Token() | Started() | PromptScored() | Finished() | Answered() | Failed():
                     streams.setdefault(event.request_id, []).append(event)
                 case Stats():
                     self.stats = event

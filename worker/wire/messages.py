@@ -131,6 +131,14 @@ class Token(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
+class PromptScored(NamedTuple):
+    """The log-probabilities of a prompt's tokens, once all of them are computed. That of the first
+    is NaN: nothing stands before it."""
+
+    request_id: int
+    logprobs: tuple[TokenLogprob, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """`tokens_out` counts sampled tokens without the end-of-generation token."""
@@ -140,6 +148,11 @@ class Finished:
     tokens_out: int
     decode_time_ms: float
     stop_sequence: str | None = None
+    prompt_time_ms: float = 0.0
+    """From its slot to its first token."""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of tokens without text behind the last one that had some; where the prompt's were asked for,
+    the end-of-generation token is among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,5 +194,5 @@ class Stats(NamedTuple):
     """Of those, guessed right."""
 
 
-RequestEvent = Accepted | Started | Token | Finished | Answered | Failed
+RequestEvent = Accepted | Started | PromptScored | Token | Finished | Answered | Failed
 Event = Progress | Ready | StartFailed | Stats | RequestEvent

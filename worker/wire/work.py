@@ -40,6 +40,10 @@ class Sampling:
     logprobs: int | None = None
     """Number of alternatives reported per token; `None` is off, 0 is the chosen token alone."""
     ignore_eos: bool = False
+    min_tokens: int = 0
+    """Before so many no end is drawn."""
+    stop_token_ids: tuple[int, ...] = ()
+    """They end an answer as the model's own ends do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +59,37 @@ class ChatPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class InfillPrompt:
+    """A text with a gap, which the answer fills, by the model's own tokens for it."""
+
+    prefix: str
+    suffix: str
+    files: tuple[tuple[str, str], ...] = ()
+    """Others of the same project, before it: name and text."""
+    fields: tuple[str, str] = ("prompt", "suffix")
+    """Of the request that the two parts come from, for errors."""
+
+
+Prompt = str | tuple[int, ...] | ChatPrompt | InfillPrompt
+
+
+@dataclass(frozen=True, slots=True)
 class InferenceRequest:
     """One job, validated. Nothing behind it sees a request body.
 
     `prompt` is raw text (special tokens in it are recognised, BOS added once where the model
-    wants it), token ids (used as they are) or a chat.
+    wants it), token ids (used as they are), a chat or a text with a gap.
     """
 
     job_id: str
-    prompt: str | tuple[int, ...] | ChatPrompt
+    prompt: Prompt
     sampling: Sampling
     max_tokens: int
+    """0 computes the prompt and generates nothing."""
     stop: tuple[str, ...] = ()
+    prompt_logprobs: int | None = None
+    """Number of alternatives reported for each token of the prompt; `None` is off. The prompt is
+    then computed whole, whatever of it is cached."""
     shown_tokens: tuple[str, ...] = ()
     """Control tokens that are part of the answer's text, as far as the model has them."""
     cache_salt: str | None = None
@@ -79,7 +102,7 @@ class InferenceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """Text to token ids. The answer is a list of ids."""
+    """Text to tokens. The answer is a list of (id, bytes), control tokens spelled out."""
 
     text: str
     add_special: bool = False
@@ -101,9 +124,19 @@ class ApplyTemplate:
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """Embeddings of texts or token lists. The answer is a list of (tokens, vector), in order."""
+    """Embeddings of texts or token lists. The answer is a list of (tokens, 32-bit floats), in
+    order."""
 
     inputs: tuple[str | tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """How well documents answer a query. The answer is a list of (tokens, 32-bit floats), in order:
+    one float for each output of the model's classifier."""
+
+    query: str
+    documents: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +144,6 @@ class ProveResidency:
     """A fresh residency proof from live device queries. The answer is a `Residency`."""
 
 
-Work = InferenceRequest | Tokenize | Detokenize | ApplyTemplate | Embed | ProveResidency
+Work = InferenceRequest | Tokenize | Detokenize | ApplyTemplate | Embed | Rank | ProveResidency
 """Everything that a request can ask of the engine. The first is answered by a stream of tokens,
 the others by one value."""

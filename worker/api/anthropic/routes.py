@@ -38,7 +38,7 @@ async def count_tokens(request: Request) -> Response:
     require_model(chat.model, state)
     prompt = chat_prompt(chat, state, tools=chat.tool_choice != "none")
     text: str = await answer(request, ApplyTemplate(prompt))
-    tokens: list[int] = await answer(request, Tokenize(text, add_special=True))
+    tokens: list[tuple[int, bytes]] = await answer(request, Tokenize(text, add_special=True))
     return json_response({"input_tokens": len(tokens)})
 
 

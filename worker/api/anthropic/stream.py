@@ -5,10 +5,10 @@ Runs on the API process's event loop.
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from typing import Any, Literal
 
+import pydantic_core
 from typing_extensions import TypedDict
 
 from worker.api.blocks import Block, Blocks, Step
@@ -145,9 +145,9 @@ def _block(block: Block) -> dict[str, Any]:
 
 
 def _parsed(arguments: str) -> dict[str, Any]:
-    """A call that was cut off has no arguments that are JSON."""
+    """Of a call that was cut off, the arguments as far as they go."""
     try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
+        value = pydantic_core.from_json(arguments or "{}", allow_partial="trailing-strings")
+    except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

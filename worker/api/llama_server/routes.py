@@ -14,6 +14,7 @@ from worker.api.body import read
 from worker.api.chat import TemplateBody, chat_prompt
 from worker.api.encoding import json_response
 from worker.api.jobs import answer
+from worker.api.llama_server.completion import ROUTES as COMPLETION_ROUTES
 from worker.api.llama_server.schema import (
     DetokenizeBody,
     Prompt,
@@ -33,8 +34,19 @@ from worker.wire.work import ApplyTemplate, Detokenize, Tokenize
 async def tokenize(request: Request) -> Response:
     body = await read(request, state_of(request), TokenizeBody)
     work = Tokenize(body.content, add_special=body.add_special)
-    tokens: list[int] = await answer(request, work)
-    return json_response({"tokens": tokens})
+    tokens: list[tuple[int, bytes]] = await answer(request, work)
+    if not body.with_pieces:
+        return json_response({"tokens": [id for id, _ in tokens]})
+    pieces = [{"id": id, "piece": _text_or_bytes(piece)} for id, piece in tokens]
+    return json_response({"tokens": pieces})
+
+
+def _text_or_bytes(piece: bytes) -> str | list[int]:
+    """A part of a character has no text."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
 
 
 async def detokenize(request: Request) -> Response:
@@ -83,6 +95,7 @@ async def slots(request: Request) -> Response:
 
 
 ROUTES = [
+    *COMPLETION_ROUTES,
     Operation(
         "POST", "/tokenize", tokenize, "Text to token ids", {JSON: Tokens},
         body=TokenizeBody, errors=JOB_ERRORS, deadline=True,

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, NotRequired
 
 from pydantic import AliasChoices, Field
 from typing_extensions import TypedDict
 
-from worker.api.body import Flag, OpenBody
-from worker.api.openai.schema import TokenId
+from worker.api.body import Flag, Integer, OpenBody
+from worker.api.openai.schema import (
+    MAX_PROMPTS,
+    MAX_TOP_LOGPROBS,
+    GenerationBody,
+    TokenId,
+    prompts_of_at_most,
+)
 
 
 class TokenizeBody(OpenBody):
@@ -47,3 +53,53 @@ class Slot(TypedDict):
     id: int
     n_ctx: int | None
     is_processing: bool
+
+
+class NativeBody(GenerationBody):
+    """What llama-server's own generating paths have in common."""
+
+    n_probs: Integer | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="log-probabilities of the answer's tokens and of so many alternatives",
+    )
+    return_tokens: Flag = Field(False, description="answer the tokens' ids beside the text")
+
+
+class NativeCompletionBody(NativeBody):
+    """`POST /completion`."""
+
+    prompt: prompts_of_at_most(MAX_PROMPTS)  # type: ignore[valid-type]
+
+
+class ProjectFile(OpenBody):
+    filename: str
+    text: str
+
+
+class InfillBody(NativeBody):
+    """`POST /infill`."""
+
+    input_prefix: str
+    input_suffix: str
+    prompt: str = Field("", description="goes on where input_prefix ends")
+    input_extra: tuple[ProjectFile, ...] = Field(
+        (), max_length=256, description="other files of the project"
+    )
+
+
+class Completion(TypedDict):
+    index: int
+    content: str
+    tokens: list[int]
+    stop: bool
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    tokens_cached: int
+    truncated: bool
+    stop_type: Literal["none", "eos", "limit", "word"]
+    stopping_word: str
+    timings: dict[str, float]
+    completion_probabilities: NotRequired[list[dict[str, Any]]]

@@ -15,11 +15,16 @@ class CachedTokens(TypedDict):
     cached_tokens: Count
 
 
+class ReasoningTokens(TypedDict):
+    reasoning_tokens: Count
+
+
 class Usage(TypedDict):
     prompt_tokens: Count
     completion_tokens: Count
     total_tokens: Count
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens
 
 
 class CalledFunction(TypedDict):
@@ -63,6 +68,7 @@ class TextChoice(TypedDict):
     index: Count
     text: str
     logprobs: dict[str, Any] | None
+    prompt_logprobs: NotRequired[list[dict[str, Any] | None]]
     finish_reason: FinishReason
 
 
@@ -93,6 +99,28 @@ class Embeddings(TypedDict):
     data: list[Embedding]
     model: str
     usage: EmbeddingUsage
+
+
+class RankedDocument(TypedDict):
+    index: Count
+    relevance_score: float
+    document: NotRequired[dict[str, str]]
+
+
+class ScoredText(TypedDict):
+    index: Count
+    score: float
+    text: NotRequired[str]
+
+
+class Ranked(TypedDict):
+    object: Literal["list"]
+    model: str
+    results: list[RankedDocument]
+    usage: EmbeddingUsage
+
+
+Ranking = Ranked | list[ScoredText]
 
 
 class ModelEntry(TypedDict):

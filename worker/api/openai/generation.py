@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pydantic_core
 
@@ -35,7 +35,7 @@ from worker.api.tools.answer import AnswerParser
 from worker.api.tools.choice import ToolUse, forced_functions
 from worker.errors import WorkerError
 from worker.supervisor.job import Job
-from worker.wire.work import InferenceRequest, Sampling
+from worker.wire.work import InferenceRequest, InfillPrompt, Prompt, Sampling
 
 
 class ModelNotFound(WorkerError):
@@ -55,6 +55,10 @@ class Generation:
     stream: bool
     include_usage: bool
     top_logprobs: int | None = None
+    shows_prompt_logprobs: bool = False
+    """In vLLM's form."""
+    echo: tuple[str, ...] = ()
+    """Of each prompt, what its answers begin with."""
     parser_of: Callable[[str], Parser] | None = None
     """Makes the parser of a choice, by the end of its prompt."""
     not_enforced: tuple[str, ...] = ()
@@ -103,13 +107,40 @@ def completion_generation(
     require_model(body.model, state)
     if body.max_tokens is None:
         body = body.model_copy(update={"max_tokens": DEFAULT_COMPLETION_TOKENS})
-    if faults := _limit_faults(body):
-        raise invalid(faults)
+    prompts = [_with_suffix(prompt, body.suffix) for prompt in inputs_of(body.prompt)]
+    generation = text_generation(body, prompts, state, deadline, logprobs=body.logprobs)
+    wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    n_alternatives = max((n for n in wanted if n is not None), default=None)
+    return replace(
+        generation,
+        requests=tuple(replace(r, prompt_logprobs=n_alternatives) for r in generation.requests),
+        top_logprobs=body.logprobs,
+        shows_prompt_logprobs=body.prompt_logprobs is not None,
+    )
+
+
+def text_generation(
+    body: GenerationBody,
+    prompts: Sequence[Prompt],
+    state: AppState,
+    deadline: float | None,
+    *,
+    logprobs: int | None,
+) -> Generation:
+    """What goes on from prompts as they are, without a chat template."""
     asked = _enforced(asked_of(body), state)
-    sampling = sampling_of(body, state, constraint=asked.constraint, logprobs=body.logprobs)
-    prompts = inputs_of(body.prompt)
+    sampling = sampling_of(body, state, constraint=asked.constraint, logprobs=logprobs)
     generation = _generation(body, "cmpl", prompts, sampling, state, deadline)
-    return replace(generation, top_logprobs=body.logprobs, not_enforced=asked.not_enforced)
+    return replace(generation, not_enforced=asked.not_enforced)
+
+
+def _with_suffix(prompt: str | tuple[int, ...], suffix: str | None) -> Prompt:
+    if not suffix:
+        return prompt
+    if isinstance(prompt, tuple):
+        message = "suffix goes with a prompt of text only"
+        raise invalid([fault("suffix", "conflict", message)])
+    return InfillPrompt(prompt, suffix)
 
 
 def require_model(name: str | None, state: AppState) -> None:
@@ -122,15 +153,11 @@ def require_model(name: str | None, state: AppState) -> None:
         )
 
 
-def _limit_faults(body: GenerationBody) -> list[Fault]:
-    if body.max_tokens != 0:
-        return []
-    message = "max_tokens must be an integer of at least 1, or -1"
-    return [fault("max_tokens", "minimum", message, 0)]
-
-
 def _chat_faults(body: ChatBody) -> list[Fault]:
-    faults = _limit_faults(body)
+    faults: list[Fault] = []
+    if body.max_tokens == 0:
+        message = "max_tokens must be an integer of at least 1, or -1"
+        faults.append(fault("max_tokens", "minimum", message, 0))
     if body.top_logprobs is not None and not body.logprobs:
         faults.append(fault("top_logprobs", "requires", "top_logprobs needs logprobs: true"))
     choice = body.tool_choice
@@ -140,11 +167,7 @@ def _chat_faults(body: ChatBody) -> list[Fault]:
         if choice.function.name not in {tool.function.name for tool in body.tools}:
             message = "tool_choice.function.name must be the name of one of the tools"
             faults.append(fault("tool_choice.function.name", "enum", message))
-    forced = choice == "required" or isinstance(choice, FunctionChoice)
     form = body.response_format
-    if forced and form is not None and form.type != "text":
-        message = "response_format cannot be honoured together with a forced tool call"
-        faults.append(fault("response_format", "conflict", message))
     if form is not None and form.type == "json_schema" and not (form.json_schema or form.schema_):
         message = "response_format.json_schema is required: an object with a schema"
         faults.append(fault("response_format.json_schema", "required", message))
@@ -164,7 +187,10 @@ def _tool_use(body: ChatBody) -> ToolUse | None:
 
 
 def _asked(body: ChatBody, tools: ToolUse | None) -> Asked:
-    """What the answer has to follow: a forced call, else what the body's own words say."""
+    """What the answer has to follow: a forced call, else what the body's own words say.
+
+    A form of the answer's text, given beside a forced call, has no text to hold for.
+    """
     if tools is not None and tools.forced is not None:
         functions = [tool.for_template() for tool in body.tools]
         return constraints.forced_call(forced_functions(functions, tools.forced))
@@ -228,7 +254,7 @@ def _enforced(asked: Asked, state: AppState) -> Asked:
 def _generation(
     body: GenerationBody,
     prefix: str,
-    prompts: Sequence[Any],
+    prompts: Sequence[Prompt],
     sampling: Sampling,
     state: AppState,
     deadline: float | None,

@@ -3,6 +3,7 @@ travel beside its text. Pure functions, any thread."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,14 +26,22 @@ def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def completion_logprobs(entries: Sequence[TokenLogprob], text_offset: int) -> dict[str, Any]:
-    """`choices[].logprobs` of a plain completion; offsets count characters of its text."""
-    tokens, logprobs, offsets, tops = [], [], [], []
+    """`choices[].logprobs` of a plain completion; offsets count characters of its text.
+
+    The first token of a prompt has null, as OpenAI had it.
+    """
+    tokens: list[str] = []
+    logprobs: list[float | None] = []
+    offsets: list[int] = []
+    tops: list[dict[str, float] | None] = []
     taken = b""
     for entry in entries:
         tokens.append(_text(entry.piece))
-        logprobs.append(_finite(entry.logprob))
-        offsets.append(text_offset + len(taken.decode("utf-8", "ignore")))
-        tops.append({_text(piece): _finite(logprob) for _, piece, logprob in entry.top})
+        is_first = math.isnan(entry.logprob)
+        logprobs.append(None if is_first else _finite(entry.logprob))
+        offsets.append(max(text_offset + len(taken.decode("utf-8", "ignore")), 0))
+        top = {_text(piece): _finite(logprob) for _, piece, logprob in entry.top}
+        tops.append(None if is_first else top)
         taken += entry.piece
     return {
         "tokens": tokens,
@@ -40,6 +49,38 @@ def completion_logprobs(entries: Sequence[TokenLogprob], text_offset: int) -> di
         "top_logprobs": tops,
         "text_offset": offsets,
     }
+
+
+def prompt_offset(entries: Sequence[TokenLogprob], text: str) -> int:
+    """Where a prompt's tokens begin in its text: before it, where they have a BOS or a space that
+    the text does not have."""
+    return len(text) - len(b"".join(entry.piece for entry in entries).decode("utf-8", "ignore"))
+
+
+def prompt_logprobs(entries: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
+    """vLLM's form: for each token of the prompt its alternatives and itself, by token id."""
+    return [None if math.isnan(entry.logprob) else _by_id(entry) for entry in entries]
+
+
+def native_logprobs(entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """llama-server's form: OpenAI's of chats, with the tokens' ids."""
+    return [
+        {
+            "id": entry.token_id,
+            **_entry(entry.piece, entry.logprob),
+            "top_logprobs": [{"id": id, **_entry(piece, p)} for id, piece, p in entry.top],
+        }
+        for entry in entries
+    ]
+
+
+def _by_id(entry: TokenLogprob) -> dict[str, Any]:
+    found = {
+        str(id): {"logprob": _finite(logprob), "rank": rank, "decoded_token": _text(piece)}
+        for rank, (id, piece, logprob) in enumerate(entry.top, 1)
+    }
+    itself = {"logprob": _finite(entry.logprob), "decoded_token": _text(entry.piece)}
+    return {str(entry.token_id): {"rank": None} | itself} | found
 
 
 def _entry(piece: bytes, logprob: float) -> dict[str, Any]:

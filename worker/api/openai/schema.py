@@ -15,6 +15,7 @@ from worker.api.chat import ByKind, TemplateBody, Text
 MAX_CHOICES = 32
 MAX_PROMPTS = 256
 MAX_EMBEDDING_INPUTS = 2048
+MAX_DOCUMENTS = 2048
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 128
 DEFAULT_COMPLETION_TOKENS = 16
@@ -34,7 +35,7 @@ def _kind_of_input(value: object) -> str:
     return "~many" if isinstance(value[0], list | tuple) else "~ids"
 
 
-def _input(most: int) -> Any:
+def prompts_of_at_most(most: int) -> Any:
     """A text, token ids, or a list of either."""
     many = [Field(fail_fast=True, min_length=1, max_length=most)]
     return Annotated[
@@ -91,6 +92,10 @@ class SamplingFields(OpenBody):
     )
     seed: Integer | None = Field(None, ge=-(2**63), le=2**64 - 1, description="-1 draws one")
     ignore_eos: Flag = False
+    min_tokens: Integer = Field(0, ge=0, le=2**31 - 1, description="before so many nothing ends it")
+    stop_token_ids: Annotated[tuple[TokenId, ...], Field(fail_fast=True)] = Field(
+        (), max_length=MAX_STOPS, description="they end the answer as the model's own end does"
+    )
 
 
 Schema = Annotated[Text | Annotated[JsonObject, Tag("~object")], ByKind]
@@ -200,19 +205,55 @@ class ChatBody(GenerationBody, TemplateBody):
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
-    prompt: _input(MAX_PROMPTS)  # type: ignore[valid-type]
+    prompt: prompts_of_at_most(MAX_PROMPTS)  # type: ignore[valid-type]
     logprobs: Integer | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    prompt_logprobs: Integer | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="log-probabilities of the prompt's tokens and of so many alternatives",
+    )
     best_of: Literal[1] | None = None
-    # They would change the answer, and are refused until they are honoured.
-    echo: Literal[False] | None = None
-    suffix: Literal[""] | None = None
+    echo: Flag = Field(
+        False, description="the answer begins with the prompt, its log-probabilities included"
+    )
+    suffix: str | None = Field(
+        None, description="what comes after the answer; needs fill-in-the-middle tokens"
+    )
 
 
 class EmbeddingBody(OpenBody):
     """`POST /v1/embeddings`."""
 
-    input: _input(MAX_EMBEDDING_INPUTS)  # type: ignore[valid-type]
+    input: prompts_of_at_most(MAX_EMBEDDING_INPUTS)  # type: ignore[valid-type]
     model: str | None = Field(None, max_length=1024)
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Integer | None = Field(None, ge=1)
     user: str | None = None
+
+
+class Document(OpenBody):
+    text: str
+
+
+Documents = Annotated[
+    tuple[Annotated[Text | Annotated[Document, Tag("~object")], ByKind], ...],
+    Field(fail_fast=True, min_length=1, max_length=MAX_DOCUMENTS),
+]
+
+
+class RerankBody(OpenBody):
+    """`POST /v1/rerank`; with `texts` as text-embeddings-inference has it."""
+
+    query: str
+    documents: Documents | None = None
+    texts: Documents | None = None
+    model: str | None = Field(None, max_length=1024)
+    top_n: Integer | None = Field(None, ge=1, description="the best so many; all by default")
+    return_documents: Flag = False
+    return_text: Flag = False
+
+    @property
+    def document_texts(self) -> tuple[str, ...]:
+        given = self.documents or self.texts or ()
+        return tuple(each if isinstance(each, str) else each.text for each in given)

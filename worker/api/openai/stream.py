@@ -12,7 +12,12 @@ from typing import Any, Protocol
 from worker.api.encoding import dumps, quoted
 from worker.api.errors import http_status, openai_error
 from worker.api.openai.generation import Generation
-from worker.api.openai.logprobs import chat_logprobs, completion_logprobs
+from worker.api.openai.logprobs import (
+    chat_logprobs,
+    completion_logprobs,
+    prompt_logprobs,
+    prompt_offset,
+)
 from worker.api.output import (
     Call,
     CallArguments,
@@ -27,7 +32,7 @@ from worker.api.output import (
 )
 from worker.errors import WorkerError
 from worker.supervisor.job import StreamEvent
-from worker.wire.messages import Finished, Started, Token, TokenLogprob
+from worker.wire.messages import Finished, PromptScored, Started, Token, TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
 
@@ -157,7 +162,9 @@ class Answer:
         if isinstance(event, Started) and form.first is not None:
             yield _choice(index, form.first)
         pieces = output.take(event)
-        entries = event.logprobs if isinstance(event, Token) else ()
+        if isinstance(event, Started | PromptScored):
+            yield from self._echoed(index, event)
+        entries = event.logprobs if isinstance(event, Token | Finished) else ()
         if entries and not any(isinstance(piece, Text) for piece in pieces):
             pieces = [Text(""), *pieces]
         for piece in pieces:
@@ -174,6 +181,27 @@ class Answer:
         if isinstance(event, Finished):
             self._n_finished += 1
             yield _choice(index, form.last, reason=f'"{output.finish_reason}"')
+
+    def _echoed(self, index: int, event: Started | PromptScored) -> Iterator[str]:
+        """The prompt, once it is there as it is wanted: with its log-probabilities or without."""
+        generation, output = self._generation, self._outputs[index]
+        wants_logprobs = generation.echo and generation.top_logprobs is not None
+        if isinstance(event, PromptScored) and generation.shows_prompt_logprobs:
+            logprobs = dumps(prompt_logprobs(event.logprobs))
+            yield _choice(index, f'"text":"","prompt_logprobs":{logprobs}')
+        if generation.echo and isinstance(event, PromptScored if wants_logprobs else Started):
+            text, entries = self._echo(index), output.prompt_logprobs
+            logprobs = "null"
+            if wants_logprobs:
+                logprobs = dumps(self._form.logprobs(entries, prompt_offset(entries, text)))
+            self._offsets[index] = len(text)
+            yield _choice(index, f'"text":{quoted(text)}', logprobs)
+
+    def _echo(self, index: int) -> str:
+        generation = self._generation
+        if not generation.echo:
+            return ""
+        return generation.echo[index // generation.choices_per_prompt]
 
     def _timings(self, event: StreamEvent) -> str:
         """Timings of the choice that ended last, for the last chunk with a choice."""
@@ -194,12 +222,18 @@ class Answer:
         }
 
     def _whole_choice(self, index: int, output: Output) -> dict[str, Any]:
-        logprobs = None
-        if self._generation.top_logprobs is not None:
-            logprobs = self._form.logprobs(output.message.logprobs, 0)
+        generation, prompt, logprobs = self._generation, output.prompt_logprobs, None
+        choice, text = self._form.choice(output.message), self._echo(index)
+        if generation.top_logprobs is not None:
+            echoed, offset = ((), 0) if not text else (prompt, prompt_offset(prompt, text))
+            logprobs = self._form.logprobs([*echoed, *output.message.logprobs], offset)
+        if text:
+            choice["text"] = text + choice["text"]
+        if generation.shows_prompt_logprobs:
+            choice["prompt_logprobs"] = prompt_logprobs(prompt)
         return {
             "index": index,
-            **self._form.choice(output.message),
+            **choice,
             "logprobs": logprobs,
             "finish_reason": output.finish_reason,
         }

@@ -116,7 +116,7 @@ class ResponseStream:
                 if block.kind == "text":
                     yield {"type": "response.content_part.done", **place, "part": _part(block)}
                 yield {"type": "response.output_item.done", "output_index": block.index,
-                       "item": self._item(block, "completed")}  # fmt: skip
+                       "item": self._ended_item(block)}  # fmt: skip
 
     # --- the whole -----------------------------------------------------------------------
 
@@ -127,6 +127,12 @@ class ResponseStream:
     def _id_of(self, block: Block) -> str:
         prefix = {"text": "msg", "reasoning": "rs", "call": "fc"}[block.kind]
         return self._ids.setdefault(block.index, f"{prefix}_{uuid.uuid4().hex}")
+
+    def _ended_item(self, block: Block) -> dict[str, Any]:
+        """The last one of an answer that was cut off is not complete."""
+        finished, is_last = self._output.finished, block.index == len(self._blocks.all) - 1
+        is_cut = finished is not None and is_last and self._end_status == "incomplete"
+        return self._item(block, "incomplete" if is_cut else "completed")
 
     def _item(self, block: Block, status: str) -> dict[str, Any]:
         head = {"id": self._id_of(block), "status": status}
@@ -151,7 +157,7 @@ class ResponseStream:
             "created_at": self._created,
             "status": status,
             "model": self._model,
-            "output": [self._item(b, "completed") for b in self._blocks.all] if ended else [],
+            "output": [self._ended_item(block) for block in self._blocks.all] if ended else [],
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"}
             if status == "incomplete"
@@ -179,7 +185,7 @@ class ResponseStream:
             "input_tokens": job.prompt_tokens,
             "input_tokens_details": {"cached_tokens": job.cached_tokens},
             "output_tokens": n_out,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self._output.reasoning_tokens},
             "total_tokens": job.prompt_tokens + n_out,
         }
 

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from worker.llama.context import ContextOptions
 from worker.wire.engine_settings import EngineSettings
 
+POOLED_AT_ONCE = 32
+"""Texts of one decode of a model that pools."""
+
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
@@ -29,16 +32,17 @@ def context_options(
 ) -> ContextOptions:
     """The one way in which a context is made, for the plan and for the engine alike.
 
-    An embedding's text is computed in one go, because attention looks both ways.
+    A text that is pooled is computed in one go, because attention looks both ways; several share a
+    decode, and the cells of one text.
     """
     return ContextOptions(
         n_ctx=kv.context_length if embeds else kv.cells,
-        n_seq_max=1 if embeds else settings.slots,
+        n_seq_max=POOLED_AT_ONCE if embeds else settings.slots,
         n_batch=kv.context_length if embeds else settings.batch,
         n_ubatch=kv.context_length if embeds else settings.micro_batch,
         threads=threads,
         kv_type=settings.kv_type,
-        kv_unified=kv.unified,
+        kv_unified=kv.unified or embeds,
         flash_attention=settings.flash_attention,
         offload=settings.on_gpu,
         embeddings=embeds,

@@ -3,11 +3,14 @@ prompt is found here, before the request is queued."""
 
 from __future__ import annotations
 
+import re
+from functools import cached_property
+
 from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.spellings import Spellings
 from worker.errors import ContextLengthExceeded, InvalidRequest
 from worker.llama.model import Model
-from worker.wire.work import ChatPrompt
+from worker.wire.work import ChatPrompt, InfillPrompt, Prompt
 
 
 class PromptBuilder:
@@ -22,7 +25,7 @@ class PromptBuilder:
         self._vocabulary, self._template = vocabulary, template
         self._context_length, self._embeds = context_length, embeds
 
-    def build(self, prompt: str | tuple[int, ...] | ChatPrompt) -> list[int]:
+    def build(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, with exactly one BOS where the model wants one.
 
         Raises:
@@ -33,10 +36,17 @@ class PromptBuilder:
         if isinstance(prompt, tuple):
             self.check_ids(prompt, "prompt")
             tokens = list(prompt)
+        elif isinstance(prompt, InfillPrompt):
+            tokens = self._infill(prompt)
         else:
             tokens = self.tokenize(prompt) if isinstance(prompt, str) else self._chat(prompt)
+        if not tokens and self._embeds:
+            tokens = [self._vocabulary.bos or 0]  # an empty text has a place among the others
         if not tokens:
             raise InvalidRequest("prompt: there is nothing to continue from", field="prompt")
+        return self._fitting(tokens)
+
+    def _fitting(self, tokens: list[int]) -> list[int]:
         if len(tokens) > self._context_length:
             raise ContextLengthExceeded(
                 f"prompt: it has {len(tokens)} tokens, and a request may have "
@@ -56,18 +66,50 @@ class PromptBuilder:
         Raises:
             InvalidRequest: the text has half of a surrogate pair in it, which is no character.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(
-                f"prompt: U+{ord(text[error.start]):04X} in it is half of a surrogate pair and no "
-                "character; send the whole character",
-                field="prompt",
-            ) from None
+        _check_characters(text, "prompt")
         if self._embeds:
             return self._vocabulary.tokenize(text, add_special=add_special, parse_special=True)
         tokens = self._vocabulary.tokenize(text, add_special=False, parse_special=True)
         return self._with_bos(tokens) if add_special else tokens
+
+    def pair(self, query: str, document: str) -> list[int]:
+        """A query and a document for a model that judges how they go together: by its own template,
+        else with the vocabulary's separators.
+
+        Raises:
+            InvalidRequest: half of a surrogate pair is in one of them.
+            ContextLengthExceeded: both together are too long.
+        """
+        for field, text in (("query", query), ("documents", document)):
+            _check_characters(text, field)
+        model = self._vocabulary
+        template = model.chat_template("rerank")
+        if template is not None:
+            given = {"{query}": query, "{document}": document}
+            parts = re.split(r"(\{query\}|\{document\})", template)
+            texts = [(given.get(part, part), part not in given) for part in parts]
+            if not any(s in query or s in document for s in self._control_texts):
+                # Words may begin in the template and end in what was sent.
+                texts = [("".join(text for text, _ in texts), True)]
+            tokens: list[int] = []
+            for text, has_control in texts:
+                tokens += model.tokenize(text, add_special=False, parse_special=has_control)
+            return self._fitting(self._with_bos(tokens))
+        first, second = (
+            model.tokenize(text, add_special=False, parse_special=False)
+            for text in (query, document)
+        )
+        ends = model.pair_ends
+        return self._fitting(self._with_bos([*first, *ends, *second, *ends[:1]]))
+
+    @cached_property
+    def _control_texts(self) -> tuple[str, ...]:
+        return tuple(map(self._vocabulary.token_text, self._vocabulary.control))
+
+    def pieces(self, text: str, *, add_special: bool) -> list[tuple[int, bytes]]:
+        """The tokens of a text, each with its bytes; control tokens as they are spelled."""
+        tokens = self.tokenize(text, add_special=add_special)
+        return [(token, self._vocabulary.piece(token, special=True)) for token in tokens]
 
     def _with_bos(self, tokens: list[int]) -> list[int]:
         bos = self._vocabulary.bos
@@ -75,6 +117,35 @@ class PromptBuilder:
             assert bos is not None
             tokens.insert(0, bos)
         return tokens
+
+    def _infill(self, prompt: InfillPrompt) -> list[int]:
+        """A text with a gap as models for code are trained on it, other files first, each under its
+        name; special tokens are not looked for in what was sent."""
+        tokens = self._vocabulary.infill
+        if tokens is None:
+            raise InvalidRequest(
+                f"{prompt.fields[1]}: this model has no fill-in-the-middle tokens; send what comes "
+                f"before the gap alone, as {prompt.fields[0]}",
+                field=prompt.fields[1],
+            )
+
+        def plain(text: str, field: str) -> list[int]:
+            _check_characters(text, field)
+            return self._vocabulary.tokenize(text, add_special=False, parse_special=False)
+
+        parts: list[int] = []
+        if prompt.files and tokens.file is not None:
+            if tokens.repository is not None:
+                parts += [tokens.repository, *plain("project\n", "")]
+            for name, text in prompt.files:
+                parts += [tokens.file, *plain(f"{name}\n{text}", "input_extra")]
+            parts += [tokens.file, *plain("current\n", "")]
+        else:
+            for name, text in prompt.files:
+                parts += plain(f"--- {name} ---\n{text}\n", "input_extra")
+        parts += [tokens.prefix, *plain(prompt.prefix, prompt.fields[0])]
+        parts += [tokens.suffix, *plain(prompt.suffix, prompt.fields[1]), tokens.middle]
+        return self._with_bos(parts)
 
     def _chat(self, prompt: ChatPrompt) -> list[int]:
         """Token ids of a chat, whose control tokens are those that the template wrote."""
@@ -115,3 +186,14 @@ class PromptBuilder:
                     f"(0..{self._vocabulary.n_vocab - 1})",
                     field=field,
                 )
+
+
+def _check_characters(text: str, field: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{field}: U+{ord(text[error.start]):04X} in it is half of a surrogate pair and no "
+            "character; send the whole character",
+            field=field,
+        ) from None

@@ -1,0 +1,141 @@
+"""llama-server's own paths: completions, the text in a gap, tokens with their texts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.bundled import bundled_gguf
+from tests.support.worker import WorkerProcess
+
+PROMPT = "Once upon a time"
+
+
+def completed(worker: WorkerProcess, path: str = "/completion", **fields: Any) -> Any:
+    body = {"prompt": PROMPT, "n_predict": 8, "temperature": 0, **fields}
+    answer = worker.post(path, body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_completion_is_the_one_of_openais_path(worker: WorkerProcess) -> None:
+    answer = completed(worker, return_tokens=True, n_probs=2)
+    body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+    expected = worker.post("/v1/completions", body).json()["choices"][0]["text"]
+    assert answer["content"] == expected and len(answer["tokens"]) == 8
+    assert answer["stop"] is True and answer["stop_type"] == "limit"
+    assert answer["tokens_predicted"] == 8 and answer["tokens_evaluated"] == 5
+    told = answer["completion_probabilities"]
+    assert [entry["id"] for entry in told] == answer["tokens"]
+    assert all(entry["top_logprobs"][0]["id"] == entry["id"] for entry in told)
+    assert answer["timings"]["prompt_ms"] > 0
+
+
+def test_why_a_completion_ended(worker: WorkerProcess) -> None:
+    word = completed(worker, stop=[" upon", ","])
+    assert (word["stop_type"], word["stopping_word"]) == ("word", ",")
+    assert "," not in word["content"]
+    assert completed(worker, prompt=[PROMPT, "The fox"])[1]["index"] == 1
+
+
+def test_a_completion_is_streamed(worker: WorkerProcess) -> None:
+    whole = completed(worker)
+    body = {"prompt": PROMPT, "n_predict": 8, "temperature": 0, "stream": True}
+    events = worker.post("/completion", body).text.split("\n\n")
+    parts = [json.loads(event.removeprefix("data: ")) for event in events if event]
+    assert "".join(part["content"] for part in parts) == whole["content"]
+    assert [part["stop"] for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert parts[-1]["stop_type"] == "limit" and parts[-1]["timings"]["predicted_n"] == 8
+
+
+def test_tokens_with_their_texts(worker: WorkerProcess) -> None:
+    body = {"content": "A 媽 and 🤗 <|im_end|>", "with_pieces": True}
+    tokens = worker.post("/tokenize", body).json()["tokens"]
+    raw = b"".join(
+        piece.encode() if isinstance(piece := token["piece"], str) else bytes(piece)
+        for token in tokens
+    )
+    assert raw.decode() == body["content"]
+    plain = worker.post("/tokenize", {"content": body["content"]}).json()["tokens"]
+    assert [token["id"] for token in tokens] == plain
+
+
+def test_nothing_ends_an_answer_too_soon(worker: WorkerProcess) -> None:
+    """`min_tokens` holds off the end, stops and `stop_token_ids`; later they count."""
+    first = completed(worker, return_tokens=True)
+    ids, text = first["tokens"], first["content"]
+    stopped = completed(worker, stop_token_ids=[ids[2]], return_tokens=True)
+    assert stopped["tokens"] == ids[:2] and stopped["stop_type"] == "eos"
+    later = completed(worker, stop_token_ids=[ids[2]], min_tokens=5, return_tokens=True)
+    assert later["tokens"][:2] == ids[:2] and later["tokens"][2] != ids[2]
+    assert later["tokens_predicted"] >= 5
+    word = text.split()[0]
+    assert completed(worker, stop=[word])["content"].strip() == ""
+    assert word in completed(worker, stop=[word], min_tokens=8)["content"]
+    end: Any = {"logit_bias": {"2": 100}}
+    assert completed(worker, **end)["tokens_predicted"] == 0
+    assert completed(worker, **end, min_tokens=3)["tokens_predicted"] == 3
+
+
+# --- a gap in a text -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def infill_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model with three of its tokens declared as those for a gap."""
+    path = tmp_path_factory.mktemp("infill") / "infill.gguf"
+    command = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", "--force"]
+    for name, token in (("fim_pre", "90"), ("fim_suf", "91"), ("fim_mid", "92")):
+        command += ["--special-token-by-id", name, token]
+    done = subprocess.run(
+        [*command, str(bundled_gguf("q8_0")), str(path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def test_the_text_in_a_gap(start_worker: StartWorker, infill_gguf: Path) -> None:
+    """A suffix and `/infill` are the same prompt: prefix, suffix and middle, each by its token."""
+    worker = start_worker("--model", str(infill_gguf))
+
+    def ids(text: str) -> list[int]:
+        found: list[int] = worker.post("/tokenize", {"content": text}).json()["tokens"]
+        return found
+
+    before, after = "Once upon a", " there was a fox."
+    greedy = {"temperature": 0, "max_tokens": 8}
+    marked = [0, 90, *ids(before), 91, *ids(after), 92]
+    expected = worker.post("/v1/completions", {"prompt": marked, **greedy}).json()
+    body = {"prompt": before, "suffix": after, **greedy}
+    answer = worker.post("/v1/completions", body).json()
+    assert answer["choices"] == expected["choices"]
+    assert answer["usage"]["prompt_tokens"] == len(marked)
+    body = {"input_prefix": "Once", "prompt": " upon a", "input_suffix": after, **greedy}
+    infill = worker.post("/infill", body).json()
+    assert infill["content"] == expected["choices"][0]["text"]
+    extra = {"input_extra": [{"filename": "a.py", "text": "def f(): pass"}]}
+    assert worker.post("/infill", body | extra).json()["tokens_evaluated"] > len(marked)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix"),
+        ("/v1/completions", {"prompt": [1], "suffix": "b"}, "suffix"),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix"),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{}]}, None),
+        ("/infill", {"input_suffix": "b"}, "input_prefix"),
+    ],
+)
+def test_a_gap_that_cannot_be_filled_is_refused(
+    worker: WorkerProcess, path: str, body: Any, param: str | None
+) -> None:
+    answer = worker.post(path, body)
+    assert answer.status_code == 400
+    assert param is None or param in answer.text

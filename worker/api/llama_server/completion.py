@@ -1,0 +1,170 @@
+"""llama-server's own generating paths: `/completion` and `/infill`.
+
+Endpoints run on the API process's event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from worker.api.body import deadline_of, read
+from worker.api.encoding import dumps, json_response
+from worker.api.errors import http_status, openai_error
+from worker.api.event_stream import EventStream, closing_on_disconnect
+from worker.api.jobs import start_jobs, with_head
+from worker.api.llama_server.schema import (
+    Completion,
+    InfillBody,
+    NativeBody,
+    NativeCompletionBody,
+)
+from worker.api.openai.generation import require_model, text_generation
+from worker.api.openai.logprobs import native_logprobs
+from worker.api.openai.schema import inputs_of
+from worker.api.operation import JOB_ERRORS, JSON, SSE, Events, Operation
+from worker.api.output import Frame, Output, Text, merged
+from worker.api.state import state_of
+from worker.errors import WorkerError
+from worker.wire.messages import Finished, Token, TokenLogprob
+from worker.wire.work import InfillPrompt, Prompt
+
+_STOP_TYPES = {"EOS": "eos", "MAX_TOKENS": "limit", "STOP_SEQUENCE": "word"}
+
+
+async def completion(request: Request) -> Response:
+    body = await read(request, state_of(request), NativeCompletionBody)
+    return await _answer(request, body, inputs_of(body.prompt))
+
+
+async def infill(request: Request) -> Response:
+    body = await read(request, state_of(request), InfillBody)
+    prompt = InfillPrompt(
+        body.input_prefix + body.prompt,
+        body.input_suffix,
+        tuple((file.filename, file.text) for file in body.input_extra),
+        ("input_prefix", "input_suffix"),
+    )
+    return await _answer(request, body, [prompt])
+
+
+async def _answer(request: Request, body: NativeBody, prompts: Sequence[Prompt]) -> Response:
+    state = state_of(request)
+    require_model(body.model, state)
+    # 0 is off, as clients write it that send every field.
+    logprobs = body.n_probs or None
+    generation = text_generation(body, prompts, state, deadline_of(request), logprobs=logprobs)
+    request.scope["state"].setdefault("ignored_fields", []).extend(generation.not_enforced)
+    jobs = await start_jobs(state, generation.requests)
+    answers = [
+        NativeAnswer(index, state.model_name, output, body)
+        for index, output in enumerate(generation.outputs(jobs))
+    ]
+    if not generation.stream:
+        async with closing_on_disconnect(request, *jobs):
+            async for index, frame in merged(jobs):
+                for event in frame:
+                    answers[index].take(event)
+        whole = [each.whole() for each in answers]
+        return json_response(whole if len(whole) > 1 else whole[0])
+    frames = await with_head(request, jobs, merged(jobs), lambda frame: frame[1])
+
+    def close() -> None:
+        for job in jobs:
+            job.cancel()
+
+    return EventStream(_chunks(answers, frames), state, close)
+
+
+class NativeAnswer:
+    """One choice in llama-server's form."""
+
+    def __init__(self, index: int, model: str, output: Output, body: NativeBody) -> None:
+        self._index, self._model, self._output, self._body = index, model, output, body
+        self._tokens: list[int] = []
+
+    def take(self, event: Any) -> dict[str, Any] | None:
+        """What an event adds, as a chunk of a stream, if anything."""
+        pieces = self._output.take(event)
+        match event:
+            case Token(_, _, ids, logprobs):
+                self._tokens += ids
+                text = "".join(piece.text for piece in pieces if isinstance(piece, Text))
+                return self._part(text, list(ids), logprobs)
+            case Finished():
+                return self.whole(streamed=True)
+        return None
+
+    def _part(self, text: str, ids: list[int], logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        job = self._output.job
+        part: dict[str, Any] = {
+            "index": self._index,
+            "content": text,
+            "tokens": ids,
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": len(self._tokens),
+            "tokens_evaluated": job.prompt_tokens,
+        }
+        if logprobs:
+            part["completion_probabilities"] = native_logprobs(logprobs)
+        return part
+
+    def whole(self, *, streamed: bool = False) -> dict[str, Any]:
+        """The last object of a stream, or all of the answer in one."""
+        output = self._output
+        job, finished = output.job, output.finished
+        assert finished is not None
+        shows_tokens = self._body.return_tokens and not streamed
+        answer: dict[str, Any] = {
+            "index": self._index,
+            "content": "" if streamed else output.message.text,
+            "tokens": self._tokens if shows_tokens else [],
+            "id_slot": -1,
+            "stop": True,
+            "model": self._model,
+            "tokens_predicted": finished.tokens_out,
+            "tokens_evaluated": job.prompt_tokens,
+            "tokens_cached": job.prompt_tokens + finished.tokens_out,
+            "truncated": False,
+            "stop_type": _STOP_TYPES[finished.stop_reason],
+            "stopping_word": finished.stop_sequence or "",
+            "timings": output.timings,
+        }
+        if output.message.logprobs and not streamed:
+            answer["completion_probabilities"] = native_logprobs(output.message.logprobs)
+        return answer
+
+
+async def _chunks(
+    answers: Sequence[NativeAnswer], frames: AsyncIterable[Frame]
+) -> AsyncIterator[bytes]:
+    async for index, frame in frames:
+        encoded: list[str] = []
+        try:
+            for event in frame:
+                if (part := answers[index].take(event)) is not None:
+                    encoded.append(f"data: {dumps(part)}\n\n")
+        except WorkerError as error:
+            body = openai_error(error.code, error.message, http_status(error), error.details)
+            encoded.append(f"data: {dumps({'error': body})}\n\n")
+            yield "".join(encoded).encode()
+            return
+        if encoded:
+            yield "".join(encoded).encode()
+
+
+ROUTES = [
+    Operation(
+        "POST", "/completion", completion, "llama-server's completions",
+        {JSON: Completion | list[Completion], SSE: Events},
+        body=NativeCompletionBody, errors=(*JOB_ERRORS, 404), deadline=True,
+    ),
+    Operation(
+        "POST", "/infill", infill, "The text in a gap", {JSON: Completion, SSE: Events},
+        body=InfillBody, errors=(*JOB_ERRORS, 404), deadline=True,
+    ),
+]  # fmt: skip

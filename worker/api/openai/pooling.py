@@ -1,0 +1,148 @@
+"""Embeddings and ranks: OpenAI's path for the ones, the others as Jina and Cohere answer.
+
+Also in the form of text-embeddings-inference.
+Endpoints run on the API process's event loop; long answers are encoded beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from worker.api.body import read
+from worker.api.encoding import dumps, json_response
+from worker.api.faults import fault, invalid
+from worker.api.jobs import answer
+from worker.api.openai.answers import Embeddings, Ranking
+from worker.api.openai.generation import require_model
+from worker.api.openai.schema import EmbeddingBody, RerankBody, inputs_of
+from worker.api.operation import JOB_ERRORS, JSON, Operation
+from worker.api.state import AppState, state_of
+from worker.errors import NotReady
+from worker.wire.engine_info import EngineInfo, ModelInfo
+from worker.wire.work import Embed, Rank
+
+Vectors = list[tuple[int, bytes]]
+"""Of each text its number of tokens and its 32-bit floats."""
+
+
+async def embeddings(request: Request) -> Response:
+    state = state_of(request)
+    body = await read(request, state, EmbeddingBody)
+    require_model(body.model, state)
+    model = info_of(state).model
+    _require(model, "embeddings")
+    if body.dimensions is not None and body.dimensions > model.embedding_length:
+        message = f"dimensions must be at most {model.embedding_length} with this model"
+        raise invalid([fault("dimensions", "maximum", message, body.dimensions)])
+    vectors: Vectors = await answer(request, Embed(tuple(inputs_of(body.input))))
+    # Thousands of vectors take seconds to write as decimal numbers.
+    data = await asyncio.to_thread(_encoded, vectors, body)
+    usage = _usage(vectors)
+    tail = dumps({"model": state.model_name, "usage": usage})[1:]
+    whole = f'{{"object":"list","data":[{data}],{tail}'
+    return Response(whole.encode(), media_type="application/json")
+
+
+def _encoded(vectors: Vectors, body: EmbeddingBody) -> str:
+    """The answer's entries as JSON, each dumped by itself so that other threads get their turns."""
+    as_base64, parts = body.encoding_format == "base64", []
+    for index, (_, data) in enumerate(vectors):
+        vector = _shortened(array("f", data), body.dimensions)
+        packed = base64.b64encode(vector.tobytes()).decode() if as_base64 else vector.tolist()
+        parts.append(dumps({"object": "embedding", "index": index, "embedding": packed}))
+    return ",".join(parts)
+
+
+def _shortened(vector: array[float], n: int | None) -> array[float]:
+    """The first `n` dimensions, of length 1 again, as models trained for that are used."""
+    if n is None or n == len(vector):
+        return vector
+    norm = sum(x * x for x in vector[:n]) ** 0.5
+    return array("f", [x / norm for x in vector[:n]]) if norm else vector[:n]
+
+
+async def rerank(request: Request) -> Response:
+    state = state_of(request)
+    body = await read(request, state, RerankBody)
+    require_model(body.model, state)
+    _require(info_of(state).model, "ranks")
+    texts = body.document_texts
+    if not texts:
+        message = "documents is required: an array of at least 1 text"
+        raise invalid([fault("documents", "required", message)])
+    vectors: Vectors = await answer(request, Rank(body.query, texts))
+    # A classifier's first output is the one for "it answers the query".
+    scores = [array("f", data)[0] for _, data in vectors]
+    best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
+    if body.texts is not None:
+        return json_response(_for_tei(best, scores, texts if body.return_text else None))
+    results: list[dict[str, Any]] = [
+        {"index": index, "relevance_score": scores[index]} for index in best
+    ]
+    if body.return_documents:
+        for result in results:
+            result["document"] = {"text": texts[result["index"]]}
+    whole = {"object": "list", "model": state.model_name, "results": results}
+    return json_response(whole | {"usage": _usage(vectors)})
+
+
+def _for_tei(
+    best: Sequence[int], scores: Sequence[float], texts: Sequence[str] | None
+) -> list[dict[str, Any]]:
+    """The form of text-embeddings-inference, which is asked with `texts`."""
+    text = {index: {"text": texts[index]} for index in best} if texts is not None else {}
+    return [{"index": index, "score": scores[index], **text.get(index, {})} for index in best]
+
+
+def _require(model: ModelInfo, what: str) -> None:
+    """A model's outputs are for one use, and a figure made of them for another would be wrong."""
+    if model.pooling is None:
+        message = f"model: this model generates text and makes no {what} (it does not pool)"
+    elif what == "ranks" and model.pooling != "rank":
+        message = "model: this model makes embeddings and ranks nothing; send to /v1/embeddings"
+    elif what == "embeddings" and model.pooling == "rank":
+        message = "model: this model ranks documents and makes no embeddings; send to /v1/rerank"
+    else:
+        return
+    raise invalid([fault("model", "unsupported", message)])
+
+
+def _usage(vectors: Vectors) -> dict[str, int]:
+    prompt_tokens = sum(n_tokens for n_tokens, _ in vectors)
+    return {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens}
+
+
+def info_of(state: AppState) -> EngineInfo:
+    """
+    Raises:
+        NotReady: the model is still loading, and not listed as if it could serve.
+    """
+    info = state.supervisor.info
+    if info is None:
+        progress = state.supervisor.progress
+        message = f"the model is not loaded yet ({progress.phase}, {progress.percent:.0f} %)"
+        raise NotReady(message, phase=progress.phase, percent=progress.percent)
+    return info
+
+
+ROUTES = [
+    operation
+    for prefix in ("/v1", "")
+    for operation in (
+        Operation(
+            "POST", f"{prefix}/embeddings", embeddings, "OpenAI's embeddings", {JSON: Embeddings},
+            body=EmbeddingBody, errors=(*JOB_ERRORS, 404), deadline=True,
+        ),
+        Operation(
+            "POST", f"{prefix}/rerank", rerank, "Documents by how well they answer a query",
+            {JSON: Ranking}, body=RerankBody, errors=(*JOB_ERRORS, 404), deadline=True,
+        ),
+    )
+]  # fmt: skip

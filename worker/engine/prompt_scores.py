@@ -1,0 +1,40 @@
+"""Log-probabilities of the tokens of prompts, as evaluations ask for them. Engine thread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from worker.engine.backend import Backend
+from worker.engine.sequence import NO_LIMIT
+from worker.engine.step import Chunk
+from worker.wire.messages import PromptScored, TokenLogprob
+
+_LOGITS_BYTES = 64 << 20
+"""Of host memory that the logits of all slots' prompts may take in one step."""
+
+
+def rows_at_once(n_vocab: int, n_slots: int) -> int:
+    """Rows of one prompt whose logits are held at once, of four bytes a token of the vocabulary."""
+    return max(_LOGITS_BYTES // (4 * n_vocab * n_slots), 8)
+
+
+def score_prompts(backend: Backend, chunks: Iterable[Chunk]) -> list[PromptScored]:
+    """Read the scores of a batch that was just computed; returns those of complete prompts."""
+    complete = []
+    for index, chunk in enumerate(chunks):
+        sequence = chunk.sequence
+        if sequence.max_rows == NO_LIMIT or not sequence.scores_prompt:
+            continue
+        n_top = sequence.request.prompt_logprobs or 0
+        known, tokens = sequence.prompt_logprobs, sequence.tokens
+        if not known:
+            first = backend.logprobs(index, tokens[0], 0)
+            known.append(TokenLogprob(first.token_id, first.piece, math.nan))
+        # The row of a token tells of the one behind it. A prompt that starts over comes by twice.
+        for at in range(max(chunk.start + 1, len(known)), min(chunk.end + 1, sequence.n_prompt)):
+            known.append(backend.logprobs(index, tokens[at], n_top, chunk.end - at))
+        if len(known) == sequence.n_prompt:
+            complete.append(PromptScored(sequence.request_id, tuple(known)))
+            sequence.prompt_logprobs, sequence.is_scored = [], True
+    return complete

@@ -1,0 +1,44 @@
+"""Pooled outputs of several texts in one decode. Engine thread."""
+
+from __future__ import annotations
+
+from worker.errors import InferenceFailed
+from worker.llama.batch import Batch
+from worker.llama.context import Context
+
+SHARED_TOKENS = 1024
+"""Of texts that share a decode: attention reads all of them for each, so more would cost more than
+another decode does."""
+
+
+class PooledContext:
+    """Computes texts as sequences of one batch, which none of them leaves behind."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._batch = Batch(context.options.n_batch)
+        self.most_texts = context.options.n_seq_max
+        self.most_tokens = min(SHARED_TOKENS, context.options.n_ubatch)
+
+    def __call__(self, texts: list[list[int]]) -> list[bytes]:
+        """Embeddings, scaled to length one, or ranks as they are: 32-bit floats.
+
+        Raises:
+            InferenceFailed: the device cannot compute the texts.
+        """
+        context, batch = self._context, self._batch
+        batch.clear()
+        for slot, tokens in enumerate(texts):
+            batch.add(slot, 0, tokens, logits=True)
+        batch.want_all_logits()
+        try:
+            outcome = context.decode(batch)
+            if outcome != "ok":
+                raise InferenceFailed(f"the device cannot compute the texts ({outcome})")
+            vectors = [context.pooled(slot) for slot in range(len(texts))]
+        finally:
+            context.clear()
+        if context.ranks:
+            return [vector.tobytes() for vector in vectors]
+        lengths = [float((vector @ vector) ** 0.5) or 1.0 for vector in vectors]
+        return [(v / n).tobytes() for v, n in zip(vectors, lengths, strict=True)]
