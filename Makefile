@@ -103,6 +103,7 @@ parity-data: ## make the reference data of converter and chat templates anew, in
 	$(VENV)-parity/bin/python -m tests.convert.make_definition_tensors
 	$(VENV)-parity/bin/pip install --quiet tiktoken
 	$(VENV)-parity/bin/python -m tests.convert.make_tiktoken_data
+	$(VENV)-parity/bin/python -m tests.clients.make_loglikelihoods
 	$(VENV)-parity/bin/python -m tests.convert.make_adapter_data
 	$(VENV)-parity/bin/python -m tests.engine.make_template_data
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.support.bundled import bundled_gguf
 from tests.support.worker import ROOT, WorkerProcess
 
 HERE = Path(__file__).parent
@@ -29,14 +30,17 @@ def main() -> int:
     parser.add_argument("--url", help="a server that is running already, with SmolLM2")
     parser.add_argument("--failures", action="store_true", help="list what failed, with why")
     given = parser.parse_args()
-    python = clients_python(given.venv)
+    python, node = clients_python(given.venv), clients_node(given.venv)
     results = []
     with tempfile.TemporaryDirectory() as scratch:
-        for model in ("instruct", "bundled"):
-            if given.url is not None and model == "bundled":
+        for model in ("instruct", "bundled", "exact"):
+            if given.url is not None and model != "instruct":
                 continue
             with served(model, Path(scratch), given.url) as url:
-                results += run(python, url, model, given.only)
+                flags = ["--url", url, "--model", model, "--only", given.only]
+                results += run([str(python), "-m", "tests.clients.run", *flags])
+                if node is not None:
+                    results += run(["node", str(node), url, model, given.only])
     report(results, show_failures=given.failures)
     return 0
 
@@ -54,6 +58,22 @@ def clients_python(venv: Path) -> Path:
         subprocess.run([*pip, "-r", str(HERE / "requirements.txt")], check=True)
         stamp.write_text(wanted, "utf-8")
     return python
+
+
+def clients_node(venv: Path) -> Path | None:
+    """The runner of the clients for Node, beside what it needs from npm; none without Node."""
+    if shutil.which("npm") is None:
+        print("npm is not installed: the clients for Node are left out", file=sys.stderr)
+        return None
+    folder = venv / "node"
+    source, stamp = HERE / "node", folder / "installed.json"
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    wanted = (source / "package.json").read_text("utf-8")
+    if not stamp.exists() or stamp.read_text("utf-8") != wanted:
+        npm = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--no-package-lock"]
+        subprocess.run(npm, check=True, cwd=folder)
+        stamp.write_text(wanted, "utf-8")
+    return folder / "run.mjs"
 
 
 def instruct_model(cache: Path) -> Path:
@@ -83,6 +103,9 @@ def served(model: str, scratch: Path, url: str | None) -> Iterator[str]:
     flags = []
     if model == "instruct":
         flags = ["--model", str(instruct_model(Path(base, "llorch-worker", "clients")))]
+    if model == "exact":
+        single = ["--kv-type", "f32", "--flash-attention", "off"]
+        flags = ["--model", str(bundled_gguf("f32")), "--served-model-name", "tiny", *single]
     worker = WorkerProcess.start(*flags, folder=scratch / model, cache_dir=scratch / "cache")
     try:
         yield worker.base_url
@@ -90,11 +113,11 @@ def served(model: str, scratch: Path, url: str | None) -> Iterator[str]:
         worker.kill()
 
 
-def run(python: Path, url: str, model: str, only: str) -> list[dict[str, Any]]:
-    command = [str(python), "-m", "tests.clients.run", "--url", url, "--model", model]
+def run(command: list[str]) -> list[dict[str, Any]]:
+    """The actions' outcomes, which the runner prints one a line."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_PROXY": "*"}
     with subprocess.Popen(
-        [*command, "--only", only], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env=environment, cwd=ROOT, text=True,
     ) as child:  # fmt: skip
         assert child.stdout is not None

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Model = Literal["instruct", "bundled"]
-"""`instruct`: SmolLM2-135M-Instruct · `bundled`: the tiny model, which knows answers."""
+Model = Literal["instruct", "bundled", "exact"]
+"""`instruct`: SmolLM2-135M-Instruct · `bundled`: the tiny model, which knows answers · `exact`: the
+same in single precision throughout."""
 
 
 @dataclass(frozen=True, slots=True)

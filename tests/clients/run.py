@@ -17,7 +17,14 @@ import httpx
 
 from tests.clients.actions import ACTIONS, Action, Server
 
-MODULES = ("openai_python", "openai_routes", "anthropic_python", "frameworks", "bodies")
+MODULES = (
+    "openai_python",
+    "openai_routes",
+    "anthropic_python",
+    "frameworks",
+    "bodies",
+    "lm_eval_harness",
+)
 ACTION_SECONDS = 60
 
 

@@ -1,0 +1,74 @@
+// Vercel's AI SDK with the providers that its users point at a server of their own.
+import { createAnthropic } from "@ai-sdk/anthropic";
+import { createOpenAI } from "@ai-sdk/openai";
+import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
+import { Output, generateText, stepCountIs, streamText, tool } from "ai";
+import { z } from "zod";
+import { assert, register } from "./actions.mjs";
+
+const PROMPT = "What is the capital of France?";
+const Person = z.object({ name: z.string(), age: z.number().int().min(0).max(130) });
+const PROVIDERS = {
+  "openai (responses)": (server) =>
+    createOpenAI({ baseURL: server.v1, apiKey: "any" })(server.model),
+  "openai (chat)": (server) =>
+    createOpenAI({ baseURL: server.v1, apiKey: "any" }).chat(server.model),
+  "openai-compatible": (server) =>
+    createOpenAICompatible({
+      name: "local",
+      baseURL: server.v1,
+      supportsStructuredOutputs: true,
+    })(server.model),
+  anthropic: (server) => createAnthropic({ baseURL: server.v1, apiKey: "any" })(server.model),
+};
+// Anthropic's own schemas are tools by another name, which its provider asks of known models only.
+const FORMS = ["openai (responses)", "openai (chat)", "openai-compatible"];
+
+for (const [provider, modelOf] of Object.entries(PROVIDERS)) {
+  const common = (server) => ({ model: modelOf(server), prompt: PROMPT, maxRetries: 0 });
+
+  register("ai-sdk", `${provider}: generateText`, "instruct", async (server) => {
+    const { text, usage } = await generateText({ ...common(server), maxOutputTokens: 16 });
+    assert(text && usage.outputTokens > 0, { text, usage });
+  });
+
+  register("ai-sdk", `${provider}: streamText`, "instruct", async (server) => {
+    let failed = null;
+    const onError = ({ error }) => (failed = error);
+    const { textStream } = streamText({ ...common(server), maxOutputTokens: 16, onError });
+    let text = "";
+    for await (const part of textStream) text += part;
+    assert(text && failed === null, String(failed));
+  });
+
+  register("ai-sdk", `${provider}: a tool is run`, "bundled", async (server) => {
+    let asked;
+    const weather = tool({
+      description: "Weather of a city",
+      inputSchema: z.object({ city: z.string() }),
+      execute: async (given) => {
+        asked = given;
+        return "clear";
+      },
+    });
+    await generateText({
+      ...common(server),
+      tools: { weather },
+      toolChoice: "required",
+      stopWhen: stepCountIs(1),
+      maxOutputTokens: 120,
+    });
+    assert("city" in asked, asked);
+  });
+
+  if (FORMS.includes(provider)) {
+    register("ai-sdk", `${provider}: an object by a zod schema`, "bundled", async (server) => {
+      const { output } = await generateText({
+        ...common(server),
+        output: Output.object({ schema: Person }),
+        maxOutputTokens: 200,
+      });
+      assert(output.age >= 0 && output.age <= 130, output);
+    });
+  }
+}
