@@ -19,7 +19,7 @@ import numpy.typing as npt
 from worker.errors import InferenceFailed, InvalidRequest
 from worker.llama.constraint import Follower, GrammarVocabulary
 from worker.llama.context import Context
-from worker.llama.draw import COLDEST, Changes, Cut, dice
+from worker.llama.draw import COLDEST, Changes, Cut, dice, largest
 from worker.llama.model import Model
 from worker.wire.work import Sampling
 
@@ -172,6 +172,5 @@ def log_probabilities(
     total = float(peak) + math.log(np.exp(logits - peak).sum(dtype=np.float64))
     top: list[tuple[int, float]] = []
     if n_top:
-        best = np.argpartition(logits, -n_top)[-n_top:]
-        top = [(int(t), float(logits[t]) - total) for t in best[np.argsort(-logits[best])]]
+        top = [(int(t), float(logits[t]) - total) for t in largest(logits, n_top)]
     return float(logits[token]) - total, top
