@@ -109,7 +109,7 @@ def schemas() -> dict[tuple[str, str], dict[str, Any]]:
     """`apiVersion` and kind of each vendored CRD → its JSON schema, closed to unknown fields."""
     found = {}
     for name in CRDS:
-        crd = yaml.safe_load(published(name))["spec"]
+        crd = yaml.load(published(name), Loader=yaml.CSafeLoader)["spec"]
         for version in crd["versions"]:
             key = (f"{crd['group']}/{version['name']}", crd["names"]["kind"])
             schema = _closed(version["schema"]["openAPIV3Schema"])
