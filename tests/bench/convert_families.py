@@ -162,7 +162,7 @@ def compared(mine: Path, theirs: Path) -> str:
         elif [n for n in a.shape if n > 1] != [n for n in b.shape if n > 1]:
             found["of another shape"] += 1
         else:
-            same = np.array_equal(a.data.view(np.uint8), b.data.view(np.uint8))
+            same = a.data.tobytes() == b.data.tobytes()
             found["equal" if same else "of other bits"] += 1
     others = [f"{n} {what}" for what, n in sorted(found.items()) if what != "equal"]
     return f"{found['equal']} equal" + (f"; {', '.join(others)}" if others else "")
