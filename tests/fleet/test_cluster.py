@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.fleet.load import counted, crowd
+from tests.fleet.load import counted, crowd, job, stream
 from tests.fleet.running import PATIENCE_SECONDS, ROUNDS, Running, cluster, has
+from worker.fleet.upstream import fetch
 
 pytestmark = [pytest.mark.long, pytest.mark.anyio]
 FLEET = """
@@ -85,3 +89,119 @@ async def test_a_death_costs_at_most_the_victims_streams(running: Running, victi
     assert counts["cut"] == counts["lost"] == 0
     assert counts["error"] <= n_streams
     assert counts["ok"] > 0
+
+
+# --- changes -----------------------------------------------------------------------------
+
+
+async def test_a_roll_fails_nobody_and_a_bad_model_takes_nothing_away(running: Running) -> None:
+    await restored(running)
+    before = {each["id"] for each in await running.workers()}
+    async with crowd(running.uri, CLIENTS, max_tokens=100) as outcomes:
+        began = time.monotonic()
+        done = await asyncio.to_thread(running.command, "roll", "tiny")
+        assert done.returncode == 0, done.stderr
+        await running.until(has(3))
+        seconds = time.monotonic() - began
+    print(f"roll without a spare device: {counted(outcomes)} in {seconds:.1f} s")
+    assert before.isdisjoint(each["id"] for each in await running.workers())
+    assert set(outcome.kind for outcome in outcomes) == {"ok"}
+
+    bad = file().replace('name = "tiny"', 'name = "tiny"\nmodel = "nowhere.gguf"')
+    async with crowd(running.uri, CLIENTS, max_tokens=100) as outcomes:
+        done = await asyncio.to_thread(running.up, bad)
+    print(f"model that does not load: {counted(outcomes)}; {done.stderr.strip()}")
+    assert done.returncode == 3
+    assert "nowhere.gguf" in done.stderr and "Traceback" not in done.stderr
+    assert set(outcome.kind for outcome in outcomes) == {"ok"}
+
+
+# --- ways --------------------------------------------------------------------------------
+
+
+async def test_a_full_fleet_refuses_exactly_what_is_too_much(running: Running) -> None:
+    await restored(running, replicas=1, slots=4, queue=4)
+    asked = [stream(running.uri, job(f"Once {n}", 800)) for n in range(24)]
+    outcomes = await asyncio.gather(*asked)
+    refused = [outcome for outcome in outcomes if outcome.status == 503]
+    waited = max(outcome.first_ms for outcome in refused)
+    print(f"overload: {counted(outcomes)}, {len(refused)} × 503 within {waited:.0f} ms")
+    assert len([outcome for outcome in outcomes if outcome.kind == "ok"]) == 8
+    assert len(refused) == 16
+    assert all(int(outcome.headers[b"retry-after"]) >= 1 for outcome in refused)
+
+
+async def test_what_the_way_through_costs(running: Running) -> None:
+    await restored(running)
+    direct = (await running.workers())[0]["uri"]
+    await stream(direct, job("Once", 5))
+    firsts: dict[str, list[float]] = {"direct": [], "fleet": []}
+    gaps: dict[str, list[float]] = {"direct": [], "fleet": []}
+    for n in range(30):
+        for name, uri in (("direct", direct), ("fleet", running.uri)):
+            outcome = await stream(uri, job(f"Once {n}", 60))
+            firsts[name].append(outcome.first_ms)
+            gaps[name] += outcome.gaps_ms
+    between = processes_between(running)
+    cpu_before = sum(sum(each.cpu_times()[:2]) for each in between)
+    async with crowd(running.uri, 12, max_tokens=400) as outcomes:
+        await asyncio.sleep(10)
+    cpu = sum(sum(each.cpu_times()[:2]) for each in between) - cpu_before
+    n_chunks = sum(len(outcome.gaps_ms) + 1 for outcome in outcomes)
+    added = {
+        what: statistics.median(values["fleet"]) - statistics.median(values["direct"])
+        for what, values in (("first token", firsts), ("chunk", gaps))
+    }
+    print(f"overhead: +{added['first token']:.1f} ms to the first token")
+    print(f"overhead: {added['chunk']:+.2f} ms and {1e6 * cpu / n_chunks:.0f} µs of CPU a chunk")
+
+
+def processes_between(running: Running) -> list[psutil.Process]:
+    """HAProxy and the gateway. (A process of Ray's that has named itself has no environment.)"""
+    haproxy = [
+        each for each in running.processes() if "haproxy" in (each.info["cmdline"] or [""])[0]
+    ]
+    gateway = [
+        each
+        for each in psutil.process_iter(["cmdline"])
+        if "ServeReplica:gateway" in " ".join(each.info["cmdline"] or [])
+    ]
+    return haproxy + gateway
+
+
+async def test_cancel_duplicate_and_disconnect_reach_the_worker(running: Running) -> None:
+    await restored(running)
+    port = running.port
+    headers = [(b"content-type", b"application/json")]
+    milliseconds = []
+    for n in range(5):
+        body = job(f"A long tale {n}", 900)
+        streaming = asyncio.create_task(stream(running.uri, body))
+        await running.until(lambda workers: any(each["running"] for each in workers))
+        duplicate = await stream(running.uri, {**body, "prompt": "Another"})
+        assert duplicate.status == 409 or streaming.done()
+        began = time.monotonic()
+        cancelled = json.dumps({"job_id": body["job_id"]}).encode()
+        answer = await fetch(("127.0.0.1", port), "POST", "/cancel", headers, cancelled)
+        assert answer is not None and answer[0] == 202
+        assert (await streaming).kind in ("error", "ok")
+        milliseconds.append(1000 * (time.monotonic() - began))
+    left = []
+    for n in range(5):
+        began = time.monotonic()
+        await stream(running.uri, job(f"Another long tale {n}", 900), leave_after=2)
+        left.append(1000 * await idle(running))
+    print(f"cancel to the stream's end {max(milliseconds):.0f} ms, disconnect to free cells "
+          f"{max(left):.0f} ms at most")  # fmt: skip
+
+
+async def idle(running: Running) -> float:
+    """Seconds until no worker has a request."""
+    began = time.monotonic()
+    addresses = [each["uri"].removeprefix("http://").split(":") for each in await running.workers()]
+    while True:
+        answers = [await fetch((host, int(port)), "GET", "/health") for host, port in addresses]
+        if all(answer is not None and b'"running":0' in answer[1] for answer in answers):
+            return time.monotonic() - began
+        assert time.monotonic() - began < PATIENCE_SECONDS
+        await asyncio.sleep(0.005)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from worker.errors import ConfigError
-from worker.fleet.deploy import configuration
+from worker.fleet.deploy import configuration, rolled, scaled
 from worker.fleet.settings import Fleet, load
 
 WORKERS = '[[workers]]\nname = "tiny"\n'
@@ -100,13 +100,22 @@ def test_another_number_of_workers_rolls_nobody() -> None:
             assert old.get(name) == new.get(name)
 
 
-def test_only_a_failed_start_is_started_anew() -> None:
+def test_a_roll_and_a_failed_start_differ_from_what_was() -> None:
     before = configuration(fleet(), {})
-    assert configuration(fleet(), {}, before) == before
-    retried = configuration(fleet(), {}, before, failed=["tiny"])
-    assert retried["applications"][0]["args"]["generation"] == 1
-    assert retried["applications"][1] == before["applications"][1]
-    assert configuration(fleet(), {}, retried) == retried
+    again = rolled(before, "tiny")
+    assert again["applications"][0]["args"]["generation"] == 1
+    assert again["applications"][1] == before["applications"][1]
+    assert configuration(fleet(), {}, again)["applications"][0]["args"]["generation"] == 1
+    retried = configuration(fleet(), {}, again, failed=["tiny"])
+    assert retried["applications"][0]["args"]["generation"] == 2
+
+
+def test_scale_says_a_number() -> None:
+    before = configuration(fleet(replicas=3), {})
+    after = scaled(before, "tiny", 2)
+    assert after["applications"][0]["deployments"] == [{"name": "worker", "num_replicas": 2}]
+    with pytest.raises(ConfigError, match="no workers named 'big'; it has tiny"):
+        scaled(before, "big", 2)
 
 
 def test_only_secrets_of_the_environment_go_to_the_workers() -> None:

@@ -54,6 +54,13 @@ def _parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="show the workers and their states")
     status.add_argument("--json", action="store_true", help="as JSON")
     status.set_defaults(act=_status)
+    scale = commands.add_parser("scale", help="run so many workers")
+    scale.add_argument("count", type=_count, metavar="N")
+    scale.add_argument("--model", metavar="NAME", help="of this name; needed if there are several")
+    scale.set_defaults(act=_scale)
+    roll = commands.add_parser("roll", help="replace the workers of a model, one after another")
+    roll.add_argument("model", metavar="MODEL", help="their name in the file")
+    roll.set_defaults(act=_roll)
     down = commands.add_parser("down", help="drain and end all workers; the local cluster too")
     down.set_defaults(act=_down)
     return parser
@@ -85,6 +92,22 @@ def _status(cluster: Cluster, arguments: argparse.Namespace) -> None:
             print(f"    {id:20} {replica_state:14} {node}")
         if state.message and not state.is_up:
             print(f"    {_short(state.message)}")
+
+
+def _scale(cluster: Cluster, arguments: argparse.Namespace) -> None:
+    config = _running_fleet(cluster)
+    names = deploy.names_of(config)
+    name = arguments.model or names[0]
+    if arguments.model is None and len(names) > 1:
+        raise ConfigError(f"The fleet has {', '.join(names)}; --model says which to scale.")
+    cluster.deploy(deploy.scaled(config, name, arguments.count))
+    _wait(cluster)
+
+
+def _roll(cluster: Cluster, arguments: argparse.Namespace) -> None:
+    cluster.deploy(deploy.rolled(_running_fleet(cluster), arguments.model))
+    _wait(cluster)
+    print(f"All workers of {arguments.model} are new.")
 
 
 def _down(cluster: Cluster, arguments: argparse.Namespace) -> None:
@@ -160,6 +183,13 @@ def _running_fleet(cluster: Cluster) -> deploy.Config:
     if config is None:
         raise ConfigError("No fleet runs on this cluster; `llorch-ray up FILE` starts one.")
     return config
+
+
+def _count(text: str) -> int:
+    """A number of workers, for argparse."""
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 1000")
+    return int(text)
 
 
 def _as_json(state: deploy.GroupState) -> dict[str, object]:

@@ -10,6 +10,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from worker.errors import ConfigError
 from worker.fleet.settings import Fleet, WorkerGroup
 
 GATEWAY = "gateway"
@@ -83,6 +84,33 @@ def running_config(details: Mapping[str, Any]) -> Config | None:
         "http_options": {name: options[name] for name in ("host", "port") if name in options},
         "applications": configs,
     }
+
+
+def names_of(config: Config) -> list[str]:
+    """The groups of a configuration."""
+    return [app["name"] for app in config["applications"] if app["name"] != GATEWAY]
+
+
+def scaled(config: Config, name: str, count: int) -> Config:
+    """The same with so many workers of a group, whatever the file said."""
+    return _changed(config, name, {"deployments": [{"name": "worker", "num_replicas": count}]})
+
+
+def rolled(config: Config, name: str) -> Config:
+    """The same with the group's workers to be replaced, one after another."""
+    apps: list[Config] = config["applications"]
+    args: Config = next((app["args"] for app in apps if app["name"] == name), {})
+    return _changed(config, name, {"args": {**args, "generation": args.get("generation", 0) + 1}})
+
+
+def _changed(config: Config, name: str, change: Config) -> Config:
+    if name not in names_of(config):
+        there = ", ".join(names_of(config))
+        raise ConfigError(f"The fleet has no workers named {name!r}; it has {there}.")
+    applications = [
+        {**app, **change} if app["name"] == name else app for app in config["applications"]
+    ]
+    return {**config, "applications": applications}
 
 
 def _alike(group: WorkerGroup) -> Config:
