@@ -111,7 +111,7 @@ def test_the_port_answers_first_and_phases_follow(
     running = start_worker(wait_ready=False, cache_dir=tmp_path / "cold")
     health = running.get("/health")
     assert health.status_code == 200 and health.json()["status"] == "healthy"
-    assert time.monotonic() - before < 4, "2 s on a quiet machine"
+    assert time.monotonic() - before < 12, "1 s on a quiet machine"
     first = running.get("/ready")
     assert first.status_code == 503
     assert first.json()["state"] == "loading" and first.json()["ready"] is False
