@@ -68,7 +68,7 @@ def loglikelihoods(server: Server) -> None:
     expected = json.loads(DATA.read_text("utf-8"))
     assert len(samples) == len(expected) == 50
     for sample, item in zip(samples, expected, strict=True):
-        [[loglikelihood, is_greedy]] = (sample["filtered_resps"],)
+        [(loglikelihood, is_greedy)] = sample["filtered_resps"]
         assert abs(float(loglikelihood) - item["loglikelihood"]) < MOST_OFF, (sample, item)
         assert str(is_greedy) == str(item["is_greedy"]), (sample, item)
 
