@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import statistics
 import time
 from collections.abc import Iterator
@@ -89,6 +90,21 @@ async def test_a_death_costs_at_most_the_victims_streams(running: Running, victi
     assert counts["cut"] == counts["lost"] == 0
     assert counts["error"] <= n_streams
     assert counts["ok"] > 0
+
+
+async def test_a_stopped_worker_is_found(running: Running) -> None:
+    await restored(running)
+    async with crowd(running.uri, CLIENTS, max_tokens=400) as outcomes:
+        await asyncio.sleep(1)
+        worker = max(await running.workers(), key=lambda each: each["running"])
+        running.children()[worker["id"]].send_signal(signal.SIGSTOP)
+        found = await running.until(
+            lambda workers: all(each["id"] != worker["id"] for each in workers)
+        )
+        whole = await running.until(has(3))
+    counts = counted(outcomes)
+    print(f"stopped worker: found after {found:.1f} s, whole {whole:.1f} s later, {counts}")
+    assert counts["cut"] == counts["lost"] == 0
 
 
 # --- changes -----------------------------------------------------------------------------
