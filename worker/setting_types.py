@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
+from pydantic_settings import NoDecode
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
@@ -18,4 +19,4 @@ def _separated(value: Any) -> Any:
     )
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_separated)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_separated)]

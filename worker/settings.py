@@ -12,22 +12,21 @@ import dataclasses
 import os
 import re
 import stat
-import tomllib
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_type_hints
 from urllib.parse import urlsplit
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 from worker.errors import ConfigError
 from worker.installation import default_cache_dir
@@ -51,10 +50,12 @@ OutputType = Literal[
 """Weight types of a converted file; what each is in a file is told in `convert.output_types`."""
 
 
-class Settings(BaseModel):
+class Settings(BaseSettings):
     """One worker's settings. `Settings.load` is the way in; the constructor is for tests."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True
+    )
 
     # fmt: off
     model: str | None = _setting(None, "model", "an alias of the models file, a .gguf file, a folder of SafeTensors, or hf:owner/repo@revision::file=name.gguf; without it the bundled tiny model")
@@ -161,18 +162,33 @@ class Settings(BaseModel):
         return self
 
     @classmethod
-    def load(cls, backend: BackendName, flags: Mapping[str, Any]) -> Settings:
-        """Flags as given (unset ones absent) over everything else; raises `ConfigError`."""
-        _refuse_unknown_environment(backend)
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        flags = init_settings()
         variables = {
             name: value for name in FIELDS if (value := os.environ.get(variable_of(name), ""))
         }
         file = flags.get("config") or variables.get("config")
-        from_file = _file(Path(file), backend) if file else {}
+        backend = flags.get("backend", "cpu")
+        return (
+            init_settings,
+            InitSettingsSource(cls, variables),
+            InitSettingsSource(cls, _aliases(backend)),
+            InitSettingsSource(cls, _file(cls, Path(file), backend) if file else {}),
+        )
+
+    @classmethod
+    def load(cls, backend: BackendName, flags: Mapping[str, Any]) -> Settings:
+        """Flags as given (unset ones absent) over everything else; raises `ConfigError`."""
+        _refuse_unknown_environment(backend)
         try:
-            return cls(
-                **{**from_file, **_aliases(backend), **variables, **flags, "backend": backend}
-            )
+            return cls(**{**flags, "backend": backend})
         except ValidationError as error:
             raise explain(error, flags) from None
 
@@ -209,13 +225,13 @@ def _aliases(backend: BackendName) -> dict[str, Any]:
     return values
 
 
-def _file(path: Path, backend: BackendName) -> dict[str, Any]:
+def _file(settings_cls: type[Settings], path: Path, backend: BackendName) -> dict[str, Any]:
     """The TOML file that `--config` or `LLORCH_CONFIG` names; keys as fields or as flags."""
     try:
-        path = path.expanduser()
-        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would wait for its writer
+        # The library passes silently over what is not there, or no file.
+        if not stat.S_ISREG(path.expanduser().stat().st_mode):
             raise OSError(0, "it is not a file")
-        table = tomllib.loads(path.read_text("utf-8"))
+        table = TomlConfigSettingsSource(settings_cls, toml_file=path).toml_data
     except OSError as error:
         raise ConfigError(
             f"The config file {path} cannot be read: {error.strerror}.", field="config"
