@@ -9,7 +9,7 @@ from typing import Any
 
 import gguf
 
-USER_DEFINED, CONTROL, UNUSED = 4, 3, 5
+NORMAL, USER_DEFINED, CONTROL, UNUSED = 1, 4, 3, 5
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -91,6 +91,15 @@ class Source:
         self.merges: list[str] | None = read("merges")
         self.unk: int = read("unknown_token_id") or 0
 
+    def base(self) -> dict[str, int]:
+        """The vocabulary that the merges are about. The `tokenizers` library counts what is added
+        from its length on, so tokens behind the last one of it are not in it."""
+        length = len(self.types) - self.types[::-1].index(NORMAL)
+        kinds = zip(self.tokens[:length], self.types, strict=False)
+        return {
+            text: i for i, (text, kind) in enumerate(kinds) if kind not in (USER_DEFINED, UNUSED)
+        }
+
     def added(self) -> list[dict[str, Any]]:
         return [
             {"id": i, "content": text, "special": kind == CONTROL, "normalized": False}
@@ -113,11 +122,7 @@ def write_byte_level(source: Source, name: str, folder: Path) -> None:
             "model": {
                 "type": "BPE",
                 "ignore_merges": ignore_merges,
-                "vocab": {
-                    text: i
-                    for i, (text, kind) in enumerate(zip(source.tokens, source.types, strict=True))
-                    if kind not in (USER_DEFINED, UNUSED)
-                },
+                "vocab": source.base(),
                 "merges": source.merges,
             },
         },
