@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import StartWorker
-from tests.support.worker import WorkerProcess
+from tests.support.worker import WorkerProcess, until
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "expected_greedy.json").read_text())[
     "cases"
@@ -119,7 +119,13 @@ def test_the_printed_line_streams_a_story(start_worker: StartWorker) -> None:
     import subprocess
 
     running = start_worker(env={"LLORCH_WORKER_TOKEN": "secret"})
-    (line,) = [x.strip() for x in running.stdout.splitlines() if x.strip().startswith("curl")]
+
+    def printed() -> list[str]:
+        return [x.strip() for x in running.stdout.splitlines() if x.strip().startswith("curl")]
+
+    # `/ready` answers a moment before the lines are printed.
+    until(lambda: bool(printed()), 30, lambda: running.stdout)
+    (line,) = printed()
     done = subprocess.run(
         ["sh", "-c", line.replace("curl -N", "curl -sN")],
         capture_output=True,
