@@ -30,6 +30,7 @@ class Engine:
     recurrent: bool = False
     window: int = 0
     speculates: bool = False
+    batch: int = 32
     prefill_budget: int = 8
     prefill_alone: int = 24
     now: float = 0.0
@@ -39,12 +40,12 @@ class Engine:
     def __post_init__(self) -> None:
         n_cells = self.n_cells or self.n_slots * CONTEXT
         self.backend = ByteBackend(
-            self.n_slots, CONTEXT, n_cells, batch=32, recurrent=self.recurrent, window=self.window
+            self.n_slots, CONTEXT, n_cells, self.batch, recurrent=self.recurrent, window=self.window
         )
         limits = Limits(
             n_slots=self.n_slots,
             n_cells=n_cells,
-            batch=32,
+            batch=self.batch,
             prefill_alone=self.prefill_alone,
             prefill_budget=self.prefill_budget,
             prefix_cache=self.prefix_cache,

@@ -8,19 +8,19 @@ import pytest
 
 from tests.engine.byte_backend import make_sequence
 from tests.engine.test_loop import Engine
-from worker.engine.pace import FEWEST_TOKENS, PROMPT_SHARE, Pace
+from worker.engine.pace import PROMPT_SHARE, TILE_TOKENS, Pace
 
 Machine = Callable[[int, int], float]
 
 
 def linear(n_decoding: int, n_prompt: int) -> float:
-    """10 ms a step and 2 ms a row on top, 1 ms a prompt token."""
-    return (0.010 + 0.002 * n_decoding if n_decoding else 0.0) + 0.001 * n_prompt
+    """10 ms a step and 2 ms a row on top, 0.1 ms a prompt token."""
+    return (0.010 + 0.002 * n_decoding if n_decoding else 0.0) + 0.0001 * n_prompt
 
 
 def bent(n_decoding: int, n_prompt: int) -> float:
     """As memory-bound devices are: the first 64 rows cost what one does."""
-    return 0.020 + 0.001 * max(n_decoding + n_prompt - 64, 0)
+    return 0.020 + 0.0001 * max(n_decoding + n_prompt - 64, 0)
 
 
 def steps(pace: Pace, machine: Machine, n_decoding: int, count: int = 30) -> list[float]:
@@ -43,19 +43,30 @@ def test_steps_come_near_the_target_and_stay_below(machine: Machine, n_decoding:
     assert min(settled) >= 0.08, "prompts get what the streams leave"
 
 
+def test_prompts_fill_whole_tiles() -> None:
+    """Rows that fill none take a multiple of the time: a fewer-is-cheaper rule would stay there."""
+
+    def tiled(n_decoding: int, n_prompt: int) -> float:
+        tiles, rest = divmod(n_prompt, TILE_TOKENS)
+        return 0.015 * bool(n_decoding) + 0.003 * TILE_TOKENS * tiles + 0.007 * rest
+
+    settled = steps(Pace(0.15, 256), tiled, 1)
+    assert set(settled[1:]) == {tiled(1, TILE_TOKENS)}
+
+
 def test_the_first_step_of_all_is_as_large_as_it_may_be() -> None:
     assert Pace(0.1, 256).budget(4) == 256
     assert Pace(0.1, 256).budget(0) == 256
 
 
 def test_prompts_move_on_where_the_target_cannot_be_reached() -> None:
-    pace = Pace(0.001, 256)
+    pace = Pace(0.001, 4096)
     settled = steps(pace, linear, 16)[15:]
     alone = linear(16, 0)
     assert settled[-1] == pytest.approx(alone * (1 + PROMPT_SHARE), rel=0.1)
     expensive = Pace(0.001, 256)
     steps(expensive, lambda n, p: 0.01 + 0.5 * p, 1)
-    assert expensive.budget(1) == FEWEST_TOKENS
+    assert expensive.budget(1) == TILE_TOKENS
 
 
 def test_a_machine_that_becomes_slower_is_noticed_within_some_steps() -> None:
@@ -93,8 +104,8 @@ def test_prompts_that_come_together_start_together() -> None:
 
 
 def test_the_scheduler_plans_by_the_pace() -> None:
-    engine = Engine(prefill_budget=24, prefill_alone=24)
-    engine.scheduler._pace = Pace(0.1, 24)
+    engine = Engine(batch=128, prefill_budget=96, prefill_alone=96)
+    engine.scheduler._pace = Pace(0.1, 96)
     engine.submit(1, b"abc", max_tokens=60)
     engine.turn()
     engine.scheduler._pace.measured(1, 0, 0.02)
@@ -103,4 +114,4 @@ def test_the_scheduler_plans_by_the_pace() -> None:
     engine.loop.submit(joining)
     engine.turn()
     prompts = [n for batch in engine.backend.batches for r, _, n in batch if r == 2]
-    assert prompts[0] == FEWEST_TOKENS
+    assert prompts[0] == TILE_TOKENS

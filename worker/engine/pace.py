@@ -9,8 +9,10 @@ from __future__ import annotations
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk
 
-FEWEST_TOKENS = 16
-"""Of a prompt in a step, whatever it costs: fewer waste the tiles that attention computes."""
+TILE_TOKENS = 64
+"""Prompt tokens go into steps by so many: llama.cpp's attention on a CPU computes tiles of so many
+rows (GGML_FA_TILE_Q), and a row that fills none takes it a multiple of the time. A step has one
+tile at least, whatever it costs."""
 PROMPT_SHARE = 1.0
 """Where the decode rows alone take most of the target, prompts get as long as they do: streams
 then run at half of their pace, and no prompt waits for good."""
@@ -66,7 +68,7 @@ class Pace:
         target = self._target * (1 + n_waiting / n_decoding)
         decode = self.decode_seconds(n_decoding)
         tokens = int(max(target - decode, PROMPT_SHARE * decode) / cost)
-        return min(max(tokens, FEWEST_TOKENS), self._most)
+        return min(max(tokens // TILE_TOKENS, 1) * TILE_TOKENS, self._most)
 
     def decode_seconds(self, n_decoding: int) -> float:
         """Of a step with so many rows, or of the nearest that was seen."""
