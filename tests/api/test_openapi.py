@@ -114,9 +114,13 @@ def test_what_is_asked_wrongly_conforms(
 
 
 def test_what_is_not_there_conforms(document: dict[str, Any], worker: WorkerProcess) -> None:
-    conforms(document, "/cancel", worker.post("/cancel", {"job_id": "never"}))
+    no_job = worker.post("/cancel", {"job_id": "never"})
+    assert no_job.status_code == 404
+    conforms(document, "/cancel", no_job)
     conforms(document, "/v1/models/{model}", worker.get("/v1/models/gpt-4"))
-    conforms(document, "/v1/embeddings", worker.post("/v1/embeddings", {"input": "a"}))
+    no_encoder = worker.post("/v1/embeddings", {"input": "a"})
+    assert no_encoder.status_code == 400
+    conforms(document, "/v1/embeddings", no_encoder)
 
 
 def fuzz(worker: WorkerProcess, folder: Path, phases: str, max_examples: int, seed: int) -> str:

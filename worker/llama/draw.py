@@ -1,9 +1,8 @@
 """Drawing one token from a row of logits, without a sort or a copy of the vocabulary.
 
 The order is llama.cpp's: top-k, top-p, min-p, then temperature, then the draw. Plain NumPy in
-single precision, summed in double where sums are compared. llama.cpp's chain first makes a list of
-candidates of the whole vocabulary: with 152,064 logits temperature 1 alone takes it six times as
-long.
+single precision, summed in double where sums are compared. llama.cpp's chains first make a list of
+candidates of the whole vocabulary, which takes longer than the draw.
 """
 
 from __future__ import annotations
