@@ -2,7 +2,7 @@
 
 The order is llama.cpp's: top-k, top-p, min-p, then temperature, then the draw. Plain NumPy in
 single precision, summed in double where sums are compared. llama.cpp's chains first make a list of
-candidates of the whole vocabulary, which takes longer than the draw.
+candidates of the whole vocabulary.
 """
 
 from __future__ import annotations
