@@ -81,7 +81,9 @@ def _wanted(recipe: Recipe, pins: Pins, lock: Path) -> dict[str, str]:
 
 def _recipe_for_here(backend: str) -> Recipe:
     architectures = (cuda.architecture_here(),) if backend == "cuda" else ()
-    return pinned.recipe(backend, native=True, architectures=architectures)
+    # Plug-ins that are chosen at load time and a build for one processor exclude each other in
+    # llama.cpp: a CPU's wheel has all variants.
+    return pinned.recipe(backend, native=backend == "cuda", architectures=architectures)
 
 
 def _install_worker(python: Path, pins: Pins, *, editable: bool) -> None:
