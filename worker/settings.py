@@ -151,6 +151,11 @@ class Settings(BaseSettings):
                     f"model on its one device: only {allowed[0]!r} is possible.",
                     field="n_gpu_layers",
                 )
+        if self.engine.kv_store is not None and not self.engine.prefix_cache:
+            raise ConfigError(
+                "--kv-store keeps what the prefix cache has; it goes without --no-prefix-cache.",
+                field="kv_store",
+            )
         batch = self.engine.batch
         for name in ("micro_batch", "slots"):
             if (value := getattr(self.engine, name)) > batch:

@@ -46,6 +46,9 @@ FROZEN = {
     "worker_engine_sample_seconds": "gauge",
     "worker_engine_tokens_drafted": "gauge",
     "worker_engine_tokens_accepted": "gauge",
+    "worker_engine_kv_store_written_bytes": "gauge",
+    "worker_engine_kv_store_read_bytes": "gauge",
+    "worker_engine_kv_store_evicted_bytes": "gauge",
     "worker_engine_steps": "gauge",
     # By these names routers read vLLM.
     "vllm:num_requests_waiting": "gauge",

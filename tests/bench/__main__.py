@@ -13,7 +13,7 @@ from pathlib import Path
 
 from builds import pins, store
 from builds.errors import BuildError
-from tests.bench import report
+from tests.bench import agents, report
 from tests.bench.errors import BenchError
 from tests.bench.loads import JOIN_SHAPE, LOADS, SAMPLINGS, STREAMS_SHAPE
 from tests.bench.model import bench_model
@@ -22,7 +22,7 @@ from tests.bench.runner import OPEN, STARTS, Runner, Subject
 from tests.bench.servers import example_kind, llama_server_kind, worker_kind
 
 PEERS = ("worker", "worker-execute", "llama-server", "example-server", report.LIMIT)
-ALL_LOADS = ("start", *STARTS, *LOADS, *OPEN, "agents", "cancel")
+ALL_LOADS = ("start", *STARTS, *LOADS, *OPEN, *agents.LOADS, "cancel")
 SHORT = ("streams1", "streams4", "streams16")
 
 

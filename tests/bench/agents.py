@@ -12,14 +12,15 @@ from typing import Any
 
 from tests.bench.client import Body, Recording, Request
 from tests.bench.errors import BenchError
-from tests.bench.loads import Flavour, Load, Prompt, read_throughput, text_of
-from tests.bench.model import BIG_VOCABULARY
+from tests.bench.loads import Flavour, Load, Metrics, Prompt, read_throughput, text_of
+from tests.bench.model import BIG_VOCABULARY, MEMORY_KINDS
 from tests.bench.servers import Shape
-from tests.bench.streams import token_stream
+from tests.bench.stats import percentile
+from tests.bench.streams import TokenStream, token_stream
 
 CONVERSATIONS, TURNS = 8, 10
 WORDS_A_TURN, TOKENS_A_TURN = 40, 32
-SHAPE = Shape(slots=8, context_per_slot=2048)
+SHAPE = Shape(slots=8, context_per_slot=4096)
 TOOLS = [
     {
         "type": "function",
@@ -89,12 +90,20 @@ class _Turn:
         }
 
 
-LOAD = Load(
-    "agents",
-    SHAPE,
-    make,
-    read_throughput,
-    timeout_s=900,
-    model=BIG_VOCABULARY,
-    requests_of=requests_of,
-)
+def read_turns(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
+    later = [stream for index, stream in enumerate(streams) if index % TURNS]
+    return read_throughput(streams, prompts) | {
+        "later_ttft_p50_ms": percentile([stream.ttft_s for stream in later], 50) * 1e3,
+        "prefix_hit_rate": sum(stream.n_cached for stream in later)
+        / max(sum(stream.n_prompt for stream in later), 1),
+    }
+
+
+LOADS = {
+    name: Load(name, SHAPE, make, read_turns, 900, model=model, requests_of=requests_of)
+    for name, model in (
+        ("agents", BIG_VOCABULARY),
+        *((f"agents-{kind}", kind) for kind in MEMORY_KINDS),
+    )
+}
+"""`agents` is on a dense model, the others are on each kind of memory."""

@@ -22,6 +22,7 @@ from builds.pins import pins
 from tests.bench import gemma_shape
 from tests.bench.errors import BenchError
 from tests.bench.peer_build import Peers
+from tests.support.random_models import Kind, random_model
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +38,10 @@ N_KV_HEADS = 4
 N_FF = 2816
 CONTEXT_LENGTH = 8192
 RANDOM, BIG_VOCABULARY, INSTRUCT, GEMMA = "random", "vocabulary", "instruct", "gemma"
+MEMORY_KINDS: tuple[Kind, ...] = ("dense", "windowed", "hybrid", "recurrent")
+"""Random models of 20 M parameters at most, with the bundled vocabulary."""
+_WIDTH = 8
+"""Of those, in widths of the models that tests have."""
 VOCAB_FILES = {
     RANDOM: "ggml-vocab-gpt-2.gguf",
     BIG_VOCABULARY: "ggml-vocab-qwen2.gguf",
@@ -76,6 +81,9 @@ def bench_model(peers: Peers, name: str, quant: str) -> BenchModel:
     if name == INSTRUCT:
         # Its prompts are of the other's words: plain English, a token each or little more.
         return BenchModel(_instruct(), bench_model(peers, RANDOM, quant).words)
+    if name in MEMORY_KINDS:
+        path = random_model(name, width=_WIDTH, template=TEMPLATE)
+        return BenchModel(path, bench_model(peers, RANDOM, quant).words)
     if name == GEMMA:
         return BenchModel(_gemma(peers), bench_model(peers, RANDOM, quant).words)
     source, words_file = folder / "model-F16.gguf", folder / "words.json"

@@ -27,6 +27,8 @@ ROWS = {
     "output_tokens_per_s": "output tok/s",
     "ttft_p50_ms": "TTFT p50, ms",
     "ttft_p95_ms": "TTFT p95, ms",
+    "later_ttft_p50_ms": "TTFT p50 of the turns after the first, ms",
+    "prefix_hit_rate": "prompt tokens of these turns that were cached",
     "itl_p50_ms": "inter-token p50, ms",
     "itl_p95_ms": "inter-token p95, ms",
     "itl_p99_ms": "inter-token p99, ms",

@@ -74,7 +74,7 @@ class Runner:
 
     def run_round(self, number: int) -> None:
         order = self._rotated(self.subjects, number)
-        known = LOADS | {agents.LOAD.name: agents.LOAD}
+        known = LOADS | agents.LOADS
         if "start" in self.loads:
             for subject in order:
                 if subject.flavour == "completions":

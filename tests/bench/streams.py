@@ -20,6 +20,9 @@ class TokenStream:
     text: str
     finish_reason: str | None
     n_tokens: int | None
+    n_prompt: int = 0
+    n_cached: int = 0
+    """Of the prompt's tokens, those that were not computed again, where the server tells."""
 
     @property
     def ttft_s(self) -> float:
@@ -102,6 +105,7 @@ def token_stream(recording: Recording) -> TokenStream:
     texts: list[str] = []
     finish: str | None = None
     n_tokens: int | None = None
+    n_prompt = n_cached = 0
     for at, _name, data in events(recording):
         if data == "[DONE]":
             continue
@@ -118,9 +122,12 @@ def token_stream(recording: Recording) -> TokenStream:
         usage = message.get("usage")
         if usage:
             n_tokens = usage.get("completion_tokens", n_tokens)
+            n_prompt = usage.get("prompt_tokens", n_prompt)
+            n_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", n_cached)
         if text:
             arrivals.append(at)
             texts.append(text)
     if not arrivals:
         raise BenchError("A stream ended without a single token.")
-    return TokenStream(recording.sent_s, tuple(arrivals), "".join(texts), finish, n_tokens)
+    text, times = "".join(texts), tuple(arrivals)
+    return TokenStream(recording.sent_s, times, text, finish, n_tokens, n_prompt, n_cached)

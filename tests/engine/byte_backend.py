@@ -183,6 +183,22 @@ class ByteBackend:
     def snapshot(self, slot: int) -> bytes:
         return b"".join(token.to_bytes(2, "big") for token in self.cells[slot])
 
+    def state_bytes(self, slot: int) -> int:
+        return 2 * len(self.cells[slot])
+
+    def state(self, slot: int, n_bytes: int) -> memoryview:
+        assert n_bytes == self.state_bytes(slot)
+        return memoryview(self.snapshot(slot))
+
+    def restore(self, slot: int, state: memoryview) -> bool:
+        assert not self.cells.get(slot), "a state goes into an empty slot"
+        cells = [int.from_bytes(state[i : i + 2], "big") for i in range(0, len(state), 2)]
+        if self.n_used + len(cells) > self.n_cells:
+            return False
+        self.cells[slot], self.longest[slot] = cells, 0
+        self._extend(slot, cells)
+        return True
+
     def abort(self) -> None: ...
 
     def resume(self) -> None: ...

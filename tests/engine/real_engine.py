@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, Literal
 
 from tests.support.bundled import bundled_gguf
 from worker.engine.backend import LlamaBackend
+from worker.engine.kv_store.keeper import Keeper
+from worker.engine.kv_store.store import KvStore
 from worker.engine.limits import Limits
 from worker.engine.loop import Loop
 from worker.engine.scheduler import Scheduler
@@ -35,6 +36,8 @@ class RealEngine:
         kv_unified: bool = False,
         n_cells: int | None = None,
         flash_attention: Literal["auto", "on", "off"] = "auto",
+        store: Path | None = None,
+        binding: str = "of this model and layout",
         **limits: Any,
     ) -> None:
         self.model = Model(str(path or bundled_gguf("f32")))
@@ -54,11 +57,19 @@ class RealEngine:
         settings: dict[str, Any] = dict(
             prefill_alone=512, prefill_budget=64, snapshot_bytes=1 << 20
         )
+        self.store = self.keeper = None
+        if store is not None:
+            cuts_anywhere = self.backend.cuts_anywhere
+            self.store = KvStore(
+                store, 64 << 20, cuts_anywhere=cuts_anywhere, bind=lambda _: binding
+            )
+            self.keeper = Keeper(self.store, self.backend)
         self.scheduler = Scheduler(
             Limits(n_slots=slots, n_cells=n_cells, batch=2048, **(settings | limits)),
             self.backend,
+            self.keeper,
         )
-        self.loop = Loop(self.backend, self.scheduler, self._receive, time.monotonic)
+        self.loop = Loop(self.backend, self.scheduler, self._receive, keeper=self.keeper)
         self.events: dict[int, list[Event]] = defaultdict(list)
         self.stats: Stats | None = None
         self._next = 0
@@ -101,9 +112,20 @@ class RealEngine:
         assert self.loop.turn()
 
     def run(self) -> None:
+        """Until nothing is left to do, and all that is to be stored is stored."""
         self.turn()
-        while self.scheduler.has_work:
-            self.turn()
+        while not self._is_done():
+            if self.scheduler.has_work:
+                self.turn()
+            else:
+                assert self.loop.turn()  # waits for the store
+
+    def _is_done(self) -> bool:
+        if self.scheduler.waiting or self.scheduler.has_work:
+            return False
+        return self.keeper is None or not (
+            self.keeper.is_writing or any(slot.is_unsaved for slot in self.scheduler.slots)
+        )
 
     def generate(self, prompt: str | tuple[int, ...], **options: Any) -> str:
         request_id = self.submit(prompt, **options)

@@ -39,6 +39,7 @@ class Front:
             prove_residency=lambda: 1 / 0,  # type: ignore[arg-type, return-value]
             kv_unified=False,
             scored_rows=64,
+            takes_snapshots=True,
             black_box=BlackBox(),
         )
 

@@ -63,6 +63,16 @@ class Backend(Protocol):
     def snapshot(self, slot: int) -> bytes:
         """What cannot be cut back to the tokens that the slot has now."""
 
+    def state_bytes(self, slot: int) -> int:
+        """Of the state of all memory of a slot."""
+
+    def state(self, slot: int, n_bytes: int) -> memoryview | None:
+        """That state, as `restore` takes it; `None` where it cannot be had."""
+
+    def restore(self, slot: int, state: memoryview) -> bool:
+        """Put a state into an empty slot; false, and the slot stays empty, where it does not
+        fit."""
+
     def abort(self) -> None:
         """Make a running `decode` return early, where it can be rolled back; from any thread."""
 
@@ -87,6 +97,9 @@ class LlamaBackend:
         self.truncate = context.truncate
         self.copy = context.copy
         self.snapshot = context.snapshot
+        self.state_bytes = context.state_bytes
+        self.state = context.state
+        self.restore = context.restore
 
     @property
     def cuts_anywhere(self) -> bool:

@@ -57,13 +57,15 @@ class Intake:
         prove_residency: Callable[[], Residency],
         kv_unified: bool,
         scored_rows: int,
+        takes_snapshots: bool,
         black_box: BlackBox,
     ) -> None:
-        """`scored_rows`: of a prompt in one batch whose tokens' log-probabilities are wanted."""
+        """`scored_rows`: of a prompt in one batch whose tokens' log-probabilities are wanted.
+        `takes_snapshots`: prompts can go on only from where a snapshot was taken."""
         self._loop, self._prompts, self._send = loop, prompts, send
         self._make_sampler = make_sampler
         self._prove_residency, self._kv_unified = prove_residency, kv_unified
-        self._scored_rows = scored_rows
+        self._scored_rows, self._takes_snapshots = scored_rows, takes_snapshots
         self._in_hand = black_box.in_hand
         self._pooling = Pooling(loop, pool, send, self._in_hand) if pool is not None else None
         self._lock = threading.Lock()
@@ -164,7 +166,17 @@ class Intake:
         tokens = self._prompts.build(request.prompt)
         sampler = self._make_sampler(request.sampling, tokens)
         sampler.follow_produced(request.produced)
-        return Sequence(request_id, request, tokens, sampler, max_rows=self._max_rows(request))
+        n_system = 0
+        if self._takes_snapshots:
+            n_system = self._prompts.system_tokens(request.prompt, tokens)
+        return Sequence(
+            request_id,
+            request,
+            tokens,
+            sampler,
+            max_rows=self._max_rows(request),
+            n_system=n_system,
+        )
 
     def _max_rows(self, request: InferenceRequest) -> int:
         return NO_LIMIT if request.prompt_logprobs is None else self._scored_rows

@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterable
 
 from worker.engine.answers import Answers
 from worker.engine.backend import Backend
+from worker.engine.kv_store.keeper import Keeper
+from worker.engine.kv_store.store import Counts
+from worker.engine.pace import shrink
 from worker.engine.prompt_scores import score_prompts
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
-from worker.engine.step import Chunk, Copy, Truncate, main_prompt
+from worker.engine.step import Chunk, Copy, Move, Restore, Truncate, main_prompt
 from worker.errors import Cancelled, InferenceTimeout, VramOom, WorkerError
 from worker.wire.black_box import LOOP, BlackBox
 from worker.wire.messages import Event, Failed, Started, Stats
@@ -30,9 +33,12 @@ class Loop:
         send: Callable[[list[Event]], None],
         clock: Callable[[], float] = time.monotonic,
         black_box: BlackBox | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self._backend, self._scheduler = backend, scheduler
-        self._send, self._clock = send, clock
+        self._send, self._clock, self._keeper = send, clock, keeper
+        if keeper is not None:
+            keeper.call = self.call
         self._in_hand = (black_box or BlackBox()).in_hand
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._sequences: dict[int, Sequence] = {}
@@ -79,6 +85,8 @@ class Loop:
         self._fail_expired()
         if self._scheduler.has_work:
             self.step()
+        if self._keeper is not None:
+            self._keeper.keep(self._scheduler.slots, is_busy=self._scheduler.has_work)
         self._flush()
         native = self._decode_seconds + self._sample_seconds - native_before
         self._overhead_seconds += self._clock() - began - native
@@ -110,7 +118,7 @@ class Loop:
             wait = False
         return True
 
-    def _apply(self, moves: Iterable[Truncate | Copy]) -> None:
+    def _apply(self, moves: Iterable[Move]) -> None:
         """Change the cells as planned. A slot whose memory cannot be cut there is emptied, and
         its sequence computed from its first token on."""
         for move in moves:
@@ -121,6 +129,13 @@ class Loop:
                 case Copy(source, slot, length, snapshot):
                     state = snapshot.state if snapshot is not None else None
                     done = self._backend.copy(source, slot, length, state)
+                case Restore(slot, stored, length, snapshot):
+                    began = self._clock()
+                    done = self._backend.restore(slot, stored)
+                    assert self._keeper is not None
+                    self._keeper.copied(len(stored), self._clock() - began)
+                    state = snapshot.state if snapshot is not None else None
+                    done = done and self._backend.truncate(slot, length, state)
             if not done:
                 self._backend.truncate(slot, 0)
                 self._scheduler.start_over(slot)
@@ -173,7 +188,7 @@ class Loop:
         if self._scheduler.drop_cached():
             self._apply(self._scheduler.take_emptied())
             return chunks
-        smaller = self._scheduler.shrink(chunks)
+        smaller = shrink(chunks)
         if smaller is not None:
             return smaller
         if self._scheduler.preempt_youngest() is None:
@@ -302,6 +317,7 @@ class Loop:
     def stats(self) -> Stats:
         scheduler = self._scheduler
         n_cached, speculation = scheduler.cells_cached, scheduler.speculation
+        stored = self._keeper.counts if self._keeper is not None else Counts()
         return Stats(
             len(scheduler.running),
             len(scheduler.waiting),
@@ -315,4 +331,7 @@ class Loop:
             self._sample_seconds,
             speculation.n_drafted if speculation is not None else 0,
             speculation.n_accepted if speculation is not None else 0,
+            stored.written,
+            stored.read,
+            stored.evicted,
         )

@@ -96,3 +96,16 @@ def share(sequences: list[Sequence], budget: int) -> list[Chunk]:
         budget -= more
     ordered = sorted(sequences, key=lambda sequence: sequence.admission)
     return [Chunk(s, s.n_computed, shares[id(s)]) for s in ordered if shares[id(s)]]
+
+
+def shrink(chunks: list[Chunk]) -> list[Chunk] | None:
+    """A smaller batch after «no room»: nothing but decode rows if there are any, else half of the
+    prompt tokens; `None` when it cannot get smaller."""
+    decodes = [chunk for chunk in chunks if chunk.sequence.is_decoding]
+    prefills = [chunk for chunk in chunks if not chunk.sequence.is_decoding]
+    if decodes and prefills:
+        return decodes
+    n_tokens = sum(chunk.n_tokens for chunk in prefills) // 2
+    if n_tokens == 0:
+        return None
+    return share([chunk.sequence for chunk in prefills], n_tokens)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from worker.engine.prefix_cache import Slot
 from worker.engine.sequence import Sequence
+from worker.engine.step import Copy, Step, Truncate
 
 _MOST_MOVES = 4
 """In one step, which waits for the copies."""
@@ -35,6 +36,17 @@ class Moves:
         streams = (stream for stream, _, _ in self.moves)
         n_left = (min(s.n_most - len(s.tokens), s.n_out + _MORE_TOKENS) for s in streams)
         return self.saved * seconds_per_pass * min(n_left)
+
+    def carry_out(self, step: Step, now: int) -> None:
+        """Change the slots' hands and have the step move their cells."""
+        for stream, source, target in self.moves:
+            if target.kept:
+                step.moves.append(Truncate(target.index, 0))
+            step.moves.append(Copy(source.index, target.index, stream.n_computed))
+            step.moves.append(Truncate(source.index, 0))
+            target.owner, target.kept, target.salt = stream, [], source.salt
+            target.is_unsaved, target.last_used = False, now
+            source.owner, stream.slot = None, target.index
 
     @property
     def n_cells(self) -> int:

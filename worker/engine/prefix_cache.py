@@ -33,6 +33,8 @@ class Slot:
     snapshots: list[Snapshot] = field(default_factory=list)
     """Taken of these cells or of those that they were copied from."""
     last_used: int = 0
+    is_unsaved: bool = False
+    """A store has not been offered yet what it keeps."""
 
     @property
     def tokens(self) -> Sequence[int]:

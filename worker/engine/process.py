@@ -27,10 +27,13 @@ from pathlib import Path
 
 from worker.devices import select
 from worker.devices.cpu import budget as cpu_budget
+from worker.devices.cpu.budget import CpuBudget
 from worker.devices.plan import memory
 from worker.devices.residency import proof as residency
 from worker.engine.backend import LlamaBackend
 from worker.engine.intake import Intake
+from worker.engine.kv_store.keeper import Keeper
+from worker.engine.kv_store.opening import open_keeper
 from worker.engine.limits import limits_of
 from worker.engine.loop import Loop
 from worker.engine.outbox import Outbox
@@ -71,6 +74,7 @@ class Engine:
     model: Model
     context: Context
     backend: LlamaBackend
+    keeper: Keeper | None
     prompts: PromptBuilder
     info: EngineInfo
     selected: select.Selected
@@ -122,13 +126,7 @@ def _start(config: LoadModel, channel: SyncChannel) -> Engine:
     channel.send([Progress("preflight", 0.0)])
     settings = config.engine
     header = read_header(Path(config.model_path))
-    budget = cpu_budget.cpu_budget(settings.threads)
-    log.info(
-        "engine.cpu_budget",
-        threads=budget.threads,
-        derivation=budget.derivation,
-        memory_limit_bytes=budget.memory_limit_bytes,
-    )
+    budget = _cpu_budget(settings)
     selected = select.select_device(settings)
     library.on_abort(lambda message: _aborting(message, channel))
     adapter_bytes = config.adapter.size_bytes if config.adapter else 0
@@ -167,10 +165,23 @@ def _start(config: LoadModel, channel: SyncChannel) -> Engine:
         kv_cells=plan.kv_cells,
         kv_unified=plan.kv_unified,
         kv_reason=plan.kv_reason,
+        kv_store_bytes=None if embeds else settings.kv_store_bytes,
     )
     backend = LlamaBackend(model, context, plan.context_length)
+    keeper = open_keeper(header, settings, info, backend)
     log.info("engine.loaded", device=selected.name, seconds=info.load_seconds)
-    return Engine(settings, model, context, backend, prompts, info, selected)
+    return Engine(settings, model, context, backend, keeper, prompts, info, selected)
+
+
+def _cpu_budget(settings: EngineSettings) -> CpuBudget:
+    budget = cpu_budget.cpu_budget(settings.threads)
+    log.info(
+        "engine.cpu_budget",
+        threads=budget.threads,
+        derivation=budget.derivation,
+        memory_limit_bytes=budget.memory_limit_bytes,
+    )
+    return budget
 
 
 def _aborting(message: str, channel: SyncChannel) -> None:
@@ -259,8 +270,8 @@ def _serve(engine: Engine, channel: SyncChannel, black_box: BlackBox) -> None:
     info = engine.info
     embeds = info.model.pooling is not None
     outbox = Outbox(channel)
-    scheduler = Scheduler(limits_of(info, settings), engine.backend)
-    loop = Loop(engine.backend, scheduler, outbox.put, black_box=black_box)
+    scheduler = Scheduler(limits_of(info, settings), engine.backend, engine.keeper)
+    loop = Loop(engine.backend, scheduler, outbox.put, black_box=black_box, keeper=engine.keeper)
     vocabulary = GrammarVocabulary(model)
     intake = Intake(
         loop,
@@ -273,6 +284,7 @@ def _serve(engine: Engine, channel: SyncChannel, black_box: BlackBox) -> None:
         ),
         kv_unified=info.kv_unified,
         scored_rows=rows_at_once(model.n_vocab, info.slots),
+        takes_snapshots=not engine.backend.cuts_anywhere,
         black_box=black_box,
     )
     channel.send([Ready(info), loop.stats()])

@@ -10,24 +10,23 @@ from __future__ import annotations
 from collections import deque
 
 from worker.engine.backend import Backend
+from worker.engine.kv_store.keeper import Keeper, Restorable
 from worker.engine.limits import Limits
 from worker.engine.pace import Pace, share
 from worker.engine.placement import added_runs, best_moves
 from worker.engine.prefix_cache import Match, Slot, find_match
 from worker.engine.sequence import Sequence
+from worker.engine.snapshots import Snapshots
 from worker.engine.speculation import Speculation
-from worker.engine.step import Chunk, Copy, Snapshot, Step, Truncate
-
-SNAPSHOT_TAIL = 16
-"""Tokens at a prompt's end that come after its snapshot: what the next turn of a conversation may
-write differently, and at least the last one, which is always computed."""
+from worker.engine.step import Chunk, Copy, Restore, Snapshot, Step, Truncate
 
 
 class Scheduler:
-    def __init__(self, limits: Limits, backend: Backend) -> None:
-        self.limits, self._backend = limits, backend
-        self._snapshots = not backend.cuts_anywhere and limits.snapshot_bytes > 0
+    def __init__(self, limits: Limits, backend: Backend, keeper: Keeper | None = None) -> None:
+        self.limits, self._backend, self._keeper = limits, backend, keeper
         self.slots = [Slot(index) for index in range(limits.n_slots)]
+        takes_any = not backend.cuts_anywhere and limits.snapshot_bytes > 0
+        self._snapshots = Snapshots(self.slots, limits.snapshot_bytes) if takes_any else None
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In the order of admission: the last is the youngest."""
@@ -39,6 +38,8 @@ class Scheduler:
         """Nobody has come or gone since holes were looked for."""
         self._n_alone = 0
         """Running sequences that must be alone in their batch."""
+        self._only_waits = False
+        """Nothing could be computed in the last step."""
         self._pace = Pace(limits.inter_token_target, limits.prefill_budget)
         # Where memory cannot be cut back, a wrong guess could not be taken out again.
         speculates = limits.speculates and backend.cuts_anywhere
@@ -48,6 +49,9 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
+        """Something can be done before the next call or arrival."""
+        if self._keeper is not None and self._keeper.is_reading and self._only_waits:
+            return False
         return bool(self.waiting or self.running or self._emptied)
 
     @property
@@ -63,26 +67,23 @@ class Scheduler:
         """Kept only for reuse."""
         return sum([len(slot.kept) for slot in self.slots])
 
-    @property
-    def snapshot_bytes(self) -> int:
-        """What snapshots take, those of several slots once."""
-        every = {id(each): each for slot in self.slots for each in slot.snapshots}
-        return sum(len(each.state) for each in every.values())
-
     # --- sequences come and go -------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
+        self._only_waits = False
 
     def remove(self, sequence: Sequence, *, keep_cells: bool) -> None:
         """Take a sequence out, wherever it is. Its cells stay for reuse or become free."""
         if sequence.slot is None:
             self.waiting.remove(sequence)
+            if self._keeper is not None:
+                self._keeper.drop(sequence)
             return
         slot = self._leave_slot(sequence)
         if keep_cells and self.limits.prefix_cache and not sequence.request.deterministic:
             slot.kept = sequence.tokens[: sequence.n_computed]
-            slot.last_used = self._tick()
+            slot.last_used, slot.is_unsaved = self._tick(), True
         else:
             self._empty(slot)
 
@@ -135,6 +136,7 @@ class Scheduler:
             step.chunks += share(prefilling, self._prompt_budget(len(step.chunks)))
         elif self.speculation is not None and len(chunks) == 1:
             step.draft = self.speculation.draft(chunks[0].sequence)
+        self._only_waits = not step.chunks
         return step
 
     def take_emptied(self) -> list[Truncate]:
@@ -159,28 +161,11 @@ class Scheduler:
         self._pace.measured(n_decoding, n_tokens - n_decoding, seconds)
 
     def keep_snapshot(self, sequence: Sequence, state: bytes) -> None:
-        """Keep what a sequence's memory holds now, at the cost of those that are long unused."""
-        if not 0 < len(state) <= self.limits.snapshot_bytes or sequence.slot is None:
-            return
-        snapshot = Snapshot(sequence.n_computed, state, self._tick())
-        self.slots[sequence.slot].snapshots.append(snapshot)
-        while self.snapshot_bytes > self.limits.snapshot_bytes:
-            every = (each for slot in self.slots for each in slot.snapshots)
-            oldest = min(every, key=lambda each: each.last_used)
-            for slot in self.slots:
-                slot.snapshots = [each for each in slot.snapshots if each is not oldest]
-
-    def shrink(self, chunks: list[Chunk]) -> list[Chunk] | None:
-        """A smaller batch after «no room»: nothing but decode rows if there are any, else half
-        of the prompt tokens; `None` when it cannot get smaller."""
-        decodes = [chunk for chunk in chunks if chunk.sequence.is_decoding]
-        prefills = [chunk for chunk in chunks if not chunk.sequence.is_decoding]
-        if decodes and prefills:
-            return decodes
-        n_tokens = sum(chunk.n_tokens for chunk in prefills) // 2
-        if n_tokens == 0:
-            return None
-        return share([chunk.sequence for chunk in prefills], n_tokens)
+        """Keep what a sequence's memory holds now."""
+        if self._snapshots is not None and sequence.slot is not None:
+            is_likely = sequence.snapshot_at[sequence.n_computed]
+            snapshot = Snapshot(sequence.n_computed, state, self._tick() if is_likely else 0)
+            self._snapshots.keep(self.slots[sequence.slot], snapshot)
 
     # --- admission ---------------------------------------------------------------------------
 
@@ -203,6 +188,9 @@ class Scheduler:
             n_cells -= len(sequence.tokens) + 1 - self._n_shared(match)
             if n_cells < 0 and self.running:
                 return
+            keeper, is_busy = self._keeper, bool(self.running)
+            if keeper is not None and keeper.awaits(sequence, match, is_busy=is_busy):
+                continue
             if match is None or not self._waits_for(match, step):
                 self._admit(sequence, match, step)
 
@@ -210,7 +198,9 @@ class Scheduler:
         # Each token whose log-probability is asked for must be computed.
         if not self.limits.prefix_cache or sequence.request.deterministic or sequence.scores_prompt:
             return None
-        return find_match(self.slots, sequence, self._backend, snapshots=self._snapshots)
+        return find_match(
+            self.slots, sequence, self._backend, snapshots=self._snapshots is not None
+        )
 
     def _n_shared(self, match: Match | None) -> int:
         """Cells of a running sequence that the next one uses with it."""
@@ -224,23 +214,28 @@ class Scheduler:
         if owner is None or self._backend.cuts_anywhere:
             return match.is_worth_waiting
         if match.is_worth_waiting:
-            owner.snapshot_at.add(match.n_common)
+            owner.snapshot_at[match.n_common] = True
             return True
         return owner in step.started  # its memory holds nothing yet that could be told of
 
     def _admit(self, sequence: Sequence, match: Match | None, step: Step) -> None:
-        slot, n_cached, snapshots = self._place(match, step)
+        stored = self._keeper.take(sequence, match) if self._keeper is not None else None
+        match = match if stored is None else None
+        placed = self._place(match, step) if stored is None else self._restore(stored, step)
+        slot, n_cached, snapshots = placed
         self.waiting.remove(sequence)
         self.running.append(sequence)
         self._n_alone += sequence.request.deterministic
         self._is_placed = False
         slot.owner, slot.kept, slot.salt = sequence, [], sequence.request.cache_salt
+        slot.is_unsaved = False
         slot.snapshots = [each for each in snapshots if each.length <= n_cached]
         slot.last_used = self._tick()
         sequence.slot = slot.index
         sequence.n_shared = min(self._n_shared(match), n_cached)
         sequence.n_cached = sequence.n_computed = n_cached
-        sequence.snapshot_at = self._snapshots_of(sequence, match)
+        if self._snapshots is not None:
+            sequence.snapshot_at = self._snapshots.due(sequence, match)
         self._admissions += 1
         sequence.admission = self._admissions
         step.started.append(sequence)
@@ -253,9 +248,7 @@ class Scheduler:
                 step.moves.append(Truncate(match.slot.index, match.n_ready, self._used(match)))
             return match.slot, match.n_ready, match.slot.snapshots
         others = [slot for slot in idle if match is None or slot is not match.slot]
-        slot = min(others, key=lambda s: (self._added_runs(s), bool(s.kept), s.last_used))
-        if slot.kept:
-            step.moves.append(Truncate(slot.index, 0))
+        slot = self._emptied_slot(others, step)
         if match is None or not match.n_ready:
             return slot, 0, []
         if match.n_ready * self._pace.seconds_per_prompt_token < self.limits.copy_seconds:
@@ -266,18 +259,29 @@ class Scheduler:
         match.slot.last_used = self._tick()
         return slot, match.n_ready, match.slot.snapshots
 
+    def _restore(self, stored: Restorable, step: Step) -> tuple[Slot, int, list[Snapshot]]:
+        """Fill an idle slot with a stored prefix: (slot, tokens, snapshots)."""
+        prefix, length = stored.prefix, stored.length
+        most = self.limits.n_cells - len(prefix.tokens)
+        while self.limits.unified and self.cells_running + self.cells_cached > most:
+            if not self.drop_cached():
+                break
+        step.moves += self.take_emptied()
+        slot = self._emptied_slot([slot for slot in self.slots if slot.is_idle], step)
+        step.moves.append(Restore(slot.index, prefix.state, length, stored.snapshot))
+        return slot, length, list(prefix.snapshots)
+
+    def _emptied_slot(self, slots: list[Slot], step: Step) -> Slot:
+        """The best of these idle slots, with nothing in it."""
+        slot = min(slots, key=lambda s: (self._added_runs(s), bool(s.kept), s.last_used))
+        if slot.kept:
+            step.moves.append(Truncate(slot.index, 0))
+        return slot
+
     def _used(self, match: Match) -> Snapshot | None:
         if match.snapshot is not None:
             match.snapshot.last_used = self._tick()
         return match.snapshot
-
-    def _snapshots_of(self, sequence: Sequence, match: Match | None) -> set[int]:
-        """Where a prompt's memory is kept aside: shortly before its end, and behind a beginning
-        that another prompt had too, since others may come that have it."""
-        if not self._snapshots or sequence.request.deterministic:
-            return set()
-        ends = {len(sequence.tokens) - SNAPSHOT_TAIL, match.n_common if match is not None else 0}
-        return {end for end in ends if end >= sequence.n_computed + SNAPSHOT_TAIL}
 
     def _added_runs(self, slot: Slot) -> int:
         if self.limits.unified or not self.running:
@@ -295,14 +299,7 @@ class Scheduler:
         ):
             return
         self._is_placed = False  # there may be more to do in the next step
-        for sequence, source, target in found.moves:
-            if target.kept:
-                step.moves.append(Truncate(target.index, 0))
-            step.moves.append(Copy(source.index, target.index, sequence.n_computed))
-            step.moves.append(Truncate(source.index, 0))
-            target.owner, target.kept, target.salt = sequence, [], source.salt
-            source.owner, sequence.slot = None, target.index
-            target.last_used = self._tick()
+        found.carry_out(step, self._tick())
 
     @staticmethod
     def _may_take_over(match: Match, idle: list[Slot]) -> bool:
@@ -342,7 +339,7 @@ class Scheduler:
         return slot
 
     def _empty(self, slot: Slot) -> None:
-        slot.kept, slot.snapshots = [], []
+        slot.kept, slot.snapshots, slot.is_unsaved = [], [], False
         self._emptied.append(Truncate(slot.index, 0))
 
     def _tick(self) -> int:

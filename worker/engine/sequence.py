@@ -36,8 +36,13 @@ class Sequence:
     """Tokens whose cells were there when the sequence got its slot."""
     n_shared: int = 0
     """Of those, cells that another running sequence uses too."""
-    snapshot_at: set[int] = field(default_factory=set)
-    """Numbers of tokens after which its memory is to be kept aside."""
+    n_system: int = 0
+    """Tokens of its chat's system prompt, with which other chats may begin."""
+    snapshot_at: dict[int, bool] = field(default_factory=dict)
+    """Numbers of tokens after which its memory is to be kept aside, and whether that is likely to
+    be used."""
+    was_looked_up: bool = False
+    """A store was asked for its beginning."""
     slot: int | None = None
     admission: int = -1
     """Rank among all admissions: the largest is the youngest."""

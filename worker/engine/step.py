@@ -51,11 +51,23 @@ class Copy(NamedTuple):
     snapshot: Snapshot | None = None
 
 
+class Restore(NamedTuple):
+    """Put a stored state into the empty slot, then keep its first `length` tokens, likewise."""
+
+    slot: int
+    state: memoryview
+    length: int
+    snapshot: Snapshot | None = None
+
+
+Move = Truncate | Copy | Restore
+
+
 @dataclass(slots=True)
 class Step:
     """The moves, in order, then the chunks as one batch."""
 
-    moves: list[Truncate | Copy] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     started: list[Sequence] = field(default_factory=list)
     """Sequences that got a slot."""

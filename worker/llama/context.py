@@ -181,7 +181,7 @@ class Context:
     def truncate(self, slot: int, length: int, snapshot: bytes | None = None) -> bool:
         """Keep the first `length` positions of a sequence, with the snapshot that was taken there
         if one is given; false where the memory cannot go on from there."""
-        if snapshot is not None and not self._restore(slot, snapshot):
+        if snapshot is not None and not self._put_back(slot, snapshot):
             return False
         if length and not self.can_cut(slot, length):
             return False
@@ -207,7 +207,28 @@ class Context:
         written = flat.llama_state_seq_get_data_ext(self.pointer, buffer, size, slot, only_partial)
         return bytes(buffer) if written == size else b""
 
-    def _restore(self, slot: int, snapshot: bytes) -> bool:
+    def state_bytes(self, slot: int) -> int:
+        """Of the state of all memory of a sequence."""
+        return int(self._flat.llama_state_seq_get_size_ext(self.pointer, slot, 0))
+
+    def state(self, slot: int, n_bytes: int) -> memoryview | None:
+        """That state, a copy; `None` on a failure."""
+        content = np.empty(n_bytes, np.uint8)  # llama.cpp writes all of it
+        pointer = content.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        written = self._flat.llama_state_seq_get_data_ext(self.pointer, pointer, n_bytes, slot, 0)
+        return content.data if written == n_bytes else None
+
+    def restore(self, slot: int, state: memoryview) -> bool:
+        """Put a state into an empty sequence; false, and it stays empty, where it does not fit."""
+        content = np.frombuffer(state, np.uint8)
+        pointer = content.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        size = len(content)
+        read = self._flat.llama_state_seq_set_data_ext(self.pointer, pointer, size, slot, 0)
+        if read != size:
+            self.truncate(slot, 0)
+        return bool(read == size)
+
+    def _put_back(self, slot: int, snapshot: bytes) -> bool:
         buffer = (ctypes.c_uint8 * len(snapshot)).from_buffer_copy(snapshot)
         read = self._flat.llama_state_seq_set_data_ext(
             self.pointer,

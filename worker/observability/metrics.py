@@ -48,6 +48,9 @@ class Snapshot:
     sample_seconds: float = 0.0
     tokens_drafted: int = 0
     tokens_accepted: int = 0
+    kv_store_written: int = 0
+    kv_store_read: int = 0
+    kv_store_evicted: int = 0
 
 
 _GAUGES = {
@@ -71,6 +74,9 @@ _GAUGES = {
     "sample_seconds": ("worker_engine_sample_seconds", "Time inside sampling."),
     "tokens_drafted": ("worker_engine_tokens_drafted", "Tokens that speculation guessed."),
     "tokens_accepted": ("worker_engine_tokens_accepted", "Guessed tokens that were right."),
+    "kv_store_written": ("worker_engine_kv_store_written_bytes", "Written to --kv-store."),
+    "kv_store_read": ("worker_engine_kv_store_read_bytes", "Read from --kv-store to go on from."),
+    "kv_store_evicted": ("worker_engine_kv_store_evicted_bytes", "Removed from it for others."),
 }
 """A field of the snapshot → the series and its text."""
 

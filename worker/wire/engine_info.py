@@ -112,3 +112,5 @@ class EngineInfo:
     """What a step beside running streams shall take at most."""
     kv_reason: str = ""
     """What was chosen, in words."""
+    kv_store_bytes: int | None = None
+    """That the files of the KV store may take; `None` without one."""

@@ -53,6 +53,8 @@ class EngineSettings:
     flash_attention: Literal["auto", "on", "off"] = _setting("auto", "engine", "flash attention")
     prefix_cache: bool = _setting(True, "engine", "reuse the cells of a shared prompt prefix")
     snapshot_mib: int = _setting(256, "engine", "MiB of memory for states of recurrent and windowed models that prompts may go on from; 0 = none", ge=0, le=2**20)
+    kv_store: str | None = _setting(None, "engine", "a folder where the KV cells of finished requests are kept, unencrypted, for later engines and workers to go on from")
+    kv_store_mib: int = _setting(4096, "engine", "MiB of files in --kv-store at most; a quarter of it for one request's at most", ge=1, le=2**24)
     # fmt: on
 
     @property
@@ -65,6 +67,11 @@ class EngineSettings:
         if self.inter_token_target is not None:
             return self.inter_token_target
         return GPU_INTER_TOKEN_MS if self.on_gpu else CPU_INTER_TOKEN_MS
+
+    @property
+    def kv_store_bytes(self) -> int | None:
+        """What the files of the KV store may take; `None` without one."""
+        return None if self.kv_store is None else self.kv_store_mib << 20
 
     @property
     def device_index(self) -> int:

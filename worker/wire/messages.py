@@ -192,6 +192,12 @@ class Stats(NamedTuple):
     """Guessed by speculation."""
     tokens_accepted: int = 0
     """Of those, guessed right."""
+    kv_store_written: int = 0
+    """Bytes of prefixes that were written to the KV store, since the start as all of these."""
+    kv_store_read: int = 0
+    """Bytes of those that were read to go on from."""
+    kv_store_evicted: int = 0
+    """Bytes of those that gave way to others."""
 
 
 RequestEvent = Accepted | Started | PromptScored | Token | Finished | Answered | Failed

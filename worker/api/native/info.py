@@ -97,6 +97,7 @@ def _engine(engine: EngineInfo) -> dict[str, Any]:
             "cells": engine.kv_cells,
             "unified": engine.kv_unified,
             "reason": engine.kv_reason,
+            "store_bytes": engine.kv_store_bytes,
         },
         "batch": engine.batch,
         "micro_batch": engine.micro_batch,

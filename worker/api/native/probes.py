@@ -121,6 +121,9 @@ async def metrics(request: Request) -> Response:
         sample_seconds=stats.sample_seconds if stats else 0.0,
         tokens_drafted=stats.tokens_drafted if stats else 0,
         tokens_accepted=stats.tokens_accepted if stats else 0,
+        kv_store_written=stats.kv_store_written if stats else 0,
+        kv_store_read=stats.kv_store_read if stats else 0,
+        kv_store_evicted=stats.kv_store_evicted if stats else 0,
     )
     return Response(state.metrics.exposition(snapshot), headers={"content-type": CONTENT_TYPE})
 

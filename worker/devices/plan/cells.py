@@ -12,6 +12,10 @@ from worker.wire.engine_settings import EngineSettings
 
 POOLED_AT_ONCE = 32
 """Texts of one decode of a model that pools."""
+LARGEST_SHARE = 4
+"""The KV of one sequence is stored where it takes no more than this part of the store's limit."""
+STATES_AT_ONCE = 2
+"""Of stored sequences, in memory: one on its way out, one on its way in."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from functools import cache
 
 from worker.devices.cpu.budget import CpuBudget
 from worker.devices.plan import placement
+from worker.devices.plan.cells import LARGEST_SHARE, STATES_AT_ONCE
 from worker.devices.plan.cells import KvCache as KvCache
 from worker.devices.plan.cells import a_part_each as a_part_each
 from worker.devices.plan.cells import context_options as context_options
@@ -216,6 +217,11 @@ class _Planner:
         }
         if layout.snapshots:
             (host if on_gpu else parts)["snapshots"] = layout.snapshots
+        store_bytes = self._settings.kv_store_bytes
+        if store_bytes is not None and not self._embeds:
+            of_one = layout.kv // (1 if kv.unified else slots)
+            states = STATES_AT_ONCE * min(of_one, store_bytes // LARGEST_SHARE)
+            (host if on_gpu else parts)["kv_store"] = states
         return Plan(
             model=self._model_ref,
             device=self._device.name if self._device else "CPU",

@@ -4,13 +4,18 @@ prompt is found here, before the request is queued."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cached_property
 
+from worker.engine.prefix_cache import common_length
 from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.spellings import Spellings
 from worker.errors import ContextLengthExceeded, InvalidRequest
 from worker.llama.model import Model
 from worker.wire.work import ChatPrompt, InfillPrompt, Prompt
+
+_FIRST_WORDS = "\ue000\ue001"
+"""Stands in for what a chat's first user says, to find where that begins."""
 
 
 class PromptBuilder:
@@ -162,6 +167,24 @@ class PromptBuilder:
         for part, has_control in spellings.split(self.render(marked), mark):
             tokens += self._vocabulary.tokenize(part, add_special=False, parse_special=has_control)
         return self._with_bos(tokens)
+
+    def system_tokens(self, prompt: Prompt, tokens: list[int]) -> int:
+        """How many of a chat's `tokens` come before its user's first words; 0 where that cannot be
+        told. Other chats are likely to begin with them."""
+        if not isinstance(prompt, ChatPrompt):
+            return 0
+        messages = list(prompt.messages)
+        roles = [message.get("role") for message in messages]
+        if "user" not in roles:
+            return 0
+        first = roles.index("user")
+        until = [*messages[:first], {**messages[first], "content": _FIRST_WORDS}]
+        try:
+            text = self.render(replace(prompt, messages=tuple(until), continue_final_message=False))
+        except InvalidRequest:
+            return 0  # the template wants other words, or more messages
+        before, found, _ = text.partition(_FIRST_WORDS)
+        return common_length(tokens, self.tokenize(before)) if found else 0
 
     def render(self, prompt: ChatPrompt) -> str:
         """The text of a chat, by the model's own template."""

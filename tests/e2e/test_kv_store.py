@@ -1,0 +1,80 @@
+"""A conversation goes on after its engine was killed, and in the next worker, from stored cells."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.random_models import Kind, random_model
+from tests.support.worker import WorkerProcess, until
+
+WORDS = "One day Otto the fox went to the old mill by the river and saw a small red boat. " * 20
+
+
+def turn(worker: WorkerProcess, so_far: list[int], text: str) -> tuple[list[int], dict[str, Any]]:
+    """Say more; returns all that was said, as token ids, and the answer to the last words."""
+    more = [int(i) for i in worker.post("/tokenize", {"content": text}).json()["tokens"]]
+    prompt = so_far + more
+    body = {"prompt": prompt, "return_tokens": True, "n_predict": 24, "temperature": 0}
+    answer = worker.post("/completion", body | {"ignore_eos": True}).json()
+    return prompt + answer["tokens"], answer
+
+
+def kill(worker: WorkerProcess) -> None:
+    first = worker.engine_pid
+    os.kill(first, signal.SIGKILL)
+    until(lambda: worker.engine_pid != first, 20, lambda: worker.stderr[-2000:], worker)
+    worker.wait_ready(20)
+
+
+def check(start_worker: StartWorker, folder: Path, *flags: str) -> None:
+    flags = ("--kv-store", str(folder / "store"), "--context-length", "1024", *flags)
+    running = start_worker(*flags)
+    said, _ = turn(running, [], WORDS)
+    until(
+        lambda: running.metric("worker_engine_kv_store_written_bytes") > 0,
+        10,
+        lambda: running.stderr[-2000:],
+    )
+    kill(running)
+    longer, answer = turn(running, said, " What then?")
+    assert answer["timings"]["cache_n"] >= 0.95 * answer["tokens_evaluated"], answer
+    assert running.metric("worker_engine_kv_store_read_bytes") > 0
+    assert running.get("/info").json()["engine"]["kv"]["store_bytes"] == 4096 << 20
+    assert running.stop() == 0
+
+    running = start_worker(*flags)
+    again, answer = turn(running, longer, " And then?")
+    assert answer["timings"]["cache_n"] >= 0.95 * answer["tokens_evaluated"], answer
+    assert running.stop() == 0
+
+    without = start_worker(*flags[2:])
+    assert turn(without, longer, " And then?")[0] == again
+    assert without.get("/info").json()["engine"]["kv"]["store_bytes"] is None
+
+
+def test_a_conversation_outlives_engine_and_worker(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    check(start_worker, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", get_args(Kind))
+def test_on_each_kind_of_memory(start_worker: StartWorker, tmp_path: Path, kind: Kind) -> None:
+    check(start_worker, tmp_path, "--model", str(random_model(kind)))
+
+
+def test_a_folder_that_others_may_write_to_stops_the_start(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    running = start_worker("--kv-store", str(tmp_path / "open"), wait_ready=False)
+    assert running.process.wait(30) == 2
+    assert "chmod 700" in running.stderr

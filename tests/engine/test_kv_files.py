@@ -1,0 +1,184 @@
+"""Stored prefixes as files: what is found in a folder, what is believed of it, what gives way."""
+
+from __future__ import annotations
+
+import os
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from worker.engine.kv_store.prefix_file import Damaged, Prefix, read, read_entry, write
+from worker.engine.kv_store.store import KvStore
+from worker.engine.step import Snapshot
+from worker.errors import ConfigError
+
+KEY = b"k" * 32
+PREFIX = Prefix(array("i", range(40)), memoryview(b"state" * 20), (Snapshot(33, b"window"),))
+
+
+def opened(folder: Path, limit_bytes: int = 1 << 20, binding: str = "b" * 64) -> KvStore:
+    return KvStore(folder, limit_bytes, cuts_anywhere=True, bind=lambda _: binding)
+
+
+def stored(store: KvStore, prefix: Prefix, salt: str | None = None) -> None:
+    """Write a prefix, and wait for that."""
+    written: list[bool] = []
+    store.write(prefix, salt, lambda: written.append(True))
+    until(lambda: bool(written))
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.kv"))
+
+
+# --- one file --------------------------------------------------------------------------------
+
+
+def test_a_file_is_read_as_it_was_written_and_is_its_users_alone(tmp_path: Path) -> None:
+    entry = write(tmp_path / "one.kv", PREFIX, "salt", KEY)
+    assert entry.path.stat().st_mode & 0o777 == 0o600
+    assert entry.size_bytes == entry.path.stat().st_size
+    found = read_entry(entry.path)
+    assert (found.tokens, found.salt) == (PREFIX.tokens, "salt")
+    prefix = read(found, KEY)
+    assert (prefix.tokens, bytes(prefix.state)) == (PREFIX.tokens, bytes(PREFIX.state))
+    assert [(each.length, each.state) for each in prefix.snapshots] == [(33, b"window")]
+    assert os.listdir(tmp_path) == ["one.kv"]
+
+
+def test_a_wrong_bit_anywhere_is_found(tmp_path: Path) -> None:
+    path = write(tmp_path / "one.kv", PREFIX, "", KEY).path
+    content = path.read_bytes()
+    for position in range(len(content)):
+        changed = bytearray(content)
+        changed[position] ^= 1 << position % 8
+        path.write_bytes(changed)
+        with pytest.raises(Damaged):
+            read(read_entry(path), KEY)
+
+
+@pytest.mark.parametrize("length", [0, 7, 30, 200, -1])
+def test_a_file_that_is_cut_off_is_damaged(tmp_path: Path, length: int) -> None:
+    path = write(tmp_path / "one.kv", PREFIX, "", KEY).path
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(Damaged):
+        read_entry(path)
+
+
+def test_what_others_may_have_made_is_not_read(tmp_path: Path) -> None:
+    entry = write(tmp_path / "one.kv", PREFIX, "", KEY)
+    with pytest.raises(Damaged, match="another"):
+        read(entry, b"x" * 32)
+    entry.path.chmod(0o640)
+    with pytest.raises(Damaged, match="others"):
+        read(entry, KEY)
+    (tmp_path / "link.kv").symlink_to(entry.path)
+    with pytest.raises(Damaged, match="link"):
+        read_entry(tmp_path / "link.kv")
+    os.mkfifo(tmp_path / "pipe.kv")
+    with pytest.raises(Damaged, match="regular"):
+        read_entry(tmp_path / "pipe.kv")
+
+
+# --- the folder ------------------------------------------------------------------------------
+
+
+def test_the_longest_prefix_of_the_same_tenant_is_found(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    stored(store, Prefix(array("i", range(40)), memoryview(b"a")), "tenant")
+    stored(store, Prefix(array("i", [*range(20), 7, 8]), memoryview(b"b")), "tenant")
+    for again in (store, opened(tmp_path)):
+        found = again.longest([*range(30), 99], "tenant")
+        assert found is not None and found[1] == 30 and len(found[0].tokens) == 40
+        assert again.longest(range(30), None) is None
+        assert again.longest(range(30), "other") is None
+        assert again.has(range(40), "tenant") and not again.has(range(41), "tenant")
+    assert b"tenant" not in b"".join(path.read_bytes() for path in files(tmp_path))
+
+
+def test_a_longer_prefix_takes_the_place_of_its_beginning(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    for n_tokens in (40, 50, 60):
+        stored(store, Prefix(array("i", range(n_tokens)), memoryview(b"s")))
+    assert [len(read_entry(path).tokens) for path in files(tmp_path)] == [60]
+    assert store.counts.evicted == 0
+
+
+def test_the_longest_unused_gives_way(tmp_path: Path) -> None:
+    store = opened(tmp_path, limit_bytes=3500)
+    for first in range(3):
+        stored(store, Prefix(array("i", range(first, first + 10)), memoryview(bytes(1000))))
+        os.utime(files(tmp_path)[-1])
+        time.sleep(0.01)
+    used = store.longest(range(10), None)
+    assert used is not None
+    got: list[Prefix | None] = []
+    store.read(used[0], got.append)
+    until(lambda: got)
+    stored(store, Prefix(array("i", range(9, 19)), memoryview(bytes(1000))))
+    assert sum(path.stat().st_size for path in files(tmp_path)) <= 3500
+    assert used[0].path in files(tmp_path)
+    assert store.longest(range(1, 11), None) is None, "the second was the longest unused"
+    assert 1000 < store.counts.evicted < 1200
+
+
+def test_another_models_files_are_neither_used_nor_removed(tmp_path: Path) -> None:
+    stored(opened(tmp_path), PREFIX)
+    other = opened(tmp_path, binding="c" * 64)
+    assert other.longest(PREFIX.tokens, None) is None
+    assert len(files(tmp_path)) == 1
+    # Not even under a name of its own.
+    files(tmp_path)[0].rename(tmp_path / f"{'c' * 16}-1.kv")
+    other = opened(tmp_path, binding="c" * 64)
+    found = other.longest(PREFIX.tokens, None)
+    assert found is not None
+    got: list[Prefix | None] = []
+    other.read(found[0], got.append)
+    until(lambda: got)
+    assert got == [None] and files(tmp_path) == []
+
+
+def test_a_damaged_file_is_told_of_and_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored(opened(tmp_path), PREFIX)
+    path = files(tmp_path)[0]
+    path.write_bytes(b"LLORCHKV but nothing else that is right" * 3)
+    assert opened(tmp_path).longest(PREFIX.tokens, None) is None
+    told = capsys.readouterr()
+    assert "kv_store.ignored" in told.out + told.err and path.name in told.out + told.err
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770])
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(ConfigError, match=r"--kv-store .*chmod 700"):
+        opened(folder)
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match="--kv-store .* cannot be used"):
+        opened(tmp_path / "file" / "store")
+
+
+def test_an_unfinished_file_is_removed_once_it_is_old(tmp_path: Path) -> None:
+    opened(tmp_path)
+    for name, age in (("new.part", 0), ("old.part", 7200)):
+        (tmp_path / name).write_bytes(b"x")
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    opened(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["key", "new.part"]

@@ -1,0 +1,171 @@
+"""Between the slots and the store: which states are copied out and in, and when. Engine thread.
+
+A copy happens between two steps, so running streams wait for it: where it would take longer than
+`MOST_SECONDS` it is made when nothing runs. One state is on its way out at a time and one on its
+way in, so no more than two of them lie in memory.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from worker.engine.backend import Backend
+from worker.engine.kv_store.prefix_file import Prefix, usable
+from worker.engine.kv_store.store import Counts, KvStore
+from worker.engine.prefix_cache import MIN_SHARED_TOKENS, Match, Slot
+from worker.engine.sequence import Sequence
+from worker.engine.step import Snapshot
+
+MOST_SECONDS = 0.1
+"""That running streams wait for a copy, as far as can be told before it."""
+_FIRST_RATE = 256e6
+"""Bytes a second that a copy is expected to do before one was measured."""
+_PIECES_COST = 10
+"""Copying scattered cells takes so many times as long as counting their bytes does."""
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A prefix on its way to a sequence that waits for a slot."""
+
+    sequence: Sequence
+    prefix: Prefix | None = None
+    """Once it is there."""
+    is_done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Restorable:
+    """A stored prefix of which a sequence can use the first `length` tokens."""
+
+    prefix: Prefix
+    length: int
+    snapshot: Snapshot | None = None
+    """What it takes to go on from there."""
+
+
+class Keeper:
+    def __init__(
+        self, store: KvStore, backend: Backend, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store, self._backend, self._clock = store, backend, clock
+        self.call: Callable[[Callable[[], None]], None]
+        """Runs an action on the engine thread; set by the loop."""
+        self._rate = _FIRST_RATE
+        self.is_writing = False
+        self._too_long: dict[int, int] = {}
+        """Slots whose copy waits until nothing runs, and when they were last used."""
+        self._reading: _Reading | None = None
+
+    @property
+    def counts(self) -> Counts:
+        return self._store.counts
+
+    # --- out -------------------------------------------------------------------------------
+
+    def keep(self, slots: Iterable[Slot], *, is_busy: bool) -> None:
+        """Store the newest finished prefix that is not stored yet and can be copied now."""
+        if self.is_writing:
+            return
+        unsaved = [slot for slot in slots if slot.is_unsaved]
+        for slot in sorted(unsaved, key=lambda slot: slot.last_used, reverse=True):
+            if is_busy and self._too_long.get(slot.index) == slot.last_used:
+                continue
+            if not self._is_worth_it(slot):
+                slot.is_unsaved = False
+                continue
+            began = self._clock()
+            n_bytes = self._backend.state_bytes(slot.index)
+            counting = self._clock() - began
+            if is_busy and n_bytes / self._rate + _PIECES_COST * counting > MOST_SECONDS:
+                self._too_long[slot.index] = slot.last_used
+                continue
+            slot.is_unsaved = False
+            if self._copy(slot, n_bytes):
+                return
+
+    def _is_worth_it(self, slot: Slot) -> bool:
+        n_tokens = len(slot.kept)
+        if n_tokens < MIN_SHARED_TOKENS or not self._backend.can_cut(slot.index, n_tokens):
+            return False
+        return not self._store.has(slot.kept, slot.salt)
+
+    def _copy(self, slot: Slot, n_bytes: int) -> bool:
+        """Copy a state and hand it over; false where that cannot be done."""
+        whole = n_bytes + sum(len(each.state) for each in slot.snapshots)
+        if not 0 < whole <= self._store.largest_bytes:
+            return False
+        began = self._clock()
+        state = self._backend.state(slot.index, n_bytes)
+        self.copied(n_bytes, self._clock() - began)
+        if state is None:
+            return False
+        prefix = Prefix(array("i", slot.kept), state, tuple(slot.snapshots))
+        self.is_writing = True
+        self._store.write(prefix, slot.salt, lambda: self.call(self._written))
+        return True
+
+    def copied(self, n_bytes: int, seconds: float) -> None:
+        """Copies are expected to be as fast as the last one."""
+        self._rate = n_bytes / max(seconds, 1e-4)
+
+    def _written(self) -> None:
+        self.is_writing = False
+
+    # --- in --------------------------------------------------------------------------------
+
+    def awaits(self, sequence: Sequence, match: Match | None, *, is_busy: bool) -> bool:
+        """Whether a sequence has to wait for a longer beginning than the slots have of it; the
+        first call begins to read that."""
+        reading = self._reading
+        if reading is not None and reading.sequence is sequence:
+            return not reading.is_done
+        if sequence.was_looked_up:
+            return False
+        found = self._store.longest(sequence.tokens[:-1], sequence.request.cache_salt)
+        n_soon = match.n_soon if match is not None else 0
+        if found is not None and found[1] - n_soon >= MIN_SHARED_TOKENS:
+            entry = found[0]
+            if not is_busy or entry.state_bytes / self._rate <= MOST_SECONDS:
+                if reading is not None:
+                    return True  # one after another
+                begun = self._reading = _Reading(sequence)
+                self._store.read(entry, lambda prefix: self.call(lambda: _has_read(begun, prefix)))
+                sequence.was_looked_up = True
+                return True
+        sequence.was_looked_up = True
+        return False
+
+    @property
+    def is_reading(self) -> bool:
+        return self._reading is not None and not self._reading.is_done
+
+    def take(self, sequence: Sequence, match: Match | None) -> Restorable | None:
+        """What was read for a sequence, if it is more than the slots have of it."""
+        if self._reading is None or self._reading.sequence is not sequence:
+            return None
+        prefix, self._reading = self._reading.prefix, None
+        if prefix is None:
+            return None
+        cuts_anywhere = self._backend.cuts_anywhere
+        lengths = [each.length for each in prefix.snapshots]
+        prompt = array("i", sequence.tokens[:-1])
+        length = usable(prefix.tokens, lengths, prompt, cuts_anywhere)
+        if length < (match.n_ready if match is not None else 0) + MIN_SHARED_TOKENS:
+            return None
+        if cuts_anywhere or length == len(prefix.tokens):
+            return Restorable(prefix, length)
+        snapshot = next(each for each in prefix.snapshots if each.length == length)
+        return Restorable(prefix, length, snapshot)
+
+    def drop(self, sequence: Sequence) -> None:
+        """A sequence has ended before it got a slot."""
+        if self._reading is not None and self._reading.sequence is sequence:
+            self._reading = None
+
+
+def _has_read(reading: _Reading, prefix: Prefix | None) -> None:
+    reading.prefix, reading.is_done = prefix, True

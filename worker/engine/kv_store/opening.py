@@ -1,0 +1,65 @@
+"""How an engine comes to its store: the folder, and what its states depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+from worker.engine.backend import Backend
+from worker.engine.kv_store.keeper import Keeper
+from worker.engine.kv_store.store import KvStore
+from worker.models.checksum import sha256_of_file
+from worker.models.gguf.header import GgufHeader
+from worker.wire.engine_info import EngineInfo
+from worker.wire.engine_settings import EngineSettings
+
+_FORMAT = 1
+"""Of the files. A change of what is in them changes it."""
+_LENGTHS_DIFFER = "rope_factors_long"
+"""A tensor of models that turn positions by other angles where a sequence may be long."""
+
+
+def open_keeper(
+    header: GgufHeader, settings: EngineSettings, info: EngineInfo, backend: Backend
+) -> Keeper | None:
+    """The keeper of what an engine computes, if it is to be stored.
+
+    Raises:
+        ConfigError: the folder cannot be used, or others could put files into it.
+    """
+    if settings.kv_store is None or info.kv_store_bytes is None:
+        return None
+    store = KvStore(
+        Path(settings.kv_store).expanduser(),
+        info.kv_store_bytes,
+        cuts_anywhere=backend.cuts_anywhere,
+        bind=lambda folder: _binding(header, settings, info, folder),
+    )
+    return Keeper(store, backend)
+
+
+def _binding(header: GgufHeader, settings: EngineSettings, info: EngineInfo, hashes: Path) -> str:
+    """What its states depend on, as one hash: only an engine with the same one may read them.
+
+    Hashes the model, which takes seconds a gigabyte, or finds its hash in the folder `hashes`.
+
+    Raises:
+        OSError: a file of the model cannot be read.
+    """
+    adapter, split_into = info.model.adapter, 1 if info.kv_unified else info.slots
+    longest = info.kv_cells // split_into
+    parts = {
+        "format": _FORMAT,
+        "byteorder": sys.byteorder,
+        "versions": {name: v for name, v in info.versions.items() if name != "python"},
+        "backend": info.backend,
+        "model": [sha256_of_file(path, hashes) for path in header.parts],
+        "adapter": [sha256_of_file(Path(adapter.path), hashes), adapter.scale] if adapter else None,
+        "kv_type": settings.kv_type,
+        "flash_attention": settings.flash_attention,
+        "split_into": split_into,
+        "longest": longest if any(_LENGTHS_DIFFER in t.name for t in header.tensors) else None,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

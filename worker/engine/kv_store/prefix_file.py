@@ -1,0 +1,221 @@
+"""One finished prefix as a file: how it is written, and what is checked before it is believed.
+
+Magic, the length of a JSON header, the header, the tokens, the state of all memory, the snapshots,
+and an HMAC-SHA256 over all of that. The state goes to native code that trusts it, so the key is a
+secret of the folder: what was not written with it is not read. Blocking; on the store's threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import stat
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from worker.engine.prefix_cache import common_length
+from worker.engine.step import Snapshot
+
+SUFFIX, UNFINISHED = ".kv", ".part"
+_MAGIC = b"LLORCHKV"
+_MAC_BYTES = 32
+_MOST_HEADER_BYTES = 1 << 20
+_PIECE = 8 << 20
+"""Bytes that are written, read or hashed in one go, without the GIL."""
+
+
+class Damaged(Exception):
+    """The file is not what this worker wrote; `str` is a clause about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What it takes to go on from a sequence's first tokens."""
+
+    tokens: array[int]
+    state: memoryview
+    """Of all memory, after the last of them."""
+    snapshots: tuple[Snapshot, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Entry:
+    """What a file's first part tells, unproven until the file has been read."""
+
+    path: Path
+    size_bytes: int
+    salt: str
+    tokens: array[int]
+    state_bytes: int
+    snapshots: tuple[tuple[int, int], ...]
+    """The number of tokens and of bytes of each."""
+
+
+def usable(
+    tokens: array[int], snapshots: Iterable[int], prompt: array[int], cuts_anywhere: bool
+) -> int:
+    """How many of a prompt's first tokens stored ones can be gone on from: where their memory
+    cannot be cut back, all of them or as many as a snapshot has."""
+    n_common = common_length(tokens, prompt)
+    if cuts_anywhere or n_common == len(tokens):
+        return n_common
+    return max((length for length in snapshots if length <= n_common), default=0)
+
+
+def write(path: Path, prefix: Prefix, salt: str, key: bytes) -> Entry:
+    """Write a prefix under that name: whole, or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    state = prefix.state
+    sizes = tuple((each.length, len(each.state)) for each in prefix.snapshots)
+    header = json.dumps(
+        {"salt": salt, "tokens": len(prefix.tokens), "state": len(state), "snapshots": sizes}
+    ).encode()
+    head = _MAGIC + len(header).to_bytes(4, "little") + header + _little_endian(prefix.tokens)
+    parts = [memoryview(head), state, *(memoryview(each.state) for each in prefix.snapshots)]
+    unfinished = path.with_suffix(UNFINISHED)
+    descriptor = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "wb", buffering=0) as file:
+            mac = hmac.new(key, digestmod="sha256")
+            for piece in _pieces(parts):
+                mac.update(piece)
+                _write_all(file, piece)
+            _write_all(file, memoryview(mac.digest()))
+            size = file.tell()
+        os.replace(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
+    return Entry(path, size, salt, prefix.tokens, len(state), sizes)
+
+
+def read_entry(path: Path) -> Entry:
+    """
+    Raises:
+        Damaged: the file's first part does not fit the file.
+        OSError: it cannot be read.
+    """
+    with _opened(path) as file:
+        return _entry(path, os.fstat(file.fileno()).st_size, lambda n: _read_exactly(file, n))
+
+
+def read(entry: Entry, key: bytes) -> Prefix:
+    """The prefix that an entry tells of, proven to have been written with the key.
+
+    Raises:
+        Damaged: it was not.
+        OSError: it cannot be read.
+    """
+    with _opened(entry.path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != entry.size_bytes:
+            raise Damaged("its size has changed")
+        content = memoryview(bytearray(size))
+        for piece in _pieces([content]):
+            _read_into(file, piece)
+    body, written_mac = content[:-_MAC_BYTES], content[-_MAC_BYTES:]
+    mac = hmac.new(key, digestmod="sha256")
+    for piece in _pieces([body]):
+        mac.update(piece)
+    if not hmac.compare_digest(mac.digest(), written_mac):
+        raise Damaged("its checksum is wrong: it was changed, or written by another")
+    position = 0
+
+    def take(n_bytes: int) -> memoryview:
+        nonlocal position
+        position += n_bytes
+        return body[position - n_bytes : position]
+
+    proven = _entry(entry.path, size, take)
+    if (proven.salt, proven.tokens) != (entry.salt, entry.tokens):
+        raise Damaged("it has changed since it was found")
+    state = take(proven.state_bytes)
+    snapshots = tuple(Snapshot(n_tokens, bytes(take(n))) for n_tokens, n in proven.snapshots)
+    return Prefix(proven.tokens, state, snapshots)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """A regular file of this user that nobody else may touch."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        if path.is_symlink():
+            raise Damaged("it is a link") from error
+        raise
+    with open(descriptor, "rb", buffering=0) as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise Damaged("it is no regular file")
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise Damaged("it belongs to another user, or others may touch it")
+        yield file
+
+
+def _entry(path: Path, size: int, take: Callable[[int], memoryview]) -> Entry:
+    """What stands before the state; `take` gives the next so many bytes."""
+    start = len(_MAGIC) + 4
+    if size < start + _MAC_BYTES:
+        raise Damaged("it is too short")
+    head = take(start)
+    header_bytes = int.from_bytes(head[len(_MAGIC) :], "little")
+    if head[: len(_MAGIC)] != _MAGIC or header_bytes > min(_MOST_HEADER_BYTES, size):
+        raise Damaged("it does not begin as a stored prefix")
+    try:
+        fields = json.loads(bytes(take(header_bytes)))
+        salt, n_tokens, state_bytes = fields["salt"], fields["tokens"], fields["state"]
+        snapshots = tuple((length, n_bytes) for length, n_bytes in fields["snapshots"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise Damaged("its header is damaged") from None
+    counts = [n_tokens, state_bytes, *(n for pair in snapshots for n in pair)]
+    if not isinstance(salt, str) or not all(type(n) is int and n >= 0 for n in counts):
+        raise Damaged("its header is damaged")
+    body = 4 * n_tokens + state_bytes + sum(n_bytes for _, n_bytes in snapshots)
+    if start + header_bytes + body + _MAC_BYTES != size:
+        raise Damaged("it is cut off, or longer than its header says")
+    tokens = array("i", bytes(take(4 * n_tokens)))
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return Entry(path, size, salt, tokens, state_bytes, snapshots)
+
+
+def _pieces(parts: list[memoryview]) -> Iterator[memoryview]:
+    for part in parts:
+        for start in range(0, len(part), _PIECE):
+            yield part[start : start + _PIECE]
+
+
+def _write_all(file: BinaryIO, piece: memoryview) -> None:
+    while piece:
+        piece = piece[file.write(piece) :]
+
+
+def _read_exactly(file: BinaryIO, n_bytes: int) -> memoryview:
+    content = memoryview(bytearray(n_bytes))
+    _read_into(file, content)
+    return content
+
+
+def _read_into(file: BinaryIO, piece: memoryview) -> None:
+    while piece:
+        n_read = file.readinto(piece)  # type: ignore[attr-defined]
+        if not n_read:
+            raise Damaged("it is cut off")
+        piece = piece[n_read:]
+
+
+def _little_endian(tokens: array[int]) -> bytes:
+    copy = array("i", tokens)
+    if sys.byteorder == "big":
+        copy.byteswap()
+    return copy.tobytes()

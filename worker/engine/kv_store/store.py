@@ -1,0 +1,261 @@
+"""A folder of finished prefixes that outlive the engine: which there are, and how large they get.
+
+The engine thread asks and hands over; files are read and written on two threads of the store's own,
+at a low priority. Several workers may share a folder: each sees the others' files at its start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import stat
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.devices.plan.cells import LARGEST_SHARE
+from worker.engine.kv_store.prefix_file import (
+    SUFFIX,
+    UNFINISHED,
+    Damaged,
+    Entry,
+    Prefix,
+    read,
+    read_entry,
+    usable,
+    write,
+)
+from worker.errors import ConfigError
+from worker.observability.logs import get_logger
+
+log = get_logger()
+
+_KEY_BYTES = 32
+_OPENING_SECONDS = 1.0
+"""That a start waits for the store; it goes on opening beside."""
+_ABANDONED_SECONDS = 3600
+"""After which an unfinished file is nobody's."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Bytes since this engine's start; each is written by one thread alone."""
+
+    written: int = 0
+    read: int = 0
+    evicted: int = 0
+
+
+class KvStore:
+    def __init__(
+        self, folder: Path, limit_bytes: int, *, cuts_anywhere: bool, bind: Callable[[Path], str]
+    ) -> None:
+        """`bind` tells what this engine's states depend on; it is asked on a thread of the store.
+
+        Raises:
+            ConfigError: the folder cannot be used, or others could put files into it.
+        """
+        self._folder, self._limit_bytes = folder, limit_bytes
+        self._cuts_anywhere = cuts_anywhere
+        self._secret = _open(folder)
+        self._key, self._beginning = b"", ""
+        """Of this engine's files and their names; empty until its model is hashed."""
+        self._entries: dict[Path, Entry] = {}
+        self._lock = threading.Lock()
+        self.counts = Counts()
+        self._reader, self._writer = (
+            ThreadPoolExecutor(1, f"kv-store-{name}", initializer=_lower_priority)
+            for name in ("reader", "writer")
+        )
+        # A model that was hashed before is known at once, and with it the prefixes.
+        wait([self._writer.submit(self._find_entries, bind)], _OPENING_SECONDS)
+
+    @property
+    def largest_bytes(self) -> int:
+        """Of one prefix."""
+        return self._limit_bytes // LARGEST_SHARE
+
+    # --- on the engine thread --------------------------------------------------------------
+
+    def longest(self, prompt: Sequence[int], salt: str | None) -> tuple[Entry, int] | None:
+        """The entry with most of a prompt's first tokens, and how many it has of use."""
+        tokens, salt = array("i", prompt), self._salted(salt)
+        with self._lock:
+            entries = [each for each in self._entries.values() if each.salt == salt]
+        found = [(entry, self._usable(entry, tokens)) for entry in entries]
+        best = max(found, key=lambda pair: pair[1], default=None)
+        return best if best is not None and best[1] else None
+
+    def has(self, tokens: Sequence[int], salt: str | None) -> bool:
+        """Whether all of these tokens can be gone on from."""
+        found = self.longest(tokens, salt)
+        return found is not None and found[1] == len(tokens)
+
+    def read(self, entry: Entry, done: Callable[[Prefix | None], None]) -> None:
+        """Read a prefix; `done` gets it on the store's thread, or `None` where it is no good."""
+        self._reader.submit(lambda: done(self._read(entry)))
+
+    def write(self, prefix: Prefix, salt: str | None, done: Callable[[], None]) -> None:
+        """Write a prefix; `done` is called on the store's thread, whatever became of it."""
+
+        def task() -> None:
+            try:
+                self._write(prefix, self._salted(salt))
+            finally:
+                done()
+
+        self._writer.submit(task)
+
+    def _usable(self, entry: Entry, tokens: array[int]) -> int:
+        lengths = [length for length, _ in entry.snapshots]
+        return usable(entry.tokens, lengths, tokens, self._cuts_anywhere)
+
+    def _salted(self, salt: str | None) -> str:
+        """A salt as files have it: it may be a secret."""
+        return "" if salt is None else hmac.digest(self._secret, salt.encode(), "sha256").hex()
+
+    # --- on the store's threads ------------------------------------------------------------
+
+    def _find_entries(self, bind: Callable[[Path], str]) -> None:
+        try:
+            binding = bind(self._folder)
+            self._key = hmac.digest(self._secret, binding.encode(), "sha256")
+            self._beginning = binding[:16] + "-"
+            for path in self._folder.iterdir():
+                if path.suffix == UNFINISHED:
+                    self._remove_abandoned(path)
+                elif path.suffix == SUFFIX and path.name.startswith(self._beginning):
+                    self._take_in(path)
+        except OSError as error:
+            log.warning("kv_store.unusable", reason=str(error))
+            return
+        sizes = [entry.size_bytes for entry in self._entries.values()]
+        log.info("kv_store.opened", prefixes=len(sizes), bytes=sum(sizes))
+
+    def _take_in(self, path: Path) -> None:
+        try:
+            entry = read_entry(path)
+        except (Damaged, OSError) as fault:
+            self._ignore(path, fault)
+            return
+        with self._lock:
+            self._entries[path] = entry
+
+    def _read(self, entry: Entry) -> Prefix | None:
+        try:
+            prefix = read(entry, self._key)
+            os.utime(entry.path)
+        except (Damaged, OSError, MemoryError) as fault:
+            self._ignore(entry.path, fault)
+            return None
+        self.counts.read += entry.size_bytes
+        return prefix
+
+    def _write(self, prefix: Prefix, salt: str) -> None:
+        if not self._key:
+            return  # the reason was told
+        path = self._folder / f"{self._beginning}{secrets.token_hex(8)}{SUFFIX}"
+        expected = len(prefix.state) + sum(len(each.state) for each in prefix.snapshots)
+        try:
+            self._make_room(expected)
+            entry = write(path, prefix, salt, self._key)
+        except OSError as error:
+            log.warning("kv_store.write_failed", reason=str(error))
+            return
+        self.counts.written += entry.size_bytes
+        with self._lock:
+            shorter = [
+                path
+                for path, each in self._entries.items()
+                if each.salt == salt and each.tokens == entry.tokens[: len(each.tokens)]
+            ]
+            self._entries[path] = entry
+        for path in shorter:
+            self._remove(path)
+
+    def _make_room(self, n_bytes: int) -> None:
+        """Remove what was not used for longest, whoever wrote it."""
+        files = []
+        for path in self._folder.glob(f"*{SUFFIX}"):
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                files.append((status.st_mtime_ns, status.st_size, path))
+        total = sum(size for _, size, _ in files) + n_bytes
+        for _, size, path in sorted(files):
+            if total <= self._limit_bytes:
+                return
+            self._remove(path)
+            self.counts.evicted += size
+            total -= size
+
+    def _ignore(self, path: Path, fault: Exception) -> None:
+        """Say why a file is of no use, and remove it where it will never be of any."""
+        log.warning("kv_store.ignored", file=path.name, reason=str(fault))
+        if isinstance(fault, Damaged):
+            self._remove(path)
+        else:
+            with self._lock:
+                self._entries.pop(path, None)
+
+    def _remove(self, path: Path) -> None:
+        with self._lock:
+            self._entries.pop(path, None)
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+    def _remove_abandoned(self, path: Path) -> None:
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
+                path.unlink()
+
+
+def _open(folder: Path) -> bytes:
+    """Make the folder if need be, and check it; returns its secret, which it gets once."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise ConfigError(
+                f"--kv-store {folder}: others could put files into it; it must belong to this user "
+                "and be writable for nobody else (chmod 700).",
+                field="kv_store",
+            )
+        return _secret(folder / "key")
+    except OSError as error:
+        raise ConfigError(
+            f"--kv-store {folder} cannot be used: {error.strerror}.", field="kv_store"
+        ) from None
+
+
+def _secret(path: Path) -> bytes:
+    """Two workers that start at once agree on one: it appears whole, and never changes."""
+    if not path.exists():
+        made = path.with_name(f"key-{secrets.token_hex(8)}{UNFINISHED}")
+        descriptor = os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(_KEY_BYTES))
+        with contextlib.suppress(FileExistsError):
+            os.link(made, path)
+        made.unlink()
+    key = path.read_bytes()
+    if len(key) != _KEY_BYTES or path.stat().st_mode & 0o077:
+        raise ConfigError(
+            f'--kv-store {path.parent}: its file "key" is damaged or open to others; remove the '
+            "folder.",
+            field="kv_store",
+        )
+    return key
+
+
+def _lower_priority() -> None:
+    """The threads that compute go first."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
