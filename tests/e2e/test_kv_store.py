@@ -32,7 +32,8 @@ def kill(worker: WorkerProcess) -> None:
     worker.wait_ready(20)
 
 
-def check(start_worker: StartWorker, folder: Path, *flags: str) -> None:
+def check(start_worker: StartWorker, folder: Path, *flags: str) -> tuple[list[int], list[int]]:
+    """Returns what was said before the last turn, and after it."""
     flags = ("--kv-store", str(folder / "store"), "--context-length", "1024", *flags)
     running = start_worker(*flags)
     said, _ = turn(running, [], WORDS)
@@ -52,10 +53,7 @@ def check(start_worker: StartWorker, folder: Path, *flags: str) -> None:
     again, answer = turn(running, longer, " And then?")
     assert answer["timings"]["cache_n"] >= 0.95 * answer["tokens_evaluated"], answer
     assert running.stop() == 0
-
-    without = start_worker(*flags[2:])
-    assert turn(without, longer, " And then?")[0] == again
-    assert without.get("/info").json()["engine"]["kv"]["store_bytes"] is None
+    return longer, again
 
 
 def test_a_conversation_outlives_engine_and_worker(
@@ -67,7 +65,11 @@ def test_a_conversation_outlives_engine_and_worker(
 @pytest.mark.long
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_on_each_kind_of_memory(start_worker: StartWorker, tmp_path: Path, kind: Kind) -> None:
-    check(start_worker, tmp_path, "--model", str(random_model(kind)))
+    flags = ("--model", str(random_model(kind)), "--flash-attention", "off")
+    longer, again = check(start_worker, tmp_path, *flags)
+    without = start_worker("--context-length", "1024", *flags)
+    assert turn(without, longer, " And then?")[0] == again
+    assert without.get("/info").json()["engine"]["kv"]["store_bytes"] is None
 
 
 def test_a_folder_that_others_may_write_to_stops_the_start(
