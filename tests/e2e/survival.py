@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
@@ -151,12 +152,15 @@ def prompt(name: str) -> str:
     return f"Once upon a time, there was a gentle fox named {name}. {name} loved to"
 
 
-def run(rounds: int, folder: Path, cache_dir: Path) -> Figures:
+def run(rounds: int, folder: Path, cache_dir: Path, seconds: float = math.inf) -> Figures:
+    """So many rounds, or as many as begin within the seconds."""
+    end = time.monotonic() + seconds
     worker = WorkerProcess.start(*FLAGS, folder=folder, cache_dir=cache_dir)
     try:
         survival = Survival(worker)
         for _ in range(rounds):
-            survival.round()
+            if time.monotonic() < end:
+                survival.round()
         assert worker.stop() == 0, worker.stderr[-2000:]
         return survival.figures
     finally:
@@ -178,10 +182,12 @@ def shown(figures: Figures) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.e2e.survival")
     parser.add_argument("--rounds", type=int, default=200)
-    rounds: int = parser.parse_args().rounds
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no round after them")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "cache").mkdir()
-        figures = run(rounds, Path(name) / "worker", Path(name) / "cache")
+        folder, cache_dir = Path(name) / "worker", Path(name) / "cache"
+        figures = run(options.rounds, folder, cache_dir, options.seconds)
     print(shown(figures))
     return 1 if figures.broken or figures.wrong else 0
 
