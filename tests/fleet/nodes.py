@@ -1,7 +1,8 @@
 """Several Ray nodes on this machine: `python -m tests.fleet.nodes`, until stdin ends.
 
 A process of its own, so that a test's process has nothing of Ray. A head with the dashboard, whose
-address is one line of JSON, and three nodes with one `llorch_device` each.
+address is one line of JSON, and three nodes with one `llorch_device` each. Each line on stdin adds
+another node.
 """
 
 from __future__ import annotations
@@ -30,12 +31,16 @@ def main() -> None:
         initialize_head=True, head_node_args={**head, "object_store_memory": STORE_BYTES}
     )
 
-    for _ in range(NODES):
+    def add_node() -> None:
         cluster.add_node(
             num_cpus=1, resources={"llorch_device": 1}, object_store_memory=STORE_BYTES
         )
+
+    for _ in range(NODES):
+        add_node()
     print(json.dumps({"dashboard": f"http://127.0.0.1:{port}"}), file=answers, flush=True)
-    sys.stdin.read()
+    for _ in sys.stdin:
+        add_node()
     cluster.shutdown()
 
 

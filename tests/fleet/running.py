@@ -32,10 +32,11 @@ PATIENCE_SECONDS = 180.0
 class Running:
     """The cluster and the fleet on it."""
 
-    nodes: subprocess.Popen[str]
     environment: dict[str, str]
     folder: Path
     port: int
+    nodes: subprocess.Popen[str] | None = None
+    """`tests.fleet.nodes`, where the cluster is its."""
 
     @property
     def uri(self) -> str:
@@ -76,6 +77,18 @@ class Running:
         assert owner is not None
         return owner
 
+    def add_node(self) -> None:
+        """Another machine for the cluster, with one device; returns before it is there."""
+        assert self.nodes is not None and self.nodes.stdin is not None
+        self.nodes.stdin.write("add\n")
+        self.nodes.stdin.flush()
+
+    async def restored(self, replicas: int = 3, **settings: Any) -> None:
+        """The fleet as the file says, whatever a test before left."""
+        done = await asyncio.to_thread(self.up, file(replicas, **settings))
+        assert done.returncode == 0, done.stdout + done.stderr
+        await self.until(has(replicas))
+
     async def workers(self) -> list[dict[str, Any]]:
         told = await get(self.uri, "/health")
         workers: list[dict[str, Any]] = (told or {}).get("workers", [])
@@ -90,9 +103,44 @@ class Running:
         return time.monotonic() - began
 
 
+FLEET = """
+[[workers]]
+name = "tiny"
+device = "llorch_device"
+replicas = {replicas}
+surge = {surge}
+
+[workers.settings]
+threads = 1
+slots = {slots}
+max_queued_requests = {queue}
+drain_timeout = 20
+page = false
+"""
+
+
+def file(
+    replicas: int | str = 3, slots: int = 4, queue: int = 256, surge: bool = False, more: str = ""
+) -> str:
+    """A fleet file of one group; `more` comes last."""
+    told = {"replicas": replicas, "slots": slots, "queue": queue, "surge": str(surge).lower()}
+    return FLEET.format(**told) + more
+
+
 def has(n_workers: int) -> Callable[[list[dict[str, Any]]], bool]:
     """So many workers, all well."""
     return lambda workers: len(workers) == n_workers and all(each["well"] for each in workers)
+
+
+def has_gone(process: psutil.Process, seconds: float = PATIENCE_SECONDS) -> bool:
+    """Whether a process has ended, or ends in that time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        # One that nobody has waited for stays as a zombie where the init process is careless.
+        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 @contextmanager
@@ -115,7 +163,7 @@ def cluster(folder: Path) -> Iterator[Running]:
         told = nodes.stdout.readline()
         assert told, (folder / "nodes.log").read_text()[-3000:]
         environment["RAY_DASHBOARD_ADDRESS"] = json.loads(told)["dashboard"]
-        yield Running(nodes, environment, folder, free_port())
+        yield Running(environment, folder, free_port(), nodes)
     finally:
         nodes.stdin.close()
         nodes.wait(120)

@@ -11,7 +11,7 @@ from typing import Any
 
 from worker.fleet.gateway import Gateway
 from worker.fleet.settings import Fleet
-from worker.fleet.table import Table
+from worker.fleet.table import Table, Worker
 
 Script = Callable[["Conversation"], Awaitable[None]]
 SSE_HEAD = (
@@ -104,6 +104,8 @@ async def call(
     *,
     headers: Mapping[str, str] | None = None,
     leave_after_chunks: int | None = None,
+    client: tuple[str, int] = ("127.0.0.1", 1),
+    server: tuple[str, int] = ("127.0.0.1", 8000),
 ) -> Got:
     """One request; the client leaves after so many chunks, if that is given."""
     got, left = Got(), asyncio.Event()
@@ -132,9 +134,15 @@ async def call(
         "type": "http", "method": "GET" if body is None else "POST", "path": path,
         "raw_path": path.encode(), "query_string": b"", "http_version": "1.1",
         "headers": [(k.encode(), v.encode()) for k, v in given.items()],
+        "client": client, "server": server,
     }  # fmt: skip
     await gateway(scope, receive, send)
     return got
+
+
+def at(uris: Mapping[str, str], group: str = "tiny", n_slots: int = 4) -> list[Worker]:
+    """Workers for a table: id → where it listens."""
+    return [Worker(id, group, uri, n_slots) for id, uri in uris.items()]
 
 
 @asynccontextmanager
@@ -147,6 +155,7 @@ async def fleet_of(
         table = Table()
         for n, group in enumerate(groups):
             own = workers[n :: len(groups)]
-            table.replace(group, {f"{group}-{i}": worker.uri for i, worker in enumerate(own)})
+            uris = {f"{group}-{i}": worker.uri for i, worker in enumerate(own)}
+            table.replace(group, at(uris, group))
         fleet = Fleet.model_validate({"workers": [{"name": name} for name in groups]})
         yield Gateway(fleet, table), table, workers

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.fleet.affinity import bound, key_of, ranked
-from worker.fleet.table import Table
+from tests.fleet.scripted import at
+from worker.fleet.affinity import key_of, ranked
+from worker.fleet.table import Table, Worker
 
 NAMES = st.lists(st.text(min_size=1), min_size=2, max_size=8, unique=True)
 
@@ -55,26 +57,73 @@ def test_no_body_is_too_strange(value: object) -> None:
         key_of({name: value, "messages": [value, {"content": value}], "input": [value]})
 
 
-def test_the_bound_sends_what_is_too_much_to_the_next() -> None:
+def fleet_of(n_workers: int, n_slots: int = 4) -> Table:
     table = Table()
-    table.replace("tiny", {f"w{n}": f"http://127.0.0.1:{n}" for n in range(3)})
-    for n in range(1, 31):
-        worker = table.choose("tiny", "the same prompt", ())
-        assert worker is not None
-        worker.n_running += 1
-        loads = [each.n_running for each in table.workers()]
-        assert max(loads) <= bound(n, 3)
-    assert max(loads) <= 2 * sum(loads) / len(loads)
+    table.replace(
+        "tiny", at({f"w{n}": f"http://127.0.0.1:{n}" for n in range(n_workers)}, n_slots=n_slots)
+    )
+    return table
+
+
+def chosen(table: Table, key: str) -> Worker:
+    worker = table.choose("tiny", key, ())
+    assert worker is not None
+    return worker
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 9), st.integers(1, 16), st.integers(1, 80))
+def test_one_beginning_that_all_share_is_spread(
+    n_workers: int, n_slots: int, n_requests: int
+) -> None:
+    table = fleet_of(n_workers, n_slots)
+    for n in range(1, n_requests + 1):
+        chosen(table, "shared").running.append("shared")
+        if n >= n_workers:  # with fewer, one request is already more than twice the mean
+            loads = [len(worker.running) for worker in table.workers()]
+            assert max(loads) <= 2 * n / n_workers
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 8), st.randoms(use_true_random=False))
+def test_conversations_that_fit_the_slots_stay_where_they_are(
+    n_workers: int, n_slots: int, random: Random
+) -> None:
+    """In whichever order their turns come, also several at once."""
+    table = fleet_of(n_workers, n_slots)
+    names = [f"conversation {n}" for n in range(n_workers * n_slots)]
+    homes: dict[str, str] = {}
+    running: dict[str, Worker] = {}
+    for name in [*names, *random.choices(names, k=200)]:
+        if name in running:
+            running.pop(name).running.remove(name)
+        worker = chosen(table, name)
+        worker.running.append(name)
+        running[name] = worker
+        assert homes.setdefault(name, worker.id) == worker.id
+        while running and random.random() < 0.5:
+            ended = random.choice(sorted(running))
+            running.pop(ended).running.remove(ended)
+    assert set(Counter(homes.values()).values()) == {n_slots}
+
+
+def test_what_was_left_alone_for_longest_makes_room() -> None:
+    table = fleet_of(2, n_slots=1)
+    first, second = chosen(table, "a"), chosen(table, "b")
+    assert first is not second
+    assert chosen(table, "a") is first
+    assert chosen(table, "c") is second
+    assert list(second.kept) == ["c"]
 
 
 def test_whoever_was_tried_or_is_not_well_comes_last() -> None:
     table = Table()
-    table.replace("tiny", {"a": "http://h:1", "b": "http://h:2"})
+    table.replace("tiny", at({"a": "http://h:1", "b": "http://h:2"}))
     a, b = table.workers()
     a.rest()
     assert table.choose("tiny", None, ()) is b
     assert table.choose("tiny", None, {"b"}) is a
     assert table.choose("tiny", None, {"a", "b"}) is None
-    a.n_running = 3
-    table.replace("tiny", {"a": "http://h:1", "c": "http://h:3"})
-    assert [worker.n_running for worker in table.workers()] == [3, 0]
+    a.running += [None] * 3
+    table.replace("tiny", at({"a": "http://h:1", "c": "http://h:3"}))
+    assert [len(worker.running) for worker in table.workers()] == [3, 0]

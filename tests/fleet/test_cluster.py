@@ -10,66 +10,25 @@ import json
 import signal
 import statistics
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import psutil
 import pytest
 
 from tests.fleet.load import counted, crowd, job, stream
-from tests.fleet.running import PATIENCE_SECONDS, ROUNDS, Running, cluster, has
+from tests.fleet.running import PATIENCE_SECONDS, ROUNDS, Running, file, has, has_gone
 from worker.fleet.upstream import fetch
 
 pytestmark = [pytest.mark.long, pytest.mark.anyio]
-FLEET = """
-[[workers]]
-name = "tiny"
-device = "llorch_device"
-replicas = {replicas}
-
-[workers.settings]
-threads = 1
-slots = {slots}
-max_queued_requests = {queue}
-drain_timeout = 20
-page = false
-"""
 CLIENTS = 8
-
-
-def file(replicas: int = 3, slots: int = 4, queue: int = 256) -> str:
-    return FLEET.format(replicas=replicas, slots=slots, queue=queue)
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with cluster(tmp_path_factory.mktemp("fleet")) as running:
-        done = running.up(file())
-        assert done.returncode == 0, done.stdout + done.stderr
-        yield running
-        children = running.children()
-        assert running.command("down").returncode == 0
-        assert not any(process.is_running() for process in children.values())
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while left := running.processes():
-        assert time.monotonic() < deadline, left
-        time.sleep(0.5)
-    print("leaks: 0 processes of workers, raylets and HAProxy left")
-
-
-async def restored(running: Running, replicas: int = 3, **settings: int) -> None:
-    """The fleet as the file says, whatever a test before left."""
-    done = await asyncio.to_thread(running.up, file(replicas, **settings))
-    assert done.returncode == 0, done.stdout + done.stderr
-    await running.until(has(replicas))
 
 
 # --- faults ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("victim", ["child", "actor"])
+@pytest.mark.parametrize("victim", ["child", "actor", "node"])
 async def test_a_death_costs_at_most_the_victims_streams(running: Running, victim: str) -> None:
-    await restored(running)
+    await running.restored()
     seconds, n_streams = [], 0
     async with crowd(running.uri, CLIENTS, max_tokens=400) as outcomes:
         for _ in range(ROUNDS):
@@ -79,11 +38,16 @@ async def test_a_death_costs_at_most_the_victims_streams(running: Running, victi
                 busy = [each for each in await running.workers() if each["running"]]
             worker = max(busy, key=lambda each: each["running"])
             n_streams += worker["running"] + 1  # one may have come since
-            process = running.children()[worker["id"]]
-            (process if victim == "child" else running.actor(worker["id"])).kill()
+            child, actor = running.children()[worker["id"]], running.actor(worker["id"])
+            raylet = actor.parent()
+            assert raylet is not None and "raylet" in raylet.name()
+            {"child": child, "actor": actor, "node": raylet}[victim].kill()
+            if victim == "node":
+                running.add_node()
             await running.until(lambda workers, id=worker["id"]: all(  # type: ignore[misc]
                 each["id"] != id for each in workers))  # fmt: skip
             seconds.append(await running.until(has(3)))
+            assert await asyncio.to_thread(has_gone, child)
     counts = counted(outcomes)
     print(f"{victim} killed {ROUNDS} times: {counts}, whole again after "
           f"{', '.join(f'{each:.1f}' for each in seconds)} s")  # fmt: skip
@@ -93,7 +57,7 @@ async def test_a_death_costs_at_most_the_victims_streams(running: Running, victi
 
 
 async def test_a_stopped_worker_is_found(running: Running) -> None:
-    await restored(running)
+    await running.restored()
     async with crowd(running.uri, CLIENTS, max_tokens=400) as outcomes:
         await asyncio.sleep(1)
         worker = max(await running.workers(), key=lambda each: each["running"])
@@ -111,7 +75,7 @@ async def test_a_stopped_worker_is_found(running: Running) -> None:
 
 
 async def test_a_roll_fails_nobody_and_a_bad_model_takes_nothing_away(running: Running) -> None:
-    await restored(running)
+    await running.restored()
     before = {each["id"] for each in await running.workers()}
     async with crowd(running.uri, CLIENTS, max_tokens=100) as outcomes:
         began = time.monotonic()
@@ -136,7 +100,7 @@ async def test_a_roll_fails_nobody_and_a_bad_model_takes_nothing_away(running: R
 
 
 async def test_a_full_fleet_refuses_exactly_what_is_too_much(running: Running) -> None:
-    await restored(running, replicas=1, slots=4, queue=4)
+    await running.restored(replicas=1, slots=4, queue=4)
     asked = [stream(running.uri, job(f"Once {n}", 800)) for n in range(24)]
     outcomes = await asyncio.gather(*asked)
     refused = [outcome for outcome in outcomes if outcome.status == 503]
@@ -148,7 +112,7 @@ async def test_a_full_fleet_refuses_exactly_what_is_too_much(running: Running) -
 
 
 async def test_what_the_way_through_costs(running: Running) -> None:
-    await restored(running)
+    await running.restored()
     direct = (await running.workers())[0]["uri"]
     await stream(direct, job("Once", 5))
     firsts: dict[str, list[float]] = {"direct": [], "fleet": []}
@@ -186,7 +150,7 @@ def processes_between(running: Running) -> list[psutil.Process]:
 
 
 async def test_cancel_duplicate_and_disconnect_reach_the_worker(running: Running) -> None:
-    await restored(running)
+    await running.restored()
     port = running.port
     headers = [(b"content-type", b"application/json")]
     milliseconds = []

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 
-from tests.fleet.scripted import Conversation, call, fleet_of
-from worker.fleet import probing, relay
+from tests.fleet.scripted import Conversation, at, call, fleet_of
+from worker.fleet import probing, relay, upstream
+from worker.fleet.settings import Fleet
 
 pytestmark = pytest.mark.anyio
 
@@ -62,8 +64,8 @@ async def test_bytes_and_headers_pass() -> None:
 async def test_what_fails_before_the_first_token_is_tried_elsewhere() -> None:
     for fails in (vanishes, is_full, drains, crashes):
         async with fleet_of(fails, fails, answers) as (gateway, table, workers):
-            table.replace("tiny", {"a": workers[0].uri, "b": workers[2].uri})
-            table.workers()[1].n_running = 1  # so that the failing one is first
+            table.replace("tiny", at({"a": workers[0].uri, "b": workers[2].uri}))
+            table.workers()[1].running.append(None)  # so that the failing one is first
             got = await call(gateway, "/execute", {"job_id": "j"})
         assert (got.status, got.body) == (200, TOKEN + END), fails
         assert len(workers[0].requests) == 1, fails
@@ -71,8 +73,8 @@ async def test_what_fails_before_the_first_token_is_tried_elsewhere() -> None:
 
 async def test_nobody_listening_is_tried_elsewhere() -> None:
     async with fleet_of(answers) as (gateway, table, (worker,)):
-        table.replace("tiny", {"a": "http://127.0.0.1:1", "b": worker.uri})
-        table.workers()[1].n_running = 1
+        table.replace("tiny", at({"a": "http://127.0.0.1:1", "b": worker.uri}))
+        table.workers()[1].running.append(None)
         got = await call(gateway, "/execute", {"job_id": "j"})
         assert got.status == 200
         assert not table.workers()[0].is_well
@@ -99,10 +101,10 @@ async def test_a_full_fleet_says_so_at_once_in_the_callers_dialect() -> None:
 
 async def test_a_fleet_without_workers_is_waited_for() -> None:
     async with fleet_of(answers) as (gateway, table, (worker,)):
-        table.replace("tiny", {})
+        table.replace("tiny", at({}))
         waiting = asyncio.ensure_future(call(gateway, "/execute", JOB))
         await asyncio.sleep(0.3)
-        table.replace("tiny", {"new": worker.uri})
+        table.replace("tiny", at({"new": worker.uri}))
         assert (await waiting).status == 200
 
 
@@ -130,12 +132,12 @@ async def test_a_client_that_leaves_frees_its_worker() -> None:
         await call(gateway, "/execute", JOB, leave_after_chunks=1)
         async with asyncio.timeout(30):
             await gone.wait()
-        assert table.workers()[0].n_running == 0
+        assert table.workers()[0].running == []
 
 
 async def test_a_silent_worker_loses_its_requests() -> None:
     async with fleet_of(hangs, answers) as (gateway, table, (silent, _)):
-        table.workers()[1].n_running = 1
+        table.workers()[1].running.append(None)
         waiting = asyncio.ensure_future(call(gateway, "/execute", {"job_id": "j"}))
         while not silent.requests:
             await asyncio.sleep(0.01)
@@ -144,6 +146,28 @@ async def test_a_silent_worker_loses_its_requests() -> None:
         await probing._probe(table.workers()[0])
         got = await waiting
     assert (got.status, got.headers["x-llorch-worker"]) == (200, "tiny-1")
+
+
+@pytest.mark.parametrize("factor", [0.02, pytest.param(1, marks=pytest.mark.long)])
+async def test_one_that_takes_connections_and_says_nothing_is_found(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a stopped process does, or a machine whose disk is gone: its kernel still listens."""
+    for module, name in ((probing, "PROBE_EVERY_SECONDS"), (upstream, "FETCH_SECONDS")):
+        monkeypatch.setattr(module, name, factor * getattr(module, name))
+    async with fleet_of(hangs, answers) as (gateway, table, (silent, other)):
+        table.workers()[1].running.append(None)  # so that the silent one is first
+        watching = asyncio.create_task(probing.watch(table))
+        began = time.monotonic()
+        got = await call(gateway, "/execute", {"job_id": "j"})
+        seconds = time.monotonic() - began
+        watching.cancel()
+        assert got.status == 200 and got.body.endswith(TOKEN + END)
+        for worker in (silent, other):
+            assert len([each for each in worker.requests if "/execute" in each.line]) == 1
+        assert table.choose("tiny", None, ()) is table.workers()[1]
+    print(f"silent worker: its request was answered by another after {seconds:.1f} s")
+    assert seconds <= max(30 * factor, 10)
 
 
 async def test_a_long_prefill_keeps_its_client() -> None:
@@ -226,9 +250,31 @@ async def test_what_clients_may_not_do() -> None:
         assert worker.requests == []
 
 
+@pytest.mark.parametrize(
+    ("host", "peer", "status"),
+    [
+        ("127.0.0.1", "10.0.0.9", 403),
+        ("127.0.0.1", "10.0.0.5", 200),  # this machine, by the address that it has outside
+        ("127.0.0.1", "127.0.0.1", 200),
+        ("0.0.0.0", "10.0.0.9", 200),
+    ],
+)
+async def test_a_fleet_on_loopback_is_for_its_own_machine(
+    host: str, peer: str, status: int
+) -> None:
+    """Also on the ports of Serve's that stand open behind HAProxy."""
+    async with fleet_of(answers) as (gateway, _, (worker,)):
+        gateway.use(Fleet.model_validate({"host": host, "workers": [{"name": "tiny"}]}))
+        got = await call(gateway, "/execute", JOB, client=(peer, 5), server=("10.0.0.5", 30000))
+        assert got.status == status
+        assert len(worker.requests) == (status == 200)
+    if status == 403:
+        assert "`host` in its file opens it" in got.json["message"]
+
+
 async def test_states() -> None:
     async with fleet_of(answers) as (gateway, table, _):
         assert (await call(gateway, "/ready")).json["state"] == "idle"
-        table.replace("tiny", {})
+        table.replace("tiny", at({}))
         assert (await call(gateway, "/ready")).status == 503
         assert (await call(gateway, "/health")).status == 200

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from worker.errors import ConfigError
+from worker.fleet.autoscaling import REQUESTS, RequestsPerWorker
 from worker.fleet.deploy import configuration, rolled, scaled
 from worker.fleet.settings import Fleet, load
 
@@ -65,6 +68,12 @@ model = "hf:owner/repo@main::file=model.gguf"
         (WORKERS + "replica = 2", "workers[0].replica is not a field; did you mean replicas?"),
         (WORKERS + "replicas = 0", "workers[0].replicas"),
         (WORKERS + 'backend = "gpu"', "workers[0].backend: Input should be 'cpu', 'cuda'"),
+        (WORKERS + "replicas = [3, 1]", "workers[0].replicas: it is a whole number from"),
+        (WORKERS + "replicas = [1, 2, 3]", "or the least and the most, as [1, 3]"),
+        (WORKERS + "replicas = [0, 3]", "workers[0].replicas"),
+        (WORKERS + "[workers.scaling]\ntarget = 2", "workers[0]: scaling needs replicas with the"),
+        (WORKERS + "replicas = [1, 3]\n[workers.scaling]\ntargets = 2", "did you mean target?"),
+        (WORKERS + "replicas = [1, 3]\n[workers.scaling]\nup_delay = -1", "scaling.up_delay: Inp"),
         (WORKERS + "[workers.settings]\nslot = 1", "slot is not a setting of a worker; did you"),
         (WORKERS + "[workers.settings]\nslots = 0", "--slots is 0; it must be at least 1"),
         (WORKERS + "[workers.settings]\nport = 1", "port is not for the file: the fleet sets it"),
@@ -100,6 +109,47 @@ def test_another_number_of_workers_rolls_nobody() -> None:
             assert old.get(name) == new.get(name)
 
 
+def scaling(**fields: object) -> Fleet:
+    return fleet(replicas=[1, 3], settings={"slots": 5}, **fields)
+
+
+def test_the_load_decides_between_the_least_and_the_most() -> None:
+    def deployment(fleet: Fleet) -> dict[str, Any]:
+        (found,) = configuration(fleet, {})["applications"][0]["deployments"]
+        return dict(found)
+
+    given = scaling(scaling={"target": 7, "up_delay": 1, "down_delay": 20}, surge=True)
+    found = deployment(given)
+    assert "num_replicas" not in found and found["max_surge_percent"] == 1
+    config = found["autoscaling_config"]
+    assert (config["min_replicas"], config["max_replicas"]) == (1, 3)
+    assert (config["upscale_delay_s"], config["downscale_delay_s"]) == (1, 20)
+    assert config["policy"]["policy_kwargs"] == {"target": 7}
+    assert given.workers[0].max_workers == 4
+    default = deployment(scaling())
+    assert default["max_surge_percent"] == 0
+    assert default["autoscaling_config"]["policy"]["policy_kwargs"] == {"target": 4}
+    # What says how many there are rolls nobody.
+    args = [configuration(each, {})["applications"][0]["args"] for each in (given, scaling())]
+    assert (
+        args[0]
+        == args[1]
+        == configuration(fleet(settings={"slots": 5}), {})["applications"][0]["args"]
+    )
+
+
+def test_the_policy_counts_what_all_workers_report() -> None:
+    policy = RequestsPerWorker(target=4)
+
+    def wanted(reported: dict[str, float]) -> float:
+        told = {REQUESTS: reported} if reported else {}
+        return policy(SimpleNamespace(aggregated_metrics=told, target_num_replicas=2))[0]
+
+    assert wanted({"a": 8, "b": 4}) == 3
+    assert wanted({"a": 0, "b": 0}) == 0
+    assert wanted({}) == 2
+
+
 def test_a_roll_and_a_failed_start_differ_from_what_was() -> None:
     before = configuration(fleet(), {})
     again = rolled(before, "tiny")
@@ -113,7 +163,12 @@ def test_a_roll_and_a_failed_start_differ_from_what_was() -> None:
 def test_scale_says_a_number() -> None:
     before = configuration(fleet(replicas=3), {})
     after = scaled(before, "tiny", 2)
-    assert after["applications"][0]["deployments"] == [{"name": "worker", "num_replicas": 2}]
+    (deployment,) = after["applications"][0]["deployments"]
+    assert deployment["num_replicas"] == 2
+    (deployment,) = scaled(configuration(scaling(), {}), "tiny", 2)["applications"][0][
+        "deployments"
+    ]
+    assert deployment["num_replicas"] == 2 and "autoscaling_config" not in deployment
     with pytest.raises(ConfigError, match="no workers named 'big'; it has tiny"):
         scaled(before, "big", 2)
 

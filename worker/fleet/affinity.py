@@ -3,7 +3,8 @@
 Rendezvous hashing (Thaler and Ravishankar, 1998) over the prompt's first block: each worker gets a
 number from the key and its own name, and the highest wins. When a worker comes or goes, only its
 own keys move. A bound on each worker's part of the load (after Mirrokni, Thorup and Zadimoghaddam,
-2018) sends what is too much for the first choice to the second. Pure functions.
+2018) sends what is too much for the first choice to the second. Pure functions; `table` has what
+they are asked about.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Any
 BLOCK_CHARS = 256
 """Of a raw prompt. Of a chat, the system's and the first user's message: those stay as they are
 while it goes on, whatever their length."""
-SPREAD = 2.0
+SPREAD = 1.25
 """How many times the mean load one worker may have before its keys go to the next."""
 
 
 def key_of(body: Mapping[str, Any]) -> str | None:
-    """What a request's prompt begins with; `None` where it has none that is known."""
+    """A hash of what a request's prompt begins with; `None` where it has none that is known."""
     salt = body.get("cache_salt")
     parts = [salt] if isinstance(salt, str) else []
     match body:
@@ -37,7 +38,7 @@ def key_of(body: Mapping[str, Any]) -> str | None:
             parts.append(repr(tokens[:BLOCK_CHARS]))
         case _:
             return None
-    return "\0".join(parts)
+    return blake2b("\0".join(parts).encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 def ranked(key: str, names: Iterable[str]) -> list[str]:
@@ -48,7 +49,7 @@ def ranked(key: str, names: Iterable[str]) -> list[str]:
 def bound(n_requests: int, n_workers: int) -> int:
     """Requests that one of the workers may have when all together have this many, the new one
     among them."""
-    return max(2, math.ceil(SPREAD * n_requests / n_workers))
+    return math.ceil(SPREAD * n_requests / n_workers)
 
 
 def _weight(key: str, name: str) -> bytes:

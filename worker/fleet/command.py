@@ -15,7 +15,7 @@ from typing import NoReturn
 from worker.errors import ConfigError, ModelError, WorkerError
 from worker.fleet import deploy
 from worker.fleet.cluster import START_SECONDS, Cluster, LocalNode, NoCluster, require_ray
-from worker.fleet.settings import Fleet, WorkerGroup, load
+from worker.fleet.settings import MAX_REPLICAS, Fleet, WorkerGroup, load
 
 POLL_SECONDS = 0.5
 
@@ -54,7 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="show the workers and their states")
     status.add_argument("--json", action="store_true", help="as JSON")
     status.set_defaults(act=_status)
-    scale = commands.add_parser("scale", help="run so many workers")
+    scale = commands.add_parser(
+        "scale", help="run so many workers, until the next `up`, also where the load decided"
+    )
     scale.add_argument("count", type=_count, metavar="N")
     scale.add_argument("--model", metavar="NAME", help="of this name; needed if there are several")
     scale.set_defaults(act=_scale)
@@ -152,7 +154,7 @@ def _devices(groups: Iterable[WorkerGroup]) -> dict[str, float]:
     counted: dict[str, float] = {}
     for group in groups:
         if group.device not in (None, "GPU", "CPU"):
-            counted[group.device] = counted.get(group.device, 0) + group.replicas
+            counted[group.device] = counted.get(group.device, 0) + group.max_workers
     return counted
 
 
@@ -187,8 +189,8 @@ def _running_fleet(cluster: Cluster) -> deploy.Config:
 
 def _count(text: str) -> int:
     """A number of workers, for argparse."""
-    if not text.isdecimal() or not 1 <= int(text) <= 1000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 1000")
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_REPLICAS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {MAX_REPLICAS}")
     return int(text)
 
 

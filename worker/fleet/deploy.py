@@ -11,11 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from worker.errors import ConfigError
-from worker.fleet.settings import Fleet, WorkerGroup
+from worker.fleet.settings import Fleet, Scaling, WorkerGroup
 
 GATEWAY = "gateway"
 SECRETS = ("LLORCH_WORKER_TOKEN", "HF_TOKEN")
 """Variables of `up` that workers and gateways get."""
+REPORT_SECONDS = 1.0
+"""Between two reports of a replica's load; Serve's default of 10 scales down under full load."""
+LOOK_BACK_SECONDS = 4.0
+"""Of which the load is the mean."""
+TARGET_OF_SLOTS = 0.8
+"""Of a worker's slots, the part that is taken at the load it should have."""
 Config = dict[str, Any]
 
 
@@ -44,7 +50,7 @@ def configuration(
             "import_path": "worker.fleet.app:workers",
             "runtime_env": runtime_env,
             "args": {"group": _alike(group), "generation": generation(group.name)},
-            "deployments": [{"name": "worker", "num_replicas": group.replicas}],
+            "deployments": [_deployment(group)],
         }
         for group in fleet.workers
     ]
@@ -93,7 +99,16 @@ def names_of(config: Config) -> list[str]:
 
 def scaled(config: Config, name: str, count: int) -> Config:
     """The same with so many workers of a group, whatever the file said."""
-    return _changed(config, name, {"deployments": [{"name": "worker", "num_replicas": count}]})
+    fixed = [
+        {
+            **{key: value for key, value in each.items() if key != "autoscaling_config"},
+            "num_replicas": count,
+        }
+        for app in config["applications"]
+        if app["name"] == name
+        for each in app["deployments"]
+    ]
+    return _changed(config, name, {"deployments": fixed})
 
 
 def rolled(config: Config, name: str) -> Config:
@@ -115,7 +130,33 @@ def _changed(config: Config, name: str, change: Config) -> Config:
 
 def _alike(group: WorkerGroup) -> Config:
     """A group without its number, which changes without a roll."""
-    return group.model_dump(mode="json", exclude={"replicas"})
+    return group.model_dump(mode="json", exclude={"replicas", "scaling", "surge"})
+
+
+def _deployment(group: WorkerGroup) -> Config:
+    """How many workers of a group there are, and how they are replaced."""
+    # Percent of the number, rounded up to a whole worker: one up to a hundred.
+    settings: Config = {"name": "worker", "max_surge_percent": int(group.surge)}
+    if isinstance(group.replicas, int):
+        return {**settings, "num_replicas": group.replicas}
+    least, most = group.replicas
+    scaling = group.scaling or Scaling()
+    target = scaling.target or TARGET_OF_SLOTS * group.n_slots
+    return {
+        **settings,
+        "autoscaling_config": {
+            "min_replicas": least,
+            "max_replicas": most,
+            "upscale_delay_s": scaling.up_delay,
+            "downscale_delay_s": scaling.down_delay,
+            "metrics_interval_s": REPORT_SECONDS,
+            "look_back_period_s": LOOK_BACK_SECONDS,
+            "policy": {
+                "policy_function": "worker.fleet.autoscaling:RequestsPerWorker",
+                "policy_kwargs": {"target": target},
+            },
+        },
+    }
 
 
 @dataclass(frozen=True, slots=True)

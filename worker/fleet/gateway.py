@@ -210,11 +210,11 @@ class Gateway:
         n_well = sum(worker.is_well for worker in workers)
         told: dict[str, Any] = {"status": "healthy"}
         if path in _READY:
-            state = "loading" if not n_well else "busy" if any(w.n_running for w in workers) else ""
+            state = "loading" if not n_well else "busy" if any(w.running for w in workers) else ""
             told = {"ready": n_well > 0, "state": state or "idle"}
         told["workers"] = [
             {
-                "id": worker.id, "model": worker.group, "running": worker.n_running,
+                "id": worker.id, "model": worker.group, "running": len(worker.running),
                 "well": worker.is_well, **({"uri": worker.uri} if self._is_open else {}),
             }
             for worker in workers

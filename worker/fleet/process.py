@@ -82,6 +82,14 @@ class WorkerProcess:
             return None
         return await fetch(("127.0.0.1", self.port), "GET", path)
 
+    async def n_requests(self) -> int | None:
+        """The worker's requests, waiting and running; `None` if it does not answer."""
+        answer = await self.ask("/health")
+        if answer is None:
+            return None
+        state: dict[str, int] = json.loads(answer[1])
+        return state["running"] + state["queued"]
+
     async def check(self) -> None:
         """
         Raises:

@@ -105,7 +105,7 @@ class Relay:
         """Whether the request has had its answer from this worker."""
         ask = self._ask
         ask.worker = worker
-        worker.n_running += 1
+        worker.running.append(ask.key)
         exchange: Exchange | None = None
         try:
             headers = passed_on(ask.headers, worker.uri.removeprefix("http://"))
@@ -122,7 +122,7 @@ class Relay:
             return False
         finally:
             ask.worker = None
-            worker.n_running -= 1
+            worker.running.remove(ask.key)
             if exchange is not None:
                 worker.aborts.discard(exchange.abort)
                 exchange.abort()

@@ -15,11 +15,12 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 from starlette.types import Message, Receive, Scope, Send
 
+from worker.fleet.autoscaling import REQUESTS
 from worker.fleet.gateway import Gateway
 from worker.fleet.probing import watch
 from worker.fleet.process import WorkerProcess
 from worker.fleet.settings import Fleet, WorkerGroup
-from worker.fleet.table import Table
+from worker.fleet.table import Table, Worker
 
 ASK_EVERY_SECONDS = 0.5
 """Between a gateway's questions who is there."""
@@ -31,6 +32,7 @@ class WorkerReplica:
 
     async def __init__(self, group: dict[str, Any]) -> None:  # type: ignore[misc]
         self._group = WorkerGroup.model_validate(group)
+        self._n_slots = self._group.n_slots
         id = serve.get_replica_context().replica_id.unique_id
         self._id = f"{self._group.name}-{id}"
         address = ray.util.get_node_ip_address()
@@ -46,9 +48,14 @@ class WorkerReplica:
             self._process.kill()
             raise
 
-    def whereabouts(self) -> tuple[str, str]:
-        """Id and uri of the worker."""
-        return self._id, f"http://{self._address}:{self._process.port}"
+    def whereabouts(self) -> tuple[str, str, int]:
+        """Id, uri and slots of the worker."""
+        return self._id, f"http://{self._address}:{self._process.port}", self._n_slots
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve once a second, where the load decides how many workers there are."""
+        n_requests = await self._process.n_requests()
+        return {} if n_requests is None else {REQUESTS: n_requests}
 
     async def check_health(self) -> None:
         await self._process.check()
@@ -89,7 +96,7 @@ class _Application:
         names = {group.name for group in fleet.workers}
         for gone in self._listening.keys() - names:
             self._listening.pop(gone).cancel()
-            self._table.replace(gone, {})
+            self._table.replace(gone, [])
         for name in names - self._listening.keys():
             self._listening[name] = asyncio.ensure_future(_listen(name, self._table))
 
@@ -122,5 +129,6 @@ async def _listen(group: str, table: Table) -> None:
                 told = await answers.results_async(timeout_s=10, return_exceptions=True)
             except (RayServeException, ray.exceptions.RayError):
                 told = []  # there is none
-            table.replace(group, dict(each for each in told if isinstance(each, tuple)))
+            there = [each for each in told if isinstance(each, tuple)]
+            table.replace(group, [Worker(id, group, uri, n_slots) for id, uri, n_slots in there])
         await asyncio.sleep(ASK_EVERY_SECONDS)

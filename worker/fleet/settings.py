@@ -19,7 +19,8 @@ from worker.settings import FIELDS, Settings
 from worker.wire.engine_settings import BackendName
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
-Count = Annotated[int, Field(ge=1, le=1000)]
+MAX_REPLICAS = 1000
+Seconds = Annotated[float, Field(ge=0, le=86_400)]
 Value = bool | int | float | str | list[str]
 
 OURS = frozenset(
@@ -27,6 +28,19 @@ OURS = frozenset(
     + tuple(name for name in FIELDS if name.startswith(("callback_", "heartbeat_")))
 )
 """Settings of a worker that the fleet gives it."""
+
+
+class Scaling(BaseModel):
+    """How a group finds its number of workers, where the file gives the least and the most."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    target: Annotated[float, Field(gt=0, le=10_000)] | None = None
+    """Requests, waiting and running, that each worker should have; without it 0.8 of its slots."""
+    up_delay: Seconds = 10.0
+    """For how long there must have been too many before workers are added."""
+    down_delay: Seconds = 300.0
+    """For how long there must have been too few before workers are drained."""
 
 
 class WorkerGroup(BaseModel):
@@ -39,11 +53,28 @@ class WorkerGroup(BaseModel):
     backend: BackendName = "cpu"
     model: str | None = None
     """As `llorch-<backend> --model` takes it; without it the bundled tiny model."""
-    replicas: Count = 1
+    replicas: int | tuple[int, int] = 1
+    """So many workers, or the least and the most, between which the load decides."""
+    scaling: Scaling | None = None
+    surge: bool = False
+    """Whether a roll starts a new worker before it stops an old one. That takes a free device, and
+    a roll waits until there is one."""
     device: str | None = Field(None, min_length=1, max_length=100)
     """Ray's name of the resource that each replica takes one of; without it `GPU` for CUDA."""
     settings: dict[str, Value] = {}
     """Any other setting of the worker."""
+
+    @field_validator("replicas", mode="plain")
+    @classmethod
+    def _is_a_number_or_two(cls, given: object) -> int | tuple[int, int]:
+        match given:
+            case int() if not isinstance(given, bool) and 1 <= given <= MAX_REPLICAS:
+                return given
+            case [int() as least, int() as most] if 1 <= least < most <= MAX_REPLICAS:
+                return least, most
+        raise ValueError(
+            f"it is a whole number from 1 to {MAX_REPLICAS}, or the least and the most, as [1, 3]"
+        )
 
     @field_validator("settings")
     @classmethod
@@ -66,6 +97,23 @@ class WorkerGroup(BaseModel):
             raise ValueError(error.message) from None
         return self
 
+    @model_validator(mode="after")
+    def _scales_if_it_may(self) -> Self:
+        if isinstance(self.replicas, int):
+            if self.scaling is not None:
+                raise ValueError("scaling needs replicas with the least and the most, as [1, 3]")
+        return self
+
+    @property
+    def max_workers(self) -> int:
+        """As many as run at once at most."""
+        return (self.replicas if isinstance(self.replicas, int) else self.replicas[1]) + self.surge
+
+    @property
+    def n_slots(self) -> int:
+        """Requests that one worker runs at once."""
+        return self._worker_settings.engine.slots
+
     @property
     def resources(self) -> dict[str, Any]:
         """Ray's options of an actor that owns one such worker."""
@@ -80,7 +128,11 @@ class WorkerGroup(BaseModel):
 
     @property
     def drain_seconds(self) -> float:
-        return Settings.load(self.backend, self.settings).drain_timeout
+        return self._worker_settings.drain_timeout
+
+    @property
+    def _worker_settings(self) -> Settings:
+        return Settings.load(self.backend, self.settings)
 
     def arguments(self) -> list[str]:
         """The command line of one worker, without what differs between replicas."""
@@ -159,7 +211,9 @@ def _told(error: ValidationError) -> str:
     for step in first["loc"]:
         place += f"[{step}]" if isinstance(step, int) else f".{step}" if place else str(step)
     if first["type"] == "extra_forbidden":
-        model = WorkerGroup if place.startswith("workers[") else Fleet
+        model: type[BaseModel] = WorkerGroup if place.startswith("workers[") else Fleet
+        if ".scaling." in place:
+            model = Scaling
         hint = closest(place.rpartition(".")[2], list(model.model_fields))
         return f"{place} is not a field{hint}"
     message = first["msg"].removeprefix("Value error, ").rstrip(".")

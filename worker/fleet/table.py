@@ -1,13 +1,13 @@
 """The workers as one gateway knows them, and which of them gets a request.
 
-Ray tells who is there (`directory`); what each has to do, and whether it can be reached, the
-gateway sees itself. Replaced as a whole from Ray's thread, read on the gateway's event loop.
+Ray tells who is there; what each has to do, and whether it can be reached, the gateway sees itself.
+Everything here runs on the gateway's event loop.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -24,8 +24,12 @@ class Worker:
     id: str
     group: str
     uri: str
-    n_running: int = 0
-    """Requests that this gateway has there."""
+    n_slots: int
+    """Requests that it runs at once; each slot keeps what it computed until it is needed."""
+    running: list[str | None] = field(default_factory=list)
+    """The keys of the requests that this gateway has there."""
+    kept: dict[str, float] = field(default_factory=dict)
+    """Keys that its slots should hold, the least recently used first, and when each was used."""
     misses: int = 0
     """Probes in a row that it has not answered."""
     rests_until: float = 0.0
@@ -44,6 +48,13 @@ class Worker:
     def is_well(self) -> bool:
         return self.misses == 0 and time.monotonic() >= self.rests_until
 
+    def keep(self, key: str) -> None:
+        """A request with this key goes there, into the slot that was left alone for longest."""
+        self.kept.pop(key, None)
+        self.kept[key] = time.monotonic()
+        if len(self.kept) > self.n_slots:
+            del self.kept[next(iter(self.kept))]
+
 
 class Table:
     """All workers, by their groups."""
@@ -51,12 +62,10 @@ class Table:
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, Worker]] = {}
 
-    def replace(self, group: str, uris: Mapping[str, str]) -> None:
-        """The group's workers are now these: id → uri. Who is known keeps what is known of it."""
+    def replace(self, group: str, workers: Iterable[Worker]) -> None:
+        """The group's workers are now these. Who is known keeps what is known of it."""
         known = self._groups.get(group, {})
-        self._groups[group] = {
-            id: known[id] if id in known else Worker(id, group, uri) for id, uri in uris.items()
-        }
+        self._groups[group] = {worker.id: known.get(worker.id, worker) for worker in workers}
 
     def workers(self, group: str | None = None) -> list[Worker]:
         groups = self._groups.values() if group is None else [self._groups.get(group, {})]
@@ -69,10 +78,41 @@ class Table:
         candidates = [worker for worker in left if worker.is_well] or left
         if not candidates:
             return None
-        if key is not None:
-            by_id = {worker.id: worker for worker in candidates}
-            limit = bound(sum(w.n_running for w in candidates) + 1, len(candidates))
-            for id in ranked(key, by_id):
-                if by_id[id].n_running < limit:
-                    return by_id[id]
-        return min(candidates, key=lambda worker: (worker.n_running, worker.id))
+        if key is None:
+            return _least_loaded(candidates)
+        most = bound(sum(len(worker.running) for worker in candidates) + 1, len(candidates))
+        worker = _holder(key, candidates, most) or _newcomer(key, candidates, most)
+        worker.keep(key)
+        return worker
+
+
+def _holder(key: str, candidates: Iterable[Worker], most: int) -> Worker | None:
+    """The worker that has last computed what begins with this key, unless it has too much to do.
+
+    The next turn of a conversation, which has none running, may take any free slot there. Requests
+    with one key that run at once share a beginning, and that is worth computing on each worker.
+    """
+    holders = [worker for worker in candidates if key in worker.kept]
+    for worker in sorted(holders, key=lambda worker: worker.kept[key], reverse=True):
+        limit = most if key in worker.running else max(most, worker.n_slots)
+        if len(worker.running) < limit:
+            return worker
+    return None
+
+
+def _newcomer(key: str, candidates: list[Worker], most: int) -> Worker:
+    """The first worker in the key's order with a slot to spare for it; where all slots keep
+    something, the one whose slot was left alone for longest."""
+    light = [worker for worker in candidates if len(worker.running) < most]
+    is_shared = any(key in worker.running for worker in candidates)
+    for workers in [light] if is_shared else [light, candidates]:
+        spare = {worker.id: worker for worker in workers if len(worker.kept) < worker.n_slots}
+        if spare:
+            return spare[ranked(key, spare)[0]]
+    if not light:
+        return _least_loaded(candidates)
+    return min(light, key=lambda worker: next(iter(worker.kept.values())))
+
+
+def _least_loaded(workers: Iterable[Worker]) -> Worker:
+    return min(workers, key=lambda worker: (len(worker.running), worker.id))
