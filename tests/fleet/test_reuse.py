@@ -50,8 +50,12 @@ async def converse(client: httpx.AsyncClient, number: int, turns: list[dict[str,
 
 @pytest.mark.parametrize("at_once", [3 * SLOTS, 4], ids=["all at once", "four at a time"])
 async def test_conversations_find_what_they_have_computed(running: Running, at_once: int) -> None:
-    """As many as there are slots: each of them fits exactly one."""
-    await running.restored(3, slots=SLOTS)
+    """As many as there are slots: each of them fits exactly one.
+
+    With one KV pool: with a part of it for each slot a worker moves running streams together, over
+    what idle slots keep, because each gap between them costs a pass over the weights.
+    """
+    await running.restored(3, slots=SLOTS, more="kv_unified = true")
     turns: list[dict[str, Any]] = []
     gate = asyncio.Semaphore(at_once)
 
@@ -77,6 +81,7 @@ async def test_conversations_find_what_they_have_computed(running: Running, at_o
           f"{len(found)} of {len(later)} turns found their beginning, {hits:.0f} tokens; "
           f"{stayed - 3 * SLOTS} moved; requests per worker {sorted(load.values())}")  # fmt: skip
     assert len(found) >= 0.95 * len(later)
+    assert stayed == 3 * SLOTS
     assert max(load.values()) <= 2 * sum(load.values()) / 3
 
 
@@ -96,7 +101,7 @@ async def test_one_beginning_that_most_share_does_not_fill_one_worker(running: R
     async def watch() -> None:
         while True:
             loads = [each["running"] for each in await running.workers()]
-            if sum(loads) >= 3:
+            if sum(loads) >= 9:
                 busiest.append(max(loads) / (sum(loads) / len(loads)))
             await asyncio.sleep(0.05)
 
