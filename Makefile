@@ -72,7 +72,7 @@ page-test: setup ## the page in headless Chromium: streamed, stopped, attacked, 
 ray: setup ## install Ray Serve into .venv, for llorch-ray
 	$(VENV)/bin/pip install --quiet --require-hashes --requirement builds/locks/fleet.txt
 
-fleet-test: ray ## a real fleet on one machine: kills, rolls, overload, cancels, with figures (ROUNDS=20 for the full number)
+fleet-test: ray ## a real fleet on one machine: kills, rolls, load, overload, cancels, with figures (ROUNDS=20 for the full number)
 	$(VENV)/bin/pytest -m long -rP tests/fleet
 
 gpu-report: setup ## the half hour on a GPU: build, prove, try, measure (BACKEND=cpu GPU=--short rehearses it)

@@ -19,7 +19,7 @@ from tests.fleet.load import counted, crowd, job, stream
 from tests.fleet.running import PATIENCE_SECONDS, ROUNDS, Running, file, has, has_gone
 from worker.fleet.upstream import fetch
 
-pytestmark = [pytest.mark.long, pytest.mark.anyio]
+pytestmark = [pytest.mark.long, pytest.mark.anyio, pytest.mark.timeout(300 + 90 * ROUNDS)]
 CLIENTS = 8
 
 
