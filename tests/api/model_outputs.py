@@ -54,6 +54,7 @@ TAG_2 = (
     "<tool_call>\n<function=special_2>\n<parameter=arg1>\n1\n</parameter>\n"
     "<parameter=arg2>\n2\n</parameter>\n</function>\n</tool_call>"
 )
+M3, M, FUNCTIONARY = "MiniMax-M3", "]<]minimax[>[", "meetkai-functionary-medium-v3.2"
 KIMI_CALL = "<|tool_call_begin|>functions.special:0<|tool_call_argument_begin|>"
 
 CASES = [
@@ -111,6 +112,49 @@ CASES = [
         calls=ONE,
         prompt_end="<think>\n",
     ),
+    Case(
+        M3,
+        f'<mm:think>Let me check</mm:think>{M}<tool_call>\n{M}<invoke name="get_time">'
+        f"{M}<city>Paris{M}</city>{M}</invoke>\n{M}</tool_call>",
+        reasoning="Let me check",
+        calls=PARIS,
+    ),
+    Case(
+        M3,
+        f'</mm:think>{M}<tool_call>\n{M}<invoke name="special">{M}<arg1>1{M}</arg1>{M}</invoke>\n'
+        f'{M}<invoke name="special_2">{M}<arg1>1{M}</arg1>{M}<arg2>2{M}</arg2>{M}</invoke>\n'
+        f"{M}</tool_call>",
+        calls=TWO,
+    ),
+    Case(
+        M3,
+        f'{M}<tool_call>\n{M}<invoke name="nothing">{M}</invoke>\n{M}</tool_call>',
+        calls=[("nothing", {})],
+    ),
+    Case(
+        M3,
+        f'{M}<tool_call>{M}<invoke name="todo">{M}<todos>{M}<item>{M}<item>a{M}</item>'
+        f"{M}<done>false{M}</done>{M}</item>{M}</todos>{M}</invoke>{M}</tool_call>",
+        calls=[("todo", {"todos": [{"item": "a", "done": False}]})],
+    ),
+    Case(FUNCTIONARY, f"all\n{HELLO}", HELLO, prompt_end=">>>"),
+    Case(FUNCTIONARY, 'special\n{"arg1": 1}', calls=ONE, prompt_end=">>>"),
+    Case(
+        FUNCTIONARY,
+        f'all\n{HELLO}>>>special\n{{"arg1": 1}}>>>special_2\n{{"arg1": 1, "arg2": 2}}',
+        HELLO,
+        calls=TWO,
+        prompt_end=">>>",
+    ),
+    Case(
+        FUNCTIONARY,
+        "python\n>>> print(1)\n",
+        calls=[("python", {"code": ">>> print(1)"})],
+        prompt_end=">>>",
+    ),
+    Case(FUNCTIONARY, "all\nIn Python:\n>>> 1 >> 2", "In Python:\n>>> 1 >> 2", prompt_end=">>>"),
+    Case(FUNCTIONARY, "nobody\n{}", "nobody\n{}", prompt_end=">>>"),
+    Case(FUNCTIONARY, HELLO, HELLO),
     Case(
         "GLM-4.6",
         "<tool_call>special\n<arg_key>arg1</arg_key>\n<arg_value>1</arg_value>\n</tool_call>",

@@ -102,7 +102,8 @@ def chat_of(body: PromptBody) -> ChatBody:
         named = {"type": "function", "function": {"name": choice.name or ""}}
         words = {"auto": "auto", "any": "required", "none": "none", "tool": named}
         chat["tool_choice"] = words[choice.type]
-        chat["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+        if choice.disable_parallel_tool_use:
+            chat["parallel_tool_calls"] = False
     if body.thinking is not None:
         chat["enable_thinking"] = body.thinking.type != "disabled"
     if isinstance(body, MessagesBody):

@@ -182,7 +182,7 @@ def _tool_use(body: ChatBody) -> ToolUse | None:
     return ToolUse.of(
         [tool.for_template() for tool in body.tools],
         forced or ("*" if choice == "required" else None),
-        parallel=body.parallel_tool_calls,
+        parallel=body.parallel_tool_calls is not False,
     )
 
 
@@ -193,7 +193,9 @@ def _asked(body: ChatBody, tools: ToolUse | None) -> Asked:
     """
     if tools is not None and tools.forced is not None:
         functions = [tool.for_template() for tool in body.tools]
-        return constraints.forced_call(forced_functions(functions, tools.forced))
+        several = body.tool_choice == "required" and body.parallel_tool_calls is True
+        forced = forced_functions(functions, tools.forced)
+        return constraints.forced_calls(forced, several=several)
     form = body.response_format
     if form is None or form.type == "text":
         return asked_of(body)

@@ -189,7 +189,10 @@ class ChatBody(GenerationBody, TemplateBody):
         ]
         | None
     ) = None
-    parallel_tool_calls: Flag = True
+    parallel_tool_calls: Flag | None = Field(
+        None,
+        description="false: one call at most; true: where a call is required, several may come",
+    )
     modalities: tuple[Literal["text"], ...] = ()
     reasoning_effort: str | None = Field(None, description="a variable of the template")
     verbosity: str | None = Field(None, description="a variable of the template")

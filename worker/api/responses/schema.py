@@ -87,7 +87,7 @@ class ResponsesBody(OpenBody):
         ]
         | None
     ) = None
-    parallel_tool_calls: Flag = True
+    parallel_tool_calls: Flag | None = None
     text: TextOptions = TextOptions()
     reasoning: Effort = Effort()
     previous_response_id: str | None = None

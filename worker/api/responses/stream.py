@@ -168,7 +168,7 @@ class ResponseStream:
             "top_p": body.top_p,
             "tools": [tool.model_dump() for tool in body.tools],
             "tool_choice": _choice(body),
-            "parallel_tool_calls": body.parallel_tool_calls,
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "text": {"format": {"type": form.type if form is not None else "text"}},
             "reasoning": {"effort": body.reasoning.effort, "summary": None},
             "previous_response_id": None,

@@ -10,8 +10,9 @@ from worker.api.output import Piece, Text
 from worker.api.reasoning import Marks, ReasoningSplitter, marks_of
 from worker.api.tools.channels import ChannelParser
 from worker.api.tools.choice import ToolUse
-from worker.api.tools.dialects import GPT_OSS, Dialect, dialect_of
+from worker.api.tools.dialects import FUNCTIONARY_3_2, GPT_OSS, Dialect, dialect_of
 from worker.api.tools.parser import CallParser
+from worker.api.tools.recipients import RecipientParser
 
 _TOKENS = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 
@@ -57,12 +58,17 @@ class AnswerParser:
         splits_reasoning: bool = True,
         prompt_end: str = "",
     ) -> None:
-        self._channels: ChannelParser | None = None
+        self._alone: ChannelParser | RecipientParser | None = None
+        """Of a dialect that says of every part of an answer what it is."""
         self._splitter: ReasoningSplitter | None = None
         self._calls: CallParser | None = None
-        if conventions.dialect is GPT_OSS and (use is None or use.forced is None):
-            self._channels = ChannelParser(use, splits_reasoning=splits_reasoning)
-            return
+        if use is None or use.forced is None:
+            if conventions.dialect is GPT_OSS:
+                self._alone = ChannelParser(use, splits_reasoning=splits_reasoning)
+                return
+            if conventions.dialect is FUNCTIONARY_3_2:
+                self._alone = RecipientParser(use, prompt_end)
+                return
         if splits_reasoning:
             self._splitter = ReasoningSplitter(conventions.marks, prompt_end)
         if use is not None:
@@ -70,22 +76,22 @@ class AnswerParser:
 
     def feed(self, text: str) -> list[Piece]:
         """Take some output; gives back what is certain by now."""
-        if self._channels is not None:
-            return self._channels.feed(text)
+        if self._alone is not None:
+            return self._alone.feed(text)
         if self._splitter is None:
             return self._with_calls([Text(text)])
         return self._with_calls(self._splitter.feed(text))
 
     def finish(self) -> list[Piece]:
         """What is left at the end of the output."""
-        if self._channels is not None:
-            return self._channels.finish()
+        if self._alone is not None:
+            return self._alone.finish()
         deltas = self._with_calls(self._splitter.finish() if self._splitter is not None else [])
         return deltas + (self._calls.finish() if self._calls is not None else [])
 
     @property
     def n_calls(self) -> int:
-        parser = self._channels or self._calls
+        parser = self._alone or self._calls
         return parser.n_calls if parser is not None else 0
 
     def _with_calls(self, deltas: list[Piece]) -> list[Piece]:

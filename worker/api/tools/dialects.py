@@ -88,8 +88,14 @@ GPT_OSS = Dialect(
 )
 """Channels carry answers, thoughts and calls alike: `channels.py` reads them."""
 
+FUNCTIONARY_3_2 = Dialect(
+    name="functionary-3.2", template=re.compile(r">>>all\b"), opens=(), forms=()
+)
+"""Each part of an answer has a recipient: `recipients.py` reads them."""
+
 DIALECTS: tuple[Dialect, ...] = (
     GPT_OSS,
+    FUNCTIONARY_3_2,
     Dialect(
         name="gemma-4",
         template=re.compile(r"<\|tool_call>"),
@@ -174,6 +180,7 @@ DIALECTS: tuple[Dialect, ...] = (
                 argument_end=("]<]minimax[>[</{key}>",),
                 end=("]<]minimax[>[</invoke>",),
                 begins=']<]minimax[>[<invoke name="',
+                nested="]<]minimax[>[",
             ),
         ),
         fillers=("]<]minimax[>[</tool_call>",),

@@ -37,6 +37,8 @@ class TaggedCall:
     argument_end: tuple[str, ...]
     end: tuple[str, ...]
     begins: str = ""
+    nested: str = ""
+    """The mark before tags within an argument, where lists and objects are written so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from worker.api.tools.calls import MAX_HEADER_CHARS, Calls, Progress, begun_mark, header_of
 from worker.api.tools.forms import TaggedCall
+from worker.api.tools.nested_values import end_of, value_of
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _MAX_PYTHON_CHARS = 20_000
@@ -28,7 +29,7 @@ class TaggedReader:
         self.held, self.started = "", False
         self._parameters: Mapping[str, Any] = {}
         self._n_arguments = 0
-        self._value: _Value | None = None
+        self._value: _Value | _NestedValue | None = None
 
     def advance(self, text: str, *, final: bool) -> Progress:
         self.held += text
@@ -80,9 +81,12 @@ class TaggedReader:
         self._n_arguments += 1
         self._calls.arguments(json.dumps(key, ensure_ascii=False) + ": ")
         kind = found["type"] if "type" in self._form.argument.groupindex else None
-        is_text = _is_text(self._parameters.get(key), kind)
-        ends = tuple(end.replace("{key}", key) for end in self._form.argument_end)
-        self._value = _Value(ends, is_text)
+        schema = self._parameters.get(key)
+        if self._form.nested and not _is_text(schema, kind):
+            self._value = _NestedValue(self._form.nested, key, schema)
+        else:
+            ends = tuple(end.replace("{key}", key) for end in self._form.argument_end)
+            self._value = _Value(ends, _is_text(schema, kind))
         self.held = self.held[found.end() :]
 
     def _close(self) -> None:
@@ -142,6 +146,30 @@ class _Value:
             plain = _CDATA.fullmatch(value.strip())
             value = plain[1] if plain is not None else value.removeprefix("\n")
             calls.arguments(f'"{_escaped(value)}"')
+
+
+class _NestedValue:
+    """One argument that may have tags within, up to its own end tag."""
+
+    def __init__(self, mark: str, key: str, schema: object) -> None:
+        self._mark, self._key, self._schema = mark, key, schema
+        self._held = ""
+
+    def advance(self, text: str, calls: Calls, final: bool) -> str | None:
+        """As `_Value.advance`; nothing is certain before the end."""
+        self._held += text
+        if f"</{self._key}>" not in self._held:
+            return None
+        place, end = end_of(self._held, self._mark, self._key)
+        if place < 0:
+            return None
+        value = value_of(self._held[:place], self._mark, self._schema, _scalar)
+        calls.arguments(json.dumps(value, ensure_ascii=False))
+        return self._held[place + len(end) :]
+
+
+def _scalar(text: str, schema: object) -> Any:
+    return text if _is_text(schema, None) else json.loads(_as_json(text))
 
 
 def _escaped(text: str) -> str:

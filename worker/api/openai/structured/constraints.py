@@ -23,6 +23,8 @@ MAX_PATTERN_CHARS = 4000
 MAX_CHOICES = 1000
 MAX_GRAMMAR_BYTES = 16_000
 MAX_GRAMMAR_LINES = 400
+MAX_FORCED_CALLS = 16
+"""In one answer; a small model that may go on calling may never stop."""
 
 _JSON_LAYOUT = {"whitespace_pattern": r"[ \t]{1,8}|\r?\n[ \t]{0,64}"}
 """Blanks on a line, or one line end and an indentation. A model that may write any number of blanks
@@ -69,8 +71,8 @@ def json_schema(schema: object, path: str) -> Asked:
     return _of_schema(compile_schema(schema, path), path)
 
 
-def forced_call(functions: Sequence[ForcedFunction]) -> Asked:
-    """One call, `{"name", "arguments"}`, of one of `functions`."""
+def forced_calls(functions: Sequence[ForcedFunction], *, several: bool) -> Asked:
+    """One call, `{"name", "arguments"}`, of one of `functions`, or a list of one or more."""
     documents = [(f.path, _parameters(f.parameters)) for f in functions]
     arguments, compiled = compile_schemas(documents)
     for function in functions:
@@ -87,7 +89,9 @@ def forced_call(functions: Sequence[ForcedFunction]) -> Asked:
         }
         for function, schema in zip(functions, arguments, strict=True)
     ]
-    compiled.schema = {"anyOf": calls, **compiled.schema}
+    one: dict[str, Any] = {"anyOf": calls}
+    many = {"type": "array", "items": one, "minItems": 1, "maxItems": MAX_FORCED_CALLS}
+    compiled.schema = {**(many if several else one), **compiled.schema}
     return _of_schema(compiled, "tools")
 
 

@@ -1,0 +1,134 @@
+"""Reads functionary's output: parts, each to a recipient, of which `all` is the user.
+
+The prompt ends with `>>>`, and the model goes on: `all`, a line end and a text, or a function's
+name, a line end and its arguments, then perhaps `>>>` and the next part. Never raises, whatever the
+text. One per choice, any thread.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from worker.api.output import Piece, Text
+from worker.api.tools.calls import Calls
+from worker.api.tools.choice import ToolUse
+from worker.api.tools.json_calls import JsonValue
+
+MARK = ">>>"
+USER = "all"
+_BEGUN_MARK = re.compile(r">{1,3}\Z|>>>[^\n>]*\Z")
+
+
+class RecipientParser:
+    def __init__(self, use: ToolUse | None, prompt_end: str) -> None:
+        self._use = use
+        self._calls = Calls(use) if use is not None else None
+        # An answer that is prefilled, or whose prompt asks for no part, is text.
+        self._at_header = prompt_end.endswith(MARK)
+        self._held = ""
+        self._recipient = USER
+        self._said = ""
+        """Of a call, all that stands in its part so far."""
+        self._n_sent = 0
+        self._object: JsonValue | None = None
+        """Its arguments, until they have ended; what stands behind them says nothing."""
+        self._deltas: list[Piece] = []
+
+    def feed(self, text: str) -> list[Piece]:
+        """Take some output; gives back what is certain by now."""
+        return self._run(text, final=False)
+
+    def finish(self) -> list[Piece]:
+        """The rest."""
+        deltas = self._run("", final=True)
+        self._end_part()
+        return deltas + self._taken()
+
+    @property
+    def n_calls(self) -> int:
+        return self._calls.count if self._calls is not None else 0
+
+    def _run(self, text: str, *, final: bool) -> list[Piece]:
+        self._held += text
+        while self._held and self._step(final):
+            pass
+        return self._taken()
+
+    def _taken(self) -> list[Piece]:
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _step(self, final: bool) -> bool:
+        if self._at_header:
+            return self._header(final)
+        place = self._next_part()
+        if place is not None:
+            self._send(self._held[:place])
+            self._end_part()
+            self._held, self._at_header = self._held[place + len(MARK) :], True
+            return True
+        begun = None if final else _BEGUN_MARK.search(self._held)
+        cut = begun.start() if begun is not None and self._may_begin(begun[0]) else len(self._held)
+        self._send(self._held[:cut])
+        self._held = self._held[cut:]
+        return False
+
+    def _header(self, final: bool) -> bool:
+        """The recipient, up to the line end; what names nobody is text."""
+        name, line_end, behind = self._held.partition("\n")
+        if not line_end and not final and any(n.startswith(name) for n in self._recipients):
+            return False
+        self._at_header = False
+        if name not in self._recipients or not line_end:
+            self._recipient = USER
+            return True
+        self._held, self._recipient = behind, name
+        if name != USER and self._calls is not None:
+            self._calls.start(name)
+            self._deltas += self._calls.deltas
+            self._calls.deltas = []
+            self._said, self._n_sent, self._object = "", 0, JsonValue(0)
+        return True
+
+    @property
+    def _recipients(self) -> frozenset[str]:
+        return frozenset((USER,)) | (self._use.names if self._use is not None else frozenset())
+
+    def _next_part(self) -> int | None:
+        """Where a mark with a recipient behind it stands; Python's own prompt is none."""
+        for found in re.finditer(re.escape(MARK), self._held):
+            name, line_end, _ = self._held[found.end() :].partition("\n")
+            if line_end and name in self._recipients:
+                return found.start()
+        return None
+
+    def _may_begin(self, text: str) -> bool:
+        name = text.removeprefix(MARK) if text.startswith(MARK) else ""
+        return any(each.startswith(name) for each in self._recipients)
+
+    def _send(self, text: str) -> None:
+        if self._recipient == USER or self._calls is None:
+            if text:
+                self._deltas.append(Text(text))
+            return
+        self._said = (self._said + text) if self._said else text.lstrip()
+        if self._object is not None and self._said.startswith("{"):
+            end = self._object.end(self._said)
+            self._argue(self._said[self._n_sent : end])
+            self._n_sent = len(self._said)
+            if end is not None:
+                self._object = None
+
+    def _end_part(self) -> None:
+        """Code in place of JSON is the value of the function's first parameter."""
+        if self._recipient != USER and self._calls is not None and not self._n_sent:
+            parameters, value = list(self._calls.parameters(self._recipient)), self._said.rstrip()
+            self._argue(json.dumps({parameters[0]: value} if parameters and value else {}))
+        self._recipient = USER
+
+    def _argue(self, text: str) -> None:
+        assert self._calls is not None
+        self._calls.arguments(text)
+        self._deltas += self._calls.deltas
+        self._calls.deltas = []
