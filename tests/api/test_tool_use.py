@@ -143,6 +143,23 @@ def test_a_forced_call_keeps_its_schema(client: OpenAI, choice: Any, names: set[
         assert the_call(delta["name"], delta["arguments"]) == whole
 
 
+def test_several_forced_calls_come_in_one_stream(client: OpenAI) -> None:
+    """The model knows no functions, so how many it makes up is chance."""
+    fields: Any = {"model": "tools", "messages": FRANCE, "tools": [LOOK], "stream": True}
+    several: Any = fields | {"tool_choice": "required", "parallel_tool_calls": True}
+    for seed in range(4):
+        streamed = assembled(client.chat.completions.create(**several, seed=seed))
+        assert streamed["reason"] == "tool_calls" and streamed["content"] == ""
+        calls = streamed["calls"]
+        for call in calls:
+            the_call(call["name"], call["arguments"])
+        if len(calls) > 1:
+            break
+    assert len({call["id"] for call in calls}) == len(calls) > 1
+    one = assembled(client.chat.completions.create(**(several | {"parallel_tool_calls": False})))
+    assert len(one["calls"]) == 1 and one["reason"] == "tool_calls"
+
+
 def test_each_choice_has_its_own_call(client: OpenAI) -> None:
     answer = client.chat.completions.create(
         model="tools", messages=FRANCE, tools=TOOLS, tool_choice="required", n=3, seed=1

@@ -1,0 +1,114 @@
+"""Anthropic's own Python client, sync and async, against the real process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import pytest
+from anthropic import Anthropic, AsyncAnthropic
+
+from tests.support.worker import WorkerProcess
+
+FRANCE: Any = [{"role": "user", "content": "What is the capital of France?"}]
+# The client knows no temperature any more; what it does not know goes through.
+ASKED: Any = {
+    "model": "any",
+    "messages": FRANCE,
+    "max_tokens": 64,
+    "extra_body": {"temperature": 0},
+}
+ANSWER = "The capital of France is Paris."
+WEATHER: Any = {
+    "name": "get_weather",
+    "description": "Weather of a city",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 12}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest.fixture
+def client(worker: WorkerProcess) -> Iterator[Anthropic]:
+    with Anthropic(base_url=worker.base_url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def ask(client: Anthropic, **fields: Any) -> Any:
+    return client.messages.create(**(ASKED | fields))
+
+
+def test_a_message_is_right_whole_and_streamed(client: Anthropic) -> None:
+    whole = ask(client)
+    assert [block.text for block in whole.content] == [ANSWER]
+    assert whole.stop_reason == "end_turn" and whole.role == "assistant"
+    with client.messages.stream(**ASKED) as stream:
+        assert "".join(stream.text_stream) == ANSWER
+        final = stream.get_final_message()
+    assert final.usage.output_tokens == whole.usage.output_tokens
+    count = client.messages.count_tokens(model="any", messages=FRANCE).input_tokens
+    for usage in (whole.usage, final.usage):
+        assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == count
+
+
+def test_how_a_message_ends_is_said(client: Anthropic) -> None:
+    assert ask(client, max_tokens=2).stop_reason == "max_tokens"
+    stopped = ask(client, stop_sequences=[" France"])
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", " France")
+    assert [block.text for block in stopped.content] == ["The capital of"]
+
+
+def test_an_answer_goes_on_where_the_last_message_ends(client: Anthropic) -> None:
+    begun = [*FRANCE, {"role": "assistant", "content": "The capital of France"}]
+    assert ask(client, messages=begun).content[0].text == " is Paris."
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
+def test_a_forced_call_comes_whole_and_streamed(client: Anthropic, choice: Any) -> None:
+    fields: Any = {"tools": [WEATHER], "tool_choice": choice, "max_tokens": 200}
+    answer = ask(client, **fields)
+    [call] = answer.content
+    assert call.type == "tool_use" and call.name == "get_weather"
+    assert set(call.input) == {"city"} and answer.stop_reason == "tool_use"
+    with client.messages.stream(**(ASKED | fields)) as stream:
+        [streamed] = stream.get_final_message().content
+    assert streamed.type == "tool_use" and streamed.input == call.input
+
+
+def test_a_tools_result_is_part_of_the_chat(client: Anthropic) -> None:
+    use = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Paris"}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [
+        {"type": "text", "text": "clear"}]}  # fmt: skip
+    turns = [
+        *FRANCE,
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    answer = ask(client, messages=turns, tools=[WEATHER], max_tokens=8)
+    asked = client.messages.count_tokens(model="any", messages=turns, tools=[WEATHER])
+    assert (
+        asked.input_tokens > client.messages.count_tokens(model="any", messages=FRANCE).input_tokens
+    )
+    assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens == asked.input_tokens
+
+
+def test_the_async_client_streams_too(worker: WorkerProcess) -> None:
+    async def text() -> str:
+        async with AsyncAnthropic(base_url=worker.base_url, api_key="none") as client:
+            async with client.messages.stream(**ASKED) as stream:
+                return "".join([piece async for piece in stream.text_stream])
+
+    assert asyncio.run(text()) == ANSWER
+
+
+def test_a_bad_request_is_the_clients_own_error(client: Anthropic) -> None:
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        ask(client, max_tokens=0)
+    body: Any = caught.value.body
+    assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
+    assert "max_tokens must be an integer of at least 1" in body["error"]["message"]
