@@ -43,6 +43,7 @@ _CONSTRAINTS = {
     "literal_error": "enum",
 }
 """pydantic's error types as JSON Schema's keywords; every other one is of the value's type."""
+_TYPE_ERRORS = {"string_type": "string", "int_type": "integer", "tuple_type": "array"}
 _JSON_TYPES = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
 
 
@@ -82,7 +83,7 @@ def _fault_of(entry: ErrorDetails, schema: Mapping[str, Any], model: type[BaseMo
         return _unknown(path, model.model_fields)
     if kind.startswith("body."):  # raised by a validator of ours, in our words
         return fault(path, kind.removeprefix("body."), f"{path} {entry['msg']}", given)
-    expected = expectation(_schemas_at(entry["loc"], schema), given)
+    expected = expectation(_schemas_at(entry["loc"], schema), given, _meant(entry))
     constraint = _CONSTRAINTS.get(kind, "type")
     if constraint == "required":
         return fault(path, constraint, f"{path} is required: {expected}")
@@ -92,6 +93,12 @@ def _fault_of(entry: ErrorDetails, schema: Mapping[str, Any], model: type[BaseMo
         n_given = len(given)
         message += f"; it has {n_given} {unit}{'' if n_given == 1 else 's'}"
     return fault(path, constraint, message, given)
+
+
+def _meant(entry: ErrorDetails) -> str | None:
+    """The JSON type that a value within a branch of a union must have, as the branch has it."""
+    below = [step for step in entry["loc"] if isinstance(step, str) and step.startswith("~")]
+    return _TYPE_ERRORS.get(entry["type"]) if below and entry["loc"][-1] != below[-1] else None
 
 
 def _unknown(path: str, known: Iterable[str]) -> Fault:
@@ -140,11 +147,17 @@ def _branches(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mappin
 # --- sentences ---------------------------------------------------------------------------
 
 
-def expectation(schemas: Iterable[Mapping[str, Any]], given: object) -> str:
+def expectation(
+    schemas: Iterable[Mapping[str, Any]], given: object, meant: str | None = None
+) -> str:
     """What a field takes, in words; of several forms the one that was meant, where it shows."""
     forms = [schema for schema in schemas if schema.get("type") != "null"]
-    meant = [form for form in forms if form.get("type") == _JSON_TYPES.get(type(given))]
-    return " or ".join(dict.fromkeys(map(_noun, meant or forms))) or "any JSON value"
+    kind = meant or _JSON_TYPES.get(type(given))
+    nouns = dict.fromkeys(map(_noun, [form for form in forms if form.get("type") == kind] or forms))
+    return " or ".join(nouns) or "any JSON value"
+
+
+_PLURALS = {"string": "strings", "integer": "integers", "number": "numbers", "array": "arrays"}
 
 
 def _noun(schema: Mapping[str, Any]) -> str:
@@ -158,7 +171,8 @@ def _noun(schema: Mapping[str, Any]) -> str:
         case "string":
             return "a string" + _size(schema, "Length", "characters")
         case "array":
-            return "an array" + _size(schema, "Items", "items")
+            items = _PLURALS.get(schema.get("items", {}).get("type"), "items")
+            return "an array" + (_size(schema, "Items", items) or f" of {items}")
         case "object":
             return "an object"
         case "number":
