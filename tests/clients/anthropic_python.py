@@ -49,7 +49,8 @@ accepted("content blocks", messages=[
 ])  # fmt: skip
 accepted("a prefilled answer", messages=[*USER, {"role": "assistant", "content": "The capital"}])
 accepted("stop_sequences and top_k", stop_sequences=["."], extra_body={"top_k": 40})
-accepted("max_tokens over the context", max_tokens=64000, stop_sequences=["."])
+accepted("max_tokens over the context", max_tokens=64000, stop_sequences=["."],
+         system="You are a helpful assistant.", extra_body={"temperature": 0})  # fmt: skip
 accepted("metadata", metadata={"user_id": "u1"})
 accepted("tools", "bundled", tools=[WEATHER])
 accepted("thinking disabled", thinking={"type": "disabled"})

@@ -36,10 +36,16 @@ def accepted(client: str, path: str, name: str, body: Any, model: Any = "instruc
         response = post(server, path, body | named)
         assert response.status_code == 200, response.text[:300]
         if body.get("stream"):
-            assert response.text.rstrip().endswith("data: [DONE]"), response.text[-200:]
+            assert response.text.rstrip().endswith("data: [DONE]") or (
+                _last_event(response.text)["type"] in ("response.completed", "response.incomplete")
+            ), response.text[-200:]
 
 
-CHAT = "/v1/chat/completions"
+def _last_event(stream: str) -> Any:
+    return json.loads(stream.rstrip().rpartition("data: ")[2])
+
+
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 accepted("cline", CHAT, "a coding turn", {
     "model": "local", "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
     "max_tokens": 24, "messages": [
@@ -65,6 +71,70 @@ accepted("home-assistant", CHAT, "a voice command with tools", {
     "tools": [TOOL], "max_tokens": 150, "top_p": 1.0, "temperature": 1.0,
     "user": "01J8", "stream": True,
 }, "bundled")  # fmt: skip
+HASS_ARGUMENTS: Any = {
+    "max_output_tokens": 24, "top_p": 1.0, "temperature": 1.0, "user": "01J8", "store": False,
+    "stream": True, "model": "local", "reasoning": {"effort": "low", "summary": "auto"},
+    "include": ["reasoning.encrypted_content"], "text": {"verbosity": "medium"},
+    "tools": [{"type": "function", **TOOL["function"], "strict": False},
+              {"type": "web_search_preview", "search_context_size": "medium"}],
+}  # fmt: skip
+HASS_INPUT: Any = [
+    {"type": "message", "role": "developer", "content": "You control a home."},
+    {"type": "message", "role": "user", "content": "Turn on the light."},
+]
+accepted("home-assistant", RESPONSES, "a voice command", HASS_ARGUMENTS | {"input": HASS_INPUT},
+         "bundled")  # fmt: skip
+accepted("home-assistant", RESPONSES, "after the call of a tool", HASS_ARGUMENTS | {"input": [
+    *HASS_INPUT,
+    {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": None},
+    {"type": "function_call", "name": "HassTurnOn", "arguments": '{"name": "light"}',
+     "call_id": "call_1"},
+    {"type": "function_call_output", "call_id": "call_1", "output": '{"success": true}'},
+]}, "bundled")  # fmt: skip
+accepted("home-assistant", RESPONSES, "data for a task", HASS_ARGUMENTS | {
+    "input": HASS_INPUT, "tools": [], "max_output_tokens": 200, "text": {"format": {
+        "type": "json_schema", "name": "task", "schema": {
+            "type": "object", "strict": True, "additionalProperties": False,
+            "required": ["name", "count"], "properties": {
+                "name": {"type": "string", "description": "of the device"},
+                "count": {"type": ["integer", "null"]}}}}}}, "bundled")  # fmt: skip
+accepted("zed", RESPONSES, "an assistant turn", {
+    "model": "local", "stream": True, "temperature": 1.0, "max_output_tokens": 24,
+    "parallel_tool_calls": False, "prompt_cache_key": "thread-1", "input": [
+        {"type": "message", "role": "system", "content": [
+            {"type": "input_text", "text": "Be brief."}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "message", "role": "assistant", "content": [
+            {"type": "output_text", "text": "Hello.", "annotations": []}]},
+        {"type": "function_call", "call_id": "c1", "name": "read_file", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": [
+            {"type": "input_text", "text": "main"}]},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "And?"}]}],
+    "tools": [{"type": "function", "name": "read_file", "description": "Reads a file",
+               "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}}],
+    "reasoning": {"effort": "medium"}}, "bundled")  # fmt: skip
+accepted("zed", CHAT, "a turn after the call of a tool", {
+    "model": "local", "stream": True, "stream_options": {"include_usage": True},
+    "max_completion_tokens": 24, "tool_choice": "auto", "reasoning_effort": "low", "messages": [
+        *USER,
+        {"role": "assistant", "content": None, "reasoning_content": "Let me see.", "tool_calls": [
+            {"id": "c1", "type": "function", "function": {
+                "name": "HassTurnOn", "arguments": '{"name": "x"}'}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "done"}]}],
+    "tools": [TOOL]}, "bundled")  # fmt: skip
+accepted("cline", CHAT, "a turn with its tools", {
+    "model": "local", "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
+    "max_tokens": 24, "tools": [TOOL], "messages": [
+        {"role": "system", "content": "You are Cline."}, *USER,
+        {"role": "assistant", "content": " ", "tool_calls": [{
+            "id": "c1", "type": "function", "function": {
+                "name": "HassTurnOn", "arguments": "{}"}}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "done"},
+        {"role": "user", "content": [{"type": "text", "text": "go on"}]}]}, "bundled")  # fmt: skip
+accepted("continue", CHAT, "an edit with a prediction", {
+    "model": "local", "messages": USER, "max_tokens": 24, "stream": True, "temperature": 0.01,
+    "prediction": {"type": "content", "content": "def add(a, b):"},
+    "tools": [{**TOOL, "function": {**TOOL["function"], "strict": None}}]})  # fmt: skip
 accepted("open-webui", CHAT, "a chat", {
     "stream": True, "model": "local", "messages": USER, "max_tokens": 24, "metadata": {},
     "chat_id": "c", "id": "m1", "session_id": "s", "features": {"web_search": False},
@@ -90,8 +160,9 @@ accepted(
 accepted("llama.cpp", "/completions", "the path without /v1", {"prompt": "One", "max_tokens": 4})
 accepted("llama.cpp", CHAT, "no model", {"messages": USER, "max_tokens": 4})
 accepted("llama.cpp", CHAT, "a trailing slash of the base", {"messages": USER, "max_tokens": 4})
-accepted("llama.cpp", CHAT, "max_tokens -1 and a stop",
-         {"messages": USER, "max_tokens": -1, "stop": ["."], "temperature": 0})  # fmt: skip
+accepted("llama.cpp", CHAT, "max_tokens -1 and a stop", {
+    "messages": [{"role": "system", "content": "You are a helpful assistant."}, *USER],
+    "max_tokens": -1, "stop": ["."], "temperature": 0})  # fmt: skip
 accepted("llama.cpp", CHAT, "a grammar",
          {"messages": USER, "max_tokens": 8, "grammar": 'root ::= "yes" | "no"'})  # fmt: skip
 accepted("llama.cpp", CHAT, "json_schema",

@@ -185,6 +185,10 @@ for _mode in ("TOOLS", "TOOLS_STRICT", "JSON_SCHEMA", "RESPONSES_TOOLS"):
 # --- pydantic-ai ---
 
 
+EXACTLY: Any = {"max_tokens": 200, "temperature": 0}
+"""A tiny model that draws its tokens may write a name without end."""
+
+
 def pydantic_model(server: Server) -> Any:
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
@@ -204,7 +208,7 @@ def pydantic_run(server: Server) -> None:
 def pydantic_output(server: Server) -> None:
     from pydantic_ai import Agent
 
-    agent = Agent(pydantic_model(server), output_type=City, model_settings={"max_tokens": 200})
+    agent = Agent(pydantic_model(server), output_type=City, model_settings=EXACTLY)
     assert isinstance(agent.run_sync("Paris?").output, City)
 
 
@@ -212,9 +216,8 @@ def pydantic_output(server: Server) -> None:
 def pydantic_native(server: Server) -> None:
     from pydantic_ai import Agent, NativeOutput
 
-    agent = Agent(
-        pydantic_model(server), output_type=NativeOutput(City), model_settings={"max_tokens": 200}
-    )
+    output = NativeOutput(City)
+    agent = Agent(pydantic_model(server), output_type=output, model_settings=EXACTLY)
     assert isinstance(agent.run_sync("Paris?").output, City)
 
 

@@ -13,6 +13,12 @@ from tests.clients.actions import Server, action
 
 NAME = "openai"
 USER: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+ONE_SENTENCE: dict[str, Any] = {
+    "messages": [{"role": "system", "content": "You are a helpful assistant."}, *USER],
+    "stop": ["."],
+    "temperature": 0,
+}
+"""With its template's own system message SmolLM2 may never come to an end."""
 WEATHER: Any = {
     "type": "function",
     "function": {
@@ -60,9 +66,9 @@ def accepted(name: str, needs: Any = "instruct", **fields: Any) -> None:
 
 accepted("defaults")
 accepted("a model name of OpenAI's", model="gpt-4o-mini")
-accepted("without max_tokens but a stop", max_tokens=None, stop=["."])
+accepted("without max_tokens but a stop", max_tokens=None, **ONE_SENTENCE)
 accepted("max_completion_tokens", max_tokens=None, max_completion_tokens=12)
-accepted("max_tokens far over the context, a stop", max_tokens=32000, stop=["."])
+accepted("max_tokens far over the context, a stop", max_tokens=32000, **ONE_SENTENCE)
 accepted("both token limits", max_completion_tokens=8)
 accepted("temperature 0 and a seed", temperature=0, seed=7)
 accepted("temperature and top_p", temperature=1.3, top_p=0.9)
@@ -254,3 +260,12 @@ def forced_call_streamed(server: Server) -> None:
     chunks = chat(server, tools=[WEATHER], tool_choice="required", max_tokens=120, stream=True)
     calls = [c for chunk in chunks for c in (chunk.choices[0].delta.tool_calls or [])]
     assert calls[0].function.name == "get_weather" and len(calls) >= 2
+
+
+@action(NAME, "chat: several forced tool calls, streamed", "bundled")
+def forced_calls_streamed(server: Server) -> None:
+    fields: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": True}
+    chunks = chat(server, tools=[WEATHER], max_tokens=1500, stream=True, **fields)
+    deltas = [c for chunk in chunks for c in (chunk.choices[0].delta.tool_calls or [])]
+    assert deltas[0].function.name == "get_weather"
+    assert [d.index for d in deltas] == sorted(d.index for d in deltas)

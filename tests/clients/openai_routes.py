@@ -102,3 +102,20 @@ def responses_tool(server: Server) -> None:
     )  # fmt: skip
     [call] = [item for item in answer.output if item.type == "function_call"]
     assert call.name == "get_weather"
+
+
+@action(NAME, "responses: stream helper")
+def responses_stream_helper(server: Server) -> None:
+    given: Any = {"model": server.model, "input": USER, "temperature": 0}
+    with client(server).responses.stream(**given, max_output_tokens=100) as stream:
+        kinds = [event.type for event in stream]
+    assert "response.output_text.delta" in kinds
+    assert kinds[-1] in ("response.completed", "response.incomplete")
+
+
+@action(NAME, "responses: stream helper's final response", "bundled")
+def responses_final(server: Server) -> None:
+    """The helper has one after `response.completed` alone."""
+    given: Any = {"model": server.model, "input": USER, "temperature": 0}
+    with client(server).responses.stream(**given, max_output_tokens=100) as stream:
+        assert "Paris" in stream.get_final_response().output_text

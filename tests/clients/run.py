@@ -17,25 +17,18 @@ import httpx
 
 from tests.clients.actions import ACTIONS, Action, Server
 
-MODULES = (
-    "openai_python",
-    "openai_routes",
-    "anthropic_python",
-    "frameworks",
-    "bodies",
-    "lm_eval_harness",
-)
 ACTION_SECONDS = 60
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--url", required=True)
-    parser.add_argument("--model", required=True, help="instruct or bundled")
+    parser.add_argument("--model", required=True, help="instruct, bundled or exact")
+    parser.add_argument("--modules", required=True, nargs="+", help="of this package, with actions")
     parser.add_argument("--only", default="", help="clients or action names that contain this")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
-    for module in MODULES:
+    for module in given.modules:
         importlib.import_module(f"tests.clients.{module}")
     signal.signal(signal.SIGALRM, _too_long)
     listed = httpx.get(f"{given.url}/v1/models", timeout=10).json()
