@@ -101,7 +101,9 @@ parity-data: ## make the reference data of converter and chat templates anew, in
 	$(VENV)-parity/bin/pip install --quiet --require-hashes --requirement builds/locks/parity.txt
 	$(VENV)-parity/bin/python -m tests.convert.make_parity_data
 	$(VENV)-parity/bin/python -m tests.convert.make_definition_tensors
+	$(VENV)-parity/bin/python -m tests.convert.make_rwkv_data
 	$(VENV)-parity/bin/python -m tests.convert.make_tiktoken_data
+	$(VENV)-parity/bin/python -m tests.convert.make_tekken_data
 	$(VENV)-parity/bin/python -m tests.clients.make_loglikelihoods
 	$(VENV)-parity/bin/python -m tests.convert.make_adapter_data
 	$(VENV)-parity/bin/python -m tests.engine.make_template_data

@@ -202,7 +202,7 @@ def test_a_truncated_checkpoint_is_the_converters_own_error(
     ("missing", "words"),
     [
         ("config.json", "no config.json"),
-        ("tokenizer.json", "neither tokenizer.json nor tokenizer.model"),
+        ("tokenizer.json", "none of tokenizer.json, tokenizer.model"),
         ("model.safetensors", "no .safetensors file"),
     ],
 )

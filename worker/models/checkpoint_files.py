@@ -18,9 +18,14 @@ TEMPLATES = "additional_chat_templates"
 """Folder of `*.jinja` files beside the weights."""
 DENSE_MODULES = ("2_Dense", "3_Dense")
 """Folders of matrices that sentence-transformers multiplies an embedding with."""
-CONFIG_FILES = (
-    "config.json generation_config.json tokenizer.json tokenizer_config.json tokenizer.model "
-    "tiktoken.model "
+TOKENIZERS = (
+    *("tokenizer.json", "tokenizer.model", "tiktoken.model"),
+    *("tekken.json", "rwkv_vocab_v20230424.txt"),
+)
+"""Files that a vocabulary may be in."""
+CONFIG_FILES = [*TOKENIZERS]
+CONFIG_FILES += (
+    "config.json generation_config.json tokenizer_config.json "
     "special_tokens_map.json added_tokens.json chat_template.jinja chat_template.json "
     "modules.json 1_Pooling/config.json"
 ).split()
@@ -49,9 +54,8 @@ def check_checkpoint(folder: Path) -> None:
         raise ModelError(f"The folder {str(folder)!r} does not exist.", path=str(folder))
     if not (folder / "config.json").is_file():
         raise _not_a_checkpoint(folder, "it has no config.json")
-    names = ("tokenizer.json", "tokenizer.model", "tiktoken.model")
-    if not any((folder / name).is_file() for name in names):
-        raise _not_a_checkpoint(folder, "it has neither tokenizer.json nor tokenizer.model")
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        raise _not_a_checkpoint(folder, f"it has none of {', '.join(TOKENIZERS)}")
     weight_files(folder)
 
 

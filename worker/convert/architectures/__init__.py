@@ -28,6 +28,7 @@ from worker.convert.architectures import (
     phi,
     qwen,
     qwen_linear,
+    rwkv,
     seed_oss,
     stablelm,
     starcoder2,
@@ -53,7 +54,7 @@ __all__ = [
 _TABLES = (
     *(apertus, cohere, deepseek, encoders, ernie, exaone, gemma, gemma3n, gemma4, glm),
     *(gpt2, gpt_oss, granite, lfm2, llama, llama4, mistral, nemotron, nemotron_h),
-    *(olmo, phi, qwen, qwen_linear, seed_oss, stablelm, starcoder2, state_space),
+    *(olmo, phi, qwen, qwen_linear, rwkv, seed_oss, stablelm, starcoder2, state_space),
 )
 FAMILIES: tuple[Family, ...] = tuple(family for table in _TABLES for family in table.FAMILIES)
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from worker.convert.checkpoint import Checkpoint
-from worker.convert.tokenizer import byte_level, sentencepiece, tiktoken, wordpiece
+from worker.convert.tokenizer import byte_level, rwkv, sentencepiece, tekken, tiktoken, wordpiece
 from worker.convert.tokenizer.protobuf import read_model
 from worker.convert.tokenizer.vocabulary import AddedToken, Vocabulary
 from worker.errors import ModelError
+from worker.models.checkpoint_files import TOKENIZERS
 
 _CUT_AS_KIMI = ("kimi_k2", "deepseek_v3")
 """`model_type` of Kimi K2 and of Moonlight, its small sibling."""
@@ -61,8 +62,12 @@ def _read(checkpoint: Checkpoint, pre: str | None) -> Vocabulary:
                 f"{tiktoken.FILE}; that of {', '.join(_CUT_AS_KIMI)} is known"
             )
         return tiktoken.read(checkpoint.folder / tiktoken.FILE)
+    if not model and (checkpoint.folder / tekken.FILE).is_file():
+        return tekken.read(checkpoint.folder / tekken.FILE)
+    if not model and (checkpoint.folder / rwkv.FILE).is_file():
+        return rwkv.read(checkpoint.folder / rwkv.FILE)
     if not model:
-        raise ModelError(f"{checkpoint.folder} has neither tokenizer.json nor tokenizer.model")
+        raise ModelError(f"{checkpoint.folder} has none of {', '.join(TOKENIZERS)}")
     if sentencepiece.is_sentencepiece_bpe(tokenizer):
         return sentencepiece.from_bpe_json(tokenizer)
     if model.get("type") == "Unigram":
@@ -97,6 +102,8 @@ def _added(entry: Mapping[str, Any]) -> AddedToken:
 
 def _check_unique(vocabulary: Vocabulary, folder: Path) -> None:
     """llama.cpp aborts its process on a text that two ids share."""
+    if len(set(vocabulary.tokens)) == len(vocabulary.tokens):
+        return
     seen: dict[str, int] = {}
     for i, text in enumerate(vocabulary.tokens):
         if text in seen:

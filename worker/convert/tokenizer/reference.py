@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.convert.tokenizer import tiktoken
+from worker.convert.tokenizer import rwkv, tekken, tiktoken
 from worker.convert.tokenizer.protobuf import SentencePieceModel, read_model
 from worker.errors import ModelError
 from worker.models.checkpoint_files import read_json
@@ -24,7 +24,12 @@ def reference(folder: Path) -> Tokenizer:
             settings = read_json(folder / "tokenizer_config.json")
             entries = (settings.get("added_tokens_decoder") or {}).items()
             added = {str(entry["content"]): int(i) for i, entry in entries}
-            return tiktoken.reference(folder / tiktoken.FILE, added)
+            ranks = tiktoken.read_ranks(folder / tiktoken.FILE)
+            return tiktoken.reference(ranks, tiktoken.PRE_TOKENIZER, added)
+        if (folder / tekken.FILE).is_file():
+            return tekken.reference(folder / tekken.FILE)
+        if (folder / rwkv.FILE).is_file():
+            return rwkv.reference(folder / rwkv.FILE)
         source = folder / "tokenizer.model"
         return _from_sentencepiece(read_model(source.read_bytes(), str(source)))
     try:

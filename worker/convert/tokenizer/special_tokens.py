@@ -74,7 +74,8 @@ def end_ids(checkpoint: Checkpoint, vocabulary: Vocabulary) -> list[int]:
     named = _named(checkpoint, "eos")
     own = vocabulary.id_of(named) if named is not None else None
     ends = [own] if own is not None else []
-    fallback = {"eos_token_id": vocabulary.special_ids.get("eos")} if not ends else {}
+    wants_own = not ends or vocabulary.model == "rwkv"  # Turns end at a blank line, texts at 0.
+    fallback = {"eos_token_id": vocabulary.special_ids.get("eos")} if wants_own else {}
     for file in (checkpoint.json("generation_config.json"), checkpoint.config, fallback):
         value = file.get("eos_token_id")
         for i in value if isinstance(value, list) else [value]:
@@ -168,8 +169,8 @@ def _adds(
     names = _template_tokens(post, first=role == "bos")
     if names is not None:
         return vocabulary.tokens[ids[role]] == names
-    # SentencePiece models begin with BOS unless something says otherwise.
-    return role == "bos" and vocabulary.model == "llama"
+    # SentencePiece models begin with BOS unless something says otherwise, and so do Mistral's.
+    return role == "bos" and (vocabulary.model == "llama" or vocabulary.pre == "tekken")
 
 
 def _template_tokens(post: Any, *, first: bool) -> str | None:

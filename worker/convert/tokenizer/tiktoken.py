@@ -36,16 +36,20 @@ def read(path: Path) -> Vocabulary:
     Raises:
         ModelError: a line is not a byte string and a rank.
     """
-    ranks = read_ranks(path)
+    return of_ranks(read_ranks(path), PRE_TOKENIZER)
+
+
+def of_ranks(ranks: Mapping[bytes, int], pre: str, first_id: int = 0) -> Vocabulary:
+    """With ids that follow the ranks, the lowest being `first_id`."""
     vocabulary = Vocabulary(
         model="gpt2",
-        pre=PRE_TOKENIZER,
+        pre=pre,
         merges=[f"{letters(left)} {letters(right)}" for left, right in merges(ranks)],
-        split=pre_tokenizers.split_of(PRE_TOKENIZER),
+        split=pre_tokenizers.split_of(pre),
         steps=[WHOLE_WORDS],
     )
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
-        vocabulary.put(rank, letters(token), TokenType.NORMAL)
+        vocabulary.put(first_id + rank, letters(token), TokenType.NORMAL)
     return vocabulary
 
 
@@ -84,19 +88,19 @@ def merges(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
     return found
 
 
-def reference(path: Path, added: Mapping[str, int]) -> Tokenizer:
-    """A tokenizer of the `tokenizers` library for the same file."""
+def reference(
+    ranks: Mapping[bytes, int], pre: str, added: Mapping[str, int], first_id: int = 0
+) -> Tokenizer:
+    """A tokenizer of the `tokenizers` library for the same ranks and added tokens."""
     from tokenizers import AddedToken, Regex, Tokenizer, models
     from tokenizers import pre_tokenizers as steps
 
-    ranks = read_ranks(path)
-    vocab = {letters(token): rank for token, rank in ranks.items()}
+    vocab = {letters(token): first_id + rank for token, rank in ranks.items()}
     pairs = [(letters(left), letters(right)) for left, right in merges(ranks)]
     vocab |= added
     tokenizer = Tokenizer(models.BPE(vocab, pairs, ignore_merges=True))
     cuts = [
-        steps.Split(Regex(expression), "isolated")
-        for expression in pre_tokenizers.split_of(PRE_TOKENIZER)
+        steps.Split(Regex(expression), "isolated") for expression in pre_tokenizers.split_of(pre)
     ]
     tokenizer.pre_tokenizer = steps.Sequence([*cuts, steps.ByteLevel(False, use_regex=False)])
     tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in added])

@@ -50,7 +50,7 @@ class AddedToken:
 class Vocabulary:
     model: str
     """`tokenizer.ggml.model`: `gpt2` for byte-level BPE, `llama` for SentencePiece BPE, `t5` for
-    Unigram, `bert` for WordPiece."""
+    Unigram, `bert` for WordPiece, `rwkv` for byte strings."""
     tokens: list[str] = field(default_factory=list)
     types: list[int] = field(default_factory=list)
     pre: str = "default"
@@ -66,11 +66,15 @@ class Vocabulary:
     rstrip: set[int] = field(default_factory=set)
     special_rstrip: bool = False
     """A special token takes the white space behind it along, as Phi-3's do."""
+    spellings: dict[str, int] = field(default_factory=dict)
+    """Texts that the checkpoint's files call tokens by, where `tokens` has them otherwise."""
     settings: Metadata = field(default_factory=dict)
     """Further `tokenizer.ggml.*` keys that the kind of tokenizer has."""
     notes: list[str] = field(default_factory=list)
 
     def id_of(self, text: str) -> int | None:
+        if text in self.spellings:
+            return self.spellings[text]
         try:
             return self.tokens.index(text)
         except ValueError:
@@ -93,6 +97,9 @@ class Vocabulary:
             )
         for i, token in added.items():
             if i >= size:
+                continue
+            if self.model == "rwkv":  # Its tokens are found in any text: no user may write them.
+                self.spellings[token.text] = i
                 continue
             is_unknown = i < len(self.types) and self.types[i] == TokenType.UNKNOWN
             kind = TokenType.UNKNOWN if is_unknown else token.kind
@@ -120,11 +127,12 @@ class Vocabulary:
         self._extend(size)
 
     def _extend(self, size: int) -> None:
-        for i in range(len(self.tokens), size):
-            self.tokens.append(f"[PAD{i}]")
-            self.types.append(int(TokenType.UNUSED))
-            if self.scores is not None:
-                self.scores.append(-10000.0)
+        never = r"\xff" if self.model == "rwkv" else ""
+        missing = range(len(self.tokens), size)
+        self.tokens += [f"{never}[PAD{i}]" for i in missing]
+        self.types += [int(TokenType.UNUSED)] * len(missing)
+        if self.scores is not None:
+            self.scores += [-10000.0] * len(missing)
 
     def metadata(self) -> Metadata:
         found: Metadata = {}

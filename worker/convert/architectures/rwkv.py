@@ -1,0 +1,177 @@
+"""RWKV 7, as flash-linear-attention names its tensors: a state per head and no attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from worker.convert.architectures import blocks
+from worker.convert.architectures.rules import Array, Dims, Family, Metadata, Rule, Rules, Shape
+from worker.convert.architectures.state_space import as_stored
+from worker.convert.config import Config
+from worker.errors import ModelError
+
+_ARCH = "rwkv7"
+_TIME_MIX = f"{blocks.LAYER}.attn"
+_CHANNEL_MIX = f"{blocks.LAYER}.ffn"
+_INPUTS = "rwkvag"
+"""What a token is mixed into with the one before it, in llama.cpp's order."""
+_GROUP_NORM_EPS = 64e-5
+_RANKS = {"w": "decay", "a": "iclr", "v": "value_residual_mix", "g": "gate"}
+"""Of the products of two small matrices, and llama.cpp's words for them."""
+_RANK_KEYS = {"w": "decay_low_rank_dim", "a": "a_low_rank_dim", "v": "v_low_rank_dim"}
+_RANK_KEYS |= {"g": "gate_low_rank_dim"}
+
+
+def _dims(config: Config) -> Dims:
+    n_layers, n_embd = config.integer("num_hidden_layers"), config.integer("hidden_size")
+    head_dim = config.integer("head_dim", "head_size", default=64)
+    ratio = config.number("hidden_ratio", default=4.0)
+    return Dims(
+        n_layers=n_layers,
+        n_embd=n_embd,
+        n_vocab=config.integer("vocab_size"),
+        n_ff=config.integer("intermediate_size", default=int(n_embd * ratio)),
+        n_head=n_embd // head_dim,
+        n_head_kv=0,
+        head_dim=head_dim,
+        kinds=("first", *["later"] * (n_layers - 1)),
+        more={x: config.integer(key) for x, key in _RANK_KEYS.items()},
+    )
+
+
+def _metadata(config: Config, d: Dims) -> Metadata:
+    return {
+        f"{_ARCH}.block_count": d.n_layers,
+        f"{_ARCH}.context_length": 1 << 20,  # It has no bound.
+        f"{_ARCH}.embedding_length": d.n_embd,
+        f"{_ARCH}.feed_forward_length": d.n_ff,
+        f"{_ARCH}.attention.head_count": 0,
+        f"{_ARCH}.vocab_size": d.n_vocab,
+        f"{_ARCH}.wkv.head_size": d.head_dim,
+        **blocks.layer_norm_epsilon(_ARCH, config),
+        **{f"{_ARCH}.attention.{word}_lora_rank": d.more[x] for x, word in _RANKS.items()},
+    }
+
+
+def _check(config: Config, d: Dims) -> None:
+    blocks.require(config, "hidden_act", "sqrelu")
+    blocks.require(config, "norm_first", True)
+    blocks.require(config, "norm_bias", True)
+    blocks.require(config, "attn", None)
+    widths = config.values.get("value_dim")
+    for width in widths if isinstance(widths, list) else [widths]:
+        if width not in (None, d.n_embd):
+            raise ModelError(
+                f"{config.name}: value_dim is {width}, llama.cpp's {_ARCH} wants hidden_size"
+            )
+    epsilon = d.head_dim * config.number("norm_eps", default=1e-5)
+    if not np.isclose(epsilon, _GROUP_NORM_EPS):
+        raise ModelError(
+            f"{config.name}: head_dim times norm_eps is {epsilon:g}, llama.cpp has "
+            f"{_GROUP_NORM_EPS:g} in the norm of the heads"
+        )
+
+
+def _stacked(sources: Sequence[Array], _d: Dims) -> Array:
+    return np.concatenate([source.reshape(1, -1) for source in sources])
+
+
+def _vector(target: str) -> Rule:
+    """Stored with dimensions of one in some checkpoints."""
+    return Rule(target, blocks.vector, make=as_stored)
+
+
+def _lerp(make_of_all: bool) -> Rules:
+    def shape(d: Dims) -> tuple[int, ...]:
+        return (len(_INPUTS), 1, 1, d.n_embd)
+
+    target = "blk.{i}.time_mix_lerp_fused.weight"
+    if not make_of_all:
+        return {f"{_TIME_MIX}.x_x": Rule(target, shape, make=as_stored, keep_f32=True)}
+    first, *others = (f"{_TIME_MIX}.x_{x}" for x in _INPUTS)
+    return {first: Rule(target, shape, make=_stacked, also=tuple(others), keep_f32=True)}
+
+
+def _low_rank(x: str, *, layers: str = "", stands_for: str = "") -> dict[str, Rule]:
+    """The matrices that make one of the inputs; `stands_for` names the tensors differently."""
+
+    def inner(d: Dims) -> tuple[int, ...]:
+        return (d.more[x], d.n_embd)
+
+    def outer(d: Dims) -> tuple[int, ...]:
+        return (d.n_embd, d.more[x])
+
+    name, keeps = stands_for or x, x == "w"
+    parts: dict[str, tuple[int, Shape]] = {
+        "lora.0.weight": (1, inner),
+        "lora.2.weight": (2, outer),
+        "lora.2.bias": (0, blocks.vector),
+    }
+    return {
+        f"{_TIME_MIX}.{x}_lora.{source}": Rule(
+            f"blk.{{i}}.time_mix_{name}{number}.weight", shape, keep_f32=keeps, on=layers
+        )
+        for source, (number, shape) in parts.items()
+        if not (x == "g" and number == 0)
+    }
+
+
+def _low_ranks() -> Rules:
+    """The first layer has no value of an earlier one: llama.cpp wants tensors there that it never
+    reads, and is given those of `a`, as its own script does."""
+    unread = _low_rank("a", layers="first", stands_for="v")
+    return {
+        **_low_rank("w"),
+        **{source: (rule, unread[source]) for source, rule in _low_rank("a").items()},
+        **_low_rank("v", layers="later"),
+        **_low_rank("g"),
+    }
+
+
+def _matrices() -> Rules:
+    names = {"r": "receptance", "k": "key", "v": "value", "o": "output"}
+    return {
+        **{
+            f"{_TIME_MIX}.{x}_proj.weight": Rule(
+                f"blk.{{i}}.time_mix_{name}.weight", lambda d: (d.n_embd, d.n_embd)
+            )
+            for x, name in names.items()
+        },
+        f"{_CHANNEL_MIX}.key.weight": Rule(
+            "blk.{i}.channel_mix_key.weight", lambda d: (d.n_ff, d.n_embd)
+        ),
+        f"{_CHANNEL_MIX}.value.weight": Rule(
+            "blk.{i}.channel_mix_value.weight", lambda d: (d.n_embd, d.n_ff)
+        ),
+    }
+
+
+RWKV7 = Family(
+    architecture=_ARCH,
+    names=("RWKV7ForCausalLM",),
+    rules={
+        "model.embeddings.weight": Rule("token_embd.weight", lambda d: (d.n_vocab, d.n_embd)),
+        **blocks.layer_norm("model.layers.0.pre_norm", "token_embd_norm"),
+        **blocks.layer_norm("model.norm", "output_norm"),
+        "lm_head.weight": Rule("output.weight", lambda d: (d.n_vocab, d.n_embd), optional=True),
+        **blocks.layer_norm(f"{blocks.LAYER}.attn_norm", "blk.{i}.attn_norm"),
+        **blocks.layer_norm(f"{blocks.LAYER}.ffn_norm", "blk.{i}.attn_norm_2"),
+        **blocks.layer_norm(f"{_TIME_MIX}.g_norm", "blk.{i}.time_mix_ln"),
+        **_lerp(make_of_all=True),
+        **_lerp(make_of_all=False),
+        **{f"{_TIME_MIX}.{x}": _vector(f"blk.{{i}}.time_mix_{x}.weight") for x in ("k_k", "k_a")},
+        f"{_TIME_MIX}.r_k": _vector("blk.{i}.time_mix_r_k.weight"),
+        f"{_CHANNEL_MIX}.x_k": _vector("blk.{i}.channel_mix_lerp_k.weight"),
+        **_matrices(),
+        **_low_ranks(),
+    },
+    metadata=_metadata,
+    dims=_dims,
+    head="always",
+    ignored=(r"model\.layers\.0\.attn\.v_lora\..*",),
+    check=_check,
+)
+
+FAMILIES = (RWKV7,)
