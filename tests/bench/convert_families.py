@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,9 +24,11 @@ import numpy as np
 from builds import sdist
 from builds.pins import pins
 from tests.convert import engine, rebuild
+from tests.convert.test_parity import DATA as PARITY
+from tests.convert.test_parity import checkpoint
 from worker.commands import convert as cli
+from worker.convert.tokenizer import rwkv
 
-PARITY = Path(__file__).parents[1] / "data/parity"
 README = Path(__file__).parents[2] / "worker/convert/README.md"
 MARK = "<!-- the table is written by tests/bench/convert_families.py -->"
 
@@ -105,8 +106,7 @@ def main() -> None:
 def run_peer(names: list[str], work: Path, sources: Path, python: Path) -> None:
     folders = [work / name for name in names]
     for folder in folders:
-        shutil.copytree(PARITY / folder.name, folder)
-        shutil.copytree(PARITY / "tokenizer", folder, dirs_exist_ok=True)
+        checkpoint(folder.name, work)
         # The peer reads some families' vocabularies in one form each; weights are the same.
         settings = folder / "tokenizer_config.json"
         kind = "GPT2Tokenizer" if folder.name.startswith("phi") else "PreTrainedTokenizerFast"
@@ -119,6 +119,10 @@ def run_peer(names: list[str], work: Path, sources: Path, python: Path) -> None:
             vocabulary = rebuild.Source(sources / "models/ggml-vocab-llama-spm.gguf")
             rebuild.write_model(vocabulary, folder, n_pieces=288)
             (folder / "tokenizer.json").unlink()
+        if folder.name == "rwkv-7":
+            tokens = [bytes([i]) for i in range(256)] + [bytes([97, i]) for i in range(31)]
+            lines = (f"{i} {token!r} {len(token)}\n" for i, token in enumerate(tokens, 1))
+            (folder / rwkv.FILE).write_text("".join(lines))
     command = [str(python), "-c", PEER, str(sources), "bf16", *map(str, folders)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     for line in done.stderr.splitlines():
@@ -127,9 +131,7 @@ def run_peer(names: list[str], work: Path, sources: Path, python: Path) -> None:
 
 
 def row(name: str, work: Path) -> Row:
-    source = work / "ours" / name
-    shutil.copytree(PARITY / name, source)
-    shutil.copytree(PARITY / "tokenizer", source, dirs_exist_ok=True)
+    source = checkpoint(name, work / "ours")
     files = {}
     for outtype in ("f32", "bf16"):
         files[outtype] = work / f"{name}.{outtype}.gguf"

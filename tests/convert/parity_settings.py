@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 N_VOCAB = 288
 COMMON = {
     "vocab_size": N_VOCAB,
@@ -33,7 +35,7 @@ MINISTRAL_ROPE = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
-LONG_ROPE = {
+LONG_ROPE: dict[str, Any] = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,
     "long_factor": [1.0 + 0.5 * i for i in range(8)],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -90,15 +90,16 @@ def plan_tensors(
     family = _rooted(family, names)
     outputs: dict[str, OutputTensor] = {}
     for name, values in family.extra_tensors(config, d).items():
-        outputs[name] = OutputTensor(name, values.shape, (), keep_f32=True, values=values)
-    for rule, name, sources in _instances(family, d):
+        outputs[name] = OutputTensor(name, values.shape, (), values=values)
+    instances = list(_instances(family, d))
+    for rule, name, sources in instances:
         found = [tuple(names[s] for s in member if s in names) for member in sources]
         if sum(map(len, found)) == sum(map(len, sources)):
             outputs[name] = _output(rule, name, found, d)
     if family.head != "none":
         _tie_head(family, outputs, config)
-    _check_complete(family, outputs, checkpoint, d)
-    _check_surplus(family, names, d)
+    _check_complete(instances, outputs, checkpoint)
+    _check_surplus(instances, family, names, d)
     return sorted(outputs.values(), key=_position)
 
 
@@ -120,25 +121,20 @@ def _rooted(family: Family, names: Mapping[str, TensorInfo]) -> Family:
     return family
 
 
-def _instances(family: Family, d: Dims) -> Iterator[tuple[Rule, str, list[tuple[str, ...]]]]:
-    """(rule, GGUF name, source names) for every layer; several members where they are stacked."""
+Instance = tuple[Rule, str, list[tuple[str, ...]]]
+"""A rule in one layer: its GGUF name and the source names, of several members where stacked."""
+
+
+def _instances(family: Family, d: Dims) -> Iterator[Instance]:
     for source, rules in family.rules.items():
         for rule in rules if isinstance(rules, tuple) else (rules,):
             members = range(rule.stack(d)) if "{e}" in source else (0,)
             for i in range(d.n_layers) if "{i}" in source else (0,):
                 if rule.on and rule.on not in d.kinds[i].split():
                     continue
-                yield (
-                    rule,
-                    rule.target.replace("{i}", str(i)),
-                    [
-                        tuple(
-                            name.replace("{i}", str(i)).replace("{e}", str(e))
-                            for name in (source, *rule.also)
-                        )
-                        for e in members
-                    ],
-                )
+                names = [name.replace("{i}", str(i)) for name in (source, *rule.also)]
+                stacked = [tuple(name.replace("{e}", str(e)) for name in names) for e in members]
+                yield rule, rule.target.replace("{i}", str(i)), stacked
 
 
 def _output(rule: Rule, name: str, members: list[tuple[TensorInfo, ...]], d: Dims) -> OutputTensor:
@@ -248,9 +244,9 @@ def _tie_head(family: Family, outputs: dict[str, OutputTensor], config: Config) 
 
 
 def _check_complete(
-    family: Family, outputs: Mapping[str, OutputTensor], checkpoint: Checkpoint, d: Dims
+    instances: Sequence[Instance], outputs: Mapping[str, OutputTensor], checkpoint: Checkpoint
 ) -> None:
-    for rule, name, members in _instances(family, d):
+    for rule, name, members in instances:
         if not rule.optional and name not in outputs:
             missing = next(s for member in members for s in member if s not in checkpoint.tensors)
             raise ModelError(
@@ -259,14 +255,16 @@ def _check_complete(
             )
 
 
-def _check_surplus(family: Family, names: Mapping[str, TensorInfo], d: Dims) -> None:
+def _check_surplus(
+    instances: Sequence[Instance], family: Family, names: Mapping[str, TensorInfo], d: Dims
+) -> None:
     """A tensor that no rule uses would be dropped in silence, and the model would be another."""
-    known = {s for _, _, members in _instances(family, d) for member in members for s in member}
-    for name in names:
+    known = {s for _, _, members in instances for member in members for s in member}
+    for name in names.keys() - known:
         layer = re.search(r"layers\.(\d+)\.", name)
         if family.ignores_extra_layers and layer and int(layer[1]) >= d.n_layers:
             continue
-        if name not in known and not any(re.fullmatch(p, name) for p in family.ignored):
+        if not any(re.fullmatch(p, name) for p in family.ignored):
             raise ModelError(
                 f"tensor {name} in {names[name].path.name} is not known to the "
                 f"{family.architecture} family with the sizes in config.json",

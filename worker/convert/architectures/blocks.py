@@ -200,6 +200,8 @@ def rope_metadata(
     found: Metadata = {f"{arch}.rope.dimension_count": n_dims, f"{arch}.rope.freq_base": rope.theta}
     if rope.kind in ("default", "llama3"):
         return found  # Llama 3's scaling is a tensor of factors, see `llama3_factors`.
+    if rope.kind == "dynamic" and _is_idle(config, rope.params):
+        return found
     if rope.kind == "linear":
         found[f"{arch}.rope.scaling.type"] = "linear"
         found[f"{arch}.rope.scaling.factor"] = rope.params.number("factor")
@@ -208,8 +210,15 @@ def rope_metadata(
         return found | _yarn(arch, config, rope.params)
     raise ModelError(
         f"{config.name}: rope scaling of type {rope.kind!r} is not known for {arch}; "
-        "default, linear, llama3 and yarn are"
+        "default, linear, llama3 and yarn are, and dynamic up to max_position_embeddings"
     )
+
+
+def _is_idle(config: Config, params: Config) -> bool:
+    """Whether dynamic scaling leaves every position alone that the model is said to have."""
+    n_positions = config.integer("max_position_embeddings")
+    begins = params.integer("original_max_position_embeddings", default=n_positions)
+    return begins >= n_positions and not params.has("alpha")
 
 
 _READS_RAMP = ("mistral3",)

@@ -5,12 +5,23 @@ llama.cpp has most of the sizes fixed, as the two published models have them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import NormalDist
 
+import numpy as np
+
 from worker.convert.architectures import blocks, gemma
 from worker.convert.architectures.gemma4 import per_layer_embeddings, text_part
-from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules, Shape
+from worker.convert.architectures.rules import (
+    Array,
+    Dims,
+    Family,
+    Metadata,
+    Rule,
+    Rules,
+    Shape,
+)
 from worker.convert.config import Config
 from worker.errors import ModelError
 
@@ -64,8 +75,27 @@ def _check(config: Config, d: Dims) -> None:
     blocks.require(config, "final_logit_softcapping", 30.0)
     blocks.require(config, "num_kv_shared_layers", max(0, d.n_layers - _CACHING_LAYERS))
     blocks.require(config, "activation_sparsity_pattern", _sparsity(d))
+    kinds = config.items("layer_types")[_CACHING_LAYERS - 2 : _CACHING_LAYERS]
+    if d.n_layers > _CACHING_LAYERS and kinds != ["sliding_attention", "full_attention"]:
+        raise ModelError(
+            f"{config.name}: layer_types must end the {_CACHING_LAYERS} layers that have caches "
+            "with one of sliding and one of full attention, which llama.cpp lets the others read"
+        )
     if config.rope("full_attention").kind != "default":
         raise ModelError(f"{config.name}: rope scaling is not known for this family in llama.cpp")
+
+
+def _unread(_config: Config, d: Dims) -> Mapping[str, Array]:
+    """What llama.cpp wants of layers that read other layers' caches, and newer checkpoints lack."""
+    return {
+        f"blk.{i}.attn_{name}.weight": np.zeros(shape, np.float32)
+        for i in range(_CACHING_LAYERS, d.n_layers)
+        for name, shape in (
+            ("k", (d.kv_rows, d.n_embd)),
+            ("v", (d.kv_rows, d.n_embd)),
+            ("k_norm", (d.head_dim,)),
+        )
+    }
 
 
 def _streams() -> Rules:
@@ -124,6 +154,7 @@ GEMMA3N = Family(
     },
     metadata=_metadata,
     dims=_dims,
+    extra_tensors=_unread,
     check=_check,
 )
 

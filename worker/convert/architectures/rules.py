@@ -59,7 +59,7 @@ class Dims:
             n_layers=config.integer("num_hidden_layers"),
             n_embd=n_embd,
             n_vocab=config.integer("vocab_size"),
-            n_ff=config.integer("intermediate_size"),
+            n_ff=config.integer("intermediate_size", "moe_intermediate_size"),
             n_head=n_head,
             n_head_kv=config.integer("num_key_value_heads", default=n_head),
             head_dim=config.integer("head_dim", default=n_embd // n_head),
@@ -145,7 +145,7 @@ class Family:
     extra_tensors: Callable[[Config, Dims], Mapping[str, Any]] = field(
         default=lambda config, dims: {}
     )
-    """Small F32 tensors that come from the configuration alone."""
+    """Small tensors that come from the configuration alone; a checkpoint's own ones win."""
     tensor_metadata: Callable[[Checkpoint, Dims], Metadata] = field(
         default=lambda checkpoint, dims: {}
     )
