@@ -5,7 +5,8 @@ and weights that are all there by name, type and shape, in a sparse file that ho
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +19,30 @@ def write(
     """`config.json`, and `model.safetensors` with what transformers' own classes save for it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
+    write_weights(folder / "model.safetensors", tensors(config) if weights is None else weights)
+
+
+def write_shards(folder: Path, index: bytes, shapes: Mapping[str, Shape]) -> None:
+    """The files that a published index lists, each with its own tensors."""
+    (folder / "model.safetensors.index.json").write_bytes(index)
+    shards: dict[str, list[tuple[str, Shape]]] = defaultdict(list)
+    for name, shard in json.loads(index)["weight_map"].items():
+        shards[shard].append((name, shapes[name]))
+    for shard, weights in shards.items():
+        write_weights(folder / shard, weights)
+
+
+def write_weights(path: Path, weights: Iterable[tuple[str, Shape]]) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, shape in tensors(config) if weights is None else weights:
+    for name, shape in weights:
         start, size = end, 2
         for extent in shape:
             size *= extent
         end = start + size
         header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as file:
+    with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         file.truncate(8 + len(text) + end)
 

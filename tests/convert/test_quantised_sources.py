@@ -131,6 +131,15 @@ def test_other_methods_are_refused_by_name(
     assert words in sentence
 
 
+@pytest.mark.parametrize("key", ["quantization", "quantization_config"])
+def test_mlx_is_refused_by_name(
+    tmp_path: Path, key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint("qwen3", tmp_path)
+    edit(source / "config.json", **{key: {"group_size": 64, "bits": 4, "mode": "affine"}})
+    assert "quantised by MLX" in fails(source, capsys)
+
+
 def test_mxfp4_experts_keep_their_bits(tmp_path: Path) -> None:
     source = checkpoint("gpt-oss", tmp_path)
     tensors = read_all(source / "model.safetensors")

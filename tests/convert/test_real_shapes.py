@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.convert.test_failures import edit, fails
-from tests.convert.test_parity import checkpoint
+from tests.convert.test_parity import MODELS, checkpoint
 from worker.commands import convert as cli
 from worker.convert.direct import BLOCK_BYTES, DirectFile
 from worker.convert.output import OutputFile
@@ -99,6 +99,56 @@ def test_null_is_as_good_as_absence(tmp_path: Path, family: str, key: str) -> No
     source = checkpoint(family, tmp_path)
     edit(source / "config.json", **{key: None})
     prepared(source)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", MODELS)
+def test_null_is_as_good_as_absence_of_any_key(tmp_path: Path, family: str) -> None:
+    source = checkpoint(family, tmp_path)
+    path = source / "config.json"
+    config = json.loads(path.read_text())
+
+    def is_taken(values: dict[str, Any]) -> bool:
+        path.write_text(json.dumps(values))
+        try:
+            prepared(source)
+        except ModelError:
+            return False
+        return True
+
+    for key in config:
+        without = {name: value for name, value in config.items() if name != key}
+        assert is_taken(without) == is_taken({**config, key: None}), key
+
+
+def test_a_multimodal_name_over_a_text_models_configuration(tmp_path: Path) -> None:
+    """As published pruned Qwen3.5 ones have it, without a width that no layer has."""
+    source = checkpoint("qwen3.5-moe", tmp_path)
+    path = source / "config.json"
+    config = json.loads(path.read_text())
+    config.pop("intermediate_size", None)
+    config["architectures"] = ["Qwen3_5MoeForConditionalGeneration"]
+    path.write_text(json.dumps(config))
+    assert prepared(source).architecture == "qwen35moe"
+
+
+@pytest.mark.parametrize(("key", "value"), [("original_max_position_embeddings", 64), ("alpha", 2)])
+def test_dynamic_scaling_that_would_change_positions_is_refused(
+    tmp_path: Path, key: str, value: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint("internlm-3", tmp_path)
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 6.0}
+    edit(source / "config.json", rope_parameters={**rope, key: value})
+    assert "dynamic up to max_position_embeddings" in fails(source, capsys)
+
+
+def test_caches_that_gemma_3n_shares_otherwise_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint("gemma-3n-shared", tmp_path)
+    kinds = ["full_attention", "sliding_attention"] * 11
+    edit(source / "config.json", layer_types=kinds)
+    assert "layer_types" in fails(source, capsys)
 
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e6, "factor": 8.0, "low_freq_factor": 1.0}

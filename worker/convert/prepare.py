@@ -89,7 +89,7 @@ def prepare(source: Path, options: Options) -> Conversion:
     checkpoint = Checkpoint.open(source)
     config = Config(checkpoint.config)
     family = architectures.family_of(config)
-    if family.section:
+    if config.has(family.section):  # A text model alone may have everything on one level.
         config = config.section(family.section)
     dims = family.dims(config)
     architectures.check_rope(family, config)

@@ -50,8 +50,10 @@ def check_method(config: Config) -> tuple[int, int]:
     """
     section = config.section("quantization_config")
     if not section.values:
+        section = config.section("quantization")  # As MLX has it.
+    if not section.values:
         return 0, 0
-    method = section.text("quant_method", "compressed-tensors")
+    method = section.text("quant_method", "MLX" if section.has("bits") else "compressed-tensors")
     if method == "fp8":
         block = section.values.get("weight_block_size") or [0, 0]
         if isinstance(block, list) and len(block) == 2 and all(type(n) is int for n in block):

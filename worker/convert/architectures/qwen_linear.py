@@ -233,6 +233,7 @@ QWEN3_5_MOE = replace(
     names=("Qwen3_5MoeForCausalLM",),
     rules=_rules(_TILED_LINEAR, _EXPERTS),
     metadata=lambda config, d: _qwen35("qwen35moe", config, d),
+    roots=("model.", "model.language_model."),
 )
 
 QWEN3_5 = replace(
@@ -252,7 +253,6 @@ def _text_part(family: Family, name: str) -> Family:
         family,
         names=(name,),
         section="text_config",
-        roots=("model.", "model.language_model."),
         ignored=(*_AHEAD, r"model\.visual\..*"),
     )
 
