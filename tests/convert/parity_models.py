@@ -6,6 +6,9 @@ from typing import Any
 
 from tests.convert.parity_settings import (
     EXPERTS,
+    GEMMA_3N,
+    GEMMA_3N_SHARED,
+    INTERNLM_3,
     LATENT,
     LINEAR,
     LLAMA3_ROPE,
@@ -14,6 +17,7 @@ from tests.convert.parity_settings import (
     MINISTRAL_ROPE,
     N_VOCAB,
     NEMOTRON_H,
+    PHI_4_MINI,
     QWEN_YARN,
     YARN,
 )
@@ -326,52 +330,10 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         | {"final_logit_softcapping": 30.0},
         "bfloat16",
     ),
-    "gemma-3n": (
-        "Gemma3nTextConfig",
-        {"head_dim": 16, "sliding_window": 8, "num_kv_shared_layers": 0, "laurel_rank": 64}
-        | {"vocab_size_per_layer_input": N_VOCAB - 4, "hidden_size_per_layer_input": 256}
-        | {"layer_types": ["sliding_attention", "full_attention"]}
-        | {"activation_sparsity_pattern": [0.95, 0.95], "intermediate_size": 640}
-        | {"hidden_size": 32},
-        "bfloat16",
-    ),
-    "gemma-3n-shared": (
-        "Gemma3nTextConfig",
-        {"head_dim": 16, "sliding_window": 8, "num_kv_shared_layers": 2, "laurel_rank": 64}
-        | {"vocab_size_per_layer_input": N_VOCAB - 4, "hidden_size_per_layer_input": 256}
-        | {"layer_types": ["sliding_attention", "full_attention"] * 11}
-        | {"num_hidden_layers": 22, "intermediate_size": 1024, "hidden_size": 32}
-        | {"activation_sparsity_pattern": [0.95] * 10 + [0.0] * 12, "drawn": True},
-        "bfloat16",
-    ),
-    "internlm-3": (
-        "InternLM3Config",
-        {
-            "head_dim": 16,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "rope_parameters": {"rope_type": "dynamic", "factor": 6.0, "rope_theta": 50000.0},
-            "saved_as": "InternLM3ForCausalLM",
-        },
-        "bfloat16",
-    ),
-    "phi-4-mini": (
-        "Phi3Config",
-        {
-            "rope_parameters": {
-                **LONG_ROPE,
-                "long_factor": LONG_ROPE["long_factor"][:6],
-                "short_factor": LONG_ROPE["short_factor"][:6],
-                "original_max_position_embeddings": 16,
-                "partial_rotary_factor": 0.75,
-            },
-            "original_max_position_embeddings": 16,
-            "max_position_embeddings": 64,
-            "num_hidden_layers": 1,
-            "tie_word_embeddings": True,
-        },
-        "bfloat16",
-    ),
+    "gemma-3n": ("Gemma3nTextConfig", GEMMA_3N, "bfloat16"),
+    "gemma-3n-shared": ("Gemma3nTextConfig", GEMMA_3N_SHARED, "bfloat16"),
+    "internlm-3": ("InternLM3Config", INTERNLM_3, "bfloat16"),
+    "phi-4-mini": ("Phi3Config", PHI_4_MINI, "bfloat16"),
 }
 """New ones at the end: the position is the seed. `pooling` makes an embedding model, `dense` two
 matrices behind it; the weights of one that is `drawn` are not committed; `saved_as` is what

@@ -52,6 +52,40 @@ LATENT |= {"qk_nope_head_dim": 16, "v_head_dim": 24, "n_group": 1, "topk_group":
 NEMOTRON_H = {**LATENT, "layers_block_type": ["mamba", "moe", "attention", "moe"]}
 NEMOTRON_H |= {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2}
 NEMOTRON_H |= {"head_dim": 16, "chunk_size": 8, "moe_shared_expert_intermediate_size": 48}
+INTERNLM_3: dict[str, Any] = {"head_dim": 16, "attention_bias": True, "mlp_bias": True}
+INTERNLM_3 |= {"rope_parameters": {"rope_type": "dynamic", "factor": 6.0, "rope_theta": 50000.0}}
+INTERNLM_3 |= {"saved_as": "InternLM3ForCausalLM"}
+PHI_4_MINI: dict[str, Any] = {
+    "num_hidden_layers": 1,
+    "tie_word_embeddings": True,
+    "max_position_embeddings": 64,
+}
+PHI_4_MINI |= {"original_max_position_embeddings": 16}
+PHI_4_MINI["rope_parameters"] = {
+    **LONG_ROPE,
+    "long_factor": LONG_ROPE["long_factor"][:6],
+    "short_factor": LONG_ROPE["short_factor"][:6],
+    "original_max_position_embeddings": 16,
+    "partial_rotary_factor": 0.75,
+}
+GEMMA_3N: dict[str, Any] = {
+    "head_dim": 16,
+    "sliding_window": 8,
+    "num_kv_shared_layers": 0,
+    "laurel_rank": 64,
+}
+GEMMA_3N |= {"vocab_size_per_layer_input": N_VOCAB - 4, "hidden_size_per_layer_input": 256}
+GEMMA_3N |= {"hidden_size": 32, "layer_types": ["sliding_attention", "full_attention"]}
+GEMMA_3N |= {"activation_sparsity_pattern": [0.95, 0.95], "intermediate_size": 640}
+GEMMA_3N_SHARED: dict[str, Any] = {
+    **GEMMA_3N,
+    "num_kv_shared_layers": 2,
+    "num_hidden_layers": 22,
+    "drawn": True,
+}
+GEMMA_3N_SHARED |= {"layer_types": ["sliding_attention", "full_attention"] * 11}
+GEMMA_3N_SHARED |= {"activation_sparsity_pattern": [0.95] * 10 + [0.0] * 12}
+GEMMA_3N_SHARED |= {"intermediate_size": 1024}
 # llama.cpp looks GELU up in a half-precision table; small activations keep that out of sight.
 GAIN = {
     "GPT2Config": 0.2,
