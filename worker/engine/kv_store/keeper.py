@@ -23,8 +23,12 @@ MOST_SECONDS = 0.1
 """That running streams wait for a copy, as far as can be told before it."""
 _FIRST_RATE = 256e6
 """Bytes a second that a copy is expected to do before one was measured."""
-_PIECES_COST = 10
+_PIECES_COST = 30
 """Copying scattered cells takes so many times as long as counting their bytes does."""
+_MOST_COUNTING = 0.02
+"""Seconds of that, for states that are stored at all: llama.cpp lists all pieces before it copies
+one, and would take hundreds of MiB for the list where values lie transposed (no flash attention)
+and the cells of one sequence between those of others."""
 
 
 @dataclass(slots=True)
@@ -77,14 +81,14 @@ class Keeper:
             if not self._is_worth_it(slot):
                 slot.is_unsaved = False
                 continue
-            began = self._clock()
+            began = time.thread_time()
             n_bytes = self._backend.state_bytes(slot.index)
-            counting = self._clock() - began
+            counting = time.thread_time() - began
             if is_busy and n_bytes / self._rate + _PIECES_COST * counting > MOST_SECONDS:
                 self._too_long[slot.index] = slot.last_used
                 continue
             slot.is_unsaved = False
-            if self._copy(slot, n_bytes):
+            if counting <= _MOST_COUNTING and self._copy(slot, n_bytes):
                 return
 
     def _is_worth_it(self, slot: Slot) -> bool:
