@@ -27,7 +27,7 @@ from worker.errors import WorkerError
 from worker.installation import own_version
 from worker.models.adapter import resolve_adapter
 from worker.models.in_use import hold
-from worker.models.resolve import resolve
+from worker.models.resolve import ResolvedModel, resolve
 from worker.observability.logs import get_logger, is_for_people
 from worker.observability.metrics import Metrics
 from worker.observability.terminal import LiveLine, first_request, ready_text
@@ -139,7 +139,7 @@ class Lifecycle:
         served = [resolved.gguf_path] + ([Path(adapter.path)] if adapter else [])
         # Until this process ends; a later engine loads them again.
         self._held = [hold(path) for path in served]
-        command = load_command(settings, str(resolved.gguf_path), resolved.model_ref, adapter)
+        command = load_command(settings, resolved, adapter)
         starting = asyncio.create_task(self._supervisor.start(command))
         await build_schemas(self._state)
         info = await starting
@@ -324,13 +324,12 @@ def capabilities(info: EngineInfo) -> list[str]:
     return ["embeddings"] if info.model.pooling else ["text-gen"]
 
 
-def load_command(
-    settings: Settings, model_path: str, model_ref: str, adapter: Adapter | None
-) -> LoadModel:
+def load_command(settings: Settings, resolved: ResolvedModel, adapter: Adapter | None) -> LoadModel:
     return LoadModel(
         engine=settings.engine,
-        model_path=model_path,
-        model_ref=model_ref,
+        model_path=str(resolved.gguf_path),
+        model_ref=resolved.model_ref,
+        header=resolved.header,
         worker_id=settings.worker_id,
         log_level=settings.log_level,
         log_format=settings.log_format,

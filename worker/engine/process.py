@@ -50,7 +50,7 @@ from worker.llama.context import Context
 from worker.llama.model import LoadOptions, Model
 from worker.llama.pooled import PooledContext
 from worker.llama.sampler import Sampler
-from worker.models.gguf.header import GgufHeader, read_header
+from worker.models.gguf.header import GgufHeader, current_header
 from worker.observability.logs import configure, get_logger
 from worker.wire.black_box import BlackBox
 from worker.wire.engine_info import EngineInfo, ModelInfo
@@ -125,7 +125,7 @@ def _start(config: LoadModel, channel: SyncChannel) -> Engine:
     began = time.monotonic()
     channel.send([Progress("preflight", 0.0)])
     settings = config.engine
-    header = read_header(Path(config.model_path))
+    header = current_header(config.header, Path(config.model_path))
     budget = _cpu_budget(settings)
     selected = select.select_device(settings)
     library.on_abort(lambda message: _aborting(message, channel))

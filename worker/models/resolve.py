@@ -19,7 +19,7 @@ from worker.installation import default_cache_dir
 from worker.models import reference, registry
 from worker.models.checkpoint_files import check_checkpoint
 from worker.models.conversion import convert_cached
-from worker.models.gguf.header import read_header
+from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.servable import check_servable
 from worker.models.reference import HubReference, PathReference, Reference, name_of
 from worker.models.registry import RegistryEntry
@@ -40,6 +40,8 @@ class ResolvedModel:
     model_ref: str
     """What the user asked for, as `/health` and the pool manager show it."""
     kind: Literal["bundled", "gguf", "safetensors", "hub"]
+    header: GgufHeader | None = None
+    """Where it was read just now."""
 
 
 def bundled_folder() -> Path:
@@ -144,4 +146,4 @@ async def _resolve_path(
         return ResolvedModel(converted, ref, "safetensors")
     header = await asyncio.to_thread(read_header, path)
     check_servable(header)
-    return ResolvedModel(path, ref, "gguf")
+    return ResolvedModel(path, ref, "gguf", header)

@@ -7,6 +7,7 @@ here looks at them. Nothing is guessed and nothing has a default: what the file 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -92,6 +93,16 @@ def read_header(path: Path | str) -> GgufHeader:
     header = _header_of(layout)
     count = _Lookup(layout).unsigned(constants().Keys.Split.LLM_KV_SPLIT_COUNT) or 0
     return header if count <= 1 else _join_parts(header, layout, count)
+
+
+def current_header(known: object, path: Path) -> GgufHeader:
+    """The header that is known, while the model's files have the size that they had then; else as
+    `read_header` reads it."""
+    if isinstance(known, GgufHeader) and known.path == path:
+        with contextlib.suppress(OSError):
+            if sum(part.stat().st_size for part in known.parts) == known.size_bytes:
+                return known
+    return read_header(path)
 
 
 def part_paths(path: Path | str, count: int) -> tuple[Path, ...]:
