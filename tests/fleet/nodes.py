@@ -10,9 +10,13 @@ from __future__ import annotations
 import json
 import socket
 import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
 
 NODES = 3
 STORE_BYTES = 80 * 1024 * 1024
+ATTEMPTS = 3
 
 
 def free_port() -> int:
@@ -21,20 +25,27 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def patiently(start: Callable[[], Any]) -> Any:
+    """Start a node, again if its agents took more than the 15 seconds that Ray gives them."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return start()
+        except Exception:  # Ray says it in no type of its own
+            traceback.print_exc()
+    return start()
+
+
 def main() -> None:
     from ray.cluster_utils import Cluster
 
     answers, sys.stdout = sys.stdout, sys.stderr
     port = free_port()
-    head = {"num_cpus": 2, "include_dashboard": True, "dashboard_port": port}
-    cluster = Cluster(
-        initialize_head=True, head_node_args={**head, "object_store_memory": STORE_BYTES}
-    )
+    store = {"object_store_memory": STORE_BYTES}
+    head = {"num_cpus": 2, "include_dashboard": True, "dashboard_port": port, **store}
+    cluster = patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
 
     def add_node() -> None:
-        cluster.add_node(
-            num_cpus=1, resources={"llorch_device": 1}, object_store_memory=STORE_BYTES
-        )
+        patiently(lambda: cluster.add_node(num_cpus=1, resources={"llorch_device": 1}, **store))
 
     for _ in range(NODES):
         add_node()
