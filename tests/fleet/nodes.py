@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import socket
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -47,8 +49,16 @@ def main() -> None:
     def add_node() -> None:
         patiently(lambda: cluster.add_node(num_cpus=1, resources={"llorch_device": 1}, **store))
 
+    def reap() -> None:
+        """A node's actors leave when its raylet is gone, and a zombie is not gone to them."""
+        while True:
+            for node in list(cluster.worker_nodes):
+                node.live_processes()
+            time.sleep(0.2)
+
     for _ in range(NODES):
         add_node()
+    threading.Thread(target=reap, daemon=True).start()
     print(json.dumps({"dashboard": f"http://127.0.0.1:{port}"}), file=answers, flush=True)
     for _ in sys.stdin:
         add_node()

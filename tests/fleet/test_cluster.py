@@ -48,6 +48,7 @@ async def test_a_death_costs_at_most_the_victims_streams(running: Running, victi
                 each["id"] != id for each in workers))  # fmt: skip
             seconds.append(await running.until(has(3)))
             assert await asyncio.to_thread(has_gone, child)
+            print(f"{victim} killed: {counted(outcomes)}, whole after {seconds[-1]:.1f} s")
     counts = counted(outcomes)
     print(f"{victim} killed {ROUNDS} times: {counts}, whole again after "
           f"{', '.join(f'{each:.1f}' for each in seconds)} s")  # fmt: skip
