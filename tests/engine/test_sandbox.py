@@ -1,13 +1,15 @@
-"""A chat template cannot fill the memory, whatever it calls; and what is right stays right."""
+"""A chat template cannot fill the memory or run on, whatever it calls; what is right stays so."""
 
 from __future__ import annotations
 
 import resource
+import time
 
 import pytest
 
+from worker.engine.text import chat_template
 from worker.engine.text.chat_template import ChatTemplate
-from worker.errors import InvalidRequest
+from worker.errors import InvalidRequest, ModelError
 from worker.wire.work import ChatPrompt
 
 HUNGRY = [
@@ -44,6 +46,38 @@ HUNGRY = [
     "{% set a = [['x'*999]*999]*999 %}{{ [a]*999 }}",
     "{% set a = [['x'*999]*999]*999 %}{{ '%s' % ([a]*999,) }}",
     "{{ 10**999999999 }}",
+    "{{ 'x'.encode().ljust(999999999) }}",
+    "{{ 'x'.encode()*999999999 }}",
+    "{{ ('a'*39999).translate({97: 'x'*99999}) }}",
+    "{{ ('%(a)s'*99999) % {'a': 'x'*39999} }}",
+    "{{ ('%(a)s'*99999)|format(a='x'*39999) }}",
+    "{{ strftime_now('%c'*999999) }}",
+]
+TWINS = (
+    "{% set ns = namespace(s=[1], t=[1]) %}{% for i in range(60) %}{% set ns.s = NEST(ns.s) %}"
+    "{% set ns.t = NEST(ns.t) %}{% endfor %}"
+)
+"""Two equal values of 2**60 items, each made of sixty lists; who compares them never ends."""
+LISTS = TWINS.replace("NEST(ns.s)", "[ns.s, ns.s]").replace("NEST(ns.t)", "[ns.t, ns.t]")
+BATCHES = TWINS.replace("NEST(ns.s)", "(ns.s + ns.s)|batch(2)|list").replace(
+    "NEST(ns.t)", "(ns.t + ns.t)|batch(2)|list"
+)
+OBJECTS = TWINS.replace("NEST(ns.s)", "dict(a=ns.s, b=ns.s)").replace(
+    "NEST(ns.t)", "dict(a=ns.t, b=ns.t)"
+)
+ENDLESS = [
+    *(twins + "{{ ns.s == ns.t }}" for twins in (LISTS, BATCHES, OBJECTS)),
+    LISTS + "{{ ns.s in [ns.t] }}{{ 1 < 2 < ns.s }}",
+    LISTS + "{{ [ns.s, ns.t]|sort|length }}{{ [ns.s, ns.t]|min }}",
+    LISTS + "{{ [ns.s]|select('eq', ns.t)|list|length }}{{ ns.s is eq(ns.t) }}",
+    LISTS + "{{ [ns.s].index(ns.t) }}",
+    "{% set ns = namespace(s=(1,)) %}{% for i in range(60) %}{% set ns.s = (ns.s, ns.s) %}"
+    "{% endfor %}{{ {ns.s: 1} }}",
+    "{% set ns = namespace(a=9) %}{% for i in range(60) %}{% set ns.a = ns.a * ns.a %}{% endfor %}",
+    "{{ 199999 ** 199999 % 7 }}",
+    "{% set x = ('9'*3999999)|int(0, 32) %}{{ (x * x) % 7 }}",
+    "{{ ([[0]*99999]*999)|sum(start=[])|length }}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
 ]
 
 
@@ -54,6 +88,46 @@ def test_a_template_that_wants_all_memory_is_refused(source: str) -> None:
     with pytest.raises(InvalidRequest, match="template refuses"):
         template.render(ChatPrompt(({"role": "user", "content": "x"},)))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+@pytest.mark.parametrize("source", ENDLESS)
+def test_a_template_that_would_not_end_is_refused(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 0.2)
+    template, began = ChatTemplate(source, {}), time.thread_time()
+    with pytest.raises(InvalidRequest, match="template refuses"):
+        template.render(ChatPrompt(({"role": "user", "content": "x"},)))
+    assert time.thread_time() - began < 1
+
+
+def test_what_is_kept_while_a_template_runs_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 20)
+    monkeypatch.setattr(chat_template, "MAX_RENDER_BYTES", 50 * 2**20)
+    source = "{% set ns = namespace(p=none) %}{% for i in range(99999) %}"
+    source += "{% set ns.p = namespace(p=ns.p, s='x'*3999999) %}{% endfor %}"
+    with pytest.raises(InvalidRequest, match="too many resources"):
+        ChatTemplate(source, {}).render(ChatPrompt(()))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in messages %}" * 30 + "{% endfor %}" * 30,
+        "{% if a %}" * 110 + "{% endif %}" * 110,
+        "{% if a %}" * 3000 + "{% endif %}" * 3000,
+        "{{ " + "(" * 9999 + "1" + ")" * 9999 + " }}",
+        "{{ 1" + "+1" * 9999 + " }}",
+        "{{ f(a=1, a=2) }}",
+        "{% macro f(a, a) %}{% endmacro %}",
+        "{{ " + "9" * 9999 + " }}",
+        "{% continue %}",
+        "x" * 100_001,
+    ],
+)
+def test_a_template_that_python_cannot_compile_is_not_valid(source: str) -> None:
+    with pytest.raises(ModelError, match="the model's chat template"):
+        ChatTemplate(source, {})
 
 
 @pytest.mark.parametrize(
@@ -67,6 +141,12 @@ def test_a_template_that_wants_all_memory_is_refused(source: str) -> None:
         ("{{ 'a' ~ 1 ~ none ~ [2] }}", "a1None[2]"),
         ("{{ 'aXbX'.replace('X', '--') }}{{ 'aXb'|replace('X', '') }}", "a--b--ab"),
         ("{{ '%s is %d' % ('x', 3) }}{{ '%02d'|format(7) }}{{ '{:>3}'.format(1) }}", "x is 307  1"),
+        (
+            "{{ [1, [2]] == [1, [2]] }}{{ 1 < 2 < 3 }}{{ messages[0] in messages }}",
+            "TrueTrueTrue",
+        ),
+        ("{{ [3, 1]|sort }}{{ [1, 1]|unique|list }}{{ {'a': 1}|dictsort }}", "[1, 3][1][('a', 1)]"),
+        ("{{ [1, 2]|sum }}{{ [1, 2, 3]|batch(2)|list }}{{ '7'|int * 6 }}", "3[[1, 2], [3]]42"),
         ("{{ 2 ** 10 }} {{ 3 * 'ab' }} {{ [1] * 2 + [3] }}", "1024 ababab [1, 1, 3]"),
         ("{{ messages[0]|tojson(indent=2) }}", '{\n  "role": "user",\n  "content": "x"\n}'),
         ("{% macro m(a) %}<{{ a }}>{% endmacro %}{{ m('b') }}{{ 'y'|indent(2, true) }}", "<b>  y"),

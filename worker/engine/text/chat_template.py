@@ -7,6 +7,7 @@ it cannot reach Python's internals, run for long or fill the memory. Threads of 
 
 from __future__ import annotations
 
+import resource
 import sys
 import time
 from collections.abc import Mapping
@@ -19,11 +20,17 @@ import jinja2.ext
 import jinja2.meta
 import jinja2.nodes
 
-from worker.engine.text.sandbox import MAX_OUTPUT_CHARS, Sandbox, bound_concatenations, to_json
+from worker.engine.text.sandbox import MAX_OUTPUT_CHARS, Sandbox, bound_operations, to_json
 from worker.errors import InvalidRequest, ModelError
 from worker.wire.work import ChatPrompt
 
+MAX_SOURCE_CHARS = 100_000
+"""Of a template; those of today's models have a tenth of that."""
 MAX_RENDER_SECONDS = 2.0
+MAX_RENDER_BYTES = 512 * 2**20
+"""How much this process may grow meanwhile."""
+_LOOK_SECONDS = 0.005
+_MAX_STRFTIME_CHARS = 200
 
 
 class _Timeout(Exception):
@@ -61,12 +68,19 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = to_json
         environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+        environment.globals["strftime_now"] = _strftime_now
+        if len(source) > MAX_SOURCE_CHARS:
+            raise ModelError(
+                f"the model's chat template has {len(source):,} characters; at most "
+                f"{MAX_SOURCE_CHARS:,} are taken"
+            )
         try:
             tree = environment.parse(source)
             _refuse_internals(tree)
-            self._template = environment.from_string(bound_concatenations(tree))
-        except jinja2.TemplateError as error:
+            self._template = environment.from_string(bound_operations(tree))
+        except (RecursionError, MemoryError) as error:
+            raise ModelError("the model's chat template is nested too deeply") from error
+        except (jinja2.TemplateError, SyntaxError, ValueError) as error:
             raise ModelError(f"the model's chat template is not valid: {error}") from error
         self._knows_developer = "developer" in source
         self._tool_use = ChatTemplate(tool_use, special_tokens) if tool_use is not None else None
@@ -91,7 +105,7 @@ class ChatTemplate:
         parts: list[str] = []
         n_chars = 0
         try:
-            with _Deadline(MAX_RENDER_SECONDS):
+            with _Bounds(MAX_RENDER_SECONDS, MAX_RENDER_BYTES):
                 for part in self._template.generate(variables):
                     parts.append(part)
                     n_chars += len(part)
@@ -127,18 +141,27 @@ def _until_final_message(text: str, prompt: ChatPrompt) -> str:
     return text[: place + len(final.strip())]
 
 
-class _Deadline:
-    """Ends Python code of this thread that runs for too long, at its next line."""
+class _Bounds:
+    """Ends Python code of this thread that runs for too long, or lets the process grow by too
+    much where the system tells its size (Linux), at its next line."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, seconds: float, n_bytes: int) -> None:
+        self._seconds, self._n_bytes = seconds, n_bytes
 
     def __enter__(self) -> None:
-        end = time.monotonic() + self._seconds
+        began = next_look = time.monotonic()
+        before: int | None = None
 
         def trace(frame: FrameType, event: str, arg: Any) -> Any:
-            if time.monotonic() > end:
+            nonlocal before, next_look
+            now = time.monotonic()
+            if now > began + self._seconds:
                 raise _Timeout
+            if now > next_look + _LOOK_SECONDS:
+                next_look, size = now, _own_bytes()
+                before = size if before is None else before
+                if size > before + self._n_bytes:
+                    raise MemoryError
             return trace
 
         self._previous = sys.gettrace()
@@ -146,6 +169,22 @@ class _Deadline:
 
     def __exit__(self, *exc: object) -> None:
         sys.settrace(self._previous)
+
+
+def _own_bytes() -> int:
+    """Memory of this process alone, files that it maps left out; 0 where nobody tells."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            _, resident, shared, *_ = file.read().split()
+    except OSError:
+        return 0
+    return (int(resident) - int(shared)) * resource.getpagesize()
+
+
+def _strftime_now(form: str) -> str:
+    if len(form) > _MAX_STRFTIME_CHARS:
+        raise jinja2.TemplateError("such a long format of a date is refused")
+    return datetime.now().strftime(form)
 
 
 def _refused(reason: str) -> InvalidRequest:
