@@ -76,7 +76,10 @@ class OriginRules:
         ]
 
     def _may_ask(self, origin: str, host: str) -> bool:
-        name = _name_of(urlsplit(origin).netloc)
+        try:
+            name = _name_of(urlsplit(origin).netloc)
+        except ValueError:  # brackets that hold no address
+            return False
         return bool(name) and (
             self._is_named(origin) or name == host or name in self._own or _is_address(name)
         )
