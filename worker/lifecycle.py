@@ -113,7 +113,8 @@ class Lifecycle:
             request_shutdown=self._request_stop,
         )
         self._state = state
-        return server_for(create_app(state))
+        patience = self._settings.slow_reader_timeout
+        return server_for(create_app(state), patience, self._metrics.slow_reader_cut)
 
     async def _bring_up(self) -> None:
         """Resolve, load, announce. Ends when the pool knows; raises what stopped it."""

@@ -75,7 +75,7 @@ class Settings(BaseSettings):
     drain_timeout: Annotated[float, Field(ge=0, le=86400)] = _setting(30.0, "server", "seconds that running streams get to finish on a stop")
     page: bool = _setting(True, "server", "serve the page at /: state, charts and a playground")
     keepalive: Annotated[float, Field(ge=0, le=3600)] = _setting(15.0, "server", "seconds between comment lines on a silent stream; 0 = off")
-    slow_reader_timeout: Seconds = _setting(30.0, "server", "seconds a client may leave its stream unread before it is cut off")
+    slow_reader_timeout: Seconds = _setting(30.0, "server", "seconds a client may leave its answer unread before it is cut off")
     metrics_interval_ms: int = _setting(500, "server", "milliseconds between metrics events of a stream, 250 to 1000; 0 = off")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "server", "least severe level to log")
     log_format: Literal["auto", "json", "console"] = _setting("auto", "server", "auto: JSON lines, but on a terminal the start's progress and then warnings; console: readable lines")

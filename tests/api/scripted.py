@@ -17,7 +17,7 @@ from typing import Any, cast
 import uvicorn
 
 from worker.api.app import create_app
-from worker.api.connection import WorkerProtocol
+from worker.api.connection import protocol_with
 from worker.api.state import AppState
 from worker.errors import WorkerError
 from worker.observability.metrics import Metrics
@@ -147,7 +147,9 @@ class ScriptedWorker:
     def serve(self) -> Iterator[ScriptedWorker]:
         config = uvicorn.Config(
             create_app(self.state),
-            http=WorkerProtocol,
+            http=protocol_with(
+                self.state.settings.slow_reader_timeout, self.metrics.slow_reader_cut
+            ),
             log_config=None,
             access_log=False,
             lifespan="off",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import psutil
 import pytest
 
 from tests.conftest import StartWorker
-from tests.support.worker import WorkerProcess
+from tests.support.worker import WorkerProcess, until
 
 JSON = {"Content-Type": "application/json"}
 EVIL = {"Origin": "https://evil.example"}
@@ -54,6 +56,7 @@ def test_a_page_cannot_stop_the_worker(worker: WorkerProcess) -> None:
         ({"content_type": "application/json", "host": "127.0.0.1.evil.example"}, 403),
         ({"content_type": "application/json", "origin": "https://evil.example"}, 403),
         ({"content_type": "application/json", "origin": "null"}, 403),
+        ({"content_type": "application/json", "origin": "http://[evil"}, 403),
         ({"content_type": "application/json", "origin": "http://127.0.0.1:3000"}, 200),
         ({"content_type": "application/json", "origin": "http://localhost:3000",
           "host": "localhost"}, 200),
@@ -174,6 +177,89 @@ def test_bodies_that_never_end_are_bounded(
     for client in flood:
         client.close()
     assert post(worker, "/tokenize", content_type="application/json").status_code == 200
+
+
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+CHUNKED += b"Content-Type: application/json\r\n\r\n"
+
+
+@pytest.mark.parametrize("begin", [b"2\r\n{}\r\n0\r\nX: ", b"2;x="], ids=["trailer", "chunk"])
+def test_what_frames_a_body_is_bounded(worker: WorkerProcess, begin: bytes) -> None:
+    """An endless trailer was put together byte by byte, and held up the event loop for minutes."""
+    with connected(worker, CHUNKED + begin) as client:
+        with pytest.raises(ConnectionError):
+            for _ in range(1000):
+                client.sendall(b"a" * 65536)
+    assert is_healthy(worker)
+
+
+def test_a_body_in_chunks_of_a_byte_is_read(worker: WorkerProcess) -> None:
+    content = b'{"content":"' + b"a" * 50_000 + b'"}'
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in content)
+    with connected(
+        worker, CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    ) as client:
+        client.sendall(chunks + b"0\r\n\r\n")
+        assert answer_of(client).startswith(b"HTTP/1.1 200")
+
+
+def test_bodies_that_do_not_begin_make_room(
+    start_worker: StartWorker, flood: list[socket.socket]
+) -> None:
+    worker = start_worker()
+    for _ in range(2200):
+        flood.append(connected(worker, HEAD + b"Content-Length: 10\r\n\r\n"))
+    assert worker.get("/health").status_code == 200
+    assert post(worker, "/tokenize", content_type="application/json").status_code == 200
+
+
+HEAD = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+MANY = 260_000
+COSTLY = {
+    "a string that does not end": b'"' + b'\\",' * 1_000_000,
+    "empty strings": b'{"content":[' + b'"",' * 1_300_000 + b'""]}',
+    "names": b"{" + b",".join(b'"%d":1' % n for n in range(MANY)) + b"}",
+    "messages": json.dumps({"messages": [{}] * MANY}).encode(),
+    "parts": json.dumps(
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 100_000}]}
+    ).encode(),
+    "biases": json.dumps(
+        {"prompt": "a", "logit_bias": {f"x{n}": "a" for n in range(MANY)}}
+    ).encode(),
+}
+
+
+@pytest.mark.parametrize("name", COSTLY)
+def test_a_body_that_is_dear_to_read_holds_nobody_up(worker: WorkerProcess, name: str) -> None:
+    """The first of them took for ever, and others seconds, on the event loop."""
+    path = "/v1/messages" if name == "parts" else "/v1/chat/completions"
+    with ThreadPoolExecutor(1) as pool, worker.client() as client:
+        headers = JSON | {"Connection": "close"}
+        answer = pool.submit(
+            httpx.post, worker.base_url + path, content=COSTLY[name], headers=headers
+        )
+        while not answer.done():
+            began = time.monotonic()
+            assert client.get("/health").status_code == 200
+            assert time.monotonic() - began < HEALTH_SECONDS
+        assert answer.result().status_code == 400
+
+
+@pytest.mark.long
+def test_answers_that_nobody_reads_are_cut(
+    start_worker: StartWorker, flood: list[socket.socket]
+) -> None:
+    worker = start_worker("--slow-reader-timeout", "3", "--max-queued-requests", "100")
+    process = psutil.Process(worker.pid)
+    body = json.dumps({"content": "a b " * 150_000, "with_pieces": True}).encode()
+    for _ in range(4):
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", worker.port))
+        client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        flood.append(client)
+    until(lambda: worker.metric("worker_slow_readers_total") == 4, 200, lambda: "not all are cut")
+    assert len(process.net_connections()) < 10
 
 
 def test_idle_connections_make_room(start_worker: StartWorker, flood: list[socket.socket]) -> None:

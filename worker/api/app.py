@@ -46,7 +46,7 @@ async def build_schemas(state: AppState) -> None:
 
 
 def create_app(state: AppState) -> Starlette:
-    """The HTTP surface around its collaborators; serve it with `WorkerProtocol`."""
+    """The HTTP surface around its collaborators; serve it with `connection.WorkerProtocol`."""
     app = Starlette(
         routes=[*ROUTES, *(page_routes() if state.settings.page else [])],
         middleware=[Middleware(Gate, state)],

@@ -2,15 +2,18 @@
 
 `Body` is the base of the worker's own schemas, where an unknown field is an error. `OpenBody` is
 the base of all others, where null counts as absent and unknown fields are ignored by name. Sizes
-are checked before anything is built from them. Runs on the API process's event loop.
+are checked before anything is built from them. Runs on the API process's event loop and, for large
+bodies, on a thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
 from typing import Annotated, Any, TypeVar
 
 import pydantic_core
@@ -32,13 +35,20 @@ from worker.errors import InferenceTimeout, PayloadTooLarge, QueueFull
 
 MAX_NESTING = 64
 MAX_VALUES = 2**18
-"""In one body, counted by its commas; more of them would hold up the event loop."""
+"""In one body, counted by its commas."""
+MAX_OBJECTS = 2**14
+MAX_NAMES = 2**16
+"""In the objects of one body."""
+SMALL_BYTES = 32 * 1024
+"""A larger body is read by a thread, one after the other, while the event loop goes on."""
 MAX_FIELDS = 256
 """Of one object that is described field by field."""
 MAX_BODY_BYTES_AT_ONCE = 32 * 2**20
 """Of all bodies that are being read."""
 _BOM = b"\xef\xbb\xbf"
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# Also one that does not end, which would otherwise be looked for from each of its quotes.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
+_readers = ThreadPoolExecutor(1, "bodies")
 
 
 # --- types -------------------------------------------------------------------------------
@@ -114,27 +124,43 @@ async def read(request: Request, state: AppState, model: type[AnyBody]) -> AnyBo
         InvalidRequest: with every fault, or the first 32.
         PayloadTooLarge: it has more bytes than this worker takes.
     """
-    value = parse(await _read_bytes(request, state))
+    body = await _read_bytes(request, state)
     try:
-        body = model.model_validate(value)
-    except ValidationError as error:
-        raise invalid(faults_of(error, model)) from None
-    ignored = ignored_fields(body)
+        if len(body) <= SMALL_BYTES:
+            found, ignored = _read(body, model)
+        else:
+            loop = asyncio.get_running_loop()
+            found, ignored = await loop.run_in_executor(_readers, _read, body, model)
+    finally:
+        state.body_bytes -= len(body)
     if ignored:
         if state.settings.strict:
             raise unknown_fields(ignored, model)
         request.scope["state"]["ignored_fields"] = ignored
-    return body
+    return found
+
+
+def _read(content: bytes, model: type[AnyBody]) -> tuple[AnyBody, list[str]]:
+    """The body, and the names of its fields that are not looked at."""
+    value = parse(content)
+    try:
+        body = model.model_validate(value)
+    except ValidationError as error:
+        raise invalid(faults_of(error, model)) from None
+    return body, ignored_fields(body)
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """A JSON object, bounded in the number of its values and in its nesting."""
+    """A JSON object, bounded in the number of its values and objects and in its nesting."""
     body = body.removeprefix(_BOM)
     if not body.strip():
         raise invalid([fault("", "type", "the body is empty; it must be a JSON object")])
-    if body.count(b",") > MAX_VALUES and _STRING.sub(b"", body).count(b",") > MAX_VALUES:
-        message = f"the body has more than {MAX_VALUES} values; send them in several requests"
-        raise invalid([fault("", "maxItems", message)])
+    if (
+        body.count(b",") > MAX_VALUES
+        or body.count(b"{") > MAX_OBJECTS
+        or body.count(b":") > MAX_NAMES
+    ):
+        _check_counts(body)
     try:
         value = pydantic_core.from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -151,7 +177,26 @@ def parse(body: bytes) -> dict[str, Any]:
     return value
 
 
+def _check_counts(body: bytes) -> None:
+    """Count what is outside of strings, until it is too much."""
+    n_values = n_objects = n_names = n_strings = end = 0
+    for string in chain(_STRING.finditer(body), [None]):
+        between = body[end : string.start() if string else None]
+        n_values += between.count(b",")
+        n_objects += between.count(b"{")
+        n_names += between.count(b":")
+        n_strings += 1
+        if n_values > MAX_VALUES or n_strings > 2 * MAX_VALUES:
+            message = f"the body has more than {MAX_VALUES} values; send them in several requests"
+            raise invalid([fault("", "maxItems", message)])
+        if n_objects > MAX_OBJECTS or n_names > MAX_NAMES:
+            message = f"the body has more than {MAX_OBJECTS} objects or {MAX_NAMES} names in them"
+            raise invalid([fault("", "maxItems", message)])
+        end = string.end() if string else end
+
+
 async def _read_bytes(request: Request, state: AppState) -> bytes:
+    """The bytes count among those that are being read until the caller has done with them."""
     limit = state.settings.max_body_bytes
 
     def refuse(found: str) -> PayloadTooLarge:
@@ -174,8 +219,9 @@ async def _read_bytes(request: Request, state: AppState) -> bytes:
                 message = "too many bodies are being sent at once"
                 raise QueueFull(message, retry_after_seconds=1)
         return bytes(body)
-    finally:
+    except BaseException:
         state.body_bytes -= len(body)
+        raise
 
 
 def is_deep(value: object) -> bool:

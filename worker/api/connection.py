@@ -1,27 +1,31 @@
 """One client's connection: uvicorn's protocol with bounds on what a client may hold open.
 
-A header has a size and a time limit, a body a time limit. The number of connections is bounded:
-when one too many comes, the one that has been silent for longest is closed. Runs on the API
-process's event loop.
+A header has a size and a time limit, a body a time limit, what frames a body (the heads of chunks,
+a trailer) the size of a header. Answers that are not read are bounded in time and in bytes. So is
+the number of connections: when one too many comes, the one that has owed the rest of a request for
+longest is closed. Runs on the API process's event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-ABORT = "llorch.abort"
-"""The scope's extension that cuts a connection at its transport: closing politely would wait for
-the very bytes that a client which stopped reading does not take."""
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request's line and headers."""
 HEAD_SECONDS = 20.0
 """For them to arrive; also for the first request of a connection to begin."""
 BODY_SECONDS = 120.0
+FRAMING_PER_BYTE = 8
+"""Of a body, at most: a chunk of one byte has five around it."""
 MAX_CONNECTIONS = 2048
+MAX_UNREAD_BYTES = 256 * 2**20
+"""Of all answers that wait for their clients to read them."""
 
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -29,28 +33,41 @@ _TOO_LARGE = (
 )
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
-_silent: OrderedDict[WorkerProtocol, None] = OrderedDict()
-"""Connections without a whole header in progress, the oldest first."""
+_owing: OrderedDict[WorkerProtocol, None] = OrderedDict()
+"""Connections without a whole request in progress, by the time of their last header."""
+_unread: OrderedDict[WorkerProtocol, None] = OrderedDict()
+"""Connections with an answer that is not being taken as fast as it is written."""
 
 
 class WorkerProtocol(HttpToolsProtocol):
-    """uvicorn's protocol within bounds, whose scope carries `extensions["llorch.abort"]`."""
+    """uvicorn's protocol within bounds."""
 
     _timer: asyncio.TimerHandle | None = None
+    _unread_timer: asyncio.TimerHandle | None = None
     _in_head = True
     _n_head_bytes = 0
+    _n_framing_bytes = 0
+
+    def __init__(
+        self, *args: Any, patience_seconds: float, on_cut: Callable[[], None], **kwargs: Any
+    ) -> None:
+        """`patience_seconds`: a client may leave an answer unread for so long; `on_cut` counts
+        those that did."""
+        super().__init__(*args, **kwargs)
+        self._patience_seconds, self._on_cut = patience_seconds, on_cut
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        _silent[self] = None
+        _owing[self] = None
         if len(self.connections) > MAX_CONNECTIONS:
-            victim, _ = _silent.popitem(last=False)
+            victim, _ = _owing.popitem(last=False)
             victim.transport.abort()
         self._wait(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        _silent.pop(self, None)
+        _owing.pop(self, None)
         self._stop_waiting()
+        self._stop_watching()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -58,32 +75,75 @@ class WorkerProtocol(HttpToolsProtocol):
             if not self._n_head_bytes:
                 self._wait(HEAD_SECONDS)  # a request on a connection that was kept alive
             self._n_head_bytes += len(data)
+        else:
+            self._n_framing_bytes += len(data)
         super().data_received(data)
-        if self._in_head and self._n_head_bytes > MAX_HEAD_BYTES:
+        n_bytes = self._n_head_bytes if self._in_head else self._n_framing_bytes
+        if n_bytes > MAX_HEAD_BYTES:
             self._refuse(_TOO_LARGE)
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        extensions: dict[str, Any] = {**(self.scope.get("extensions") or {})}
-        extensions[ABORT] = self.transport.abort
-        self.scope["extensions"] = extensions
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._n_head_bytes = 0
-        _silent.pop(self, None)
+        self._n_head_bytes = self._n_framing_bytes = 0
+        _owing.pop(self, None)
+        _owing[self] = None
         self._wait(BODY_SECONDS)
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        left = self._n_framing_bytes - FRAMING_PER_BYTE * len(body)
+        self._n_framing_bytes = max(left, 0)
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         self._in_head = True
+        _owing.pop(self, None)
         self._stop_waiting()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if not self.transport.is_closing():
-            _silent[self] = None
+            _owing[self] = None
+
+    # --- answers that are not read ---
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        _unread[self] = None
+        while len(_unread) > 1 and sum(map(_n_unread, _unread)) > MAX_UNREAD_BYTES:
+            next(iter(_unread))._cut()
+        self._watch(_n_unread(self))
+
+    def resume_writing(self) -> None:
+        self._stop_watching()
+        super().resume_writing()
+
+    def _watch(self, n_bytes: int) -> None:
+        """Cut the client if it has not taken one of these bytes when its patience ends."""
+
+        def look() -> None:
+            left = _n_unread(self)
+            if left < n_bytes:
+                self._watch(left)
+            else:
+                self._cut()
+
+        self._unread_timer = self.loop.call_later(self._patience_seconds, look)
+
+    def _cut(self) -> None:
+        """At once: closing politely would wait for the very bytes that are not taken."""
+        self._stop_watching()
+        self._on_cut()
+        self.transport.abort()
+
+    def _stop_watching(self) -> None:
+        _unread.pop(self, None)
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+    # --- requests that do not come ---
 
     def _wait(self, seconds: float) -> None:
         self._stop_waiting()
@@ -104,3 +164,13 @@ class WorkerProtocol(HttpToolsProtocol):
             self.transport.close()
         else:
             self.transport.abort()
+
+
+def protocol_with(patience_seconds: float, on_cut: Callable[[], None]) -> type[WorkerProtocol]:
+    """As uvicorn wants it, which fills in the rest of the arguments."""
+    made = functools.partial(WorkerProtocol, patience_seconds=patience_seconds, on_cut=on_cut)
+    return cast(type[WorkerProtocol], made)
+
+
+def _n_unread(connection: WorkerProtocol) -> int:
+    return connection.transport.get_write_buffer_size()

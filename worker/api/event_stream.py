@@ -1,4 +1,4 @@
-"""Answers that stream: kept alive while silent, cut when not read, and their jobs' end.
+"""Answers that stream: kept alive while silent, and their jobs' end.
 
 Runs on the API process's event loop. There is one `send` per engine frame, whatever number of
 events it holds. A job is cancelled in `EventStream.__call__`'s `finally`, because a generator
@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from worker.api.connection import ABORT
 from worker.api.state import AppState
 from worker.supervisor.job import Job
 
@@ -26,7 +25,7 @@ _SSE_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 class EventStream(StreamingResponse):
-    """A stream of encoded chunks that stays alive while silent and is cut when not read."""
+    """A stream of encoded chunks that stays alive while silent."""
 
     def __init__(
         self,
@@ -37,17 +36,13 @@ class EventStream(StreamingResponse):
     ) -> None:
         super().__init__(chunks, headers=_SSE_HEADERS, media_type=media_type)
         self._close = close
-        self._metrics = state.metrics
         sse = media_type.startswith("text/event-stream")
         self._keepalive = float(state.settings.keepalive) if sse else 0.0
-        self._patience = float(state.settings.slow_reader_timeout)
-        self._abort: Callable[[], None] | None = None
-        self._blocked_since: float | None = None
+        self._is_blocked = False
         self._last_sent = 0.0
         self._extra: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._abort = (scope.get("extensions") or {}).get(ABORT)
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -59,8 +54,8 @@ class EventStream(StreamingResponse):
             send,
             {"type": "http.response.start", "status": 200, "headers": self.raw_headers},
         )
-        periods = [p for p in (self._keepalive, self._patience / 4) if p > 0]
-        timer = _Ticker(loop, min(periods), lambda: self._tick(loop, send)) if periods else None
+        period = self._keepalive
+        timer = _Ticker(loop, period, lambda: self._tick(loop, send)) if period > 0 else None
         try:
             async for chunk in self.body_iterator:
                 if self._extra is not None:
@@ -76,19 +71,13 @@ class EventStream(StreamingResponse):
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, message: dict[str, Any]) -> None:
-        self._last_sent = self._blocked_since = time.monotonic()
+        self._last_sent, self._is_blocked = time.monotonic(), True
         await send(message)
-        self._blocked_since = None
+        self._is_blocked = False
 
     def _tick(self, loop: asyncio.AbstractEventLoop, send: Send) -> None:
-        """Called from the loop's timer: cut a reader that blocks, speak when all is silent."""
-        now = time.monotonic()
-        if self._blocked_since is not None:
-            if 0 < self._patience <= now - self._blocked_since:
-                self._metrics.slow_reader_cut()
-                if self._abort is not None:
-                    self._abort()
-        elif self._keepalive and now - self._last_sent >= 0.99 * self._keepalive:
+        """Called from the loop's timer: speak when all is silent."""
+        if not self._is_blocked and time.monotonic() - self._last_sent >= 0.99 * self._keepalive:
             message = {"type": "http.response.body", "body": KEEPALIVE, "more_body": True}
             self._extra = loop.create_task(self._send(send, message))
             self._extra.add_done_callback(self._forget_extra)

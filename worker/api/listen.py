@@ -6,12 +6,12 @@ import contextlib
 import errno
 import gc
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from worker.api.connection import WorkerProtocol
+from worker.api.connection import protocol_with
 from worker.errors import ConfigError, PortInUse
 
 KEEP_ALIVE_SECONDS = 75
@@ -37,11 +37,12 @@ class Server(uvicorn.Server):
         gc.set_threshold(20_000, 20, 20)
 
 
-def server_for(app: ASGIApp) -> Server:
+def server_for(app: ASGIApp, patience_seconds: float, on_cut: Callable[[], None]) -> Server:
+    """A client that leaves its answer unread for `patience_seconds` is cut, and counted."""
     return Server(
         uvicorn.Config(
             app,
-            http=WorkerProtocol,
+            http=protocol_with(patience_seconds, on_cut),
             ws="none",
             lifespan="off",
             log_config=None,

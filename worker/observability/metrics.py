@@ -156,7 +156,7 @@ class Metrics:
         self._tokens_found = 0
         self._tokens_out = counter("worker_tokens_generated_total", "Tokens sent to clients.")
         self._slow_readers = counter(
-            "worker_slow_readers_total", "Streams cut because their client stopped reading."
+            "worker_slow_readers_total", "Clients cut because they stopped reading."
         )
         self._crashes = counter("worker_engine_crashes_total", "Engine processes that died.")
         self._respawns = counter("worker_engine_respawns_total", "Engine processes started anew.")
