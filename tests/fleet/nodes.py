@@ -41,10 +41,14 @@ def main() -> None:
     from ray.cluster_utils import Cluster
 
     answers, sys.stdout = sys.stdout, sys.stderr
-    port = free_port()
     store = {"object_store_memory": STORE_BYTES}
-    head = {"num_cpus": 2, "include_dashboard": True, "dashboard_port": port, **store}
-    cluster = patiently(lambda: Cluster(initialize_head=True, head_node_args=head))
+
+    def start_head() -> tuple[Any, int]:
+        port = free_port()  # another each time: what did not start may keep the last one's
+        head = {"num_cpus": 2, "include_dashboard": True, "dashboard_port": port, **store}
+        return Cluster(initialize_head=True, head_node_args=head), port
+
+    cluster, port = patiently(start_head)
 
     def add_node() -> None:
         patiently(lambda: cluster.add_node(num_cpus=1, resources={"llorch_device": 1}, **store))
