@@ -139,3 +139,35 @@ def test_a_gap_that_cannot_be_filled_is_refused(
     answer = worker.post(path, body)
     assert answer.status_code == 400
     assert param is None or param in answer.text
+
+
+@pytest.mark.parametrize("prefix", ["/v1", ""])
+def test_the_tokens_of_a_prompt_are_counted(worker: WorkerProcess, prefix: str) -> None:
+    chat = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    answer = worker.post("/v1/chat/completions", chat | {"max_tokens": 1}).json()
+    for path, body in (
+        ("/chat/completions", chat),
+        ("/responses", {"input": "What is the capital of France?"}),
+    ):
+        counted = worker.post(f"{prefix}{path}/input_tokens", body).json()
+        assert counted["input_tokens"] == answer["usage"]["prompt_tokens"]
+
+
+def test_timings_come_with_every_token_where_they_are_asked_for(worker: WorkerProcess) -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "stream": True}
+    chat |= {"stream_options": {"include_usage": True}}
+    for asked in (False, True):
+        text = worker.post("/v1/chat/completions", chat | {"timings_per_token": asked}).text
+        first, *middle, last, usage = [
+            json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")
+        ]
+        assert "timings" not in first and last["timings"] == usage["timings"]
+        assert [("timings" in chunk) for chunk in middle] == [asked] * len(middle)
+
+
+def test_an_answer_cannot_begin_anew_and_go_on(worker: WorkerProcess) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}]
+    both = {"messages": messages, "add_generation_prompt": True, "continue_final_message": True}
+    for path in ("/v1/chat/completions", "/apply-template"):
+        answer = worker.post(path, both)
+        assert answer.status_code == 400 and "add_generation_prompt" in answer.text

@@ -31,6 +31,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "What is the capital of France?", "max_output_tokens": 3},
     "/v1/messages": {"model": "m", "messages": FRANCE, "max_tokens": 3},
     "/v1/messages/count_tokens": {"model": "m", "messages": FRANCE},
+    "/v1/chat/completions/input_tokens": {"messages": FRANCE},
+    "/v1/responses/input_tokens": {"input": "What is the capital of France?"},
     "/chat/completions": {"messages": FRANCE, "max_tokens": 3},
     "/completions": {"prompt": ["Once", "One"], "max_tokens": 3},
     "/completion": {"prompt": "Once", "n_predict": 3, "n_probs": 1},

@@ -143,7 +143,9 @@ class TemplateBody(OpenBody):
 
     messages: Messages
     tools: Tools = ()
-    add_generation_prompt: Flag = True
+    add_generation_prompt: Flag | None = Field(
+        None, description="true, unless the last message goes on"
+    )
     continue_final_message: Flag = Field(
         False, description="the answer goes on where the last message ends"
     )
@@ -162,6 +164,9 @@ def chat_prompt(body: TemplateBody, state: AppState, *, tools: bool = True) -> C
     if info is not None and not info.model.has_chat_template:
         message = "messages need a chat template, and this model carries none; send a raw prompt"
         raise invalid([fault("messages", "unsupported", message)])
+    if body.continue_final_message and body.add_generation_prompt:
+        message = "add_generation_prompt must not be true where continue_final_message is"
+        raise invalid([fault("add_generation_prompt", "conflict", message)])
     given = tuple(tool.for_template() for tool in body.tools) if tools else ()
     messages: tuple[Mapping[str, Any], ...]
     messages = tuple(message.for_template() for message in body.messages)
@@ -171,7 +176,9 @@ def chat_prompt(body: TemplateBody, state: AppState, *, tools: bool = True) -> C
     return ChatPrompt(
         messages=messages,
         tools=given,
-        add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
+        add_generation_prompt=(
+            body.add_generation_prompt is not False and not body.continue_final_message
+        ),
         continue_final_message=body.continue_final_message,
         template_kwargs=_defaults() | body.template_kwargs,
     )

@@ -14,7 +14,7 @@ from worker.api.state import AppState, state_of
 from worker.observability.logs import digest, get_logger
 from worker.supervisor.job import Job, StreamEvent
 from worker.wire.messages import Failed, Finished, Token
-from worker.wire.work import ChatPrompt, InferenceRequest, Work
+from worker.wire.work import ApplyTemplate, ChatPrompt, InferenceRequest, Tokenize, Work
 
 LATE_HEAD = "x-llorch-late-head"
 
@@ -58,6 +58,13 @@ async def answer(request: Request, work: Work) -> Any:
     job = state_of(request).supervisor.open(work, deadline_of(request))
     async with closing_on_disconnect(request, job):
         return await job.answer()
+
+
+async def count_tokens(request: Request, prompt: ChatPrompt) -> int:
+    """The tokens of a chat as the model's template writes it."""
+    text: str = await answer(request, ApplyTemplate(prompt))
+    tokens: list[tuple[int, bytes]] = await answer(request, Tokenize(text, add_special=True))
+    return len(tokens)
 
 
 async def with_head(

@@ -11,12 +11,11 @@ from worker.api.body import deadline_of, read
 from worker.api.chat import chat_prompt
 from worker.api.encoding import json_response
 from worker.api.event_stream import EventStream, closing_on_disconnect
-from worker.api.jobs import answer, start_jobs, with_head
+from worker.api.jobs import count_tokens, start_jobs, with_head
 from worker.api.openai.generation import chat_generation, require_model
 from worker.api.operation import JOB_ERRORS, JSON, SSE, Events, Operation
 from worker.api.output import merged
 from worker.api.state import state_of
-from worker.wire.work import ApplyTemplate, Tokenize
 
 
 async def messages(request: Request) -> Response:
@@ -32,14 +31,12 @@ async def messages(request: Request) -> Response:
     return EventStream(stream.chunks(frames), state, jobs[0].cancel)
 
 
-async def count_tokens(request: Request) -> Response:
+async def counted(request: Request) -> Response:
     state = state_of(request)
     chat = chat_of(await read(request, state, PromptBody))
     require_model(chat.model, state)
     prompt = chat_prompt(chat, state, tools=chat.tool_choice != "none")
-    text: str = await answer(request, ApplyTemplate(prompt))
-    tokens: list[tuple[int, bytes]] = await answer(request, Tokenize(text, add_special=True))
-    return json_response({"input_tokens": len(tokens)})
+    return json_response({"input_tokens": await count_tokens(request, prompt)})
 
 
 ROUTES = [
@@ -49,7 +46,7 @@ ROUTES = [
         body=MessagesBody, errors=(*JOB_ERRORS, 404), deadline=True,
     ),
     Operation(
-        "POST", "/v1/messages/count_tokens", count_tokens, "Tokens of a prompt",
+        "POST", "/v1/messages/count_tokens", counted, "Tokens of a prompt",
         {JSON: TokenCount}, body=PromptBody, errors=(*JOB_ERRORS, 404), deadline=True,
     ),
 ]  # fmt: skip

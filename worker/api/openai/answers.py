@@ -27,6 +27,11 @@ class Usage(TypedDict):
     completion_tokens_details: ReasoningTokens
 
 
+class InputTokens(TypedDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: Count
+
+
 class CalledFunction(TypedDict):
     name: str
     arguments: str

@@ -54,6 +54,7 @@ class Generation:
     choices_per_prompt: int
     stream: bool
     include_usage: bool
+    timings_per_token: bool
     top_logprobs: int | None = None
     shows_prompt_logprobs: bool = False
     """In vLLM's form."""
@@ -286,4 +287,5 @@ def _generation(
         choices_per_prompt=body.n,
         stream=body.stream,
         include_usage=body.stream_options.include_usage,
+        timings_per_token=body.timings_per_token,
     )

@@ -10,11 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from worker.api.body import deadline_of, read
+from worker.api.chat import chat_prompt
 from worker.api.encoding import json_response
 from worker.api.event_stream import EventStream, closing_on_disconnect
-from worker.api.jobs import answer, start_jobs, with_head
+from worker.api.jobs import answer, count_tokens, start_jobs, with_head
 from worker.api.openai.answers import (
     ChatCompletion,
+    InputTokens,
     ModelEntry,
     Models,
     TextCompletion,
@@ -24,6 +26,7 @@ from worker.api.openai.generation import (
     ModelNotFound,
     chat_generation,
     completion_generation,
+    require_model,
 )
 from worker.api.openai.pooling import ROUTES as POOLING_ROUTES
 from worker.api.openai.pooling import info_of
@@ -40,6 +43,20 @@ async def chat_completions(request: Request) -> Response:
     state, deadline = state_of(request), deadline_of(request)
     body = await read(request, state, ChatBody)
     return await _answer(request, chat_generation(body, state, deadline), ChatForm())
+
+
+async def input_tokens(request: Request) -> Response:
+    body = await read(request, state_of(request), ChatBody)
+    return await counted(request, body)
+
+
+async def counted(request: Request, body: ChatBody) -> Response:
+    """How many tokens a chat's prompt has, as OpenAI answers it."""
+    state = state_of(request)
+    require_model(body.model, state)
+    prompt = chat_prompt(body, state, tools=body.tool_choice != "none")
+    n_tokens = await count_tokens(request, prompt)
+    return json_response({"object": "response.input_tokens", "input_tokens": n_tokens})
 
 
 async def completions(request: Request) -> Response:
@@ -120,6 +137,10 @@ ROUTES = POOLING_ROUTES + [
             "POST", f"{prefix}/chat/completions", chat_completions, "OpenAI's chat completions",
             {JSON: ChatCompletion, SSE: Events},
             body=ChatBody, errors=(*JOB_ERRORS, 404), deadline=True,
+        ),
+        Operation(
+            "POST", f"{prefix}/chat/completions/input_tokens", input_tokens, "Tokens of a prompt",
+            {JSON: InputTokens}, body=ChatBody, errors=(*JOB_ERRORS, 404), deadline=True,
         ),
         Operation(
             "POST", f"{prefix}/completions", completions, "OpenAI's completions",

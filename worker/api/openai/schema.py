@@ -133,6 +133,7 @@ class GenerationBody(SamplingFields):
         None, description="prompt prefixes are reused only under the same salt"
     )
     deterministic: Flag = Field(False, description="alone in its batch, nothing reused")
+    timings_per_token: Flag = Field(False, description="timings in every chunk of a stream")
     json_schema: JsonObject | None = None
     grammar: str | None = Field(None, description="GBNF, or Lark as llguidance reads it")
     guided_json: Schema | None = None

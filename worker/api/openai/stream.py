@@ -142,7 +142,7 @@ class Answer:
             try:
                 for event in frame:
                     for part in self._parts(index, event):
-                        timings = self._timings(event)
+                        timings = self._timings(index, event)
                         encoded.append(f'data: {head},"choices":[{part}]{usage}{timings}}}\n\n')
             except WorkerError as error:
                 yield "".join(encoded).encode() + _failure(error)
@@ -152,6 +152,7 @@ class Answer:
         if self._generation.include_usage:
             counted = usage_of(self._outputs, self._generation.choices_per_prompt)
             last = self._head | {"choices": [], "usage": counted}
+            last |= {"timings": self._outputs[-1].timings}
             yield f"data: {dumps(last)}\n\n".encode() + DONE
         else:
             yield DONE
@@ -203,8 +204,10 @@ class Answer:
             return ""
         return generation.echo[index // generation.choices_per_prompt]
 
-    def _timings(self, event: StreamEvent) -> str:
-        """Timings of the choice that ended last, for the last chunk with a choice."""
+    def _timings(self, index: int, event: StreamEvent) -> str:
+        """Timings of the choice that ended last, for the last chunk with a choice; or of each."""
+        if self._generation.timings_per_token and isinstance(event, Token):
+            return f',"timings":{dumps(self._outputs[index].timings)}'
         if not isinstance(event, Finished) or self._n_finished < len(self._outputs):
             return ""
         return f',"timings":{dumps(self._outputs[-1].timings)}'

@@ -9,7 +9,9 @@ from worker.api.body import deadline_of, read
 from worker.api.encoding import json_response
 from worker.api.event_stream import EventStream, closing_on_disconnect
 from worker.api.jobs import start_jobs, with_head
+from worker.api.openai.answers import InputTokens
 from worker.api.openai.generation import chat_generation
+from worker.api.openai.routes import counted
 from worker.api.operation import JOB_ERRORS, JSON, SSE, Events, Operation
 from worker.api.output import merged
 from worker.api.responses.schema import ResponsesBody, chat_of, hosted_tools
@@ -33,11 +35,22 @@ async def responses(request: Request) -> Response:
     return EventStream(stream.chunks(frames), state, jobs[0].cancel)
 
 
+async def input_tokens(request: Request) -> Response:
+    return await counted(request, chat_of(await read(request, state_of(request), ResponsesBody)))
+
+
 ROUTES = [
-    Operation(
-        "POST", path, responses, "OpenAI's responses, nothing stored",
-        {JSON: ResponseAnswer, SSE: Events},
-        body=ResponsesBody, errors=(*JOB_ERRORS, 404), deadline=True,
-    )
+    operation
     for path in ("/v1/responses", "/responses")
+    for operation in (
+        Operation(
+            "POST", path, responses, "OpenAI's responses, nothing stored",
+            {JSON: ResponseAnswer, SSE: Events},
+            body=ResponsesBody, errors=(*JOB_ERRORS, 404), deadline=True,
+        ),
+        Operation(
+            "POST", f"{path}/input_tokens", input_tokens, "Tokens of a prompt",
+            {JSON: InputTokens}, body=ResponsesBody, errors=(*JOB_ERRORS, 404), deadline=True,
+        ),
+    )
 ]  # fmt: skip
