@@ -69,6 +69,9 @@ PEER_CONFIG: dict[str, dict[str, object]] = {
 }
 """Keys that the script asks for and newer configurations no longer have, or must not have (...)."""
 
+SENTENCEPIECE = ("ernie-4.5", "ernie-4.5-moe", "gemma", "gemma-2", "internlm-3", "nemotron")
+"""Families whose vocabulary the script reads from a `tokenizer.model` alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -115,7 +118,7 @@ def run_peer(names: list[str], work: Path, sources: Path, python: Path) -> None:
         config = json.loads((folder / "config.json").read_text()) | PEER_CONFIG.get(folder.name, {})
         config = {key: value for key, value in config.items() if value is not ...}
         (folder / "config.json").write_text(json.dumps(config))
-        if folder.name in ("gemma", "gemma-2", "ernie-4.5", "ernie-4.5-moe", "nemotron"):
+        if folder.name in SENTENCEPIECE:
             vocabulary = rebuild.Source(sources / "models/ggml-vocab-llama-spm.gguf")
             rebuild.write_model(vocabulary, folder, n_pieces=288)
             (folder / "tokenizer.json").unlink()

@@ -118,7 +118,9 @@ def test_a_killed_conversion_leaves_no_model_and_the_next_one_succeeds(tmp_path:
     assert target.exists() and not target.with_name("model.gguf.partial").exists()
 
 
-@pytest.mark.parametrize("outtype", ["q4_k_m", "q4_0", "q2_k"])
+@pytest.mark.parametrize(
+    "outtype", ["q4_k_m", "q4_0", pytest.param("q2_k", marks=pytest.mark.long)]
+)
 def test_quantised_types_verify_against_their_source(
     outtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

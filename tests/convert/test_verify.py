@@ -17,8 +17,6 @@ from worker.convert.progress import reporter
 from worker.errors import ModelError
 from worker.models.gguf.layout import GgufLayout, read_layout
 
-N_MUTATIONS = 200
-
 
 def check(source: Path, file: Path) -> int:
     return verify.check_file(source, file, Options(), reporter("none"))
@@ -31,7 +29,8 @@ def meaning(layout: GgufLayout) -> object:
 
 
 @pytest.mark.parametrize("outtype", ["q8_0", "f16"])
-def test_every_random_change_is_found(outtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_changes", [40, pytest.param(200, marks=pytest.mark.long)])
+def test_every_random_change_is_found(outtype: str, n_changes: int, tmp_path: Path) -> None:
     """Half of the changes are made to metadata and vocabulary, half to weights."""
     source, target = checkpoint("llama-3.1", tmp_path), tmp_path / "model.gguf"
     arguments = [str(source), str(target), "--outtype", outtype, "--progress", "none"]
@@ -40,10 +39,10 @@ def test_every_random_change_is_found(outtype: str, tmp_path: Path) -> None:
     layout = read_layout(target)
     whole, said = target.read_bytes(), meaning(layout)
     end = whole.index(layout.tensors[0].name.encode())  # Of the metadata.
-    draw, changed = random.Random(outtype), tmp_path / "changed.gguf"
+    draw, changed = random.Random(f"{outtype} {n_changes}"), tmp_path / "changed.gguf"
     missed = []
     n = 0
-    while n < N_MUTATIONS:
+    while n < n_changes:
         position = draw.randrange(24, end)
         if n % 2:
             tensor = draw.choice(layout.tensors)

@@ -1,0 +1,30 @@
+"""The comparison of token ids in the test's own process.
+
+The converter has a child for it, whose start takes longer than all else that a small conversion
+does. The tests of tokenizers keep the child, and so does every conversion in a process of its own.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from worker.convert.architectures import Metadata
+from worker.convert.output import header, write_header_to
+from worker.convert.tokenizer import check
+from worker.convert.tokenizer.reference import reference
+
+
+class CheckHere(check.TokenCheck):
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def check(self, architecture: str, metadata: Metadata) -> check.CheckedTokens:
+        with tempfile.TemporaryDirectory() as temporary:
+            vocabulary = Path(temporary) / "vocabulary.gguf"
+            write_header_to(header(architecture, metadata), vocabulary, with_tensors=True)
+            answer = check._compare(vocabulary, reference(self._folder))
+        return check.CheckedTokens(answer["n_texts"], tuple(answer["differing"]), answer["reason"])
