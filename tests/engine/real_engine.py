@@ -19,7 +19,16 @@ from worker.llama.constraint import GrammarVocabulary
 from worker.llama.context import Context, ContextOptions
 from worker.llama.model import Model
 from worker.llama.sampler import Sampler
-from worker.wire.messages import Event, Failed, Finished, Started, Stats, Token, TokenLogprob
+from worker.wire.messages import (
+    Event,
+    Failed,
+    Finished,
+    Started,
+    Stats,
+    Token,
+    TokenLogprob,
+    Tokens,
+)
 from worker.wire.work import InferenceRequest, Sampling
 
 CONTEXT = 512
@@ -78,6 +87,9 @@ class RealEngine:
         for event in events:
             if isinstance(event, Stats):
                 self.stats = event
+            elif isinstance(event, Tokens):
+                for token in event.rows():
+                    self.events[token.request_id].append(token)
             else:
                 assert isinstance(event, Started | Token | Finished | Failed)
                 self.events[event.request_id].append(event)

@@ -15,7 +15,16 @@ from worker.engine.limits import Limits
 from worker.engine.loop import Loop
 from worker.engine.scheduler import Scheduler
 from worker.errors import Cancelled, InferenceTimeout, VramOom
-from worker.wire.messages import DecodeOutcome, Event, Failed, Finished, Started, Stats, Token
+from worker.wire.messages import (
+    DecodeOutcome,
+    Event,
+    Failed,
+    Finished,
+    Started,
+    Stats,
+    Token,
+    Tokens,
+)
 
 CONTEXT = 96
 
@@ -59,6 +68,9 @@ class Engine:
         for event in events:
             if isinstance(event, Stats):
                 self.stats = event
+            elif isinstance(event, Tokens):
+                for token in event.rows():
+                    self.events[token.request_id].append(token)
             else:
                 assert isinstance(event, Started | Token | Finished | Failed)
                 self.events[event.request_id].append(event)

@@ -6,7 +6,7 @@ import contextlib
 
 from worker.engine.backend import Backend
 from worker.engine.sequence import Sequence
-from worker.wire.messages import Event, Finished, StopReason, Token
+from worker.wire.messages import Event, Finished, StopReason, Token, Tokens
 
 _MOST_TEXTS = 1 << 16
 
@@ -28,7 +28,13 @@ class Answers:
         if text is None:
             return False
         sequence.tokens.append(token)
-        events.append(Token(sequence.request_id, text, (token,)))
+        columns = events[-1] if events else None
+        if not isinstance(columns, Tokens):
+            columns = Tokens([], [], [])
+            events.append(columns)
+        columns.request_ids.append(sequence.request_id)
+        columns.texts.append(text)
+        columns.token_ids.append(token)
         return True
 
     def take(

@@ -21,11 +21,13 @@ from worker.observability.metrics import Metrics, Outcome
 from worker.wire.messages import (
     Accepted,
     Answered,
+    Event,
     Failed,
     Finished,
     PromptScored,
     Started,
     Token,
+    Tokens,
 )
 from worker.wire.work import InferenceRequest, ProveResidency, Work
 
@@ -33,6 +35,19 @@ StreamEvent = Started | PromptScored | Token | Finished | Answered | Failed
 
 _log = get_logger()
 _OUTCOMES: dict[str, Outcome] = {"CANCELLED": "cancelled", "INFERENCE_TIMEOUT": "timeout"}
+
+
+def by_request(events: list[Event]) -> dict[int, list[StreamEvent]]:
+    """One frame's events of each request, in order."""
+    streams: dict[int, list[StreamEvent]] = {}
+    for event in events:
+        match event:
+            case Token() | Started() | PromptScored() | Finished() | Answered() | Failed():
+                streams.setdefault(event.request_id, []).append(event)
+            case Tokens():
+                for token in event.rows():
+                    streams.setdefault(token.request_id, []).append(token)
+    return streams
 
 
 class Stage(IntEnum):

@@ -28,7 +28,7 @@ from worker.supervisor import recovery
 from worker.supervisor.admission import Admission, State
 from worker.supervisor.crash_history import Crash
 from worker.supervisor.guardian import Guardian
-from worker.supervisor.job import Job, Stage, StreamEvent
+from worker.supervisor.job import Job, Stage, StreamEvent, by_request
 from worker.supervisor.quarantine import Quarantine
 from worker.supervisor.residency_watch import first_violation
 from worker.supervisor.spawn import ENGINE_ARGV, BegunEngine
@@ -43,11 +43,8 @@ from worker.wire.messages import (
     Finished,
     LoadModel,
     Progress,
-    PromptScored,
-    Started,
     Stats,
     Submit,
-    Token,
 )
 from worker.wire.work import InferenceRequest, Work
 
@@ -307,11 +304,8 @@ class Supervisor:
             self._end(job, error)
 
     def on_events(self, events: list[Event]) -> None:
-        streams: dict[int, list[StreamEvent]] = {}
         for event in events:
             match event:
-                case Token() | Started() | PromptScored() | Finished() | Answered() | Failed():
-                    streams.setdefault(event.request_id, []).append(event)
                 case Stats():
                     self.stats = event
                     self._step_at = time.monotonic()
@@ -319,7 +313,7 @@ class Supervisor:
                     self._intake_at = time.monotonic()
                     if (job := self._jobs.get(event.request_id)) is not None:
                         job.accept(event)
-        for request_id, stream in streams.items():
+        for request_id, stream in by_request(events).items():
             self._on_stream(request_id, stream)
         if self._holds_jobs and self._guardian.condition == "ready":
             self._send_held()
