@@ -199,15 +199,6 @@ def test_decoding_goes_on_while_a_long_prompt_is_computed() -> None:
         assert sum(n for r, _, n in batch if r == 2) <= 4
 
 
-def test_a_short_prompt_behind_a_long_one_starts_soon() -> None:
-    engine = Engine(prefill_budget=16)
-    engine.submit(1, bytes(90), max_tokens=1)
-    engine.submit(2, b"hello", max_tokens=1)
-    engine.turn()
-    assert isinstance(engine.end(2), Finished)
-    assert all(not isinstance(event, Token) for event in engine.events[1])
-
-
 def test_requests_start_in_the_order_of_arrival() -> None:
     engine = Engine(n_slots=2)
     for request_id in range(8):

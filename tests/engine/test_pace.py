@@ -8,7 +8,8 @@ import pytest
 
 from tests.engine.byte_backend import make_sequence
 from tests.engine.test_loop import Engine
-from worker.engine.pace import PROMPT_SHARE, TILE_TOKENS, Pace
+from worker.engine.pace import PROMPT_SHARE, TILE_TOKENS, Pace, share
+from worker.wire.messages import Finished, Token
 
 Machine = Callable[[int, int], float]
 
@@ -101,6 +102,34 @@ def test_prompts_that_come_together_start_together() -> None:
         engine.submit(request_id, bytes([request_id + 1]) * 8, max_tokens=9)
     engine.run()
     assert [n for _, _, n in engine.backend.batches[0]] == [8] * 4
+
+
+def test_a_short_prompt_behind_a_long_one_starts_soon() -> None:
+    engine = Engine(prefill_budget=16)
+    engine.submit(1, bytes(90), max_tokens=1)
+    engine.submit(2, b"hello", max_tokens=1)
+    engine.turn()
+    assert isinstance(engine.end(2), Finished)
+    assert all(not isinstance(event, Token) for event in engine.events[1])
+
+
+def test_a_tile_is_one_prompts() -> None:
+    """Each prompt in a step is a pass of its own, so two do not share what one of them fills."""
+    engine = Engine(n_slots=4)
+    first, second = (make_sequence(engine.backend, i, bytes(n)) for i, n in ((1, 300), (2, 200)))
+    first.admission, second.admission = 1, 2
+
+    def shares(budget: int, *, oldest_first: bool) -> dict[int, int]:
+        chunks = share([first, second], budget, oldest_first=oldest_first)
+        return {chunk.sequence.request_id: chunk.n_tokens for chunk in chunks}
+
+    assert shares(64, oldest_first=True) == {1: 64}
+    assert shares(64, oldest_first=False) == {2: 64}
+    assert shares(128, oldest_first=True) == shares(128, oldest_first=False) == {1: 64, 2: 64}
+    assert shares(192, oldest_first=True) == {1: 128, 2: 64}
+    assert shares(256, oldest_first=False) == {1: 128, 2: 128}
+    second.n_computed = 195
+    assert shares(64, oldest_first=False) == {1: 59, 2: 5}, "what is left of a tile is not lost"
 
 
 def test_the_scheduler_plans_by_the_pace() -> None:

@@ -78,16 +78,19 @@ class Pace:
         return self._decode[min(self._decode, key=lambda s: abs(s - size))] if self._decode else 0.0
 
 
-def share(sequences: list[Sequence], budget: int) -> list[Chunk]:
-    """Split a budget of prompt tokens: half of it is the oldest prompt's, the rest goes to the
-    prompts with the least left to compute.
+def share(sequences: list[Sequence], budget: int, *, oldest_first: bool = True) -> list[Chunk]:
+    """Split a budget of prompt tokens: half of its tiles are the oldest prompt's, the rest goes to
+    the prompts with the least left to compute. An odd tile is the oldest's if it is its turn.
 
-    So a short prompt behind a long one starts to answer soon, and the long one always moves on.
+    So a short prompt behind a long one starts to answer soon, and the long one always moves on. No
+    two prompts share a tile where one of them fills it: each prompt in a step is a pass of its own.
     """
     if not sequences or budget <= 0:
         return []
     oldest = min(sequences, key=lambda sequence: sequence.admission)
-    shares = {id(oldest): min(oldest.n_next, (budget + 1) // 2)}
+    n_tiles = max(budget // TILE_TOKENS, 1)
+    half = (n_tiles + oldest_first) // 2 * TILE_TOKENS
+    shares = {id(oldest): min(oldest.n_next, half, budget)}
     budget -= shares[id(oldest)]
     for sequence in sorted(sequences, key=lambda s: (s.n_left, s.admission)):
         taken = shares.get(id(sequence), 0)

@@ -33,7 +33,7 @@ class Scheduler:
         self._clock = 0
         self._admissions = 0
         self._emptied: list[Truncate] = []
-        self._alone_last = False
+        self._alone_last, self._oldest_first = False, True
         self._is_placed = True
         """Nobody has come or gone since holes were looked for."""
         self._n_alone = 0
@@ -133,7 +133,9 @@ class Scheduler:
             else:
                 prefilling.append(sequence)
         if prefilling:
-            step.chunks += share(prefilling, self._prompt_budget(len(step.chunks)))
+            budget = self._prompt_budget(len(step.chunks))
+            self._oldest_first = not self._oldest_first
+            step.chunks += share(prefilling, budget, oldest_first=self._oldest_first)
         elif self.speculation is not None and len(chunks) == 1:
             step.draft = self.speculation.draft(chunks[0].sequence)
         self._only_waits = not step.chunks
