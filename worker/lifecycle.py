@@ -26,8 +26,9 @@ from worker.api.state import AppState
 from worker.errors import WorkerError
 from worker.installation import own_version
 from worker.models.adapter import resolve_adapter
+from worker.models.draft import resolve_draft
 from worker.models.in_use import hold
-from worker.models.resolve import ResolvedModel, resolve
+from worker.models.resolve import resolve
 from worker.observability.logs import get_logger, is_for_people
 from worker.observability.metrics import Metrics
 from worker.observability.terminal import LiveLine, first_request, ready_text
@@ -38,7 +39,6 @@ from worker.settings import Settings
 from worker.supervisor.spawn import BegunEngine
 from worker.supervisor.supervisor import Supervisor
 from worker.wire.engine_info import EngineInfo
-from worker.wire.engine_settings import Adapter
 from worker.wire.messages import LoadModel, Progress
 
 EXIT_MARGIN_SECONDS = 4.5
@@ -137,10 +137,21 @@ class Lifecycle:
         adapter = await resolve_adapter(
             settings.lora, resolved.gguf_path, settings.cache_path, on_progress
         )
-        served = [resolved.gguf_path] + ([Path(adapter.path)] if adapter else [])
-        # Until this process ends; a later engine loads them again.
-        self._held = [hold(path) for path in served]
-        command = load_command(settings, resolved, adapter)
+        draft = await resolve_draft(settings, resolved.gguf_path, on_progress)
+        beside = [Path(each.path) for each in (adapter, draft) if each is not None]
+        # Until this process ends: a later engine loads them again.
+        self._held = [hold(path) for path in (resolved.gguf_path, *beside)]
+        command = LoadModel(
+            engine=settings.engine,
+            model_path=str(resolved.gguf_path),
+            model_ref=resolved.model_ref,
+            header=resolved.header,
+            worker_id=settings.worker_id,
+            log_level=settings.log_level,
+            log_format=settings.log_format,
+            adapter=adapter,
+            draft=draft,
+        )
         starting = asyncio.create_task(self._supervisor.start(command))
         await build_schemas(self._state)
         info = await starting
@@ -323,19 +334,6 @@ class Lifecycle:
 
 def capabilities(info: EngineInfo) -> list[str]:
     return ["embeddings"] if info.model.pooling else ["text-gen"]
-
-
-def load_command(settings: Settings, resolved: ResolvedModel, adapter: Adapter | None) -> LoadModel:
-    return LoadModel(
-        engine=settings.engine,
-        model_path=str(resolved.gguf_path),
-        model_ref=resolved.model_ref,
-        header=resolved.header,
-        worker_id=settings.worker_id,
-        log_level=settings.log_level,
-        log_format=settings.log_format,
-        adapter=adapter,
-    )
 
 
 def _print(line: str) -> None:

@@ -60,6 +60,7 @@ class Settings(BaseSettings):
     # fmt: off
     model: str | None = _setting(None, "model", "an alias of the models file, a .gguf file, a folder of SafeTensors, or hf:owner/repo@revision::file=name.gguf; without it the bundled tiny model")
     lora: str | None = _setting(None, "model", "FILE[=SCALE]: a LoRA adapter to serve the model with, a GGUF or a folder of PEFT's; scale 1 without it")
+    draft: str | None = _setting(None, "model", "a small model of the same vocabulary, named as --model's, that guesses ahead for a stream that runs alone")
     models_file: Path | None = _setting(None, "model", "the models.toml to look aliases up in")
     outtype: OutputType = _setting("q8_0", "model", "weight type when SafeTensors are converted")
     cache_dir: Path | None = _setting(None, "model", "where downloads and conversions go; without it $XDG_CACHE_HOME/llorch-worker")
@@ -155,6 +156,16 @@ class Settings(BaseSettings):
             raise ConfigError(
                 "--kv-store keeps what the prefix cache has; it goes without --no-prefix-cache.",
                 field="kv_store",
+            )
+        speculate = self.engine.speculate
+        if speculate == "draft" and self.draft is None:
+            raise ConfigError(
+                "--speculate is 'draft', but no --draft names a model.", field="draft"
+            )
+        if self.draft is not None and speculate not in ("auto", "draft"):
+            raise ConfigError(
+                f"--draft names a model, but --speculate is {speculate!r}: nothing would use it.",
+                field="speculate",
             )
         batch = self.engine.batch
         for name in ("micro_batch", "slots"):

@@ -14,6 +14,7 @@ from worker.engine.limits import Limits
 from worker.engine.loop import Loop
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
+from worker.engine.speculation import Drafter
 from worker.engine.text.prompt import PromptBuilder
 from worker.llama.constraint import GrammarVocabulary
 from worker.llama.context import Context, ContextOptions
@@ -47,6 +48,7 @@ class RealEngine:
         flash_attention: Literal["auto", "on", "off"] = "auto",
         store: Path | None = None,
         binding: str = "of this model and layout",
+        drafter: Drafter | None = None,
         **limits: Any,
     ) -> None:
         self.model = Model(str(path or bundled_gguf("f32")))
@@ -78,7 +80,9 @@ class RealEngine:
             self.backend,
             self.keeper,
         )
-        self.loop = Loop(self.backend, self.scheduler, self._receive, keeper=self.keeper)
+        self.loop = Loop(
+            self.backend, self.scheduler, self._receive, keeper=self.keeper, drafter=drafter
+        )
         self.events: dict[int, list[Event]] = defaultdict(list)
         self.stats: Stats | None = None
         self._next = 0

@@ -14,6 +14,7 @@ from tests.engine.byte_backend import ByteBackend, expected_answer, make_sequenc
 from worker.engine.limits import Limits
 from worker.engine.loop import Loop
 from worker.engine.scheduler import Scheduler
+from worker.engine.speculation import Drafter
 from worker.errors import Cancelled, InferenceTimeout, VramOom
 from worker.wire.messages import (
     DecodeOutcome,
@@ -38,7 +39,7 @@ class Engine:
     prefix_cache: bool = True
     recurrent: bool = False
     window: int = 0
-    speculates: bool = False
+    drafter: Drafter | None = None
     batch: int = 32
     prefill_budget: int = 8
     prefill_alone: int = 24
@@ -58,11 +59,12 @@ class Engine:
             prefill_alone=self.prefill_alone,
             prefill_budget=self.prefill_budget,
             prefix_cache=self.prefix_cache,
-            speculates=self.speculates,
             snapshot_bytes=2000,
         )
         self.scheduler = Scheduler(limits, self.backend)
-        self.loop = Loop(self.backend, self.scheduler, self._receive, clock=lambda: self.now)
+        self.loop = Loop(
+            self.backend, self.scheduler, self._receive, lambda: self.now, drafter=self.drafter
+        )
 
     def _receive(self, events: list[Event]) -> None:
         for event in events:

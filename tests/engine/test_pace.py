@@ -134,11 +134,11 @@ def test_a_tile_is_one_prompts() -> None:
 
 def test_the_scheduler_plans_by_the_pace() -> None:
     engine = Engine(batch=128, prefill_budget=96, prefill_alone=96)
-    engine.scheduler._pace = Pace(0.1, 96)
+    engine.scheduler.pace = Pace(0.1, 96)
     engine.submit(1, b"abc", max_tokens=60)
     engine.turn()
-    engine.scheduler._pace.measured(1, 0, 0.02)
-    engine.scheduler._pace.measured(1, 16, 0.1)
+    engine.scheduler.pace.measured(1, 0, 0.02)
+    engine.scheduler.pace.measured(1, 16, 0.1)
     joining = make_sequence(engine.backend, 2, bytes(90))
     engine.loop.submit(joining)
     engine.turn()

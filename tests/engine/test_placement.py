@@ -124,10 +124,10 @@ def test_llama_cpp_computes_one_graph_a_step_again_when_streams_have_moved_up() 
     expected = {r: engine.text(r) for r in ids}
     for request_id in ids[1::2]:
         engine.loop.cancel(request_id)
-    seconds, engine.scheduler._pace._decode = dict(engine.scheduler._pace._decode), {1: 0.0}
+    seconds, engine.scheduler.pace._decode = dict(engine.scheduler.pace._decode), {1: 0.0}
     apart = counted.of(engine)
     assert apart == pytest.approx(4 * one, rel=0.2), "four runs are four passes"
-    engine.scheduler._pace._decode = seconds
+    engine.scheduler.pace._decode = seconds
     engine.scheduler._is_placed = False
     for _ in range(3):
         engine.turn()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.conftest import StartWorker
-from tests.support.worker import environment, installed, run_to_exit
+from tests.support.worker import run_to_exit, shown
 
 ADAPTER = Path(__file__).parents[1] / "data/adapter"
 PROMPT = "Once upon a time"
@@ -38,8 +35,8 @@ def test_an_adapter_changes_the_text_and_is_named(
     assert "path" not in adapter
     size = adapter["size_bytes"]
     assert isinstance(size, int) and more_weights == weights + size
-    assert shown("plan", ADAPTER, warm_cache)["parts"]["weights"] == more_weights
-    report = shown("doctor", ADAPTER, warm_cache)
+    assert shown("plan", warm_cache, "--lora", str(ADAPTER))["parts"]["weights"] == more_weights
+    report = shown("doctor", warm_cache, "--lora", str(ADAPTER))
     assert report["plan"]["parts"]["weights"] == more_weights
     assert ("adapter", "ok") in [(check["name"], check["status"]) for check in report["checks"]]
     (converted,) = warm_cache.glob("converted/*/adapter.gguf")
@@ -48,21 +45,8 @@ def test_an_adapter_changes_the_text_and_is_named(
     assert adapter is not None and adapter["scale"] == 0.0
 
 
-def shown(command: str, adapter: Path, cache_dir: Path, code: int = 0) -> dict[str, Any]:
-    """What a subcommand prints as JSON."""
-    done = subprocess.run(
-        [*installed(), command, "--json", "--port", "0", "--lora", str(adapter)],
-        env=environment(cache_dir),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == code, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
-
-
 def test_the_doctor_tells_an_adapter_that_a_start_would_refuse(warm_cache: Path) -> None:
-    report = shown("doctor", warm_cache / "nowhere.gguf", warm_cache, code=3)
+    report = shown("doctor", warm_cache, "--lora", str(warm_cache / "nowhere.gguf"), code=3)
     (check,) = [each for each in report["checks"] if each["name"] == "adapter"]
     assert check["status"] == "failed" and "does not exist" in check["text"]
 

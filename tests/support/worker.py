@@ -241,6 +241,19 @@ def run_to_exit(
     return Exit(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
+def shown(command: str, cache_dir: Path, *flags: str, code: int = 0) -> dict[str, Any]:
+    """What a subcommand prints as JSON."""
+    done = subprocess.run(
+        [*installed(), command, "--json", "--port", "0", *flags],
+        env=environment(cache_dir),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
 def json_lines(text: str) -> list[dict[str, Any]]:
     """Native code may print plain lines between ours; those are left out."""
     found = []

@@ -26,9 +26,11 @@ from worker.errors import BackendMismatch, DownloadError, InsufficientVram, Port
 from worker.models import reference
 from worker.models.adapter import resolve_adapter
 from worker.models.checkpoint_files import check_checkpoint
+from worker.models.draft import resolve_draft
 from worker.models.resolve import ResolvedModel, resolve
 from worker.settings import Settings
 from worker.wire.engine_settings import Adapter
+from worker.wire.messages import DraftFile
 
 _GIB = 1 << 30
 _LEAST_CACHE_BYTES = 64 << 20
@@ -109,10 +111,11 @@ def diagnose(
     ]
     model_check, model_path = _model(settings)
     adapter_check, adapter = _adapter(settings, model_path)
-    findings = _ask_native_code(settings, model_path, adapter, child)
+    draft_check, draft = _draft(settings, model_path)
+    findings = _ask_native_code(settings, model_path, adapter, draft, child)
     checks += _native_checks(settings, findings)
     checks.append(model_check)
-    checks += [adapter_check] if adapter_check is not None else []
+    checks += [check for check in (adapter_check, draft_check) if check is not None]
     if "plan" in findings.answers or findings.step == "plan":
         checks.append(_plan_check(findings))
     plan = _plan(findings)
@@ -211,6 +214,21 @@ def _adapter(settings: Settings, model_path: str | None) -> tuple[Check | None, 
     return Check("adapter", "ok", f"{adapter.name} at scale {adapter.scale:g}"), adapter
 
 
+def _draft(settings: Settings, model_path: str | None) -> tuple[Check | None, DraftFile | None]:
+    """The draft model that was asked for, held against the model if that is here."""
+    if settings.draft is None:
+        return None, None
+    if model_path is None:
+        text = f"{settings.draft} is held against the model once that is on this machine"
+        return Check("draft", "unknown", text), None
+    try:
+        draft = asyncio.run(resolve_draft(settings, Path(model_path)))
+    except WorkerError as error:
+        return _failed("draft", error), None
+    assert draft is not None, "one was asked for"
+    return Check("draft", "ok", f"{draft.model_ref}: {draft.path}"), draft
+
+
 def _checkpoint_folder(settings: Settings) -> Path | None:
     parsed = reference.parse(settings.model) if settings.model else None
     path = parsed.path if isinstance(parsed, reference.PathReference) else None
@@ -236,6 +254,7 @@ def _ask_native_code(
     settings: Settings,
     model_path: str | None,
     adapter: Adapter | None,
+    draft: DraftFile | None,
     child: Sequence[str] | None,
 ) -> Findings:
     try:
@@ -248,6 +267,7 @@ def _ask_native_code(
         model_path,
         settings.model or "bundled",
         adapter.size_bytes if adapter is not None else 0,
+        draft.path if draft is not None else None,
     )
     return preflight.ask(questions, child=child)
 

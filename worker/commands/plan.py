@@ -13,6 +13,7 @@ from worker.devices import preflight
 from worker.devices.plan.plan import Plan
 from worker.errors import InsufficientVram, ModelError
 from worker.models.adapter import resolve_adapter
+from worker.models.draft import resolve_draft
 from worker.settings import Settings
 
 _PLAN_SECONDS = 120.0
@@ -29,11 +30,13 @@ def run(settings: Settings, *, as_json: bool) -> int:
     resolved = resolve_model(settings, settings.model)
     path = str(resolved.gguf_path)
     adapter = asyncio.run(resolve_adapter(settings.lora, resolved.gguf_path, settings.cache_path))
+    draft = asyncio.run(resolve_draft(settings, resolved.gguf_path))
     questions = preflight.Questions(
         settings.engine,
         plan_path=path,
         model_ref=resolved.model_ref,
         adapter_bytes=adapter.size_bytes if adapter else 0,
+        draft_path=draft.path if draft else None,
     )
     findings = preflight.ask(questions, timeout_seconds=_PLAN_SECONDS)
     error = findings.error

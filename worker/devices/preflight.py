@@ -38,6 +38,8 @@ class Questions:
     """How the plan calls it."""
     adapter_bytes: int = 0
     """Of an adapter that is served with it."""
+    draft_path: str | None = None
+    """The model that guesses for it."""
 
 
 @dataclass(slots=True)

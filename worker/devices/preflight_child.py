@@ -121,13 +121,14 @@ def _plan(questions: Questions, path: str) -> Plan:
     settings = questions.settings
     selected = select.select_device(settings)
     budget = cpu_budget(settings.threads)
+    draft = read_header(questions.draft_path) if questions.draft_path else None
     return memory.plan(
         read_header(path),
         settings,
         selected.device,
         budget,
         questions.model_ref,
-        questions.adapter_bytes,
+        memory.Beside(questions.adapter_bytes, draft),
     )
 
 

@@ -24,8 +24,6 @@ class Limits:
     """Prompt tokens in any other step, at most."""
     inter_token_target: float = 3600.0
     """Seconds that a step beside running streams shall take at most."""
-    speculates: bool = False
-    """A stream that is alone is guessed ahead of."""
     prefix_cache: bool = True
     unified: bool = False
     """Slots share the cells of what was copied; else a copy is one of a slot's whole memory."""
@@ -47,7 +45,6 @@ def limits_of(info: EngineInfo, settings: EngineSettings) -> Limits:
         prefill_alone=max(info.micro_batch, settings.prefill_budget),
         prefill_budget=settings.prefill_budget,
         inter_token_target=settings.inter_token_ms / 1000,
-        speculates=settings.speculate == "ngram",
         prefix_cache=settings.prefix_cache,
         snapshot_bytes=settings.snapshot_mib << 20,
         unified=info.kv_unified,

@@ -17,6 +17,7 @@ from worker.engine.pace import shrink
 from worker.engine.prompt_scores import score_prompts
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
+from worker.engine.speculation import Drafter, Speculation
 from worker.engine.step import Chunk, Copy, Move, Restore, Truncate, main_prompt
 from worker.errors import Cancelled, InferenceTimeout, VramOom, WorkerError
 from worker.wire.black_box import LOOP, BlackBox
@@ -34,11 +35,16 @@ class Loop:
         clock: Callable[[], float] = time.monotonic,
         black_box: BlackBox | None = None,
         keeper: Keeper | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self._backend, self._scheduler = backend, scheduler
         self._send, self._clock, self._keeper = send, clock, keeper
         if keeper is not None:
             keeper.call = self.call
+        self.speculation: Speculation | None = None
+        # Where memory cannot be cut back, a wrong guess could not be taken out again.
+        if drafter is not None and backend.cuts_anywhere:
+            self.speculation = Speculation(drafter, backend.is_eog, scheduler.pace, clock)
         self._in_hand = (black_box or BlackBox()).in_hand
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._sequences: dict[int, Sequence] = {}
@@ -81,16 +87,21 @@ class Loop:
         """Run the inbox, compute one step, send what happened; false when asked to stop."""
         if not self._run_inbox():
             return False
-        began, native_before = self._clock(), self._decode_seconds + self._sample_seconds
+        began, native_before = self._clock(), self._native_seconds
         self._fail_expired()
         if self._scheduler.has_work:
             self.step()
         if self._keeper is not None:
             self._keeper.keep(self._scheduler.slots, is_busy=self._scheduler.has_work)
         self._flush()
-        native = self._decode_seconds + self._sample_seconds - native_before
+        native = self._native_seconds - native_before
         self._overhead_seconds += self._clock() - began - native
         return True
+
+    @property
+    def _native_seconds(self) -> float:
+        drafting = self.speculation.seconds if self.speculation is not None else 0.0
+        return self._decode_seconds + self._sample_seconds + drafting
 
     def step(self) -> None:
         """Compute one batch and take in what came out of it."""
@@ -99,6 +110,10 @@ class Loop:
             self._apply(step.moves)
             step.chunks = [c for c in step.chunks if c.start == c.sequence.n_computed]
         self._announce(step.started)
+        alone = step.chunks[0].sequence if len(step.chunks) == 1 else None
+        if self.speculation is not None and alone is not None and alone.is_decoding:
+            self._in_hand[LOOP] = alone.request_id
+            step.draft = self.speculation.draft(alone)
         step.chunks = self._decode(step.chunks, step.draft)
         self._events += score_prompts(self._backend, step.chunks)
         drawn = self._sample(step.chunks, step.draft)
@@ -239,8 +254,8 @@ class Loop:
             drawn.append((sequence, 0, token))
         if len(drawn) < len(draft) and sequence.slot is not None:
             self._apply([Truncate(sequence.slot, sequence.n_computed + 1 + len(drawn))])
-        assert (speculation := self._scheduler.speculation) is not None
-        speculation.verified(sequence, len(draft), len(drawn), self._draft_seconds)
+        assert self.speculation is not None
+        self.speculation.verified(sequence, len(draft), len(drawn), self._draft_seconds)
         return drawn
 
     # --- one sequence --------------------------------------------------------------------------
@@ -316,7 +331,7 @@ class Loop:
 
     def stats(self) -> Stats:
         scheduler = self._scheduler
-        n_cached, speculation = scheduler.cells_cached, scheduler.speculation
+        n_cached, speculation = scheduler.cells_cached, self.speculation
         stored = self._keeper.counts if self._keeper is not None else Counts()
         return Stats(
             len(scheduler.running),
@@ -331,7 +346,5 @@ class Loop:
             self._sample_seconds,
             speculation.n_drafted if speculation is not None else 0,
             speculation.n_accepted if speculation is not None else 0,
-            stored.written,
-            stored.read,
-            stored.evicted,
+            *(stored.written, stored.read, stored.evicted),
         )

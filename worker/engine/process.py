@@ -1,9 +1,8 @@
 """The engine process: its entry point, its start and its two threads.
 
-The composition root of this process, and the only one in this room that knows the rooms `llama`,
-`devices` and `models`. The main thread loads the model and then is the engine thread; another one
-takes in commands. When the pipe ends the parent is gone, and so are we, at once and whatever native
-code is doing.
+The composition root of this process. The main thread loads the model and then is the engine thread;
+another one takes in commands. When the pipe ends the parent is gone, and so are we, at once and
+whatever native code is doing.
 
 NOTE: every native computation happens on the main thread. OpenMP keeps a pool of threads for each
 thread that computes, and with two pools it counts more threads than processors and stops spinning
@@ -26,28 +25,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worker.devices import select
-from worker.devices.cpu import budget as cpu_budget
-from worker.devices.cpu.budget import CpuBudget
-from worker.devices.plan import memory
 from worker.devices.residency import proof as residency
 from worker.engine.backend import LlamaBackend
+from worker.engine.drafters import start_guessing
 from worker.engine.intake import Intake
 from worker.engine.kv_store.keeper import Keeper
 from worker.engine.kv_store.opening import open_keeper
 from worker.engine.limits import limits_of
+from worker.engine.loading import cpu_budget_of, create_context, load_model, plan_of
 from worker.engine.loop import Loop
 from worker.engine.outbox import Outbox
 from worker.engine.prompt_scores import rows_at_once
 from worker.engine.scheduler import Scheduler
+from worker.engine.speculation import Drafter
 from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.model_template import template_metadata, template_of
 from worker.engine.text.prompt import PromptBuilder
-from worker.errors import BackendMismatch, InsufficientVram, ModelError, VramOom, WorkerError
+from worker.errors import BackendMismatch, ModelError, WorkerError
 from worker.llama import library, warmup
-from worker.llama.adapter import LoraAdapter
 from worker.llama.constraint import GrammarVocabulary
 from worker.llama.context import Context
-from worker.llama.model import LoadOptions, Model
+from worker.llama.model import Model
 from worker.llama.pooled import PooledContext
 from worker.llama.sampler import Sampler
 from worker.models.gguf.header import GgufHeader, current_header
@@ -60,7 +58,6 @@ from worker.wire.transport import SyncChannel
 
 log = get_logger()
 
-_PROGRESS_SECONDS = 0.1
 _PR_SET_PDEATHSIG = 1
 _EXPECTED_WARNINGS = ("training context overflow", "dummy tokens")
 """Of a pool that holds more than one sequence may have, and of a plan without a vocabulary."""
@@ -78,6 +75,7 @@ class Engine:
     prompts: PromptBuilder
     info: EngineInfo
     selected: select.Selected
+    drafter: Drafter | None
 
 
 def main() -> None:
@@ -126,17 +124,17 @@ def _start(config: LoadModel, channel: SyncChannel) -> Engine:
     channel.send([Progress("preflight", 0.0)])
     settings = config.engine
     header = current_header(config.header, Path(config.model_path))
-    budget = _cpu_budget(settings)
+    budget = cpu_budget_of(settings)
     selected = select.select_device(settings)
     library.on_abort(lambda message: _aborting(message, channel))
-    adapter_bytes = config.adapter.size_bytes if config.adapter else 0
-    plan = memory.plan(header, settings, selected.device, budget, config.model_ref, adapter_bytes)
+    plan = plan_of(config, header, selected, budget)
     log.info("engine.plan", **plan.as_dict())
-    model = _load_model(config, channel, selected, plan, header)
+    model = load_model(config, channel, selected, plan, header)
     embeds = header.pooling is not None
-    context = _create_context(config, model, plan, budget.threads, embeds)
+    context = create_context(config, model, plan, budget.threads, embeds)
     channel.send([Progress("residency", 0.0)])
     proof = residency.prove(model, context, selected, header, locked=settings.mlock)
+    guessing = start_guessing(config, context, proof, selected, plan, budget.threads)
     template = template_of(model, settings.chat_template)
     prompts = PromptBuilder(model, template, plan.context_length, embeds=embeds)
     channel.send([Progress("warmup", 0.0)])
@@ -146,7 +144,7 @@ def _start(config: LoadModel, channel: SyncChannel) -> Engine:
         warmup.warm_up(model, context)
     info = EngineInfo(
         model=_model_info(config, header, model, template, plan.context_length),
-        residency=proof,
+        residency=guessing.residency,
         backend=settings.backend,
         device=selected.name,
         slots=1 if embeds else settings.slots,
@@ -166,72 +164,20 @@ def _start(config: LoadModel, channel: SyncChannel) -> Engine:
         kv_unified=plan.kv_unified,
         kv_reason=plan.kv_reason,
         kv_store_bytes=None if embeds else settings.kv_store_bytes,
+        speculation=guessing.info,
     )
     backend = LlamaBackend(model, context, plan.context_length)
     keeper = open_keeper(header, settings, info, backend)
     log.info("engine.loaded", device=selected.name, seconds=info.load_seconds)
-    return Engine(settings, model, context, backend, keeper, prompts, info, selected)
-
-
-def _cpu_budget(settings: EngineSettings) -> CpuBudget:
-    budget = cpu_budget.cpu_budget(settings.threads)
-    log.info(
-        "engine.cpu_budget",
-        threads=budget.threads,
-        derivation=budget.derivation,
-        memory_limit_bytes=budget.memory_limit_bytes,
+    return Engine(
+        settings, model, context, backend, keeper, prompts, info, selected, guessing.drafter
     )
-    return budget
 
 
 def _aborting(message: str, channel: SyncChannel) -> None:
     """Native code ends this process while it starts: tell the parent in its words."""
     place, _, reason = message.partition(": ")
     channel.send([StartFailed(ModelError(f"llama.cpp gave the model up: {reason or place}."))])
-
-
-def _load_model(
-    config: LoadModel,
-    channel: SyncChannel,
-    selected: select.Selected,
-    plan: memory.Plan,
-    header: GgufHeader,
-) -> Model:
-    began = last = time.monotonic()
-
-    def progressed(fraction: float) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= _PROGRESS_SECONDS or fraction >= 1.0:
-            last = now
-            rate = fraction * plan.parts["weights"] / max(now - began, 1e-3)
-            channel.send([Progress("load", round(100 * fraction, 1), rate)])
-
-    options = LoadOptions(
-        device=selected.device,
-        mmap=config.engine.maps_file,
-        mlock=config.engine.mlock,
-        tensor_placement=residency.tensor_placement(selected, header),
-    )
-    return Model(config.model_path, options, progressed)
-
-
-def _create_context(
-    config: LoadModel, model: Model, plan: memory.Plan, threads: int, embeds: bool
-) -> Context:
-    """With the adapter, which llama.cpp wants loaded before the context is there."""
-    adapter = None
-    if config.adapter is not None:
-        adapter = LoraAdapter(model, config.adapter.path, config.adapter.scale)
-    kv = memory.KvCache(plan.kv_cells, plan.context_length, plan.kv_unified)
-    options = memory.context_options(config.engine, kv, threads=threads, embeds=embeds)
-    try:
-        context = Context(model, options)
-    except VramOom as error:
-        raise InsufficientVram(error.message, parts=dict(plan.parts)) from error
-    if adapter is not None:
-        adapter.use_in(context)
-    return context
 
 
 def _model_info(
@@ -271,7 +217,14 @@ def _serve(engine: Engine, channel: SyncChannel, black_box: BlackBox) -> None:
     embeds = info.model.pooling is not None
     outbox = Outbox(channel)
     scheduler = Scheduler(limits_of(info, settings), engine.backend, engine.keeper)
-    loop = Loop(engine.backend, scheduler, outbox.put, black_box=black_box, keeper=engine.keeper)
+    loop = Loop(
+        engine.backend,
+        scheduler,
+        outbox.put,
+        black_box=black_box,
+        keeper=engine.keeper,
+        drafter=engine.drafter,
+    )
     vocabulary = GrammarVocabulary(model)
     intake = Intake(
         loop,

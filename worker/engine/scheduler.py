@@ -17,7 +17,6 @@ from worker.engine.placement import added_runs, best_moves
 from worker.engine.prefix_cache import Match, Slot, find_match
 from worker.engine.sequence import Sequence
 from worker.engine.snapshots import Snapshots
-from worker.engine.speculation import Speculation
 from worker.engine.step import Chunk, Copy, Restore, Snapshot, Step, Truncate
 
 
@@ -40,10 +39,7 @@ class Scheduler:
         """Running sequences that must be alone in their batch."""
         self._only_waits = False
         """Nothing could be computed in the last step."""
-        self._pace = Pace(limits.inter_token_target, limits.prefill_budget)
-        # Where memory cannot be cut back, a wrong guess could not be taken out again.
-        speculates = limits.speculates and backend.cuts_anywhere
-        self.speculation = Speculation(backend.is_eog, self._pace) if speculates else None
+        self.pace = Pace(limits.inter_token_target, limits.prefill_budget)
 
     # --- what is there -------------------------------------------------------------------
 
@@ -136,8 +132,6 @@ class Scheduler:
             budget = self._prompt_budget(len(step.chunks))
             self._oldest_first = not self._oldest_first
             step.chunks += share(prefilling, budget, oldest_first=self._oldest_first)
-        elif self.speculation is not None and len(chunks) == 1:
-            step.draft = self.speculation.draft(chunks[0].sequence)
         self._only_waits = not step.chunks
         return step
 
@@ -160,7 +154,7 @@ class Scheduler:
         n_decoding = len(chunks)
         if n_tokens > n_decoding:
             n_decoding = sum([chunk.sequence.is_decoding for chunk in chunks])
-        self._pace.measured(n_decoding, n_tokens - n_decoding, seconds)
+        self.pace.measured(n_decoding, n_tokens - n_decoding, seconds)
 
     def keep_snapshot(self, sequence: Sequence, state: bytes) -> None:
         """Keep what a sequence's memory holds now."""
@@ -253,7 +247,7 @@ class Scheduler:
         slot = self._emptied_slot(others, step)
         if match is None or not match.n_ready:
             return slot, 0, []
-        if match.n_ready * self._pace.seconds_per_prompt_token < self.limits.copy_seconds:
+        if match.n_ready * self.pace.seconds_per_prompt_token < self.limits.copy_seconds:
             return slot, 0, []
         if match.snapshot is not None and not self._backend.copies_snapshots:
             return slot, 0, []
@@ -296,7 +290,7 @@ class Scheduler:
             return
         self._is_placed = True  # until one comes or goes
         found = best_moves(self.slots)
-        if found is None or found.saves(self._pace.seconds_per_pass) <= (
+        if found is None or found.saves(self.pace.seconds_per_pass) <= (
             len(found.moves) * self.limits.copy_seconds
         ):
             return
@@ -327,7 +321,7 @@ class Scheduler:
         """
         if not n_decoding:
             return min(self.limits.prefill_alone, self.limits.batch)
-        budget = self._pace.budget(n_decoding, len(self.waiting))
+        budget = self.pace.budget(n_decoding, len(self.waiting))
         return min(budget, self.limits.batch - n_decoding)
 
     def _leave_slot(self, sequence: Sequence) -> Slot:

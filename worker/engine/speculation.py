@@ -1,87 +1,120 @@
-"""Speculation by lookup: what followed the last three tokens before is tried again. Engine thread.
+"""Speculation: tokens are guessed for a stream that runs alone, and verified beside its next one.
 
-A stream that is alone leaves most of the device idle: each pass over the weights brings one token.
-So a few guessed tokens go along as rows of their own, and the token after each is drawn as it would
-be without: from its own logits, by its own dice. While the draws equal the guesses, a step brings
-more than one token; at the first that does not, the rest is cut off. Nothing about the answer
-changes: greedy ones stay what they are, and drawn ones keep their distribution and their seed.
+Such a stream leaves most of the device idle: each pass over the weights brings one token. So a few
+guessed tokens go along as rows of their own, and the token after each is drawn as it would be
+without: from the model's own logits, by the request's own dice. While the draws equal the guesses,
+a step brings more than one token; at the first that does not, the rest is cut off. Nothing about
+the answer changes: greedy ones stay what they are, and drawn ones keep their distribution and seed.
 
-It costs nothing where it does not pay: guesses are first compared with what comes without them, and
-go along only while their measured hits are worth their measured rows.
+Where the guesses come from is the drafter's business (`lookup`, `draft`); how many are tried is
+decided here. They go along while their measured hits are worth their measured rows, and an account
+of what they won and lost bounds what all of them together can cost. Engine thread.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Protocol
 
 from worker.engine.pace import Pace
 from worker.engine.sequence import Sequence
 
-N_GRAM = 3
 MOST_GUESSES = 8
-_FIRST_ACCEPTANCE = 0.3
 _FIRST_ROW_COST = 0.25
 """Of a plain step, what one more row takes."""
 _NEWEST = 0.1
-"""Weight of one guess in the running means."""
+"""Weight of one guess in the running means of a stream…"""
+_NEWEST_OF_ALL = 0.02
+"""…and of all streams, which is what is expected of the next one."""
 _FORGOTTEN = 0.001
-"""Of what rows cost, with each guess that is not tried."""
+"""Of what rows cost, with each step that tries none."""
 _MARGIN = 1.2
 """By which guesses have to be better: what is measured is not exact."""
+_MOST_ACCEPTANCE = 0.98
+_STAKE = 0.01
+"""Of the time of steps, what may be lost by guesses for good."""
+_MOST_CREDIT = 16
+"""Plain steps that guesses may have lost at any time; as many of what they won are remembered."""
+
+
+class Drafter(Protocol):
+    """Guesses what a stream says next."""
+
+    first_acceptance: float
+    """Share of its guesses that are expected to be right before any was seen."""
+    computes: bool
+    """A guess takes time; else it is looked up."""
+
+    def follow(self, sequence: Sequence) -> bool:
+        """Take in what was said so far; false while there is more of it than fits one step."""
+
+    def guess(self, sequence: Sequence, most: int) -> list[int]:
+        """The tokens that may follow, `most` at most."""
 
 
 @dataclass(slots=True)
-class _Lookup:
-    """What one sequence has said, by its n-grams."""
+class _Stream:
+    """The stream that is guessed for."""
 
     request_id: int
-    follows: dict[tuple[int, ...], int] = field(default_factory=dict)
-    """Where the token after an n-gram is, at its last place."""
-    n_known: int = 0
-    acceptance: float = _FIRST_ACCEPTANCE
+    acceptance: float
     """Share of guesses that were right."""
-    guess: int | None = None
+    is_allowed: bool = True
+    untried: int | None = None
     """The next token, if it was guessed and not tried."""
 
 
 class Speculation:
-    def __init__(self, is_eog: Callable[[int], bool], pace: Pace) -> None:
-        self._is_eog, self._pace = is_eog, pace
-        self._lookup = _Lookup(-1)
-        self._row_cost = _FIRST_ROW_COST
+    def __init__(
+        self,
+        drafter: Drafter,
+        is_eog: Callable[[int], bool],
+        pace: Pace,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._drafter, self._is_eog, self._pace, self._clock = drafter, is_eog, pace, clock
+        self._stream = _Stream(-1, 0.0)
+        self._acceptance = drafter.first_acceptance
+        """Of all streams."""
+        self._row_cost, self._guess_cost = _FIRST_ROW_COST, 0.0
+        """Of a plain step, what a guess takes to be verified and to be made."""
+        self._account = float(_MOST_CREDIT)
+        """Plain steps that guesses have won, less those that they have lost."""
         self.n_drafted = self.n_accepted = 0
         """Tokens since the start."""
+        self.seconds = 0.0
+        """That a drafter has computed."""
 
     def draft(self, sequence: Sequence) -> list[int]:
         """Guesses for the tokens that follow, as many as are worth it; none for a request whose
         rows must be its own."""
+        plain = self._pace.decode_seconds(1)
+        room = min(MOST_GUESSES, sequence.n_most - len(sequence.tokens) - 1)
         request = sequence.request
-        if request.deterministic or request.sampling.logprobs is not None:
+        if request.deterministic or request.sampling.logprobs is not None or room < 1 or not plain:
             return []
-        lookup = self._lookup
-        if lookup.request_id != sequence.request_id:
-            lookup = self._lookup = _Lookup(sequence.request_id)
-        tokens = sequence.tokens
-        if lookup.guess is not None:
-            right = tokens[-1] == lookup.guess
-            lookup.acceptance += _NEWEST * (right - lookup.acceptance)
-            lookup.guess = None
-        at = self._place_of_last(lookup, tokens)
-        room = min(MOST_GUESSES, sequence.n_most - len(tokens) - 1)
-        if at is None or room < 1:
-            return []
-        guesses = tokens[at : at + room]
-        for index, token in enumerate(guesses):
-            if self._is_eog(token):  # nothing follows it
-                del guesses[index:]
-                break
-        n_worth = self._worth(lookup.acceptance, len(guesses))
+        stream = self._stream
+        if stream.request_id != sequence.request_id:
+            stream = self._stream = _Stream(sequence.request_id, self._acceptance)
+            stream.is_allowed = self._account > -_MOST_CREDIT
+        self._book(_STAKE)
+        if stream.untried is not None:
+            self._learn(int(sequence.tokens[-1] == stream.untried), 1)
+            stream.untried = None
+        n_worth = self._worth(stream.acceptance, room) if stream.is_allowed else 0
         if not n_worth:
-            lookup.guess = guesses[0] if guesses else None
             # What rows cost is slowly forgotten: one bad moment of the machine is not for good.
             self._row_cost += _FORGOTTEN * (_FIRST_ROW_COST - self._row_cost)
-        return guesses[:n_worth]
+        if not self._drafter.computes:
+            guesses = self._guessed(sequence, n_worth or 1)
+            if not n_worth and guesses:
+                stream.untried = guesses[0]
+            return guesses if n_worth else []
+        if not n_worth and self._account < _MOST_CREDIT:
+            return []
+        return self._computed(sequence, n_worth or 1, plain)
 
     def verified(self, sequence: Sequence, n_drafted: int, n_right: int, seconds: float) -> None:
         """So many of the draft's tokens were right, and their cells are the sequence's; the step
@@ -89,31 +122,59 @@ class Speculation:
         sequence.n_computed += n_right
         self.n_drafted += n_drafted
         self.n_accepted += n_right
-        n_tried = min(n_right + 1, n_drafted)
-        lookup = self._lookup
-        better = lookup.acceptance + _NEWEST * (n_right - lookup.acceptance * n_tried)
-        lookup.acceptance = min(max(better, 0.0), 0.98)
-        plain = self._pace.decode_seconds(1)
-        if plain > 0:
-            cost = max(seconds / plain - 1, 0.0) / n_drafted
-            self._row_cost += 2 * _NEWEST * (cost - self._row_cost)
+        self._learn(n_right, min(n_right + 1, n_drafted))
+        if plain := self._pace.decode_seconds(1):
+            more = max(seconds / plain - 1, 0.0)
+            self._row_cost += 2 * _NEWEST * (more / n_drafted - self._row_cost)
+            self._book(n_right - more)
 
-    @staticmethod
-    def _place_of_last(lookup: _Lookup, tokens: list[int]) -> int | None:
-        """Where it goes on after the earlier place of the last n-gram; all but that is taken in."""
-        follows, n = lookup.follows, len(tokens)
-        for end in range(max(lookup.n_known, N_GRAM), n):
-            follows[tuple(tokens[end - N_GRAM : end])] = end
-        lookup.n_known = n
-        return follows.get(tuple(tokens[-N_GRAM:])) if n > N_GRAM else None
+    # --- guesses -----------------------------------------------------------------------------
+
+    def _guessed(self, sequence: Sequence, most: int) -> list[int]:
+        if not self._drafter.follow(sequence):
+            return []
+        guesses = self._drafter.guess(sequence, most)
+        for index, token in enumerate(guesses):
+            if self._is_eog(token):  # nothing follows it
+                return guesses[:index]
+        return guesses
+
+    def _computed(self, sequence: Sequence, most: int, plain: float) -> list[int]:
+        began = self._clock()
+        is_ready = self._drafter.follow(sequence)
+        followed = self._clock()
+        guesses = self._guessed(sequence, most) if is_ready else []
+        ended = self._clock()
+        if guesses:
+            cost = (ended - followed) / plain / len(guesses)
+            self._guess_cost += (2 * _NEWEST if self._guess_cost else 1) * (cost - self._guess_cost)
+        self.seconds += ended - began
+        self._book((began - ended) / plain)
+        return guesses
+
+    # --- what they are worth -------------------------------------------------------------------
+
+    def _book(self, won: float) -> None:
+        self._account = min(self._account + won, _MOST_CREDIT)
+
+    def _learn(self, n_right: int, n_tried: int) -> None:
+        """So many of the guesses that were reached were right."""
+        stream = self._stream
+        stream.acceptance = _moved(stream.acceptance, n_right, n_tried, _NEWEST)
+        self._acceptance = _moved(self._acceptance, n_right, n_tried, _NEWEST_OF_ALL)
 
     def _worth(self, acceptance: float, most: int) -> int:
         """How many guesses bring more tokens a second: each next one is right less often, and has
         to bring more than the step does on average without it."""
+        cost = self._row_cost + self._guess_cost
         tokens, seconds, chance = 1.0, 1.0, 1.0
         for count in range(most):
             chance *= acceptance
-            if chance * seconds <= _MARGIN * self._row_cost * tokens:
+            if chance * seconds <= _MARGIN * cost * tokens:
                 return count
-            tokens, seconds = tokens + chance, seconds + self._row_cost
+            tokens, seconds = tokens + chance, seconds + cost
         return most
+
+
+def _moved(acceptance: float, n_right: int, n_tried: int, weight: float) -> float:
+    return min(max(acceptance + weight * (n_right - acceptance * n_tried), 0.0), _MOST_ACCEPTANCE)

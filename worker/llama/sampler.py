@@ -85,6 +85,11 @@ class Sampler:
         finally:
             logits[self._ends] = saved
 
+    def guess(self, logits: npt.NDArray[np.float32], ahead: int) -> int:
+        """The token that would be drawn from another model's logits, so many tokens further on,
+        if nothing but temperature and cuts had a say."""
+        return self._cut.draw(logits, dice(self._seed, self._n_drawn + ahead))
+
     def _draw(self, logits: npt.NDArray[np.float32], unwanted: frozenset[int]) -> int:
         changes = self._changes if self._changes else None
         if changes is not None:

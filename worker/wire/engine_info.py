@@ -81,6 +81,30 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftInfo:
+    """The draft model that guesses; its buffers are among those of the residency."""
+
+    model_ref: str
+    size_bytes: int
+    n_params: int
+    vocab_size: int
+    context_length: int
+    """Of a stream that is guessed for, at most."""
+    layers_total: int
+    layers_on_device: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationInfo:
+    """Who guesses for a stream that runs alone."""
+
+    kind: Literal["off", "ngram", "draft"]
+    reason: str = ""
+    """Why nobody does although it was asked for."""
+    draft: DraftInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """Sent once per incarnation of the engine, after a token has really been decoded."""
 
@@ -114,3 +138,4 @@ class EngineInfo:
     """What was chosen, in words."""
     kv_store_bytes: int | None = None
     """That the files of the KV store may take; `None` without one."""
+    speculation: SpeculationInfo = SpeculationInfo("off")

@@ -27,6 +27,14 @@ request, what was done stays in the cache · the backend failed, its rows are un
 
 
 @dataclass(frozen=True, slots=True)
+class DraftFile:
+    """The draft model, and how the user calls it."""
+
+    path: str
+    model_ref: str
+
+
+@dataclass(frozen=True, slots=True)
 class LoadModel:
     """The first command: everything the engine process needs to load and serve one model."""
 
@@ -40,6 +48,7 @@ class LoadModel:
     header: object = None
     """The model's `GgufHeader`, which takes 0.1 s to read where the vocabulary is large, as far as
     the API process has it."""
+    draft: DraftFile | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,7 @@ def _engine(engine: EngineInfo) -> dict[str, Any]:
             "reason": engine.kv_reason,
             "store_bytes": engine.kv_store_bytes,
         },
+        "speculation": asdict(engine.speculation),
         "batch": engine.batch,
         "micro_batch": engine.micro_batch,
         "inter_token_target_ms": engine.inter_token_target_ms,

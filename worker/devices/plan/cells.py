@@ -53,6 +53,19 @@ def context_options(
     )
 
 
+def draft_options(settings: EngineSettings, context_length: int, *, threads: int) -> ContextOptions:
+    """The context of a draft model: one sequence, which is guessed for."""
+    return ContextOptions(
+        n_ctx=context_length,
+        n_batch=settings.micro_batch,
+        n_ubatch=settings.micro_batch,
+        threads=threads,
+        kv_type=settings.kv_type,
+        flash_attention=settings.flash_attention,
+        offload=settings.on_gpu,
+    )
+
+
 def a_part_each(settings: EngineSettings, context_length: int) -> KvCache:
     """Room for `context_length` tokens in every slot."""
     cells = context_length * settings.slots

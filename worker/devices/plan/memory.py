@@ -8,21 +8,19 @@ process before the load, and in a process of its own for the `plan` command.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 
 from worker.devices.cpu.budget import CpuBudget
-from worker.devices.plan import placement
 from worker.devices.plan.cells import LARGEST_SHARE, STATES_AT_ONCE
 from worker.devices.plan.cells import KvCache as KvCache
 from worker.devices.plan.cells import a_part_each as a_part_each
 from worker.devices.plan.cells import context_options as context_options
+from worker.devices.plan.draft import DraftPlanner
+from worker.devices.plan.layout import Layout, Unloaded
 from worker.devices.plan.plan import Plan as Plan
-from worker.devices.residency.load_report import parse
-from worker.errors import ConfigError, InsufficientVram, VramOom
+from worker.errors import ConfigError, InsufficientVram
 from worker.llama import library
-from worker.llama.context import Context
-from worker.llama.model import LoadOptions, Model
 from worker.models.gguf.header import GgufHeader
 from worker.wire.engine_settings import EngineSettings
 
@@ -49,14 +47,13 @@ _MOST_CELLS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class _Layout:
-    """What a context takes, by kind and side."""
+class Beside:
+    """What is loaded together with the model."""
 
-    kv: int
-    compute: int
-    host_compute: int
-    output: int
-    snapshots: int
+    adapter_bytes: int = 0
+    """Of an adapter's tensors, which lie beside the weights."""
+    draft: GgufHeader | None = None
+    """The draft model."""
 
 
 def plan(
@@ -65,18 +62,18 @@ def plan(
     device: library.Device | None,
     budget: CpuBudget,
     model_ref: str,
-    adapter_bytes: int = 0,
+    beside: Beside = Beside(),
 ) -> Plan:
     """How the model would lie in memory, with the context length that will be used.
 
-    `model_ref` is how the plan calls the model; an adapter's tensors lie beside its weights.
+    `model_ref` is how the plan calls the model.
 
     Raises:
         InsufficientVram: it does not fit; `details` has needed and available bytes by part and
             the largest `--context-length` and `--slots` that would.
         ModelError: llama.cpp refuses the file.
     """
-    planner = _Planner(header, settings, device, budget, model_ref, adapter_bytes)
+    planner = _Planner(header, settings, device, budget, model_ref, beside)
     try:
         return planner.plan()
     finally:
@@ -91,31 +88,27 @@ class _Planner:
         device: library.Device | None,
         budget: CpuBudget,
         model_ref: str,
-        adapter_bytes: int,
+        beside: Beside,
     ) -> None:
         self._settings, self._device, self._budget = settings, device, budget
         self._model_ref = model_ref
         self._embeds = header.pooling is not None
-        self._weights = placement.place(header, device)
-        size = (header.architecture, header.vocab_size) if header.vocab_size else None
-        # With no_alloc a mapped file is not allowed, and there is nothing to map or lock.
-        options = LoadOptions(
-            device=device,
-            mmap=False,
-            no_alloc=True,
-            tensor_placement=placement.tensor_placement(header, device),
-            without_vocabulary=size,
-        )
-        self._model = Model(str(header.path), options)
-        unused = parse(self._model.load_log).unused_bytes
-        self._weight_bytes = max(self._weights.device_bytes - unused, 0) + adapter_bytes
-        self._mapped_beside_bytes = self._weights.mapped_beside_bytes if settings.maps_file else 0
+        self._model = Unloaded(header, device)
+        self._weight_bytes = self._model.weight_bytes + beside.adapter_bytes
+        mapped = self._model.weights.mapped_beside_bytes
+        self._mapped_beside_bytes = mapped if settings.maps_file else 0
+        draft = beside.draft
+        self._draft: DraftPlanner | None = None
+        if draft is not None and not self._embeds:
+            self._draft = DraftPlanner(draft, settings, device)
         self._layout = cache(self._lay_out)
         self._margin = _MARGIN_BYTES[settings.backend]
         self._available = self._available_bytes()
 
     def close(self) -> None:
         self._model.close()
+        if self._draft is not None:
+            self._draft.close()
 
     def plan(self) -> Plan:
         chosen, cells = self._settings.context_length, self._settings.kv_cells
@@ -211,17 +204,19 @@ class _Planner:
             "margin": self._margin,
         }
         host = {
-            "weights": self._weights.host_bytes,
+            "weights": self._model.weights.host_bytes,
             "compute": layout.host_compute,
             "output": layout.output,
         }
-        if layout.snapshots:
-            (host if on_gpu else parts)["snapshots"] = layout.snapshots
+        if self._settings.prefix_cache and not layout.cuts_anywhere:
+            (host if on_gpu else parts)["snapshots"] = self._settings.snapshot_mib * _MIB
         store_bytes = self._settings.kv_store_bytes
         if store_bytes is not None and not self._embeds:
             of_one = layout.kv // (1 if kv.unified else slots)
             states = STATES_AT_ONCE * min(of_one, store_bytes // LARGEST_SHARE)
             (host if on_gpu else parts)["kv_store"] = states
+        if self._draft is not None and layout.cuts_anywhere:
+            parts["draft"], host["draft"] = self._draft.needed(kv.context_length)
         return Plan(
             model=self._model_ref,
             device=self._device.name if self._device else "CPU",
@@ -237,7 +232,7 @@ class _Planner:
             mapped_beside_bytes=self._mapped_beside_bytes,
         )
 
-    def _lay_out(self, cells: int, slots: int, unified: bool) -> _Layout:
+    def _lay_out(self, cells: int, slots: int, unified: bool) -> Layout:
         if cells <= _EXACT_CELLS:
             return self._lay_out_exactly(cells, slots, unified)
         # llama.cpp keeps books on every cell even where it allocates nothing, so a cache that is
@@ -246,52 +241,19 @@ class _Planner:
         nearer = max(_EXACT_CELLS // 2 // unit, 1) * unit
         first, second = (self._layout(nearer * n, slots, unified) for n in (1, 2))
         steps = (cells - 2 * nearer) / nearer
-        return _Layout(
-            *(
-                round(
-                    getattr(second, part) + steps * (getattr(second, part) - getattr(first, part))
-                )
-                for part in _Layout.__slots__
-            )
-        )
+        grown = {
+            part: round(getattr(second, part) + steps * (getattr(second, part) - size))
+            for part, size in asdict(first).items()
+            if part != "cuts_anywhere"
+        }
+        return replace(second, **grown)
 
-    def _lay_out_exactly(self, cells: int, slots: int, unified: bool) -> _Layout:
+    def _lay_out_exactly(self, cells: int, slots: int, unified: bool) -> Layout:
         settings = replace(self._settings, slots=slots)
         length = cells if unified or self._embeds else cells // slots
         kv = KvCache(cells, length, unified)
         options = context_options(settings, kv, threads=1, embeds=self._embeds)
-        try:
-            context = Context(self._model, options)
-        except VramOom as error:
-            # Nothing is allocated here, so the fault is in the settings.
-            raise ConfigError(
-                f"The model cannot run with {slots} slots of {length:,} tokens, --kv-type "
-                f"{settings.kv_type} and --flash-attention {settings.flash_attention}: "
-                f"{error.message}."
-            ) from error
-        try:
-            report = parse(context.load_log)
-            takes_snapshots = settings.prefix_cache and not context.cuts_anywhere
-        finally:
-            context.close()
-        own = self._own_types()
-        # Backends that compute in the same memory (BLAS beside the CPU) share one buffer, but
-        # each of them names it here.
-        computes = {b.device: b.size_bytes for b in report.buffers if b.kind == "compute"}
-        return _Layout(
-            kv=report.kv_bytes,
-            compute=sum(size for device, size in computes.items() if not own or device in own),
-            host_compute=sum(
-                size for device, size in computes.items() if own and device not in own
-            ),
-            output=report.bytes_of("output"),
-            snapshots=settings.snapshot_mib * _MIB if takes_snapshots else 0,
-        )
-
-    def _own_types(self) -> frozenset[str]:
-        if self._device is None:
-            return frozenset()
-        return frozenset({self._device.name, placement.buffer_type_name(self._device)})
+        return self._model.lay_out(options)
 
     # --- what fits -----------------------------------------------------------------------
 

@@ -49,6 +49,16 @@ def prove(
     return replace(residency, holder_pids=live_check.holders(selected, residency))
 
 
+def together(model: Residency, draft: Residency) -> Residency:
+    """Of two models on one device: one report of all buffers, with the first one's layers."""
+    return replace(
+        model,
+        buffers=model.buffers + draft.buffers,
+        allowed_host_buffers=model.allowed_host_buffers + draft.allowed_host_buffers,
+        holder_pids=draft.holder_pids,
+    )
+
+
 def prove_again(residency: Residency, selected: Selected, *, locked: bool) -> Residency:
     """The same report again, if live queries of the device still agree with it.
 

@@ -1,0 +1,92 @@
+"""What a model and its context take, as llama.cpp itself lays them out without allocating."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from worker.devices.plan import placement
+from worker.devices.residency.load_report import parse
+from worker.errors import ConfigError, VramOom
+from worker.llama import library
+from worker.llama.context import Context, ContextOptions
+from worker.llama.model import LoadOptions, Model
+from worker.models.gguf.header import GgufHeader
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Bytes of a context, by kind and side."""
+
+    kv: int
+    compute: int
+    host_compute: int
+    output: int
+    cuts_anywhere: bool
+    """Not a size: every beginning of a sequence can be gone on from."""
+
+
+class Unloaded:
+    """A model whose weights are not read.
+
+    Raises:
+        ModelError: llama.cpp refuses the file.
+    """
+
+    def __init__(
+        self, header: GgufHeader, device: library.Device | None, role: str = "model"
+    ) -> None:
+        self._device, self._role = device, role
+        self.weights = placement.place(header, device)
+        size = (header.architecture, header.vocab_size) if header.vocab_size else None
+        # With no_alloc a mapped file is not allowed, and there is nothing to map or lock.
+        options = LoadOptions(
+            device=device,
+            mmap=False,
+            no_alloc=True,
+            tensor_placement=placement.tensor_placement(header, device),
+            without_vocabulary=size,
+        )
+        self._model = Model(str(header.path), options)
+        self.trained_context_length = self._model.trained_context_length
+        unused = parse(self._model.load_log).unused_bytes
+        self.weight_bytes = max(self.weights.device_bytes - unused, 0)
+
+    def close(self) -> None:
+        self._model.close()
+
+    def lay_out(self, options: ContextOptions) -> Layout:
+        """
+        Raises:
+            ConfigError: the model cannot run with these options.
+        """
+        slots = options.n_seq_max
+        try:
+            context = Context(self._model, options)
+        except VramOom as error:
+            # Nothing is allocated here, so the fault is in the settings.
+            length = options.n_ctx if options.kv_unified else options.n_ctx // slots
+            raise ConfigError(
+                f"The {self._role} cannot run with {slots} slots of {length:,} tokens, --kv-type "
+                f"{options.kv_type} and --flash-attention {options.flash_attention}: "
+                f"{error.message}."
+            ) from error
+        report, cuts_anywhere = parse(context.load_log), context.cuts_anywhere
+        context.close()
+        own = self._own_types()
+        # Backends that compute in the same memory (BLAS beside the CPU) share one buffer, but
+        # each of them names it here.
+        computes = {b.device: b.size_bytes for b in report.buffers if b.kind == "compute"}
+        return Layout(
+            kv=report.kv_bytes,
+            compute=sum(size for device, size in computes.items() if not own or device in own),
+            host_compute=sum(
+                size for device, size in computes.items() if own and device not in own
+            ),
+            output=report.bytes_of("output"),
+            cuts_anywhere=cuts_anywhere,
+        )
+
+    def _own_types(self) -> frozenset[str]:
+        if self._device is None:
+            return frozenset()
+        return frozenset({self._device.name, placement.buffer_type_name(self._device)})

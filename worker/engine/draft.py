@@ -1,0 +1,79 @@
+"""Guesses by a draft model: a small one that reads along in a context of its own. Engine thread.
+
+Each guess is drawn from the small model's logits as the request draws its tokens, by the same dice:
+where both models see it alike, both draw the same token.
+"""
+
+from __future__ import annotations
+
+from worker.engine.prefix_cache import common_length
+from worker.engine.sequence import Sequence
+from worker.llama.batch import Batch
+from worker.llama.context import Context
+
+_MOST_BEHIND = 16
+"""Tokens that are taken in together with the next guess."""
+
+
+class DraftModel:
+    """A `Drafter` with one sequence of cells; what a stream shares with the last one stays there.
+
+    Nothing of another tenant (`cache_salt`) does: the time to the first guess would tell of it.
+    """
+
+    first_acceptance = 0.6
+    computes = True
+
+    def __init__(self, context: Context, n_vocab: int, *, keeps: bool = True) -> None:
+        """`n_vocab`: tokens that the large model knows too. `keeps`: for the next stream."""
+        self._context, self._n_vocab, self._keeps = context, n_vocab, keeps
+        self._batch = Batch(context.options.n_batch)
+        self._request_id = -1
+        self._salt: str | None = None
+        self._tokens: list[int] = []
+        """What the cells hold."""
+
+    def follow(self, sequence: Sequence) -> bool:
+        """Compute what was said, a batch of it at a time, up to the last few tokens."""
+        if sequence.request_id != self._request_id:
+            if not self._keeps or sequence.request.cache_salt != self._salt:
+                self._cut(0)
+            self._request_id, self._salt = sequence.request_id, sequence.request.cache_salt
+        tokens = sequence.tokens
+        if len(tokens) + _MOST_BEHIND > self._context.n_ctx:
+            return False
+        n_known = common_length(self._tokens, tokens[:-1])
+        if n_known < len(self._tokens):
+            self._cut(n_known)
+        n_behind = len(tokens) - n_known
+        if n_behind > _MOST_BEHIND:
+            n_now = min(n_behind - 1, self._batch.capacity)
+            self._compute(tokens[n_known : n_known + n_now])
+        return len(tokens) - len(self._tokens) <= _MOST_BEHIND
+
+    def guess(self, sequence: Sequence, most: int) -> list[int]:
+        guesses: list[int] = []
+        behind = sequence.tokens[len(self._tokens) :]
+        while len(guesses) < most and self._compute(behind):
+            logits = self._context.logits(self._batch.n_rows - 1)[: self._n_vocab]
+            behind = [sequence.sampler.guess(logits, len(guesses))]
+            guesses += behind
+        return guesses
+
+    def _compute(self, tokens: list[int]) -> bool:
+        """Take tokens in, with logits behind the last; false where that cannot be."""
+        self._batch.clear()
+        self._batch.add(0, len(self._tokens), tokens, logits=True)
+        if max(tokens) >= self._context.model.n_vocab or self._context.decode(self._batch) != "ok":
+            self._cut(len(self._tokens))
+            return False
+        self._context.synchronize()
+        self._tokens += tokens
+        return True
+
+    def _cut(self, length: int) -> None:
+        self._context.truncate(0, length)
+        del self._tokens[length:]
+
+    def close(self) -> None:
+        self._batch.close()

@@ -1,0 +1,110 @@
+"""Chooses who guesses, at the engine's start, and loads a draft model: planned with the model,
+proven resident like it, warmed up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.devices.plan.cells import draft_options
+from worker.devices.plan.plan import Plan
+from worker.devices.residency import proof
+from worker.devices.select import Selected
+from worker.engine.draft import DraftModel
+from worker.engine.lookup import Lookup
+from worker.engine.speculation import Drafter
+from worker.errors import InsufficientVram, VramOom
+from worker.llama import warmup
+from worker.llama.context import Context
+from worker.llama.model import LoadOptions, Model
+from worker.models.gguf.header import read_header
+from worker.observability.logs import get_logger
+from worker.wire.engine_info import DraftInfo, Residency, SpeculationInfo
+from worker.wire.engine_settings import EngineSettings
+from worker.wire.messages import DraftFile, LoadModel
+
+log = get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Guessing:
+    drafter: Drafter | None
+    info: SpeculationInfo
+    residency: Residency
+    """Of the model, and of the draft model where there is one."""
+
+
+def start_guessing(
+    config: LoadModel,
+    context: Context,
+    residency: Residency,
+    selected: Selected,
+    plan: Plan,
+    threads: int,
+) -> Guessing:
+    """
+    Raises:
+        WorkerError: the draft model cannot be loaded, or is not resident on the device.
+    """
+    wanted = config.engine.speculate
+    if wanted == "auto":
+        wanted = "draft" if config.draft is not None else "off"
+    if wanted != "off" and (reason := _why_not(context)):
+        log.warning("engine.speculation_off", reason=reason)
+        return Guessing(None, SpeculationInfo("off", reason), residency)
+    if wanted == "ngram":
+        return Guessing(Lookup(), SpeculationInfo("ngram"), residency)
+    if wanted == "off" or config.draft is None:
+        return Guessing(None, SpeculationInfo("off"), residency)
+    settings = config.engine
+    draft, where = _load(config.draft, settings, selected, plan.context_length, threads)
+    info = _info(config.draft, draft, where)
+    n_vocab = min(draft.model.n_vocab, context.model.n_vocab)
+    drafter = DraftModel(draft, n_vocab, keeps=settings.prefix_cache)
+    return Guessing(drafter, SpeculationInfo("draft", draft=info), proof.together(residency, where))
+
+
+def _why_not(context: Context) -> str:
+    if context.options.embeddings:
+        return "the model embeds texts and says nothing"
+    if not context.cuts_anywhere:
+        return "the model's memory is recurrent or windowed: no guess could be taken out of it"
+    return ""
+
+
+def _load(
+    file: DraftFile,
+    settings: EngineSettings,
+    selected: Selected,
+    context_length: int,
+    threads: int,
+) -> tuple[Context, Residency]:
+    header = read_header(Path(file.path))
+    options = LoadOptions(
+        device=selected.device,
+        mmap=settings.maps_file,
+        mlock=settings.mlock,
+        tensor_placement=proof.tensor_placement(selected, header),
+    )
+    model = Model(file.path, options)
+    length = min(context_length, model.trained_context_length)
+    try:
+        context = Context(model, draft_options(settings, length, threads=threads))
+    except VramOom as error:
+        raise InsufficientVram(f"The draft model: {error.message}") from error
+    where = proof.prove(model, context, selected, header, locked=settings.mlock)
+    warmup.warm_up(model, context)
+    return context, where
+
+
+def _info(file: DraftFile, context: Context, residency: Residency) -> DraftInfo:
+    model = context.model
+    return DraftInfo(
+        model_ref=file.model_ref,
+        size_bytes=model.size_bytes,
+        n_params=model.n_params,
+        vocab_size=model.n_vocab,
+        context_length=context.n_ctx,
+        layers_total=residency.layers_total,
+        layers_on_device=residency.layers_on_device,
+    )

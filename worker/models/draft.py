@@ -1,0 +1,71 @@
+"""`--draft MODEL` in, a local GGUF out that can guess for the model: they speak the same tokens.
+
+Runs on the API process's event loop, and in commands; reading goes to a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from worker.errors import ModelError
+from worker.models.gguf.constants import constants
+from worker.models.gguf.header import GgufHeader, read_header
+from worker.models.resolve import resolve
+from worker.settings import Settings
+from worker.wire.messages import DraftFile, OnProgress
+
+_MOST_UNEQUAL = 1024
+"""Tokens that one vocabulary may have behind the other's last: families pad theirs."""
+
+
+async def resolve_draft(
+    settings: Settings,
+    model_path: Path,
+    on_progress: OnProgress = lambda progress: None,
+) -> DraftFile | None:
+    """The draft model that the settings name, on this machine; `None` where they name none.
+
+    Raises:
+        ModelError: there is none, or it cannot guess for the model.
+        WorkerError: as `resolve`.
+    """
+    if settings.draft is None:
+        return None
+    found = await resolve(
+        settings.draft,
+        models_file=settings.models_file,
+        cache_dir=settings.cache_path,
+        outtype=settings.outtype,
+        on_progress=on_progress,
+    )
+    await asyncio.to_thread(_check, found.gguf_path, model_path)
+    return DraftFile(str(found.gguf_path), found.model_ref)
+
+
+def _check(draft_path: Path, model_path: Path) -> None:
+    draft, model = read_header(draft_path), read_header(model_path)
+    fault = _fault(draft, model)
+    if fault is not None:
+        raise ModelError(
+            f"The draft model {str(draft_path)!r} cannot guess for {str(model_path)!r}: {fault}.",
+            path=str(draft_path),
+        )
+
+
+def _fault(draft: GgufHeader, model: GgufHeader) -> str | None:
+    if draft.pooling is not None:
+        return "it embeds texts and says nothing"
+    if draft.tokenizer_kind != model.tokenizer_kind:
+        return f"its tokenizer is {draft.tokenizer_kind}, the model's is {model.tokenizer_kind}"
+    key = constants().Keys.Tokenizer.LIST
+    lists = [header.arrays[key] for header in (draft, model)]
+    n_unequal = abs(lists[0].length - lists[1].length)
+    if n_unequal > _MOST_UNEQUAL:
+        return f"it has {lists[0].length:,} tokens, the model has {lists[1].length:,}"
+    own, others = (each.read_bytes() for each in lists)
+    for token, (mine, theirs) in enumerate(zip(own, others, strict=False)):
+        if mine != theirs:
+            shown = [raw.decode("utf-8", "replace") for raw in (mine, theirs)]
+            return f"its token {token} is {shown[0]!r}, the model's is {shown[1]!r}"
+    return None
