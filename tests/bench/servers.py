@@ -22,6 +22,7 @@ import psutil
 
 from tests.bench.errors import BenchError
 from tests.bench.example_server import example_packages
+from tests.bench.model import draft_of
 from tests.bench.peer_build import Peers
 from tests.support.ports import free_port
 
@@ -121,9 +122,10 @@ class RunningServer:
         self.port = free_port()
         self.log_path = scratch / f"{kind.name}-{self.port}.log"
         self._log: IO[bytes] = self.log_path.open("wb")
+        flags = [flag.replace("{draft}", str(draft_of(model))) for flag in kind.flags]
         started = time.perf_counter()
         self.process = subprocess.Popen(
-            [*kind.make_command(self.port, model, shape, scratch), *kind.flags],
+            [*kind.make_command(self.port, model, shape, scratch), *flags],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,

@@ -30,8 +30,12 @@ STEPS: list[tuple[str, float, Callable[[Bench], Any]]] = [
     ("greedy text as on the CPU", 120, steps.greedy_text),
     ("sixteen streams as alone", 120, steps.streams_as_alone),
     ("deterministic requests bit for bit", 60, steps.deterministic),
+    ("a draft model beside the model", 60, steps.draft_model),
     ("the engine killed and stopped", 120, steps.engine_comes_back),
     ("speed beside llama-server, and cancels", 600, steps.speed),
+    ("speed with guesses and without", 240, steps.speculation),
+    ("profile of a step", 120, steps.step_profile),
+    ("speed with other settings", 300, steps.other_settings),
 ]
 
 

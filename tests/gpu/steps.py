@@ -102,6 +102,23 @@ def deterministic(bench: Bench) -> str:
     return f"{len(first)} tokens twice"
 
 
+def draft_model(bench: Bench) -> dict[str, Any]:
+    """The model guesses for itself: planned, resident, and right but for near ties."""
+    with bench.worker("--no-mmap", "--draft", "tiny-model") as worker:
+        text = worker.execute(STORY, **GREEDY).text
+        info = worker.get("/info").json()
+        drafted, accepted = (
+            worker.metric(f"worker_engine_tokens_{each}") for each in ("drafted", "accepted")
+        )
+    assert info["engine"]["speculation"]["kind"] == "draft", info["engine"]["speculation"]
+    expected = bench.expected["greedy"]
+    same = len(os.path.commonprefix([text, expected]))
+    assert same >= len(expected) // 2, f"after {same} of {len(expected)} characters: {text!r}"
+    assert accepted >= 0.9 * drafted, f"{accepted} of {drafted} guesses were right"
+    planned = info["engine"]["plan"]["draft"]
+    return {"drafted": drafted, "accepted": accepted, "planned_bytes": planned}
+
+
 def engine_comes_back(bench: Bench) -> dict[str, Any]:
     """After SIGKILL, and after a stop that makes it count as stalled; memory is given back."""
     found: dict[str, Any] = {}
@@ -129,15 +146,46 @@ def _ask_in_vain(worker: WorkerProcess) -> None:
     pool.shutdown(wait=False)
 
 
+def step_profile(bench: Bench) -> str:
+    """Where a step's time goes, and what of it the host takes."""
+    streams = "1,16" if bench.short else "1,16,64"
+    command = [sys.executable, "-m", "tests.bench.step_profile", "--backend", bench.backend]
+    command += ["--streams", streams, "--steps", "20" if bench.short else "200"]
+    return _kept(bench, "profile", command)
+
+
+def other_settings(bench: Bench) -> str:
+    """One pool of cells, and larger steps, against the defaults: what these should be."""
+    loads = "streams1" if bench.short else "streams16,join"
+    variants = ["--variant", "unified=--kv-unified"]
+    variants += ["--variant", "large=--micro-batch 2048 --prefill-budget 2048"]
+    variants += ["--variant", "middle=--micro-batch 1024 --prefill-budget 1024"]
+    return _table(bench, "settings", "--only", "worker", *variants, "--loads", loads)
+
+
+def speculation(bench: Bench) -> str:
+    """Guesses by a draft model that is right, and by lookup, against none."""
+    loads = "guessed1" if bench.short else "guessed1,guessed4,guessed16"
+    variants = ["--variant", "draft=--draft {draft}", "--variant", "ngram=--speculate ngram"]
+    return _table(bench, "speculation", "--only", "worker", *variants, "--loads", loads)
+
+
 def speed(bench: Bench) -> str:
     """The benchmark's table; its figures lie beside the report."""
     loads = "streams1,cancel"
     if not bench.short:
         loads += ",start,streams4,streams16,shared,join,open80,vocabulary,temperature,steady"
+    return _table(bench, "bench", "--only", "worker,llama-server,limit", "--loads", loads)
+
+
+def _table(bench: Bench, name: str, *flags: str) -> str:
     command = [sys.executable, "-m", "tests.bench", "--backend", bench.backend, "--rounds", "1"]
-    command += ["--only", "worker,llama-server,limit", "--loads", loads]
-    command += ["--json", str(bench.out / "bench.json")]
+    command += [*flags, "--json", str(bench.out / f"{name}.json")]
+    return _kept(bench, name, command)
+
+
+def _kept(bench: Bench, name: str, command: list[str]) -> str:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=590)
-    (bench.out / "bench.txt").write_text(done.stdout + done.stderr, "utf-8")
+    (bench.out / f"{name}.txt").write_text(done.stdout + done.stderr, "utf-8")
     assert done.returncode == 0, done.stderr[-1500:]
-    return "bench.txt"
+    return f"{name}.txt"
