@@ -20,15 +20,14 @@ from worker.llama.constraint import GrammarVocabulary
 from worker.llama.context import Context, ContextOptions
 from worker.llama.model import Model
 from worker.llama.sampler import Sampler
+from worker.supervisor.job import by_request
 from worker.wire.messages import (
     Event,
-    Failed,
     Finished,
     Started,
     Stats,
     Token,
     TokenLogprob,
-    Tokens,
 )
 from worker.wire.work import InferenceRequest, Sampling
 
@@ -91,12 +90,8 @@ class RealEngine:
         for event in events:
             if isinstance(event, Stats):
                 self.stats = event
-            elif isinstance(event, Tokens):
-                for token in event.rows():
-                    self.events[token.request_id].append(token)
-            else:
-                assert isinstance(event, Started | Token | Finished | Failed)
-                self.events[event.request_id].append(event)
+        for request_id, stream in by_request(events).items():
+            self.events[request_id] += stream
 
     def submit(
         self,

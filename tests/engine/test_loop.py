@@ -16,16 +16,8 @@ from worker.engine.loop import Loop
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Drafter
 from worker.errors import Cancelled, InferenceTimeout, VramOom
-from worker.wire.messages import (
-    DecodeOutcome,
-    Event,
-    Failed,
-    Finished,
-    Started,
-    Stats,
-    Token,
-    Tokens,
-)
+from worker.supervisor.job import by_request
+from worker.wire.messages import DecodeOutcome, Event, Failed, Finished, Started, Stats, Token
 
 CONTEXT = 96
 
@@ -70,12 +62,8 @@ class Engine:
         for event in events:
             if isinstance(event, Stats):
                 self.stats = event
-            elif isinstance(event, Tokens):
-                for token in event.rows():
-                    self.events[token.request_id].append(token)
-            else:
-                assert isinstance(event, Started | Token | Finished | Failed)
-                self.events[event.request_id].append(event)
+        for request_id, stream in by_request(events).items():
+            self.events[request_id] += stream
 
     def submit(self, request_id: int, prompt: bytes, **options: Any) -> None:
         self.loop.submit(make_sequence(self.backend, request_id, prompt, **options))
