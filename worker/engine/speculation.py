@@ -21,9 +21,9 @@ from typing import Protocol
 from worker.engine.pace import Pace
 from worker.engine.sequence import Sequence
 
-MOST_GUESSES = 8
-_FIRST_ROW_COST = 0.25
-"""Of a plain step, what one more row takes."""
+MOST_GUESSES = 15
+_ROW_COST = 0.25
+"""Of a plain step, what one more row is expected to take."""
 _NEWEST = 0.1
 """Weight of one guess in the running means of a stream…"""
 _NEWEST_OF_ALL = 0.02
@@ -31,7 +31,7 @@ _NEWEST_OF_ALL = 0.02
 _FORGOTTEN = 0.001
 """Of what rows cost, with each step that tries none."""
 _MARGIN = 1.2
-"""By which guesses have to be better: what is measured is not exact."""
+"""By which guesses must be worth more than they cost: what is measured is not exact."""
 _MOST_ACCEPTANCE = 0.98
 _STAKE = 0.01
 """Of the time of steps, what may be lost by guesses for good."""
@@ -78,8 +78,10 @@ class Speculation:
         self._stream = _Stream(-1, 0.0)
         self._acceptance = drafter.first_acceptance
         """Of all streams."""
-        self._row_cost, self._guess_cost = _FIRST_ROW_COST, 0.0
-        """Of a plain step, what a guess takes to be verified and to be made."""
+        self._guess_cost = 0.0
+        """Of a plain step, what it takes to make a guess…"""
+        self._more: dict[int, float] = {}
+        """…and to verify so many. The first is the dearest: a single row has kernels of its own."""
         self._account = float(_MOST_CREDIT)
         """Plain steps that guesses have won, less those that they have lost."""
         self.n_drafted = self.n_accepted = 0
@@ -106,7 +108,8 @@ class Speculation:
         n_worth = self._worth(stream.acceptance, room) if stream.is_allowed else 0
         if not n_worth:
             # What rows cost is slowly forgotten: one bad moment of the machine is not for good.
-            self._row_cost += _FORGOTTEN * (_FIRST_ROW_COST - self._row_cost)
+            for count, more in self._more.items():
+                self._more[count] = more + _FORGOTTEN * (_ROW_COST * count - more)
         if not self._drafter.computes:
             guesses = self._guessed(sequence, n_worth or 1)
             if not n_worth and guesses:
@@ -125,7 +128,8 @@ class Speculation:
         self._learn(n_right, min(n_right + 1, n_drafted))
         if plain := self._pace.decode_seconds(1):
             more = max(seconds / plain - 1, 0.0)
-            self._row_cost += 2 * _NEWEST * (more / n_drafted - self._row_cost)
+            known = self._more.get(n_drafted, more)
+            self._more[n_drafted] = known + 2 * _NEWEST * (more - known)
             self._book(n_right - more)
 
     # --- guesses -----------------------------------------------------------------------------
@@ -164,16 +168,26 @@ class Speculation:
         self._acceptance = _moved(self._acceptance, n_right, n_tried, _NEWEST_OF_ALL)
 
     def _worth(self, acceptance: float, most: int) -> int:
-        """How many guesses bring more tokens a second: each next one is right less often, and has
-        to bring more than the step does on average without it."""
-        cost = self._row_cost + self._guess_cost
-        tokens, seconds, chance = 1.0, 1.0, 1.0
-        for count in range(most):
+        """The number of guesses that brings most tokens a second; each next one is right less
+        often."""
+        best, best_rate = 0, 1.0
+        tokens = chance = 1.0
+        for count in range(1, most + 1):
             chance *= acceptance
-            if chance * seconds <= _MARGIN * cost * tokens:
-                return count
-            tokens, seconds = tokens + chance, seconds + cost
-        return most
+            tokens += chance
+            cost = self._verifying(count) + self._guess_cost * count
+            rate = tokens / (1 + _MARGIN * cost)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        return best
+
+    def _verifying(self, count: int) -> float:
+        """As measured of so many guesses, or of the nearest number and rows as they are
+        expected."""
+        if count in self._more or not self._more:
+            return self._more.get(count, _ROW_COST * count)
+        nearest = min(self._more, key=lambda known: abs(known - count))
+        return max(self._more[nearest] + _ROW_COST * (count - nearest), 0.0)
 
 
 def _moved(acceptance: float, n_right: int, n_tried: int, weight: float) -> float:
