@@ -1,10 +1,9 @@
-"""Which worker a prompt should go to, so that what it begins with is already computed there.
+"""Chooses a worker by a prompt's prefix, so that its prefix cache is likely to hold that prefix.
 
 Rendezvous hashing (Thaler and Ravishankar, 1998) over the prompt's first block: each worker gets a
-number from the key and its own name, and the highest wins. When a worker comes or goes, only its
-own keys move. A bound on each worker's part of the load (after Mirrokni, Thorup and Zadimoghaddam,
-2018) sends what is too much for the first choice to the second. Pure functions; `table` has what
-they are asked about.
+weight from the key and its own name, and the highest weight wins. When a worker joins or leaves,
+only its own keys move. A bound on each worker's share of the load (after Mirrokni, Thorup and
+Zadimoghaddam, 2018) sends requests above it to the next choice. Pure functions, which `table` uses.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from hashlib import blake2b
 from typing import Any
 
 BLOCK_CHARS = 256
-"""Of a raw prompt. Of a chat, the system's and the first user's message: those stay as they are
-while it goes on, whatever their length."""
+"""Characters (or tokens) of a raw prompt that make its key. The key of a chat is its system message
+and its first user message, in full: they stay the same in every turn."""
 SPREAD = 1.25
-"""How many times the mean load one worker may have before its keys go to the next."""
+"""A worker whose load reaches this multiple of the mean passes its keys to the next choice."""
 
 
 def key_of(body: Mapping[str, Any]) -> str | None:
-    """A hash of what a request's prompt begins with; `None` where it has none that is known."""
+    """A hash of a prompt's beginning; `None` if the body has no prompt of a known form."""
     salt = body.get("cache_salt")
     parts = [salt] if isinstance(salt, str) else []
     match body:
@@ -42,13 +41,12 @@ def key_of(body: Mapping[str, Any]) -> str | None:
 
 
 def ranked(key: str, names: Iterable[str]) -> list[str]:
-    """The names, best first; for the same key always in the same order."""
+    """The names, best first; the order depends on the key and the names alone."""
     return sorted(names, key=lambda name: _weight(key, name), reverse=True)
 
 
 def bound(n_requests: int, n_workers: int) -> int:
-    """Requests that one of the workers may have when all together have this many, the new one
-    among them."""
+    """The most requests for one worker when all of them have `n_requests`, the new one included."""
     return math.ceil(SPREAD * n_requests / n_workers)
 
 
@@ -72,7 +70,7 @@ def _opening(messages: list[Any]) -> list[str]:
 
 
 def _text(content: Any) -> str:
-    """A message's text, also where it comes in parts."""
+    """A message's text; `content` is a string or a list of parts."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):

@@ -1,7 +1,7 @@
-"""What `llorch-ray` deploys: an application of workers for each group, and one of gateways.
+"""The Serve applications that `llorch-ray` deploys: one for each group of workers, one of gateways.
 
-Imported in Ray's processes only, by the paths that `deploy` writes. Each group is an application of
-its own, so that one is rolled, or fails, without the others and without the gateways.
+Only Ray's processes import this module, by the import paths in the configuration of `deploy`. Each
+group is an application of its own, so a roll or a failure of one group leaves the rest running.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from worker.fleet.settings import WorkerGroup
 HEALTH_EVERY_SECONDS = 1.0
 HEALTH_SECONDS = 10.0
 GATEWAY_DRAIN_SECONDS = 600.0
-"""Streams that a gateway has may end before it goes."""
+"""A gateway that is being stopped gives its open streams this long to end."""
 MAX_CONCURRENT = 10_000
-"""Of a gateway's requests: the workers say when they are full, not Serve."""
+"""High enough that Serve never queues a request: a full worker refuses requests itself."""
 _HEAD = "node:__internal_head__"
-"""The node that HAProxy is on; a gateway on another would go with it, and its streams too."""
+"""The head node, where HAProxy runs. A gateway on another node would be lost with that node, and
+its streams with it."""
 _QUIET = LoggingConfig(enable_access_log=False)
 
 
 def workers(args: dict[str, Any]) -> Application:
-    """`args`: `group`, a `WorkerGroup`; `generation`, whose change rolls all replicas."""
+    """`args` holds a `WorkerGroup` as `group`, and `generation`: changing it rolls all replicas."""
     group = WorkerGroup.model_validate(args["group"])
     deployment = serve.deployment(WorkerReplica).options(
         name="worker",
@@ -44,7 +45,7 @@ def workers(args: dict[str, Any]) -> Application:
 
 
 def gateways(args: dict[str, Any]) -> Application:
-    """The gateways; which fleet they serve comes by `reconfigure`."""
+    """The gateways; Serve passes the fleet to each by `GatewayReplica.reconfigure`."""
     deployment = serve.deployment(serve.ingress()(GatewayReplica)).options(
         name="gateway",
         ray_actor_options={"num_cpus": 0, "resources": {_HEAD: 0.001}},

@@ -1,8 +1,8 @@
 """A worker that ends with its owner: `python -m worker.fleet.child FD BACKEND FLAG…`.
 
 Runs `llorch-<backend>`, and beside it one thread that reads a pipe whose other end only the owner
-has. However the owner ends, the system closes that end, and this process is gone at once. (Linux's
-PR_SET_PDEATHSIG would go by the thread that spawned it, and macOS has none.)
+holds. However the owner ends, the kernel closes that end, and this process kills itself at once.
+(Linux's PR_SET_PDEATHSIG follows the spawning thread, not its process, and macOS has no such call.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from worker.wire.engine_settings import BackendName
 
 
 def watch(death_pipe: int) -> None:
-    """Wait for the pipe's other end to close; then this process ends as if killed."""
+    """Wait until the pipe's other end is closed, then kill this process."""
     while os.read(death_pipe, 1):
         pass
     os.kill(os.getpid(), signal.SIGKILL)

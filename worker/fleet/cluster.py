@@ -1,6 +1,6 @@
-"""The Ray cluster that the fleet runs on: found, or started on this machine, and spoken to.
+"""The Ray cluster that the fleet runs on: its REST client, and a cluster of this machine alone.
 
-`llorch-ray` imports nothing of Ray: it starts Ray's own command, and deploys through the REST
+`llorch-ray` does not import Ray: it starts Ray's own command, and deploys through the REST
 interface of Ray's dashboard (https://docs.ray.io/en/latest/serve/api/index.html#serve-rest-api).
 """
 
@@ -24,31 +24,31 @@ from worker.installation import default_cache_dir
 
 INSTALL = "pip install 'llorch-worker[ray]' (in a checkout: make ray)"
 ADDRESS_VARIABLE = "RAY_DASHBOARD_ADDRESS"
-"""As Ray's own `serve` command reads it."""
+"""The variable that Ray's own `serve` command reads."""
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 REST_SECONDS = 900.0
-"""For an answer: a deletion is answered when the last stream has ended."""
+"""Timeout of a REST call: Serve answers a deletion only after the last stream has ended."""
 SERVE_ENVIRONMENT = {
-    # HAProxy in front of the gateways in place of Serve's proxy in Python: 4 ms a request, not 16.
+    # HAProxy stands in front of the gateways instead of Serve's slower proxy in Python.
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""What the nodes of a cluster are started with."""
+"""Environment that every node of a cluster must be started with."""
 LOCAL_ENVIRONMENT = {
     **SERVE_ENVIRONMENT,
-    # A cluster of one machine stays on its loopback address.
+    # Keeps a cluster of one machine on its loopback address.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_SERVE_HAPROXY_NBTHREAD": "1",
-    # HAProxy, on the same machine, hears at once that a gateway goes.
+    # HAProxy runs on the same machine and learns at once that a gateway stops.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
 }
 
 
 class NoCluster(WorkerError):
-    """Nothing answers where Ray's dashboard should be."""
+    """Nothing answers at the address of Ray's dashboard."""
 
     code = "NO_CLUSTER"
 
@@ -56,14 +56,14 @@ class NoCluster(WorkerError):
 def require_ray() -> None:
     """
     Raises:
-        ConfigError: Ray is not installed; the sentence has the line that installs it.
+        ConfigError: Ray is not installed; the message says how to install it.
     """
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(f"A fleet runs on Ray, which is not installed here: {INSTALL}")
 
 
 class Cluster:
-    """Ray's dashboard, as a client of Serve's REST interface."""
+    """A client of Serve's REST interface, which Ray's dashboard answers."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.address = (environment.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS).rstrip("/")
@@ -74,14 +74,14 @@ class Cluster:
         self._http.close()
 
     def details(self) -> dict[str, Any]:
-        """What Serve tells of its applications.
+        """Serve's report of its applications.
 
         Raises:
-            NoCluster: there is no dashboard.
-            WorkerError: Ray's own words for why it cannot tell.
+            NoCluster: no dashboard answers.
+            WorkerError: Ray refuses, in its own words.
         """
-        told: dict[str, Any] = self._call("GET").json()
-        return told
+        details: dict[str, Any] = self._call("GET").json()
+        return details
 
     def deploy(self, configuration: Mapping[str, Any]) -> None:
         self._call("PUT", json=configuration)
@@ -112,7 +112,7 @@ class LocalNode:
 
     @property
     def pid(self) -> int | None:
-        """The process, as long as it is there and is what was started."""
+        """The process id that `start` wrote down, while a process with that id exists."""
         with contextlib.suppress(OSError, ValueError):
             pid = int(self._file.read_text())
             os.kill(pid, 0)
@@ -120,7 +120,7 @@ class LocalNode:
         return None
 
     def start(self, resources: str) -> None:
-        """Start it, in a session of its own; returns at once."""
+        """Start Ray in a session of its own, without waiting until it answers."""
         self._folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
         command += ["--node-ip-address=127.0.0.1", "--port=0", "--dashboard-host=127.0.0.1"]
@@ -134,10 +134,10 @@ class LocalNode:
         self._file.write_text(str(process.pid))
 
     def stop(self) -> bool:
-        """End it and all that it runs; whether there was one.
+        """End Ray's process and all that it runs; returns whether there was one.
 
         Raises:
-            WorkerError: it is still there after a minute.
+            WorkerError: the process has not ended after a minute.
         """
         if (pid := self.pid) is None:
             return False

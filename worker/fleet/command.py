@@ -1,4 +1,4 @@
-"""The command `llorch-ray`: a fleet of workers from one file. Runs on the main thread."""
+"""The command `llorch-ray`: runs a fleet of workers that one file describes."""
 
 from __future__ import annotations
 
@@ -128,7 +128,10 @@ def _down(cluster: Cluster, arguments: argparse.Namespace) -> None:
 
 
 def _cluster_details(cluster: Cluster, fleet: Fleet) -> dict[str, object]:
-    """What Serve tells; starts the cluster of this machine first, if there is none."""
+    """Serve's report; starts a cluster on this machine first if there is none.
+
+    A cluster that `RAY_DASHBOARD_ADDRESS` names is never started here.
+    """
     try:
         return cluster.details()
     except NoCluster:
@@ -144,13 +147,16 @@ def _cluster_details(cluster: Cluster, fleet: Fleet) -> dict[str, object]:
             return cluster.details()
         except WorkerError as error:
             if node.pid is None or time.monotonic() > deadline:
-                told = node.log.read_text(errors="replace").strip()[-1500:]
-                raise WorkerError(f"Ray does not start: {told or error.message}") from None
+                log = node.log.read_text(errors="replace").strip()[-1500:]
+                raise WorkerError(f"Ray does not start: {log or error.message}") from None
         time.sleep(POLL_SECONDS)
 
 
 def _devices(groups: Iterable[WorkerGroup]) -> dict[str, float]:
-    """The resources of one machine that Ray cannot count by itself: as many as the file uses."""
+    """Custom Ray resources of this machine, one for each replica in the file that needs one.
+
+    Ray counts CPUs and GPUs itself.
+    """
     counted: dict[str, float] = {}
     for group in groups:
         if group.device not in (None, "GPU", "CPU"):
@@ -159,10 +165,10 @@ def _devices(groups: Iterable[WorkerGroup]) -> dict[str, float]:
 
 
 def _wait(cluster: Cluster) -> None:
-    """Until all applications run; says what changes meanwhile.
+    """Wait until all applications run; prints each change of their states.
 
     Raises:
-        ModelError: one of them does not start, in the words of its worker.
+        ModelError: an application does not start; its message carries the worker's reason.
     """
     shown: dict[str, tuple[str, int]] = {}
     while True:
@@ -188,7 +194,7 @@ def _running_fleet(cluster: Cluster) -> deploy.Config:
 
 
 def _count(text: str) -> int:
-    """A number of workers, for argparse."""
+    """Parse a number of workers, for argparse."""
     if not text.isdecimal() or not 1 <= int(text) <= MAX_REPLICAS:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {MAX_REPLICAS}")
     return int(text)
@@ -209,7 +215,7 @@ def _as_json(state: deploy.GroupState) -> dict[str, object]:
 
 
 def _short(message: str) -> str:
-    """The sentence in a message of Serve's, which holds a whole traceback."""
+    """The reason at the end of a message of Serve, which can hold a whole traceback."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     for line in reversed(lines):
         if "WorkerError: " in line:

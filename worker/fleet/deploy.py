@@ -1,6 +1,6 @@
-"""The fleet in Serve's words: the configuration that its REST interface takes, and what it tells.
+"""Translates between the fleet and the JSON of Serve's REST interface, in both directions.
 
-Serve compares each application with the one that runs: other arguments roll it, another number of
+Serve compares each application with the running one: other arguments roll it, another number of
 replicas starts or stops some. Pure functions.
 """
 
@@ -15,13 +15,13 @@ from worker.fleet.settings import Fleet, Scaling, WorkerGroup
 
 GATEWAY = "gateway"
 SECRETS = ("LLORCH_WORKER_TOKEN", "HF_TOKEN")
-"""Variables of `up` that workers and gateways get."""
+"""Environment variables of `up` that are passed on to workers and gateways."""
 REPORT_SECONDS = 1.0
-"""Between two reports of a replica's load; Serve's default of 10 scales down under full load."""
+"""How often a replica reports its load. Serve's default of 10 scales down under full load."""
 LOOK_BACK_SECONDS = 4.0
-"""Of which the load is the mean."""
+"""A replica's load is the mean over this time."""
 TARGET_OF_SLOTS = 0.8
-"""Of a worker's slots, the part that is taken at the load it should have."""
+"""The default target of a worker's load, as a share of its slots."""
 Config = dict[str, Any]
 
 
@@ -31,9 +31,10 @@ def configuration(
     running: Config | None = None,
     failed: Container[str] = (),
 ) -> Config:
-    """What to deploy for the file; `running` is the configuration before, for its generations.
+    """The configuration that deploys the fleet, starting from the one that is `running`.
 
-    Serve leaves an application alone that is as before: one that has `failed` gets another try.
+    Serve does not restart an unchanged application, even one that has `failed`. A new generation
+    number makes Serve start a failed one again.
     """
     secrets = {name: environment[name] for name in SECRETS if environment.get(name)}
     runtime_env = {"env_vars": secrets} if secrets else {}
@@ -49,7 +50,7 @@ def configuration(
             "route_prefix": None,
             "import_path": "worker.fleet.app:workers",
             "runtime_env": runtime_env,
-            "args": {"group": _alike(group), "generation": generation(group.name)},
+            "args": {"group": _without_count(group), "generation": generation(group.name)},
             "deployments": [_deployment(group)],
         }
         for group in fleet.workers
@@ -66,7 +67,7 @@ def configuration(
                 "num_replicas": fleet.gateways,
                 "user_config": {
                     **fleet.model_dump(mode="json", exclude={"workers", "gateways"}),
-                    "workers": [_alike(group) for group in fleet.workers],
+                    "workers": [_without_count(group) for group in fleet.workers],
                 },
             }
         ],
@@ -79,7 +80,7 @@ def configuration(
 
 
 def running_config(details: Mapping[str, Any]) -> Config | None:
-    """The configuration behind what Serve tells of its applications; `None` where no fleet runs."""
+    """The deployed configuration, read from Serve's report; `None` if no fleet runs."""
     apps = details.get("applications", {})
     if GATEWAY not in apps:
         return None
@@ -93,12 +94,12 @@ def running_config(details: Mapping[str, Any]) -> Config | None:
 
 
 def names_of(config: Config) -> list[str]:
-    """The groups of a configuration."""
+    """The names of the groups in a configuration."""
     return [app["name"] for app in config["applications"] if app["name"] != GATEWAY]
 
 
 def scaled(config: Config, name: str, count: int) -> Config:
-    """The same with so many workers of a group, whatever the file said."""
+    """The configuration with `count` workers in the group `name`, which then does not scale."""
     fixed = [
         {
             **{key: value for key, value in each.items() if key != "autoscaling_config"},
@@ -112,7 +113,7 @@ def scaled(config: Config, name: str, count: int) -> Config:
 
 
 def rolled(config: Config, name: str) -> Config:
-    """The same with the group's workers to be replaced, one after another."""
+    """The configuration with which Serve replaces all workers of the group, one after another."""
     apps: list[Config] = config["applications"]
     args: Config = next((app["args"] for app in apps if app["name"] == name), {})
     return _changed(config, name, {"args": {**args, "generation": args.get("generation", 0) + 1}})
@@ -128,13 +129,13 @@ def _changed(config: Config, name: str, change: Config) -> Config:
     return {**config, "applications": applications}
 
 
-def _alike(group: WorkerGroup) -> Config:
-    """A group without its number, which changes without a roll."""
+def _without_count(group: WorkerGroup) -> Config:
+    """The group's settings without those whose change must not roll it."""
     return group.model_dump(mode="json", exclude={"replicas", "scaling", "surge"})
 
 
 def _deployment(group: WorkerGroup) -> Config:
-    """How many workers of a group there are, and how they are replaced."""
+    """Serve's settings for the number of a group's workers and for their replacement."""
     # Percent of the number, rounded up to a whole worker: one up to a hundred.
     settings: Config = {"name": "worker", "max_surge_percent": int(group.surge)}
     if isinstance(group.replicas, int):
@@ -161,7 +162,7 @@ def _deployment(group: WorkerGroup) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """How one application is, in few words."""
+    """The state of one application."""
 
     name: str
     status: str
@@ -169,7 +170,7 @@ class GroupState:
     n_running: int
     n_wanted: int
     replicas: list[tuple[str, str, str]] = field(default_factory=list)
-    """Id, state and node of each."""
+    """Id, state and node of each replica."""
 
     @property
     def is_up(self) -> bool:

@@ -1,7 +1,7 @@
-"""How a stream that lost its worker ends, and how a request is refused, in the caller's dialect.
+"""The last event of a stream that lost its worker, and refusals, each in the client's dialect.
 
-Nobody's stream is just cut: what has begun ends with one event that names an error, as the worker
-itself would write it. Pure functions on the bytes that went by.
+A stream is never cut without a word: it ends with one error event, in the form that the worker
+itself would have used. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEEPALIVE = b": keep-alive\n\n"
 
 
 class Tail:
-    """What has to be known of a stream to end it: whole events, and where it stands."""
+    """Follows a stream's bytes, so that an error event can end it at an event boundary."""
 
     def __init__(self, path: str, *, is_sse: bool) -> None:
         self._path = path
@@ -35,7 +35,7 @@ class Tail:
         self._first = self._last = b""
 
     def whole(self, chunk: bytes) -> bytes:
-        """The events that are whole with this chunk; the begun one is held back."""
+        """The events that this chunk completes; an incomplete event is held back."""
         data = self._partial + chunk if self._partial else chunk
         cut = data.rfind(self._boundary)
         if cut < 0:
@@ -50,12 +50,12 @@ class Tail:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the stream's own last event has gone by."""
+        """Whether the stream's own terminal event has passed."""
         event = self._last.rstrip(b"\n").rpartition(self._boundary)[2]
         return (event + b"\n").startswith(_TERMINAL if self._is_sse else _TERMINAL_LINES)
 
     def ending(self, error: WorkerError) -> bytes:
-        """The last event of a stream that `error` ended."""
+        """The terminal event that reports `error`."""
         if not self._is_sse:
             return dumps(_native(error)).encode() + b"\n"
         match dialect_of(self._path):
@@ -70,16 +70,16 @@ class Tail:
         return sse(_native(error))
 
     def _failed_response(self, error: WorkerError) -> dict[str, Any]:
-        """`response.failed` with the response that the stream began with, and the next number."""
+        """`response.failed` with the stream's first response object and the next number."""
         begun = _json_of(self._first.partition(b"\n\n")[0])
         last = _json_of(self._last.rstrip(b"\n").rpartition(b"\n\n")[2])
         response = begun.get("response") or {
             "id": "", "object": "response", "created_at": int(time.time()), "output": [],
         }  # fmt: skip
-        told = openai_error(error.code, error.message, http_status(error))
+        failure = openai_error(error.code, error.message, http_status(error))
         return {
             "type": "response.failed",
-            "response": {**response, "status": "failed", "error": told},
+            "response": {**response, "status": "failed", "error": failure},
             "sequence_number": int(last.get("sequence_number", -1)) + 1,
         }
 
@@ -87,24 +87,24 @@ class Tail:
 def refusal(
     error: WorkerError, path: str, correlation_id: str
 ) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of a request that failed before its first byte."""
+    """Status, headers and body of the answer to a request that failed before its first byte."""
     scope = {"path": path, "state": {"correlation_id": correlation_id}}
     status = http_status(error)
-    told = (error.code, error.message, status, scope, error.details)
+    fault = (error.code, error.message, status, scope, error.details)
     headers = {"content-type": "application/json", "x-request-id": correlation_id}
     if (seconds := error.details.get("retry_after_seconds")) is not None:
         headers["retry-after"] = str(seconds)
-    return status, headers, dumps(error_body(*told, retriable=error.retriable)).encode()
+    return status, headers, dumps(error_body(*fault, retriable=error.retriable)).encode()
 
 
 def told_by(status: int, body: bytes) -> WorkerError:
-    """The error that a worker answered with, in whichever dialect."""
+    """The error in a worker's answer, whichever dialect the answer is in."""
     try:
-        told = json.loads(body)
+        answer = json.loads(body)
     except ValueError:
-        told = {}
-    inner = told.get("error") if isinstance(told, dict) else None
-    message = (inner if isinstance(inner, dict) else told).get("message") if told else None
+        answer = {}
+    inner = answer.get("error") if isinstance(answer, dict) else None
+    message = (inner if isinstance(inner, dict) else answer).get("message") if answer else None
     for kind in _subclasses(WorkerError):
         if kind.status == status and kind.status != 500:
             return kind(message or f"the worker answered {status}")

@@ -1,7 +1,8 @@
 """The fleet's HTTP side: one ASGI application in front of all workers.
 
-Runs on the event loop of a gateway. It reads of a request only what the way goes by (the model,
-the prompt's beginning, the job's name, whether a stream is wanted) and passes the bytes on.
+Runs on the gateway's event loop. It reads only those parts of a request that routing needs (the
+model, the prompt's beginning, the job's id, whether a stream is wanted) and passes the body on as
+it came.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _ALWAYS_STREAMS = frozenset(("/execute", "/v1/inference/stream"))
 
 
 class ModelNotFound(WorkerError):
-    """The fleet has several models, and none of this name."""
+    """The fleet has several models, and none has this name."""
 
     code = "MODEL_NOT_FOUND"
     status = 404
@@ -52,7 +53,7 @@ class ModelNotFound(WorkerError):
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """An answer of the gateway's own."""
+    """An answer that the gateway itself gives."""
 
     status: int
     body: bytes
@@ -68,7 +69,7 @@ class Gateway:
         self.use(fleet)
 
     def use(self, fleet: Fleet) -> None:
-        """Go by this file from now on."""
+        """Serve this fleet from now on."""
         self._fleet = fleet
         first = fleet.workers[0]
         settings = Settings.load(first.backend, {**first.settings, "host": fleet.host})
@@ -125,14 +126,14 @@ class Gateway:
         await send(start)
         await send({"type": "http.response.body", "body": own.body})
 
-    # --- passed on -----------------------------------------------------------------------
+    # --- requests that a worker answers --------------------------------------------------
 
     async def _relay(self, ask: Ask, receive: Receive, send: Send) -> None:
         job_id = self._route(ask)
         if job_id is not None and (running := self._jobs.get(job_id)) is not None:
             if running.worker is None:
                 raise DuplicateJob(f"the job {job_id!r} is already running")
-            ask.only = running.worker  # which knows, and says so
+            ask.only = running.worker  # it knows the job and refuses the duplicate
             job_id = None
         if job_id is not None:
             self._jobs[job_id] = ask
@@ -150,16 +151,19 @@ class Gateway:
                 del self._jobs[job_id]
 
     def _check_peer(self, scope: Scope) -> None:
-        """HAProxy keeps to the fleet's address; Serve's port behind it is open on all of them."""
+        """Refuse other machines while the fleet is local.
+
+        HAProxy listens only on the fleet's address, but Serve's own port listens on all of them.
+        """
         client, server = (scope.get(name) or ("",) for name in ("client", "server"))
         if self._is_local and client[0] not in ("", server[0], *_LOOPBACK):
             raise Forbidden("this fleet is for its own machine; `host` in its file opens it")
 
     def _route(self, ask: Ask) -> str | None:
-        """Read what the way goes by; returns the name of a job that has one."""
+        """Set the request's fields that routing needs; returns the job's id if it has one."""
         body = _object(ask.body) if ask.method == "POST" else {}
         ask.key = key_of(body)
-        is_late = (b"x-llorch-late-head", b"1") in ask.headers  # a proxy's wish: no early head
+        is_late = (b"x-llorch-late-head", b"1") in ask.headers  # a proxy wants no early head
         ask.wants_stream = not is_late and (
             ask.path in _ALWAYS_STREAMS or body.get("stream") is True
         )
@@ -195,17 +199,18 @@ class Gateway:
     def _checked(
         self, headers: list[tuple[bytes, bytes]], correlation_id: str
     ) -> list[tuple[bytes, bytes]]:
-        """The headers for the worker: an Origin was judged here, by the name that it was for."""
+        """The headers for the worker. An Origin is dropped unless CORS allows it: it was checked
+        here, where the host that it belongs to is known."""
         named = bool(self._rules.cors(headers))
         kept = [(k, v) for k, v in headers if k != b"origin" or named]
         if not any(k in (b"x-correlation-id", b"x-request-id") for k, _ in kept):
             kept.append((b"x-request-id", correlation_id.encode("latin-1")))
         return kept
 
-    # --- the fleet's own -----------------------------------------------------------------
+    # --- requests that the gateway answers -----------------------------------------------
 
     def _state(self, path: str) -> Plain:
-        """Whether there are workers; a gateway without any is alive, but not ready."""
+        """Liveness or readiness; a gateway without a healthy worker is alive, but not ready."""
         workers = self._table.workers()
         n_well = sum(worker.is_well for worker in workers)
         told: dict[str, Any] = {"status": "healthy"}
@@ -234,7 +239,7 @@ class Gateway:
         return Plain(200, merged(texts).encode(), CONTENT_TYPE)
 
     async def _models(self, ask: Ask) -> Plain:
-        """The models of all groups, each told by one of its workers."""
+        """The models of all groups; one worker of each group is asked."""
         data: list[Any] = []
         for group in self._fleet.workers:
             worker = self._table.choose(group.name, None, ())
@@ -245,13 +250,13 @@ class Gateway:
         return Plain(200, dumps({"object": "list", "data": data}).encode())
 
     async def _cancel(self, ask: Ask) -> Plain:
-        """The worker that has the job hears of it; where nobody knows who that is, all do."""
+        """Cancel a job at its worker, or at all workers if this gateway does not know which."""
         job_id = _object(ask.body).get("job_id")
         running = self._jobs.get(job_id) if isinstance(job_id, str) else None
         if running is not None:
             running.cancelled = True
         workers = [running.worker] if running and running.worker else self._table.workers()
-        answers = await asyncio.gather(*(self._told(worker, ask) for worker in workers))
+        answers = await asyncio.gather(*(_forward(worker, ask) for worker in workers))
         known = [answer for answer in answers if answer is not None]
         for answer in known:
             if answer[0] != 404:
@@ -265,8 +270,9 @@ class Gateway:
         )
         return Plain(status, body)
 
-    async def _told(self, worker: Worker, ask: Ask) -> tuple[int, bytes] | None:
-        return await fetch(worker.address, "POST", ask.path, ask.headers, ask.body)
+
+async def _forward(worker: Worker, ask: Ask) -> tuple[int, bytes] | None:
+    return await fetch(worker.address, "POST", ask.path, ask.headers, ask.body)
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -275,7 +281,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    """A JSON object; what is none is empty here, and the worker says what is wrong with it."""
+    """The body as a JSON object; empty if it is none, and the worker then reports the fault."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""One `/metrics` for the whole fleet: each worker's series with a label that says whose they are.
+"""One `/metrics` for the whole fleet: labels say which worker and model each series belongs to.
 
 Reads and writes Prometheus's text format 0.0.4. Pure functions.
 """
@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 
 def merged(texts: Mapping[tuple[str, str], str]) -> str:
-    """The expositions of all workers as one; keys are (worker, model), which become labels.
+    """Merge the expositions of all workers; the keys are (worker, model) and become labels.
 
-    A family's HELP and TYPE lines come once, before the samples of all workers.
+    The HELP and TYPE lines of a family come once, before its samples from all workers.
     """
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}

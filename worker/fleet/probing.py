@@ -1,8 +1,8 @@
-"""Short questions to workers, and the watch over those that have fallen silent.
+"""Probes the workers, and gives up those that have fallen silent.
 
-Runs on the gateway's event loop. A worker that is stopped, or whose machine is cut off, closes no
+Runs on the gateway's event loop. A worker that is suspended, or whose machine is cut off, closes no
 connection; its streams would hang for ever. `/health` never waits for the engine, so a worker that
-misses three probes is not there, and what it has goes to others.
+misses three probes is taken for lost, and its exchanges are aborted.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from worker.fleet.upstream import fetch
 
 PROBE_EVERY_SECONDS = 2.0
 MAX_MISSES = 3
-"""Probes in a row without an answer; found after at most 3 · (2 + 5) seconds."""
+"""Probes in a row without an answer. A silent worker is found after at most 3 · (2 + 5) seconds."""
 
 
 async def watch(table: Table) -> None:
-    """Probe all workers for ever, each on its own; abort what a silent one has."""
+    """Probe all workers for ever, concurrently; abort the exchanges of a silent one."""
     probing: dict[str, asyncio.Task[None]] = {}
     while True:
         workers = {worker.id: worker for worker in table.workers()}

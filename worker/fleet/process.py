@@ -1,7 +1,7 @@
-"""A worker's process as its owner has it: spawned, heard, asked, stopped.
+"""A worker's process as its owner sees it: spawn, log, health and stop.
 
-One thread reads what the worker logs, so that a worker never waits for its owner; everything else
-is called on the owner's event loop.
+One thread reads the worker's log, so that a full pipe never stops the worker. Everything else runs
+on the owner's event loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from worker.errors import WorkerError
 from worker.fleet.upstream import fetch
 
 MAX_MISSES = 3
-"""Times in a row that `/health` may fail before the worker is taken for dead and killed."""
+"""Failures of `/health` in a row after which the worker is killed."""
 _READY_EVERY_SECONDS = 0.05
 
 
@@ -41,8 +41,8 @@ class WorkerProcess:
         self.port: int | None = None
         self._misses = 0
         self._last_lines: deque[str] = deque(maxlen=5)
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        self._log_reader = threading.Thread(target=self._read_log, daemon=True)
+        self._log_reader.start()
 
     @property
     def pid(self) -> int:
@@ -52,8 +52,8 @@ class WorkerProcess:
     def has_left(self) -> bool:
         return self._child.poll() is not None
 
-    def _listen(self) -> None:
-        """Pass the log on, and pick the port out of it."""
+    def _read_log(self) -> None:
+        """Pass each line of the log on, and read the port from it."""
         assert self._child.stderr is not None
         for raw in self._child.stderr:
             line = raw.decode(errors="replace").rstrip("\n")
@@ -66,11 +66,11 @@ class WorkerProcess:
         """Wait until the worker has decoded a token.
 
         Raises:
-            WorkerError: it has left before; the sentence is its own.
+            WorkerError: the worker ended before; the message is the worker's own.
         """
         while True:
             if self.has_left:
-                self._listener.join(timeout=5)
+                self._log_reader.join(timeout=5)
                 raise WorkerError(self._last_words())
             if self.port is not None and (await self.ask("/ready") or (0,))[0] == 200:
                 return
@@ -93,8 +93,8 @@ class WorkerProcess:
     async def check(self) -> None:
         """
         Raises:
-            WorkerError: it has left, or was killed because it answers nothing or stays unhealthy
-                beyond what it repairs by itself.
+            WorkerError: the worker has ended, or it was killed here because `/health` failed
+                `MAX_MISSES` times in a row.
         """
         if self.has_left:
             raise WorkerError(f"the worker has left. {self._last_words()}")
@@ -105,7 +105,7 @@ class WorkerProcess:
             raise WorkerError("the worker does not answer any more, or stays unhealthy")
 
     async def stop(self, seconds: float) -> None:
-        """Drain the worker: no new work, what runs may end; after `seconds` it is killed."""
+        """Drain the worker: it takes no new work and ends what runs. Killed after `seconds`."""
         if not self.has_left:
             self._child.send_signal(signal.SIGTERM)
         deadline = asyncio.get_running_loop().time() + seconds
@@ -114,7 +114,7 @@ class WorkerProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End it now, and with it the engine process, which watches a pipe of its own."""
+        """Kill the worker. Its engine process ends too: it watches a pipe of its own."""
         if self._death_pipe >= 0:
             os.close(self._death_pipe)
             self._death_pipe = -1
@@ -123,7 +123,7 @@ class WorkerProcess:
             self._child.wait()
 
     def _last_words(self) -> str:
-        """The sentence that a worker ends with, or what it logged last."""
+        """The worker's last line that is not JSON, else its last line; with its exit code."""
         code = self._child.poll()
         plain = [line for line in self._last_lines if not line.startswith("{")]
         words = (plain or list(self._last_lines) or ["It said nothing."])[-1]

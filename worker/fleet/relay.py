@@ -1,8 +1,8 @@
-"""One request on its way to a worker and back: tried again before its first token, never cut after.
+"""Relays one request to a worker: retried before its first token, ended with an event after it.
 
 Runs on the gateway's event loop. The worker is asked to hold its status line back until the first
-token, so that all that fails before it is an error status or a lost connection, and another worker
-gets the request. Once a byte of an answer has gone to the client, a lost worker is one last event.
+token. A failure before that is an error status or a lost connection, and another worker gets the
+request. Once the client has part of an answer, a lost worker ends the stream with an error event.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from worker.fleet.table import REST_SECONDS, Table, Worker
 from worker.fleet.upstream import Answer, Exchange, Headers, Lost, NotReached, passed_on
 
 MAX_LOSSES = 3
-"""Workers that one request may lose before it is given up: it may be what kills them."""
+"""A request that has lost this many workers is given up: it may be what kills them."""
 REPLACEMENT_SECONDS = 20.0
-"""How long a request waits for a worker to be there at all: one that is full is there."""
+"""How long a request waits for a worker to appear. A full worker does not make it wait."""
 RETRY_AFTER_SECONDS = 2
 KEEPALIVE_SECONDS = 15.0
-"""Of silence before a stream's first token; then the client gets its status line and a comment."""
+"""Silence before a stream's first token after which the client gets a status line and a comment."""
 
 
 @dataclass(slots=True)
 class Ask:
-    """What a client asked for, as far as the way to a worker goes by it."""
+    """A client's request, with the fields that routing reads from it and its state on the way."""
 
     method: str
     path: str
@@ -42,9 +42,9 @@ class Ask:
     key: str | None = None
     wants_stream: bool = False
     only: Worker | None = None
-    """The one worker that can answer, if there is one."""
+    """The one worker that may answer this request; `None` if any may."""
     worker: Worker | None = None
-    """Where it is now."""
+    """The worker that has the request now."""
     cancelled: bool = False
     tried: set[str] = field(default_factory=set)
     n_losses: int = 0
@@ -58,16 +58,18 @@ class Relay:
         self._has_begun = False
         self._tail: Tail | None = None
         self._refused: tuple[Answer, bytes] | None = None
-        """What stands, unless another worker has something better: it is full, or failed."""
+        """The answer of a worker that was full or failed; the client gets it if no other worker
+        answers."""
         self._away: tuple[Answer, bytes] | None = None
-        """What a worker said that drains, or loads its model anew: soon there is another."""
+        """The answer of a worker that drains or loads its model again. It makes the request wait:
+        a replacement should appear soon."""
         self._waits = False
 
     async def run(self) -> None:
         try:
             while (worker := await self._next_worker()) is not None:
                 self._ask.tried.add(worker.id)
-                if await self._tried(worker):
+                if await self._try(worker):
                     return
         except WorkerError as error:
             await self._fail(error)
@@ -101,8 +103,8 @@ class Relay:
             await asyncio.sleep(REST_SECONDS / 10)
             ask.tried &= {each.id for each in self._table.workers(ask.group) if not each.is_well}
 
-    async def _tried(self, worker: Worker) -> bool:
-        """Whether the request has had its answer from this worker."""
+    async def _try(self, worker: Worker) -> bool:
+        """Send the request to this worker; returns whether the client has its answer now."""
         ask = self._ask
         ask.worker = worker
         worker.running.append(ask.key)
@@ -114,7 +116,7 @@ class Relay:
                 *worker.address, ask.method, ask.target, headers, ask.body
             )
             worker.aborts.add(exchange.abort)
-            return await self._exchanged(worker, exchange)
+            return await self._pass_back(worker, exchange)
         except (NotReached, Lost) as error:
             worker.rest()
             self._waits = True
@@ -127,7 +129,8 @@ class Relay:
                 worker.aborts.discard(exchange.abort)
                 exchange.abort()
 
-    async def _exchanged(self, worker: Worker, exchange: Exchange) -> bool:
+    async def _pass_back(self, worker: Worker, exchange: Exchange) -> bool:
+        """Pass the worker's answer to the client; `False` if another worker should be tried."""
         answer = await self._head(exchange)
         kind = answer.header(b"content-type")
         is_sse = kind.startswith(b"text/event-stream")
@@ -138,7 +141,7 @@ class Relay:
         if answer.status == 503 and self._ask.only is None:
             if b"queue_full" in body.lower():
                 self._refused = answer, body
-            else:  # it drains, or loads its model anew
+            else:  # it drains or loads its model again
                 self._away = answer, body
                 self._waits = True
                 worker.rest()
@@ -154,7 +157,7 @@ class Relay:
         return True
 
     async def _head(self, exchange: Exchange) -> Answer:
-        """The worker's status line; meanwhile the client of a stream is kept from giving up."""
+        """The worker's status line; the client of a stream gets keep-alive comments meanwhile."""
         if not self._ask.wants_stream:
             return await exchange.head()
         waiting = asyncio.ensure_future(exchange.head())
@@ -186,7 +189,7 @@ class Relay:
                 return
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    # --- towards the client --------------------------------------------------------------
+    # --- to the client -------------------------------------------------------------------
 
     async def _begin(self, status: int, headers: Headers) -> None:
         self._has_begun = True
@@ -218,7 +221,7 @@ class Relay:
 
 
 async def refuse(error: WorkerError, path: str, correlation_id: str, send: Send) -> None:
-    """Answer a request that no worker has."""
+    """Answer a request with an error that no worker gave."""
     status, headers, body = refusal(error, path, correlation_id)
     message: dict[str, Any] = {"type": "http.response.start", "status": status}
     message["headers"] = [(k.encode(), v.encode()) for k, v in headers.items()]

@@ -1,7 +1,7 @@
-"""What Ray Serve runs of the fleet: an actor for each worker, and the gateways.
+"""The actors that Ray Serve runs for the fleet: one for each worker, and the gateways.
 
-Imported in Ray's processes only. Ray carries control alone: where the workers are, how much they
-have to do, when they go. Requests and tokens go from a gateway to a worker over plain HTTP.
+Only Ray's processes import this module. Ray starts, stops and checks the workers and says where
+they are. Requests and tokens go between a gateway and a worker over plain HTTP.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from worker.fleet.settings import Fleet, WorkerGroup
 from worker.fleet.table import Table, Worker
 
 ASK_EVERY_SECONDS = 0.5
-"""Between a gateway's questions who is there."""
+"""How often a gateway asks for the addresses of a group's workers."""
 STOP_MARGIN_SECONDS = 5.0
 
 
 class WorkerReplica:
-    """Owns one worker from its spawn to its end; Serve's controller looks after this actor."""
+    """Owns one worker from its spawn to its end; Serve's controller supervises this actor."""
 
     async def __init__(self, group: dict[str, Any]) -> None:  # type: ignore[misc]
         self._group = WorkerGroup.model_validate(group)
@@ -61,7 +61,7 @@ class WorkerReplica:
         await self._process.check()
 
     async def __del__(self) -> None:
-        # Serve calls and awaits it when it takes the replica away, after telling the gateways.
+        # Serve calls and awaits this when it removes the replica, after the gateways know of it.
         await self._process.stop(self._group.drain_seconds + STOP_MARGIN_SECONDS)
 
 
@@ -72,7 +72,7 @@ class GatewayReplica:
         self._application = _Application()
 
     async def reconfigure(self, fleet: dict[str, Any]) -> None:
-        """Called by Serve at the start, and whenever the fleet's file has changed."""
+        """Serve calls this at the start and after each `up` that changes the fleet."""
         self._application.use(Fleet.model_validate(fleet))
 
     def __serve_build_asgi_app__(self) -> Any:
@@ -80,7 +80,7 @@ class GatewayReplica:
 
 
 class _Application:
-    """The gateway as Serve wants it, with the tasks beside it."""
+    """The gateway as an ASGI application for Serve, with the tasks that keep its table."""
 
     def __init__(self) -> None:
         self._table = Table()
@@ -106,7 +106,7 @@ class _Application:
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
-                # Serve writes it itself, as it was given or made.
+                # Serve writes this header itself.
                 kept = [each for each in message["headers"] if each[0] != b"x-request-id"]
                 message = {**message, "headers": kept}
             await send(message)
@@ -115,20 +115,20 @@ class _Application:
 
 
 async def _listen(group: str, table: Table) -> None:
-    """Keep the table as the group's replicas tell it, for as long as the group is the fleet's.
+    """Keep the table's entry for one group up to date until cancelled, by asking its replicas.
 
-    Serve takes a replica that is to go out of a handle's list before it stops it. (Its routers
-    would be told at once, but with HAProxy in front an application's first deployment may not have
-    a router of its own.)
+    Serve removes a replica from a handle's list before it stops the replica. (Serve notifies its
+    routers at once, but with HAProxy in front an application's first deployment may not have a
+    router of its own.)
     """
     handle = serve.get_deployment_handle("worker", group)
     while True:
         with contextlib.suppress(TimeoutError):
             try:
                 answers = handle.broadcast("whereabouts")
-                told = await answers.results_async(timeout_s=10, return_exceptions=True)
+                found = await answers.results_async(timeout_s=10, return_exceptions=True)
             except (RayServeException, ray.exceptions.RayError):
-                told = []  # there is none
-            there = [each for each in told if isinstance(each, tuple)]
+                found = []  # the group has no replica
+            there = [each for each in found if isinstance(each, tuple)]
             table.replace(group, [Worker(id, group, uri, n_slots) for id, uri, n_slots in there])
         await asyncio.sleep(ASK_EVERY_SECONDS)

@@ -1,7 +1,7 @@
-"""The fleet's TOML file: where clients come in, and which workers stand behind it.
+"""The fleet's TOML file: the address for clients, and the groups of workers behind it.
 
-Read once by `llorch-ray up`, and checked before anything is started: what a worker would refuse is
-refused here, in the worker's own words.
+`llorch-ray up` reads and checks it before it starts anything: a setting that a worker would refuse
+is refused here, in the worker's own words.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ OURS = frozenset(
     ("host", "port", "advertise_host", "worker_id", "config", "model", "log_format")
     + tuple(name for name in FIELDS if name.startswith(("callback_", "heartbeat_")))
 )
-"""Settings of a worker that the fleet gives it."""
+"""Settings of a worker that the fleet chooses; the file's `settings` may not name them."""
 
 
 class Scaling(BaseModel):
-    """How a group finds its number of workers, where the file gives the least and the most."""
+    """How a group chooses its number of workers between the least and the most."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     target: Annotated[float, Field(gt=0, le=10_000)] | None = None
-    """Requests, waiting and running, that each worker should have; without it 0.8 of its slots."""
+    """Requests, waiting and running, that each worker should have; by default 0.8 of its slots."""
     up_delay: Seconds = 10.0
-    """For how long there must have been too many before workers are added."""
+    """Workers are added after there were too many requests for this many seconds."""
     down_delay: Seconds = 300.0
-    """For how long there must have been too few before workers are drained."""
+    """Workers are drained after there were too few requests for this many seconds."""
 
 
 class WorkerGroup(BaseModel):
-    """Workers that are alike: one model on one kind of device, some number of times."""
+    """Identical workers: one model on one kind of device, `replicas` times."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Name
-    """Clients name it as `model`, where the fleet has several groups."""
+    """Clients name it as `model` if the fleet has several groups."""
     backend: BackendName = "cpu"
     model: str | None = None
-    """As `llorch-<backend> --model` takes it; without it the bundled tiny model."""
+    """A value of `llorch-<backend> --model`; without it, the bundled tiny model."""
     replicas: int | tuple[int, int] = 1
-    """So many workers, or the least and the most, between which the load decides."""
+    """The number of workers, or the least and the most, between which the load decides."""
     scaling: Scaling | None = None
     surge: bool = False
-    """Whether a roll starts a new worker before it stops an old one. That takes a free device, and
-    a roll waits until there is one."""
+    """Whether a roll starts a new worker before it stops an old one. The roll then waits until a
+    device is free."""
     device: str | None = Field(None, min_length=1, max_length=100)
-    """Ray's name of the resource that each replica takes one of; without it `GPU` for CUDA."""
+    """The Ray resource of which each replica takes one; without it, `GPU` for the CUDA backend."""
     settings: dict[str, Value] = {}
     """Any other setting of the worker."""
 
@@ -106,17 +106,17 @@ class WorkerGroup(BaseModel):
 
     @property
     def max_workers(self) -> int:
-        """As many as run at once at most."""
+        """The most workers that run at once."""
         return (self.replicas if isinstance(self.replicas, int) else self.replicas[1]) + self.surge
 
     @property
     def n_slots(self) -> int:
-        """Requests that one worker runs at once."""
+        """The number of requests that one worker runs at once."""
         return self._worker_settings.engine.slots
 
     @property
     def resources(self) -> dict[str, Any]:
-        """Ray's options of an actor that owns one such worker."""
+        """Ray's resource options for an actor that owns one such worker."""
         device = self.device or ("GPU" if self.backend == "cuda" else None)
         if device is None:
             return {"num_cpus": 0}
@@ -135,7 +135,7 @@ class WorkerGroup(BaseModel):
         return Settings.load(self.backend, self.settings)
 
     def arguments(self) -> list[str]:
-        """The command line of one worker, without what differs between replicas."""
+        """The command-line flags that all workers of this group share."""
         given: dict[str, Value] = dict(self.settings)
         if self.model is not None:
             given["model"] = self.model
@@ -156,7 +156,7 @@ class Fleet(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str = Field("127.0.0.1", min_length=1)
-    """The address that clients come to."""
+    """The address that clients connect to."""
     port: Port = 8000
     gateways: Annotated[int, Field(ge=1, le=100)] = 1
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**31 - 1)] = 4 * 2**20
@@ -181,11 +181,11 @@ class Fleet(BaseModel):
 
 
 def load(path: Path) -> Fleet:
-    """The fleet that a file describes; a model that lies beside the file is found there.
+    """Read the fleet's file; the path of a model may be relative to the file's folder.
 
     Raises:
-        ConfigError: the file is not there, not TOML, or says what cannot be; the sentence names
-            the field.
+        ConfigError: the file cannot be read, is not TOML, or has an invalid field, which the
+            message names.
     """
     try:
         table = tomllib.loads(path.read_text("utf-8"))
@@ -201,10 +201,10 @@ def load(path: Path) -> Fleet:
     try:
         return Fleet.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(f"The fleet file {path}: {_told(error)}") from None
+        raise ConfigError(f"The fleet file {path}: {_first_fault(error)}") from None
 
 
-def _told(error: ValidationError) -> str:
+def _first_fault(error: ValidationError) -> str:
     """The first fault, as `workers[0].replicas: …`."""
     first = error.errors(include_url=False)[0]
     place = ""

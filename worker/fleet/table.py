@@ -1,7 +1,7 @@
-"""The workers as one gateway knows them, and which of them gets a request.
+"""The workers that one gateway knows, and the choice of one for a request.
 
-Ray tells who is there; what each has to do, and whether it can be reached, the gateway sees itself.
-Everything here runs on the gateway's event loop.
+Ray tells which workers there are (`replica`). The gateway itself counts its requests at each of
+them and notes which can be reached. Everything here runs on the gateway's event loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from worker.fleet.affinity import bound, ranked
 
 REST_SECONDS = 2.0
-"""How long a worker that could not be reached is left alone, while others are there."""
+"""How long a worker that could not be reached gets no request while another is well."""
 
 
 @dataclass(eq=False, slots=True)
@@ -25,16 +25,16 @@ class Worker:
     group: str
     uri: str
     n_slots: int
-    """Requests that it runs at once; each slot keeps what it computed until it is needed."""
+    """Requests that it runs at once. Each slot keeps its cells until it is needed again."""
     running: list[str | None] = field(default_factory=list)
-    """The keys of the requests that this gateway has there."""
+    """The keys of this gateway's requests that the worker has now."""
     kept: dict[str, float] = field(default_factory=dict)
-    """Keys that its slots should hold, the least recently used first, and when each was used."""
+    """Keys that its slots should hold, least recently used first, each with the time of its use."""
     misses: int = 0
-    """Probes in a row that it has not answered."""
+    """Probes in a row that the worker has not answered."""
     rests_until: float = 0.0
     aborts: set[Callable[[], None]] = field(default_factory=set)
-    """What ends the exchanges that are under way with it."""
+    """Callables that abort the exchanges under way with this worker."""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -63,7 +63,7 @@ class Table:
         self._groups: dict[str, dict[str, Worker]] = {}
 
     def replace(self, group: str, workers: Iterable[Worker]) -> None:
-        """The group's workers are now these. Who is known keeps what is known of it."""
+        """Set the group's workers; one that stays keeps its state."""
         known = self._groups.get(group, {})
         self._groups[group] = {worker.id: known.get(worker.id, worker) for worker in workers}
 
@@ -72,7 +72,7 @@ class Table:
         return [worker for workers in groups for worker in workers.values()]
 
     def choose(self, group: str | None, key: str | None, without: Iterable[str]) -> Worker | None:
-        """The worker for a request; `None` if there is none besides those it has been to."""
+        """The worker for a request, not one of `without`; `None` if no other is left."""
         tried = set(without)
         left = [worker for worker in self.workers(group) if worker.id not in tried]
         candidates = [worker for worker in left if worker.is_well] or left

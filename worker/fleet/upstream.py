@@ -1,7 +1,7 @@
 """One request to one worker, over a connection of its own: HTTP/1.1, as bytes.
 
-Runs on the gateway's event loop. A new connection each time, because then a failed connect means
-that the worker never saw the request, and nothing is lost on a connection that was just closed.
+Runs on the gateway's event loop. Each request opens a new connection. A failed connect then means
+that the worker never saw the request, and no request is sent on a connection that is closing.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _HOP_BY_HOP = frozenset(
     (b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade",
      b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"date", b"server")
 )  # fmt: skip
-"""Of one connection, not of the message (RFC 9110, 7.6.1), or said by each server itself."""
+"""Headers of one connection (RFC 9110, 7.6.1), and those that each server writes itself."""
 
 Headers = list[tuple[bytes, bytes]]
 
 
 class NotReached(Exception):
-    """No connection came about: the worker has not seen the request."""
+    """No connection could be opened: the worker has not seen the request."""
 
 
 class Lost(Exception):
@@ -34,7 +34,7 @@ class Lost(Exception):
 
 @dataclass(slots=True)
 class Answer:
-    """A status line and headers; the body follows by `Exchange.chunks`."""
+    """A status line and headers; `Exchange.chunk` reads the body."""
 
     status: int
     headers: Headers = field(default_factory=list)
@@ -44,7 +44,7 @@ class Answer:
 
 
 class Exchange:
-    """A request under way. `abort` ends it from anywhere on the loop."""
+    """A request under way. Any code on the event loop may call `abort`."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -59,7 +59,7 @@ class Exchange:
     ) -> Exchange:
         """
         Raises:
-            NotReached: nobody listens there, or nobody answers the connect in three seconds.
+            NotReached: the connect failed, or took longer than three seconds.
         """
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -85,7 +85,7 @@ class Exchange:
         return Answer(self._parser.get_status_code(), self._headers)
 
     async def chunk(self) -> bytes | None:
-        """What has come of the body since the last call; `None` once it is whole.
+        """The part of the body that arrived since the last call; `None` after its end.
 
         Raises:
             Lost: the worker has gone.
@@ -99,7 +99,7 @@ class Exchange:
         return chunk
 
     async def rest(self) -> bytes:
-        """All of the body that is left; raises `Lost` too."""
+        """The rest of the body; raises `Lost` as `chunk` does."""
         parts = []
         while (chunk := await self.chunk()) is not None:
             parts.append(chunk)
@@ -117,7 +117,7 @@ class Exchange:
         except (OSError, httptools.HttpParserError) as error:
             raise Lost(str(error)) from None
 
-    # --- what the parser calls -----------------------------------------------------------
+    # --- callbacks of the parser ---------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if (name := name.lower()) not in _HOP_BY_HOP:
@@ -134,7 +134,7 @@ class Exchange:
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]], host: str) -> Headers:
-    """A client's headers as a worker gets them: in its own name, and without the hop's."""
+    """A client's headers for a worker: with the worker's host, without hop-by-hop headers."""
     ours = (b"host", b"content-length", b"expect", b"x-llorch-late-head")
     kept = [(k, v) for k, v in headers if k not in _HOP_BY_HOP and k not in ours]
     return [(b"host", host.encode()), *kept]
@@ -147,7 +147,7 @@ async def fetch(
     headers: Headers | None = None,
     body: bytes = b"",
 ) -> tuple[int, bytes] | None:
-    """Status and body of a short answer; `None` if there is none in five seconds."""
+    """Status and body of a short answer; `None` if it takes longer than five seconds or fails."""
     sent = passed_on(headers or [], f"{address[0]}:{address[1]}")
     exchange: Exchange | None = None
     try:
