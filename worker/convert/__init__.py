@@ -1,4 +1,4 @@
-"""SafeTensors in, a verified GGUF out, without PyTorch.
+"""Converts a SafeTensors checkpoint into a verified GGUF file, without PyTorch.
 
-Runs as a short-lived process of its own (`worker.commands.convert`).
+Runs in a short-lived process of its own (`worker.commands.convert`).
 """

@@ -1,8 +1,8 @@
-"""A PEFT LoRA adapter in, a GGUF adapter for one base model out.
+"""Converts a PEFT LoRA adapter into a GGUF adapter for one base model.
 
-An adapter's matrices are converted like the weights that they are added to: the family's table
-gives the GGUF name, the rows of a fused weight and the order of rotary heads. What llama.cpp cannot
-add (DoRA, whole modules, embeddings, experts) is refused by name.
+An adapter's matrices are converted like the weights that they change: the family's table gives the
+GGUF name, the rows of a fused weight and the order of rotary heads. An adapter with anything that
+llama.cpp cannot add (DoRA, whole modules, embeddings, experts) is refused by name.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Matrix = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """What is added to one weight of the base model: `b @ a`, times alpha by rank."""
+    """The change of one weight of the base model: `b @ a`, times alpha / rank."""
 
     target: str
     a: Matrix
@@ -130,7 +130,7 @@ def _pairs(folder: Path, config: dict[str, Any], base: GgufHeader) -> list[Pair]
 
 
 def _factor(config: dict[str, Any], module: str, rank: int) -> float:
-    """This module's scale, divided by the `lora_alpha / rank` that llama.cpp computes."""
+    """The module's own scale, relative to the `lora_alpha / rank` that llama.cpp applies to all."""
 
     def of(key: str, default: float) -> float:
         for pattern, value in (config.get(key) or {}).items():
@@ -144,7 +144,7 @@ def _factor(config: dict[str, Any], module: str, rank: int) -> float:
 
 
 def _placed(module: str, a: Matrix, b: Matrix, base: GgufHeader, path: Path) -> Iterator[Pair]:
-    """One pair for each weight that the module's weight became in the base model."""
+    """One pair for each weight of the base model that the module's weight is converted to."""
     dims = _dims(base)
     shapes = {tensor.name: tensor.shape for tensor in base.tensors}
     for rule, name in _rules(module, base, path):
@@ -193,7 +193,7 @@ def _rules(module: str, base: GgufHeader, path: Path) -> list[tuple[Rule, str]]:
 
 
 def _dims(base: GgufHeader) -> Dims:
-    """The sizes that a table's rows and heads are made of, from the base model's header."""
+    """The sizes that the family's table needs, read from the base model's header."""
 
     def size(key: str, default: int) -> int:
         value = base.metadata.get(key.format(arch=base.architecture), default)

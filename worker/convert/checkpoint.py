@@ -1,8 +1,8 @@
 """A SafeTensors checkpoint on disk: its JSON files, its shards and the bytes of its tensors.
 
-Opening reads and checks the headers alone. Tensor bytes are read by position into the caller's
-buffer, from any thread: no page of a checkpoint stays mapped, and a file that shrinks while it is
-read is an error in a sentence instead of a signal.
+Opening a checkpoint reads and checks the headers only. Tensor bytes are read by position into a
+buffer, from any thread. Nothing is memory-mapped: a file that shrinks while it is read gives an
+error message instead of a signal.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from worker.models.checkpoint_files import (
 )
 
 READABLE: Mapping[str, str] = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
-"""Types whose values can be converted, and how they are read into NumPy, which has no BF16."""
+"""The types that can be converted, each with the NumPy type it is read as: NumPy has no BF16."""
 _RAW = "u1"
-"""How other types are read: as bytes."""
+"""Tensors of any other type are read as bytes."""
 _ITEM_BITS: Mapping[str, int] = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -43,13 +43,14 @@ _ITEM_BITS: Mapping[str, int] = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
     "F4": 4,
 }
-"""Of every type that SafeTensors has; what a model does not need may be of any."""
+"""Bits per value of every SafeTensors type; tensors that the model does not use may have any."""
 _MAX_HEADER_BYTES = 100 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where one tensor lies; `shape` in row-major order, as the framework that wrote it sees it."""
+    """The place of one tensor in its file; `shape` is row-major, as in the framework that wrote
+    it."""
 
     name: str
     dtype: str
@@ -58,7 +59,7 @@ class TensorInfo:
     offset: int
     size_bytes: int
     scale: Scale | None = None
-    """What stored numbers are multiplied with; such a tensor is read as float32."""
+    """The stored values are multiplied with this scale; such a tensor is read as float32."""
 
     @property
     def is_readable(self) -> bool:
@@ -66,7 +67,8 @@ class TensorInfo:
 
     @property
     def n_rows(self) -> int:
-        """A vector counts as a column, so that it is split and permuted like a matrix."""
+        """The number of rows. A vector counts as a column: it is split and permuted like a
+        matrix."""
         return math.prod(self.shape[:-1]) if len(self.shape) > 1 else math.prod(self.shape)
 
     @property
@@ -115,13 +117,13 @@ class Checkpoint:
         return checkpoint
 
     def _join_scales(self) -> None:
-        """Quantised weights take their scales, which are no tensors of the model."""
+        """Attach its scale to each quantised weight, and drop the scales as tensors."""
         block = scaled.check_method(Config(self.config))
         quantised = [info for info in self.tensors.values() if info.dtype in scaled.QUANTISED]
         for info in quantised:
             name = scaled.scale_name(info.name, self.tensors)
             if name is None or len(info.shape) != 2:
-                continue  # Whether it is needed is told later.
+                continue  # A missing scale is reported only if the model needs the tensor.
             values = to_float32(self.read(self.tensors[name]))
             scale = scaled.scale_of(values, info.shape, block, name)
             self.tensors[info.name] = replace(info, scale=scale)
@@ -132,7 +134,7 @@ class Checkpoint:
                 del self.tensors[name]
 
     def read_rows(self, info: TensorInfo, first: int, count: int) -> npt.NDArray[Any]:
-        """Rows of a tensor as they are stored: BF16 comes as `uint16`."""
+        """Rows of a tensor as stored (BF16 as `uint16`); a tensor with a scale comes as float32."""
         out = np.empty(count * info.row_bytes, dtype=np.uint8)
         position = info.offset + first * info.row_bytes
         _read_exactly(self._file(info.path), out, position, info)
@@ -141,13 +143,14 @@ class Checkpoint:
         return out.view(READABLE.get(info.dtype, _RAW)).reshape(count, -1)
 
     def read(self, info: TensorInfo, part: int = 0, n_parts: int = 1) -> npt.NDArray[Any]:
-        """A tensor in its own shape, or one of as many parts of its first axis."""
+        """A tensor in its own shape, or part number `part` of `n_parts` equal parts of its first
+        axis."""
         n_rows = info.n_rows // n_parts
         shape = info.shape if n_parts == 1 else info.shape[1:]
         return self.read_rows(info, part * n_rows, n_rows).reshape(shape)
 
     def _file(self, path: Path) -> int:
-        # dict.setdefault is atomic; a descriptor that lost the race is closed at once.
+        # dict.setdefault is atomic; a thread that lost the race closes its own descriptor.
         if (opened := self._files.get(path)) is not None:
             return opened
         mine = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -162,14 +165,15 @@ class Checkpoint:
         self._files.clear()
 
     def json(self, name: str) -> dict[str, Any]:
-        """An optional JSON file of the folder, read once; empty where it is absent."""
+        """An optional JSON file of the folder, read once; empty if the file is absent."""
         if name not in self._json:
             path = self.folder / name
             self._json[name] = read_json(path) if path.is_file() else {}
         return self._json[name]
 
     def forget_json(self) -> None:
-        """Drop what `json` keeps: a large tokenizer.json takes more memory than the weights."""
+        """Drop the JSON files read so far: a large tokenizer.json takes more memory than the
+        weights."""
         self._json.clear()
 
 

@@ -1,7 +1,7 @@
-"""Work on tensors in chunks of rows, on a few threads, with memory that does not grow.
+"""Works on tensors in chunks of rows, on a few threads, with bounded memory.
 
-A chunk is a quarter of a million values, so that its source, its float32 form and its result stay
-in the processor's caches. Threads take chunks in file order: reads and writes stay sequential.
+A chunk is a quarter of a million values: its source, its float32 form and its result stay in the
+processor's caches. Threads take chunks in file order, so reads and writes stay sequential.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Rows of one piece, and where their bytes lie in the output."""
+    """Rows of one piece, and the place of their bytes in the output."""
 
     placed: PlacedTensor
     piece: Piece | None
-    """`None`: the tensor's own computed values."""
+    """`None` for a tensor whose values are computed from the configuration."""
     first_row: int
     n_rows: int
     offset: int
     size_bytes: int
 
     def source(self, checkpoint: Checkpoint) -> npt.NDArray[Any]:
-        """The values that the chunk is made of, as they are stored."""
+        """The source values of this chunk, as stored."""
         if self.piece is not None:
             return self.piece.read(checkpoint, self.first_row, self.n_rows)
         assert self.placed.tensor.values is not None
@@ -69,7 +69,7 @@ def _of_tensor(placed: PlacedTensor) -> Iterator[Chunk]:
 
 def _rows_at_once(piece: Piece, row_length: int) -> int:
     if piece.make is not None:
-        return piece.n_rows  # It is made as a whole, once.
+        return piece.n_rows  # `make` computes all rows at once.
     rows = max(1, CHUNK_ELEMENTS // row_length)
     if piece.head_rows:
         rows = max(1, rows // piece.head_rows) * piece.head_rows
@@ -84,9 +84,8 @@ def run(
 ) -> None:
     """Call `work` on every chunk; `on_done` gets the bytes done so far, on the calling thread.
 
-    One thread more than processors by default: some always wait for the disk.
-
-    The first exception stops all threads and is raised here.
+    The default is one thread more than there are processors, as some always wait for the disk. The
+    first exception stops all threads and is raised here.
     """
     _keep_freed_memory()
     pool = _Pool(work, todo)
@@ -111,10 +110,9 @@ def run(
 
 @cache
 def _keep_freed_memory() -> None:
-    """Let glibc reuse a chunk's buffers for the next one.
+    """Let glibc reuse a chunk's buffers for the next chunk.
 
-    Giving them back to the kernel and taking new ones, page by page, costs more than the
-    conversion of what is in them.
+    Returning memory to the kernel and getting new pages costs more than the conversion itself.
     """
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 26)
@@ -122,7 +120,7 @@ def _keep_freed_memory() -> None:
 
 
 class _Pool:
-    """The chunks that are still to do, and the first error, for all threads."""
+    """The chunks left to do and the first error, shared by all threads."""
 
     def __init__(self, work: Callable[[Chunk], None], todo: Iterator[Chunk]) -> None:
         self._work = work
@@ -140,7 +138,7 @@ class _Pool:
                 return
             try:
                 self._work(chunk)
-            except BaseException as error:  # Carried to the thread that called `run`.
+            except BaseException as error:  # Raised again in the thread that called `run`.
                 with self._lock:
                     self._stopped = True
                     self.error = self.error or error
@@ -154,7 +152,7 @@ class _Pool:
 
 
 def n_cpus() -> int:
-    """Processors that this process may use."""
+    """The number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""`config.json` as the converter sees it: typed look-ups whose failures name the key."""
+"""Typed look-ups in `config.json`; a failed look-up names the key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """A JSON object of the checkpoint and the name it is called by in errors."""
+    """A JSON object of the checkpoint, and the name that errors give it."""
 
     values: Mapping[str, Any]
     name: str = "config.json"
@@ -30,7 +30,8 @@ class Config:
         return self.values.get(key) is not None
 
     def integer(self, *keys: str, default: int | None = None) -> int:
-        """The first present of several spellings of one number, which must be positive."""
+        """The first present of several spellings of one key; its value must be a positive
+        integer."""
         value = self._first(keys, default)
         if type(value) is not int or not 1 <= value < 1 << 31:
             raise ModelError(f"{self.name}: {keys[0]} must be a positive integer, not {value!r}")
@@ -61,7 +62,7 @@ class Config:
         return value
 
     def section(self, key: str) -> Config:
-        """A nested object; empty where it is absent or null."""
+        """A nested object; empty if it is absent or null."""
         value = self.values.get(key)
         if value is None:
             value = {}
@@ -78,7 +79,7 @@ class Config:
         return default
 
     def rope(self, layers: str = "full_attention", default_theta: float = 10000.0) -> Rope:
-        """`layers` picks one of the sections that newer configurations have for kinds of layers."""
+        """The rotary parameters; `layers` picks a section where the configuration has several."""
         params = self.section("rope_parameters")
         if params.has(layers):
             params = params.section(layers)

@@ -1,7 +1,7 @@
-"""The conversion from beginning to end: check everything, write, read back, name the file.
+"""The whole conversion: check everything, write, read back, give the file its name.
 
-Runs on the main thread of the converter's own process; the chunks of the weights are worked on by
-a few threads (`chunks`).
+Runs on the main thread of the converter's own process; worker threads handle the chunks of the
+weights (`chunks`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from worker.errors import ModelError
 def convert(source: Path, destination: Path, options: Options, report: Reporter) -> dict[str, Any]:
     """Write `destination` from the checkpoint in the folder `source`.
 
-    Returns what `Reporter.finished` shows. Raises `ModelError`, leaving nothing behind.
+    Returns what `Reporter.finished` shows. Raises `ModelError` and leaves nothing behind.
     """
     began = time.monotonic()
     if destination.is_dir():
@@ -52,7 +52,7 @@ def _write(
     report: Reporter,
     hashing: manifest.Hashing,
 ) -> str:
-    """Returns the digest of the source."""
+    """Write and verify the file; returns the digest of the source."""
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

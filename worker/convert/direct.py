@@ -1,8 +1,8 @@
-"""Reads and writes of a large file past the page cache, where system and file system can.
+"""Reads and writes of a large file past the page cache, where system and file system allow it.
 
-The weights pass through here once; in the page cache they would push out what others need, cost
-the processor a copy, and on a virtual machine the slow first touch of fresh memory. What is
-verified also comes from the disk then and not from memory. Thread-safe: all by position.
+The weights are read and written once. In the page cache they would displace other data, cost a copy
+and, on a virtual machine, the slow first touch of fresh memory. Verification then also reads from
+the disk and not from memory. Thread-safe: every transfer names its position.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ import numpy as np
 import numpy.typing as npt
 
 BLOCK_BYTES = 4096
-"""Position, length and memory address of a direct transfer are multiples of this."""
+"""Position, length and memory address of a direct transfer must be multiples of this."""
 
 
 class DirectFile:
     """An existing file; `write` and `read` take any position and length.
 
-    Bytes around whole blocks go the usual way. Nothing is on the disk for certain before an fsync.
+    Bytes before and after the whole blocks of a write go through the page cache. Only an fsync
+    guarantees that data is on the disk.
     """
 
     def __init__(self, path: Path, flags: int, *, is_direct: bool = True) -> None:
         self._plain = os.open(path, flags | os.O_CLOEXEC)
         self._direct = _open_direct(path, flags) if is_direct else -1
         self._refused = self._direct < 0
-        """Whether transfers past the page cache are impossible here."""
+        """Whether direct transfers are impossible here."""
 
     def close(self) -> None:
         os.close(self._plain)
@@ -48,7 +49,7 @@ class DirectFile:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            # Some file systems open a file this way and refuse the first transfer.
+            # Some file systems open a file for direct transfers and then refuse the first one.
             self._refused = True
             _write_all(self._plain, data.data, position)
             return
@@ -56,13 +57,13 @@ class DirectFile:
         _write_all(self._plain, data[end:].data, position + end)
 
     def read(self, size_bytes: int, position: int) -> npt.NDArray[np.uint8]:
-        """Fewer bytes where the file ends before."""
+        """Read up to `size_bytes`; less if the file ends before."""
         skipped = position % BLOCK_BYTES
         wanted = _aligned(-(-(skipped + size_bytes) // BLOCK_BYTES) * BLOCK_BYTES)
         done = 0
         while done < skipped + size_bytes:
             count = self._read(wanted.data[done:], position - skipped + done)
-            if count == 0 or count % BLOCK_BYTES:  # The end of the file is inside a block.
+            if count == 0 or count % BLOCK_BYTES:  # The file ends inside this block.
                 done += count
                 break
             done += count
@@ -80,7 +81,7 @@ class DirectFile:
 
 
 def _open_direct(path: Path, flags: int) -> int:
-    """A descriptor past the page cache; -1 where there is no such thing."""
+    """A descriptor for direct transfers; -1 where the system has none."""
     if not hasattr(os, "O_DIRECT"):
         return -1
     try:

@@ -1,6 +1,6 @@
 """Importance matrices: how much each input of a tensor matters, as llama.cpp's tool measures it.
 
-Reads both of its file formats. Runs in the quantiser's process.
+Reads both of the tool's file formats. Runs in the quantiser's process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def read(path: Path) -> Importance:
     """Mean squared activations by tensor name.
 
     Raises:
-        ModelError: the file is neither format, or damaged.
+        ModelError: the file has neither format, or is damaged.
     """
     try:
         with path.open("rb") as file:
@@ -54,7 +54,7 @@ def _read_gguf(path: Path) -> Importance:
 
 
 def _read_legacy(data: bytes) -> Importance:
-    """Counted entries of name, number of calls and values."""
+    """Read the older format: a number of entries, each a name, a number of calls and values."""
     (n_entries,) = struct.unpack_from("<i", data)
     position = 4
     found: Importance = {}

@@ -1,7 +1,7 @@
-"""K-quants and Q4_0: llama.cpp's quantiser on an intermediate file, in a process of its own.
+"""K-quants and Q4_0: runs llama.cpp's quantiser on an intermediate file, in a process of its own.
 
-`quantize` runs in the converter and starts this module as a child, which writes its progress as
-JSON lines and dies with its parent.
+`quantize` runs in the converter and starts this module as a child. The child writes its progress as
+JSON lines and dies with its parent (on Linux).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def quantize(
             else:
                 on_progress(message["done"], message["total"])
     finally:
-        child.kill()  # Without effect on a process that has ended.
+        child.kill()  # This has no effect on a process that has ended.
         code = child.wait()
         if child.stdout is not None:
             child.stdout.close()

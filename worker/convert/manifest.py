@@ -1,8 +1,8 @@
-"""Where a GGUF comes from, written into its metadata as `llorch.convert.*`.
+"""The origin of a GGUF, written into its metadata as `llorch.convert.*`.
 
-The digest of the source is that of the list which `sha256sum` prints for its files, sorted by
-name, so anybody can make it again. Hashing runs on a thread of its own while weights are converted
-and verified (hashlib leaves the interpreter lock); the digest is written into the header last.
+The digest of the source is the SHA-256 of the list that `sha256sum` prints for its files, sorted by
+name, so anybody can compute it. Hashing runs on a thread of its own while weights are converted and
+verified (hashlib releases the GIL); the digest is written into the header last.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ REVISION = "llorch.convert.revision"
 VERSION = "llorch.convert.version"
 OUTTYPE = "llorch.convert.outtype"
 DIFFERENCE = "llorch.convert.difference"
-"""A sentence, where token ids are not the source's for some texts."""
+"""A sentence; present only if llama.cpp gives other token ids than the source for some texts."""
 DIGEST = "llorch.convert.source_sha256"
 IMATRIX = "llorch.convert.imatrix_sha256"
-"""Of the importance matrix that the weights were quantised with."""
+"""SHA-256 of the importance matrix that the weights were quantised with."""
 
 PLACEHOLDER = "?" * 64
 
 
 def provenance(folder: Path, outtype: str, name: str | None = None) -> Metadata:
-    """The keys that are known before the weights are read."""
+    """The metadata keys that are known before the weights are read."""
     found: Metadata = {
         SOURCE: name or name_of(folder),
         VERSION: own_version(),
@@ -45,14 +45,14 @@ def provenance(folder: Path, outtype: str, name: str | None = None) -> Metadata:
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 over a checkpoint's files, by their content and their paths inside the folder."""
+    """SHA-256 over the contents of a checkpoint's files and their paths inside the folder."""
     files = checkpoint_files(folder)
     lines = (f"{sha256_of_file(path)}  {path.relative_to(folder)}\n" for path in files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 class Hashing:
-    """`digest` in the background; `result` waits for it."""
+    """Computes `digest` on a thread of its own; `result` waits for it."""
 
     def __init__(self, folder: Path) -> None:
         self._digest = ""
@@ -63,7 +63,7 @@ class Hashing:
     def _run(self, folder: Path) -> None:
         try:
             self._digest = digest(folder)
-        except BaseException as error:  # Carried to the thread that asks for the result.
+        except BaseException as error:  # Raised again by `result`.
             self._error = error
 
     def result(self) -> str:

@@ -1,8 +1,8 @@
-"""The file being written: GGUF header, tensor bytes in place, and a name only when all is well.
+"""The GGUF being written; it gets its name only after it was verified.
 
-Everything goes to `NAME.partial`, which becomes `NAME` after it was read back and verified; its
-first bytes stay zero until all tensors are there. A killed conversion leaves a file that no loader
-takes for a model, and the next conversion to the same name overwrites it.
+Everything goes to `NAME.partial`, which is renamed to `NAME` after it was read back and verified.
+Its first four bytes stay zero until all tensors are written, so no loader takes the file of a
+killed conversion for a model. The next conversion to the same name overwrites that file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from worker.errors import ModelError
 _ALIGNMENT = gguf.GGUF_DEFAULT_ALIGNMENT
 _FLUSH_SECONDS = 0.5
 _HEAD_BYTES = 1 << 20
-"""Far more than lies in front of the vocabulary."""
+"""The digest's place is searched in so many bytes: far more than precede the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +36,17 @@ class PlacedTensor:
     tensor: OutputTensor
     kind: TensorType
     offset: int
-    """Of its first byte in the file."""
+    """Position of its first byte in the file."""
     size_bytes: int
 
 
 class OutputFile:
-    """Use as a context manager; `commit` gives the file its name, leaving without it removes it."""
+    """A context manager: `commit` gives the file its name; without it, the exit removes the
+    file."""
 
     def __init__(self, path: Path, *, is_read_next: bool = False) -> None:
-        """`is_read_next`: keep it in the page cache for whoever reads it at once."""
+        """With `is_read_next` the file stays in the page cache, for a reader that follows at
+        once."""
         self.path = path
         self.partial = path.with_name(path.name + ".partial")
         self.placed: list[PlacedTensor] = []
@@ -67,10 +69,10 @@ class OutputFile:
         return self
 
     def _lock(self) -> int:
-        """The partial file, opened and locked.
+        """Open and lock the partial file.
 
-        A converter that held the lock before may have renamed or removed what was opened here; the
-        name then leads to another file, or to none, and that one is opened.
+        Another converter may have renamed or removed the file between open and lock. The file that
+        has the name now is opened then.
         """
         while True:
             file = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -120,12 +122,12 @@ class OutputFile:
         self._weights = DirectFile(self.partial, os.O_WRONLY, is_direct=not self._is_read_next)
 
     def write(self, data: npt.NDArray[np.uint8], position: int) -> None:
-        """Thread-safe: every chunk has its own place."""
+        """Write one chunk's bytes. Thread-safe: chunks do not overlap."""
         assert self._weights is not None
         self._weights.write(data, position)
 
     def patch(self, placeholder: str, text: str) -> None:
-        """Put a text that was not known in time into the header, in place of one as long."""
+        """Replace a placeholder in the header by a text of the same length."""
         old, new = placeholder.encode(), text.encode()
         assert len(old) == len(new)
         head = os.pread(self._file, _HEAD_BYTES, 0)
@@ -134,11 +136,11 @@ class OutputFile:
         os.pwrite(self._file, new, position)
 
     def seal(self) -> None:
-        """Make it a GGUF, still under its partial name."""
+        """Write the magic bytes that make the file a GGUF; its name stays the partial one."""
         os.pwrite(self._file, self._magic, 0)
 
     def commit(self) -> None:
-        """Raises what the disk refused meanwhile."""
+        """Give the file its final name; raises the first error of a background sync."""
         assert self._flusher is not None
         self._flusher.stop()
         if self._flusher.error is not None:
@@ -154,7 +156,7 @@ class OutputFile:
 
 
 class _Flusher:
-    """Brings what is written to the disk beside the work, so that the last sync is short."""
+    """Syncs the file to the disk in the background, so that the last sync is short."""
 
     def __init__(self, file: int) -> None:
         self.error: OSError | None = None
@@ -164,15 +166,15 @@ class _Flusher:
         self._thread.start()
 
     def _run(self) -> None:
-        sync = getattr(os, "fdatasync", os.fsync)  # macOS has the latter alone.
+        sync = getattr(os, "fdatasync", os.fsync)  # macOS has only fsync.
         try:
             while not self._stopped.wait(_FLUSH_SECONDS):
                 sync(self._file)
-        except OSError as error:  # Carried to the thread that commits.
+        except OSError as error:  # Raised again by `commit`.
             self.error = error
 
     def stop(self) -> None:
-        """Before the file is closed; twice does no harm."""
+        """Stop syncing. Called before the file is closed; a second call is harmless."""
         self._stopped.set()
         self._thread.join()
 
@@ -189,7 +191,7 @@ def header(
     metadata: Metadata,
     chat_template: str | list[dict[str, str]] | None = None,
 ) -> gguf.GGUFWriter:
-    # The package logs each tensor at a level that the root logger may show.
+    # The package logs every tensor.
     logging.getLogger("gguf").setLevel(logging.ERROR)
     writer = gguf.GGUFWriter(None, architecture)
     for key, value in metadata.items():
@@ -200,7 +202,7 @@ def header(
 
 
 def write_header_to(writer: gguf.GGUFWriter, path: Path, *, with_tensors: bool) -> int:
-    """Returns the number of bytes written."""
+    """Write and close the header; returns the number of bytes written."""
     writer.write_header_to_file(path)
     writer.write_kv_data_to_file()
     if with_tensors:

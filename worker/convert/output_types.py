@@ -1,4 +1,4 @@
-"""What can be written: each output type's number in the file, and how its weights are made."""
+"""The output types: each one's number in the file, and how its weights are made."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class OutputFormat:
     file_type: int
     """llama.cpp's `llama_ftype`, and the file's `general.file_type`."""
     tensor_type: str | None = None
-    """Of the weights that the converter writes itself; the rest is made by llama.cpp's quantiser,
-    from an intermediate file."""
+    """The tensor type, if the converter writes the weights itself. `None`: llama.cpp's quantiser
+    makes them from an intermediate file."""
     bits_per_weight: float = 0.0
-    """Of what the quantiser makes: an upper estimate, to reserve disk space by."""
+    """An upper estimate for the types that the quantiser makes, to check the free disk space."""
 
 
 FORMATS: Mapping[OutputType, OutputFormat] = {

@@ -1,4 +1,4 @@
-"""How token vectors become one embedding, from the files of sentence-transformers."""
+"""Reads from the files of sentence-transformers how token vectors become one embedding."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODULES = "modules.json"
 
 
 class Pooling(IntEnum):
-    """`pooling_type`, as llama.cpp numbers it."""
+    """The values of llama.cpp's `pooling_type`."""
 
     MEAN = 1
     CLS = 2
@@ -32,10 +32,10 @@ _NAMES = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "lasttoken": Pooling.LAST}
 
 
 def read_pooling(checkpoint: Checkpoint) -> Pooling | None:
-    """`None` where the checkpoint is not made for sentence-transformers.
+    """The model's pooling; `None` if the checkpoint has no files of sentence-transformers.
 
     Raises:
-        ModelError: a kind of pooling, or a further module, that llama.cpp does not have.
+        ModelError: llama.cpp has no such pooling, or no such further module.
     """
     path = checkpoint.folder / MODULES
     if not path.is_file():

@@ -1,6 +1,6 @@
-"""Everything that is read and checked before a weight is: family, sizes, tensors, tokenizer.
+"""Reads and checks everything but the weights: family, sizes, tensors, tokenizer.
 
-Runs on the converter's main thread. What is refused here costs the first seconds alone.
+Runs on the converter's main thread, before any weight is read.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from worker.models.reference import name_of
 class Options:
     outtype: str = "q8_0"
     pre_tokenizer: str | None = None
-    """Overrides what `tokenizer.json` defines."""
+    """Used instead of the one that `tokenizer.json` defines."""
     name: str | None = None
-    """`general.name`; the folder's by default."""
+    """`general.name`; the name of the folder by default."""
     imatrix: Path | None = None
     """Importance matrix for the types that llama.cpp's quantiser makes."""
     n_threads: int | None = None
@@ -45,7 +45,7 @@ class Options:
 
 @dataclass(slots=True)
 class Conversion:
-    """A checkpoint and everything about its GGUF but the weights."""
+    """A checkpoint and everything about its GGUF except the weights."""
 
     checkpoint: Checkpoint
     architecture: str
@@ -53,11 +53,11 @@ class Conversion:
     chat_template: str | list[dict[str, str]] | None
     tensors: list[tuple[OutputTensor, TensorType]]
     notes: list[str]
-    """Where llama.cpp is known to behave otherwise than the source's own framework."""
+    """Known differences between llama.cpp and the source's own framework."""
 
 
 def prepare_checked(source: Path, options: Options) -> Conversion:
-    """`prepare`, and token ids compared with those of the source's own tokenizer."""
+    """Run `prepare`, and compare token ids with those of the source's own tokenizer."""
     with TokenCheck(source) as tokens:
         conversion = prepare(source, options)
         try:
@@ -69,7 +69,7 @@ def prepare_checked(source: Path, options: Options) -> Conversion:
 
 
 def check_tokens(tokens: TokenCheck, conversion: Conversion) -> None:
-    """Compare token ids; for how many texts they differ is noted, and goes into the metadata."""
+    """Compare token ids; a known difference becomes a note and an entry of the metadata."""
     checked = tokens.check(conversion.architecture, conversion.metadata)
     if not checked.differing:
         return
@@ -84,7 +84,7 @@ def check_tokens(tokens: TokenCheck, conversion: Conversion) -> None:
 def prepare(source: Path, options: Options) -> Conversion:
     """
     Raises:
-        ModelError: whatever the source's small files and its headers can be refused for.
+        ModelError: the checkpoint's small files or headers are invalid or not supported.
     """
     checkpoint = Checkpoint.open(source)
     config = Config(checkpoint.config)
@@ -109,7 +109,7 @@ def prepare(source: Path, options: Options) -> Conversion:
         "general.name": _safe_name(options.name or name_of(source), vocabulary),
         "general.file_type": options.format.file_type,
         "general.quantization_version": 2,
-        # In front of the vocabulary, where the digest's place is found again in time.
+        # Before the vocabulary, so that `patch` finds the digest's placeholder near the beginning.
         **manifest.provenance(source, options.outtype, options.name),
         **_importance(options),
         **family.metadata(config, dims),
@@ -151,10 +151,10 @@ def _lossless(checkpoint: Checkpoint) -> TensorType:
 
 
 def _safe_name(name: str, vocabulary: Vocabulary) -> str:
-    """A name that llama.cpp draws the right conclusion from.
+    """A model name from which llama.cpp draws the right conclusion.
 
-    With "phi-3" in it, llama.cpp lets special tokens swallow the spaces behind them, and looks four
-    tokens up without asking whether they are there.
+    If the name contains "phi-3", llama.cpp lets special tokens take the spaces behind them, and
+    looks up four tokens without checking that they exist.
     """
     looked_up = {"</s>", "<unk>", "<s>", "<|endoftext|>"}
     if vocabulary.special_rstrip and looked_up <= set(vocabulary.tokens):

@@ -1,6 +1,6 @@
-"""How far a conversion is: JSON lines for a parent process, a bar for a person, or nothing.
+"""Reports the progress of a conversion: JSON lines, a progress bar, or nothing but sentences.
 
-Called from the converter's main thread alone, so nothing here locks.
+Only the converter's main thread calls it, so nothing here locks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Reporter(Protocol):
     def step(self, phase: str, done_bytes: int, total_bytes: int) -> None: ...
 
     def fetch(self, progress: Progress) -> None:
-        """What comes before: a model on its way from the hub."""
+        """Progress of the model's download, which precedes the conversion."""
 
     def note(self, sentence: str) -> None: ...
 
@@ -60,7 +60,7 @@ class _Pace:
 
 
 class JsonLines:
-    """One object a line: `{"phase", "percent", "bytes_per_second"}`, at last a result or an
+    """One JSON object per line: `{"phase", "percent", "bytes_per_second"}`, then a result or an
     error."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -99,7 +99,7 @@ class JsonLines:
 
 
 class Bar:
-    """One line that is drawn over, where the stream is a terminal; sentences otherwise."""
+    """A progress bar on a terminal; on other streams only the notes and the result."""
 
     def __init__(self, stream: TextIO, draw: bool) -> None:
         self._stream = stream
@@ -113,7 +113,7 @@ class Bar:
         share = done_bytes / total_bytes if total_bytes else 1.0
         rate = self._pace.rate(done_bytes)
         text = f" {share:4.0%} {phase:<8}"
-        if total_bytes > 1:  # A check has no bytes.
+        if total_bytes > 1:  # The check phase has no bytes.
             text += f" {_size(done_bytes):>8} / {_size(total_bytes)}"
         if rate and total_bytes > 1:
             remaining = (total_bytes - done_bytes) / rate
@@ -125,7 +125,7 @@ class Bar:
         self._drawn = True
 
     def fetch(self, progress: Progress) -> None:
-        """The hub's client draws the download itself."""
+        """Shows nothing: the hub's client draws its own bar."""
 
     def note(self, sentence: str) -> None:
         self._line(f"note: {sentence}")
@@ -148,7 +148,7 @@ class Bar:
 
 
 def _size(n_bytes: int) -> str:
-    """In powers of 1000, as disks and rates are counted."""
+    """A size in powers of 1000, as usual for disks and rates."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if n_bytes >= size:
             return f"{n_bytes / size:.1f} {unit}"

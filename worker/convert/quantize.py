@@ -1,7 +1,7 @@
-"""From a source tensor's values to the bytes of a GGUF tensor type, a chunk of rows at a time.
+"""Encodes values of a source tensor as a GGUF tensor type, a chunk of rows at a time.
 
-Pure NumPy; called from the converter's worker threads (NumPy leaves the interpreter lock while it
-works on a chunk). The same bits as the `gguf` package's own quantisers.
+Pure NumPy, called from the converter's worker threads (NumPy releases the GIL while it computes).
+The result has the same bits as that of the `gguf` package's own quantisers.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ import numpy as np
 import numpy.typing as npt
 
 TensorType = str
-"""ggml's name of a tensor type; `encode` makes F32, F16, BF16 and Q8_0."""
+"""ggml's name of a tensor type; `encode` writes F32, F16, BF16 and Q8_0."""
 Q8_BLOCK = 32
 Q8_BLOCK_BYTES = 34
 _BLOCK_BYTES = {"Q8_0": Q8_BLOCK_BYTES, "MXFP4": 17}
-"""Of 32 values."""
-# BF16 bits of the smallest normal F16, what lies between it and the largest, and 112 << 10 (the
-# difference of the two biases, at F16's exponent) as far as 16 bits reach.
+"""Bytes of a block of 32 values."""
+# BF16 bits of the smallest normal F16; the distance from there to the largest; and 112 << 10, the
+# difference of the two exponent biases in F16's place, modulo 2**16.
 _F16_FIRST, _F16_SPAN, _F16_BIAS = np.uint16(0x3880), np.uint16(0x477F - 0x3880), np.uint16(0xC000)
 _BELOW_HALF = np.nextafter(np.float32(0.5), np.float32(0))
-"""Added before a fraction is cut off, it rounds halves away from zero; one half itself would take
-its predecessor up as well."""
+"""Added before the fraction is cut off, this rounds halves away from zero. One half itself would
+also round up the largest number below a half."""
 
 _SIGN = np.uint32(1 << 31)
 
 
 def tensor_type(wanted: TensorType, shape: tuple[int, ...], keep_f32: bool) -> TensorType:
-    """Vectors, norms and routers stay F32; rows that are no whole blocks stay F16."""
+    """The type to write: F32 for vectors, norms and routers; F16 if a row is no whole number of
+    blocks."""
     if keep_f32 or len(shape) < 2:
         return "F32"
     if wanted == "Q8_0" and shape[-1] % Q8_BLOCK:
@@ -45,7 +46,7 @@ def size_bytes(kind: TensorType, n_elements: int) -> int:
 
 
 def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Stored values as float32; `uint16` is BF16, whose bits are a float32's upper half."""
+    """Stored values as float32. `uint16` is BF16, whose bits are the upper half of a float32."""
     if values.dtype == np.uint16:
         wide = values.astype(np.uint32)
         wide <<= 16
@@ -54,7 +55,7 @@ def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def is_copied(source: np.dtype[Any], kind: TensorType) -> bool:
-    """Whether the type is the source's own, so that its bytes stay as they are."""
+    """Whether the output type is the source's type, so that the bytes are copied."""
     return kind == "MXFP4" or (source, kind) in (
         (np.dtype(np.uint16), "BF16"),
         (np.dtype(np.float16), "F16"),
@@ -63,7 +64,7 @@ def is_copied(source: np.dtype[Any], kind: TensorType) -> bool:
 
 
 def encode(values: npt.NDArray[Any], kind: TensorType, plus: float = 0.0) -> npt.NDArray[np.uint8]:
-    """The bytes of `values` as tensor type `kind`; whole rows only."""
+    """The bytes of `values`, which are whole rows, as tensor type `kind`."""
     if not plus and is_copied(values.dtype, kind):
         return values.reshape(-1).view(np.uint8)
     if not plus and kind == "F16" and values.dtype == np.uint16:
@@ -74,7 +75,7 @@ def encode(values: npt.NDArray[Any], kind: TensorType, plus: float = 0.0) -> npt
     if kind == "F32":
         return wide.reshape(-1).view(np.uint8)
     if kind == "F16":
-        with np.errstate(over="ignore"):  # Infinities are found when the file is verified.
+        with np.errstate(over="ignore"):  # Verification finds infinities.
             return wide.astype(np.float16).reshape(-1).view(np.uint8)
     if kind == "BF16":
         return _to_bf16(wide).reshape(-1).view(np.uint8)
@@ -83,7 +84,7 @@ def encode(values: npt.NDArray[Any], kind: TensorType, plus: float = 0.0) -> npt
 
 @cache
 def bf16_as_f16() -> npt.NDArray[np.uint16]:
-    """The F16 of every BF16: there are few enough to look them up."""
+    """A table of the F16 for each of the 65,536 BF16 values."""
     every = np.arange(1 << 16, dtype=np.uint16)
     with np.errstate(over="ignore"):
         return to_float32(every).astype(np.float16).view(np.uint16)
@@ -92,10 +93,10 @@ def bf16_as_f16() -> npt.NDArray[np.uint16]:
 def bf16_to_f16(
     values: npt.NDArray[np.uint16], table: npt.NDArray[np.uint16]
 ) -> npt.NDArray[np.uint16]:
-    """F16 bits of BF16 bits, six times as fast as by way of float32.
+    """Convert BF16 bits to F16 bits, without a detour over float32.
 
-    Most weights are normal numbers of both types: their exponent is moved to its other bias, their
-    mantissa has room to spare. The rest, very small or too large, is looked up in `table`.
+    Most weights are normal numbers in both types: the exponent gets the other bias, and the
+    mantissa fits. The rest, very small or too large, is looked up in `table`.
     """
     magnitude = values & np.uint16(0x7FFF)
     rest = np.flatnonzero((magnitude - _F16_FIRST) > _F16_SPAN)
@@ -107,7 +108,7 @@ def bf16_to_f16(
 
 
 def _to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Round to nearest, ties to even; a NaN stays one, made quiet."""
+    """Round to nearest, ties to even; a NaN becomes a quiet NaN."""
     bits = values.view(np.uint32)
     rounded = bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))
     nan = (bits & 0x7FFFFFFF) > 0x7F800000
@@ -119,34 +120,35 @@ def _to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 def _to_q8_0(
     values: npt.NDArray[np.float32], largest: npt.NDArray[np.float32]
 ) -> npt.NDArray[np.uint8]:
-    """Blocks of 32: a float16 scale, then signed bytes, rounded half away from zero.
+    """Blocks of 32 values: a float16 scale, then signed bytes, rounded half away from zero.
 
-    `largest` is the largest magnitude of each block.
+    `largest` is the largest magnitude in each block.
     """
     blocks = values.reshape(-1, Q8_BLOCK)
     scale = largest / np.float32(127)
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.float32(1) / scale
-    # Without a finite inverse the block is zero, or so close to it that its float16 scale is.
+    # Without a finite inverse, the float16 scale of the block is zero.
     inverse[np.isinf(inverse)] = 0
     scaled = blocks * inverse[:, None]
-    # np.copysign takes five times as long.
+    # Bit operations instead of np.copysign, which is slower.
     almost_half = scaled.view(np.uint32) & _SIGN
     almost_half |= _BELOW_HALF.view(np.uint32)
     scaled += almost_half.view(np.float32)
     out = np.empty((len(blocks), Q8_BLOCK_BYTES), dtype=np.uint8)
-    with np.errstate(invalid="ignore"):  # What is no number is found when the file is verified.
+    with np.errstate(invalid="ignore"):  # Verification finds NaNs.
         out[:, :2] = scale.astype(np.float16).reshape(-1, 1).view(np.uint8)
-        out[:, 2:].view(np.int8)[...] = scaled  # Cuts the fraction off.
+        out[:, 2:].view(np.int8)[...] = scaled  # The cast cuts the fraction off.
     return out.reshape(-1)
 
 
 def block_maximum(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """The largest magnitude in every 32 of the values, which are as `to_float32` takes them."""
-    # Without their signs, numbers are ordered as their bits are.
+    """The largest magnitude in every block of 32 values, which have a type that `to_float32`
+    accepts."""
+    # Magnitudes of floats have the same order as their bits.
     bits = np.dtype(f"u{values.itemsize}")
     magnitudes = values.reshape(-1).view(bits) & bits.type(np.iinfo(bits).max >> 1)
-    # NumPy is quick along long axes only, and turns an array around faster in words of eight bytes.
+    # NumPy is fast along long axes only, and transposes faster in words of eight bytes.
     per_word = 8 // values.itemsize
     words = magnitudes.view(np.uint64).reshape(-1, Q8_BLOCK // per_word)
     columns = np.ascontiguousarray(words.T).view(bits)
@@ -155,7 +157,7 @@ def block_maximum(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def decode(data: npt.NDArray[np.uint8], kind: TensorType) -> npt.NDArray[np.float32]:
-    """The values that the bytes of a tensor stand for; any type that llama.cpp writes."""
+    """The values in the bytes of a tensor, of any type that llama.cpp writes."""
     if kind == "F32":
         return data.view(np.float32)
     if kind == "F16":

@@ -1,8 +1,8 @@
-"""Qwen3-Reranker: a decoder that ranks a document by how sure it is to answer "yes".
+"""Qwen3-Reranker: a decoder whose score is the probability that it answers "yes".
 
-Its checkpoints are those of the chat model, and say what they are in their name alone. The GGUF
-gets the rows of the output head for "yes" and "no" as a classifier, and the prompt, under the keys
-that llama.cpp's own script writes.
+Only the name tells its checkpoints from those of the chat model. The GGUF gets the rows of the
+output head for "yes" and "no" as a classifier, and the prompt, under the same keys that llama.cpp's
+own script writes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TEMPLATE = (
     "answer the query\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
     "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 )
-"""The prompt of the model's own card."""
+"""The prompt from the model card."""
 
 _NAME = re.compile(r"qwen3-reranker", re.IGNORECASE)
 
@@ -49,10 +49,10 @@ def is_reranker(source: Path, family: Family, config: Config) -> bool:
 def with_classifier(
     family: Family, config: Config, d: Dims, vocabulary: Vocabulary
 ) -> tuple[Family, Dims]:
-    """The family with the two rows of the output head instead of all.
+    """The family with a classifier of two rows of the output head instead of the whole head.
 
     Raises:
-        ModelError: "yes" or "no" is no token.
+        ModelError: "yes" or "no" is not a token.
     """
     ids = {label: vocabulary.id_of(label) for label in LABELS}
     found = {label: i for label, i in ids.items() if i is not None}
@@ -79,7 +79,7 @@ def metadata(family: Family) -> Metadata:
 
 
 def with_prompt(template: str | list[dict[str, str]] | None) -> list[dict[str, str]]:
-    """A checkpoint's templates and, under the name `rerank`, the prompt for a pair of texts."""
+    """The checkpoint's templates and one named `rerank`, the prompt for a query and a document."""
     if isinstance(template, str):
         template = [{"name": "default", "template": template}]
     return [*(template or []), {"name": "rerank", "template": TEMPLATE}]

@@ -1,7 +1,7 @@
 """Weights stored as FP8 or INT8 beside their scales: FP8 of DeepSeek and Qwen, compressed-tensors.
 
 A quantised tensor and its scale become one tensor of float32 values, the products that the source's
-own framework computes. Everything else that a `quantization_config` may name is refused by name.
+own framework computes. Any other method of a `quantization_config` is refused by name.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from worker.convert.config import Config
 from worker.errors import ModelError
 
 QUANTISED = ("F8_E4M3", "I8")
-"""Types that are values only together with a scale."""
+"""Types whose values need a scale."""
 _SCALES = ("weight_scale_inv", "weight_scale")
 _FORMATS = ("float-quantized", "naive-quantized", "int-quantized")
-"""Of compressed-tensors: one byte a value, symmetric."""
+"""Formats of compressed-tensors that store one byte per value, symmetrically."""
 UNUSED = r".*\.(input_scale|output_scale|k_scale|v_scale)"
-"""Of activations, which stay as they are."""
+"""Scales of activations, which are not quantised here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Values of a scale, and how many rows and columns of the weight each is for."""
+    """The values of a scale, and how many rows and columns of the weight each value covers."""
 
     values: npt.NDArray[np.float32]
     rows: int
     columns: int
 
     def applied(self, raw: npt.NDArray[np.uint8], dtype: str, first: int) -> npt.NDArray[Any]:
-        """Rows `first`… of a weight."""
+        """Dequantise rows of a weight; `raw` begins at row `first`."""
         wide = _e4m3()[raw] if dtype == "F8_E4M3" else raw.view(np.int8).astype(np.float32)
         rows = (first + np.arange(len(raw))) // self.rows
         scale = np.repeat(self.values[rows], self.columns, axis=1)
@@ -43,10 +43,10 @@ class Scale:
 
 
 def check_method(config: Config) -> tuple[int, int]:
-    """The size of a block that has one scale, (0, 0) where its shape tells.
+    """The block size of the scales; (0, 0) if the scale's shape tells it.
 
     Raises:
-        ModelError: names a method whose weights cannot be converted.
+        ModelError: the weights are quantised by a method that cannot be converted.
     """
     section = config.section("quantization_config")
     if not section.values:
@@ -71,7 +71,7 @@ def check_method(config: Config) -> tuple[int, int]:
 
 
 def scale_name(weight: str, names: Mapping[str, Any]) -> str | None:
-    """The scale that belongs to a weight."""
+    """The name of a weight's scale, if it has one."""
     base = weight.removesuffix("weight")
     return next((base + scale for scale in _SCALES if base + scale in names), None)
 
@@ -79,7 +79,7 @@ def scale_name(weight: str, names: Mapping[str, Any]) -> str | None:
 def scale_of(
     values: npt.NDArray[np.float32], shape: tuple[int, ...], block: tuple[int, int], name: str
 ) -> Scale:
-    """Of a tensor, a row or a block."""
+    """The scale of a whole tensor, of each row or of each block, by the shape of `values`."""
     grid = values.reshape(1, 1) if values.size == 1 else values.reshape(values.shape[0], -1)
     rows = block[0] if grid.shape[0] > 1 and block[0] else -(-shape[0] // grid.shape[0])
     columns = block[1] if grid.shape[1] > 1 and block[1] else -(-shape[1] // grid.shape[1])
@@ -90,7 +90,7 @@ def scale_of(
 
 @cache
 def _e4m3() -> npt.NDArray[np.float32]:
-    """The value of every FP8 of four exponent and three mantissa bits, without infinities."""
+    """The value of each of the 256 FP8 E4M3 numbers, a type without infinities."""
     bits = np.arange(256)
     exponent, mantissa = bits >> 3 & 15, bits & 7
     normal = np.ldexp(1 + mantissa / 8, exponent - 7)

@@ -1,7 +1,7 @@
-"""What will be written: each GGUF tensor as row ranges of source tensors.
+"""Plans the output: each GGUF tensor as row ranges of source tensors.
 
-Made from the checkpoint's headers and the family's table before any weight is read, so that a
-missing, surplus or misshapen tensor is an error before the first byte is written.
+The plan is made from the checkpoint's headers and the family's table. A missing, surplus or
+misshapen tensor is an error before the first byte is written.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class Piece:
     first_row: int
     n_rows: int
     head_rows: int = 0
-    """Rows of one rotary head whose halves are interleaved; 0 leaves the order."""
+    """Rows per rotary head, whose two halves are interleaved; 0 keeps the order."""
     make: Callable[[list[npt.NDArray[Any]]], npt.NDArray[Any]] | None = None
     """Computes all rows at once from the whole of `source` and of `also`."""
     also: tuple[TensorInfo, ...] = ()
     part: int = 0
     n_parts: int = 1
-    """`make` gets this part of each source's first axis."""
+    """`make` gets part number `part` of `n_parts` equal parts of each source's first axis."""
     is_zeros: bool = False
 
     def read(self, checkpoint: Checkpoint, first: int, count: int) -> npt.NDArray[Any]:
-        """Rows `first`… of this piece in output order, in the source's own type."""
+        """`count` rows of this piece from `first` on, in output order and the source's own type."""
         if self.make is not None:
             sources = (self.source, *self.also)
             made = self.make([checkpoint.read(s, self.part, self.n_parts) for s in sources])
@@ -65,9 +65,9 @@ class OutputTensor:
     plus: float = 0.0
     keep_f32: bool = False
     kind: str = ""
-    """The ggml type whose bytes the pieces are; by default the output type decides."""
+    """The ggml type of the bytes in the pieces; if empty, the output type decides."""
     values: npt.NDArray[np.float32] | None = None
-    """Given instead of pieces: computed from the configuration."""
+    """Values computed from the configuration; such a tensor has no pieces."""
 
     @property
     def n_elements(self) -> int:
@@ -81,10 +81,11 @@ class OutputTensor:
 def plan_tensors(
     checkpoint: Checkpoint, family: Family, config: Config, d: Dims
 ) -> list[OutputTensor]:
-    """Every tensor of the output, in the order in which it is written.
+    """Plan every tensor of the output, in the order of writing.
 
     Raises:
-        ModelError: the checkpoint lacks a tensor, has one that no rule knows, or a wrong shape.
+        ModelError: the checkpoint lacks a tensor, has one that no rule knows, or one of a wrong
+            shape.
     """
     names = checkpoint.tensors
     family = _rooted(family, names)
@@ -104,9 +105,9 @@ def plan_tensors(
 
 
 def _rooted(family: Family, names: Mapping[str, TensorInfo]) -> Family:
-    """The family with its table written as this checkpoint's names begin."""
+    """The family with its rules renamed to the prefix that this checkpoint's tensor names have."""
     first = family.roots[0]
-    heads = ("lm_head.", "language_model.lm_head.")  # The latter in multimodal checkpoints.
+    heads = ("lm_head.", "language_model.lm_head.")  # Multimodal checkpoints use the second.
     head = next((h for h in heads if f"{h}weight" in names), heads[0])
 
     def moved(source: str, root: str) -> str:
@@ -122,7 +123,7 @@ def _rooted(family: Family, names: Mapping[str, TensorInfo]) -> Family:
 
 
 Instance = tuple[Rule, str, list[tuple[str, ...]]]
-"""A rule in one layer: its GGUF name and the source names, of several members where stacked."""
+"""A rule in one layer, with its GGUF name and source names; a stack has several members."""
 
 
 def _instances(family: Family, d: Dims) -> Iterator[Instance]:
@@ -149,7 +150,7 @@ def _output(rule: Rule, name: str, members: list[tuple[TensorInfo, ...]], d: Dim
     if rule.make is not None:
         return _made_output(rule, name, members, d)
     sources = [member[0] for member in members]
-    if len(shape) > 1:  # A vector in a stack is a row.
+    if len(shape) > 1:  # In a stack, a vector becomes a row.
         sources = [replace(s, shape=(1, *s.shape)) if len(s.shape) == 1 else s for s in sources]
     pieces = [piece for source in sources for piece in _pieces(rule, source, shape, d, sources)]
     columns = shape[-1] if len(shape) > 1 else 1
@@ -184,7 +185,7 @@ def _made(
 ) -> npt.NDArray[Any]:
     try:
         made = make(sources, d)
-    except ValueError:  # A shape that cannot be cut or joined.
+    except ValueError:  # The shapes cannot be cut or joined.
         made = np.empty(0)
     if made.size != size:
         shapes = ", ".join(str(list(source.shape)) for source in sources)
@@ -209,7 +210,7 @@ def _pieces(
         yield Piece(source, 0, source.n_rows, source.n_rows // heads if heads else 0)
         return
     first, count = rule.rows(d)
-    # A stack of fused tensors holds the wanted rows once per member.
+    # In a stack of fused tensors, each member has the wanted rows.
     members = shape[0] if len(shape) > 2 else 1
     stride = source.n_rows // members
     if first + count > stride:
@@ -227,7 +228,7 @@ def _misshapen(source: TensorInfo, shape: tuple[int, ...]) -> ModelError:
 
 
 def _tie_head(family: Family, outputs: dict[str, OutputTensor], config: Config) -> None:
-    """Tie the output head to the embedding, or not, as `config.json` and llama.cpp want it."""
+    """Tie the output head to the embedding, or not, as `config.json` and llama.cpp require."""
     head, embedding = outputs.get("output.weight"), outputs.get("token_embd.weight")
     tied = config.flag("tie_word_embeddings", default=head is None)
     if not tied and head is None:
@@ -258,7 +259,7 @@ def _check_complete(
 def _check_surplus(
     instances: Sequence[Instance], family: Family, names: Mapping[str, TensorInfo], d: Dims
 ) -> None:
-    """A tensor that no rule uses would be dropped in silence, and the model would be another."""
+    """Refuse a tensor that no rule uses: without it, the model would silently be another one."""
     known = {s for _, _, members in instances for member in members for s in member}
     for name in names.keys() - known:
         layer = re.search(r"layers\.(\d+)\.", name)
@@ -273,7 +274,7 @@ def _check_surplus(
 
 
 def _position(tensor: OutputTensor) -> tuple[int, str]:
-    """Embeddings first, then layer by layer: the order in which a loader walks them."""
+    """Sorts embeddings first, then layer by layer, in the order in which a loader reads them."""
     match = re.match(r"blk\.(\d+)\.", tensor.name)
     if match:
         return int(match[1]) + 1, tensor.name

@@ -1,8 +1,8 @@
 """Reads a written GGUF back and compares every tensor with its source.
 
-The file's own header says where each tensor lies and of which type it is. Values that were copied
-must have the same bits; values that were rounded must lie within the error of their type. Chunks
-are checked on the converter's worker threads.
+The place and type of each tensor come from the file's own header. Copied values must have the same
+bits; rounded values must lie within the error of their type. The converter's worker threads check
+the chunks.
 """
 
 from __future__ import annotations
@@ -55,14 +55,15 @@ _RELATIVE_RMS = {
     "Q5_K": 0.15,
     "Q6_K": 0.08,
 }
-"""Root mean square of the error over that of the values, about twice what random weights give."""
+"""The largest allowed RMS of the error relative to that of the values: about twice what random
+weights give."""
 
 
 def check_file(source: Path, file: Path, options: Options, report: Reporter) -> int:
-    """Repeat every check on a file that was written before; returns the number of tensors.
+    """Repeat every check on an existing file; returns the number of tensors.
 
     Raises:
-        ModelError: the file is not what the source gives with these options.
+        ModelError: the file differs from what the source gives with these options.
     """
     recorded = read_header(file).metadata
     outtype = recorded.get(manifest.OUTTYPE)
@@ -99,10 +100,10 @@ def check_file(source: Path, file: Path, options: Options, report: Reporter) -> 
 
 
 def _quantise_again(conversion: Conversion, file: Path, options: Options, report: Reporter) -> None:
-    """Compare every byte of the weights with what llama.cpp's quantiser gives now.
+    """Quantise again, and compare every byte of the weights with the file's.
 
     Raises:
-        ModelError: a tensor is of another type or has other bytes, or the disk has no room.
+        ModelError: a tensor has another type or other bytes, or the disk has no room.
     """
     own = file.absolute().parent
     folder = own if os.access(own, os.W_OK) else None
@@ -146,7 +147,7 @@ def check_tensors(
 ) -> None:
     """Compare each tensor with its source.
 
-    With `kinds`, tensors must have these types and the very bytes that the converter writes.
+    With `kinds`, tensors must have these types and exactly the bytes that the converter writes.
 
     Raises:
         ModelError: the file lacks a tensor, or one differs from its source.
@@ -184,7 +185,7 @@ def _placed(tensors: Sequence[OutputTensor], path: Path) -> list[PlacedTensor]:
         entry = entries.pop(tensor.name, None)
         if entry is None:
             raise ModelError(f"{path} lacks tensor {tensor.name}", tensor=tensor.name)
-        # GGUF leaves out leading dimensions of one.
+        # GGUF drops leading dimensions of one.
         shape, wanted = list(reversed(entry.shape)), list(tensor.shape)
         if [n for n in shape if n > 1] != [n for n in wanted if n > 1]:
             raise ModelError(f"{path}: {tensor.name} has shape {shape} instead of {wanted}")
@@ -215,7 +216,7 @@ def _check_values(chunk: Chunk, source: npt.NDArray[Any], decoded: npt.NDArray[n
     error = np.subtract(decoded, values, out=decoded)
     if kind in _RELATIVE_RMS:
         share = _rms(error) / max(_rms(values), 1e-30)
-        if not share <= _RELATIVE_RMS[kind]:  # A NaN is never within a bound.
+        if not share <= _RELATIVE_RMS[kind]:  # False for a NaN.
             raise _differs(chunk, f"{kind} lost {share:.0%} of it")
         return
     np.abs(error, out=error)
@@ -233,13 +234,13 @@ def _rms(values: npt.NDArray[np.float32]) -> float:
 
 
 def _q8_0_bound(source: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """How far the values of a block may be off: half a step of the scale, and the scale's own
-    rounding to float16."""
+    """The largest error in each block: half a step of the scale, and the scale's own rounding to
+    float16."""
     return block_maximum(source) * np.float32(0.5 / 127 + 2.0**-10) + np.float32(127 * 2.0**-24)
 
 
 def _bound(values: npt.NDArray[np.float32], kind: TensorType) -> npt.NDArray[np.float32]:
-    """How far a value may be off."""
+    """The largest error of each value."""
     magnitudes = np.abs(values)
     if kind == "F16":
         # The last term is half the smallest subnormal number.
@@ -249,7 +250,7 @@ def _bound(values: npt.NDArray[np.float32], kind: TensorType) -> npt.NDArray[np.
 
 @cache
 def _proven_f16() -> npt.NDArray[np.uint16]:
-    """The F16 of every BF16 that has one within the bound, and another value for the others."""
+    """The F16 of every BF16 that F16 holds within the bound; a wrong value for all others."""
     values = to_float32(np.arange(1 << 16, dtype=np.uint16))
     table = bf16_as_f16()
     with np.errstate(invalid="ignore"):

@@ -1,7 +1,7 @@
 """Compares the header of a GGUF, key by key, with the one that its source gives.
 
-Metadata, vocabulary, token types, merges and templates: the expected header is written to a
-temporary file by the converter's own writer, and both are read back by the same parser.
+The converter's own writer writes the expected header (metadata, vocabulary, token types, merges and
+templates) to a temporary file. The same parser then reads both.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from worker.errors import ModelError
 from worker.models.gguf.layout import GgufArray, GgufLayout, Scalar, read_layout
 
 _QUANTISER_KEYS = ("quantize.imatrix.",)
-"""What llama.cpp's quantiser adds to a file."""
+"""Prefixes of keys that llama.cpp's quantiser adds."""
 
 
 def check_metadata(conversion: Conversion, file: Path, options: Options) -> None:
-    """Compare every key but the one that the token check gives.
+    """Compare every key except the result of the token check.
 
     Raises:
         ModelError: names the first key that is missing, surplus or different.
@@ -37,7 +37,7 @@ def check_metadata(conversion: Conversion, file: Path, options: Options) -> None
 
 
 def check_key(key: str, conversion: Conversion, file: Path) -> None:
-    """Compare one key that holds a text, or is absent."""
+    """Compare one key, which holds a text or is absent."""
     wanted, got = conversion.metadata.get(key), read_layout(file).values.get(key)
     _check(key, None if wanted == got else f"it is {_text(got)} instead of {_text(wanted)}")
 

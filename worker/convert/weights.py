@@ -1,4 +1,4 @@
-"""Writes the weights of a conversion, by itself or with llama.cpp's quantiser behind it."""
+"""Writes the weights of a conversion, directly or through llama.cpp's quantiser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from worker.convert.quantize import encode
 from worker.errors import ModelError
 
 _HEADROOM_BYTES = 64 << 20
-"""For the vocabulary in the header."""
+"""Disk space reserved for the header, mostly its vocabulary."""
 
 
 def write_tensors(

@@ -1,4 +1,4 @@
-"""Which family a checkpoint belongs to, by `architectures` in its `config.json`."""
+"""Finds the family of a checkpoint by `architectures` in its `config.json`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ FAMILIES: tuple[Family, ...] = tuple(family for table in _TABLES for family in t
 
 
 def check_rope(family: Family, config: Config) -> None:
-    """Refuse Llama 3's rope scaling where the family's implementation reads no factors."""
+    """Refuse Llama 3's rope scaling if llama.cpp reads its factors in other families only."""
     if family.extra_tensors is not llama3_factors and config.rope().kind == "llama3":
         raise ModelError(
             f"{config.name}: rope scaling of type 'llama3' is not known for "

@@ -1,4 +1,4 @@
-"""Apertus: xIELU without a gate, whose parameters are stored as tensors; normed heads."""
+"""Apertus: an xIELU activation without a gate, its parameters stored as tensors; normed heads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _apertus(config: Config, d: Dims) -> Metadata:
 
 
 def _xielu(checkpoint: Checkpoint, d: Dims) -> Metadata:
-    """The activation's four numbers of every layer."""
+    """The four parameters of the activation in each layer."""
     found: Metadata = {}
     for name in ("alpha_n", "alpha_p", "beta", "eps"):
         sources = (f"model.layers.{i}.mlp.act_fn.{name}" for i in range(d.n_layers))

@@ -51,7 +51,7 @@ def linear(source: str, target: str, shape: Shape, *, optional_bias: bool = Fals
 
 
 def head_norms() -> Rules:
-    """One norm for every head of q, and one for k."""
+    """The norms that all heads of q, and all heads of k, share."""
     return {
         f"{ATTENTION}.{x}_norm.weight": Rule(
             f"blk.{{i}}.attn_{x}_norm.weight", lambda d: (d.head_dim,)
@@ -68,7 +68,7 @@ def pre_norms() -> Rules:
 
 
 def attention(*, interleaved: bool = False, biases: bool = True, output: str = "o_proj") -> Rules:
-    """Separate q, k, v and output projections; biases are optional where they are known."""
+    """Separate q, k, v and output projections; `biases` allows biases of q, k and v."""
     q_heads = (lambda d: d.n_head) if interleaved else None
     kv_heads = (lambda d: d.n_head_kv) if interleaved else None
     rules: dict[str, Rule] = {
@@ -125,7 +125,7 @@ def gated_mlp(*, biases: bool = False) -> Rules:
 
 
 def common_metadata(arch: str, config: Config, d: Dims) -> Metadata:
-    """The keys that every rotary, RMS-normed family has."""
+    """The metadata keys of every family with rotary positions and RMS norms."""
     return {
         f"{arch}.block_count": d.n_layers,
         f"{arch}.context_length": config.integer("max_position_embeddings"),
@@ -141,8 +141,8 @@ def common_metadata(arch: str, config: Config, d: Dims) -> Metadata:
 
 
 def require(config: Config, key: str, *allowed: object) -> None:
-    """Refuse a setting that llama.cpp's implementation does not have; `null` and absence stand for
-    the first."""
+    """Refuse a setting that llama.cpp does not implement; `null` and absence mean the first of
+    `allowed`."""
     value = config.values.get(key)
     value = allowed[0] if value is None else value
     if value not in allowed:
@@ -165,7 +165,7 @@ def layer_norm_epsilon(arch: str, config: Config, *keys: str, default: float = 1
 
 
 def partial_rotary(arch: str, config: Config, d: Dims, default: float) -> Metadata:
-    """How many dimensions of a head are turned."""
+    """The number of dimensions of a head that are rotated."""
     factor = config.rope().params.number(
         "partial_rotary_factor",
         default=config.number("partial_rotary_factor", "rope_pct", "rotary_pct", default=default),
@@ -174,7 +174,7 @@ def partial_rotary(arch: str, config: Config, d: Dims, default: float) -> Metada
 
 
 def windows(arch: str, config: Config, d: Dims, period: int) -> Metadata:
-    """The sliding window, and which layers have it: without `layer_types` all but every
+    """The sliding window and the layers that have it; without `layer_types`, all but every
     `period`-th."""
     if not config.has("sliding_window"):
         return {}
@@ -199,7 +199,7 @@ def rope_metadata(
     rope = config.rope(layers, theta)
     found: Metadata = {f"{arch}.rope.dimension_count": n_dims, f"{arch}.rope.freq_base": rope.theta}
     if rope.kind in ("default", "llama3"):
-        return found  # Llama 3's scaling is a tensor of factors, see `llama3_factors`.
+        return found  # Llama 3's scaling is a tensor of factors (`llama3_factors`).
     if rope.kind == "dynamic" and _is_idle(config, rope.params):
         return found
     if rope.kind == "linear":
@@ -226,14 +226,17 @@ _READS_RAMP = ("mistral3",)
 
 
 def _yarn(arch: str, config: Config, params: Config) -> Metadata:
-    """YaRN, as far as llama.cpp reads it: it has the usual ramp, from 32 turns to 1, whose ends are
-    whole dimensions, and scales attention by 0.1 ln(factor) + 1 times `attn_factor`."""
+    """YaRN, as far as llama.cpp implements it.
+
+    Its ramp goes from 32 rotations to 1 with ends rounded to whole dimensions. Its attention scale
+    is 0.1 ln(factor) + 1, times `attn_factor`.
+    """
     factor = params.number("factor")
     usual: dict[str, object] = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
     if arch in _READS_RAMP:
         usual = {"truncate": True}
     elif arch == "gpt-oss":
-        del usual["truncate"]  # It is rounded there all the same, see the family's notes.
+        del usual["truncate"]  # It is rounded all the same there (see the family's notes).
     for key, value in usual.items():
         if params.has(key) and params.values[key] != value:
             raise ModelError(f"{config.name}: YaRN's {key} must be {value} for llama.cpp's {arch}")
@@ -251,7 +254,7 @@ def _yarn(arch: str, config: Config, params: Config) -> Metadata:
 
 
 def _yarn_attention(factor: float, params: Config) -> float:
-    """What transformers multiplies both sides of the attention's product with."""
+    """The factor by which transformers multiplies both q and k."""
     if params.has("attention_factor"):
         return params.number("attention_factor")
     if params.values.get("mscale") and params.values.get("mscale_all_dim"):
@@ -266,10 +269,10 @@ def _mscale(factor: float, weight: float) -> float:
 
 
 def llama3_factors(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:
-    """Llama 3.1's scaling: a divisor for each rotary frequency, as a tensor of its own.
+    """Llama 3.1's scaling: a tensor with one divisor for each rotary frequency.
 
-    Frequencies with short waves stay, those with long waves are divided by `factor`, and those in
-    between get a blend of both.
+    Short waves keep their frequency, long waves divide it by `factor`, and those in between get a
+    blend of both.
     """
     rope = config.rope()
     if rope.kind != "llama3":
@@ -283,11 +286,11 @@ def llama3_factors(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float
     exponents = np.arange(0, d.head_dim, 2, dtype=np.float32) / np.float32(d.head_dim)
     frequencies = np.float32(1) / np.float32(rope.theta) ** exponents
     lengths = np.float32(2 * math.pi) / frequencies
-    # How many waves fit into the context that the model was first trained on. In float32
-    # throughout, as the models' own code has it.
+    # The number of waves in the context that the model was first trained on; float32 throughout, as
+    # in the models' own code.
     waves = np.float32(context) / lengths
     blend = (waves - np.float32(low)) / np.float32(high - low)
-    with np.errstate(divide="ignore"):  # Beyond both ends the blend is not used.
+    with np.errstate(divide="ignore"):  # The blend is not used beyond its two ends.
         blended = np.float32(1) / ((np.float32(1) - blend) / np.float32(factor) + blend)
     factors = np.where(waves > high, np.float32(1), np.where(waves < low, factor, blended))
     return {"rope_freqs.weight": factors.astype(np.float32)}

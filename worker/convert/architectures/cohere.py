@@ -1,4 +1,4 @@
-"""Cohere's Command-R and Command-R7B: attention and feed-forward side by side on one norm."""
+"""Cohere's Command-R and Command-R7B: attention and feed-forward in parallel, behind one norm."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rul
 from worker.convert.config import Config
 
 _LAYERS_WITH_HEAD_NORMS = 64
-"""llama.cpp reads norms of heads in models that have as many layers, or more."""
+"""llama.cpp reads norms of heads only in models with at least this many layers."""
 _COMMON: Rules = {
     **blocks.embeddings(),
     f"{blocks.LAYER}.input_layernorm.weight": blocks.norm("blk.{i}.attn_norm"),
@@ -27,7 +27,7 @@ def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
 
 def _command_r(config: Config, d: Dims) -> Metadata:
     found = _metadata("command-r", config, d)
-    if config.has("model_max_length"):  # What it was trained on, beside a smaller default.
+    if config.has("model_max_length"):  # The context in training; the default is smaller.
         found["command-r.context_length"] = config.integer("model_max_length")
     return found
 

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3: attention over a compressed cache, leading dense layers, shared experts."""
+"""DeepSeek V2 and V3: attention over a compressed cache, dense first layers, shared experts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker.convert.config import Config
 from worker.errors import ModelError
 
 _LITE_LAYERS = (26, 27)
-"""llama.cpp knows models with uncompressed queries by their number of layers."""
+"""llama.cpp recognises models with uncompressed queries by these numbers of layers."""
 
 
 def _dims(config: Config) -> Dims:
@@ -29,7 +29,7 @@ def _dims(config: Config) -> Dims:
 
 
 def _halves(sources: Sequence[Array], d: Dims) -> Array:
-    """Per head: rows that make keys of the compressed cache, then rows that make values."""
+    """The rows of each head: first those that make its keys, then those that make its values."""
     return sources[0].reshape(d.n_head, d.more["nope"] + d.more["value"], d.more["rank"])
 
 
@@ -124,7 +124,7 @@ def _rope(arch: str, config: Config, d: Dims) -> Metadata:
             f"{arch}.rope.scaling.original_context_length": rope.params.integer(
                 "original_max_position_embeddings"
             ),
-            # llama.cpp undoes the tenth.
+            # llama.cpp divides by 0.1 again.
             f"{arch}.rope.scaling.yarn_log_multiplier": 0.1
             * rope.params.number("mscale_all_dim", default=1.0),
         }

@@ -18,7 +18,7 @@ def _bert_dims(config: Config) -> Dims:
 
 
 def _roberta_dims(config: Config) -> Dims:
-    """The first rows of the positions stand for padding and what is before it."""
+    """RoBERTa numbers positions from the padding token's id + 1; the rows before are not used."""
     offset = int(config.values.get("pad_token_id") or 0) + 1
     positions = config.integer("max_position_embeddings") - offset
     return replace(Dims.of(config), n_positions=positions, more={"position_offset": offset})
@@ -139,7 +139,7 @@ _NOMIC_KEYS = {
     "layer_norm_eps": "layer_norm_epsilon",
     "rope_theta": "rotary_emb_base",
 }
-"""As transformers calls what the published checkpoints' own code has other names for."""
+"""The names of transformers for keys that the published checkpoints' own code names otherwise."""
 
 
 def _nomic_config(config: Config) -> Config:
@@ -247,7 +247,7 @@ MODERN_BERT = Family(
         ),
         "embeddings.norm.weight": blocks.norm("token_embd_norm"),
         "final_norm.weight": blocks.norm("output_norm"),
-        # The first layer's input is normed already.
+        # The first layer has no norm: its input is normed already.
         "layers.{i}.attn_norm.weight": Rule(
             "blk.{i}.attn_norm.weight", blocks.vector, optional=True
         ),

@@ -1,4 +1,4 @@
-"""ERNIE 4.5, dense and with experts: heads are turned in neighbouring pairs as they are stored."""
+"""ERNIE 4.5, dense and with experts: rotary dimensions are stored as neighbouring pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EXAONE 4: norms behind attention and feed-forward, and on every head of q and k."""
+"""EXAONE 4: norms after attention and feed-forward, and on every head of q and k."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from worker.convert.config import Config
 from worker.errors import ModelError
 
 _WINDOWED_LAYERS = 64
-"""llama.cpp knows by this number of layers that a model has windows."""
+"""llama.cpp uses a sliding window exactly in models with this number of layers."""
 
 
 def _exaone4(config: Config, d: Dims) -> Metadata:

@@ -9,7 +9,7 @@ from worker.convert.config import Config
 
 
 def only(kind: str, rules: Rules) -> Rules:
-    """The rules, for layers of one kind."""
+    """Limit the rules to layers of one kind."""
 
     def limited(rule: Rule) -> Rule:
         return replace(rule, on=kind)
@@ -21,7 +21,7 @@ def only(kind: str, rules: Rules) -> Rules:
 
 
 def leading_dense(n_layers: int, n_dense: int) -> tuple[str, ...]:
-    """Kinds of layers where the first ones have no experts."""
+    """The kinds of the layers: the first `n_dense` have no experts."""
     return ("dense",) * n_dense + ("experts",) * (n_layers - n_dense)
 
 
@@ -32,7 +32,7 @@ def router(source: str) -> Rules:
 
 
 def experts(prefix: str, gate: str, up: str, down: str) -> Rules:
-    """One tensor per expert, stacked into one per layer."""
+    """Experts stored as one tensor each, stacked into one tensor per layer."""
     return {
         f"{prefix}.{{e}}.{gate}.weight": Rule(
             "blk.{i}.ffn_gate_exps.weight", lambda d: (d.n_expert, d.n_ff_expert, d.n_embd)
@@ -47,7 +47,7 @@ def experts(prefix: str, gate: str, up: str, down: str) -> Rules:
 
 
 def fused_experts(prefix: str) -> Rules:
-    """All experts of a layer in one tensor, with gate and up as halves of each."""
+    """All experts of a layer in one tensor; gate and up are halves of each expert."""
     return {
         f"{prefix}.gate_up_proj": (
             Rule(
@@ -68,7 +68,7 @@ def fused_experts(prefix: str) -> Rules:
 
 
 def shared_experts(prefix: str) -> Rules:
-    """Those that see every token, as one feed-forward block."""
+    """The shared experts, which process every token, as one feed-forward block."""
     return {
         f"{prefix}.gate_proj.weight": Rule(
             "blk.{i}.ffn_gate_shexp.weight", lambda d: (d.n_ff_shared, d.n_embd)
@@ -83,7 +83,7 @@ def shared_experts(prefix: str) -> Rules:
 
 
 def score_correction(source: str) -> Rules:
-    """What is added to an expert's score when the best ones are chosen."""
+    """The bias that is added to the experts' scores for their selection."""
     return {source: Rule("blk.{i}.exp_probs_b.bias", lambda d: (d.n_expert,))}
 
 
@@ -96,7 +96,7 @@ def expert_metadata(arch: str, config: Config, d: Dims) -> Metadata:
 
 
 def shared_metadata(arch: str, config: Config, d: Dims, gating: int) -> Metadata:
-    """The keys of DeepSeek's kind of experts; `gating` is 1 for softmax and 2 for sigmoid."""
+    """The keys for experts as DeepSeek has them; `gating` is 1 for softmax and 2 for sigmoid."""
     return {
         **expert_metadata(arch, config, d),
         f"{arch}.expert_shared_count": config.integer("n_shared_experts"),

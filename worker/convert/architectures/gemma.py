@@ -24,11 +24,11 @@ _GEMMA3_DEFAULTS: Mapping[str, Any] = {
     "rope_theta": 1_000_000.0,
     "query_pre_attn_scalar": 256,
 }
-"""What the multimodal checkpoints' `text_config` leaves out."""
+"""Defaults for keys that the `text_config` of multimodal checkpoints leaves out."""
 
 
 def norms(plus: float = 1.0) -> Rules:
-    """Norms before and after both halves of a layer; weights are stored less `plus`."""
+    """Norms before and after attention and feed-forward; weights are stored less `plus`."""
     layer = "model.layers.{i}"
     return {
         f"{layer}.input_layernorm.weight": blocks.norm("blk.{i}.attn_norm", plus=plus),
@@ -89,7 +89,7 @@ def _gemma3(config: Config, d: Dims, arch: str = "gemma3") -> Metadata:
 
 
 def _sliding_layers(config: Config, d: Dims) -> list[bool]:
-    """Which layers see a window only; all but every sixth where nothing else is said."""
+    """The layers that see only a window; by default all but every sixth."""
     if config.has("layer_types"):
         return [kind == "sliding_attention" for kind in config.items("layer_types")]
     period = config.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
@@ -115,7 +115,7 @@ def _check_gemma3(config: Config, d: Dims) -> None:
 
 def _check(config: Config, d: Dims, family_layers: int) -> None:
     blocks.require(config, "hidden_activation", "gelu_pytorch_tanh", None)
-    # llama.cpp scales by the head's size, and in the 27B model by that of an even share.
+    # llama.cpp scales by the head's size, in the 27B model by n_embd / n_head.
     scalar = d.n_embd // d.n_head if d.n_layers == family_layers else d.head_dim
     if not math.isclose(config.number("query_pre_attn_scalar", default=scalar), scalar):
         raise ModelError(
@@ -149,7 +149,7 @@ GEMMA3_MULTIMODAL = replace(
     roots=("model.", "model.language_model.", "language_model.model."),
     ignored=(r"(model\.)?(vision_tower|multi_modal_projector)\..*",),
 )
-"""Its text part; what sees images is left out."""
+"""The text part; the vision tensors are left out."""
 
 
 def _embedding_dims(config: Config) -> Dims:

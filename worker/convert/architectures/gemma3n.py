@@ -1,6 +1,6 @@
-"""Gemma 3n, its text part: four streams that layers predict and correct, an embedding per layer.
+"""Gemma 3n's text part: four streams that layers predict and correct, an embedding per layer.
 
-llama.cpp has most of the sizes fixed, as the two published models have them.
+llama.cpp fixes most of the sizes to those of the two published models.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from worker.errors import ModelError
 _ARCH = "gemma3n"
 _STREAMS, _LAUREL_RANK, _PER_LAYER = 4, 64, 256
 _CACHING_LAYERS = 20
-"""Layers behind them read the caches of the last two."""
+"""Layers after these read the caches of the last two of them."""
 _SPARSE_LAYERS = 10
 
 
@@ -99,7 +99,7 @@ def _unread(_config: Config, d: Dims) -> Mapping[str, Array]:
 
 
 def _streams() -> Rules:
-    """How the streams are made, mixed and joined again."""
+    """The tensors that make, mix and join the streams."""
 
     def of(target: str, shape: Shape) -> Rule:
         return Rule(f"blk.{{i}}.{target}.weight", shape)
@@ -133,7 +133,7 @@ def _streams() -> Rules:
 
 
 def _padded(rules: Rules) -> Rules:
-    """Tokens that stand for images and sounds have no rows of their own."""
+    """Pad the per-layer embedding: tokens for images and sounds have no rows there."""
     name = "model.embed_tokens_per_layer.weight"
     rule = rules[name]
     assert isinstance(rule, Rule)

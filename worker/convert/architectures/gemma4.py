@@ -1,4 +1,4 @@
-"""Gemma 4: wide heads in full layers, an embedding for each layer, shared caches; experts."""
+"""Gemma 4: wide heads in full-attention layers, an embedding per layer, shared caches; experts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _ARCH = "gemma4"
 
 
 def _dims(config: Config) -> Dims:
-    """Kinds of layers: `sliding` or `full`, `own` or `shared` cache, `narrow` or `wide` MLP."""
+    """The sizes, and each layer's kind: `sliding` or `full` attention, its `own` or a `shared`
+    cache, a `narrow` or `wide` MLP, `dense` or with `experts`."""
     d = Dims.of(config)
     n_own = d.n_layers - int(config.values.get("num_kv_shared_layers") or 0)
     widens = config.flag("use_double_wide_mlp")
@@ -46,7 +47,8 @@ def _dims(config: Config) -> Dims:
 
 
 def _of_full(config: Config, d: Dims, name: str, key: str, default: int) -> int:
-    """A size of full layers: of newer configurations in `per_layer_config`, by layer."""
+    """A size of the full-attention layers; newer configurations have it by layer in
+    `per_layer_config`."""
     sections = config.section("per_layer_config")
     for i, kind in enumerate(config.items("layer_types")):
         if kind == "full_attention" and sections.has(str(i)) and i < d.n_layers:
@@ -78,8 +80,8 @@ def _attention() -> Rules:
             of("full", "attn_q_norm", lambda d: (d.more["full_dim"],)),
         ),
     }
-    # A layer that shares another one's cache needs no keys and values; files have them all the
-    # same. Where keys serve as values, there is no projection for these.
+    # A layer with a shared cache does not need its key and value projections, but files may have
+    # them. Where keys serve as values, there is no value projection.
     for source, target in (("k_proj", "attn_k"), ("v_proj", "attn_v")):
         rules[f"{name}.{source}.weight"] = tuple(
             of(f"{window}-{cache}", target, shape, optional=cache == "shared" or needless)
@@ -120,7 +122,7 @@ def _feed_forward() -> Rules:
 
 
 def _experts() -> Rules:
-    """Beside the dense block, which sees every token."""
+    """The experts, which these layers have in addition to the dense block."""
     layer = blocks.LAYER
     return experts.only(
         "experts",
@@ -145,7 +147,7 @@ def _experts() -> Rules:
 
 
 def per_layer_embeddings() -> Rules:
-    """A second embedding, of which every layer adds its part; absent in larger models."""
+    """A second embedding, from which every layer adds its part; larger models have none."""
 
     def width(d: Dims) -> int:
         return d.n_layers * d.more["per_layer"]
@@ -211,7 +213,8 @@ def _metadata(config: Config, d: Dims) -> Metadata:
 
 
 def _frequencies(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:
-    """Full layers turn the first part of a head's pairs; a huge divisor stops the others."""
+    """Full-attention layers rotate only the first pairs of a head; a huge divisor stops the
+    others."""
     half = d.more["full_dim"] // 2
     share = config.rope("full_attention").params.number("partial_rotary_factor", default=0.25)
     values = np.full(half, 1e30, dtype=np.float32)
@@ -250,7 +253,7 @@ GEMMA4 = Family(
 
 
 def text_part(family: Family, name: str) -> Family:
-    """Of a multimodal checkpoint; what sees and hears is left out."""
+    """The text part of a multimodal checkpoint, without its vision and audio tensors."""
     return replace(
         family,
         names=(name,),

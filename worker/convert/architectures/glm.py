@@ -1,4 +1,4 @@
-"""GLM-4 of 2025: norms in front of and behind both halves of a layer, half-turned heads."""
+"""GLM-4 of 2025: norms before and after attention and feed-forward, partly rotated heads."""
 
 from __future__ import annotations
 

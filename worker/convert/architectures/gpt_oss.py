@@ -1,4 +1,4 @@
-"""gpt-oss: experts with biases in MXFP4, attention sinks, every other layer windowed."""
+"""gpt-oss: experts with biases in MXFP4, attention sinks, a window in every other layer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _EXPERTS = f"{blocks.MLP}.experts"
 
 
 def _mxfp4(rows: slice) -> Make:
-    """Blocks of 32 four-bit values and a scale each, as ggml orders them.
+    """Reorder MXFP4 for ggml: blocks of 32 four-bit values with one scale.
 
-    The source pairs neighbours in a byte, the first in the lower half; ggml pairs a value with the
-    one sixteen places on, and puts the scale in front.
+    A byte of the source holds two neighbours, the first in its lower half. A byte of ggml holds two
+    values sixteen places apart, and the scale precedes them.
     """
 
     def make(sources: Sequence[Array], _d: Dims) -> Array:
@@ -31,7 +31,7 @@ def _mxfp4(rows: slice) -> Make:
 
 
 def _every_other(first: int) -> Make:
-    """Gate and up alternate; experts are stored as (inputs, outputs)."""
+    """Gate or up, which alternate in the source; experts are stored as (inputs, outputs)."""
     return lambda sources, _d: np.ascontiguousarray(sources[0][..., first::2].swapaxes(-1, -2))
 
 

@@ -1,4 +1,4 @@
-"""Granite: Llama's blocks with scales of its own; dense, with experts, and with state spaces."""
+"""Granite: Llama's blocks with additional scales; dense, with experts, and with state spaces."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _moe(config: Config, d: Dims, arch: str = "granitemoe") -> Metadata:
 
 
 def _halves(gate: str, up: str, n_ff: str, *, stacked: bool) -> tuple[Rule, ...]:
-    """Gate and up are halves of one tensor, of each expert where they are stacked."""
+    """Gate and up are halves of one tensor, or of each expert in a stack."""
 
     def size(d: Dims) -> int:
         return int(getattr(d, n_ff))
@@ -127,7 +127,7 @@ def _hybrid(config: Config, d: Dims) -> Metadata:
     found[f"{arch}.attention.head_count_kv"] = [
         d.n_head_kv if kind == "attention" else 0 for kind in d.kinds
     ]
-    found[f"{arch}.rope.scaling.finetuned"] = False  # The switch of all rotation there.
+    found[f"{arch}.rope.scaling.finetuned"] = False  # Switches off all rotation.
     if not d.n_expert:
         found[f"{arch}.feed_forward_length"] = d.n_ff_shared
     return found

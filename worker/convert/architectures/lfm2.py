@@ -1,4 +1,4 @@
-"""LFM 2: short convolutions by turns with attention; with experts, too."""
+"""LFM 2: short convolutions alternating with attention; some models have experts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Llama 1-3.x, Mistral and Mixtral, and their near relative SmolLM3.
+"""Llama 1-3.x, Mistral, Mixtral and the related SmolLM3.
 
-All turn their rotary heads in neighbouring pairs, so the rows of q and k are interleaved.
+llama.cpp rotates neighbouring pairs in these families, so the rows of q and k are interleaved.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _check_silu(config: Config, d: Dims) -> None:
 def _check_smollm3(config: Config, d: Dims) -> None:
     _check_silu(config, d)
     blocks.require(config, "use_sliding_window", False)
-    # llama.cpp leaves the rotation out in every fourth layer and has no setting for it.
+    # llama.cpp skips the rotation in every fourth layer and has no setting for it.
     pattern = [int((i + 1) % 4 != 0) for i in range(d.n_layers)]
     if (config.values.get("no_rope_layers") or pattern) != pattern:
         raise ModelError(

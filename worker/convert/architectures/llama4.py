@@ -39,7 +39,7 @@ def _dims(config: Config) -> Dims:
 
 
 def _half(first: bool) -> Make:
-    """Gate, then up, as halves of an expert's outputs; stored as (inputs, outputs)."""
+    """Gate (the first half) or up of an expert's outputs; stored as (inputs, outputs)."""
 
     def make(sources: Sequence[Array], d: Dims) -> Array:
         columns = slice(0, d.n_ff_expert) if first else slice(d.n_ff_expert, None)
@@ -118,6 +118,6 @@ LLAMA4_MULTIMODAL = replace(
     roots=("model.", "language_model.model.", "model.language_model."),
     ignored=(r"(model\.)?(vision_model|multi_modal_projector)\..*",),
 )
-"""Its text part; what sees images is left out."""
+"""The text part; the vision tensors are left out."""
 
 FAMILIES = (LLAMA4, LLAMA4_MULTIMODAL)

@@ -1,4 +1,4 @@
-"""Mistral 3's text part and Ministral 3: Llama's blocks, queries that grow with their position."""
+"""Mistral 3's text part and Ministral 3: Llama's blocks, queries scaled by their position."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ MISTRAL3 = Family(
     ignored=(r"(model\.)?(vision_tower|multi_modal_projector)\..*",),
     check=_check,
 )
-"""What sees images is left out."""
+"""The vision tensors are left out."""
 
 FAMILIES = (MINISTRAL3, MISTRAL3)

@@ -1,4 +1,4 @@
-"""Nemotron: layer norms stored less one, a squared ReLU without a gate, half-turned heads."""
+"""Nemotron: layer norms stored less one, a squared ReLU without a gate, partly rotated heads."""
 
 from __future__ import annotations
 

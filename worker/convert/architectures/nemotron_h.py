@@ -1,4 +1,4 @@
-"""Nemotron-H: layers that are a Mamba 2 mixer, attention, a feed-forward block or experts alone."""
+"""Nemotron-H: each layer is a Mamba 2 mixer, attention, a feed-forward block or experts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KINDS = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
 def _pattern(config: Config) -> tuple[str, ...]:
-    """What each layer is: in letters, or in words as newer configurations have it."""
+    """The kind of each layer: older configurations have letters, newer ones words."""
     letters = config.values.get("hybrid_override_pattern")
     if isinstance(letters, str):
         kinds = [_LETTERS.get(letter, letter) for letter in letters]

@@ -1,4 +1,4 @@
-"""OLMo 2, 3 and OLMoE: norms behind attention and feed-forward, and across all heads of q and k."""
+"""OLMo 2, 3 and OLMoE: norms after attention and feed-forward, and across all heads of q and k."""
 
 from __future__ import annotations
 

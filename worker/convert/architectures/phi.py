@@ -1,4 +1,4 @@
-"""Phi-2, and Phi-3 and 4, whose q/k/v and gate/up are fused as llama.cpp takes them."""
+"""Phi-2, Phi-3 and Phi-4, whose q/k/v and gate/up are fused in the form that llama.cpp reads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from worker.errors import ModelError
 
 
 def _rope_dims(config: Config, d: Dims) -> int:
-    """How much of a head is turned."""
+    """The number of dimensions of a head that are rotated."""
     factor = config.rope().params.number(
         "partial_rotary_factor", default=config.number("partial_rotary_factor", default=1.0)
     )
@@ -59,7 +59,7 @@ def _is_long(config: Config) -> bool:
 
 
 def _factors(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:
-    """Divisors of the rotary frequencies, for contexts up to the original one and beyond."""
+    """Divisors of the rotary frequencies: `short` within the original context, `long` beyond it."""
     if not _is_long(config):
         return {}
     found = {}

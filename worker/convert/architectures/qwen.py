@@ -22,7 +22,8 @@ def shared_expert() -> Rules:
 
 
 def expert_rules() -> Rules:
-    """One tensor per expert as checkpoints have them, or fused as the framework holds them."""
+    """Experts as one tensor each, as checkpoints have them, or fused, as transformers holds
+    them."""
     return {
         **experts.router(f"{_MLP}.gate.weight"),
         **experts.experts(f"{_MLP}.experts", "gate_proj", "up_proj", "down_proj"),
@@ -60,7 +61,7 @@ def _check(config: Config, d: Dims) -> None:
 def _check_experts(config: Config, *, normed: bool) -> None:
     blocks.require(config, "decoder_sparse_step", 1)
     blocks.require(config, "mlp_only_layers", [], None)
-    if config.flag("norm_topk_prob") != normed:  # Absence is false, as in transformers.
+    if config.flag("norm_topk_prob") != normed:  # Absence means false, as in transformers.
         raise ModelError(
             f"{config.name}: norm_topk_prob is {not normed}, llama.cpp implements {normed}"
         )

@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5: three layers of linear attention to one of gated attention."""
+"""Qwen3-Next and Qwen3.5: three layers of linear attention for each layer of gated attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worker.convert.config import Config
 _LINEAR = f"{blocks.LAYER}.linear_attn"
 _PERIOD = 4
 _SECTIONS = [11, 11, 10, 0]
-"""Of a head's rotary frequencies, where positions have three dimensions; texts have one."""
+"""How a head's rotary frequencies are divided among three-dimensional positions; texts use one."""
 
 
 def _dims(config: Config) -> Dims:
@@ -52,7 +52,7 @@ def _values(d: Dims) -> int:
 
 
 def _parts(sources: Sequence[Array], d: Dims) -> list[Array]:
-    """q, k, v and z of Qwen3-Next, which stand together for each key head."""
+    """q, k, v and z of Qwen3-Next, which the source stores together for each key head."""
     per_key = d.more["v_heads"] // d.more["k_heads"] * d.more["v_dim"]
     sizes = [d.more["k_dim"], d.more["k_dim"], per_key, per_key]
     rows = sources[0].reshape(d.more["k_heads"], sum(sizes), -1)
@@ -69,7 +69,8 @@ def _next_z(sources: Sequence[Array], d: Dims) -> Array:
 
 
 def _tiled(values: Array, d: Dims, size: int, axis: int = 0) -> Array:
-    """Value heads, which are stored in groups by key head, reordered to alternate between them."""
+    """Reorder value heads: the source groups them by key head, the output alternates between
+    them."""
     heads = (d.more["k_heads"], d.more["v_heads"] // d.more["k_heads"], size)
     shape = values.shape
     apart = values.reshape(*shape[:axis], *heads, *shape[axis + 1 :])
@@ -85,7 +86,7 @@ def _tiled_values(axis: int) -> Make:
 
 
 def _tiled_behind_keys(sources: Sequence[Array], d: Dims) -> Array:
-    """Rows of q and k stay, those of v are tiled."""
+    """Reorder the rows of v, and keep those of q and k."""
     rows = sources[0].reshape(sources[0].shape[0], -1)
     keys = rows[: 2 * _keys(d)]
     return np.concatenate([keys, _tiled(rows[2 * _keys(d) :], d, d.more["v_dim"])])
@@ -147,7 +148,7 @@ _TILED_LINEAR: Rules = {
 
 
 def _attention() -> Rules:
-    """Gated attention: q holds the gate of each head behind it."""
+    """Gated attention: the gate of each head follows its q rows."""
     rules = dict(blocks.attention(biases=False))
     rules[f"{blocks.ATTENTION}.q_proj.weight"] = Rule(
         "blk.{i}.attn_q.weight", lambda d: (2 * d.q_rows, d.n_embd)
@@ -215,7 +216,7 @@ def _check_experts(config: Config, d: Dims) -> None:
 
 _EXPERTS: Rules = {**qwen.expert_rules(), **qwen.shared_expert()}
 _AHEAD = (r"mtp\..*",)
-"""What predicts further tokens ahead is left out."""
+"""The tensors that predict further tokens are left out."""
 
 QWEN3_NEXT = Family(
     architecture="qwen3next",
@@ -248,7 +249,7 @@ QWEN3_5 = replace(
 
 
 def _text_part(family: Family, name: str) -> Family:
-    """Of a multimodal checkpoint; what sees images is left out."""
+    """The text part of a multimodal checkpoint, without its vision tensors."""
     return replace(
         family,
         names=(name,),

@@ -1,7 +1,8 @@
-"""What a family's table is made of: rules that say what becomes of each tensor of a checkpoint.
+"""The rules of a family's table: what each tensor of a checkpoint becomes.
 
-A table maps names as the checkpoint has them, with `{i}` for the layer and `{e}` for the member of
-a stack (an expert, a head), to a `Rule`: the GGUF name and what is done to the rows on the way.
+A table maps tensor names of the checkpoint to a `Rule`, which gives the GGUF name and the changes
+of the rows. In a name, `{i}` stands for the layer and `{e}` for the member of a stack (an expert, a
+head).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Metadata = dict[str, Value]
 
 @dataclass(frozen=True, slots=True)
 class Dims:
-    """The sizes that shapes are made of."""
+    """The sizes from which tensor shapes are computed."""
 
     n_layers: int
     n_embd: int
@@ -36,11 +37,11 @@ class Dims:
     n_ff_shared: int = 0
     n_positions: int = 0
     kinds: tuple[str, ...] = ()
-    """What each layer is, where layers differ: words that `Rule.on` names."""
+    """The kind of each layer in families whose layers differ: words that `Rule.on` refers to."""
     more: Mapping[str, int] = field(default_factory=dict)
-    """Sizes that one family alone has, by names of its own."""
+    """Sizes that only this family has."""
     scales: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Constants that weights are multiplied with, likewise."""
+    """Constants, particular to this family, that weights are multiplied with."""
 
     @property
     def q_rows(self) -> int:
@@ -52,7 +53,7 @@ class Dims:
 
     @classmethod
     def of(cls, config: Config) -> Dims:
-        """As most families spell them in `config.json`."""
+        """The sizes from the keys that most families use in `config.json`."""
         n_head = config.integer("num_attention_heads")
         n_embd = config.integer("hidden_size")
         return cls(
@@ -69,46 +70,46 @@ class Dims:
 Array = npt.NDArray[Any]
 Shape = Callable[[Dims], tuple[int, ...]]
 Make = Callable[[Sequence[Array], Dims], Array]
-"""Source tensors as they are stored (BF16 as `uint16`) to the values to write, as they are stored
-or as float32."""
+"""Computes the values to write, in a stored type or as float32, from source tensors as they are
+stored (BF16 as `uint16`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One kind of tensor: its GGUF name, its shape there and how it is made."""
+    """What one kind of tensor becomes: its GGUF name, its shape and how it is made."""
 
     target: str
     shape: Shape
     optional: bool = False
-    """Absent in some checkpoints of the family: biases, an output head that is tied."""
+    """Some checkpoints of the family lack it: a bias, or an output head that is tied."""
     stack: Callable[[Dims], int] = field(default=lambda d: d.n_expert)
-    """How many source tensors `{e}` stands for; they become one, in order."""
+    """The number of source tensors behind `{e}`; they are joined in order."""
     interleaved_heads: Callable[[Dims], int] | None = None
-    """The number of rotary heads, where rows hold the two halves of each one after the other and
-    llama.cpp wants them interleaved."""
+    """The number of rotary heads, if the rows of each hold one half after the other and llama.cpp
+    needs the halves interleaved."""
     plus: float = 0.0
-    """Added to every value: Gemma stores its norm weights less one."""
+    """This is added to every value: Gemma stores its norm weights less one."""
     rows: Callable[[Dims], tuple[int, int]] | None = None
-    """(first row, number of rows) of a fused tensor, per expert where there are several."""
+    """First row and number of rows in a fused tensor, or in each expert of a stack."""
     make: Make | None = None
     """Computes the tensor, or one member of a stack, from whole source tensors."""
     also: tuple[str, ...] = ()
     """Further source tensors that `make` is given."""
     slices: Callable[[Dims], int] | None = None
-    """`make` is given one of so many parts of each source at a time: an expert of a stack."""
+    """`make` gets one of this many parts of each source at a time: an expert of a stack."""
     kind: str = ""
-    """The ggml type whose bytes `make` returns, whatever the output type; source tensors may be of
-    any type then."""
+    """The ggml type of the bytes that `make` returns, whatever the output type; its source tensors
+    may then have any type."""
     on: str = ""
-    """Only layers of this kind have it, see `Dims.kinds`."""
+    """Only layers of this kind have the tensor (see `Dims.kinds`)."""
     keep_f32: bool = False
-    """Stored as F32 in every output type."""
+    """The tensor is F32 in every output type."""
     pads_rows: bool = False
-    """Rows that the source lacks at its end are zeros."""
+    """Rows that the source lacks at its end become zeros."""
 
 
 def transposed(sources: Sequence[Array], _d: Dims) -> Array:
-    """For weights that are stored as (inputs, outputs)."""
+    """Transpose a weight that is stored as (inputs, outputs)."""
     return np.ascontiguousarray(sources[0].swapaxes(-1, -2))
 
 
@@ -118,39 +119,39 @@ Rules = Mapping[str, "Rule | tuple[Rule, ...]"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Everything the converter knows about one family of models."""
+    """Everything that the converter knows about one family of models."""
 
     architecture: str
-    """`general.architecture`, the name of llama.cpp's implementation."""
+    """`general.architecture`: the name of llama.cpp's implementation."""
     names: tuple[str, ...]
-    """`architectures` in `config.json`."""
+    """The values of `architectures` in `config.json` that mean this family."""
     rules: Rules
     metadata: Callable[[Config, Dims], Metadata]
     dims: Callable[[Config], Dims] = Dims.of
     roots: tuple[str, ...] = ("model.",)
-    """How names begin: first as in `rules`, then as other checkpoints of the family have it."""
+    """Prefixes of tensor names: first the one in `rules`, then those of other checkpoints."""
     section: str = ""
-    """Of `config.json`, that describes the text model; the whole file by default."""
+    """The key in `config.json` of the text model's section; empty for the whole file."""
     head: Literal["optional", "always", "never", "none"] = "optional"
-    """Whether llama.cpp's implementation reads an output head of its own, which a checkpoint may
-    tie to the embedding; encoders have none."""
+    """Whether llama.cpp reads a separate output head in this family. A checkpoint may tie its head
+    to the embedding; encoders have none."""
     applies: Callable[[Config], bool] = field(default=lambda config: True)
-    """Tells families apart that share a name in `config.json`."""
+    """Distinguishes families that have the same name in `config.json`."""
     ignores_window: bool = False
-    """llama.cpp attends to everything where the configuration asks for a sliding window."""
+    """llama.cpp ignores the sliding window of this family and attends to the whole context."""
     ignores_extra_layers: bool = False
-    """Layers behind the last one predict further tokens ahead, and are left out."""
+    """Layers after the last one predict further tokens and are left out."""
     ignored: tuple[str, ...] = ()
-    """Regular expressions of tensors that some checkpoints carry and the model does not need."""
+    """Regular expressions for tensors that are left out: the model does not need them."""
     extra_tensors: Callable[[Config, Dims], Mapping[str, Any]] = field(
         default=lambda config, dims: {}
     )
-    """Small tensors that come from the configuration alone; a checkpoint's own ones win."""
+    """Small tensors computed from the configuration; a checkpoint's own ones replace them."""
     tensor_metadata: Callable[[Checkpoint, Dims], Metadata] = field(
         default=lambda checkpoint, dims: {}
     )
-    """Metadata that the checkpoint stores as tensors, by small numbers."""
+    """Metadata that the checkpoint stores as small tensors."""
     notes: Callable[[Config], Iterable[str]] = field(default=lambda config: ())
-    """Where llama.cpp's implementation is known to differ from the source's framework."""
+    """Known differences between llama.cpp's implementation and the source's framework."""
     check: Callable[[Config, Dims], None] = field(default=lambda config, dims: None)
     """Refuses settings of the family that llama.cpp does not implement."""

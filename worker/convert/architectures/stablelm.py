@@ -1,4 +1,4 @@
-"""StableLM: layer norms with biases, partly turned heads."""
+"""StableLM: layer norms with biases, partly rotated heads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _stablelm(config: Config, d: Dims) -> Metadata:
 
 
 def _per_head_norms() -> Rules:
-    """StableLM 2 12B has a norm of its own for each head."""
+    """StableLM 2 12B has a separate norm for each head."""
     return {
         f"{blocks.ATTENTION}.q_layernorm.norms.{{e}}.weight": Rule(
             "blk.{i}.attn_q_norm.weight",
@@ -44,7 +44,7 @@ STABLELM = Family(
         "model.norm.bias": blocks.norm("output_norm", bias=True),
         f"{blocks.LAYER}.input_layernorm.weight": blocks.norm("blk.{i}.attn_norm"),
         f"{blocks.LAYER}.input_layernorm.bias": blocks.norm("blk.{i}.attn_norm", bias=True),
-        # Absent where attention and feed-forward run side by side on one norm.
+        # Absent if attention and feed-forward run in parallel behind one norm.
         f"{blocks.LAYER}.post_attention_layernorm.weight": Rule(
             "blk.{i}.ffn_norm.weight", blocks.vector, optional=True
         ),

@@ -1,4 +1,4 @@
-"""Mamba 2, and Falcon-H1, whose layers have it beside attention."""
+"""Mamba 2, and Falcon-H1, whose layers have a Mamba 2 mixer beside attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MIXER = "backbone.layers.{i}.mixer"
 
 
 def with_sizes(d: Dims, config: Config, n_heads: int) -> Dims:
-    """`Dims.more` of a state space: `inner`, `state`, `groups`, `kernel`, `heads`."""
+    """Add the sizes of a state space to `Dims.more`."""
     head_dim = config.integer("mamba_d_head", "mamba_head_dim", "head_dim")
     return replace(
         d,
@@ -42,12 +42,12 @@ def metadata(arch: str, config: Config, d: Dims) -> Metadata:
 
 
 def decay(sources: Sequence[Array], _d: Dims) -> Array:
-    """A, of which the logarithm of the negative is stored; rounded once."""
+    """The decay A: the source stores log(-A)."""
     return -np.exp(to_float32(sources[0]).astype(np.float64)).astype(np.float32)
 
 
 def as_stored(sources: Sequence[Array], _d: Dims) -> Array:
-    """For tensors whose dimensions of one are left out or added."""
+    """Keeps the values; used where only dimensions of one differ from the source."""
     return sources[0]
 
 
@@ -56,7 +56,7 @@ def _channels(d: Dims) -> int:
 
 
 def mamba2(prefix: str, *, norm: bool, norm_optional: bool = False) -> Rules:
-    """One mixer; projections may have no biases, as published models have none."""
+    """One mixer; published models have no biases of the projections."""
 
     def heads(d: Dims) -> tuple[int, ...]:
         return (d.more["heads"], 1)
@@ -91,7 +91,7 @@ def mamba2(prefix: str, *, norm: bool, norm_optional: bool = False) -> Rules:
     return rules
 
 
-# --- Mamba 2 alone ---------------------------------------------------------------------------
+# --- Mamba 2 alone --------------------------------------------------------------------------
 
 
 def _mamba2_dims(config: Config) -> Dims:
@@ -111,7 +111,7 @@ def _mamba2_dims(config: Config) -> Dims:
 def _mamba2(config: Config, d: Dims) -> Metadata:
     return {
         "mamba2.block_count": d.n_layers,
-        "mamba2.context_length": 1 << 20,  # It has no bound.
+        "mamba2.context_length": 1 << 20,  # Mamba 2 has no limit.
         "mamba2.embedding_length": d.n_embd,
         "mamba2.feed_forward_length": 0,
         "mamba2.attention.head_count": 0,
@@ -144,7 +144,7 @@ MAMBA2 = Family(
 )
 
 
-# --- Falcon-H1: products with constants, done here as llama.cpp has none ----------------------
+# --- Falcon-H1: its multipliers are applied here, as llama.cpp has none ----------------------
 
 
 def _falcon_dims(config: Config) -> Dims:
@@ -172,7 +172,7 @@ def _falcon_scales(config: Config) -> dict[str, tuple[float, ...]]:
 
 
 def _times(name: str, inner: Make = as_stored) -> Make:
-    """The product with one of the family's constants, where it is not one."""
+    """Multiply by one of the family's constants; a factor of 1 keeps the stored values."""
 
     def make(sources: Sequence[Array], d: Dims) -> Array:
         values, (factor,) = inner(sources, d), d.scales[name]
@@ -182,7 +182,7 @@ def _times(name: str, inner: Make = as_stored) -> Make:
 
 
 def _scaled_input(sources: Sequence[Array], d: Dims) -> Array:
-    """Rows of z, x, B, C and dt, each with a factor of its own."""
+    """The input projection, whose rows for z, x, B, C and dt each have their own multiplier."""
     inner, side = d.more["inner"], d.more["groups"] * d.more["state"]
     sizes = (inner, inner, side, side, d.more["heads"])
     factors = np.repeat(np.asarray(d.scales["ssm_in"], dtype=np.float32), sizes)

@@ -14,7 +14,7 @@ _NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 
 
 def from_json(tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
-    """`pre` overrides the recognised pre-tokenizer."""
+    """Read the vocabulary; `pre` replaces the recognised pre-tokenizer."""
     model = tokenizer["model"]
     vocabulary = Vocabulary(
         model="gpt2",

@@ -1,7 +1,7 @@
 """Compares token ids of the converted vocabulary with those of the source's own tokenizer.
 
-`TokenCheck` runs in the converter and starts this module as a process of its own, because llama.cpp
-loads the vocabulary there: a vocabulary that it aborts on costs that process and nothing more.
+`TokenCheck` runs in the converter and starts this module as a child process. llama.cpp loads the
+vocabulary in the child, so an abort there does not end the converter.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _NORMALISERS = {
 class CheckedTokens:
     n_texts: int
     differing: tuple[str, ...]
-    """Texts for which llama.cpp chooses other ids."""
+    """Texts for which llama.cpp gives other ids."""
     reason: str
-    """Where it is known to do so."""
+    """Where llama.cpp is known to split differently."""
 
 
 class TokenCheck:
-    """Use as a context manager. The child reads the source's tokenizer while the caller still
-    plans, and waits for the vocabulary that `check` gives it."""
+    """A context manager. Its child process reads the source's tokenizer while the caller still
+    plans, then waits for the vocabulary that `check` passes to it."""
 
     def __init__(self, folder: Path) -> None:
         self._child = subprocess.Popen(
@@ -57,15 +57,15 @@ class TokenCheck:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._child.kill()  # Without effect on a process that has ended.
+        self._child.kill()  # This has no effect on a process that has ended.
         self._child.communicate()
 
     def check(self, architecture: str, metadata: Metadata) -> CheckedTokens:
-        """Compare the texts of `corpus`; once only.
+        """Compare the texts of `corpus`; may be called once only.
 
         Raises:
-            ModelError: a text becomes other ids and none of the known differences explains it, or
-                llama.cpp refuses the vocabulary.
+            ModelError: a text has other ids without a known reason, or llama.cpp refuses the
+                vocabulary.
         """
         with tempfile.TemporaryDirectory(prefix="llorch-convert-") as temporary:
             vocabulary = Path(temporary) / "vocabulary.gguf"
@@ -95,7 +95,7 @@ def main() -> None:
         tokenizer = reference(Path(sys.argv[1]))
         vocabulary = sys.stdin.readline().strip()
         if not vocabulary:
-            return  # The caller found another fault, and nobody waits for an answer.
+            return  # The caller stopped at another fault and does not wait for an answer.
         answer = _compare(Path(vocabulary), tokenizer)
     except WorkerError as error:
         answer = {"error": error.message, "details": error.details}

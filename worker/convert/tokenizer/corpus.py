@@ -1,7 +1,7 @@
 """The texts that every converted tokenizer must split as its source does.
 
-Many scripts, many kinds of white space, digits, code, contractions in both cases, punctuation runs
-and emoji built from several code points: where tokenizers that look alike part ways.
+They hold many scripts, many kinds of white space, digits, code, contractions in both cases, runs of
+punctuation and emoji of several code points: tokenizers that look alike differ there.
 """
 
 from __future__ import annotations
@@ -95,8 +95,10 @@ _ALPHABETS: tuple[str, ...] = (
 
 
 def texts(special: Sequence[str]) -> list[str]:
-    """The fixed texts, generated ones, and each special token alone, doubled, beside spaces and
-    text (of many: an even selection)."""
+    """All test texts: fixed ones, generated ones, and several forms with each special token.
+
+    If there are many special tokens, an even selection of them is used.
+    """
     step = -(-len(special) // _MOST_SPECIAL) or 1
     around = [
         form.replace("{}", token)
@@ -107,7 +109,7 @@ def texts(special: Sequence[str]) -> list[str]:
 
 
 def _generated() -> list[str]:
-    """Runs of characters from few alphabets at a time; the same at every call."""
+    """Runs of characters from a few alphabets at a time; every call gives the same texts."""
     choice = random.Random(20)
     found = []
     for _ in range(_N_GENERATED):

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def steps_of(node: Any) -> Iterator[Mapping[str, Any]]:
-    """The steps of a normalizer, pre-tokenizer or post-processor, sequences taken apart."""
+    """The steps of a normalizer, pre-tokenizer or post-processor, with sequences flattened."""
     if not isinstance(node, dict):
         return
     if node.get("type") == "Sequence":

@@ -1,4 +1,4 @@
-r"""Byte-level BPE pre-tokenizers: which of llama.cpp's is the one that a `tokenizer.json` defines.
+r"""Finds llama.cpp's name for the pre-tokenizer that a `tokenizer.json` defines.
 
 llama.cpp knows them by name, `tokenizer.json` by definition, as steps that split text further and
 further. Both are brought to one canonical form here, a tuple of step strings, and compared.
@@ -16,7 +16,7 @@ from worker.errors import ModelError
 Steps = tuple[str, ...]
 
 GPT2_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""What ByteLevel splits by itself."""
+"""The expression that ByteLevel splits by."""
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -32,12 +32,12 @@ _SLASH_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
     name: str
-    """`tokenizer.ggml.pre`."""
+    """The value of `tokenizer.ggml.pre`."""
     steps: Steps
     ignore_merges: bool = False
-    """A word that is a token as a whole is taken without looking at the merges."""
+    """A word that is a token is taken whole, without its merges."""
     is_exact: bool = True
-    """Whether llama.cpp cuts every text as the definition does; some only those in ASCII."""
+    """Whether llama.cpp splits every text as the definition does; otherwise only ASCII texts."""
 
 
 def split(pattern: str) -> str:
@@ -124,8 +124,8 @@ KNOWN: tuple[PreTokenizer, ...] = (
 
 
 def split_of(name: str) -> list[str]:
-    """The expressions that cut a text as the definition does where llama.cpp's own do not, one
-    after the other; empty where they do."""
+    """The expressions that split a text as the definition does, applied in order; empty if
+    llama.cpp's own pre-tokenizer already does."""
     for known in KNOWN:
         if known.name == name and not known.is_exact:
             return [r"\p{N}" if s == DIGITS else s.removeprefix(split("")) for s in known.steps]
@@ -136,7 +136,7 @@ def recognise(tokenizer: Mapping[str, Any]) -> str:
     """llama.cpp's name for the pre-tokenizer of a `tokenizer.json`.
 
     Raises:
-        ModelError: none of the known ones has the same definition; names the nearest.
+        ModelError: no known pre-tokenizer has this definition; the message names the nearest.
     """
     steps = tuple(_steps(tokenizer.get("pre_tokenizer")))
     ignore_merges = bool(tokenizer["model"].get("ignore_merges", False))
@@ -157,7 +157,7 @@ def recognise(tokenizer: Mapping[str, Any]) -> str:
 
 
 def _steps(node: Any) -> Iterator[str]:
-    """The canonical steps of a pre-tokenizer; unknown kinds keep their name and never match."""
+    """The canonical steps of a pre-tokenizer; an unknown kind keeps its name and matches none."""
     if not isinstance(node, dict):
         return
     kind = node.get("type")
@@ -170,8 +170,8 @@ def _steps(node: Any) -> Iterator[str]:
         if node.get("use_regex", True):
             yield split(GPT2_REGEX)
     elif kind == "Split" and node.get("behavior") in ("Isolated", "Removed"):
-        # `Removed` with `invert` keeps the matches, which then are the pieces, as `Isolated` does
-        # with a pattern that matches everywhere.
+        # `Removed` with `invert` keeps the matches as the pieces. That equals `Isolated` with a
+        # pattern that matches everywhere.
         if (node["behavior"] == "Removed") == bool(node.get("invert")):
             yield split(_pattern(node))
         else:
@@ -186,7 +186,7 @@ def _steps(node: Any) -> Iterator[str]:
 
 
 def _pattern(node: Mapping[str, Any]) -> str:
-    """The expression, with line ends written as escapes, as some files have them raw."""
+    """The expression with line ends as escapes; some files have them raw."""
     pattern = node.get("pattern")
     if isinstance(pattern, dict):
         pattern = pattern.get("Regex", pattern.get("String", ""))

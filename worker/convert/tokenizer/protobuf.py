@@ -1,7 +1,7 @@
-"""Reads the one protobuf message that matters here, SentencePiece's `ModelProto`.
+"""Reads one protobuf message, SentencePiece's `ModelProto`.
 
-A wire-format reader of the few fields that are used; no protobuf library is needed. Every length
-is checked against the bytes that are there.
+This is a wire-format reader for the few fields that are used, so no protobuf library is needed.
+Every length is checked against the bytes that are there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Piece:
     text: str
     score: float
     kind: int
-    """The same numbers as `tokenizer.ggml.token_type`."""
+    """Numbered as in `tokenizer.ggml.token_type`."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class SentencePieceModel:
 def read_model(data: bytes, name: str) -> SentencePieceModel:
     """
     Raises:
-        ModelError: the bytes are no such message.
+        ModelError: the bytes are not a `ModelProto`.
     """
     try:
         return _model(data)
@@ -74,7 +74,7 @@ def _set(
     model: SentencePieceModel, key: int, value: int | bytes | float, names: dict[int, str]
 ) -> None:
     if key in names and isinstance(value, int):
-        # A negative int32 is written as 64 bits of two's complement.
+        # A negative int32 is stored as 64 bits in two's complement.
         setattr(model, names[key], value - (1 << 64) if value >> 63 else value)
 
 

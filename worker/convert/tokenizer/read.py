@@ -1,7 +1,7 @@
-"""Which kind of tokenizer a checkpoint has, and its vocabulary.
+"""Finds the kind of a checkpoint's tokenizer and reads its vocabulary.
 
-Reads `tokenizer.json`, `tokenizer.model`, `added_tokens.json` and `tokenizer_config.json`; no
-tokenizer library is needed to do so. `check` compares what was read with one.
+Reads `tokenizer.json`, `tokenizer.model`, `tiktoken.model`, `added_tokens.json` and
+`tokenizer_config.json` without a tokenizer library. `check` compares the result with one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from worker.errors import ModelError
 from worker.models.checkpoint_files import TOKENIZERS
 
 _CUT_AS_KIMI = ("kimi_k2", "deepseek_v3")
-"""`model_type` of Kimi K2 and of Moonlight, its small sibling."""
+"""`model_type` of Kimi K2 and of the smaller Moonlight, which splits text in the same way."""
 
 
 def read_vocabulary(checkpoint: Checkpoint, vocab_size: int, pre: str | None = None) -> Vocabulary:
-    """`pre` overrides what the pre-tokenizer's definition says.
+    """Read the vocabulary; `pre` replaces the pre-tokenizer that the definition gives.
 
     Raises:
         ModelError: the tokenizer is absent, malformed or of a kind that llama.cpp does not have.
@@ -79,7 +79,7 @@ def _read(checkpoint: Checkpoint, pre: str | None) -> Vocabulary:
 
 
 def _added_tokens(checkpoint: Checkpoint) -> dict[int, AddedToken]:
-    """From every file that may name them; `tokenizer.json` has the last word."""
+    """The added tokens of every file that may list them; `tokenizer.json` overrides the others."""
     found: dict[int, AddedToken] = {}
     for text, i in checkpoint.json("added_tokens.json").items():
         found[int(i)] = AddedToken(text, special=True)
@@ -101,7 +101,7 @@ def _added(entry: Mapping[str, Any]) -> AddedToken:
 
 
 def _check_unique(vocabulary: Vocabulary, folder: Path) -> None:
-    """llama.cpp aborts its process on a text that two ids share."""
+    """Refuse a text that two ids share: llama.cpp would abort its process."""
     if len(set(vocabulary.tokens)) == len(vocabulary.tokens):
         return
     seen: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""The source's own tokenizer, as the `tokenizers` library reads it. Runs in the check's process."""
+"""The source's own tokenizer, as the `tokenizers` library reads it. Used in the check's process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def reference(folder: Path) -> Tokenizer:
-    """Of a checkpoint's folder; raises `ModelError` where the library refuses it."""
+    """The tokenizer of a checkpoint's folder; raises `ModelError` if the library refuses it."""
     from tokenizers import Tokenizer
 
     path = folder / "tokenizer.json"
@@ -42,7 +42,7 @@ def reference(folder: Path) -> Tokenizer:
 
 
 def _from_sentencepiece(model: SentencePieceModel) -> Tokenizer:
-    """A tokenizer of the library's own for a checkpoint that has a `tokenizer.model` alone."""
+    """Build a tokenizer of the library for a checkpoint that has only a `tokenizer.model`."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 
     steps: list[Any] = []
@@ -74,7 +74,7 @@ def _from_sentencepiece(model: SentencePieceModel) -> Tokenizer:
 
 
 def _merges(model: SentencePieceModel, vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """Every way to make a piece of two others, the best-scored piece first."""
+    """Every pair of pieces that makes another piece, ordered by that piece's score, best first."""
     found: list[tuple[float, int, int, str, str]] = []
     for piece in model.pieces:
         for cut in range(1, len(piece.text)):

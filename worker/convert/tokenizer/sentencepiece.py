@@ -1,7 +1,7 @@
 """SentencePiece vocabularies, from `tokenizer.model` or from its form in a `tokenizer.json`.
 
-llama.cpp merges the pair whose result scores best, so BPE needs a score per token; it walks a
-Unigram model by the tokens' log-probabilities.
+For BPE, llama.cpp merges the pair with the best-scored result, so every token needs a score. For
+Unigram, it uses the tokens' log-probabilities.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def from_model(model: SentencePieceModel) -> Vocabulary:
     unigram = model.algorithm != _BPE
     vocabulary = Vocabulary(model="t5" if unigram else "llama", scores=[])
     for i, piece in enumerate(model.pieces):
-        # llama.cpp looks for user-defined pieces in the text as it was given.
+        # llama.cpp searches the text for user-defined pieces before it replaces spaces.
         user_defined = piece.kind == TokenType.USER_DEFINED
         text = piece.text.replace(SPACE, " ") if user_defined else piece.text
         vocabulary.put(i, text, piece.kind, piece.score)
@@ -50,10 +50,10 @@ def is_sentencepiece_bpe(tokenizer: Mapping[str, Any]) -> bool:
 
 
 def from_bpe_json(tokenizer: Mapping[str, Any]) -> Vocabulary:
-    """A `tokenizer.json` whose BPE stands for a SentencePiece model: it falls back to bytes."""
+    """The vocabulary of a `tokenizer.json` with BPE and byte fallback: a SentencePiece model."""
     model = tokenizer["model"]
     merges = [m.split(" ", 1) if isinstance(m, str) else m for m in model.get("merges", [])]
-    # The first merge that makes a token is the one with the token's own rank.
+    # A token's rank is that of the first merge that makes it.
     ranks: dict[str, int] = {}
     for rank, (left, right) in enumerate(merges):
         ranks.setdefault(left + right, rank)
@@ -68,7 +68,7 @@ def from_bpe_json(tokenizer: Mapping[str, Any]) -> Vocabulary:
 
 
 def from_unigram_json(tokenizer: Mapping[str, Any]) -> Vocabulary:
-    """A `tokenizer.json` with a Unigram model."""
+    """The vocabulary of a `tokenizer.json` with a Unigram model."""
     model = tokenizer["model"]
     unk = model.get("unk_id")
     vocabulary = Vocabulary(model="t5", scores=[])
@@ -94,10 +94,11 @@ def _kind(text: str, unk: str | None) -> TokenType:
 
 
 def set_space_prefix(vocabulary: Vocabulary, tokenizer: Mapping[str, Any]) -> None:
-    """How a text's first word gets its space, by `tokenizer.json`.
+    """Set how a text's first word gets its space, as `tokenizer.json` says.
 
-    llama.cpp puts one in front of a text and behind each special token, also where there is one
-    already. A `Metaspace` puts it where there is none, so for BPE the worker does that instead.
+    llama.cpp adds a space before a text and after each special token, even where there is one
+    already. A `Metaspace` adds it only where there is none. For BPE, the worker therefore adds it
+    instead of llama.cpp.
     """
     key, scheme = "tokenizer.ggml.add_space_prefix", _prepend_scheme(tokenizer)
     if scheme in ("first", "each") and vocabulary.model == "llama":
@@ -108,7 +109,7 @@ def set_space_prefix(vocabulary: Vocabulary, tokenizer: Mapping[str, Any]) -> No
 
 
 def _prepend_scheme(tokenizer: Mapping[str, Any]) -> str:
-    """`always`, also where a space is there, or of a `Metaspace`: `first`, `each`, `never`."""
+    """`always` (even where a space is there), or of a `Metaspace`: `first`, `each` or `never`."""
     for step in steps_of(tokenizer.get("normalizer")):
         if step.get("type") == "Prepend" and step.get("prepend") == SPACE:
             return "always"

@@ -1,4 +1,4 @@
-"""Special tokens and chat templates of a checkpoint: which ids begin, end and pad a text."""
+"""Special tokens and chat templates of a checkpoint: the ids that begin, end and pad a text."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SLOTS = {
     "mask": "tokenizer.ggml.mask_token_id",
     "cls": "tokenizer.ggml.cls_token_id",
 }
-"""GGUF's keys, one of them misspelt there."""
+"""GGUF's keys; one of them is misspelt in the format."""
 
 _ENDS_BY_NAME = frozenset(
     """<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> </s>
     <|eom_id|> <EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|>""".split()
 )
-"""Texts that llama.cpp takes for the end of a generation wherever a vocabulary has them."""
+"""Texts that llama.cpp takes for the end of a generation in every vocabulary that has them."""
 
 
 def special_tokens(
@@ -34,10 +34,11 @@ def special_tokens(
 ) -> Metadata:
     """The `tokenizer.ggml.*_token_id` and `add_*_token` keys.
 
-    A model that `embeds` ends its texts with the token that its post-processor writes.
+    The end token of a model that `embeds` is the one that its post-processor appends.
 
     Raises:
-        ModelError: a file names a special token that the vocabulary does not have.
+        ModelError: a file names a BOS or EOS that the vocabulary does not have, or more ends than
+            llama.cpp can hold.
     """
     found: Metadata = {}
     ids = {role: i for role in _SLOTS if (i := _id_of(checkpoint, vocabulary, role)) is not None}
@@ -53,7 +54,7 @@ def special_tokens(
         ids["eos"] = ends[0]
     for role, i in ids.items():
         found[_SLOTS[role]] = i
-    # llama.cpp has three slots for ends and knows some others by their text.
+    # llama.cpp has three slots for ends, and knows some other ends by their text.
     unnamed = [i for i in ends if i != ids.get("eos") and not _known_end(vocabulary, i)]
     for key, i in zip(("eot", "eom"), unnamed, strict=False):
         found[f"tokenizer.ggml.{key}_token_id"] = i
@@ -70,7 +71,7 @@ def special_tokens(
 
 
 def end_ids(checkpoint: Checkpoint, vocabulary: Vocabulary) -> list[int]:
-    """Every id that ends a generation, the tokenizer's own first."""
+    """Every id that ends a generation; the tokenizer's own comes first."""
     named = _named(checkpoint, "eos")
     own = vocabulary.id_of(named) if named is not None else None
     ends = [own] if own is not None else []
@@ -85,7 +86,7 @@ def end_ids(checkpoint: Checkpoint, vocabulary: Vocabulary) -> list[int]:
 
 
 def chat_templates(checkpoint: Checkpoint) -> str | list[dict[str, str]] | None:
-    """A template, or several with names; files of their own win over `tokenizer_config.json`."""
+    """A template, or several with names; template files override `tokenizer_config.json`."""
     named = dict(_named_templates(checkpoint))
     if not named:
         return None
@@ -123,7 +124,7 @@ def _template_text(path: Path) -> str:
 
 
 def _named(checkpoint: Checkpoint, role: str) -> str | None:
-    """The text that the tokenizer's files give to a role."""
+    """The text that the tokenizer's files give for a role."""
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
         value = checkpoint.json(file).get(f"{role}_token")
         if isinstance(value, dict):
@@ -159,7 +160,7 @@ def _known_end(vocabulary: Vocabulary, i: int) -> bool:
 def _adds(
     checkpoint: Checkpoint, role: str, ids: Mapping[str, int], vocabulary: Vocabulary
 ) -> bool:
-    """Whether the tokenizer puts its BOS in front, or its EOS behind, by itself."""
+    """Whether the tokenizer itself adds its BOS before, or its EOS after, a text."""
     if role not in ids:
         return False
     value = checkpoint.json("tokenizer_config.json").get(f"add_{role}_token")
@@ -169,12 +170,12 @@ def _adds(
     names = _template_tokens(post, first=role == "bos")
     if names is not None:
         return vocabulary.tokens[ids[role]] == names
-    # SentencePiece models begin with BOS unless something says otherwise, and so do Mistral's.
+    # SentencePiece models begin with BOS unless a file says otherwise, and so do Mistral's.
     return role == "bos" and (vocabulary.model == "llama" or vocabulary.pre == "tekken")
 
 
 def _template_tokens(post: Any, *, first: bool) -> str | None:
-    """The special token at the edge of the single-text template; "" for a template without."""
+    """The special token at one end of the template for single texts; "" if there is none."""
     if not isinstance(post, dict):
         return None
     if post.get("type") == "Sequence":

@@ -1,7 +1,7 @@
-"""Byte-level BPE vocabularies from a `tiktoken.model`, as Kimi's repositories have them.
+"""Byte-level BPE vocabularies from a `tiktoken.model`, as in Kimi's repositories.
 
-The file is a list of byte strings and ranks; how a text is cut is said in the repository's Python
-code alone, which is not run: only Kimi's expression is known.
+The file is a list of byte strings and ranks. Only Python code in the repository says how a text is
+split; that code is not run, and only Kimi's expression is known.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OTHERS = [byte for byte in range(256) if byte not in set(_PLAIN)]
 _LETTERS = {byte: chr(byte) for byte in _PLAIN} | {
     byte: chr(256 + i) for i, byte in enumerate(_OTHERS)
 }
-"""GPT-2's letter for each byte."""
+"""GPT-2's character for each byte."""
 
 
 def read(path: Path) -> Vocabulary:
@@ -71,8 +71,10 @@ def letters(token: bytes) -> str:
 
 
 def merges(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """For each token the two that make it, in the order of ranks: those that remain when its bytes
-    are merged by all lower ranks."""
+    """The merge that makes each token, in the order of ranks.
+
+    A token's two parts are those that remain when its bytes are merged by all lower ranks.
+    """
     found = []
     for token in sorted((t for t in ranks if len(t) > 1), key=lambda t: ranks[t]):
         parts = [token[i : i + 1] for i in range(len(token))]

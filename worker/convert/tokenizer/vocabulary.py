@@ -1,4 +1,4 @@
-"""Tokens by id, and everything else that a GGUF says about how text becomes ids."""
+"""The vocabulary: tokens by id, and everything else that a GGUF says about tokenization."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker.llama import source_text, source_words
 
 
 class TokenType(IntEnum):
-    """`tokenizer.ggml.token_type`."""
+    """The values of `tokenizer.ggml.token_type`."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -25,20 +25,20 @@ class TokenType(IntEnum):
 
 
 _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<(pad|mask|unused\d+|reserved_\d+)>", re.DOTALL)
-"""Texts that only a template writes, whatever their definition says: as a user's words they would
-forge a turn."""
+"""Texts that only a template should write, even if their definition does not call them special: in
+a user's message they would forge a turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class AddedToken:
-    """A token that is cut out of the text before the tokenizer's model sees it."""
+    """A token that is split off before the tokenizer's model sees the text."""
 
     text: str
     special: bool
     lstrip: bool = False
-    """Takes the white space in front of it along."""
+    """The token takes the white space before it along."""
     rstrip: bool = False
-    """Takes the white space behind it along."""
+    """The token takes the white space after it along."""
 
     @property
     def kind(self) -> TokenType:
@@ -57,19 +57,19 @@ class Vocabulary:
     scores: list[float] | None = None
     merges: list[str] | None = None
     special_ids: dict[str, int] = field(default_factory=dict)
-    """What the tokenizer's own file says of `bos`, `eos` and `unk`."""
+    """The ids that the tokenizer's own file gives for `bos`, `eos` and `unk`."""
     steps: list[str] = field(default_factory=list)
-    """What the worker does to a text before llama.cpp, see `worker.llama.source_text`."""
+    """Steps that the worker applies to a text before llama.cpp (see `worker.llama.source_text`)."""
     split: list[str] = field(default_factory=list)
-    """Expressions that the worker cuts a text with, see `worker.llama.source_words`."""
+    """Expressions that the worker splits a text with (see `worker.llama.source_words`)."""
     lstrip: set[int] = field(default_factory=set)
     rstrip: set[int] = field(default_factory=set)
     special_rstrip: bool = False
-    """A special token takes the white space behind it along, as Phi-3's do."""
+    """Whether a special token takes the white space after it along, as Phi-3's do."""
     spellings: dict[str, int] = field(default_factory=dict)
-    """Texts that the checkpoint's files call tokens by, where `tokens` has them otherwise."""
+    """The checkpoint's own texts of tokens that have another text in `tokens`."""
     settings: Metadata = field(default_factory=dict)
-    """Further `tokenizer.ggml.*` keys that the kind of tokenizer has."""
+    """Further `tokenizer.ggml.*` keys for this kind of tokenizer."""
     notes: list[str] = field(default_factory=list)
 
     def id_of(self, text: str) -> int | None:
@@ -81,14 +81,14 @@ class Vocabulary:
             return None
 
     def put(self, i: int, text: str, kind: int, score: float = -1000.0) -> None:
-        """Place a token; ids up to it that have none are filled."""
+        """Place a token; lower ids without a token are filled with unused ones."""
         self._extend(i + 1)
         self.tokens[i], self.types[i] = text, int(kind)
         if self.scores is not None:
             self.scores[i] = score
 
     def add(self, added: Mapping[int, AddedToken], size: int) -> None:
-        """Place the added tokens that the embedding has a row for; it has `size` of them."""
+        """Place the added tokens; those without one of the embedding's `size` rows are left out."""
         surplus = [token.text for i, token in sorted(added.items()) if i >= size]
         if surplus:
             names = ", ".join(map(repr, surplus[:3])) + ("…" if len(surplus) > 3 else "")
@@ -105,7 +105,7 @@ class Vocabulary:
             kind = TokenType.UNKNOWN if is_unknown else token.kind
             text = token.text
             if self.model in ("llama", "t5") and kind == TokenType.USER_DEFINED:
-                # llama.cpp looks for it in the text as it was given.
+                # llama.cpp searches the text for these tokens before it replaces spaces.
                 text = text.replace("\u2581", " ")
             self.put(i, text, kind)
             if token.lstrip:
@@ -115,7 +115,7 @@ class Vocabulary:
                 self.special_rstrip |= token.special
 
     def fit(self, size: int) -> None:
-        """Fill up to the embedding's rows: models round their vocabulary up.
+        """Fill up to the embedding's number of rows, which models round up.
 
         Raises:
             ModelError: there are more tokens than rows.
@@ -136,7 +136,7 @@ class Vocabulary:
 
     def metadata(self) -> Metadata:
         found: Metadata = {}
-        if self.split:  # In front of the vocabulary, where the worker looks for it.
+        if self.split:  # Before the vocabulary, where the worker looks for it.
             found[source_words.SPLIT] = json.dumps(self.split, ensure_ascii=False)
         found |= {
             "tokenizer.ggml.model": self.model,

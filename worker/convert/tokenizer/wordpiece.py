@@ -1,6 +1,6 @@
-"""WordPiece vocabularies, BERT's, from `tokenizer.json`.
+"""WordPiece vocabularies, as BERT has them, from `tokenizer.json`.
 
-llama.cpp marks the pieces that begin a word, `tokenizer.json` those that go on.
+llama.cpp marks the pieces that begin a word; `tokenizer.json` marks those that continue one.
 """
 
 from __future__ import annotations
