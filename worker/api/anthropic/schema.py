@@ -1,4 +1,4 @@
-"""Anthropic's bodies as pydantic models, and their translation into the chat that all dialects are.
+"""Anthropic's bodies as pydantic models, translated into a chat in OpenAI's form.
 
 Runs on the API process's event loop.
 """
@@ -90,8 +90,7 @@ class MessagesBody(PromptBody):
 
 
 def chat_of(body: PromptBody) -> ChatBody:
-    """The same chat in OpenAI's form; a last message of the assistant is what its answer begins
-    with."""
+    """The same chat in OpenAI's form. The answer continues a last message of the assistant."""
     messages = [*_system(body), *(flat for message in body.messages for flat in _flat(message))]
     chat: dict[str, Any] = {"model": body.model, "messages": messages}
     if body.messages[-1].role == "assistant":
@@ -127,7 +126,7 @@ def _tool(tool: ClientTool) -> dict[str, Any]:
 
 
 def _flat(message: TurnMessage) -> list[dict[str, Any]]:
-    """A message in OpenAI's form; each tool result becomes a message of its own, before it."""
+    """A message in OpenAI's form, preceded by one message for each of its tool results."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     blocks = message.content

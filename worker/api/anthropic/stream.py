@@ -1,4 +1,4 @@
-"""Anthropic's answers: one message, or the events that it grows by.
+"""Anthropic's answers: one message, or the events of its stream.
 
 Runs on the API process's event loop.
 """
@@ -145,7 +145,7 @@ def _block(block: Block) -> dict[str, Any]:
 
 
 def _parsed(arguments: str) -> dict[str, Any]:
-    """Of a call that was cut off, the arguments as far as they go."""
+    """The arguments of a call; if it was cut off, those that are complete."""
     try:
         value = pydantic_core.from_json(arguments or "{}", allow_partial="trailing-strings")
     except ValueError:

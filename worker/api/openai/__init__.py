@@ -1,1 +1,1 @@
-"""OpenAI's paths on top of the worker's own jobs: schemas, requests, answers, tools, routes."""
+"""OpenAI's API on top of the worker's own jobs: schemas, requests, answers, tools, routes."""

@@ -1,4 +1,4 @@
-"""What OpenAI's paths answer, as types; `/openapi.json` publishes them. Pure data."""
+"""The types of OpenAI's answers; `/openapi.json` publishes them. Pure data."""
 
 from __future__ import annotations
 

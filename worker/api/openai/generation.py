@@ -1,6 +1,6 @@
-"""From OpenAI's bodies to the engine's requests: one for each prompt and choice.
+"""Translates OpenAI's bodies into the engine's requests: one for each prompt and choice.
 
-What the models cannot say (fields that depend on each other or on the model) is checked here.
+Checks here what the models cannot express: fields that depend on each other or on the served model.
 Runs on the API process's event loop.
 """
 
@@ -45,25 +45,25 @@ class ModelNotFound(WorkerError):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A whole request: its jobs' requests and the form of its answer."""
+    """A whole request: the requests of its jobs and the form of its answer."""
 
     id: str
     created: int
     requests: tuple[InferenceRequest, ...]
-    """Choice i is request i; `n` choices for the first prompt, then for the next."""
+    """Choice i is request i: first the `n` choices of the first prompt, then those of the next."""
     choices_per_prompt: int
     stream: bool
     include_usage: bool
     timings_per_token: bool
     top_logprobs: int | None = None
     shows_prompt_logprobs: bool = False
-    """In vLLM's form."""
+    """Whether the answer carries the prompt's log-probabilities in vLLM's form."""
     echo: tuple[str, ...] = ()
-    """Of each prompt, what its answers begin with."""
+    """The text that the answers of each prompt begin with."""
     parser_of: Callable[[str], Parser] | None = None
-    """Makes the parser of a choice, by the end of its prompt."""
+    """Makes the parser of a choice from the end of its prompt."""
     not_enforced: tuple[str, ...] = ()
-    """Paths of a schema's keywords that the answer is not held to."""
+    """Paths of schema keywords that are not enforced."""
 
     def outputs(self, jobs: Sequence[Job]) -> list[Output]:
         return [Output(job, self.parser_of) for job in jobs]
@@ -83,7 +83,7 @@ def chat_generation(
     top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     prompt = chat_prompt(body, state, tools=body.tool_choice != "none")
     tools = _tool_use(body)
-    asked = _enforced(_asked(body, tools), state)
+    asked = _enforced(_constraint_of(body, tools), state)
     conventions, splits = state.conventions, state.settings.reasoning == "auto"
     constraint = asked.constraint
     if constraint is not None and splits:
@@ -128,7 +128,7 @@ def text_generation(
     *,
     logprobs: int | None,
 ) -> Generation:
-    """What goes on from prompts as they are, without a chat template."""
+    """A generation from raw prompts, without a chat template."""
     asked = _enforced(asked_of(body), state)
     sampling = sampling_of(body, state, constraint=asked.constraint, logprobs=logprobs)
     generation = _generation(body, "cmpl", prompts, sampling, state, deadline)
@@ -145,7 +145,7 @@ def _with_suffix(prompt: str | tuple[int, ...], suffix: str | None) -> Prompt:
 
 
 def require_model(name: str | None, state: AppState) -> None:
-    """A name that is not ours is refused: no model stands in for another one."""
+    """Refuse any other model's name: no model stands in for another one."""
     if not state.serves(name):
         ours = state.model_name
         raise ModelNotFound(
@@ -187,10 +187,10 @@ def _tool_use(body: ChatBody) -> ToolUse | None:
     )
 
 
-def _asked(body: ChatBody, tools: ToolUse | None) -> Asked:
-    """What the answer has to follow: a forced call, else what the body's own words say.
+def _constraint_of(body: ChatBody, tools: ToolUse | None) -> Asked:
+    """The constraint of the answer: a forced call, else what the body's own fields ask for.
 
-    A form of the answer's text, given beside a forced call, has no text to hold for.
+    A forced call leaves no text, so a form of the answer's text is ignored beside it.
     """
     if tools is not None and tools.forced is not None:
         functions = [tool.for_template() for tool in body.tools]
@@ -210,7 +210,7 @@ def _asked(body: ChatBody, tools: ToolUse | None) -> Asked:
 
 
 def asked_of(body: GenerationBody) -> Asked:
-    """llama.cpp's and vLLM's ways to say what an answer has to follow; the first that is given."""
+    """The constraint in one of llama.cpp's and vLLM's fields; the first that is given wins."""
     given = body.structured_outputs or StructuredOutputs.model_validate({})
     prefix = "structured_outputs."
     for path, schema in (
@@ -237,7 +237,7 @@ def asked_of(body: GenerationBody) -> Asked:
 
 
 def _schema(given: str | JsonObject, path: str) -> object:
-    """A schema, which clients also send as text."""
+    """A schema as JSON; clients also send schemas as text."""
     if not isinstance(given, str):
         return given
     try:
@@ -271,7 +271,7 @@ def _generation(
                 InferenceRequest(
                     job_id=f"{id}-{len(requests)}" if requests else id,
                     prompt=prompt,
-                    # Each choice has a seed of its own, or they would all be one text.
+                    # Each choice has a seed of its own; otherwise all would have the same text.
                     sampling=replace(sampling, seed=(sampling.seed + choice) & MAX_SEED),
                     max_tokens=limit if wanted is None or wanted < 0 else min(wanted, limit),
                     stop=body.stops,

@@ -1,5 +1,8 @@
-"""Log-probabilities in OpenAI's two forms. A piece may be part of a character, so its exact bytes
-travel beside its text. Pure functions, any thread."""
+"""Log-probabilities in the forms of OpenAI, vLLM and llama-server.
+
+A token's piece may be a part of a character, so most forms carry its bytes beside its text. Pure
+functions, any thread.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 from worker.wire.messages import TokenLogprob
 
-# JSON has no infinity; OpenAI writes this for a token that cannot be drawn.
+# JSON has no infinity; OpenAI writes this value for a token that cannot be drawn.
 _LOWEST = -9999.0
 
 
@@ -28,7 +31,7 @@ def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
 def completion_logprobs(entries: Sequence[TokenLogprob], text_offset: int) -> dict[str, Any]:
     """`choices[].logprobs` of a plain completion; offsets count characters of its text.
 
-    The first token of a prompt has null, as OpenAI had it.
+    The first token of a prompt has null, as in OpenAI's answers.
     """
     tokens: list[str] = []
     logprobs: list[float | None] = []
@@ -52,18 +55,18 @@ def completion_logprobs(entries: Sequence[TokenLogprob], text_offset: int) -> di
 
 
 def prompt_offset(entries: Sequence[TokenLogprob], text: str) -> int:
-    """Where a prompt's tokens begin in its text: before it, where they have a BOS or a space that
-    the text does not have."""
+    """The offset of a prompt's first token in its text; negative if the tokens add a BOS or a
+    space."""
     return len(text) - len(b"".join(entry.piece for entry in entries).decode("utf-8", "ignore"))
 
 
 def prompt_logprobs(entries: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
-    """vLLM's form: for each token of the prompt its alternatives and itself, by token id."""
+    """vLLM's form: for each token of the prompt, itself and its alternatives by token id."""
     return [None if math.isnan(entry.logprob) else _by_id(entry) for entry in entries]
 
 
 def native_logprobs(entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """llama-server's form: OpenAI's of chats, with the tokens' ids."""
+    """llama-server's form: that of OpenAI's chats, with token ids."""
     return [
         {
             "id": entry.token_id,

@@ -1,7 +1,7 @@
-"""Embeddings and ranks: OpenAI's path for the ones, the others as Jina and Cohere answer.
+"""Embeddings as OpenAI answers them, and ranks as Jina and Cohere do.
 
-Also in the form of text-embeddings-inference.
-Endpoints run on the API process's event loop; long answers are encoded beside it.
+Ranks are also answered in the form of text-embeddings-inference. Endpoints run on the API process's
+event loop; a thread encodes the embeddings.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from worker.wire.engine_info import EngineInfo, ModelInfo
 from worker.wire.work import Embed, Rank
 
 Vectors = list[tuple[int, bytes]]
-"""Of each text its number of tokens and its 32-bit floats."""
+"""For each text, its number of tokens and its vector as 32-bit floats."""
 
 
 async def embeddings(request: Request) -> Response:
@@ -51,7 +51,8 @@ async def embeddings(request: Request) -> Response:
 
 
 def _encoded(vectors: Vectors, body: EmbeddingBody) -> str:
-    """The answer's entries as JSON, each dumped by itself so that other threads get their turns."""
+    """The entries of the answer as JSON, encoded one by one so that other threads get their
+    turns."""
     as_base64, parts = body.encoding_format == "base64", []
     for index, (_, data) in enumerate(vectors):
         vector = _shortened(array("f", data), body.dimensions)
@@ -61,7 +62,8 @@ def _encoded(vectors: Vectors, body: EmbeddingBody) -> str:
 
 
 def _shortened(vector: array[float], n: int | None) -> array[float]:
-    """The first `n` dimensions, of length 1 again, as models trained for that are used."""
+    """The first `n` dimensions, scaled to length 1, as models trained for shorter vectors
+    expect."""
     if n is None or n == len(vector):
         return vector
     norm = sum(x * x for x in vector[:n]) ** 0.5
@@ -78,7 +80,7 @@ async def rerank(request: Request) -> Response:
         message = "documents is required: an array of at least 1 text"
         raise invalid([fault("documents", "required", message)])
     vectors: Vectors = await answer(request, Rank(body.query, texts))
-    # A classifier's first output is the one for "it answers the query".
+    # The first output of a classifier is the score for "this answers the query".
     scores = [array("f", data)[0] for _, data in vectors]
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
     if body.texts is not None:
@@ -96,13 +98,13 @@ async def rerank(request: Request) -> Response:
 def _for_tei(
     best: Sequence[int], scores: Sequence[float], texts: Sequence[str] | None
 ) -> list[dict[str, Any]]:
-    """The form of text-embeddings-inference, which is asked with `texts`."""
+    """The form of text-embeddings-inference, whose requests have `texts`."""
     text = {index: {"text": texts[index]} for index in best} if texts is not None else {}
     return [{"index": index, "score": scores[index], **text.get(index, {})} for index in best]
 
 
 def _require(model: ModelInfo, what: str) -> None:
-    """A model's outputs are for one use, and a figure made of them for another would be wrong."""
+    """Refuse a use that the model was not made for: its output would be meaningless."""
     if model.pooling is None:
         message = f"model: this model generates text and makes no {what} (it does not pool)"
     elif what == "ranks" and model.pooling != "rank":
@@ -122,7 +124,7 @@ def _usage(vectors: Vectors) -> dict[str, int]:
 def info_of(state: AppState) -> EngineInfo:
     """
     Raises:
-        NotReady: the model is still loading, and not listed as if it could serve.
+        NotReady: the model is still loading.
     """
     info = state.supervisor.info
     if info is None:

@@ -65,12 +65,12 @@ async def completions(request: Request) -> Response:
     generation = completion_generation(body, state, deadline)
     if body.echo:
         prompts = inputs_of(body.prompt)
-        generation = replace(generation, echo=tuple([await _shown(request, p) for p in prompts]))
+        generation = replace(generation, echo=tuple([await _as_text(request, p) for p in prompts]))
     return await _answer(request, generation, CompletionForm())
 
 
-async def _shown(request: Request, prompt: str | tuple[int, ...]) -> str:
-    """A prompt as text."""
+async def _as_text(request: Request, prompt: str | tuple[int, ...]) -> str:
+    """A prompt as text; token ids are detokenized."""
     return prompt if isinstance(prompt, str) else await answer(request, Detokenize(prompt))
 
 

@@ -1,6 +1,7 @@
-"""OpenAI's bodies as pydantic models, with llama.cpp's and vLLM's names beside its own.
+"""OpenAI's bodies as pydantic models, with the additional fields of llama.cpp and vLLM.
 
-What is here is honoured; what is not is ignored by name. Pure data, any thread.
+Every field here takes effect; any other field is ignored and reported by name. Pure data, any
+thread.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MAX_DOCUMENTS = 2048
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 128
 DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's own default of plain completions."""
+"""OpenAI's default for plain completions."""
 
 TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
 TokenIds = Annotated[tuple[TokenId, ...], Field(fail_fast=True, min_length=1)]
@@ -51,7 +52,7 @@ Inputs = str | tuple[str, ...] | tuple[int, ...] | tuple[tuple[int, ...], ...]
 
 
 def inputs_of(given: Inputs) -> list[str | tuple[int, ...]]:
-    """A text, token ids, or a list of either, as a list."""
+    """The inputs as a list of texts or of token ids."""
     if isinstance(given, str):
         return [given]
     if isinstance(given[0], int):
@@ -70,7 +71,7 @@ class StreamOptions(OpenBody):
 
 
 class SamplingFields(OpenBody):
-    """How tokens are drawn; what is not given has the model's own default."""
+    """How tokens are drawn; an absent field has the model's default."""
 
     temperature: Number | None = Field(None, ge=0, le=2, description="0 is greedy")
     top_p: Number | None = Field(None, ge=0, le=1, description="1 is off")
@@ -102,7 +103,7 @@ Schema = Annotated[Text | Annotated[JsonObject, Tag("~object")], ByKind]
 
 
 class StructuredOutputs(OpenBody):
-    """vLLM's."""
+    """vLLM's `structured_outputs`."""
 
     json_: Schema | None = Field(None, validation_alias="json")
     regex: str | None = None
@@ -112,7 +113,7 @@ class StructuredOutputs(OpenBody):
 
 
 class GenerationBody(SamplingFields):
-    """What chat and plain completions have in common."""
+    """The common fields of chat and plain completions."""
 
     model: str | None = Field(None, max_length=1024)
     max_tokens: Integer | None = Field(
@@ -247,7 +248,7 @@ Documents = Annotated[
 
 
 class RerankBody(OpenBody):
-    """`POST /v1/rerank`; with `texts` as text-embeddings-inference has it."""
+    """`POST /v1/rerank`; with `texts`, in the form of text-embeddings-inference."""
 
     query: str
     documents: Documents | None = None

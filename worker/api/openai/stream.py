@@ -1,7 +1,7 @@
-"""OpenAI's answers: one object, or chunks of a stream ended by `[DONE]`.
+"""OpenAI's answers: one object, or chunks of a stream that `[DONE]` ends.
 
-Runs on the API process's event loop. Each engine frame becomes one piece to send, whatever
-number of tokens it holds.
+Runs on the API process's event loop. Each engine frame becomes one piece to send, whatever its
+number of tokens.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ DONE = b"data: [DONE]\n\n"
 
 
 class Form(Protocol):
-    """What tells chat from plain completions."""
+    """The differences between chat and plain completions."""
 
     chunk_object: str
     answer_object: str
     first: str | None
-    """What a streamed choice begins with, as JSON."""
+    """The first content of a streamed choice, as JSON."""
     last: str
-    """What carries its finish reason."""
+    """The content beside the finish reason, as JSON."""
 
     def delta(self, piece: Piece) -> str | None:
-        """The part of a streamed choice that carries a piece, as JSON."""
+        """A piece as the content of a streamed choice, as JSON; `None` if this form does not show
+        it."""
 
     def choice(self, message: Message) -> dict[str, Any]: ...
 
@@ -158,7 +159,7 @@ class Answer:
             yield DONE
 
     def _parts(self, index: int, event: StreamEvent) -> Iterator[str]:
-        """The choice objects, as JSON, that an event adds to the stream."""
+        """The choice objects, as JSON, for one event."""
         form, output = self._form, self._outputs[index]
         if isinstance(event, Started) and form.first is not None:
             yield _choice(index, form.first)
@@ -173,7 +174,7 @@ class Answer:
                 continue
             logprobs = "null"
             if isinstance(piece, Text):
-                # They travel with the first text of their event.
+                # Log-probabilities go with the first text of their event.
                 if self._generation.top_logprobs is not None:
                     logprobs = dumps(form.logprobs(entries, self._offsets[index]))
                     entries = ()
@@ -184,7 +185,7 @@ class Answer:
             yield _choice(index, form.last, reason=f'"{output.finish_reason}"')
 
     def _echoed(self, index: int, event: Started | PromptScored) -> Iterator[str]:
-        """The prompt, once it is there as it is wanted: with its log-probabilities or without."""
+        """The prompt's log-probabilities and its echo, when an event completes them."""
         generation, output = self._generation, self._outputs[index]
         wants_logprobs = generation.echo and generation.top_logprobs is not None
         if isinstance(event, PromptScored) and generation.shows_prompt_logprobs:

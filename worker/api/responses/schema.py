@@ -1,7 +1,6 @@
-"""OpenAI's responses: their body as pydantic models, and its translation into the chat that all
-dialects are. Nothing is stored here, so a body has the whole conversation.
+"""The bodies of OpenAI's responses as pydantic models, translated into chat completions.
 
-Runs on the API process's event loop.
+Nothing is stored here, so a body has the whole conversation. Runs on the API process's event loop.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class Thought(OpenBody):
 
 
 class Item(OpenBody):
-    """A message, a call, its output, or what the model thought."""
+    """A message, a call, its output, or the model's reasoning."""
 
     type: str = "message"
     role: Literal["user", "assistant", "system", "developer"] = "user"
@@ -96,7 +95,7 @@ class ResponsesBody(OpenBody):
 
 
 def chat_of(body: ResponsesBody) -> ChatBody:
-    """The same chat in the form of chat completions."""
+    """The same conversation in the form of chat completions."""
     if body.previous_response_id is not None:
         message = "previous_response_id is not honoured: nothing is stored; send the whole input"
         raise invalid([fault("previous_response_id", "unsupported", message)])
@@ -115,7 +114,7 @@ def chat_of(body: ResponsesBody) -> ChatBody:
 
 
 def hosted_tools(body: ResponsesBody) -> list[str]:
-    """Tools that would run at OpenAI; there are none here."""
+    """Tools that OpenAI itself would run; this worker has none."""
     return [f"tools.{tool.type}" for tool in body.tools if tool.type != "function"]
 
 
@@ -144,7 +143,7 @@ def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
                 messages.append(message)
             case "reasoning":
                 thought = "\n".join(each.text for each in item.summary)
-                # Its full text, where the worker itself has written it.
+                # The full text, if this worker wrote it.
                 full = item.content if isinstance(item.content, tuple) else ()
                 thought = "\n".join(part.text for part in full) or thought
                 messages.append({"role": "assistant", "reasoning_content": thought})
@@ -156,7 +155,7 @@ def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
 
 
 def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """The assistant's message that is being put together, or a new one."""
+    """The assistant's message that is being assembled, or a new one."""
     if not messages or messages[-1]["role"] != "assistant" or "content" in messages[-1]:
         messages.append({"role": "assistant"})
     return messages[-1]

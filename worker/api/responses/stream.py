@@ -1,4 +1,4 @@
-"""OpenAI's responses as answers: one object, or the events that it grows by.
+"""OpenAI's responses: one object, or the events of its stream.
 
 Runs on the API process's event loop.
 """
@@ -129,7 +129,7 @@ class ResponseStream:
         return self._ids.setdefault(block.index, f"{prefix}_{uuid.uuid4().hex}")
 
     def _ended_item(self, block: Block) -> dict[str, Any]:
-        """The last one of an answer that was cut off is not complete."""
+        """A finished item; the last one of an answer that was cut off is incomplete."""
         finished, is_last = self._output.finished, block.index == len(self._blocks.all) - 1
         is_cut = finished is not None and is_last and self._end_status == "incomplete"
         return self._item(block, "incomplete" if is_cut else "completed")

@@ -1,9 +1,8 @@
-"""What a request asks its answer to follow, in the form that the engine enforces.
+"""The constraints that a request can set on its answer, as Lark grammars for llguidance.
 
-JSON schemas, forced calls, regular expressions, choices and raw grammars all become Lark, as
-llguidance reads it. All bounds on size are here and in the modules that this one calls: the
-engine compiles whatever passes in less than 100 ms, or refuses it by its field. Pure functions, any
-thread.
+JSON schemas, forced calls, regular expressions, choices and raw grammars all become Lark. All
+limits on size are checked here and in the modules that this one calls. Whatever passes them
+compiles in the engine in less than 100 ms. Pure functions, any thread.
 """
 
 from __future__ import annotations
@@ -27,21 +26,24 @@ MAX_FORCED_CALLS = 16
 """In one answer; a small model that may go on calling may never stop."""
 
 _JSON_LAYOUT = {"whitespace_pattern": r"[ \t]{1,8}|\r?\n[ \t]{0,64}"}
-"""Blanks on a line, or one line end and an indentation. A model that may write any number of blanks
-may never stop writing them."""
+"""White space in JSON: a few blanks on a line, or one line end and an indentation. A model that may
+write any number of blanks may never stop writing them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """`constraint` is `None` where there are `faults`. `not_enforced` are the paths of keywords
-    that the answer is not held to."""
+    """The constraint that a request asks for.
+
+    `constraint` is `None` if there are `faults`. `not_enforced` holds the paths of keywords that
+    the answer may violate.
+    """
 
     constraint: Constraint | None = None
     not_enforced: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = field(default=())
 
     def strictly(self) -> Asked:
-        """The same, refused where a keyword cannot be enforced."""
+        """The same request, refused if a keyword cannot be enforced."""
         if self.faults or not self.not_enforced:
             return self
         return Asked(
@@ -54,7 +56,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class ForcedFunction:
-    """A function that may have to be called: where its parameters stand in the request."""
+    """A function that the answer may have to call; `path` is the place of its parameters."""
 
     name: str
     parameters: object
@@ -96,7 +98,7 @@ def forced_calls(functions: Sequence[ForcedFunction], *, several: bool) -> Asked
 
 
 def regular_expression(pattern: str, path: str) -> Asked:
-    """A text that the whole of a regular expression matches."""
+    """A text that the regular expression matches as a whole."""
     if len(pattern) > MAX_PATTERN_CHARS:
         return _refused(path, f"{path} has more than {MAX_PATTERN_CHARS} characters")
     escaped = re.sub(r"\\.|/", lambda m: r"\/" if m[0] == "/" else m[0], pattern, flags=re.DOTALL)
@@ -108,7 +110,7 @@ def regular_expression(pattern: str, path: str) -> Asked:
 
 
 def choice(texts: Sequence[str], path: str) -> Asked:
-    """One of several texts."""
+    """One of the given texts."""
     if not texts or len(texts) > MAX_CHOICES or sum(map(len, texts)) > MAX_GRAMMAR_BYTES:
         limits = f"1 to {MAX_CHOICES} texts of {MAX_GRAMMAR_BYTES} characters in all"
         return _refused(path, f"{path} must be {limits}")
@@ -144,7 +146,7 @@ def _of_schema(compiled: Compiled, path: str) -> Asked:
 
 
 def _parameters(schema: object) -> object:
-    """A function without parameters, or with a description of none, takes any object."""
+    """The schema of a function's arguments; without one, any object is allowed."""
     if schema is None or schema == {} or schema == {"type": "object"}:
         return {"type": "object"}
     return {"type": "object", **schema} if isinstance(schema, dict) else schema

@@ -1,6 +1,6 @@
-"""Whether no value can be valid under two branches of a `oneOf`, which then is an `anyOf`.
+"""Proves that no value is valid under two branches of a `oneOf`, which then equals an `anyOf`.
 
-Proven by types, by constants, or by a required property that has other constants in each branch (a
+The proof uses types, constants, or a required property that has other constants in each branch (a
 discriminator). Pure functions, any thread.
 """
 
@@ -14,9 +14,9 @@ _MAX_BRANCHES = 64
 
 
 def are_disjoint(branches: Sequence[object], *, says_constants: bool) -> bool:
-    """Whether it can be proven; `False` also stands for «not known».
+    """Whether the branches are proven to be disjoint; `False` also means "not known".
 
-    `says_constants`: properties with a single possible value are never left out.
+    With `says_constants`, a property with a single possible value is always present.
     """
     if len(branches) > _MAX_BRANCHES:
         return False
@@ -30,12 +30,12 @@ def _differ(left: object, right: object, says_constants: bool) -> bool:
     types = _types(left), _types(right)
     if types[0] and types[1] and not types[0] & types[1]:
         return True
-    if _apart(left, right):
+    if _have_other_constants(left, right):
         return True
     if types[0] != {"object"} or types[1] != {"object"}:
         return False
     return any(
-        _apart(left["properties"][name], right["properties"][name])
+        _have_other_constants(left["properties"][name], right["properties"][name])
         for name in _present(left, says_constants) & _present(right, says_constants)
     )
 
@@ -49,7 +49,7 @@ def _types(schema: Mapping[str, object]) -> set[str]:
 
 
 def _present(schema: Mapping[str, object], says_constants: bool) -> set[str]:
-    """Names of properties that are described, and there in every value."""
+    """Names of the described properties that every value has."""
     properties, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(properties, Mapping) or not isinstance(required, list):
         return set()
@@ -62,8 +62,8 @@ def constants_in(properties: Mapping[str, object]) -> set[str]:
     return {name for name, s in properties.items() if isinstance(s, Mapping) and "const" in s}
 
 
-def _apart(left: object, right: object) -> bool:
-    """Whether both are constants, and other ones."""
+def _have_other_constants(left: object, right: object) -> bool:
+    """Whether both allow only constants, and none in common."""
     values = _constants(left), _constants(right)
     return values[0] is not None and values[1] is not None and not values[0] & values[1]
 

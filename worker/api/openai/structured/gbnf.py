@@ -1,7 +1,7 @@
-"""Raw grammars in llama.cpp's GBNF, rewritten as Lark for llguidance.
+"""Rewrites raw grammars in llama.cpp's GBNF as Lark for llguidance.
 
-Every character becomes a terminal of its own. llguidance's lexer is greedy: with longer terminals
-`[a-z]+ "end"` would never reach its end. Pure functions, any thread.
+Every character becomes a terminal of its own, because llguidance's lexer is greedy: with longer
+terminals, `[a-z]+ "end"` would never reach its end. Pure functions, any thread.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 MAX_BYTES = 32_000
 MAX_RULES = 400
 MAX_SYMBOLS = 4000
-"""Characters in literals, classes and names of rules."""
+"""The most characters in all literals, classes and rule names."""
 _MAX_DEPTH = 32
 _MAX_REPETITIONS = 100_000
 _ESCAPES = {"n": 10, "r": 13, "t": 9, "\\": 92, '"': 34, "[": 91, "]": 93, "-": 45}
@@ -17,13 +17,13 @@ _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
 class GbnfError(ValueError):
-    """What is wrong with a grammar, and in which line."""
+    """The fault of a grammar, with its line."""
 
 
 def to_lark(text: str) -> str:
     """
     Raises:
-        GbnfError: the grammar is not valid, or larger than is compiled here.
+        GbnfError: the grammar is invalid or too large.
     """
     if len(text.encode("utf-8", "replace")) > MAX_BYTES:
         raise GbnfError(f"it has more than {MAX_BYTES} bytes")
@@ -192,7 +192,7 @@ class _Parser:
         return self._text[start : self._at]
 
     def _skip(self, *, lines: bool = False) -> None:
-        """Pass over blanks and comments, and over line ends too if `lines`."""
+        """Skip blanks and comments; with `lines`, line ends too."""
         blanks = " \t\r\n" if lines else " \t"
         while sign := self._peek():
             if sign == "#":

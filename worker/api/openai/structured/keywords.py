@@ -1,6 +1,6 @@
-"""The keywords of JSON schemas: which are enforced, which say nothing, and which cannot be kept.
+"""The keywords of JSON schemas: which are enforced, which say nothing, which are not enforced.
 
-Pure data and small judgements about single values, any thread.
+Pure data and predicates on single values, any thread.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ NOT_ENFORCED = frozenset(
     "maxContains uniqueItems propertyNames unevaluatedProperties unevaluatedItems minProperties "
     "maxProperties $dynamicRef $recursiveRef".split()
 )
-"""Assertions that an answer is not held to. A keyword that is neither here nor handled by the
-compiler is an annotation, as JSON Schema has it."""
+"""Assertions that are not enforced. A keyword that is neither here nor handled by the compiler is
+an annotation, as in JSON Schema."""
 FORMATS = frozenset("date-time time date duration email hostname ipv4 ipv6 uuid uri".split())
 OF_TYPE = {
     "object": frozenset(
@@ -28,12 +28,13 @@ OF_TYPE = {
     "string": frozenset("pattern format minLength maxLength".split()),
     "number": frozenset("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split()),
 }
-"""The type that is meant where a schema has such keywords and names none."""
+"""The type that a schema without `type` means if it has only keywords of that type."""
 COUNTS = frozenset("minLength maxLength minItems maxItems".split())
 BOUNDS = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum".split())
 
 LARGEST = 2**53 - 1
-"""The largest whole number that every JSON reader keeps; wider bounds are narrowed to it."""
+"""The largest integer that every JSON reader represents exactly; wider bounds are narrowed to
+it."""
 _MAX_COUNT = 1_000_000
 _MAX_MULTIPLE = 1000
 _MAX_PATTERN_CHARS = 4000
@@ -43,7 +44,7 @@ _IMPLIED_BY_EMAIL = re.compile(r"^(\^)?(?:\(\?!\\\.\)|\(\?!\.\*\\\.\\\.\))+")
 
 
 def says_nothing(name: str, value: object) -> bool:
-    """Whether an assertion that cannot be enforced holds for every value."""
+    """Whether an assertion that is not enforced holds for every value anyway."""
     if name == "uniqueItems":
         return value is False
     return name == "propertyNames" and value in ({}, {"type": "string"}, True)
@@ -58,31 +59,31 @@ def is_enforced_count(value: float) -> bool:
 
 
 def bound(keyword: str, value: float) -> tuple[str, float] | None:
-    """The bound to enforce: itself, or a narrower one; `None` where neither is possible."""
+    """The bound to enforce: the same, or a narrower one; `None` if neither is possible."""
     is_lower = keyword.lower().endswith("minimum")
     if abs(value) > LARGEST:
         if is_lower != (value < 0):
             return None
         return ("minimum", -LARGEST) if is_lower else ("maximum", LARGEST)
     if keyword.startswith("exclusive") and value == int(value):
-        # llguidance lets an excluded whole number in where the other bound is less than 1 away.
+        # llguidance allows an excluded integer if the other bound is less than 1 away.
         step = max(1e-6, abs(value) * 1e-14)
         return ("minimum", value + step) if is_lower else ("maximum", value - step)
     return keyword, value
 
 
 def is_small_multiple(value: float) -> bool:
-    """Whether `multipleOf` compiles in time: its automaton has as many states as the value."""
+    """Whether `multipleOf` compiles fast enough: its automaton has as many states as the value."""
     return 0 < value <= _MAX_MULTIPLE and math.isclose(value * 100, round(value * 100))
 
 
 def pattern(text: str, format: object) -> str | None:
-    """The regular expression to enforce; `None` where it needs what linear time cannot do."""
+    """The regular expression to enforce; `None` if it cannot be matched in linear time."""
     if format == "email":
-        # Zod's pattern begins by refusing dots in places where no e-mail address has them.
+        # Zod's pattern begins with lookaheads for dots where no e-mail address may have them.
         text = _IMPLIED_BY_EMAIL.sub(r"\1", text)
     if format == "duration" and text.startswith(_ZODS_DURATION):
-        return "^P"  # looks ahead for what every duration of the format has
+        return "^P"  # the lookahead requires what every duration has
     if len(text) > _MAX_PATTERN_CHARS:
         return None
     unsupported = (found for found in _UNSUPPORTED_PATTERN.findall(text) if found[1:] not in _PLAIN)
@@ -90,4 +91,4 @@ def pattern(text: str, format: object) -> str | None:
 
 
 _PLAIN = ("\\", "[", "(")
-"""Escaped characters, matched so that what follows them is not mistaken."""
+"""Escaped characters; matching them keeps the next character from being taken for an escape."""

@@ -8,7 +8,7 @@ NOTHING = object()
 
 
 def resolve(document: object, pointer: str) -> object:
-    """What a JSON pointer of a fragment (`#/$defs/a`) points at, or `NOTHING`."""
+    """The target of a JSON pointer in a fragment (`#/$defs/a`), or `NOTHING`."""
     found = document
     for step in pointer[1:].split("/")[1:]:
         key = step.replace("~1", "/").replace("~0", "~")

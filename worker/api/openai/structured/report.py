@@ -1,6 +1,6 @@
-"""What is found while a schema is compiled: its faults, what is not enforced, and its size.
+"""The faults, unenforced keywords and size of a schema, collected while it is compiled.
 
-The bounds keep from native code what would take it long. Any thread.
+The limits protect native code from schemas that would take it long. Any thread.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ MAX_BYTES = 256_000
 MAX_DEPTH = 48
 MAX_SUBSCHEMAS = 2000
 MAX_PROPERTIES = 500
-"""In one object, and twice as many in all."""
+"""In one object; twice as many in the whole schema."""
 MAX_VALUES = 5000
-"""In all of `enum` and `const`."""
+"""In all `enum` and `const` together."""
 MAX_TARGETS = 200
-"""Different places that `$ref` points at."""
+"""Different targets of `$ref`."""
 
 
 class TooLarge(Exception):
-    """A schema is beyond a bound."""
+    """A schema exceeds a limit."""
 
 
 class Report:
     def __init__(self) -> None:
         self.not_enforced: list[str] = []
-        """Paths of keywords that the answer is not held to."""
+        """Paths of keywords that are not enforced."""
         self.faults: list[Fault] = []
         self._n_schemas = self._n_properties = self._n_values = 0
 

@@ -1,9 +1,9 @@
-"""From a client's JSON schema to the one that its answer is held to.
+"""Compiles a client's JSON schema into the one that the engine enforces.
 
-Clients send schemas as pydantic, zod, OpenAPI and the SDKs write them. Here they are checked by
-field, bounded before native code sees them, and rewritten into what llguidance enforces: the same
-or narrower. A keyword that cannot be enforced is left out and its path is reported. Pure functions,
-any thread.
+Clients send schemas as pydantic, zod, OpenAPI and the SDKs write them. Here a schema is checked
+field by field, limited in size, and rewritten into what llguidance enforces: the same language or a
+narrower one. A keyword that cannot be enforced is left out, and its path is reported. Pure
+functions, any thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Schema = Mapping[str, Any]
 
 @dataclass(slots=True)
 class Compiled:
-    """`schema` is what the answer follows; `not_enforced` are paths of keywords it leaves out."""
+    """The `schema` that the answer follows, and the paths of the keywords that it leaves out."""
 
     schema: Any
     not_enforced: list[str]
@@ -32,9 +32,9 @@ class Compiled:
 
 
 def compile_schemas(documents: Sequence[tuple[str, object]]) -> tuple[list[Any], Compiled]:
-    """Several documents with one table of definitions, which is in `schema["$defs"]`.
+    """Compile several documents with one table of definitions, `schema["$defs"]`.
 
-    A document is a path for messages and a schema; what its `$ref`s point at lies in itself.
+    A document is a path for messages and a schema. Its `$ref`s point into itself.
     """
     compiler = _Compiler()
     roots = [compiler.document(schema, path) for path, schema in documents]
@@ -44,7 +44,7 @@ def compile_schemas(documents: Sequence[tuple[str, object]]) -> tuple[list[Any],
 
 
 def compile_schema(schema: object, path: str) -> Compiled:
-    """One document."""
+    """Compile one document."""
     (root,), result = compile_schemas([(path, schema)])
     result.schema = {**root, **result.schema} if isinstance(root, dict) else root
     return result
@@ -75,8 +75,8 @@ class _Compiler:
         return True
 
     def visit(self, schema: object, path: str, depth: int, *, merged: bool) -> Any:
-        """The schema to enforce for `schema`. `merged`: others hold at the same place, so that it
-        must stay as open as it is, and costs are products."""
+        """The schema to enforce for `schema`. `merged` means that other schemas hold at the same
+        place: this one must stay open, and sizes multiply."""
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
@@ -97,7 +97,7 @@ class _Compiler:
         return out.finished()
 
     def target(self, pointer: object, path: str, depth: int, *, merged: bool) -> Any:
-        """What `$ref` says: a reference into the table of definitions."""
+        """The compiled `$ref`: a reference into the table of definitions."""
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
             self.report.fault(
                 path, "unsupported", f"{path} must point into the schema itself, as '#/$defs/…'"
@@ -111,7 +111,7 @@ class _Compiler:
                 return {}
             self.report.count_target(len(self._names))
             name = self._names[key] = f"d{len(self._names)}"
-            # The name is given before the visit, because the target may refer to itself.
+            # The name is assigned before the visit, because the target may refer to itself.
             where = self._path + pointer[1:].replace("/", ".")
             self.targets[name] = self.visit(found, where, depth + 1, merged=merged)
         return {"$ref": f"#/$defs/{self._names[key]}"}
@@ -141,8 +141,8 @@ _ASSERTIONS = (
 
 
 class _Part:
-    """One subschema while it is rewritten, keyword by keyword in the client's order, which is the
-    order in which the answer's properties come."""
+    """One subschema while it is rewritten, keyword by keyword in the client's order, which sets the
+    order of the answer's properties."""
 
     def __init__(
         self, compiler: _Compiler, path: str, depth: int, merged: bool, given: Schema
@@ -187,14 +187,14 @@ class _Part:
 
     @property
     def _closes(self) -> bool:
-        """Whether no other properties are allowed: models ramble where they are."""
+        """Whether to forbid other properties, with which models tend to ramble."""
         open_ended = {"additionalProperties", "patternProperties"} | _COMBINED
         return (
             "properties" in self._given and not self._merged and not open_ended & self._given.keys()
         )
 
     def _narrow(self, out: dict[str, Any]) -> None:
-        """Take what the client left open as it is most likely meant."""
+        """Narrow what the client left open to its most likely meaning."""
         if self._closes:
             names = out.get("properties", {})
             required = out.get("required", [])
@@ -266,7 +266,7 @@ class _Part:
 
     def _required(self, value: object, path: str) -> None:
         if isinstance(value, bool):
-            return  # draft 3 put it into the property; it says nothing since
+            return  # only draft 3 had it in the property
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             self._fault(path, "type", "must be a list of property names")
             return
@@ -281,7 +281,7 @@ class _Part:
             parts = [self._visit(part, f"{path}[{index}]") for index, part in enumerate(value)]
             self._out["prefixItems"] = parts
         elif name == "additionalItems":
-            if isinstance(self._given.get("items"), list):  # before 2020 it was called so
+            if isinstance(self._given.get("items"), list):  # its name before 2020
                 self._out["items"] = self._visit(value, path)
         else:
             self._out[name] = self._visit(value, path)
@@ -317,14 +317,14 @@ class _Part:
             self._report.leave_out(path)
             return
         name, value = narrowed
-        if name in self._out:  # two bounds have become one: the narrower holds
+        if name in self._out:  # two bounds became one; the narrower holds
             pick = max if name.lower().endswith("minimum") else min
             value = pick(value, self._out[name])
         self._out[name] = value
 
     @property
     def _is_number(self) -> bool:
-        """Its format (`int32`, `double`…) is a note about how it is stored."""
+        """For a number, `format` (`int32`, `double`…) says only how it is stored."""
         return self._given.get("type") in ("integer", "number")
 
     def _text(self, name: str, value: object, path: str) -> None:
