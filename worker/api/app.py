@@ -1,4 +1,4 @@
-"""The ASGI application: routes, the gate before them, and errors turned into answers."""
+"""The ASGI application: the routes, the gate before them, and the handlers of errors."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ ROUTES = [
 async def build_schemas(state: AppState) -> None:
     """Build the validators of all bodies, one route at a time.
 
-    They are not built at import, since starting the engine comes first, and not by the first
-    request, since it would have to wait.
+    The import does not build them, because the engine should start first. The first request should
+    not wait for them either.
     """
     for route in ROUTES:
         if (body := route.body_of(state)) is not None:
@@ -56,6 +56,6 @@ def create_app(state: AppState) -> Starlette:
             ClientDisconnect: on_disconnect,
         },
     )
-    app.router.redirect_slashes = False  # the gate takes a trailing slash off
+    app.router.redirect_slashes = False  # the gate removes a trailing slash
     app.state.worker = state
     return app

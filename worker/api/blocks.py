@@ -1,6 +1,6 @@
-"""A choice's pieces as blocks that begin, grow and end one after the other.
+"""A choice's pieces as blocks, which begin, grow and end one after the other.
 
-Anthropic's messages and OpenAI's responses send an answer so. Pure state, any thread.
+Anthropic's messages and OpenAI's responses have this form. Pure state, any thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Block:
     index: int
     kind: Kind
     text: str = ""
-    """All of its text so far; of a call, its arguments."""
+    """The text so far; the arguments, if the block is a call."""
     id: str = ""
     name: str = ""
 
@@ -28,7 +28,7 @@ class Step(NamedTuple):
     what: Literal["begun", "grown", "ended"]
     block: Block
     text: str = ""
-    """The text that was added."""
+    """The added text."""
 
 
 class Blocks:

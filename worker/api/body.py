@@ -1,4 +1,4 @@
-"""From a request's bytes to a frozen pydantic model; nothing behind it sees a dict.
+"""Parses a request's bytes into a frozen pydantic model; no dict is passed on.
 
 `Body` is the base of the worker's own schemas, where an unknown field is an error. `OpenBody` is
 the base of all others, where null counts as absent and unknown fields are ignored by name. Sizes
@@ -42,9 +42,9 @@ MAX_NAMES = 2**16
 SMALL_BYTES = 32 * 1024
 """A larger body is read by a thread, one after the other, while the event loop goes on."""
 MAX_FIELDS = 256
-"""Of one object that is described field by field."""
+"""The most fields in one open object."""
 MAX_BODY_BYTES_AT_ONCE = 32 * 2**20
-"""Of all bodies that are being read."""
+"""The most bytes of all bodies that are being read."""
 _BOM = b"\xef\xbb\xbf"
 # Also one that does not end, which would otherwise be looked for from each of its quotes.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
@@ -61,7 +61,7 @@ JsonObject = dict[str, Any]
 
 
 def _whole(value: Any) -> Any:
-    """JSON knows one kind of number, so 1.0 is an integer."""
+    """A whole number as `int`: JSON has one kind of number, so 1.0 is an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -79,7 +79,7 @@ class Body(BaseModel):
 
 
 class OpenBody(BaseModel):
-    """An open object: null counts as absent, and unknown fields are left in `model_extra`."""
+    """An open object: null counts as absent, and unknown fields stay in `model_extra`."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, defer_build=True)
 
@@ -97,7 +97,7 @@ class OpenBody(BaseModel):
     def __get_pydantic_json_schema__(
         cls, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """The schema with the aliases of each field, and null where a field may be absent."""
+        """The schema with all aliases of each field, and with null for each optional field."""
         schema = handler(core)
         plain = handler.resolve_ref_schema(schema)
         properties, required = plain.get("properties", {}), plain.get("required", ())
@@ -118,11 +118,11 @@ AnyBody = TypeVar("AnyBody", bound=BaseModel)
 
 
 async def read(request: Request, state: AppState, model: type[AnyBody]) -> AnyBody:
-    """The request's body as `model`.
+    """Read the request's body as `model`.
 
     Raises:
-        InvalidRequest: with every fault, or the first 32.
-        PayloadTooLarge: it has more bytes than this worker takes.
+        InvalidRequest: the body is invalid; it has every fault, or the first 32.
+        PayloadTooLarge: the body has more bytes than this worker takes.
     """
     body = await _read_bytes(request, state)
     try:
@@ -164,7 +164,7 @@ def parse(body: bytes) -> dict[str, Any]:
     try:
         value = pydantic_core.from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        # The parser's message names what it expected and where, and quotes nothing.
+        # The parser's message says what it expected and where, without quoting the body.
         raise invalid([fault("", "json", f"the body is not valid JSON: {error}")]) from None
     if not isinstance(value, dict):
         raise invalid([fault("", "type", "the body must be a JSON object", value)])
@@ -225,7 +225,7 @@ async def _read_bytes(request: Request, state: AppState) -> bytes:
 
 
 def is_deep(value: object) -> bool:
-    """Whether objects and lists are nested deeper than the bound."""
+    """Whether objects and lists are nested deeper than `MAX_NESTING`."""
     depth, level = 0, [value]
     while level:
         depth += 1
@@ -259,7 +259,12 @@ def _extras(value: object, path: str) -> Iterator[str]:
 
 
 def deadline_of(request: Request) -> float | None:
-    """`X-Deadline` (Unix ms) on the monotonic clock; one that is past ends the request here."""
+    """`X-Deadline` (Unix ms) on the monotonic clock.
+
+    Raises:
+        InvalidRequest: the header is not a number of milliseconds.
+        InferenceTimeout: the deadline has passed.
+    """
     raw = request.headers.get("x-deadline")
     if raw is None:
         return None

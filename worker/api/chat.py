@@ -1,6 +1,6 @@
-"""Messages and tools as every dialect hands them to the model's chat template.
+"""Messages and tools in the one form that all dialects pass to the chat template.
 
-The models are OpenAI's forms; the other dialects translate theirs into them. Runs on the API
+The models here have OpenAI's form; the other dialects are translated into it. Runs on the API
 process's event loop.
 """
 
@@ -61,7 +61,7 @@ Content = Annotated[Text | Parts, ByKind]
 
 
 def text_of(content: str | tuple[Part, ...] | None) -> str:
-    """Text parts are joined by a line break; no content is an empty text."""
+    """The text of a message's content; parts are joined by line ends, no content is ""."""
     return content if isinstance(content, str) else "\n".join(p.text for p in content or ())
 
 
@@ -89,7 +89,7 @@ class Message(OpenBody):
     )
 
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it: one text, the calls' arguments parsed."""
+        """The message as chat templates expect it: one text, and calls with parsed arguments."""
         flat: dict[str, Any] = {"role": self.role, "content": text_of(self.content)}
         for name in ("name", "tool_call_id", "reasoning_content"):
             if (value := getattr(self, name)) is not None:
@@ -139,7 +139,7 @@ Tools = Annotated[tuple[Tool, ...], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
 class TemplateBody(OpenBody):
-    """What a chat template is rendered from: the whole body of `/apply-template`."""
+    """The input of a chat template; the whole body of `/apply-template`."""
 
     messages: Messages
     tools: Tools = ()
@@ -159,7 +159,11 @@ class TemplateBody(OpenBody):
 
 
 def chat_prompt(body: TemplateBody, state: AppState, *, tools: bool = True) -> ChatPrompt:
-    """The chat for the model's own template; without a template there is no guessing."""
+    """The chat as a prompt for the model's own template.
+
+    Raises:
+        InvalidRequest: the model has no chat template.
+    """
     info = state.supervisor.info
     if info is not None and not info.model.has_chat_template:
         message = "messages need a chat template, and this model carries none; send a raw prompt"
@@ -185,12 +189,12 @@ def chat_prompt(body: TemplateBody, state: AppState, *, tools: bool = True) -> C
 
 
 def _defaults() -> dict[str, Any]:
-    """Variables that chat templates read, some of them under a second name."""
+    """Default variables of chat templates."""
     return {"enable_thinking": True, "date_string": datetime.now().strftime("%d %b %Y")}
 
 
 def _parsed(arguments: str | JsonObject) -> Any:
-    """A call's arguments as an object; text that is none, or is nested too deeply, stays text."""
+    """A call's arguments as JSON. Text that is not JSON, or too deeply nested, stays text."""
     if not isinstance(arguments, str):
         return arguments
     try:

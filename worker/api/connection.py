@@ -1,4 +1,4 @@
-"""One client's connection: uvicorn's protocol with bounds on what a client may hold open.
+"""One client's connection: uvicorn's protocol with limits on what a client can hold open.
 
 A header has a size and a time limit, a body a time limit, what frames a body (the heads of chunks,
 a trailer) the size of a header. Answers that are not read are bounded in time and in bytes. So is
@@ -17,9 +17,10 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a request's line and headers."""
+"""The most bytes in a request's line and headers."""
 HEAD_SECONDS = 20.0
-"""For them to arrive; also for the first request of a connection to begin."""
+"""Time limit for a request's line and headers, and for a new connection's first request to
+begin."""
 BODY_SECONDS = 120.0
 FRAMING_PER_BYTE = 8
 """Of a body, at most: a chunk of one byte has five around it."""
@@ -73,7 +74,7 @@ class WorkerProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._in_head:
             if not self._n_head_bytes:
-                self._wait(HEAD_SECONDS)  # a request on a connection that was kept alive
+                self._wait(HEAD_SECONDS)  # another request on a kept-alive connection
             self._n_head_bytes += len(data)
         else:
             self._n_framing_bytes += len(data)
@@ -155,11 +156,11 @@ class WorkerProtocol(HttpToolsProtocol):
             self._timer = None
 
     def _refuse(self, answer: bytes) -> None:
-        """Answer where no answer has begun, and close."""
+        """Close the connection, with this answer if no other has begun."""
         self._stop_waiting()
         if self.transport.is_closing():
             return
-        if getattr(self.cycle, "response_complete", True):  # there may be none yet
+        if getattr(self.cycle, "response_complete", True):  # no cycle before the first request
             self.transport.write(answer)
             self.transport.close()
         else:

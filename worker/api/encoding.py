@@ -1,4 +1,4 @@
-"""JSON as it is sent: compact, in UTF-8, and on one line for every parser. Pure functions."""
+"""JSON as it is sent: compact UTF-8 that every parser sees as one line. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from json.encoder import encode_basestring
 
 from starlette.responses import Response
 
-# Parsers built on str.splitlines() end a line at these; JSON need not escape them.
+# Parsers built on str.splitlines() end a line at these characters; JSON need not escape them.
 _LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
@@ -18,13 +18,13 @@ def dumps(value: object) -> str:
 
 
 def quoted(text: str) -> str:
-    """A JSON string; two to three times cheaper than `dumps`."""
+    """A text as a JSON string; cheaper than `dumps`."""
     string = encode_basestring(text)
     return string if text.isascii() else string.translate(_LINE_BREAKS)
 
 
 def sse(event: Mapping[str, object]) -> bytes:
-    """One event of a stream, named by its `type`."""
+    """One server-sent event, named by its `type`."""
     return f"event: {event['type']}\ndata: {dumps(event)}\n\n".encode()
 
 

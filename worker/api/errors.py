@@ -1,4 +1,4 @@
-"""Every failure as an answer, in the form of the dialect that was spoken to.
+"""Turns every failure into an answer in the dialect of the request's path.
 
 Pure functions, on the API process's event loop.
 """
@@ -67,7 +67,7 @@ async def on_worker_error(request: Request, error: Exception) -> Response:
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
-    """A path or a method that is not there, as Starlette's router reports it."""
+    """The answer to an unknown path or method, which Starlette's router reports."""
     assert isinstance(error, HTTPException)
     code, message = {
         404: ("NOT_FOUND", "there is no such path; /openapi.json lists the ones there are"),
@@ -84,7 +84,7 @@ async def on_disconnect(request: Request, error: Exception) -> Response:
 
 
 def error_response(error: WorkerError, scope: Scope) -> Response:
-    """The answer for a request that failed before its first byte."""
+    """The answer to a request that failed before its first byte."""
     headers: dict[str, str] = {}
     retry_after = error.details.get("retry_after_seconds")
     if retry_after is not None:
@@ -92,8 +92,8 @@ def error_response(error: WorkerError, scope: Scope) -> Response:
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     status = http_status(error)
-    told = (error.code, error.message, status, scope, error.details)
-    return json_response(error_body(*told, retriable=error.retriable), status, headers)
+    fault = (error.code, error.message, status, scope, error.details)
+    return json_response(error_body(*fault, retriable=error.retriable), status, headers)
 
 
 def http_status(error: WorkerError) -> int:
@@ -109,7 +109,7 @@ def error_body(
     *,
     retriable: bool = False,
 ) -> dict[str, Any]:
-    """An error in the form of the dialect that the path belongs to."""
+    """An error's body in the dialect of the path."""
     details = _with_errors(code, message, details or {})
     correlation_id = scope.get("state", {}).get("correlation_id", "")
     match dialect_of(scope["path"]):
@@ -126,13 +126,13 @@ def error_body(
 NATIVE_PATHS = ("/v1/inference", "/v1/loading", "/v1/ready", "/v1/health")
 OPENAI_PATHS = ("/chat/completions", "/completions", "/embeddings", "/models", "/responses")
 OTHER_PATHS = ("/completion", "/infill", "/rerank")
-"""Of llama-server and others, which speak it too."""
+"""Paths of llama-server and others whose errors have OpenAI's form."""
 
 
 def dialect_of(path: str) -> str:
-    """The dialect in whose form a path's errors are sent.
+    """The dialect of a path's errors.
 
-    Everything under /v1 is OpenAI's, except Anthropic's messages and the worker's own paths.
+    Everything under /v1 has OpenAI's form, except Anthropic's messages and the worker's own paths.
     """
     if path.startswith("/v1/messages"):
         return "anthropic"
@@ -159,7 +159,8 @@ def openai_error(
 
 
 def _with_errors(code: str, message: str, details: Mapping[str, Any]) -> dict[str, Any]:
-    """The details with a list of errors; a refusal by the engine names one `field` instead."""
+    """The details with a list of errors, made from the `field` of a refusal by the engine if
+    needed."""
     known = dict(details)
     name = known.pop("field", None)
     if code in ("INVALID_REQUEST", "CONTEXT_LENGTH_EXCEEDED") and "errors" not in known:

@@ -1,8 +1,8 @@
 """Answers that stream: kept alive while silent, and their jobs' end.
 
-Runs on the API process's event loop. There is one `send` per engine frame, whatever number of
-events it holds. A job is cancelled in `EventStream.__call__`'s `finally`, because a generator
-whose client left while it was blocked in `send` is not told so.
+Runs on the API process's event loop. There is one `send` per engine frame, whatever its number of
+events. `EventStream.__call__` cancels the job in its `finally`: a generator is not notified when
+its client leaves during a blocked `send`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class EventStream(StreamingResponse):
 
 
 class _Ticker:
-    """Calls back every `period` seconds until stopped; costs nothing per event."""
+    """Calls back every `period` seconds until it is stopped, at no cost per event."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, period: float, call: Callable[[], None]
@@ -105,7 +105,7 @@ class _Ticker:
 
 @asynccontextmanager
 async def watching(request: Request, *jobs: Job) -> AsyncIterator[None]:
-    """While no byte of the answer is sent: a client that leaves cancels its jobs."""
+    """Cancel the jobs if the client leaves inside this block, before any byte is sent."""
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -124,7 +124,7 @@ async def watching(request: Request, *jobs: Job) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def closing_on_disconnect(request: Request, *jobs: Job) -> AsyncIterator[None]:
-    """For answers that are not streamed: the jobs end with the block, if not before."""
+    """Cancel the jobs when the client leaves and, at the latest, at the end of this block."""
     try:
         async with watching(request, *jobs):
             yield

@@ -1,7 +1,7 @@
-"""The faults of a bad request: where each lies, what is wrong there and what would be right.
+"""The faults of a bad request: where each is, what is wrong there and what would be right.
 
-The only place that knows pydantic's errors. A fault repeats numbers and booleans of a body and
-never its texts. Pure functions, in any thread.
+Only this module knows pydantic's errors. A fault may repeat a number or boolean of the body, never
+a text. Pure functions, any thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Fault(TypedDict):
 
 MAX_FAULTS = 32
 _NAMED_CHARS = 64
-"""Of an unknown field's name, repeated in a fault."""
+"""The most characters of an unknown field's name in a fault."""
 
 _CONSTRAINTS = {
     "missing": "required",
@@ -42,7 +42,7 @@ _CONSTRAINTS = {
     "too_long": "maxItems",
     "literal_error": "enum",
 }
-"""pydantic's error types as JSON Schema's keywords; every other one is of the value's type."""
+"""JSON Schema's keywords for pydantic's error types; all other types become `type`."""
 _TYPE_ERRORS = {"string_type": "string", "int_type": "integer", "tuple_type": "array"}
 _JSON_TYPES = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
 
@@ -55,7 +55,7 @@ def fault(path: str, constraint: str, message: str, value: object = None) -> Fau
 
 
 def invalid(faults: Iterable[Fault]) -> InvalidRequest:
-    """The refusal for `faults`; those beyond the first 32 are left out."""
+    """The refusal for `faults`; all but the first 32 are left out."""
     listed = list(faults)[:MAX_FAULTS]
     return InvalidRequest("; ".join(f["message"] for f in listed), errors=listed)
 
@@ -65,14 +65,14 @@ def unknown_fields(names: Iterable[str], model: type[BaseModel]) -> InvalidReque
 
 
 def faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
-    """pydantic's errors in the contract's form, each with what its field takes."""
+    """pydantic's errors as faults, each with what the field takes."""
     schema = model.model_json_schema()
-    entries = [e for e in error.errors(include_url=False) if not _follows(e)]
+    entries = [e for e in error.errors(include_url=False) if not _is_consequence(e)]
     return [_fault_of(entry, schema, model) for entry in entries[:MAX_FAULTS]]
 
 
-def _follows(entry: ErrorDetails) -> bool:
-    """An array that is called too short only because an item of it was refused."""
+def _is_consequence(entry: ErrorDetails) -> bool:
+    """Whether an array counts as too short only because one of its items was refused."""
     return entry["type"] == "too_short" and len(entry["input"]) >= entry["ctx"]["min_length"]
 
 
@@ -81,7 +81,7 @@ def _fault_of(entry: ErrorDetails, schema: Mapping[str, Any], model: type[BaseMo
     kind, given = entry["type"], entry["input"]
     if kind == "extra_forbidden":
         return _unknown(path, model.model_fields)
-    if kind.startswith("body."):  # raised by a validator of ours, in our words
+    if kind.startswith("body."):  # from a validator of our own, with its message
         return fault(path, kind.removeprefix("body."), f"{path} {entry['msg']}", given)
     expected = expectation(_schemas_at(entry["loc"], schema), given, _meant(entry))
     constraint = _CONSTRAINTS.get(kind, "type")
@@ -109,7 +109,8 @@ def _unknown(path: str, known: Iterable[str]) -> Fault:
 
 
 def path_of(loc: Iterable[int | str]) -> str:
-    """`messages[0].content`; names of union branches, which begin with `~`, are left out."""
+    """A path like `messages[0].content`; names of union branches, which begin with `~`, are
+    skipped."""
     path = ""
     for step in loc:
         if isinstance(step, int):
@@ -120,7 +121,7 @@ def path_of(loc: Iterable[int | str]) -> str:
 
 
 def _schemas_at(loc: Iterable[int | str], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The parts of a JSON schema that may describe the value at `loc`."""
+    """The parts of a JSON schema that may apply to the value at `loc`."""
     found = _branches(root, root)
     for step in loc:
         if isinstance(step, int):
@@ -137,7 +138,7 @@ def _schemas_at(loc: Iterable[int | str], root: Mapping[str, Any]) -> list[Mappi
 
 
 def _branches(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """A schema's alternatives with their references followed; itself where it has none."""
+    """The alternatives of a schema, with references resolved; the schema itself if it has none."""
     if "$ref" in schema:
         return _branches(root["$defs"][schema["$ref"].rsplit("/", 1)[-1]], root)
     parts = schema.get("anyOf") or schema.get("oneOf")
@@ -150,7 +151,7 @@ def _branches(schema: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mappin
 def expectation(
     schemas: Iterable[Mapping[str, Any]], given: object, meant: str | None = None
 ) -> str:
-    """What a field takes, in words; of several forms the one that was meant, where it shows."""
+    """What a field takes, in words: only the form that was meant, if the value or `meant` tells."""
     forms = [schema for schema in schemas if schema.get("type") != "null"]
     kind = meant or _JSON_TYPES.get(type(given))
     nouns = dict.fromkeys(map(_noun, [form for form in forms if form.get("type") == kind] or forms))

@@ -1,4 +1,4 @@
-"""From a parsed request to a running job, and to its answer. On the API process's event loop."""
+"""Turns a parsed request into a running job and its answer. On the API process's event loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 
 
 async def start_jobs(state: AppState, requests: Sequence[InferenceRequest]) -> list[Job]:
-    """Jobs that the engine has accepted, all or none: a refused one takes back the others."""
+    """Start all jobs or none: if one is refused, the others are cancelled."""
     jobs: list[Job] = []
     try:
         for request in requests:
@@ -36,7 +36,8 @@ async def start_jobs(state: AppState, requests: Sequence[InferenceRequest]) -> l
 
 
 async def start_job(state: AppState, request: InferenceRequest) -> Job:
-    """Submit the request; returns once the engine has accepted it, before any status line."""
+    """Submit the request; returns once the engine has accepted it, before any status line is
+    sent."""
     job = await state.supervisor.submit(request)
     try:
         await state.accepted.enter()
@@ -54,7 +55,8 @@ async def start_job(state: AppState, request: InferenceRequest) -> Job:
 
 
 async def answer(request: Request, work: Work) -> Any:
-    """The engine's answer to work that generates no text; a client that leaves cancels it."""
+    """The engine's answer to work that generates no text; it is cancelled when the client
+    leaves."""
     job = state_of(request).supervisor.open(work, deadline_of(request))
     async with closing_on_disconnect(request, job):
         return await job.answer()
@@ -73,10 +75,10 @@ async def with_head(
     frames: AsyncIterator[Item],
     events_of: Callable[[Item], list[StreamEvent]],
 ) -> AsyncIterable[Item]:
-    """`frames` as they are, or with a late head once the first token or end is among them.
+    """Pass on `frames`; with `x-llorch-late-head`, only after the first token or end has come.
 
     Raises:
-        WorkerError: what the jobs failed with before their first token, with a late head.
+        WorkerError: the jobs failed before their first token (with a late head only).
     """
     if request.headers.get(LATE_HEAD) != "1":
         return frames

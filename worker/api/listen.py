@@ -15,14 +15,14 @@ from worker.api.connection import protocol_with
 from worker.errors import ConfigError, PortInUse
 
 KEEP_ALIVE_SECONDS = 75
-"""Of an idle connection: longer than proxies and clients keep theirs (60 s), so that none of them
-sends a request into a connection that is being closed here."""
+"""Idle connections stay open longer than those of usual proxies and clients (60 s), so that none of
+them sends a request into a connection that is being closed."""
 CLOSE_SECONDS = 2
-"""For open connections to take their last bytes, after the drain."""
+"""After the drain, open connections have this long to take their last bytes."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handlers: a stop is the lifecycle's, which drains first."""
+    """uvicorn without its signal handlers: the lifecycle stops it, after the drain."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -30,8 +30,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # A garbage collection stops the event loop: for 50 ms when it walks through all modules
-        # and settings, for 20 ms when a thousand requests wait. What stays for good is left out.
+        # A garbage collection blocks the event loop. Permanent objects are excluded from it, and
+        # collections run less often.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
@@ -56,7 +56,7 @@ def server_for(app: ASGIApp, patience_seconds: float, on_cut: Callable[[], None]
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound, listening socket; raises `PortInUse` or `ConfigError`."""
+    """Open a listening socket; raises `PortInUse` or `ConfigError`."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:

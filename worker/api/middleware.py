@@ -1,7 +1,7 @@
-"""The gate that every request passes.
+"""The gate that every request passes: pure ASGI, on the API process's event loop.
 
-Pure ASGI, on the API process's event loop: a correlation id for logs and answer, the bearer
-token, the names of ignored fields, one log line per request. Nothing here reads a body.
+It adds a correlation id to logs and answer, checks origin and bearer token, reports ignored fields,
+and writes one log line per request. It reads no body.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _log = get_logger()
 
 
 class Gate:
-    """Correlation, authorisation, the request's log line, and a shield against our own bugs."""
+    """Correlation ids, authorisation, the request's log line, and an answer when the code fails."""
 
     def __init__(self, app: ASGIApp, state: AppState) -> None:
         self._app = app
@@ -69,7 +69,7 @@ class Gate:
                 message["headers"] = [
                     *message["headers"],
                     *echoed,
-                    *_ignored(scope),
+                    *_ignored_header(scope),
                     *self._origins.cors(raw),
                 ]
             await send(message)
@@ -125,8 +125,8 @@ def _correlation_id(given: bytes | None) -> str:
     return clean.decode() if clean else uuid.uuid4().hex
 
 
-def _ignored(scope: Scope) -> list[tuple[bytes, bytes]]:
-    """The header that names what of the body was not looked at."""
+def _ignored_header(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """The header with the names of the body's ignored fields."""
     names = scope["state"].get("ignored_fields")
     if not names:
         return []

@@ -1,6 +1,6 @@
-"""The OpenAPI 3.1 document at `/openapi.json`, made of the routes and their models.
+"""The OpenAPI 3.1 document at `/openapi.json`, made from the routes and their models.
 
-Its limits are this worker's. Pure functions, on the API process's event loop.
+It states this worker's limits. Pure functions, on the API process's event loop.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _REASONS = {
 
 
 def document(state: AppState, operations: Sequence[Operation]) -> dict[str, Any]:
-    """The document for this worker: its limits and its model's vocabulary are in it."""
+    """The document for this worker, with its limits and its model's vocabulary size."""
     types: dict[Any, None] = dict.fromkeys(_ERRORS.values())
     for operation in operations:
         types |= dict.fromkeys((operation.body_of(state), *operation.answers.values()))

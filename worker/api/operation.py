@@ -1,4 +1,4 @@
-"""A route that says what it takes and answers; `/openapi.json` is made of them. Pure data."""
+"""A route with the types of its body and answers, from which `/openapi.json` is made. Pure data."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Operation(Route):
         deadline: bool = False,
         probe: bool = False,
     ) -> None:
-        """`answers`: media type to the type of what is sent. `body` may depend on the worker's
-        limits. `deadline`: `X-Deadline` is read. `probe`: it answers without a token, and in its
-        own form when the worker is not well."""
+        """`answers` maps media types to types of answers. `body` may be a function of the worker's
+        state. With `deadline`, `X-Deadline` is read. A `probe` answers without a token, and keeps
+        its own form when the worker is unwell."""
         super().__init__(path, endpoint, methods=[method])
         self.method, self.summary, self.answers = method.lower(), summary, answers
         self._body = body

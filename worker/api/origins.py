@@ -1,7 +1,8 @@
-"""Which requests a web page may not make: the checks of Host, Origin and content type, and CORS.
+"""Checks of Host, Origin and content type, and CORS: which web pages may use this worker.
 
-Any page can send requests to a local worker, and by a name that it points here read the answers;
-browsers say in these headers what they do. Pure functions on headers, before a body is read.
+Any page can send requests to a local worker. Under a host name that resolves to this machine, it
+could even read the answers. Browsers tell in these headers what a page does. Pure functions on
+headers, before a body is read.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class OriginRules:
     def check(self, method: str, path: str, version: str, headers: Headers) -> None:
         """
         Raises:
-            Forbidden: the request may be a web page's.
+            Forbidden: a web page may have sent the request.
         """
         hosts = _all(headers, b"host")
         if len(hosts) > 1 or (not hosts and version == "1.1"):
@@ -51,7 +52,7 @@ class OriginRules:
                 raise Forbidden("a POST needs Content-Type: application/json")
 
     def cors(self, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """Headers of an answer to an origin that --allow-origin names."""
+        """The CORS headers of an answer, if --allow-origin names the request's origin."""
         origin = next(iter(_all(headers, b"origin")), None)
         if origin is None or not self._is_named(origin.lower()):
             return []
@@ -62,7 +63,7 @@ class OriginRules:
         ]
 
     def preflight(self, headers: Headers) -> list[tuple[bytes, bytes]]:
-        """Headers of the answer to a browser's question before the request."""
+        """The headers of the answer to a preflight request."""
         cors = self.cors(headers)
         if not cors:
             return []
@@ -93,7 +94,7 @@ def _all(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> list[str]:
 
 
 def _name_of(netloc: str) -> str:
-    """A host without its port, and without the brackets of IPv6."""
+    """The host without its port and without the brackets of IPv6."""
     netloc = netloc.rpartition("@")[2].lower()
     if netloc.startswith("["):
         return netloc[1:].partition("]")[0]

@@ -1,4 +1,4 @@
-"""A job's output as pieces, the same for every dialect: text, reasoning, calls, the end.
+"""A job's output as pieces, the same for all dialects: text, reasoning, calls, the end.
 
 Runs on the API process's event loop.
 """
@@ -24,7 +24,7 @@ class Reasoning(NamedTuple):
 
 
 class CallBegun(NamedTuple):
-    """A call's name; its arguments follow, as text that grows to JSON."""
+    """The beginning of a call. Its arguments follow as parts of a JSON text."""
 
     call: int
     id: str
@@ -40,19 +40,19 @@ Piece = Text | Reasoning | CallBegun | CallArguments
 
 
 class Parser(Protocol):
-    """Splits a model's text into pieces; what it does not understand is text."""
+    """Splits a model's text into pieces; what it cannot read stays text."""
 
     def feed(self, text: str) -> list[Piece]: ...
 
     def finish(self) -> list[Piece]:
-        """What was held back until the end."""
+        """The pieces that were held back until the end."""
 
 
 class Output:
-    """One choice while it grows; `message` is what it has come to."""
+    """One choice while it grows; `message` holds all of it."""
 
     def __init__(self, job: Job, parser_of: Callable[[str], Parser] | None) -> None:
-        """`parser_of` makes the parser of an answer, by the end of the prompt before it."""
+        """`parser_of` makes the parser of the answer from the end of its prompt."""
         self.job = job
         self.finished: Finished | None = None
         self.message = Message()
@@ -91,7 +91,7 @@ class Output:
         return pieces
 
     def _count_reasoning(self, n_tokens: int, pieces: list[Piece]) -> None:
-        """Tokens count as reasoning up to the last piece of it, marks included."""
+        """Count the tokens of the reasoning, its marks included."""
         self._n_unread += n_tokens
         if any(isinstance(piece, Reasoning) for piece in pieces):
             self.reasoning_tokens += self._n_unread
@@ -107,7 +107,7 @@ class Output:
 
     @property
     def timings(self) -> dict[str, float]:
-        """llama-server's figures, which llama-swap and others read."""
+        """llama-server's timings, which llama-swap and others read."""
         job, done = self.job, self.finished
         n_prompt = job.prompt_tokens - job.cached_tokens
         n_out = done.tokens_out if done is not None else job.tokens_out
@@ -125,7 +125,7 @@ class Output:
 
 
 class Message:
-    """All pieces of a choice put together."""
+    """The pieces of a choice, joined."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -159,7 +159,8 @@ class Call:
 
 
 def usage_of(outputs: Sequence[Output], choices_per_prompt: int) -> dict[str, Any]:
-    """Choices of one prompt share it: it is counted once, and cached if the first found it so."""
+    """OpenAI's usage. A prompt is counted once for all its choices; its first choice tells what was
+    cached."""
     prompts = [output.job for output in outputs[::choices_per_prompt]]
     prompt_tokens = sum(job.prompt_tokens for job in prompts)
     tokens_out = sum(o.finished.tokens_out for o in outputs if o.finished is not None)
@@ -179,7 +180,7 @@ Frame = tuple[int, list[StreamEvent]]
 
 
 async def merged(jobs: Sequence[Job]) -> AsyncIterator[Frame]:
-    """The frames of all jobs as they come."""
+    """The frames of all jobs, in the order of their arrival."""
     if len(jobs) == 1:
         async for frame in jobs[0]:
             yield 0, frame

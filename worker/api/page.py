@@ -1,7 +1,7 @@
-"""The page at `/`: what the worker is doing, and a playground to try its model.
+"""The page at `/`: the worker's state, and a playground for its model.
 
-Static files of `worker/assets/page`, read once when the application is made, under a policy that
-lets the page load nothing from elsewhere and run nothing that a model wrote.
+Static files of `worker/assets/page`, read once when the application is made. Their content security
+policy lets the page load nothing from elsewhere and run nothing that a model wrote.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-cache",  # asked for again each time, answered by 304 while unchanged
+    "cache-control": "no-cache",  # revalidated each time; 304 while unchanged
 }
 _SERVED = (".html", ".css", ".js", ".svg")
 
 
 def page_routes() -> list[Route]:
-    """`/` and the files that it loads."""
+    """The routes of `/` and of the files that it loads."""
     folder = importlib.resources.files("worker") / "assets" / "page"
     routes = []
     for name, data in _files(folder):
@@ -42,7 +42,7 @@ def page_routes() -> list[Route]:
 
 
 def is_page_path(path: str) -> bool:
-    """Whether it is the page's own file, which holds no secret and needs no token."""
+    """Whether the path is one of the page's files, which hold no secret and need no token."""
     return path == "/" or path.startswith(_PREFIX)
 
 
@@ -55,7 +55,7 @@ def _files(folder: Traversable, above: str = "") -> Iterator[tuple[str, bytes]]:
 
 
 def _answer_with(data: bytes, name: str) -> Callable[[Request], Awaitable[Response]]:
-    """An endpoint that answers with these bytes."""
+    """An endpoint that answers with these bytes, or with 304 if the client has them."""
     kind = "text/javascript" if name.endswith(".js") else mimetypes.guess_type(name)[0]
     tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
     headers = _HEADERS | {"etag": tag}

@@ -1,7 +1,7 @@
-"""Splits what a model thinks from what it answers, by the marks that its chat template uses.
+"""Separates a model's reasoning from its answer, by the marks that its chat template uses.
 
-One splitter per choice, any thread. Marks that are control tokens reach it because the request asks
-the engine to show them.
+Marks that are control tokens are visible because the request asks the engine to show them. One
+splitter per choice, any thread.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from worker.api.tools.calls import begun_mark
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """A block of reasoning stands between `begin` and `end`, at the start of an answer."""
+    """Reasoning stands between `begin` and `end`, at the start of an answer."""
 
     begin: str
     end: str
     template: str
-    """Found in the templates of models that write so."""
+    """Matches the templates of models that use these marks."""
     anywhere: bool = False
-    """It may also begin in the middle of an answer."""
+    """Whether reasoning may also begin in the middle of an answer."""
     fillers: tuple[str, ...] = ()
-    """Texts outside of it that say nothing."""
+    """Texts outside the reasoning that have no meaning."""
 
 
 THINK = Marks("<think>", "</think>", r"</think>")
@@ -49,13 +49,13 @@ ALL_MARKS = (
 
 
 def marks_of(template: str | None) -> Marks:
-    """The marks of a chat template; the customary ones where it shows none."""
+    """The marks in a chat template; `THINK` if it shows none."""
     found = (marks for marks in ALL_MARKS if re.search(marks.template, template or ""))
     return next(found, THINK)
 
 
 def is_open(marks: Marks, prompt_end: str) -> bool:
-    """Whether a prompt ends within a block of reasoning that the template has opened."""
+    """Whether the prompt ends inside reasoning that the template has opened."""
     begun = prompt_end.rstrip().rpartition(marks.begin)
     return bool(begun[1]) and not begun[2].strip()
 
@@ -66,17 +66,17 @@ class ReasoningSplitter:
         self._inside = is_open(marks, prompt_end)
         self._held = ""
         self._blank = ""
-        """Blanks at the end of the reasoning so far; they are dropped when the block ends."""
+        """White space at the end of the reasoning so far; it is dropped when the reasoning ends."""
         self._at_start = True
-        """Of the answer, or of a block: blanks there are dropped."""
+        """Whether the answer or the reasoning begins here; white space there is dropped."""
         self._said_anything = self._has_thought = False
 
     def feed(self, text: str) -> list[Piece]:
-        """Take some output; gives back what is certain by now."""
+        """Take more output; returns the pieces that are certain by now."""
         return self._run(text, final=False)
 
     def finish(self) -> list[Piece]:
-        """The rest; a block that was cut off is reasoning all the same."""
+        """The remaining pieces; reasoning that was cut off stays reasoning."""
         return self._run("", final=True)
 
     def _run(self, text: str, *, final: bool) -> list[Piece]:
@@ -120,7 +120,7 @@ class ReasoningSplitter:
             if len(begun) < len(marks.begin):
                 return False  # it may become the mark
         if not self._said_anything and begun and marks.end.startswith(begun[: len(marks.end)]):
-            # A block that was closed without having begun says nothing.
+            # An end mark without a begin mark has no meaning.
             if len(begun) < len(marks.end) and not final:
                 return False
             if begun.startswith(marks.end):

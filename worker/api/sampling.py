@@ -1,6 +1,6 @@
-"""How tokens are drawn where a request does not say: the model file's own wishes, else the usual.
+"""Sampling parameters; a field that is absent has the model file's default, else llama.cpp's.
 
-For OpenAI's and the other dialects; the native routes have the contract's. Pure functions.
+For OpenAI's and the other dialects; the native routes have the contract's defaults. Pure functions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEFAULTS: Mapping[str, float] = {
     "min_p": 0.05,
     "repetition_penalty": 1.0,
 }
-"""llama.cpp's own; at a bare temperature of 1 small models write nonsense."""
+"""llama.cpp's defaults: at a plain temperature of 1, small models write nonsense."""
 _METADATA = {
     "temperature": "general.sampling.temp",
     "top_k": "general.sampling.top_k",

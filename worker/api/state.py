@@ -1,4 +1,4 @@
-"""What every route reads: the collaborators of the HTTP surface, handed in by `lifecycle`."""
+"""The collaborators that all routes share; `lifecycle` provides them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worker.supervisor.supervisor import Supervisor
 
 @dataclass(slots=True)
 class AppState:
-    """Lives on the API process's event loop; nothing in it is shared with another thread."""
+    """Belongs to the API process's event loop; no other thread uses it."""
 
     settings: Settings
     supervisor: Supervisor
@@ -25,19 +25,19 @@ class AppState:
     model_ref: str
     incarnation: str
     started_at: float
-    """On the `time.monotonic()` clock."""
+    """A time of `time.monotonic()`."""
     request_shutdown: Callable[[], None]
     accepted: Turnstile = field(default_factory=Turnstile)
-    """Accepted jobs pass through it, one at a time."""
+    """Accepted jobs pass through it one at a time."""
     body_bytes: int = 0
-    """Of bodies that are being read."""
+    """Bytes of all bodies that are being read."""
 
     def draining(self) -> bool:
         return self.supervisor.draining
 
     @property
     def model_name(self) -> str:
-        """What OpenAI's and the other dialects call the model: its alias, or its file's stem."""
+        """The model's name in all dialects: its first alias, or the stem of its file's name."""
         if self.settings.served_model_name:
             return self.settings.served_model_name[0]
         reference, _, file = self.model_ref.partition("::file=")
@@ -45,7 +45,7 @@ class AppState:
         return name.removesuffix(".gguf")
 
     def serves(self, name: str | None) -> bool:
-        """Whether a client may call the model so; every name is taken where none was set."""
+        """Whether the worker serves a model of this name; without configured names, any name."""
         names = self.settings.served_model_name
         return name is None or not names or name in names
 
@@ -56,7 +56,7 @@ class AppState:
 
     @property
     def max_tokens_out(self) -> int:
-        """Of one request: the setting, else what the context holds."""
+        """The most tokens of one request: the setting, or else the context's length."""
         info, limit = self.supervisor.info, self.settings.max_tokens_out
         if limit is not None:
             return limit
@@ -64,7 +64,7 @@ class AppState:
 
     @property
     def chat_template(self) -> str:
-        """The text of the model's templates, the one for chats with tools included."""
+        """The model's chat templates as one text, the one for tools included."""
         info = self.supervisor.info
         metadata = info.model.metadata if info is not None else {}
         names = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")

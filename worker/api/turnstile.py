@@ -1,8 +1,8 @@
-"""What keeps a burst from delaying everything else on the API process's event loop.
+"""Keeps a burst of requests from delaying everything else on the API process's event loop.
 
-A thousand requests that arrive together, or hundreds that the engine accepts in one frame, would
-otherwise all be parsed, logged and answered before the loop looks at its sockets again: probes of
-`/health` would wait 20 to 60 ms for that.
+Otherwise a thousand requests that arrive together, or hundreds that the engine accepts in one
+frame, would all be handled before the loop reads its sockets again. Probes of `/health` would have
+to wait.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 
 
 class Turnstile:
-    """Lets one task a turn go on. One that is alone passes without waiting."""
+    """Lets one task pass in each turn of the event loop. A single task passes without waiting."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()

@@ -1,4 +1,4 @@
-"""llama-server's own generating paths: `/completion` and `/infill`.
+"""llama-server's own paths that generate: `/completion` and `/infill`.
 
 Endpoints run on the API process's event loop.
 """
@@ -54,7 +54,7 @@ async def infill(request: Request) -> Response:
 async def _answer(request: Request, body: NativeBody, prompts: Sequence[Prompt]) -> Response:
     state = state_of(request)
     require_model(body.model, state)
-    # 0 is off, as clients write it that send every field.
+    # Clients that send every field write 0 for "off".
     logprobs = body.n_probs or None
     generation = text_generation(body, prompts, state, deadline_of(request), logprobs=logprobs)
     request.scope["state"].setdefault("ignored_fields", []).extend(generation.not_enforced)
@@ -80,14 +80,14 @@ async def _answer(request: Request, body: NativeBody, prompts: Sequence[Prompt])
 
 
 class NativeAnswer:
-    """One choice in llama-server's form."""
+    """The answer of one choice in llama-server's form."""
 
     def __init__(self, index: int, model: str, output: Output, body: NativeBody) -> None:
         self._index, self._model, self._output, self._body = index, model, output, body
         self._tokens: list[int] = []
 
     def take(self, event: Any) -> dict[str, Any] | None:
-        """What an event adds, as a chunk of a stream, if anything."""
+        """The chunk of a stream for one event; `None` if it adds nothing."""
         pieces = self._output.take(event)
         match event:
             case Token(_, _, ids, logprobs):
@@ -114,7 +114,7 @@ class NativeAnswer:
         return part
 
     def whole(self, *, streamed: bool = False) -> dict[str, Any]:
-        """The last object of a stream, or all of the answer in one."""
+        """The last object of a stream, or the whole answer."""
         output = self._output
         job, finished = output.job, output.finished
         assert finished is not None

@@ -1,4 +1,4 @@
-"""llama-server's text tools, and its view of the worker as far as it is true here.
+"""llama-server's text tools, and those of its status paths that are true for this worker.
 
 Endpoints run on the API process's event loop.
 """
@@ -42,7 +42,7 @@ async def tokenize(request: Request) -> Response:
 
 
 def _text_or_bytes(piece: bytes) -> str | list[int]:
-    """A part of a character has no text."""
+    """A token's text, or its bytes if it is only a part of a character."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -81,7 +81,8 @@ async def props(request: Request) -> Response:
 
 
 async def slots(request: Request) -> Response:
-    """One entry for each slot; how many are busy is known, and the first ones are shown so."""
+    """One entry for each slot. Only the number of busy slots is known; the first ones are shown
+    busy."""
     state = state_of(request)
     info = state.supervisor.info
     context_length = info.model.context_length if info is not None else None

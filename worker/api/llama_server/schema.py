@@ -56,7 +56,7 @@ class Slot(TypedDict):
 
 
 class NativeBody(GenerationBody):
-    """What llama-server's own generating paths have in common."""
+    """The common fields of llama-server's own paths that generate."""
 
     n_probs: Integer | None = Field(
         None,

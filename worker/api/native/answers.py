@@ -1,4 +1,4 @@
-"""What the worker's own paths answer, as types; `/openapi.json` publishes them. Pure data."""
+"""The types of the answers on the worker's own paths; `/openapi.json` publishes them. Pure data."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Ready(TypedDict):
 
 
 class Conversion(TypedDict):
-    """What the file was converted from, where llorch-convert made it."""
+    """The source of a file that llorch-convert made."""
 
     source: str
     revision: str | None
@@ -71,10 +71,10 @@ class Model(TypedDict):
 
 class EngineCrash(TypedDict):
     at: str
-    """RFC 3339, UTC."""
+    """Time in UTC, as in RFC 3339."""
     cause: str
     ready_seconds: Amount
-    """How long that engine had served; 0 when it died before it was ready."""
+    """How long that engine had been ready; 0 if it crashed before it was ready."""
 
 
 class Info(TypedDict):
@@ -89,7 +89,7 @@ class Info(TypedDict):
     engine: AnyObject | None
     residency: AnyObject | None
     engine_crashes: list[EngineCrash]
-    """The last 16 crashes of its engine, newest last."""
+    """The engine's last 16 crashes, newest last."""
 
 
 class Inference(TypedDict):

@@ -1,4 +1,7 @@
-"""`/info` and `/openapi.json`: what is static about this worker. On the API process's loop."""
+"""`/info` and `/openapi.json`: the facts about this worker that do not change.
+
+Runs on the API process's event loop.
+"""
 
 from __future__ import annotations
 
@@ -71,10 +74,10 @@ def _limits(state: AppState) -> dict[str, Any]:
 
 def _model(engine: EngineInfo) -> dict[str, Any]:
     model = asdict(engine.model)
-    # Over the canonical form, so that two workers with the same digest serve the same model.
+    # The canonical form: equal metadata has an equal digest on every worker.
     canonical = json.dumps(model["metadata"], sort_keys=True, default=str)
     if model["adapter"] is not None:
-        del model["adapter"]["path"]  # Nobody else's business.
+        del model["adapter"]["path"]  # A path of this machine is not for clients.
     return {
         **model,
         "metadata_sha256": digest(canonical),
@@ -83,7 +86,7 @@ def _model(engine: EngineInfo) -> dict[str, Any]:
 
 
 def _conversion(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The manifest that the converter left in the file; `None` where it did not make it."""
+    """The manifest that llorch-convert wrote into the file; `None` for other files."""
     found = {key: metadata.get(f"llorch.convert.{key}") for key in _MANIFEST}
     return found if any(found.values()) else None
 

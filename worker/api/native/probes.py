@@ -1,7 +1,7 @@
-"""What probes, pools and dashboards read. On the API process's event loop.
+"""The paths for probes, pools and dashboards.
 
-`/health`, `/ready` and `/metrics` read only what the supervisor already holds, so that they answer
-whatever the engine is doing.
+`/health`, `/ready` and `/metrics` read only what the supervisor already holds, so they answer
+whatever the engine is doing. Runs on the API process's event loop.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def ready(request: Request) -> Response:
     state = state_of(request)
     supervisor = state.supervisor
     name = _state_name(state)
-    if name == "ready" and not _lost(state):
+    if name == "ready" and not _residency_is_lost(state):
         busy = supervisor.running + supervisor.queued > 0
         return json_response({"ready": True, "state": "busy" if busy else "idle"})
     body: dict[str, Any] = {
@@ -65,7 +65,7 @@ async def ready(request: Request) -> Response:
         "phase": supervisor.progress.phase,
         "percent": supervisor.progress.percent,
     }
-    if _lost(state):
+    if _residency_is_lost(state):
         body |= {"state": "recovering", "residency_lost": supervisor.residency_lost}
     return json_response(body, 503)
 
@@ -74,7 +74,7 @@ def _state_name(state: AppState) -> str:
     return "draining" if state.draining() else state.supervisor.state
 
 
-def _lost(state: AppState) -> bool:
+def _residency_is_lost(state: AppState) -> bool:
     return state.supervisor.residency_lost is not None
 
 
@@ -104,7 +104,7 @@ async def metrics(request: Request) -> Response:
     supervisor, info, stats = state.supervisor, state.supervisor.info, state.supervisor.stats
     snapshot = Snapshot(
         uptime_seconds=time.monotonic() - state.started_at,
-        ready=_state_name(state) == "ready" and not _lost(state),
+        ready=_state_name(state) == "ready" and not _residency_is_lost(state),
         resident=supervisor.is_resident,
         vram_bytes=info.residency.device_bytes if info else 0,
         running=supervisor.running,

@@ -1,6 +1,7 @@
-"""The bodies of the worker's own paths, as pydantic models: closed, with this worker's limits.
+"""The bodies of the worker's own paths as pydantic models; unknown fields are refused.
 
-`/openapi.json` publishes these models. Runs on the API process's event loop.
+The models carry this worker's limits, and `/openapi.json` publishes them. Runs on the API process's
+event loop.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=100)]
 
 
 class InferenceBody(Body):
-    """A job in the worker's own words; what is not given has the contract's default."""
+    """A job in the worker's native form; an absent field has the contract's default."""
 
     job_id: JobId | None = Field(None, description="names the job; unique among the running ones")
     prompt: str = Field(min_length=1, description="raw text; special tokens in it are recognised")
@@ -52,7 +53,7 @@ class InferenceBody(Body):
 
 
 class JobLimits(NamedTuple):
-    """What bounds a job on this worker."""
+    """The limits of a job on this worker."""
 
     prompt_chars: int | None
     tokens_out: int
@@ -65,7 +66,8 @@ class JobLimits(NamedTuple):
 
 @lru_cache(maxsize=8)
 def inference_body(limits: JobLimits, *, needs_job_id: bool) -> type[InferenceBody]:
-    """The body of `/execute` (which needs a job id) or `/v1/inference` within these limits."""
+    """The body's model with these limits, for `/execute` (which needs a job id) or
+    `/v1/inference`."""
     fields = InferenceBody.model_fields
     bounded: dict[str, Any] = {
         "prompt": (

@@ -1,4 +1,4 @@
-"""From one choice's text to what it says: reasoning, text and calls. One per choice, any thread."""
+"""Parses one choice's text into reasoning, text and calls. One parser per choice, any thread."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _TOKENS = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 
 @dataclass(frozen=True, slots=True)
 class Conventions:
-    """How a model writes its answers, by its chat template."""
+    """How a model writes its answers, as its chat template shows."""
 
     dialect: Dialect
     marks: Marks
 
     def tokens(self, *, calls: bool, reasoning: bool) -> tuple[str, ...]:
-        """Control tokens that must be shown as text to find these, if the model has them."""
+        """Control tokens that the engine must show as text, so that calls or reasoning can be
+        found."""
         texts: list[str] = []
         if reasoning:
             texts += [self.marks.begin, self.marks.end, *self.marks.fillers]
@@ -36,7 +37,7 @@ class Conventions:
 
     @property
     def reasoning(self) -> tuple[str, str] | None:
-        """Marks of the block that a forced answer comes behind."""
+        """The marks of the reasoning that may precede a constrained answer."""
         if self.dialect is GPT_OSS:
             return None
         return self.marks.begin, self.marks.end
@@ -48,7 +49,10 @@ def conventions_of(template: str | None) -> Conventions:
 
 
 class AnswerParser:
-    """`prompt_end` is the end of the rendered prompt; without `use` there are no calls to find."""
+    """Parses the output of one choice.
+
+    `prompt_end` is the end of the rendered prompt. Without `use`, calls stay text.
+    """
 
     def __init__(
         self,
@@ -75,7 +79,7 @@ class AnswerParser:
             self._calls = CallParser(use, conventions.dialect)
 
     def feed(self, text: str) -> list[Piece]:
-        """Take some output; gives back what is certain by now."""
+        """Take more output; returns the pieces that are certain by now."""
         if self._alone is not None:
             return self._alone.feed(text)
         if self._splitter is None:
@@ -83,7 +87,7 @@ class AnswerParser:
         return self._with_calls(self._splitter.feed(text))
 
     def finish(self) -> list[Piece]:
-        """What is left at the end of the output."""
+        """The remaining pieces at the end of the output."""
         if self._alone is not None:
             return self._alone.finish()
         deltas = self._with_calls(self._splitter.finish() if self._splitter is not None else [])

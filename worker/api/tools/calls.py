@@ -1,4 +1,4 @@
-"""The calls of one answer while they are read, and how a reader of calls behaves. Any thread."""
+"""The calls of one answer while they are read, and the protocol of their readers. Any thread."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from worker.api.output import CallArguments, CallBegun, Piece
 from worker.api.tools.choice import ToolUse
 
 Progress = Literal["more", "done", "failed"]
-"""Of a reader: it needs more text · the call has ended · this is no call."""
+"""The state of a reader: it needs more text, the call has ended, or this is no call."""
 
 MAX_HEADER_CHARS = 400
 _LETTERS = string.ascii_letters + string.digits
 
 
 class Calls:
-    """Numbers, names and emits calls; those beyond the first vanish where one is asked for."""
+    """Numbers, names and emits calls. Without parallel calls, all but the first are dropped."""
 
     def __init__(self, use: ToolUse, id_length: int | None = None) -> None:
         self._use, self._id_length = use, id_length
@@ -32,7 +32,7 @@ class Calls:
         return name in self._use.names
 
     def may_be_offered(self, begun: str) -> bool:
-        """Whether `begun` is the beginning of a function's name, or goes on behind one."""
+        """Whether `begun` is the beginning of an offered function's name, or begins with one."""
         return any(name.startswith(begun) or begun.startswith(name) for name in self._use.names)
 
     def parameters(self, name: str) -> Mapping[str, Any]:
@@ -63,7 +63,7 @@ class Calls:
 def header_of(
     held: str, pattern: re.Pattern[str], calls: Calls, *, final: bool
 ) -> re.Match[str] | Literal["more", "failed"]:
-    """The header with which `held` begins, once it names a function that is offered."""
+    """The header that `held` begins with, if it names an offered function."""
     found = pattern.match(held)
     if found is None:
         return "failed" if final or len(held) > MAX_HEADER_CHARS else "more"
@@ -71,20 +71,20 @@ def header_of(
 
 
 class Reader(Protocol):
-    """Reads one call out of a growing text."""
+    """Reads one call from a growing text."""
 
     held: str
-    """What it has not used, once it is done."""
+    """The text that the reader has not used when it is done."""
     started: bool
-    """The call's name was emitted: from here on it stays a call."""
+    """Whether the call's name was emitted; from then on it stays a call."""
 
     def advance(self, text: str, *, final: bool) -> Progress:
-        """Take more text; `final`: there is no more to come."""
+        """Read more text; `final` means that no more follows."""
 
 
 def begun_mark(text: str, marks: tuple[str, ...]) -> int:
-    """The length of the longest end of `text` with which one of `marks` has only begun."""
-    if _first_characters(marks).search(text) is None:  # so is most text
+    """The length of the longest end of `text` that is an incomplete one of `marks`."""
+    if _first_characters(marks).search(text) is None:  # the usual case
         return 0
     longest = 0
     for mark in marks:

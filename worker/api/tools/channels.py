@@ -1,4 +1,4 @@
-"""Reads gpt-oss's output: messages in channels, of which one thinks, one answers and some call.
+"""Reads gpt-oss's output: messages in channels for reasoning, the answer or calls.
 
 `<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>commentary to=functions.f
 <|constrain|>json<|message|>{…}`. Never raises, whatever the text. One per choice, any thread.
@@ -25,17 +25,18 @@ class ChannelParser:
         self._splits_reasoning = splits_reasoning
         self._held = ""
         self._state: str = "begin"
-        """`begin` of the output · `header` · `text`, `reasoning` or `call` in a message."""
+        """`begin` of the output, `header` of a message, or `text`, `reasoning` or `call` inside
+        one."""
         self._deltas: list[Piece] = []
 
     def feed(self, text: str) -> list[Piece]:
-        """Take some output; gives back what is certain by now."""
+        """Take more output; returns the pieces that are certain by now."""
         return self._run(text, final=False)
 
     def finish(self) -> list[Piece]:
         deltas = self._run("", final=True)
         if self._state == "call" and self._calls is not None:
-            deltas += self._taken()
+            deltas += self._take_deltas()
         return deltas
 
     @property
@@ -57,7 +58,7 @@ class ChannelParser:
         return self._body(final)
 
     def _begin(self, final: bool) -> bool:
-        """An answer that is forced to a grammar, or prefilled, has no header."""
+        """Decide whether a header begins the output: a constrained or prefilled answer has none."""
         if self._held.startswith(_HEADER_BEGINS):
             self._state = "header"
         elif not final and begun_mark(self._held, _HEADER_BEGINS) == len(self._held):
@@ -81,7 +82,7 @@ class ChannelParser:
         if recipient and self._calls is not None and self._calls.is_offered(recipient[1]):
             self._state = "call"
             self._calls.start(recipient[1])
-            self._deltas += self._taken()
+            self._deltas += self._take_deltas()
         elif channel.startswith("analysis") and self._splits_reasoning:
             self._state = "reasoning"
         else:
@@ -102,7 +103,7 @@ class ChannelParser:
         if end not in ("<|channel|>", "<|start|>"):
             self._held = self._held[len(end) :]
         if self._state == "call" and self._calls is not None:
-            self._deltas += self._taken()
+            self._deltas += self._take_deltas()
         self._state = "header"
         return True
 
@@ -111,13 +112,13 @@ class ChannelParser:
             return
         if self._state == "call" and self._calls is not None:
             self._calls.arguments(text)
-            self._deltas += self._taken()
+            self._deltas += self._take_deltas()
         elif self._state == "reasoning":
             self._deltas.append(Reasoning(text))
         else:
             self._deltas.append(Text(text))
 
-    def _taken(self) -> list[Piece]:
+    def _take_deltas(self) -> list[Piece]:
         assert self._calls is not None
         deltas, self._calls.deltas = self._calls.deltas, []
         return deltas

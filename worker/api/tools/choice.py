@@ -1,4 +1,4 @@
-"""Which functions a request offers, and which of them it forces. Pure functions, any thread."""
+"""The functions that a request offers, and those that it forces. Pure functions, any thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ToolUse:
 
     names: frozenset[str]
     forced: str | None
-    """The function that must be called, `"*"` for any of them, `None` for no must."""
+    """The function that must be called; `"*"` for any of them, `None` for no obligation."""
     parallel: bool
     parameters: Mapping[str, Any]
     """The schema of each function's parameters, by the function's name."""
@@ -24,14 +24,14 @@ class ToolUse:
     def of(
         cls, tools: Sequence[Mapping[str, Any]], forced: str | None = None, *, parallel: bool = True
     ) -> ToolUse:
-        """Of tools in OpenAI's form."""
+        """The use of `tools`, which are in OpenAI's form."""
         functions = [tool["function"] for tool in tools]
         parameters = {function["name"]: function.get("parameters") for function in functions}
         return cls(frozenset(parameters), forced, parallel, parameters)
 
 
 def forced_functions(tools: Sequence[Mapping[str, Any]], forced: str) -> list[ForcedFunction]:
-    """The function `forced`, or all of them (`"*"`)."""
+    """The function `forced`, or all functions for `"*"`."""
     return [
         ForcedFunction(
             function["name"], function.get("parameters"), f"tools[{index}].function.parameters"

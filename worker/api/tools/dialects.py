@@ -1,7 +1,7 @@
-"""How models write calls of functions: one entry for each dialect, chosen by the chat template.
+"""The dialects in which models write function calls, chosen by the chat template.
 
-Facts about the dialects are from the templates and from llama.cpp's tests of its own parsers. Pure
-data, any thread.
+The facts about the dialects come from the templates and from the tests of llama.cpp's own parsers.
+Pure data, any thread.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from worker.api.tools.forms import Form, JsonCall, LiteralCall, NamedCall, Tagge
 class Dialect:
     name: str
     template: re.Pattern[str]
-    """Found in the chat templates of models that write so."""
+    """Matches the chat templates of models that write in this dialect."""
     opens: tuple[str, ...]
-    """Texts at which calls begin."""
+    """Texts that begin a section of calls."""
     forms: tuple[Form, ...]
-    """Tried in turn at what follows."""
+    """The forms of calls, tried in turn."""
     fillers: tuple[str, ...] = ()
-    """Texts between and behind calls that say nothing."""
+    """Texts between and after calls that have no meaning."""
     bare: bool = False
-    """An answer that begins with `{` or `[` may be calls without any mark."""
+    """Whether an answer that begins with `{` or `[` may be calls without a mark."""
     id_length: int | None = None
-    """Ids have this many letters and digits (the template refuses others)."""
+    """The length of call ids, if the template refuses other lengths."""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -34,13 +34,13 @@ class Dialect:
 
     @property
     def beginnings(self) -> tuple[str, ...]:
-        """All literal texts that may stand in a section of calls."""
+        """All literal texts that may begin something in a section of calls."""
         begins = (form.begins for form in self.forms if isinstance(form, NamedCall | TaggedCall))
         return self.marks + tuple(begin for begin in begins if begin)
 
     @property
     def control_fillers(self) -> tuple[str, ...]:
-        """Fillers that are control tokens: nothing that a user would miss in a text."""
+        """Fillers that are control tokens: they are removed from the text, too."""
         return tuple(
             filler for filler in self.fillers if filler[1:2] in "|｜" or filler[-2:] == "|>"
         )
@@ -57,7 +57,7 @@ _FUNCTION_TAG = TaggedCall(
 
 
 def _invoke(begin: str, end: str) -> TaggedCall:
-    """`<invoke name="…"><parameter name="…">…`, with the marks that a tag begins and ends with."""
+    """`<invoke name="…"><parameter name="…">…`, with `begin` and `end` around each tag."""
     return TaggedCall(
         header=re.compile(rf'{begin}invoke name="(?P<name>[^"\n]+)">'),
         argument=re.compile(
@@ -77,7 +77,7 @@ GENERIC = Dialect(
     fillers=("</tool_call>", "</function_call>"),
     bare=True,
 )
-"""Of templates that show no dialect, and of the instruction that stands in for tools."""
+"""For templates that show no dialect, and for the instruction that replaces tools."""
 
 GPT_OSS = Dialect(
     name="gpt-oss",
@@ -86,7 +86,7 @@ GPT_OSS = Dialect(
     forms=(),
     fillers=("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"),
 )
-"""Channels carry answers, thoughts and calls alike: `channels.py` reads them."""
+"""Channels carry the answer, reasoning and calls alike; `channels.py` reads them."""
 
 FUNCTIONARY_3_2 = Dialect(
     name="functionary-3.2", template=re.compile(r">>>all\b"), opens=(), forms=()

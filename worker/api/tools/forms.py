@@ -1,4 +1,4 @@
-"""The forms that a written call can have, as data. Any thread."""
+"""The forms of a written call, as data. Any thread."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ class JsonCall:
     names: tuple[str, ...] = ("name", "tool_name", "function")
     arguments: tuple[str, ...] = ("arguments", "parameters")
     name_is_key: bool = False
-    """`{"the name": {its arguments}}` instead."""
+    """Whether the form is `{"the name": {its arguments}}` instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamedCall:
-    """A header with the name, then the arguments as JSON."""
+    """A header with the name, followed by the arguments as JSON."""
 
     header: re.Pattern[str]
-    """With a group `name`, and `id` where the model gives the call one."""
+    """Matches the header; its group `name` is the function, `id` the call's id if it has one."""
     begins: str = ""
-    """The text that the header begins with; without one, the name itself."""
+    """The text that the header begins with; empty if it begins with the name itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedCall:
-    """The name in one tag, and each argument in one of its own."""
+    """A tag with the name, and a tag for each argument."""
 
     header: re.Pattern[str]
-    """With a group `name`."""
+    """Matches the tag with the name; its group `name` is the function."""
     argument: re.Pattern[str]
-    """With a group `key`, and `type` where the tag says whether it is a string."""
+    """Matches an argument's tag; its group `key` is the name, `type` says whether it is a
+    string."""
     argument_end: tuple[str, ...]
     end: tuple[str, ...]
     begins: str = ""
@@ -43,7 +44,7 @@ class TaggedCall:
 
 @dataclass(frozen=True, slots=True)
 class LiteralCall:
-    """A name and its arguments in a notation of their own, read when it is whole."""
+    """A name and arguments in a notation that is read only as a whole."""
 
     notation: str
     """`gemma` (`call:name{key:<|"|>text<|"|>}`) or `python` (`[name(key="text")]`)."""

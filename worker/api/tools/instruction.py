@@ -1,6 +1,7 @@
-"""Functions for models whose chat template takes none: told in words, in the form that most know.
+"""Describes functions in words to a model whose chat template takes no tools.
 
-Calls of earlier answers and their results become texts of that form. Pure functions, any thread.
+The form of the calls is the most widespread one. Calls in earlier messages, and their results,
+become text in that form. Pure functions, any thread.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ Message = Mapping[str, Any]
 def with_instruction(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], template: str
 ) -> tuple[Message, ...]:
-    """The chat with the functions told in its system message, or in its first one where the
-    template has no system messages."""
+    """Add the functions to the system message, or to the first message if there is no system
+    role."""
     plain = _in_words(messages)
     if tools:
         lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
@@ -49,7 +50,7 @@ def _in_words(messages: Sequence[Message]) -> list[dict[str, Any]]:
     for message in messages:
         if message["role"] in ("tool", "function"):
             text = f"<tool_response>\n{message['content']}\n</tool_response>"
-            if answers_before:  # results of parallel calls are one turn
+            if answers_before:  # the results of parallel calls make one turn
                 plain[-1]["content"] += f"\n{text}"
             else:
                 plain.append({"role": "user", "content": text})

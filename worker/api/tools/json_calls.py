@@ -1,4 +1,4 @@
-"""Reads calls with JSON arguments, in an object with the name or behind a header. Any thread."""
+"""Reads calls with JSON arguments, in an object with the name or after a header. Any thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SCALAR_END = re.compile(r"[\s,}\]]")
 
 
 class JsonValue:
-    """Finds the end of a JSON value in a growing text, without asking whether it is valid."""
+    """Finds the end of a JSON value in a growing text, without checking that it is valid."""
 
     def __init__(self, start: int) -> None:
         self.start = self._at = start
@@ -23,7 +23,7 @@ class JsonValue:
         self._in_string = self._is_escaped = False
 
     def end(self, text: str) -> int | None:
-        """The index behind the value, as soon as it is known."""
+        """The index after the value; `None` until it is known."""
         if text[self.start : self.start + 1] not in ("{", "[", '"'):
             found = _SCALAR_END.search(text, self.start)
             return found.start() if found else None
@@ -54,7 +54,8 @@ class JsonValue:
 
 
 class _Arguments:
-    """Streams the value of the arguments as it comes; a string that holds JSON when it is whole."""
+    """Streams the value of the arguments as it comes. A string that holds JSON is sent as a
+    whole."""
 
     def __init__(self, start: int) -> None:
         self._value, self._sent = JsonValue(start), start
@@ -70,25 +71,25 @@ class _Arguments:
         if end is not None and text[self._value.start : end] == "null":
             raw = "{}"
         elif end is None and text[self._value.start] not in "{[":
-            return None  # a scalar, perhaps `null`
+            return None  # a scalar may turn out to be `null`
         calls.arguments(raw)
         self._sent = until
         return end
 
 
 class ObjectReader:
-    """`{"name": …, "arguments": {…}}` in any order of its members."""
+    """Reads `{"name": …, "arguments": {…}}`, with its members in any order."""
 
     def __init__(self, form: JsonCall, calls: Calls) -> None:
         self._form, self._calls = form, calls
         self.held, self.started = "", False
-        self._at = 1  # behind the brace
+        self._at = 1  # after the brace
         self._key: str | None = None
         self._name: str | None = None
         self._value: JsonValue | None = None
         self._arguments: _Arguments | None = None
         self._early: str | None = None
-        """Arguments that came before the name."""
+        """Arguments that precede the name."""
 
     def advance(self, text: str, *, final: bool) -> Progress:
         self.held += text
@@ -96,18 +97,18 @@ class ObjectReader:
             progress = self._step()
             if progress is not None:
                 break
-        if progress == "failed" and self.started:  # whatever stands behind the arguments
+        if progress == "failed" and self.started:  # ignore what follows the arguments
             self.held = self.held[self._at :]
             return "done"
         if progress == "more" and final and not self.started:
             if self._name is not None and not self._form.name_is_key:
-                self._start()  # cut off behind the name
+                self._start()  # cut off after the name
                 return "more"
             return "failed"
         return progress
 
     def _step(self) -> Progress | None:
-        """One step further; `None`: there may be another one."""
+        """Advance by one step; `None` if the next step may follow at once."""
         if self._arguments is not None:
             end = self._arguments.advance(self.held, self._calls)
             if end is None:
@@ -193,7 +194,7 @@ class ObjectReader:
 
 
 class NamedReader:
-    """A header with the name, then one JSON value."""
+    """Reads a header with the name, followed by one JSON value."""
 
     def __init__(self, form: NamedCall, calls: Calls) -> None:
         self._form, self._calls = form, calls
@@ -232,7 +233,7 @@ def _end_of(pattern: re.Pattern[str], text: str, place: int) -> int:
 
 
 def _decoded(text: str) -> str | None:
-    """The text of a JSON string, control characters in it included; `None` where it is none."""
+    """The text of a JSON string, control characters allowed; `None` if it is no string."""
     try:
         value = json.loads(text, strict=False)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Reads whole calls in notations of their own, Gemma 4's and Python's. Any thread."""
+"""Reads calls in Gemma 4's notation and in Python's, each as a whole. Any thread."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def _gemma(text: str) -> list[tuple[str, Any]]:
     try:
         value, _ = _gemma_value(text, header.end() - 1, 0)
     except ValueError:
-        value = None  # it was cut off
+        value = None  # the call was cut off
     return [(header[1], value)]
 
 
 def _gemma_value(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """The value at a place, and the place behind it; `ValueError` where there is none."""
+    """The value at index `at` and the index after it; raises `ValueError` if there is none."""
     if depth > _MAX_DEPTH:
         raise ValueError("nested too deeply")
     if text.startswith(_QUOTE, at):
@@ -119,7 +119,7 @@ def _blanks(text: str, at: int) -> int:
 
 
 def _python(text: str) -> list[tuple[str, Any]]:
-    """The calls in a list of Python calls with keyword arguments."""
+    """The calls in a Python expression: a call, or a list of calls, with keyword arguments only."""
     source = _QUOTED.sub(lambda found: found[0].replace("\n", "\\n"), text.strip())
     cut = re.match(r"\[?\s*([A-Za-z_][\w.]*)\s*\(", source)
     try:
@@ -138,14 +138,14 @@ def _python(text: str) -> list[tuple[str, Any]]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """A literal's value, with JSON's own words too."""
+    """The value of a Python literal; JSON's own words are understood as well."""
     for part in ast.walk(node):
         if isinstance(part, ast.Dict):
             part.values = [_named(value) for value in part.values]
         elif isinstance(part, ast.List | ast.Tuple):
             part.elts = [_named(value) for value in part.elts]
     value = ast.literal_eval(_named(node))
-    json.dumps(value)  # sets and bytes are no JSON
+    json.dumps(value)  # sets and bytes are not JSON
     return value
 
 

@@ -1,8 +1,8 @@
-"""Splits an answer's text into text and calls, as it comes. Never raises, whatever the text.
+"""Splits an answer into text and calls while it grows. Never raises, whatever the text.
 
-In text, the parser looks for a mark with which calls begin. From there on it is in a section: it
-tries the dialect's forms at what comes, passes over fillers, and goes back to text at anything
-else. What began like a call and is none is text again, mark and all. One per choice, any thread.
+In text, the parser looks for a mark that begins a section of calls. In a section, it tries the
+dialect's forms on what follows and skips fillers; anything else ends the section. Text that began
+like a call but is none becomes text again, with its mark. One per choice, any thread.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _BRACKETS = "[],"
 
 class CallParser:
     def __init__(self, use: ToolUse, dialect: Dialect) -> None:
-        # A forced call comes as bare JSON from every model.
+        # Every model writes a forced call as bare JSON.
         self._dialect = GENERIC if use.forced is not None else dialect
         self._marks, self._beginnings = self._dialect.marks, self._dialect.beginnings
         self._control_fillers = self._dialect.control_fillers
         self._calls = Calls(use, dialect.id_length)
         self._held = ""
         self._blank = ""
-        """Blanks behind the text so far; they vanish before a call."""
+        """White space after the text so far; it is dropped before a call."""
         self._raw = ""
-        """What a section has passed over since its beginning or its last call."""
+        """What a section has skipped since its beginning or its last call."""
         self._in_section = False
         self._section_calls = 0
         self._reader: Reader | None = None
         self._at_start, self._follows_call = True, False
 
     def feed(self, text: str) -> list[Piece]:
-        """Take some of the answer; gives back what is certain by now."""
+        """Take more of the answer; returns the pieces that are certain by now."""
         return self._run(text, final=False)
 
     def finish(self) -> list[Piece]:
-        """The rest."""
+        """The remaining pieces at the end of the answer."""
         deltas = self._run("", final=True)
         if self._blank and not self._calls.count:
             deltas.append(Text(self._blank))
@@ -62,16 +62,16 @@ class CallParser:
             if self._reader is not None:
                 going = self._read(self._reader, final)
             elif self._in_section:
-                going = self._go_on(final)
+                going = self._read_section(final)
             else:
-                going = self._look(final)
+                going = self._read_text(final)
         deltas, self._calls.deltas = self._calls.deltas, []
         return deltas
 
     # --- in text ---------------------------------------------------------------------------
 
-    def _look(self, final: bool) -> bool:
-        """Send text up to a mark; true when there is a section to read."""
+    def _read_text(self, final: bool) -> bool:
+        """Emit the text before the next mark; returns whether a section follows."""
         if self._at_start and self._dialect.bare:
             begun = self._held.lstrip()
             if not begun and not final:
@@ -106,11 +106,12 @@ class CallParser:
 
     # --- in a section ----------------------------------------------------------------------
 
-    def _go_on(self, final: bool) -> bool:
-        """Pass over one filler, or begin a call, or leave; false: more text is needed."""
+    def _read_section(self, final: bool) -> bool:
+        """Skip one filler, begin a call, or leave the section; returns false if more text is
+        needed."""
         if not self._held:
             if final:
-                self._leave()
+                self._leave_section()
             return False
         form = self._form_here()
         if form is not None:
@@ -128,7 +129,7 @@ class CallParser:
         if self._takes_lists and self._held[0] in _BRACKETS:
             self._pass_over(1)
             return True
-        self._leave()
+        self._leave_section()
         return bool(self._held)
 
     @property
@@ -136,9 +137,9 @@ class CallParser:
         return any(isinstance(form, JsonCall) for form in self._dialect.forms)
 
     def _form_here(self) -> Form | None:
-        """The form in which a call may begin here."""
+        """The form of the call that may begin here."""
         if begun_mark(self._held, self._beginnings) == len(self._held):
-            return None  # it may yet become a mark
+            return None  # it may become a mark
         for form in self._dialect.forms:
             if isinstance(form, JsonCall):
                 if self._held[0] == "{":
@@ -161,12 +162,12 @@ class CallParser:
         self._raw += self._held[:n_chars]
         self._held = self._held[n_chars:]
 
-    def _leave(self) -> None:
-        """Back to text. What was passed over for nothing was text all along."""
+    def _leave_section(self) -> None:
+        """Return to text. If the section had no call, what it skipped is text."""
         raw, self._raw, self._in_section = self._raw, "", False
         if not self._section_calls:
             self._held = raw + self._held
-            # Whatever opened the section is text now, and is not looked at again.
+            # The mark that opened the section is text now, and is not read again.
             self._send_text(len(raw) or len(self._held[:1]))
 
     def _read(self, reader: Reader, final: bool) -> bool:
@@ -188,7 +189,7 @@ class CallParser:
         return bool(self._held) or self._in_section
 
     def _n_failed(self, text: str) -> int:
-        """How much of a text that is no call is certainly text: up to the next mark in it."""
+        """The length of a failed call that is certainly text: up to the next mark in it."""
         places = [p for m in self._dialect.opens if (p := text.find(m, 1)) >= 1]
         return min(places, default=len(text) - begun_mark(text, self._marks))
 

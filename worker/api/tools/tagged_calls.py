@@ -1,7 +1,7 @@
-"""Reads calls whose arguments stand in tags of their own, as text. Any thread.
+"""Reads calls whose arguments are text in tags of their own. Any thread.
 
-Only the function's schema tells a number from a text that looks like one: a parameter that may be
-nothing but a string is streamed as such, any other is JSON where it can be read so.
+Only the function's schema tells a number from a text that looks like one. A parameter that can only
+be a string is streamed as one. The value of any other parameter is JSON if it can be read as JSON.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class TaggedReader:
         found = self._form.argument.search(self.held[: 2 * MAX_HEADER_CHARS])
         place = min((p for e in self._form.end if (p := self.held.find(e)) >= 0), default=-1)
         if found is None or 0 <= place < found.start():
-            if place >= 0:  # something else stands before the end: it says nothing
+            if place >= 0:  # anything else before the end is ignored
                 self.held = self.held[place:]
                 return None
             if len(self.held) > MAX_HEADER_CHARS:
@@ -94,27 +94,28 @@ class TaggedReader:
 
 
 class _Value:
-    """One argument's text, up to its end tag: streamed where it can only be a string."""
+    """One argument's text up to its end tag; streamed if it can only be a string."""
 
     def __init__(self, ends: tuple[str, ...], is_text: bool) -> None:
         self._ends, self._is_text = ends, is_text
         self._held, self._is_open = "", False
 
     def advance(self, text: str, calls: Calls, final: bool) -> str | None:
-        """Take text; gives back what is behind the end tag when it has come."""
+        """Read more text; returns the text after the end tag once that has come."""
         self._held += text
         place, end = self._end()
         if place >= 0:
             self._finish(self._held[:place].removesuffix("\n"), calls)
             return self._held[place + len(end) :]
         if self._is_text:
-            # A line end before the tag does not belong to the value, nor does a begun tag.
+            # Hold back what may be the end tag, or the line end before it: neither is part of the
+            # value.
             n_kept = begun_mark(self._held, self._ends) if final else max(map(len, self._ends)) + 1
             self._stream(len(self._held) - n_kept, calls, final)
         return None
 
     def _end(self) -> tuple[int, str]:
-        """Where the value ends, and with which tag; -1 while it has not."""
+        """The index of the value's end and its end tag; -1 if it has not come."""
         start = 0
         if not self._is_open and self._held.lstrip().startswith(_CDATA_BEGIN):
             start = self._held.find("]]>")
@@ -124,7 +125,7 @@ class _Value:
         return min(places, default=(-1, ""))
 
     def _stream(self, until: int, calls: Calls, final: bool) -> None:
-        """Send a string's first `until` characters, once it is clear how it begins."""
+        """Emit the first `until` characters of a string, once it is clear how it begins."""
         if not self._is_open:
             begun = self._held.lstrip()
             if begun.startswith(_CDATA_BEGIN) or (until < len(_CDATA_BEGIN) and not final):
@@ -177,7 +178,7 @@ def _escaped(text: str) -> str:
 
 
 def _is_text(schema: object, kind: str | None) -> bool:
-    """Whether a parameter can only be a string; `kind` is what the tag says about it."""
+    """Whether a parameter can only be a string; `kind` is the type in its tag, if there is one."""
     if kind is not None:
         return kind in ("true", "string")
     if not isinstance(schema, Mapping):
@@ -198,7 +199,7 @@ def _as_json(text: str) -> str:
 
 
 def _python_as_json(text: str) -> str | None:
-    """Some templates show lists and objects as Python writes them, and models learn it."""
+    """JSON for a list or object in Python's notation, which some templates show to their models."""
     if text[:1] not in ("{", "[") or len(text) > _MAX_PYTHON_CHARS:
         return None
     try:
