@@ -1,4 +1,5 @@
-"""What drawn tokens become: text and where it ends, as events of the step. Engine thread."""
+"""Turns drawn tokens into events of the step: their text, and the end of the answer. Engine
+thread."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ class Answers:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._texts: dict[int, str] = {}
-        """Of tokens that are whole characters."""
+        """Texts of tokens that consist of whole characters."""
 
     def take_plainly(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
         """Take a token that is whole text by itself, as most are.
 
-        Returns false, and does nothing, where more has to be looked at.
+        Returns false, and changes nothing, if the token needs `take`.
         """
         if not sequence.holds_nothing or len(sequence.tokens) + 1 >= sequence.n_most:
             return False
@@ -40,8 +41,11 @@ class Answers:
     def take(
         self, sequence: Sequence, index: int, token: int, events: list[Event]
     ) -> tuple[StopReason, str | None] | None:
-        """Take a token that was drawn after the `index`th chunk, and send what text it completes;
-        returns the answer's end, if it is one: why, and the stop."""
+        """Take a token that was drawn after the `index`th chunk, and emit the text that it
+        completes.
+
+        Returns why the answer ends and the stop that matched; `None` if the answer goes on.
+        """
         request = sequence.request
         if request.max_tokens == 0:
             return "MAX_TOKENS", None
@@ -74,10 +78,10 @@ class Answers:
     def finish(
         sequence: Sequence, reason: StopReason, stop: str | None, now: float, events: list[Event]
     ) -> None:
-        """Send what was held back, then the end."""
+        """Emit the text that was held back, then the end."""
         if stop is None:
-            # What was held back: the beginning of a stop that did not come, or a part of a
-            # character, which becomes U+FFFD and may then complete a stop.
+            # The held text is the beginning of a stop that did not come, or a part of a character.
+            # That part becomes U+FFFD, which may complete a stop.
             text, stop = sequence.stops.feed(sequence.detokenizer.finish())
             if stop is None:
                 text += sequence.stops.finish()

@@ -1,4 +1,7 @@
-"""What the loop needs of a model, and how llama.cpp gives it. Engine thread (except `abort`)."""
+"""The interface through which the loop uses a model, and its implementation with llama.cpp.
+
+Engine thread, except `abort`.
+"""
 
 from __future__ import annotations
 
@@ -14,54 +17,61 @@ from worker.wire.messages import DecodeOutcome, TokenLogprob
 
 
 class Backend(Protocol):
-    """A model with its cells; llama.cpp in the worker, a byte model in tests of the loop."""
+    """A model with its KV cache: llama.cpp in the worker, a byte-level model in tests of the
+    loop."""
 
     context_length: int
 
     def fill(self, chunks: Sequence[Chunk], draft: Sequence[int] = ()) -> None:
-        """Make the chunks' tokens the batch that `decode` computes; behind a single one, guessed
-        tokens may follow."""
+        """Make the chunks' tokens the batch that `decode` computes. A draft may follow a single
+        chunk."""
 
     def decode(self) -> DecodeOutcome:
         """Compute the batch."""
 
     def sample(self, sampler: Sampler, chunk: int, guesses: int = 0) -> int:
-        """The next token after the `chunk`th that was filled in, and so many of its guesses."""
+        """Draw the token that follows chunk number `chunk` and `guesses` tokens of the draft."""
 
     def logprobs(self, chunk: int, token: int, n_top: int, before: int = 0) -> TokenLogprob:
-        """The log-probability of `token` there, or `before` rows earlier, and of the `n_top`
-        best."""
+        """The log-probabilities of `token` and of the `n_top` best, at the chunk's end or `before`
+        rows earlier."""
 
     def is_eog(self, token: int) -> bool: ...
 
     def piece(self, token: int, shown: tuple[str, ...] = ()) -> bytes:
-        """The bytes that a token stands for; none for a control token that is not `shown`."""
+        """The bytes of a token; empty for a control token that is not in `shown`."""
 
     def spelled(self, tokens: Sequence[int]) -> str:
         """The text of tokens, control tokens included."""
 
     @property
     def cuts_anywhere(self) -> bool:
-        """Every beginning of a sequence can be gone on from: the memory is neither recurrent nor
+        """Whether a sequence can be cut to any length: its memory is neither recurrent nor
         windowed."""
 
     @property
     def copies_snapshots(self) -> bool:
-        """A snapshot can be put into a slot in the step in which cells are copied into it."""
+        """Whether a snapshot can be restored in the same step in which cells are copied to its
+        slot."""
 
     def can_cut(self, slot: int, length: int) -> bool:
-        """Whether the slot's memory can go on from its first `length` tokens."""
+        """Whether the slot's memory can be cut to its first `length` tokens without a snapshot."""
 
     def truncate(self, slot: int, length: int, snapshot: bytes | None = None) -> bool:
-        """Keep the first `length` tokens of a slot, with the snapshot taken there if one is
-        given; false, and no change, where its memory cannot be cut. Emptying always works."""
+        """Keep the first `length` tokens of a slot, with a snapshot of that length if one is given.
+
+        Returns false, without a change, if the memory cannot be cut there. A cut to 0 always works.
+        """
 
     def copy(self, source: int, target: int, length: int, snapshot: bytes | None = None) -> bool:
-        """Give the empty slot `target` the first `length` tokens of `source`; false where the
-        memory cannot be cut there, and `target` then holds something else."""
+        """Copy the first `length` tokens of `source` to the empty slot `target`.
+
+        Returns false if the memory cannot be cut there; the contents of `target` are undefined
+        then.
+        """
 
     def snapshot(self, slot: int) -> bytes:
-        """What cannot be cut back to the tokens that the slot has now."""
+        """The state of the slot's memory that cannot be cut: recurrent state or windows."""
 
     def state_bytes(self, slot: int) -> int:
         """Of the state of all memory of a slot."""
@@ -74,10 +84,11 @@ class Backend(Protocol):
         fit."""
 
     def abort(self) -> None:
-        """Make a running `decode` return early, where it can be rolled back; from any thread."""
+        """Make a running `decode` return early, if it can be rolled back. Any thread may call
+        it."""
 
     def resume(self) -> None:
-        """Take `abort` back."""
+        """Undo `abort`."""
 
 
 class LlamaBackend:
@@ -87,7 +98,7 @@ class LlamaBackend:
         self._rows: list[int] = []
         self._slots: list[int] = []
         self._order: list[int] = []
-        """Slots of the last batch of single rows, and the order of its rows."""
+        """The slots of the last batch of single rows, and the order of its rows."""
         self._eog = model.eog
         self._pieces: dict[int, bytes] = {}
         self.context_length = context_length
@@ -107,8 +118,8 @@ class LlamaBackend:
 
     @property
     def copies_snapshots(self) -> bool:
-        # A split cache copies whole streams when the next batch is computed, and with them the
-        # cells of the windows.
+        # With a split cache, llama.cpp copies whole streams when it computes the next batch, and
+        # that would overwrite the windows' cells.
         return self._context.options.kv_unified or not self._context.window
 
     def fill(self, chunks: Sequence[Chunk], draft: Sequence[int] = ()) -> None:
@@ -123,7 +134,7 @@ class LlamaBackend:
             return
         slots = [chunk.sequence.slot or 0 for chunk in chunks]
         if sum([n for _, _, n in chunks]) == len(chunks):
-            # Single rows: by far the most, and mostly of the same slots as in the step before.
+            # Single rows are the usual case, mostly with the slots of the step before.
             if slots != self._slots:
                 self._slots, self._order = slots, sorted(range(len(slots)), key=slots.__getitem__)
                 self._rows = [0] * len(slots)
@@ -187,10 +198,11 @@ class LlamaBackend:
 def _row_order(chunks: Sequence[Chunk], slots: list[int]) -> list[int]:
     """The order of the chunks in their batch, as indices.
 
-    With a split cache llama.cpp puts rows into one micro-batch while each one's slot follows the
-    one before, and cuts it where the shorter of them end. So rows go by slot: every break costs a
-    pass over all weights. And prompts are kept apart from single rows: a neighbour of one row
-    would cut a prompt chunk into one row and an odd rest, below the tile that attention computes.
+    With a split cache, llama.cpp puts rows into one micro-batch as long as their slots are
+    neighbours, and ends it when the shortest of them ends. Rows are therefore sorted by slot: each
+    break costs a pass over all weights. Prompts are kept apart from single rows: a single row
+    beside a prompt would split its chunk into one row and a rest that does not fill the tiles of
+    attention.
     """
     by_slot = sorted(range(len(chunks)), key=slots.__getitem__)
     prompts = [i for i in by_slot if chunks[i].n_tokens > 1]

@@ -1,10 +1,9 @@
-"""The engine process's receiving end: takes commands, checks them and gives work to the loop.
+"""The engine process's intake: receives commands, prepares requests and submits them to the loop.
 
-Prompts are rendered and tokenised and samplers built here, while the engine thread computes:
-llama.cpp's vocabulary may be read from any thread, and native calls do not hold the GIL. The
-reading thread only sorts, so that a cancel overtakes all work. Two threads prepare requests: one
-takes the small ones, the other one those that take long, so that nobody waits for another's long
-prompt.
+Prompts are rendered and tokenised, and samplers built, while the engine thread computes: any thread
+may read llama.cpp's vocabulary, and native calls release the GIL. The receiving thread only sorts
+commands, so a cancel overtakes all work. One thread prepares small requests and another one the
+long ones, so that nobody waits for another's long prompt.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from worker.wire.work import (
 log = get_logger()
 
 LONG_WORK = 50_000
-"""A request of this many characters or token ids is prepared by the thread for long ones."""
+"""A request with more characters or token ids than this is prepared by the thread for long ones."""
 
 
 class Intake:
@@ -60,8 +59,8 @@ class Intake:
         takes_snapshots: bool,
         black_box: BlackBox,
     ) -> None:
-        """`scored_rows`: of a prompt in one batch whose tokens' log-probabilities are wanted.
-        `takes_snapshots`: prompts can go on only from where a snapshot was taken."""
+        """`scored_rows` limits a prompt's rows in one batch if its log-probabilities are wanted.
+        With `takes_snapshots`, a prompt can continue only from the place of a snapshot."""
         self._loop, self._prompts, self._send = loop, prompts, send
         self._make_sampler = make_sampler
         self._prove_residency, self._kv_unified = prove_residency, kv_unified
@@ -70,7 +69,7 @@ class Intake:
         self._pooling = Pooling(loop, pool, send, self._in_hand) if pool is not None else None
         self._lock = threading.Lock()
         self._preparing: set[int] = set()
-        """Requests that are neither with the loop nor ended; guarded by the lock."""
+        """Requests that are not with the loop yet and have not ended; guarded by the lock."""
         self._small: queue.SimpleQueue[tuple[int, Work]] = queue.SimpleQueue()
         self._long: queue.SimpleQueue[tuple[int, Work]] = queue.SimpleQueue()
         for name, lane, place in (
@@ -81,7 +80,7 @@ class Intake:
             threading.Thread(target=self._prepare_all, args=args, name=name, daemon=True).start()
 
     def handle(self, command: Command) -> None:
-        """Sort a command; never waits for the work of one."""
+        """Sort a command, without waiting for any work."""
         match command:
             case Submit(request_id, work):
                 with self._lock:
@@ -108,13 +107,13 @@ class Intake:
     # --- the threads that prepare ----------------------------------------------------------
 
     def _prepare_all(self, lane: queue.SimpleQueue[tuple[int, Work]], place: int) -> None:
-        """`place` is the thread's in the black box."""
+        """Prepare requests one after the other. `place` is this thread's index in the black box."""
         while True:
             self._in_hand[place] = 0
             request_id, work = lane.get()
             self._in_hand[place] = request_id
             try:
-                if request_id in self._preparing:  # not cancelled while it waited
+                if request_id in self._preparing:  # it may have been cancelled while it waited
                     self._take_in(request_id, work)
             except WorkerError as error:
                 self._end(request_id, Failed(request_id, error))
@@ -145,7 +144,7 @@ class Intake:
                 self._end(request_id, Answered(request_id, self._prove_residency()))
 
     def _end(self, request_id: int, event: Answered | Failed) -> None:
-        """Send the end of a request that the loop does not have, unless it was cancelled before."""
+        """Send the end of a request that the loop does not have, unless it was cancelled."""
         with self._lock:
             if request_id not in self._preparing:
                 return
@@ -187,8 +186,8 @@ class Intake:
             if request_id not in self._preparing:
                 sequence.sampler.close()
                 return
-            # Accepted goes out first: the loop may send `Started` the moment it has it. And
-            # under the lock: a cancel finds the request either here or with the loop.
+            # `Accepted` is sent first, because the loop may send `Started` at once. The lock is
+            # held, so that a cancel finds the request either here or in the loop.
             ids = array("i", sequence.tokens[: sequence.n_prompt]).tobytes()
             self._send([Accepted(request_id, sequence.n_prompt, ids)])
             self._loop.submit(sequence)
@@ -211,7 +210,7 @@ class Intake:
 
 
 def size_of(work: Any) -> int:
-    """About how many characters or token ids there are in a request's texts."""
+    """The approximate number of characters or token ids in a request's texts."""
     match work:
         case str():
             return len(work)

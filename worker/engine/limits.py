@@ -1,4 +1,4 @@
-"""What the scheduler may spend: slots, cells, rows of a batch, prompt tokens of a step."""
+"""The scheduler's limits: slots, cells, rows of a batch, prompt tokens of a step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from worker.wire.engine_info import EngineInfo
 from worker.wire.engine_settings import EngineSettings
 
 _CPU_COPY_RATE, _GPU_COPY_RATE = 4e9, 100e9
-"""Bytes per second from one part of the device's memory to another."""
+"""Assumed rates of copies inside the device's memory, in bytes per second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,21 +21,21 @@ class Limits:
     prefill_alone: int
     """Prompt tokens in a step without running streams."""
     prefill_budget: int
-    """Prompt tokens in any other step, at most."""
+    """The most prompt tokens in a step with running streams."""
     inter_token_target: float = 3600.0
     """Seconds that a step beside running streams shall take at most."""
     prefix_cache: bool = True
     unified: bool = False
-    """Slots share the cells of what was copied; else a copy is one of a slot's whole memory."""
+    """Whether slots share cells. Otherwise a copy always copies a slot's whole memory."""
     copy_seconds: float = 0.0
-    """What such a copy takes."""
+    """The time of such a copy."""
     snapshot_bytes: int = 0
-    """What snapshots of memory that cannot be cut may take; 0 takes none."""
+    """The most bytes of all snapshots; 0 disables them."""
 
 
 def limits_of(info: EngineInfo, settings: EngineSettings) -> Limits:
     """The limits of an engine that has started."""
-    # llama.cpp copies all of a slot's part of a split cache, however little is wanted.
+    # llama.cpp copies a slot's whole part of a split cache, however few tokens are wanted.
     rate = _GPU_COPY_RATE if settings.on_gpu else _CPU_COPY_RATE
     copy_seconds = 0.0 if info.kv_unified else info.plan["kv"] / info.slots / rate
     return Limits(

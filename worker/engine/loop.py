@@ -1,6 +1,6 @@
 """The engine's loop: plan, decode, sample, detokenise, send. It owns the engine thread.
 
-Other threads hand in work through `submit`, `cancel` and `call`; nothing else is shared.
+Other threads call only `submit`, `cancel`, `call` and `stop`.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ class Loop:
         self._deadlines = 0
         self._steps = 0
         self._draft_seconds = 0.0
-        """What the last step with a draft took."""
+        """Seconds of the last step with a draft."""
         self._decode_seconds = self._sample_seconds = self._overhead_seconds = 0.0
         self._computing: int | None = None
-        """The request whose prompt is most of the batch that is being computed."""
+        """The request whose prompt fills most of the batch that is being computed."""
 
-    # --- from other threads ----------------------------------------------------------------
+    # --- called by other threads --------------------------------------------------------------
 
     def submit(self, sequence: Sequence) -> None:
         self._inbox.put(lambda: self._add(sequence))
 
     def cancel(self, request_id: int) -> None:
-        """Free the request's cells before the next step; ended requests are ignored."""
+        """Free the request's cells before the next step; a request that has ended is ignored."""
         self._inbox.put(lambda: self._cancel(request_id))
         if request_id == self._computing:
             self._backend.abort()
 
     def call(self, action: Callable[[], None]) -> None:
-        """Run `action` on the engine thread, between two steps."""
+        """Run `action` on the engine thread between two steps."""
         self._inbox.put(action)
 
     def stop(self) -> None:
@@ -79,12 +79,12 @@ class Loop:
     # --- the engine thread -------------------------------------------------------------------
 
     def run(self) -> None:
-        """Work until `stop`; sleeps while there is nothing to do."""
+        """Work until `stop`; sleeps while there is no work."""
         while self.turn():
             pass
 
     def turn(self) -> bool:
-        """Run the inbox, compute one step, send what happened; false when asked to stop."""
+        """Run the inbox, compute one step and send its events; returns false after `stop`."""
         if not self._run_inbox():
             return False
         began, native_before = self._clock(), self._native_seconds
@@ -104,9 +104,9 @@ class Loop:
         return self._decode_seconds + self._sample_seconds + drafting
 
     def step(self) -> None:
-        """Compute one batch and take in what came out of it."""
+        """Plan and compute one batch, and handle its results."""
         step = self._scheduler.plan()
-        if step.moves:  # which may have sequences start over
+        if step.moves:  # a move that fails makes its sequence start over
             self._apply(step.moves)
             step.chunks = [c for c in step.chunks if c.start == c.sequence.n_computed]
         self._announce(step.started)
@@ -123,9 +123,9 @@ class Loop:
         self._steps += 1
 
     def _run_inbox(self) -> bool:
-        """Run what other threads handed in; false when asked to stop."""
+        """Run the actions from other threads; returns false after `stop`."""
         wait = not self._scheduler.has_work
-        while wait or not self._inbox.empty():  # nobody else takes out of it
+        while wait or not self._inbox.empty():  # this thread is the only reader
             action = self._inbox.get()
             if action is None:
                 return False
@@ -134,8 +134,8 @@ class Loop:
         return True
 
     def _apply(self, moves: Iterable[Move]) -> None:
-        """Change the cells as planned. A slot whose memory cannot be cut there is emptied, and
-        its sequence computed from its first token on."""
+        """Change the cells as planned. If a slot's memory cannot be cut, the slot is emptied and
+        its sequence starts over."""
         for move in moves:
             match move:
                 case Truncate(slot, length, snapshot):
@@ -156,18 +156,20 @@ class Loop:
                 self._scheduler.start_over(slot)
 
     def _take_snapshot(self, sequence: Sequence) -> None:
-        if sequence.slot is not None:  # it did not fail in this step
+        if sequence.slot is not None:  # it may have failed in this step
             self._scheduler.keep_snapshot(sequence, self._backend.snapshot(sequence.slot))
 
-    # --- decode and what may go wrong ----------------------------------------------------------
+    # --- decode and its failures -------------------------------------------------------------
 
     def _decode(self, chunks: list[Chunk], draft: list[int]) -> list[Chunk]:
-        """Compute the chunks, or as many of them as can be; returns what was computed. A draft
-        that was not computed is emptied."""
+        """Compute the chunks, or as many of them as possible; returns those that were computed.
+
+        A draft that was not computed is cleared.
+        """
         while chunks:
             self._backend.fill(chunks, draft)
             n_tokens = sum([n for _, _, n in chunks])
-            # A batch that is mostly one prompt is abandoned when that request is cancelled.
+            # A batch that is mostly one prompt is aborted when that request is cancelled.
             self._computing = main_prompt(chunks) if n_tokens > len(chunks) else None
             self._in_hand[LOOP] = self._computing or 0
             began = self._clock()
@@ -199,7 +201,7 @@ class Loop:
         return []
 
     def _make_room(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Free cached cells, then compute less, then send the youngest back to the queue."""
+        """Free cached cells; if there are none, shrink the batch; if it cannot shrink, preempt."""
         if self._scheduler.drop_cached():
             self._apply(self._scheduler.take_emptied())
             return chunks
@@ -212,21 +214,21 @@ class Loop:
         return [c for c in chunks if c.sequence.slot is not None]
 
     def _roll_back(self, chunks: list[Chunk]) -> None:
-        """Take the rows of an unfinished batch out of the cells; they are computed again."""
+        """Remove the rows of an unfinished batch from the cells; they are computed again later."""
         self._apply(
             Truncate(c.sequence.slot, c.start) for c in chunks if c.sequence.slot is not None
         )
 
     def _fail_youngest(self, chunks: list[Chunk]) -> None:
-        """The device cannot compute this batch: the youngest request in it fails alone."""
+        """Fail the youngest request in a batch that the device cannot compute; the others go on."""
         youngest = max((c.sequence for c in chunks), key=lambda s: s.admission)
         self._fail(youngest, VramOom("the device has no memory left for this request"))
 
     def _sample(self, chunks: list[Chunk], draft: list[int]) -> list[tuple[Sequence, int, int]]:
-        """Draw a token for each chunk that ends its sequence: (sequence, index of chunk, token),
-        and one more for each guess that was right.
+        """Draw a token for each chunk that ends its sequence, and one more for each right guess.
 
-        All are drawn before any is taken in, so that drawing and Python take turns once a step.
+        Returns (sequence, index of chunk, token). All tokens are drawn before any is handled, so
+        that native code and Python alternate only once in a step.
         """
         began = self._clock()
         drawn = []
@@ -247,7 +249,7 @@ class Loop:
     def _verify(
         self, sequence: Sequence, draft: list[int], token: int
     ) -> list[tuple[Sequence, int, int]]:
-        """Draw on after each guess that was drawn; the cells of the others are freed."""
+        """Draw on while the guesses are right, and free the cells of the wrong ones."""
         drawn: list[tuple[Sequence, int, int]] = []
         while len(drawn) < len(draft) and token == draft[len(drawn)]:
             token = self._backend.sample(sequence.sampler, 0, len(drawn) + 1)
@@ -261,11 +263,11 @@ class Loop:
     # --- one sequence --------------------------------------------------------------------------
 
     def _accept(self, drawn: list[tuple[Sequence, int, int]]) -> None:
-        """Take the drawn tokens into their sequences, and end those that they end."""
+        """Append the drawn tokens to their sequences, and finish the sequences that they end."""
         now, events, answers = self._clock(), self._events, self._answers
         for sequence, index, token in drawn:
             if sequence.slot is None or answers.take_plainly(sequence, token, events):
-                continue  # `None`: an earlier one of several tokens was its end
+                continue  # no slot: an earlier one of its tokens ended it
             self._in_hand[LOOP] = sequence.request_id
             if sequence.first_token_at is None:
                 sequence.first_token_at = now
@@ -281,7 +283,7 @@ class Loop:
 
     def _release(self, sequence: Sequence, *, keep_cells: bool) -> None:
         if sequence.slot is not None and sequence.n_computed > len(sequence.tokens):
-            # It ended before the last of several tokens.
+            # It ended before the last of its tokens in this step.
             sequence.n_computed = len(sequence.tokens)
             self._apply([Truncate(sequence.slot, sequence.n_computed)])
         del self._sequences[sequence.request_id]
@@ -289,7 +291,7 @@ class Loop:
         self._scheduler.remove(sequence, keep_cells=keep_cells)
         sequence.sampler.close()
 
-    # --- on the engine thread, for other threads -------------------------------------------------
+    # --- actions from other threads ----------------------------------------------------------
 
     def _add(self, sequence: Sequence) -> None:
         self._in_hand[LOOP] = sequence.request_id
@@ -307,7 +309,7 @@ class Loop:
             self._fail(sequence, Cancelled("the request was cancelled"))
 
     def _fail_expired(self) -> None:
-        """End the requests whose deadline has passed."""
+        """Fail the requests whose deadline has passed."""
         if not self._deadlines:
             return
         now = self._clock()

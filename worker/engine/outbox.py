@@ -1,4 +1,4 @@
-"""Frames of events on their way to the parent, sent by a thread of its own."""
+"""Sends frames of events to the parent, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from worker.wire.transport import SyncChannel
 
 
 class Outbox:
-    """Sends the loop's frames from a thread of its own.
+    """Sends the loop's frames on a thread of its own.
 
-    Sending wakes the parent, and the system tends to run it on the sender's core. There it would
-    hold up the engine thread, and with it all threads of the next step.
+    Sending wakes the parent, and the system tends to run it on the sender's core. On the engine
+    thread's core it would delay the next step on all threads.
     """
 
     MAX_FRAMES = 256
-    """Then the loop waits for a parent that does not read."""
+    """With more frames than this, the loop waits until the parent reads."""
 
     def __init__(self, channel: SyncChannel) -> None:
         # This queue takes no lock in Python.
@@ -32,7 +32,7 @@ class Outbox:
             self.flush()
 
     def flush(self) -> None:
-        """Wait until everything is sent."""
+        """Wait until all frames are sent."""
         sent = threading.Event()
         self._frames.put(sent)
         sent.wait()
@@ -45,5 +45,5 @@ class Outbox:
                     frame.set()
                 else:
                     self._channel.send(frame)
-        except ConnectionError:  # the parent is gone, and so are we
+        except ConnectionError:  # without its parent, the engine process ends
             os._exit(0)

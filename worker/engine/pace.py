@@ -1,7 +1,7 @@
-"""How much of a prompt goes into a step beside running streams. Plain Python; engine thread.
+"""Decides how many prompt tokens a step with running streams computes. Engine thread.
 
-A step takes the time of its decode rows and a time for each prompt token. Both are measured as the
-steps go by, and the next step gets as many prompt tokens as the running streams' pace allows.
+The time of a step is that of its decode rows plus that of its prompt tokens. Both are measured, and
+the next step gets as many prompt tokens as fit into the target. Plain Python.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk
 
 TILE_TOKENS = 64
-"""Prompt tokens go into steps by so many: llama.cpp's attention on a CPU computes tiles of so many
-rows (GGML_FA_TILE_Q), and a row that fills none takes it a multiple of the time. A step has one
-tile at least, whatever it costs."""
+"""Prompt tokens are counted out in tiles: llama.cpp's attention on a CPU computes tiles of this
+many rows (GGML_FA_TILE_Q), and the rows of an incomplete tile take several times as long. A step
+has at least one tile, even beyond the target."""
 PROMPT_SHARE = 1.0
-"""Where the decode rows alone take most of the target, prompts get as long as they do: streams
-then run at half of their pace, and no prompt waits for good."""
+"""If decode rows take most of the target, prompts get this share of the decode time: streams then
+run at half of their pace, and no prompt waits for ever."""
 MEASURED_TOKENS = 64
-"""A batch of fewer does not tell what copies of cells are weighed against."""
+"""The fewest prompt tokens whose time tells the cost of a prompt token."""
 _NEWEST = 0.3
 """Weight of the newest measurement in a running mean."""
 
 
 class Pace:
     def __init__(self, target_seconds: float, most: int) -> None:
-        """Inter-token times shall stay below the target; `most` prompt tokens go in any case."""
+        """Keep steps below `target_seconds`, with at most `most` prompt tokens."""
         self._target, self._most = target_seconds, most
         self._decode: dict[int, float] = {}
-        """Seconds of a step without prompts, by the length in bits of its number of rows."""
+        """Seconds of a step without prompts, by the bit length of its number of rows."""
         self._beside: float | None = None
-        """Seconds of a prompt token beside decode rows."""
+        """Seconds per prompt token in steps with decode rows."""
         self.seconds_per_prompt_token = 0.0
-        """Of prompts alone, as last measured; 0 before the first prompt."""
+        """Measured in batches of prompts alone, if there were any; 0 before the first prompt."""
 
     def measured(self, n_decoding: int, n_prompt: int, seconds: float) -> None:
-        """A batch of so many decode rows and prompt tokens took so long."""
+        """Record the time of a batch of `n_decoding` decode rows and `n_prompt` prompt tokens."""
         if not n_prompt:
             size = n_decoding.bit_length()
             known = self._decode.get(size, seconds)
@@ -45,33 +45,35 @@ class Pace:
         if n_decoding:
             size = n_decoding.bit_length()
             if size not in self._decode and self.seconds_per_prompt_token:
-                # So many rows were never alone in a step: what prompts do not take is theirs.
+                # This many rows never ran alone: their time is what the prompts leave.
                 rest = seconds - n_prompt * self.seconds_per_prompt_token
                 self._decode[size] = max(rest, self.decode_seconds(n_decoding), 0.1 * seconds)
-            # What the rows take is known of other steps: a part at least is the prompt's.
+            # The decode time comes from other steps; at least a tenth is counted for the prompts.
             taken = max(seconds - self.decode_seconds(n_decoding), seconds / 10) / n_prompt
             known = taken if self._beside is None else self._beside
             self._beside = known + _NEWEST * (taken - known)
 
     @property
     def seconds_per_pass(self) -> float:
-        """Of a pass over all weights: about the shortest step; 0 before the first."""
+        """The time of a pass over all weights, taken from the shortest step; 0 before the first."""
         return min(self._decode.values(), default=0.0)
 
     def budget(self, n_decoding: int, n_waiting: int = 0) -> int:
-        """Prompt tokens for the next step beside `n_decoding` running streams, while so many
-        requests wait for one of them to end."""
+        """Prompt tokens for the next step beside `n_decoding` running streams.
+
+        `n_waiting` requests wait for a slot: the more there are, the longer a step may take.
+        """
         cost = self._beside or self.seconds_per_prompt_token
         if not n_decoding or not cost:
             return self._most
-        # Small steps cost throughput: where requests queue up, that is what helps all of them.
+        # Small steps cost throughput, and throughput is what helps requests that queue.
         target = self._target * (1 + n_waiting / n_decoding)
         decode = self.decode_seconds(n_decoding)
         tokens = int(max(target - decode, PROMPT_SHARE * decode) / cost)
         return min(max(tokens // TILE_TOKENS, 1) * TILE_TOKENS, self._most)
 
     def decode_seconds(self, n_decoding: int) -> float:
-        """Of a step with so many rows, or of the nearest that was seen."""
+        """The decode time with this many rows, or with the nearest number that was measured."""
         size = n_decoding.bit_length()
         if size in self._decode:
             return self._decode[size]

@@ -1,8 +1,8 @@
-"""Where in the row of slots sequences sit. Plain Python; engine thread.
+"""Chooses the slots in which sequences run next to each other. Plain Python; engine thread.
 
-With a split KV cache llama.cpp computes one pass over all weights for every run of neighbouring
-slots: eight streams in every other slot take eight passes a step. So sequences go into the holes
-between running ones, and where others have left, the last ones move up.
+With a split KV cache, llama.cpp computes one pass over all weights for each run of neighbouring
+slots: eight streams in every other slot take eight passes a step. Sequences are therefore placed in
+the holes between running ones, and moved together after others have ended.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from worker.engine.sequence import Sequence
 from worker.engine.step import Copy, Step, Truncate
 
 _MOST_MOVES = 4
-"""In one step, which waits for the copies."""
+"""The most moves in one step, which waits for the copies."""
 _MORE_TOKENS = 16
-"""That an answer is expected to have at least."""
+"""Added to the number of tokens that an answer is expected to have left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Streams that move to idle slots: (stream, from, to)."""
+    """Streams that move to idle slots, as (stream, from, to)."""
 
     moves: list[tuple[Sequence, Slot, Slot]]
     saved: int
-    """Passes that each step is spared."""
+    """Passes that each step saves."""
 
     def saves(self, seconds_per_pass: float) -> float:
         """Seconds saved until the first of these answers ends.
 
-        An answer is expected to go on for as many tokens as it has, and a few more.
+        An answer is expected to go on for as many tokens as it has, and `_MORE_TOKENS` more.
         """
         streams = (stream for stream, _, _ in self.moves)
         n_left = (min(s.n_most - len(s.tokens), s.n_out + _MORE_TOKENS) for s in streams)
@@ -54,17 +54,18 @@ class Moves:
 
 
 def n_runs(used: set[int]) -> int:
-    """Runs of neighbours among slots."""
+    """The number of runs of neighbouring slots."""
     return sum(index - 1 not in used for index in used)
 
 
 def added_runs(used: set[int], index: int) -> int:
-    """How many runs more there are with this slot: -1 in a hole of one slot, 1 far off."""
+    """The change in the number of runs when this slot is used: -1 between two used slots, 1 far
+    off."""
     return 1 - (index - 1 in used) - (index + 1 in used)
 
 
 def best_moves(slots: list[Slot]) -> Moves | None:
-    """What saves most passes, at the cost of the fewest cells; `None` where nothing saves one."""
+    """The moves that save the most passes at the least cost; `None` if none saves a pass."""
     used = {slot.index for slot in slots if slot.owner is not None}
     found = (_moved_away(slots, used, group) for group in _groups(used))
     saving = [moves for moves in found if moves is not None]
@@ -72,7 +73,7 @@ def best_moves(slots: list[Slot]) -> Moves | None:
 
 
 def _groups(used: set[int]) -> Iterable[list[int]]:
-    """Slots that may be left together: short runs, and the ends of longer ones."""
+    """Groups of slots to move away together: short runs, and single slots at the ends of runs."""
     run: list[int] = []
     for index in sorted(used):
         run.append(index)
@@ -86,7 +87,7 @@ def _groups(used: set[int]) -> Iterable[list[int]]:
 
 
 def _moved_away(slots: list[Slot], used: set[int], group: list[int]) -> Moves | None:
-    """The streams of the group in the best of the idle slots, where that saves passes."""
+    """Move the group's streams to the best idle slots; `None` if that saves no pass."""
     left, moves = used.difference(group), []
     if not left:
         return None
@@ -94,7 +95,7 @@ def _moved_away(slots: list[Slot], used: set[int], group: list[int]) -> Moves | 
     for index in group:
         stream = slots[index].owner
         if not idle or stream is None or not stream.n_out or stream.request.deterministic:
-            return None  # a prompt that is being computed stays where it is
+            return None  # a prompt that is being computed is not moved
         target = min(idle, key=lambda slot: (added_runs(left, slot.index), len(slot.kept)))
         idle.remove(target)
         left.add(target.index)

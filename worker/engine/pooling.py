@@ -1,7 +1,7 @@
-"""Texts that a model pools: embeddings and ranks. Several of them share a decode.
+"""Computes embeddings and ranks: several texts share a decode.
 
-Taken in on the intake threads, computed on the engine thread between two steps of the loop: one
-group of texts, then whatever else waits, then the next.
+Intake threads submit the texts, the engine thread computes them between two steps of the loop.
+After each group of texts, other waiting work gets its turn.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from worker.wire.messages import Answered, Event, Failed, Started
 
 
 class Pooled(Protocol):
-    """A model that pools."""
+    """Computes the outputs of a model that pools."""
 
     most_texts: int
-    """In one decode."""
+    """The most texts in one decode."""
     most_tokens: int
-    """Of all texts of a decode; a longer one is computed alone."""
+    """The most tokens of all texts in one decode; a longer text is computed alone."""
 
     def __call__(self, texts: list[list[int]]) -> list[bytes]:
-        """What the model makes of each text: 32-bit floats."""
+        """The model's output for each text, as 32-bit floats."""
 
 
 @dataclass(slots=True)
 class _Texts:
-    """One request's."""
+    """The texts of one request and their outputs so far."""
 
     tokens: list[list[int]]
     vectors: list[tuple[int, bytes]] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Pooling:
         self._loop.call(lambda: self._compute_next(request_id))
 
     def cancel(self, request_id: int) -> bool:
-        """Whether it was here; it then fails at its next turn."""
+        """Forget the request, which then fails at its next turn; returns whether it was here."""
         return self._requests.pop(request_id, None) is not None
 
     def _compute_next(self, request_id: int) -> None:
@@ -80,7 +80,7 @@ class Pooling:
         self._send([*events, self._loop.stats()])
 
     def _group(self, texts: list[list[int]]) -> list[list[int]]:
-        """As many of the texts as go into one decode, at least one."""
+        """As many of the texts as one decode can compute, at least one."""
         n_tokens = 0
         for index, text in enumerate(texts):
             n_tokens += len(text)

@@ -1,9 +1,9 @@
-"""Which cells of the KV cache may be used again, and by whom. Plain Python; engine thread.
+"""Finds cells of the KV cache that a new prompt can reuse. Plain Python; engine thread.
 
-The unit of reuse is the slot: a sequence's cells stay in its slot when it has finished, until
-the slot is needed, least recently used first. A new prompt may take over an idle slot that begins
-like it, or copy the common beginning from any slot, also from one that is still running. Recurrent
-and windowed memory cannot be cut back to any beginning: there a snapshot has to have been taken.
+The unit of reuse is the slot: a finished sequence's cells stay in its slot until the slot is
+needed, least recently used first. A new prompt takes over an idle slot with the same beginning, or
+copies the common beginning from any slot, even one that is running. Recurrent and windowed memory
+cannot be cut to an arbitrary length: reuse then needs a snapshot.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from worker.engine.sequence import Sequence as EngineSequence
 from worker.engine.step import Snapshot
 
 MIN_SHARED_TOKENS = 32
-"""A shorter common beginning is computed again."""
+"""A shorter common beginning is not reused."""
 MIN_AWAITED_TOKENS = 8
-"""For fewer common tokens that are still being computed, a prompt does not wait."""
+"""A prompt does not wait for fewer common tokens than this."""
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A llama.cpp sequence id and what its cells hold."""
+    """A llama.cpp sequence id and the contents of its cells."""
 
     index: int
     owner: EngineSequence | None = None
     kept: list[int] = field(default_factory=list)
-    """Tokens whose cells an idle slot keeps for reuse; empty while it has an owner."""
+    """The tokens whose cells an idle slot keeps; empty while the slot has an owner."""
     salt: str | None = None
     snapshots: list[Snapshot] = field(default_factory=list)
-    """Taken of these cells or of those that they were copied from."""
+    """Snapshots of these cells, or of those that they were copied from."""
     last_used: int = 0
     is_unsaved: bool = False
     """A store has not been offered yet what it keeps."""
 
     @property
     def tokens(self) -> Sequence[int]:
-        """What the cells hold, or will hold once the owner's prompt is computed."""
+        """The tokens in the cells, including those that the owner still has to compute."""
         return self.owner.tokens if self.owner is not None else self.kept
 
     @property
@@ -52,31 +52,31 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A slot that begins like a prompt."""
+    """A slot whose tokens begin like a prompt."""
 
     slot: Slot
     n_common: int
-    """Equal tokens at the beginning, computed or not."""
+    """The number of common tokens at the beginning, computed or not."""
     n_ready: int
-    """Of those, as many as can be used now."""
+    """The number of them that can be reused now."""
     n_soon: int
-    """As many as can be used once the slot's owner has computed its prompt."""
+    """The number that can be reused once the slot's owner has computed them."""
     snapshot: Snapshot | None = None
-    """What it takes to go on from `n_ready`."""
+    """The snapshot needed to reuse `n_ready` tokens, if any."""
 
     @property
     def is_worth_waiting(self) -> bool:
-        """Another sequence is computing what this prompt needs: computing it twice would make
-        both of them slower."""
+        """Whether the slot's owner is computing what this prompt needs: it should not be computed
+        twice."""
         return self.n_soon - self.n_ready >= MIN_AWAITED_TOKENS
 
 
 def find_match(
     slots: Iterable[Slot], sequence: EngineSequence, backend: Backend, *, snapshots: bool
 ) -> Match | None:
-    """The slot with the longest common beginning, of the same tenant (`cache_salt`) only.
+    """The slot with the longest common beginning, among slots with the same `cache_salt`.
 
-    At least the last prompt token is left to compute: its logits are what is sampled from.
+    The prompt's last token is never reused: its logits are needed for sampling.
     """
     prompt = sequence.tokens[:-1]
     head = prompt[:MIN_SHARED_TOKENS]
@@ -109,7 +109,7 @@ def _match(slot: Slot, n_common: int, backend: Backend, snapshots: bool) -> Matc
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """Number of equal tokens at the beginning, by bisection over slices (compared in C)."""
+    """The number of equal tokens at the beginning, by bisection with slices, which C compares."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high

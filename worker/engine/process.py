@@ -1,12 +1,12 @@
-"""The engine process: its entry point, its start and its two threads.
+"""The engine process: its entry point, its start and its threads.
 
 The composition root of this process. The main thread loads the model and then is the engine thread;
 another one takes in commands. When the pipe ends the parent is gone, and so are we, at once and
 whatever native code is doing.
 
 NOTE: every native computation happens on the main thread. OpenMP keeps a pool of threads for each
-thread that computes, and with two pools it counts more threads than processors and stops spinning
-at its barriers, of which a decode has hundreds: a third of the speed is lost.
+thread that computes. With two pools it counts more threads than processors and no longer spins at
+its barriers, of which a decode has hundreds.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ log = get_logger()
 
 _PR_SET_PDEATHSIG = 1
 _EXPECTED_WARNINGS = ("training context overflow", "dummy tokens")
-"""Of a pool that holds more than one sequence may have, and of a plan without a vocabulary."""
+"""Warnings for a pool that is larger than one sequence, and for a plan without a vocabulary."""
 
 
 @dataclass(slots=True)
 class Engine:
-    """What a successful start leaves behind."""
+    """The parts of an engine that has started."""
 
     settings: EngineSettings
     model: Model
@@ -82,20 +82,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="worker.engine.process")
     parser.add_argument("--fd", type=int, required=True, help="the socket to the parent")
     _die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we stop
-    # On an abort ggml would first run a debugger, while the requests in flight wait for their end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    # On an abort, ggml would run a debugger first, and the requests in flight would wait for it.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")
     parser.add_argument("--black-box", type=int, required=True, help="the black box's file")
     options = parser.parse_args()
     channel = SyncChannel(socket.socket(fileno=options.fd))
-    with contextlib.suppress(BackendMismatch):  # which the start then tells
+    with contextlib.suppress(BackendMismatch):  # the start reports it
         library.bindings()
     config = channel.recv()
     if not isinstance(config, LoadModel):
-        os._exit(0)  # the parent died before it could speak
+        os._exit(0)  # the parent died before it sent its command
     configure(config.log_level, config.log_format, config.worker_id)
     library.log.listener = _forward_log
-    # While the engine loads nobody reads the pipe, so another thread watches for its end.
+    # While the engine loads, nothing reads the pipe. Another thread watches for the parent's end.
     started = threading.Event()
     threading.Thread(target=_watch_parent, args=(started,), daemon=True).start()
     try:
@@ -107,7 +107,7 @@ def main() -> None:
     library.trim_heap()
     library.on_abort(lambda message: log.error("engine.native_abort", line=message))
     gc.collect()
-    gc.freeze()  # what is there now stays for good; no collection between two steps looks at it
+    gc.freeze()  # excludes permanent objects from garbage collection between steps
     _serve(engine, channel, BlackBox(options.black_box))
 
 
@@ -118,7 +118,7 @@ def _start(config: LoadModel, channel: SyncChannel) -> Engine:
     """Preflight → load → residency proof → warm-up.
 
     Raises:
-        WorkerError: with the exit code that the worker then leaves with.
+        WorkerError: the start failed; its exit code becomes the worker's.
     """
     began = time.monotonic()
     channel.send([Progress("preflight", 0.0)])
@@ -175,7 +175,7 @@ def _start(config: LoadModel, channel: SyncChannel) -> Engine:
 
 
 def _aborting(message: str, channel: SyncChannel) -> None:
-    """Native code ends this process while it starts: tell the parent in its words."""
+    """Tell the parent why native code aborts this process during its start."""
     place, _, reason = message.partition(": ")
     channel.send([StartFailed(ModelError(f"llama.cpp gave the model up: {reason or place}."))])
 
@@ -246,22 +246,22 @@ def _serve(engine: Engine, channel: SyncChannel, black_box: BlackBox) -> None:
 
 
 def _take_in(channel: SyncChannel, intake: Intake) -> None:
-    """The intake thread."""
+    """The intake thread: receive commands until `Stop` or the end of the pipe."""
     try:
         while (command := channel.recv()) is not None and not isinstance(command, Stop):
             intake.handle(command)
     except (BrokenPipeError, ConnectionError):
-        pass  # the parent has gone while we answered
+        pass  # the parent left during a send
     except BaseException:
         log.exception("engine.intake_failed")
         os._exit(70)
-    # Nothing to tidy: the parent has what it wanted, and the system frees the rest.
+    # The system frees what is left.
     os._exit(0)
 
 
 def _run(loop: Loop, outbox: Outbox) -> None:
-    """The engine thread. A loop that breaks takes the process with it: the black box tells the
-    parent which request was in hand, and the others go on in the next engine."""
+    """The engine thread. If the loop fails, the process exits: the black box tells the parent which
+    request was in hand, and the other requests go on in the next engine."""
     try:
         loop.run()
     except BaseException:
@@ -278,11 +278,12 @@ def _die_with_parent() -> None:
         parent = os.getppid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            os._exit(0)  # it died between the two calls
+            os._exit(0)  # the parent died between the two calls
 
 
 def _watch_parent(started: threading.Event) -> None:
-    """While the engine loads: leave when the parent has gone (where the kernel does not do it)."""
+    """Exit if the parent dies while the engine loads, for systems where the kernel does not do
+    so."""
     parent = os.getppid()
     while not started.wait(1.0):
         if os.getppid() != parent:
@@ -290,7 +291,7 @@ def _watch_parent(started: threading.Event) -> None:
 
 
 def _forward_log(level: library.LogLevel, line: str) -> None:
-    """llama.cpp's warnings are ours; the rest of its talk is for debugging."""
+    """Log llama.cpp's warnings and errors as such, everything else for debugging."""
     is_expected = any(words in line for words in _EXPECTED_WARNINGS)
     told = level in ("warning", "error") and not is_expected
     getattr(log, level if told else "debug")("engine.native", line=line)

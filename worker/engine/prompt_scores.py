@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens of prompts, as evaluations ask for them. Engine thread."""
+"""Log-probabilities of prompt tokens, for evaluations. Engine thread."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from worker.engine.step import Chunk
 from worker.wire.messages import PromptScored, TokenLogprob
 
 _LOGITS_BYTES = 64 << 20
-"""Of host memory that the logits of all slots' prompts may take in one step."""
+"""Host memory for the logits of all slots' prompts in one step."""
 
 
 def rows_at_once(n_vocab: int, n_slots: int) -> int:
-    """Rows of one prompt whose logits are held at once, of four bytes a token of the vocabulary."""
+    """The most rows of one prompt with logits, at four bytes per token of the vocabulary."""
     return max(_LOGITS_BYTES // (4 * n_vocab * n_slots), 8)
 
 
 def score_prompts(backend: Backend, chunks: Iterable[Chunk]) -> list[PromptScored]:
-    """Read the scores of a batch that was just computed; returns those of complete prompts."""
+    """Read the log-probabilities from the batch just computed; returns those of complete
+    prompts."""
     complete = []
     for index, chunk in enumerate(chunks):
         sequence = chunk.sequence
@@ -31,7 +32,7 @@ def score_prompts(backend: Backend, chunks: Iterable[Chunk]) -> list[PromptScore
         if not known:
             first = backend.logprobs(index, tokens[0], 0)
             known.append(TokenLogprob(first.token_id, first.piece, math.nan))
-        # The row of a token tells of the one behind it. A prompt that starts over comes by twice.
+        # A token's row predicts the next token. A prompt that starts over has some scores already.
         for at in range(max(chunk.start + 1, len(known)), min(chunk.end + 1, sequence.n_prompt)):
             known.append(backend.logprobs(index, tokens[at], n_top, chunk.end - at))
         if len(known) == sequence.n_prompt:

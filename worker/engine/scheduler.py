@@ -1,8 +1,8 @@
 """Decides what each step computes. Plain Python: no native code, no clock, no thread.
 
-A step decodes one token of every running sequence first, then spends a budget of prompt tokens.
-Requests start in the order of their arrival; one whose prompt begins like a prompt that is being
-computed right now waits for that part instead of computing it again.
+A step decodes one token of every running sequence and spends a budget of prompt tokens. Requests
+start in the order of arrival. A prompt that begins like one that is being computed waits for that
+part instead of computing it again.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Scheduler:
         self._emptied: list[Truncate] = []
         self._alone_last, self._oldest_first = False, True
         self._is_placed = True
-        """Nobody has come or gone since holes were looked for."""
+        """No sequence has started or ended since the last search for holes."""
         self._n_alone = 0
         """Running sequences that must be alone in their batch."""
         self._only_waits = False
         """Nothing could be computed in the last step."""
         self.pace = Pace(limits.inter_token_target, limits.prefill_budget)
 
-    # --- what is there -------------------------------------------------------------------
+    # --- state ---------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
@@ -60,7 +60,7 @@ class Scheduler:
 
     @property
     def cells_cached(self) -> int:
-        """Kept only for reuse."""
+        """Cells that are kept only for reuse."""
         return sum([len(slot.kept) for slot in self.slots])
 
     # --- sequences come and go -------------------------------------------------------------
@@ -70,7 +70,7 @@ class Scheduler:
         self._only_waits = False
 
     def remove(self, sequence: Sequence, *, keep_cells: bool) -> None:
-        """Take a sequence out, wherever it is. Its cells stay for reuse or become free."""
+        """Remove a sequence, waiting or running. Its cells are kept for reuse or freed."""
         if sequence.slot is None:
             self.waiting.remove(sequence)
             if self._keeper is not None:
@@ -84,7 +84,7 @@ class Scheduler:
             self._empty(slot)
 
     def start_over(self, slot: int) -> None:
-        """A slot's cells are lost: compute its sequence from the first token on."""
+        """Compute a slot's sequence from its first token on: its cells are lost."""
         self.slots[slot].kept = []
         self.slots[slot].snapshots = []
         owner = self.slots[slot].owner
@@ -92,10 +92,10 @@ class Scheduler:
             owner.n_computed = owner.n_cached = owner.n_shared = 0
 
     def preempt_youngest(self) -> Sequence | None:
-        """Send the youngest running sequence back to the head of the queue to make room.
+        """Return the youngest running sequence to the head of the queue, to make room.
 
-        It loses its cells but no token; `None` when only one is running, which would only come
-        back to the same place.
+        It loses its cells but no token. `None` if it is the only one: it would need the same room
+        again.
         """
         if len(self.running) < 2:
             return None
@@ -106,7 +106,7 @@ class Scheduler:
         return youngest
 
     def drop_cached(self) -> bool:
-        """Free the cells of the least recently used idle slot; false when there are none."""
+        """Free the cells of the least recently used idle slot; false if no idle slot has any."""
         idle = [slot for slot in self.slots if slot.kept]
         if not idle:
             return False
@@ -116,7 +116,7 @@ class Scheduler:
     # --- planning ----------------------------------------------------------------------------
 
     def plan(self) -> Step:
-        """The next step. Until `advance` confirms it, only slots have changed hands."""
+        """The next step. Until `advance` confirms it, only the ownership of slots has changed."""
         step = Step(moves=[*self.take_emptied()])
         self._admit_waiting(step)
         self._close_holes(step)
@@ -136,12 +136,12 @@ class Scheduler:
         return step
 
     def take_emptied(self) -> list[Truncate]:
-        """The slots that were emptied since the last call: their cells must be freed."""
+        """The slots emptied since the last call, whose cells must be freed."""
         emptied, self._emptied = self._emptied, []
         return emptied
 
     def advance(self, step: Step) -> list[Sequence]:
-        """The batch of the step was computed; returns the sequences to take a snapshot of."""
+        """Record that the step was computed; returns the sequences to take a snapshot of."""
         due = []
         for sequence, _, n_tokens in step.chunks:
             sequence.n_computed += n_tokens
@@ -150,14 +150,14 @@ class Scheduler:
         return due
 
     def measured(self, chunks: list[Chunk], n_tokens: int, seconds: float) -> None:
-        """A batch without guesses took so long: the next ones are planned by it."""
+        """Record the time of a batch without guesses, for the plans of the next steps."""
         n_decoding = len(chunks)
         if n_tokens > n_decoding:
             n_decoding = sum([chunk.sequence.is_decoding for chunk in chunks])
         self.pace.measured(n_decoding, n_tokens - n_decoding, seconds)
 
     def keep_snapshot(self, sequence: Sequence, state: bytes) -> None:
-        """Keep what a sequence's memory holds now."""
+        """Keep a snapshot of a sequence's memory."""
         if self._snapshots is not None and sequence.slot is not None:
             is_likely = sequence.snapshot_at[sequence.n_computed]
             snapshot = Snapshot(sequence.n_computed, state, self._tick() if is_likely else 0)
@@ -166,10 +166,10 @@ class Scheduler:
     # --- admission ---------------------------------------------------------------------------
 
     def _admit_waiting(self, step: Step) -> None:
-        """Start waiting sequences in order of arrival, as far as slots and cells go.
+        """Start waiting sequences in order of arrival, while slots and cells last.
 
-        One that waits for a common beginning keeps a slot reserved, so that later arrivals do
-        not overtake it for good.
+        One that waits for a common beginning keeps a slot reserved, so that later arrivals cannot
+        overtake it for ever.
         """
         if not self.waiting:
             return
@@ -180,7 +180,7 @@ class Scheduler:
                 return
             n_free -= 1
             match = self._match(sequence)
-            # One more cell than its tokens: for the next one that is sampled.
+            # One more cell than tokens: for the next token that is sampled.
             n_cells -= len(sequence.tokens) + 1 - self._n_shared(match)
             if n_cells < 0 and self.running:
                 return
@@ -191,7 +191,7 @@ class Scheduler:
                 self._admit(sequence, match, step)
 
     def _match(self, sequence: Sequence) -> Match | None:
-        # Each token whose log-probability is asked for must be computed.
+        # Every prompt token whose log-probability is wanted must be computed.
         if not self.limits.prefix_cache or sequence.request.deterministic or sequence.scores_prompt:
             return None
         return find_match(
@@ -199,20 +199,20 @@ class Scheduler:
         )
 
     def _n_shared(self, match: Match | None) -> int:
-        """Cells of a running sequence that the next one uses with it."""
+        """Cells of a running sequence that the next one will share."""
         if match is None or match.slot.is_idle or not self.limits.unified:
             return 0
         return match.n_ready
 
     def _waits_for(self, match: Match, step: Step) -> bool:
-        """Whether a prompt starts later, to use what another one has then computed."""
+        """Whether a prompt waits until another sequence has computed their common beginning."""
         owner = match.slot.owner
         if owner is None or self._backend.cuts_anywhere:
             return match.is_worth_waiting
         if match.is_worth_waiting:
             owner.snapshot_at[match.n_common] = True
             return True
-        return owner in step.started  # its memory holds nothing yet that could be told of
+        return owner in step.started  # its memory holds nothing yet
 
     def _admit(self, sequence: Sequence, match: Match | None, step: Step) -> None:
         stored = self._keeper.take(sequence, match) if self._keeper is not None else None
@@ -237,7 +237,7 @@ class Scheduler:
         step.started.append(sequence)
 
     def _place(self, match: Match | None, step: Step) -> tuple[Slot, int, list[Snapshot]]:
-        """Choose a slot and fill it with what can be used again: (slot, tokens, snapshots)."""
+        """Choose a slot and fill it with reusable cells: (slot, number of tokens, snapshots)."""
         idle = [slot for slot in self.slots if slot.is_idle]
         if match is not None and match.slot.is_idle and self._may_take_over(match, idle):
             if match.n_ready < len(match.slot.kept):
@@ -285,10 +285,10 @@ class Scheduler:
         return added_runs({s.slot for s in self.running if s.slot is not None}, slot.index)
 
     def _close_holes(self, step: Step) -> None:
-        """Move streams together where that saves more passes than the copies take."""
+        """Move streams together if that saves more time than the copies take."""
         if self._is_placed or self.limits.unified or not self._backend.cuts_anywhere:
             return
-        self._is_placed = True  # until one comes or goes
+        self._is_placed = True  # until a sequence starts or ends
         found = best_moves(self.slots)
         if found is None or found.saves(self.pace.seconds_per_pass) <= (
             len(found.moves) * self.limits.copy_seconds
@@ -299,15 +299,15 @@ class Scheduler:
 
     @staticmethod
     def _may_take_over(match: Match, idle: list[Slot]) -> bool:
-        """An idle slot is taken over when most of it is used, or when there is no other."""
+        """Whether to take over an idle slot: most of it is reused, or no other is idle."""
         return 2 * match.n_ready >= len(match.slot.kept) or len(idle) == 1
 
     # --- the batch ---------------------------------------------------------------------------
 
     def _next_group(self) -> list[Sequence]:
-        """The sequences of this step where some must be alone in their batch.
+        """The sequences of this step while some must be alone in their batch.
 
-        Deterministic sequences take turns with the rest: every other step is theirs.
+        Deterministic sequences alternate with the rest: every other step is theirs.
         """
         alone = [s for s in self.running if s.request.deterministic]
         rest = [s for s in self.running if not s.request.deterministic]
@@ -315,10 +315,9 @@ class Scheduler:
         return alone[:1] if self._alone_last else rest
 
     def _prompt_budget(self, n_decoding: int) -> int:
-        """Prompt tokens of a step: what keeps the running streams' pace, and where none runs, what
-        one computation takes. Prompts that come together start together then: the first of them
-        would else stream its first tokens at the pace at which the others are computed.
-        """
+        """The step's prompt tokens. Beside running streams, their pace limits them. Otherwise one
+        batch limits them: prompts that come together then start together, and the first of them
+        does not stream at the pace of the others' computation."""
         if not n_decoding:
             return min(self.limits.prefill_alone, self.limits.batch)
         budget = self.pace.budget(n_decoding, len(self.waiting))

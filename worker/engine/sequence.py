@@ -1,6 +1,6 @@
-"""One request while it is in the engine: its tokens, how far they are computed, its text so far.
+"""One request inside the engine: its tokens, how many are computed, its text so far.
 
-Built on the intake thread, owned by the engine thread from then on.
+An intake thread builds it; from then on it belongs to the engine thread.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ NO_LIMIT = 2**31
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`tokens` is the prompt followed by what was sampled; the first `n_computed` of them are in
-    the KV cache. A prompt being computed, a running decode and a sequence that starts over after
-    preemption differ in these numbers alone.
+    """`tokens` is the prompt followed by the sampled tokens; the cells of the first `n_computed`
+    are in the KV cache.
+
+    A prompt being computed, a running decode and a sequence that starts over after preemption
+    differ only in these numbers.
     """
 
     request_id: int
@@ -33,35 +35,35 @@ class Sequence:
     n_prompt: int = 0
     n_computed: int = 0
     n_cached: int = 0
-    """Tokens whose cells were there when the sequence got its slot."""
+    """Tokens whose cells were reused when the sequence got its slot."""
     n_shared: int = 0
-    """Of those, cells that another running sequence uses too."""
+    """How many of those cells another running sequence uses too."""
     n_system: int = 0
-    """Tokens of its chat's system prompt, with which other chats may begin."""
+    """The number of tokens of its chat's system prompt, with which other chats may begin."""
     snapshot_at: dict[int, bool] = field(default_factory=dict)
-    """Numbers of tokens after which its memory is to be kept aside, and whether that is likely to
-    be used."""
+    """Numbers of tokens after which a snapshot of its memory is taken, each with whether a later
+    prompt is likely to use it."""
     was_looked_up: bool = False
-    """A store was asked for its beginning."""
+    """Whether the store was searched for its beginning."""
     slot: int | None = None
     admission: int = -1
     """Rank among all admissions: the largest is the youngest."""
     max_rows: int = NO_LIMIT
-    """Of its prompt in one batch."""
+    """The most rows of its prompt in one batch."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    """As far as they are known; empty again once they are sent."""
+    """Those known so far; empty again once they are sent."""
     started_at: float | None = None
     """When `Started` was sent; a preempted sequence does not start twice."""
     first_token_at: float | None = None
     n_most: int = 0
     """The number of tokens at which it ends."""
     holds_nothing: bool = False
-    """No text is held back, and nothing asks for a look at it: neither stops nor log-probabilities.
-    Known from the first token on."""
+    """Whether no text is held back and each token can be emitted at once. It is never set with
+    stops or log-probabilities, nor before the first token."""
     pending_ids: list[int] = field(default_factory=list)
     """Sampled tokens whose text is still held back."""
     is_scored: bool = False
-    """The log-probabilities of its prompt were sent."""
+    """Whether the log-probabilities of its prompt were sent."""
     pending_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -70,12 +72,13 @@ class Sequence:
         self.tokens += self.request.produced
 
     def follow_produced(self, piece: Callable[[int, tuple[str, ...]], bytes]) -> None:
-        """Bring the text's state behind the tokens that another engine has sent."""
+        """Advance the state of its text past the tokens that an earlier engine has sent."""
         for token in self.request.produced:
             self.match_stops(self.detokenizer.feed(piece(token, self.request.shown_tokens)))
 
     def match_stops(self, text: str) -> tuple[str, str | None]:
-        """What of a text can be sent, and the stop that ends the answer; none ends it too soon."""
+        """The part of a text that can be sent, and the stop that matched; none matches before
+        `min_tokens`."""
         if self.n_out < self.request.sampling.min_tokens:
             return text, None
         return self.stops.feed(text)
@@ -91,20 +94,20 @@ class Sequence:
 
     @property
     def n_next(self) -> int:
-        """Of those, as many as may be computed before the next snapshot is due."""
+        """The number of them that may be computed in the next step."""
         due = [at for at in self.snapshot_at if at > self.n_computed]
         return min(min(due, default=len(self.tokens)) - self.n_computed, self.max_rows)
 
     @property
     def prompt_time_ms(self) -> float:
-        """From its start to its first token."""
+        """Milliseconds from its start to its first token."""
         if self.started_at is None or self.first_token_at is None:
             return 0.0
         return round(1000 * (self.first_token_at - self.started_at), 3)
 
     @property
     def scores_prompt(self) -> bool:
-        """The log-probabilities of its prompt's tokens are still to be found."""
+        """Whether the log-probabilities of its prompt's tokens are wanted and not complete."""
         return self.request.prompt_logprobs is not None and not self.is_scored
 
     @property

@@ -120,8 +120,8 @@ class Speculation:
         return self._computed(sequence, n_worth or 1, plain)
 
     def verified(self, sequence: Sequence, n_drafted: int, n_right: int, seconds: float) -> None:
-        """So many of the draft's tokens were right, and their cells are the sequence's; the step
-        took so long."""
+        """Record that `n_right` guesses of a draft were right; their cells belong to the
+        sequence."""
         sequence.n_computed += n_right
         self.n_drafted += n_drafted
         self.n_accepted += n_right

@@ -1,4 +1,4 @@
-"""One step of the loop as a value: what happens to the cells, then one batch. Engine thread."""
+"""One step of the loop as a value: changes of the cells, then one batch. Engine thread."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Snapshot:
-    """What a sequence's memory held after `length` tokens, of what cannot be cut back to there:
-    its recurrent state, or the cells of its windows. Good only while its other cells stand."""
+    """The part of a sequence's memory after `length` tokens that cannot be cut to that length
+    later: its recurrent state or the cells of its windows. It is valid only while its other cells
+    exist."""
 
     length: int
     state: bytes
@@ -35,7 +36,7 @@ class Snapshot:
 
 
 class Truncate(NamedTuple):
-    """Keep the first `length` tokens of a slot, with the help of a snapshot of them."""
+    """Keep the first `length` tokens of a slot, with a snapshot of that length if needed."""
 
     slot: int
     length: int
@@ -43,7 +44,7 @@ class Truncate(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Give the empty slot `target` the first `length` tokens of `source`, likewise."""
+    """Copy the first `length` tokens of `source` to the empty slot `target`, likewise."""
 
     source: int
     target: int
@@ -65,18 +66,18 @@ Move = Truncate | Copy | Restore
 
 @dataclass(slots=True)
 class Step:
-    """The moves, in order, then the chunks as one batch."""
+    """The moves, in order, followed by the chunks as one batch."""
 
     moves: list[Move] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     started: list[Sequence] = field(default_factory=list)
-    """Sequences that got a slot."""
+    """Sequences that got a slot in this step."""
     draft: list[int] = field(default_factory=list)
-    """Guessed tokens behind the only chunk, as rows of their own with logits."""
+    """Guessed tokens after the only chunk, each a row with logits."""
 
 
 def main_prompt(chunks: list[Chunk]) -> int | None:
-    """The request whose prompt is more than half of a batch."""
+    """The request whose prompt is more than half of the batch, if there is one."""
     sizes = [chunk.n_tokens for chunk in chunks]
     largest = max(sizes)
     if largest == 1 or 2 * largest <= sum(sizes):

@@ -1,8 +1,8 @@
 """The model's own chat template: checked when the model is loaded, rendered in a sandbox.
 
-Rendering gives the text that transformers' `apply_chat_template` gives: the same environment
-options, filters and globals. A template comes out of a downloaded file and is treated as hostile:
-it cannot reach Python's internals, run for long or fill the memory. Threads of the intake.
+Rendering gives the same text as transformers' `apply_chat_template`: it has the same environment
+options, filters and globals. A template comes from a downloaded file and is treated as hostile: it
+cannot reach Python's internals, run for long or fill the memory. Intake threads.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class _Timeout(Exception):
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's part for training; here its
-    body is rendered and nothing else."""
+    """`{% generation %}…{% endgeneration %}` marks the assistant's part for training; only its body
+    is rendered."""
 
     tags = {"generation"}
 
@@ -52,7 +52,7 @@ class _Generation(jinja2.ext.Extension):
 class ChatTemplate:
     """
     Raises:
-        ModelError: the template is not valid, or reaches for Python's internals.
+        ModelError: the template is invalid, or reaches for Python's internals.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ChatTemplate:
         """The prompt text of a chat.
 
         Raises:
-            InvalidRequest: the template refuses these messages, or does not end in time.
+            InvalidRequest: the template refuses these messages, or takes too long.
         """
         if prompt.tools and self._tool_use is not None:
             return self._tool_use.render(prompt)
@@ -117,13 +117,14 @@ class ChatTemplate:
             raise
         except (RecursionError, MemoryError) as error:
             raise _refused("it needs too many resources") from error
-        except Exception as error:  # whatever the template's own code may raise
+        except Exception as error:  # the template's own code may raise anything
             raise _refused(str(error) or type(error).__name__) from error
         text = "".join(parts)
         return _until_final_message(text, prompt) if prompt.continue_final_message else text
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A developer's message is the system's where the template does not know that role."""
+        """The message for the template; `developer` becomes `system` if the template lacks that
+        role."""
         flat = dict(message)
         if flat.get("role") == "developer" and not self._knows_developer:
             flat["role"] = "system"
@@ -131,7 +132,7 @@ class ChatTemplate:
 
 
 def _until_final_message(text: str, prompt: ChatPrompt) -> str:
-    """The rendered text up to the end of the last message's own."""
+    """The rendered text up to the end of the last message's content."""
     final = str(prompt.messages[-1].get("content") or "")
     place = text.rfind(final.strip())
     if place < 0 or not final.strip():
@@ -198,8 +199,8 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _refuse_internals(tree: jinja2.nodes.Template) -> None:
-    """No chat template needs a name with a leading underscore on an object: such names are how
-    a template would climb from a string to the interpreter."""
+    """Refuse names with two leading underscores: a template could climb through them from a string
+    to the interpreter, and no chat template needs one."""
     nodes = jinja2.nodes
     for node in tree.find_all((nodes.Getattr, nodes.NSRef, nodes.Getitem, nodes.Filter)):
         names: list[Any] = []

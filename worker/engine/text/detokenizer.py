@@ -1,4 +1,4 @@
-"""Bytes of tokens to text, whole characters only."""
+"""Converts the bytes of tokens to text, in whole characters only."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """Incremental UTF-8: a character whose bytes are spread over several tokens is held back
-    until its last byte is there. The pieces' texts put together equal the one-shot decode of all
-    bytes; bytes that are no UTF-8 become U+FFFD as they do there.
+    """Incremental UTF-8.
+
+    A character whose bytes are in several tokens is held back until its last byte has come. The
+    joined texts equal a single decode of all bytes; invalid bytes become U+FFFD as they would
+    there.
     """
 
     __slots__ = ("_decoder",)
@@ -20,15 +22,15 @@ class Detokenizer:
 
     def feed(self, piece: bytes) -> str:
         """The characters that `piece` completes."""
-        if piece.isascii() and not self._decoder.buffer:  # most are, and need no state
+        if piece.isascii() and not self._decoder.buffer:  # the usual case needs no state
             return piece.decode("ascii")
         return self._decoder.decode(piece)
 
     @property
     def holds(self) -> bool:
-        """The beginning of a character waits for its end."""
+        """Whether an incomplete character is held back."""
         return bool(self._decoder.buffer)
 
     def finish(self) -> str:
-        """What is left at the end of the stream: U+FFFD for an unfinished character."""
+        """The rest at the end of the stream: U+FFFD for an incomplete character."""
         return self._decoder.decode(b"", True)

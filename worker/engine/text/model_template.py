@@ -1,4 +1,4 @@
-"""The chat template that a model is served with: its own, or an operator's. At the start."""
+"""Chooses the model's chat template: its own, or the operator's. Runs during the start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from worker.llama.model import Model
 
 
 def template_of(model: Model, file: str | None) -> ChatTemplate | None:
-    """
+    """The template to serve with; `None` if there is none.
+
     Raises:
         ConfigError: the operator's file cannot be read.
         ModelError: the template is not valid, or too long.
@@ -45,5 +46,5 @@ def _read(file: str) -> str:
 
 
 def template_metadata(template: ChatTemplate | None) -> dict[str, str]:
-    """The template in use as metadata: an operator's replaces the file's own."""
+    """The template in use as metadata, which replaces that of the file."""
     return {"tokenizer.chat_template": template.source} if template is not None else {}

@@ -1,5 +1,7 @@
-"""From a request's prompt to token ids. Intake thread: everything that can be wrong with a
-prompt is found here, before the request is queued."""
+"""Turns a request's prompt into token ids.
+
+Intake threads: every fault of a prompt is found here, before the request is queued.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,11 @@ class PromptBuilder:
         self._context_length, self._embeds = context_length, embeds
 
     def build(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt, with exactly one BOS where the model wants one.
+        """Token ids of a prompt, with exactly one BOS if the model wants one.
 
         Raises:
-            InvalidRequest: the prompt is empty, has a token id outside of the vocabulary, or is
-                a chat that the template refuses.
+            InvalidRequest: the prompt is empty, has an invalid token id, or is a chat that the
+                template refuses.
             ContextLengthExceeded: it has more tokens than a sequence can hold.
         """
         if isinstance(prompt, tuple):
@@ -46,7 +48,7 @@ class PromptBuilder:
         else:
             tokens = self.tokenize(prompt) if isinstance(prompt, str) else self._chat(prompt)
         if not tokens and self._embeds:
-            tokens = [self._vocabulary.bos or 0]  # an empty text has a place among the others
+            tokens = [self._vocabulary.bos or 0]  # an empty text keeps its place among the others
         if not tokens:
             raise InvalidRequest("prompt: there is nothing to continue from", field="prompt")
         return self._fitting(tokens)
@@ -65,11 +67,11 @@ class PromptBuilder:
     def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
         """Token ids of a text in which special tokens are recognised.
 
-        For a text to be continued BOS is put in front here and not by llama.cpp, which would also
-        add it to a text that already begins with it, and EOS behind it for some models.
+        For a text to be continued, BOS is added here. llama.cpp would add it even to a text that
+        already begins with it, and for some models it would append EOS.
 
         Raises:
-            InvalidRequest: the text has half of a surrogate pair in it, which is no character.
+            InvalidRequest: the text has half of a surrogate pair, which is not a character.
         """
         _check_characters(text, "prompt")
         if self._embeds:
@@ -78,11 +80,11 @@ class PromptBuilder:
         return self._with_bos(tokens) if add_special else tokens
 
     def pair(self, query: str, document: str) -> list[int]:
-        """A query and a document for a model that judges how they go together: by its own template,
-        else with the vocabulary's separators.
+        """A query and a document for a model that ranks: in the model's own template, else with the
+        vocabulary's separators.
 
         Raises:
-            InvalidRequest: half of a surrogate pair is in one of them.
+            InvalidRequest: one of them has half of a surrogate pair.
             ContextLengthExceeded: both together are too long.
         """
         for field, text in (("query", query), ("documents", document)):
@@ -94,7 +96,7 @@ class PromptBuilder:
             parts = re.split(r"(\{query\}|\{document\})", template)
             texts = [(given.get(part, part), part not in given) for part in parts]
             if not any(s in query or s in document for s in self._control_texts):
-                # Words may begin in the template and end in what was sent.
+                # A word may begin in the template and end in the query or document.
                 texts = [("".join(text for text, _ in texts), True)]
             tokens: list[int] = []
             for text, has_control in texts:
@@ -112,7 +114,7 @@ class PromptBuilder:
         return tuple(map(self._vocabulary.token_text, self._vocabulary.control))
 
     def pieces(self, text: str, *, add_special: bool) -> list[tuple[int, bytes]]:
-        """The tokens of a text, each with its bytes; control tokens as they are spelled."""
+        """The tokens of a text, each with its bytes; a control token has its spelling."""
         tokens = self.tokenize(text, add_special=add_special)
         return [(token, self._vocabulary.piece(token, special=True)) for token in tokens]
 
@@ -124,8 +126,10 @@ class PromptBuilder:
         return tokens
 
     def _infill(self, prompt: InfillPrompt) -> list[int]:
-        """A text with a gap as models for code are trained on it, other files first, each under its
-        name; special tokens are not looked for in what was sent."""
+        """A text with a gap, in the form on which models for code are trained.
+
+        Other files come first, each under its name. Special tokens are not recognised in the texts.
+        """
         tokens = self._vocabulary.infill
         if tokens is None:
             raise InvalidRequest(
@@ -153,7 +157,7 @@ class PromptBuilder:
         return self._with_bos(parts)
 
     def _chat(self, prompt: ChatPrompt) -> list[int]:
-        """Token ids of a chat, whose control tokens are those that the template wrote."""
+        """Token ids of a chat; only control tokens that the template wrote are recognised."""
         tokens = self.tokenize(self.render(prompt))
         model = self._vocabulary
         spellings = Spellings(
@@ -161,7 +165,7 @@ class PromptBuilder:
             map(model.token_text, model.user_defined.intersection(tokens)),
         )
         marked, mark = spellings.marked(prompt)
-        if mark is None or len(tokens) > self._context_length:  # too long is too long
+        if mark is None or len(tokens) > self._context_length:  # a longer one is refused anyway
             return tokens
         tokens = []
         for part, has_control in spellings.split(self.render(marked), mark):

@@ -21,9 +21,9 @@ import jinja2.visitor
 from jinja2.exceptions import SecurityError
 
 MAX_OUTPUT_CHARS = 4_000_000
-"""Characters of one text."""
+"""The most characters of one text."""
 MAX_ITEMS = 200_000
-"""Items of one list, repetitions, and values inside of one that is turned into text."""
+"""The most items of a list, repetitions, and values inside a value that is turned into text."""
 
 MAX_BITS = 16_384
 """Of an integer."""
@@ -55,7 +55,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """How jinja puts the pieces of a template, a macro or a block together."""
+        """Joins the pieces of a template, a macro or a block."""
         return _joined(parts)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -76,7 +76,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Any, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
-        method = inspect.unwrap(callee)  # jinja wraps a text's `format` in its own
+        method = inspect.unwrap(callee)  # jinja wraps the method `format` of texts
         owner = getattr(method, "__self__", None)
         match owner:
             case str():
@@ -141,7 +141,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers writes it; jinja's own filter escapes HTML characters."""
+    """JSON as transformers writes it; jinja's own filter escapes HTML characters."""
     _check_nested(value)
     if indent is not None and indent > 16:
         raise SecurityError("such a wide indentation is refused")
@@ -158,8 +158,10 @@ def to_json(
 
 
 def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter whose work is measured before it is done. What jinja passes in front of the value
-    (the environment, a context) stays in front."""
+    """Wrap a filter so that its work is measured first.
+
+    What jinja passes before the value (the environment or a context) stays in its place.
+    """
     passed = getattr(function, "jinja_pass_arg", None)
 
     def bounded(*args: Any, **kwargs: Any) -> Any:
@@ -173,7 +175,8 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _measured(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The arguments of a filter or of a text's method; an error where it would build too much."""
+    """The arguments of a filter or of a text's method; raises an error if it would build too
+    much."""
     if any(_exceeds(value) for value in (*args[1:], *kwargs.values())):
         raise SecurityError(f"{name} with such a large number is refused")
     value, *rest = args or ("",)
@@ -208,7 +211,7 @@ def _measured(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tu
 
 
 def _printed(value: Any) -> Any:
-    """What stands in `{{ }}`, before it becomes text."""
+    """The value in `{{ }}`, before it becomes text."""
     if not isinstance(value, str):
         _check_nested(value)
     return value

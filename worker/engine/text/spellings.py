@@ -1,9 +1,9 @@
-"""Control tokens that are spelled in a chat's texts, kept from becoming control tokens.
+"""Keeps control tokens that are spelled out in a chat's texts from becoming control tokens.
 
-Whoever writes `<|im_end|>` into a message would otherwise end it and go on in another role. Each
-such spelling is broken by a mark before the template sees it, and found by the mark in what the
-template made of it, however it trimmed, split or quoted the text. A chat without a spelling is
-left as it is: its token ids are those of its whole text at once. Intake thread.
+Otherwise anyone who writes `<|im_end|>` into a message would end it and continue in another role. A
+mark is inserted into each such spelling before the template sees it. The marks show where the
+spellings are in the rendered text, however the template trimmed, split or quoted its input. A chat
+without a spelling is not changed: its text is tokenised as a whole. Intake thread.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from worker.errors import InvalidRequest
 from worker.wire.work import ChatPrompt
 
 _TURN = re.compile(r"<[|\uff5c].+[|\uff5c]>|<(start|end)_of_\w+>|\[/?[A-Z_]+\]", re.DOTALL)
-"""How a token looks that marks turns, such as `<|user|>`, `<start_of_turn>` and `[INST]`."""
+"""Matches the texts of tokens that mark turns, such as `<|user|>`, `<start_of_turn>` and
+`[INST]`."""
 
 
 class Spellings:
-    """How the control tokens among a rendered chat's tokens are spelled.
+    """The spellings of the control tokens that a rendered chat contains.
 
-    Some vocabularies have tokens that mark turns among their user-defined ones, which llama.cpp
-    finds in any text. Others of that kind, such as `<think>`, are left to the template, which may
-    look for them in what a message says.
+    Some vocabularies have turn marks among their user-defined tokens, which llama.cpp finds in any
+    text. Other user-defined tokens, such as `<think>`, are left alone: templates may look for them
+    in messages.
     """
 
     def __init__(self, control: Iterable[str], user_defined: Iterable[str] = ()) -> None:
         self._found_anywhere = {t for t in user_defined if _TURN.fullmatch(t)}
-        # A single character cannot be broken, and with a word (`user`) templates may compare.
+        # A single character cannot be split, and templates may compare a word (`user`).
         marks = {t for t in control if len(t) > 1 and not t.isidentifier()}
-        # The longest first, as llama.cpp looks for them.
+        # Longest first, in the order in which llama.cpp looks for them.
         self._all = sorted(marks | self._found_anywhere, key=len, reverse=True)
 
     def marked(self, prompt: ChatPrompt) -> tuple[ChatPrompt, str | None]:
-        """The chat with a mark in each spelling, and the mark; `None` where there is nothing."""
+        """The chat with a mark in each spelling, and the mark; `None` if there is no spelling."""
         chat = {
             "messages": prompt.messages,
             "tools": prompt.tools,
@@ -48,17 +49,17 @@ class Spellings:
         if spelled is None:
             return prompt, None
         mark = _unused_character("".join(texts))
-        # Behind each character that begins a spelling, also one that begins within another.
+        # After the first character of each spelling, even of one that begins within another.
         begins = re.compile(f"(?=(?:{spelled}))(.)", re.DOTALL)
         return replace(prompt, **_mapped(chat, lambda text: begins.sub(rf"\1{mark}", text))), mark
 
     def split(self, rendered: str, mark: str) -> Iterator[tuple[str, bool]]:
-        """The parts of a rendered text without its marks, and whether each has control tokens.
+        """The parts of a rendered text without the marks; each with whether it has control tokens.
 
-        Cut at control tokens only, where every tokenizer begins anew.
+        The text is cut only at control tokens, where every tokenizer starts anew.
         """
         rest = ""
-        # Templates may have quoted the mark as JSON does.
+        # Templates may have escaped the mark as JSON does.
         marks = re.compile(rf"{mark}|\\u{ord(mark):04x}")
         for part in re.split(f"({self._pattern(rendered) or '(?!)'})", rendered):
             broken = marks.split(part)
@@ -92,7 +93,7 @@ def _mapped(value: Any, change: Callable[[str], Any]) -> Any:
 
 
 def _unused_character(text: str) -> str:
-    """One for private use that is not in `text`, quoted neither."""
+    """A private-use character that is not in `text`, not even as a JSON escape."""
     for code in range(0xE000, 0xF900):
         if chr(code) not in text and f"\\u{code:04x}" not in text:
             return chr(code)

@@ -1,4 +1,4 @@
-"""Stop sequences in a stream of text, wherever token borders fall."""
+"""Finds stop sequences in a stream of text, even across the borders of tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Finds the first stop to be completed, and holds back no more than may yet become one."""
+    """Finds the stop that is complete first, and holds back only text that may become a stop."""
 
     __slots__ = ("_held", "_stops")
 
@@ -17,9 +17,9 @@ class StopMatcher:
     def feed(self, text: str) -> tuple[str, str | None]:
         """The text that can be sent now, and the stop that ended the stream, if one did.
 
-        Of several stops in the same text the one that is complete first counts, and of those
-        that are complete at once the longest, so that the answer does not depend on how the text
-        was cut into pieces.
+        If a text has several stops, the one that is complete first counts; of those that are
+        complete at once, the longest. The answer thus does not depend on how the text was cut into
+        pieces.
         """
         if not self._stops:
             return text, None
