@@ -1,6 +1,6 @@
-"""Which requests are taken: bounded in number and in prompt tokens, and none that is quarantined.
+"""Admits requests: limits their number and their prompt tokens, and refuses quarantined ones.
 
-On the event loop of the API process.
+Runs on the event loop of the API process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from worker.supervisor.table import JobTable
 from worker.wire.messages import Progress
 
 State = Literal["loading", "ready", "recovering", "draining", "failed"]
-"""Of the whole worker; only `ready` takes work."""
+"""The state of the whole worker; it takes work only when `ready`."""
 
 
 class Admission:
@@ -27,12 +27,12 @@ class Admission:
         self._quarantine = quarantine
 
     def check(self, job: Job, jobs: JobTable, state: State, progress: Progress) -> None:
-        """Whether `job` may join `jobs`.
+        """Check that `job` may join `jobs`.
 
         Raises:
             ShuttingDown, NotReady: the worker takes no work in this state.
-            InvalidRequest: it is in quarantine.
-            QueueFull: too many requests, or too many prompt tokens, wait already.
+            InvalidRequest: the request is in quarantine.
+            QueueFull: too many requests, or too many prompt tokens, are waiting.
         """
         if state == "draining":
             raise ShuttingDown("The worker is shutting down and takes no new work.")

@@ -1,4 +1,4 @@
-"""How often the engine crashed lately, and how long to wait before the next is spawned.
+"""Counts the engine's recent crashes, and computes the delay before the next spawn.
 
 Plain bookkeeping without a clock or a task of its own, used on the event loop of the API process.
 """
@@ -12,24 +12,24 @@ from datetime import datetime
 FIRST_DELAY_SECONDS = 0.1
 LONGEST_DELAY_SECONDS = 15.0
 SETTLED_SECONDS = 10.0
-"""An engine that was ready this long had recovered: its crash starts a new series."""
+"""An engine that was ready this long had recovered; its crash starts a new series."""
 
 LISTED_CRASHES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """An engine process that ended and was not asked to."""
+    """An unexpected end of an engine process."""
 
     at: datetime
     """In UTC."""
     cause: str
     ready_seconds: float
-    """How long it had served; 0 when it died before it was ready."""
+    """How long the engine was ready; 0 if it died before that."""
 
 
 class CrashHistory:
-    """Counts crashes in a sliding window and spaces the respawns out."""
+    """Counts crashes in a sliding window and increases the delay between respawns."""
 
     def __init__(self, limit: int, window_seconds: float) -> None:
         self._limit = limit
@@ -38,7 +38,7 @@ class CrashHistory:
         self._series = 0
 
     def record(self, now: float, ready_seconds: float, *, served: bool) -> None:
-        """A crash at `now`, of an engine that was ready for so long and `served` a request."""
+        """Record a crash at `now`; `served` says whether that engine finished a request."""
         self._crashes.append(now)
         while self._crashes[0] < now - self._window_seconds:
             self._crashes.popleft()
@@ -55,6 +55,6 @@ class CrashHistory:
 
     @property
     def delay_seconds(self) -> float:
-        """How long to wait before the next engine is spawned."""
+        """The delay before the next engine is spawned."""
         doubled = FIRST_DELAY_SECONDS * 2.0 ** min(max(self._series - 1, 0), 16)
         return min(doubled, LONGEST_DELAY_SECONDS)

@@ -1,6 +1,6 @@
-"""The engine process as its parent holds it: spoken to, and certainly ended.
+"""The engine process as its parent sees it: send commands, receive frames, end it for certain.
 
-Lives on the event loop of the API process; one instance is one incarnation.
+Belongs to the event loop of the API process. Each instance is one incarnation of the engine.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from worker.wire.async_channel import AsyncChannel
 from worker.wire.messages import Command, Event
 
 KILL_WAIT_SECONDS = 5.0
-"""SIGKILL is final, but a process inside a driver call may take a moment to go."""
+"""A process inside a driver call may take a moment to die of SIGKILL."""
 
 
 class EngineProcess:
-    """Commands go to `send`, frames come to `on_frame`; `lost` is set once, at its end."""
+    """`send` takes commands, and `on_frame` gets frames. `lost` is set once, when the engine is
+    gone."""
 
     def __init__(self, begun: BegunEngine, channel: AsyncChannel, lost: asyncio.Event) -> None:
         self.lost = lost
@@ -44,13 +45,13 @@ class EngineProcess:
         self._channel.send(command)
 
     def kill(self) -> None:
-        """SIGKILL; works on a stopped or wedged process too."""
+        """Send SIGKILL, which also works on a suspended or stuck process."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     async def end(self) -> str:
-        """Make sure that it is gone, reap it, and say in words how it ended."""
-        # The pipe is closed, so it is leaving; a dump of its core may take a moment.
+        """Make sure that the process is gone, reap it, and return in words how it ended."""
+        # The pipe is closed, so the process is leaving; a core dump may take a moment.
         left = await self._has_left(0.5)
         self._channel.close()
         if not left:

@@ -1,6 +1,6 @@
-"""Keeps one engine process alive: spawns it, watches it, replaces it, and at last gives up.
+"""Keeps an engine process alive: spawns it, watches it, replaces it, and gives up in a crash loop.
 
-Lives on the event loop of the API process. It knows nothing of requests and reports to the one
+Belongs to the event loop of the API process. It does not know the requests: it reports to the one
 listener that owns it.
 """
 
@@ -38,28 +38,28 @@ Condition = Literal["loading", "ready", "recovering", "failed"]
 
 
 class EngineListener(Protocol):
-    """Whom the guardian reports to."""
+    """The receiver of the guardian's reports."""
 
     def report(self, progress: Progress) -> None:
-        """How far a start has come."""
+        """Report how far a start has come."""
 
     def on_ready(self) -> None:
         """An engine serves: the first one, or a replacement."""
 
     def on_events(self, events: list[Event]) -> None:
-        """One frame of the engine, `Ready` and what follows it."""
+        """The engine sent one frame of events."""
 
     def on_lost(self, error: EngineCrashed, in_hand: frozenset[int]) -> None:
-        """The engine that served is gone. Another may follow.
+        """The engine that served is gone, and another may follow.
 
-        `in_hand` has the ids of the requests that it worked for alone when it went.
+        `in_hand` has the ids of the requests that its threads were working on when it died.
         """
 
     def on_given_up(self, error: WorkerError) -> None:
         """No other engine follows."""
 
     def stalled_seconds(self) -> float:
-        """How long the engine has had work and has made no progress."""
+        """How long the engine has had work without making progress."""
 
 
 @dataclass(slots=True)
@@ -87,11 +87,11 @@ class Guardian:
     ) -> None:
         self.condition: Condition = "loading"
         self.info: EngineInfo | None = None
-        """Of the engine that serves now, or of the last one that did."""
+        """The info of the engine that serves, or of the last one that did."""
         self.resumed_at = 0.0
-        """When this process itself last went on, after it had been suspended."""
+        """When this process last resumed after it had been suspended."""
         self.fatal: asyncio.Future[WorkerError] = asyncio.get_running_loop().create_future()
-        """Set once, when the worker can serve no longer and has to leave with that error."""
+        """Set once, when the worker cannot serve any more and must leave with that error."""
         self._settings = settings
         self._metrics = metrics
         self._listener = listener
@@ -107,24 +107,24 @@ class Guardian:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def send(self, command: Command) -> None:
-        """Raises what a command that cannot be pickled raises; without an engine it is lost."""
+        """Send a command; it is lost if there is no engine. Raises if it cannot be pickled."""
         if self._engine is not None:
             self._engine.send(command)
 
     def fail(self, error: WorkerError) -> None:
-        """The worker has to leave: remember why, once."""
+        """Make the worker leave with `error`, unless it already leaves with another."""
         self.condition = "failed"
         if not self.fatal.done():
             self.fatal.set_result(error)
 
     async def start(self, config: LoadModel) -> EngineInfo:
-        """Spawn the first engine, wait until it has decoded a token; raises why it could not."""
+        """Spawn the first engine, and wait until it has decoded a token; raises if it cannot."""
         self.run(self._guard(config))
         self.run(self._watch())
         return await self._first_ready
 
     async def stop(self) -> None:
-        """End the engine process, whatever state it is in; no other follows."""
+        """End the engine process in whatever state it is, and start no other."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -135,7 +135,7 @@ class Guardian:
             self._log.info("engine.stopped", how=await engine.end())
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
-        """Work that ends with the guardian; if it fails, the worker cannot go on."""
+        """Run a task that ends with the guardian; if it fails, the worker must leave."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
@@ -149,7 +149,7 @@ class Guardian:
     # --- spawn, replace, give up ---
 
     async def _guard(self, config: LoadModel) -> None:
-        """One engine after the other, until another one would make no sense."""
+        """Run one engine after the other, until the first start fails or the crashes are a loop."""
         while True:
             how = await self._one_engine(config)
             if not self._first_ready.done():
@@ -172,12 +172,12 @@ class Guardian:
             await asyncio.sleep(self._crashes.delay_seconds)
 
     async def _one_engine(self, config: LoadModel) -> str:
-        """Spawn an engine and wait until it is gone; how it ended, in words."""
+        """Spawn an engine and wait until it is gone; returns in words how it ended."""
         self._now = Incarnation()
         try:
             begun, self._begun = self._begun or begin_engine(self._argv), None
             engine = await EngineProcess.adopt(begun, self._on_frame)
-        except OSError as trouble:  # no memory or no process to be had, for now
+        except OSError as trouble:  # memory or processes are short for now
             return f"not spawned: {trouble.strerror}"
         self._engine = engine
         engine.send(config)
@@ -250,9 +250,9 @@ class Guardian:
     async def _watch(self) -> None:
         """Kill an engine that makes no progress; `_guard` then replaces it."""
         timeout = self._settings.stall_timeout
-        # Some time passes between "unhealthy" and the kill, for whoever probes to see it.
+        # The kill follows "unhealthy" after a while, so that probes can see that state.
         patience = timeout + max(1.0, timeout / 10)
-        # Compiling kernels or reading from a slow disk may be silent for long.
+        # Compiling kernels or reading from a slow disk may take long without a report.
         start_patience = max(10 * timeout, 120.0)
         tick = min(1.0, timeout / 4)
         while True:
@@ -260,7 +260,7 @@ class Guardian:
             await asyncio.sleep(tick)
             now = self._now
             if time.monotonic() - before > tick + 1.0:
-                # It was this process that stood still; frames may lie unread in the pipe.
+                # This process itself was suspended; the pipe may hold frames that it has not read.
                 self.resumed_at = now.last_frame_at = time.monotonic()
             elif now.ready_at is None:
                 if time.monotonic() - now.last_frame_at > start_patience:
@@ -276,7 +276,7 @@ class Guardian:
 
 
 def start_failure(how: str, phase: str) -> WorkerError:
-    """What the death of the first engine says, when it could not say anything itself."""
+    """The error for a first engine that died without a report."""
     if how == "killed by SIGKILL":
         return InsufficientVram(
             f"The engine process was killed in phase {phase!r}, most likely by the kernel for "

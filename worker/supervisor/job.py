@@ -1,7 +1,7 @@
 """One request on the API side, from its submission to its one terminal event.
 
-Lives on the event loop of the API process. The supervisor feeds it with the engine's events, one
-task reads it; it keeps the request's clock and counts it in the metrics, exactly once.
+Belongs to the event loop of the API process. The supervisor feeds it with the engine's events, and
+one task reads it. It keeps the request's times and counts it in the metrics exactly once.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def by_request(events: list[Event]) -> dict[int, list[StreamEvent]]:
 
 
 class Stage(IntEnum):
-    """How far the engine that serves now has come with a job."""
+    """How far the current engine has come with a job."""
 
     HELD = 0
-    """No engine has it: the one that had it died."""
+    """No engine has the job: the one that had it died."""
     SENT = 1
     ACCEPTED = 2
     STARTED = 3
@@ -62,9 +62,9 @@ class Stage(IntEnum):
 
 
 class Job:
-    """Iterate it for lists of events, one list per engine frame; the last event is terminal.
+    """Iterating a job gives lists of events, one per engine frame; the last event is terminal.
 
-    Frames that come while the reader is busy are handed over together.
+    Frames that arrive while the reader is busy are joined.
     """
 
     __slots__ = (
@@ -102,7 +102,7 @@ class Job:
         metrics: Metrics,
         drop: Callable[[Job, WorkerError], None],
     ) -> None:
-        """`drop` ends the job with an error and has the engine forget it."""
+        """`drop` ends the job with an error and makes the engine forget it."""
         self.request_id = request_id
         self.work = work
         self.is_accepted = False
@@ -113,7 +113,7 @@ class Job:
         self.started_at_unix: float | None = None
         """When it first got a slot; `None` while it waits."""
         self.engine_restarts = 0
-        """Engines that died while they generated its answer."""
+        """Engines that died while it had a slot."""
         self.crashes_spent = 0
         """How many of those count against `--survive-crashes`."""
         self.is_suspect = False
@@ -121,7 +121,7 @@ class Job:
         self.deadline: asyncio.TimerHandle | None = None
         self._metrics = metrics
         self._drop = drop
-        self._context = contextvars.copy_context()  # with the correlation id, for the log
+        self._context = contextvars.copy_context()  # it has the correlation id, for the log
         self._submitted_at = time.monotonic()
         self.stage = Stage.SENT
         self.stage_since = self._submitted_at
@@ -135,7 +135,7 @@ class Job:
 
     @property
     def job_id(self) -> str | None:
-        """The client's name for it; only generating requests have one."""
+        """The client's name for the job; only generating requests have one."""
         return self.work.job_id if isinstance(self.work, InferenceRequest) else None
 
     @property
@@ -145,7 +145,7 @@ class Job:
 
     @property
     def is_internal(self) -> bool:
-        """The worker's own question, which no client waits for."""
+        """Whether the worker itself asks and no client waits."""
         return isinstance(self.work, ProveResidency)
 
     @property
@@ -154,7 +154,7 @@ class Job:
 
     @property
     def decode_time_ms(self) -> float:
-        """Since the first token; the engine's own figure comes with the terminal event."""
+        """Time since the first token; the terminal event has the engine's own measurement."""
         if self._first_token_at is None:
             return 0.0
         return (self._last_token_at - self._first_token_at) * 1000
@@ -162,14 +162,14 @@ class Job:
     # --- the reader's side ---
 
     async def accepted(self) -> None:
-        """Return once the engine has taken it; raise what it was refused with."""
+        """Wait until the engine has accepted the job; raises its refusal."""
         while not self.is_accepted and not self._events:
             await self._next_events()
         if not self.is_accepted and isinstance(last := self._events[-1], Failed):
             raise last.error
 
     async def answer(self) -> Any:
-        """The value that it is answered with; raises the error that it ended with."""
+        """The value that the engine answers; raises the error that ended the job."""
         async for frame in self:
             match frame[-1]:
                 case Answered(value=value):
@@ -179,7 +179,7 @@ class Job:
         raise AssertionError("only a request that generates no text has an answer")
 
     def cancel(self) -> None:
-        """Give it up: it ends with `Cancelled`, unless it has ended already."""
+        """End the job with `Cancelled`, unless it has ended already."""
         self._drop(self, Cancelled("The client gave the request up."))
 
     def __aiter__(self) -> AsyncIterator[list[StreamEvent]]:
@@ -207,7 +207,8 @@ class Job:
         self.stage_since = time.monotonic()
 
     def accept(self, event: Accepted) -> None:
-        """The engine has taken it in; again, when one engine was replaced by the next."""
+        """Record that the engine accepted the job; each engine that replaces another does so
+        again."""
         self.enter(Stage.ACCEPTED)
         self.prompt_tokens = event.prompt_tokens
         self._prompt_ids = event.prompt_ids
@@ -217,10 +218,10 @@ class Job:
             self._wake()
 
     def submission(self) -> Work:
-        """What the engine is sent: the work, or after a crash what is left of it.
+        """The work to send to the engine; after a crash, what is left of it.
 
-        A deterministic answer is computed once more from the prompt on, so that its bits stay
-        those of a single run; others go on behind the tokens that were sent.
+        A deterministic answer is computed again from the prompt, so that its bits are those of a
+        single run. Other answers continue after the tokens that were sent.
         """
         work = self.work
         if not isinstance(work, InferenceRequest) or not self._prompt_ids:
@@ -230,10 +231,10 @@ class Job:
         return replace(work, prompt=tuple(array("i", self._prompt_ids)), produced=produced)
 
     def continued(self, events: list[StreamEvent]) -> list[StreamEvent]:
-        """A frame's events without those that were sent before a crash.
+        """The events of a frame that were not sent before a crash.
 
         Raises:
-            EngineCrashed: a deterministic answer came out otherwise than before.
+            EngineCrashed: a deterministic answer differs from what was sent before.
         """
         news: list[StreamEvent] = []
         for event in events:
@@ -254,7 +255,7 @@ class Job:
         return news
 
     def feed(self, events: list[StreamEvent]) -> None:
-        """Take one frame's events, in order."""
+        """Take the events of one frame, in order."""
         assert not self.has_ended, "an event after the terminal one"
         n_tokens = 0
         for event in events:

@@ -1,4 +1,4 @@
-"""Which requests are suspected of crashing the engine.
+"""Remembers requests that are suspected of crashing the engine.
 
 Plain bookkeeping, used on the event loop of the API process.
 """
@@ -18,23 +18,23 @@ _SUSPECTS_KEPT = 4096
 
 
 class Quarantine:
-    """Requests, by fingerprint, that are suspected of crashes of the engine.
+    """Suspected requests, by fingerprint.
 
-    Two crashes within the window put one into quarantine, and it is free again when the window
-    has passed since the second; one that ends well after its first crash is cleared at once.
+    Two crashes within the window put a request into quarantine, until one of them is older than the
+    window. A request that finishes after its first crash is cleared at once.
     """
 
     def __init__(self, window_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._window_seconds = window_seconds
         self._clock = clock
         self._crashes: OrderedDict[str, list[float]] = OrderedDict()
-        """When each was suspected, the latest suspect last."""
+        """The times of each request's crashes; the latest suspect comes last."""
 
     def __contains__(self, work: Work) -> bool:
         return bool(self._crashes) and len(self._recent(fingerprint(work))) >= CRASHES_TO_QUARANTINE
 
     def blame(self, work: Work) -> bool:
-        """Note that it is suspected of a crash; true when it is in quarantine now."""
+        """Record a crash; returns whether the request is in quarantine now."""
         key = fingerprint(work)
         times = [*self._recent(key), self._clock()]
         self._crashes[key] = times
@@ -44,7 +44,7 @@ class Quarantine:
         return len(times) >= CRASHES_TO_QUARANTINE
 
     def absolve(self, work: Work) -> None:
-        """Note that it ended without harm."""
+        """Clear a request that finished, unless it is in quarantine."""
         if self._crashes:
             key = fingerprint(work)
             if len(self._recent(key)) < CRASHES_TO_QUARANTINE:
@@ -56,7 +56,7 @@ class Quarantine:
 
 
 def fingerprint(work: Work) -> str:
-    """A hash of everything that shapes the work; not of the seed, which a retry draws anew."""
+    """A hash of everything that shapes the work, except the seed, which a retry draws anew."""
     shape: object = work
     if isinstance(work, InferenceRequest):
         shape = (work.prompt, replace(work.sampling, seed=0), work.max_tokens, work.stop)

@@ -1,8 +1,8 @@
-"""What the loss of an engine means for each job: who goes on, in which order, and who is blamed.
+"""Decides after the loss of an engine which jobs go on, in which order, and which are blamed.
 
 Plain decisions over the jobs, on the event loop of the API process. A suspect is a job that the
-engine worked for alone when it died; it goes on last, and no other suspect beside it, so that if
-the next engine dies too, the one on trial is known.
+engine was working on when it died. Suspects go on last and one at a time: if the next engine dies
+too, the culprit is known.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def after_a_crash(
 ) -> list[Job]:
     """Hold each job for the next engine; returns those that end here.
 
-    A crash costs the suspects one of the crashes that they may survive, and their neighbours
-    nothing. Without a suspect it costs every job that had a slot.
+    Each suspect spends one of the crashes that it may survive; other jobs spend none. Without a
+    suspect, every job that had a slot spends one.
     """
     lost = [job for job in jobs if job.stage != Stage.HELD]
     suspects = _suspects(lost, in_hand)
@@ -42,7 +42,7 @@ def after_a_crash(
 
 
 def _suspects(lost: list[Job], in_hand: frozenset[int]) -> list[Job]:
-    """Who was in hand; else who had been given a slot and no token yet; else who was alone."""
+    """The jobs in hand; else those with a slot and no token yet; else the only running one."""
     asked = [job for job in lost if not job.is_internal]
     running = [job for job in asked if job.has_slot]
     return (

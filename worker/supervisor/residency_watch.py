@@ -1,4 +1,4 @@
-"""Asks the engine again and again whether the model is still where it was put.
+"""Asks the engine periodically whether the model is still where it was placed.
 
 A task on the event loop of the API process.
 """
@@ -19,7 +19,7 @@ _log = get_logger()
 
 
 async def first_violation(ask: Callable[[Work], Awaitable[Any]]) -> ResidencyViolation:
-    """Return what the first proof that fails has found."""
+    """Wait for the first residency proof that fails; returns its error."""
     while True:
         await asyncio.sleep(INTERVAL_SECONDS)
         try:
@@ -27,5 +27,5 @@ async def first_violation(ask: Callable[[Work], Awaitable[Any]]) -> ResidencyVio
         except ResidencyViolation as error:
             _log.error("residency.lost", message=error.message, **error.details)
             return error
-        except WorkerError as error:  # not ready, or crashed meanwhile: ask the next engine
+        except WorkerError as error:  # not ready, or just crashed: ask again later
             _log.debug("residency.unasked", reason=error.message)

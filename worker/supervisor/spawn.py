@@ -1,7 +1,7 @@
-"""Starts an engine process, with nothing imported that this does not need.
+"""Starts an engine process, with as few imports as possible.
 
-The first one is started before the API process knows its settings, so that both import their
-modules at the same time; it waits for its first command. Runs in the API process.
+The first engine starts before the API process knows its settings, so that both processes import
+their modules at the same time. It then waits for its first command. Runs in the API process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ENVIRONMENT_PREFIXES = (
     *("MKL_", "OPENBLAS_", "BLIS_", "VECLIB_", "GGML_", "LLAMA_"),
     *("CUDA_", "NVIDIA_", "NCCL_", "MTL_", "METAL_"),
 )
-"""Variables that the engine inherits begin like this; its settings come through the pipe."""
+"""Prefixes of the variables that the engine inherits; its settings come through the pipe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ class BegunEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Whatever became of the start: no process is left behind."""
+        """Kill and reap the process."""
         self.pipe.close()
         self.process.kill()
         self.process.wait()
 
 
 def begin_engine(argv: Sequence[str] | None = None) -> BegunEngine:
-    """Start an engine process. It leaves by itself when the pipe is closed."""
+    """Start an engine process. It exits when the pipe is closed."""
     ours, theirs = socket.socketpair()
     file = BlackBox.create_file()
     try:
@@ -54,10 +54,11 @@ def begin_engine(argv: Sequence[str] | None = None) -> BegunEngine:
         process = subprocess.Popen(
             [*(argv or ENGINE_ARGV), "--fd", str(theirs.fileno()), "--black-box", str(file)],
             stdin=subprocess.DEVNULL,
-            stdout=2,  # whatever native code prints belongs to the log
+            stdout=2,  # what native code prints goes to the log
             pass_fds=[theirs.fileno(), file],
             env=engine_environment(),
-            # Its own session: a Ctrl-C in the terminal is for us to answer, not for it.
+            # A session of its own keeps Ctrl-C in the terminal from the engine: the worker handles
+            # it.
             start_new_session=True,
         )
     except BaseException:
@@ -70,12 +71,12 @@ def begin_engine(argv: Sequence[str] | None = None) -> BegunEngine:
 
 
 def engine_environment() -> dict[str, str]:
-    """What the engine inherits: what compute libraries and Python read, and no secret."""
+    """The engine's environment: what compute libraries and Python read, and no secret."""
     allowed = {
         name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIXES)
     }
-    # The root goes in by PYTHONPATH and the working directory stays out (-P), so that a folder
-    # called "worker" where the user happens to stand is never imported.
+    # PYTHONPATH has the package's root, and -P excludes the working directory: a folder called
+    # "worker" there is never imported.
     root = str(Path(next(iter(worker.__path__))).parent)
     inherited = os.environ.get("PYTHONPATH")
     allowed["PYTHONPATH"] = os.pathsep.join([root, inherited]) if inherited else root

@@ -1,8 +1,8 @@
-"""The engine as the rest of the API process knows it: requests in, streams of events out.
+"""The engine as the rest of the API process sees it: requests in, streams of events out.
 
-Hands each request to the engine and each event of the engine to its job; `guardian` owns the
-process, `table` the jobs. Everything here runs on the API process's event loop and never waits for
-the engine, except `submit` (until it accepts) and `ask` (until it answers).
+It passes requests to the engine and the engine's events to their jobs. `guardian` owns the process,
+`table` the jobs. Everything runs on the API process's event loop. Only `submit` and `ask` wait for
+the engine: until it accepts, or until it answers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from worker.wire.messages import (
 from worker.wire.work import InferenceRequest, Work
 
 DEADLINE_GRACE_SECONDS = 0.25
-"""The engine enforces deadlines itself, to one step; this long after, the supervisor does."""
+"""The engine enforces deadlines between two steps; the supervisor does so this much later."""
 
 
 class Supervisor:
@@ -69,20 +69,20 @@ class Supervisor:
         self.draining = False
         self._drained = asyncio.Event()
         self.changed = asyncio.Event()
-        """Set at the next change of `state` or `progress`, once; then there is another."""
+        """Set once, at the next change of `state` or `progress`; a new event then replaces it."""
         self._guardian = Guardian(settings, metrics, self, argv, begun)
         self._jobs = JobTable()
         self._next_request_id = 1
         self._cancelled_at: dict[int, float] = {}
-        """When the engine was asked to drop a request, until it says that it has."""
+        """When the engine was asked to drop each request that it has not confirmed yet."""
         self._holds_jobs = False
-        """Whether some jobs of an engine that died wait for their turn with the next."""
+        """Whether jobs of an engine that died still wait for the next engine."""
         self._quarantine = Quarantine(settings.crash_window)
         self._admission = Admission(settings, metrics, self._quarantine)
         self._step_at = self._intake_at = 0.0
-        """When the engine last said that it had computed a step, or taken a request in."""
+        """When the engine last computed a step, and when it last accepted a request."""
 
-    # --- what others read ----------------------------------------------------------------
+    # --- state for others ----------------------------------------------------------------
 
     @property
     def state(self) -> State:
@@ -91,7 +91,7 @@ class Supervisor:
 
     @property
     def status(self) -> str:
-        """The state as a pool manager acts on it."""
+        """The state in the terms of a pool manager."""
         match self.state:
             case "failed" | "draining" as final:
                 return final
@@ -102,23 +102,23 @@ class Supervisor:
 
     @property
     def is_resident(self) -> bool:
-        """The model was proved to be on its device, and no later proof failed."""
+        """Whether the model was proven to be on its device, and no later proof has failed."""
         info = self.info
         return info is not None and info.residency.resident and self.residency_lost is None
 
     @property
     def info(self) -> EngineInfo | None:
-        """Of the engine that serves now, or of the last one that did."""
+        """The info of the engine that serves, or of the last one that did."""
         return self._guardian.info
 
     @property
     def fatal(self) -> asyncio.Future[WorkerError]:
-        """Set once, when the worker can serve no longer: it has to leave with that error."""
+        """Set once, when the worker cannot serve any more and must leave with that error."""
         return self._guardian.fatal
 
     @property
     def crashes(self) -> Collection[Crash]:
-        """Of the engine, newest last."""
+        """The engine's crashes, newest last."""
         return self._guardian.crashes
 
     @property
@@ -135,12 +135,12 @@ class Supervisor:
 
     @property
     def last_progress_ms(self) -> float:
-        """How long the engine has owed a step or an acceptance; 0 when idle."""
+        """How long the engine has owed a step or an acceptance; 0 if it owes none."""
         return self.stalled_seconds() * 1e3
 
     @property
     def stalled(self) -> bool:
-        """There is work and has been no progress for the stall timeout."""
+        """Whether there has been work without progress for the stall timeout."""
         late = self.stalled_seconds() >= self._settings.stall_timeout
         return late and self._guardian.condition == "ready"
 
@@ -154,7 +154,7 @@ class Supervisor:
             await changed.wait()
 
     def report(self, progress: Progress) -> None:
-        """A new phase or percentage; the phases before the engine's come from `lifecycle`."""
+        """Set the phase and percentage; `lifecycle` reports the phases before the engine's."""
         self.progress = progress
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
@@ -162,17 +162,17 @@ class Supervisor:
     # --- requests ------------------------------------------------------------------------
 
     async def submit(self, work: Work, deadline: float | None = None) -> Job:
-        """Returns once the engine has accepted it; raises what it was refused with."""
+        """Open a job and wait until the engine has accepted it; raises its refusal."""
         job = self.open(work, deadline)
         try:
             await job.accepted()
-        except asyncio.CancelledError:  # the client left before it was accepted
+        except asyncio.CancelledError:  # the client left before that
             job.cancel()
             raise
         return job
 
     async def ask(self, work: Work, deadline: float | None = None) -> Any:
-        """The answer to a request that generates no text; cancelling the task cancels it."""
+        """The answer to work that generates no text; cancelling the task cancels the work."""
         job = self.open(work, deadline)
         try:
             return await job.answer()
@@ -180,7 +180,7 @@ class Supervisor:
             job.cancel()
 
     def cancel(self, job_id: str) -> bool:
-        """Idempotent; false only for a job that was never seen."""
+        """Cancel a job; false only if it was never seen. A second call is harmless."""
         job = self._jobs.named(job_id)
         if job is None:
             return self._jobs.has_ended(job_id)
@@ -188,9 +188,9 @@ class Supervisor:
         return True
 
     def open(self, work: Work, deadline: float | None) -> Job:
-        """Admit the work and send it to the engine; raises what it was not admitted for.
+        """Admit the work and send it to the engine; raises if it is not admitted.
 
-        `deadline` is on the `time.monotonic()` clock.
+        `deadline` is a time of `time.monotonic()`.
         """
         job = Job(self._next_request_id, work, self._metrics, self._drop)
         try:
@@ -211,7 +211,7 @@ class Supervisor:
         return job
 
     def _send(self, job: Job) -> None:
-        """Give the job to the engine; one that cannot be pickled ends here, alone."""
+        """Send the job to the engine; a job that cannot be pickled ends here."""
         try:
             self._guardian.send(Submit(job.request_id, job.submission()))
         except (ValueError, TypeError, RecursionError, pickle.PicklingError) as error:
@@ -221,7 +221,7 @@ class Supervisor:
             job.enter(Stage.SENT)
 
     def _drop(self, job: Job, error: WorkerError) -> None:
-        """End it with `error` now and have the engine free its cells; an ended one is ignored."""
+        """End the job with `error` and free its cells; a job that has ended is ignored."""
         if not job.has_ended:
             if job.stage != Stage.HELD:
                 self._cancelled_at[job.request_id] = time.monotonic()
@@ -236,10 +236,10 @@ class Supervisor:
         if self.draining and not self._jobs:
             self._drained.set()
 
-    # --- the engine's life; the guardian reports to these -------------------------------------
+    # --- the engine's life, reported by the guardian ------------------------------------------
 
     async def start(self, config: LoadModel) -> EngineInfo:
-        """Spawn the engine and wait until it has decoded a token; raises why it could not."""
+        """Spawn the engine and wait until it has decoded a token; raises if it cannot."""
         info = await self._guardian.start(config)
         self._guardian.run(self._watch_residency())
         return info
@@ -251,18 +251,18 @@ class Supervisor:
         self.report(self.progress)
 
     def fail(self, error: WorkerError) -> None:
-        """The worker is about to leave because of `error`."""
+        """Make the worker leave with `error`."""
         self._guardian.fail(error)
 
     def begin_draining(self) -> None:
-        """No new work from now on; what is accepted goes on."""
+        """Take no new work from now on; accepted requests go on."""
         self.draining = True
         self.report(self.progress)
         if not self._jobs:
             self._drained.set()
 
     async def drain(self, timeout_seconds: float) -> None:
-        """Let the accepted requests finish; what is left after the time ends `SHUTTING_DOWN`."""
+        """Let the accepted requests finish; after the timeout, fail those that are left."""
         try:
             await asyncio.wait_for(self._drained.wait(), timeout_seconds)
         except TimeoutError:
@@ -271,7 +271,7 @@ class Supervisor:
                 self._drop(job, error)
 
     async def stop(self) -> None:
-        """End the engine process, whatever state it is in."""
+        """End the engine process in whatever state it is."""
         await self._guardian.stop()
         self.on_given_up(ShuttingDown("The worker has shut down."))
 
@@ -293,7 +293,7 @@ class Supervisor:
             self._end(job, error)
 
     def _send_held(self) -> None:
-        """Give the next engine the jobs of the one that died."""
+        """Send jobs of the engine that died to the next one."""
         for job in recovery.due(self._jobs):
             self._send(job)
         self._holds_jobs = any(job.stage == Stage.HELD for job in self._jobs)
@@ -319,12 +319,12 @@ class Supervisor:
             self._send_held()
 
     def _on_stream(self, request_id: int, stream: list[StreamEvent]) -> None:
-        """One frame's events of one request, in order."""
+        """Handle one frame's events of one request, in order."""
         job = self._jobs.get(request_id)
         if job is None:
             if isinstance(stream[-1], Finished | Answered | Failed):
                 cancelled_at = self._cancelled_at.pop(request_id, None)
-                if cancelled_at is not None:  # only now are its cells free
+                if cancelled_at is not None:  # its cells are free now
                     self._metrics.request_cancelled(time.monotonic() - cancelled_at)
             return
         if job.engine_restarts:

@@ -1,7 +1,7 @@
-"""The jobs that live: each is here from its submission until its terminal event.
+"""The live jobs, each from its submission until its terminal event.
 
-Lives on the event loop of the API process and belongs to the supervisor. `end` is the only way
-out, so each job gets exactly one terminal event.
+Belongs to the supervisor, on the event loop of the API process. A job leaves only through `end`, so
+it gets exactly one terminal event.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ class JobTable:
         self._finish_times: deque[float] = deque(maxlen=_PACE_SAMPLES)
 
     def __len__(self) -> int:
-        """Clients' jobs."""
+        """The number of clients' jobs."""
         return sum(not job.is_internal for job in self._by_id.values())
 
     def __iter__(self) -> Iterator[Job]:
-        """In order of submission; over a copy, so that jobs may end meanwhile."""
+        """The jobs in order of submission; a copy, so that jobs may end during the iteration."""
         return iter(list(self._by_id.values()))
 
     @property
     def running(self) -> int:
-        """Jobs that hold a slot."""
+        """The number of jobs with a slot."""
         return sum(job.has_slot for job in self._by_id.values())
 
     @property
     def queued(self) -> int:
-        """Clients' jobs without a slot yet."""
+        """The number of clients' jobs without a slot."""
         return sum(not job.has_slot and not job.is_internal for job in self._by_id.values())
 
     @property
@@ -49,15 +49,15 @@ class JobTable:
 
     @property
     def seconds_per_job(self) -> float | None:
-        """Measured over the latest ends; `None` until there are two."""
+        """The mean time between the latest finished jobs; `None` until there are two."""
         if len(self._finish_times) < 2:
             return None
         return (self._finish_times[-1] - self._finish_times[0]) / (len(self._finish_times) - 1)
 
     def stalled_seconds(self, intake_at: float, step_at: float) -> float:
-        """How long the engine has owed a job its acceptance, or a step; 0 when it owes nothing.
+        """How long the engine has owed a job its acceptance or a step; 0 if it owes none.
 
-        `intake_at` and `step_at` tell when it last accepted a job and when it made a step.
+        The arguments are the times of its last acceptance and of its last step.
         """
         now, longest = time.monotonic(), 0.0
         for job in self._by_id.values():
@@ -81,11 +81,11 @@ class JobTable:
         return self._by_name.get(job_id)
 
     def has_ended(self, job_id: str) -> bool:
-        """Whether a job of that name was here before; of the latest ones."""
+        """Whether a job of that name has ended; only the latest names are kept."""
         return job_id in self._ended
 
     def end(self, job: Job, events: list[StreamEvent]) -> None:
-        """Deliver `events`, whose last is terminal, and forget the job."""
+        """Deliver `events`, of which the last is terminal, and forget the job."""
         assert isinstance(events[-1], Finished | Answered | Failed), "not a terminal event"
         del self._by_id[job.request_id]
         if (name := job.job_id) is not None:

@@ -13,8 +13,7 @@ from worker.wire.transport import LENGTH, MAX_FRAME_BYTES, encode
 
 
 class AsyncChannel(asyncio.Protocol):
-    """`on_frame` gets each list of events, as soon as it is whole, so that a frame costs one
-    wake-up; `on_lost` is called once."""
+    """`on_frame` gets each list of events once it is complete; `on_lost` is called once."""
 
     def __init__(
         self, on_frame: Callable[[list[Event]], None], on_lost: Callable[[], None]
@@ -38,7 +37,8 @@ class AsyncChannel(asyncio.Protocol):
         return channel
 
     def send(self, command: Command) -> None:
-        """Queue one command; dropped silently once the engine is gone (`on_lost` tells)."""
+        """Queue one command. It is dropped silently once the engine is gone, which `on_lost`
+        reports."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode(command))
 

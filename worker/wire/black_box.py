@@ -1,7 +1,7 @@
-"""What the engine was doing when it died: the request that each of its threads has in hand.
+"""Records which request each thread of the engine has in hand, for the case that it dies.
 
-A page of shared memory that the API process makes and the engine process writes, so that it can be
-read after the engine is gone, however it ended. Writing costs a store into memory.
+The API process makes a page of shared memory and the engine process writes it, so it can be read
+however the engine has ended. A record is a single store into memory.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import os
 import tempfile
 
 SMALL_INTAKE, LONG_INTAKE, LOOP = 0, 1, 2
-"""The threads that have requests in hand, as indices of `BlackBox.in_hand`."""
+"""The engine's threads that handle requests, as indices of `BlackBox.in_hand`."""
 _N_THREADS = 3
 
 
 class BlackBox:
-    """`in_hand[thread]` is the id of the request that the thread works for alone; 0 is none."""
+    """`in_hand[thread]` is the id of the one request that the thread works for; 0 means none."""
 
     def __init__(self, fd: int | None = None) -> None:
-        """`fd` is one that `create_file` made; without it nobody else sees what is written."""
+        """`fd` comes from `create_file`. Without it, no other process sees what is written."""
         self._memory = mmap.mmap(-1 if fd is None else fd, mmap.PAGESIZE)
         self.in_hand = memoryview(self._memory).cast("q")
 
@@ -30,7 +30,7 @@ class BlackBox:
 
     @staticmethod
     def create_file() -> int:
-        """The descriptor of a file for one box, which lives as long as it is open or mapped."""
+        """The descriptor of a file for one box. The file lives as long as it is open or mapped."""
         with tempfile.TemporaryFile() as file:
             file.truncate(mmap.PAGESIZE)
             return os.dup(file.fileno())

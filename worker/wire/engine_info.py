@@ -1,4 +1,4 @@
-"""What the engine tells of itself once it is ready: its model, its memory and where that lies.
+"""What the engine reports when it is ready: its model, its memory and where that is.
 
 Built by the engine process, pickled into `messages.Ready`, read by the API process.
 """
@@ -27,7 +27,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """Where everything lies, read back from llama.cpp after the load."""
+    """Where all parts of the model are, as llama.cpp reports it after the load."""
 
     resident: bool
     device: str
@@ -39,13 +39,12 @@ class Residency:
     """Host buffers that the policy allows, each with its reason in one sentence."""
     violation: str | None = None
     holder_pids: tuple[int, ...] = ()
-    """Where the driver counts processes by other numbers than this system's: those that may be the
-    engine's."""
+    """Processes that may be the engine, if the driver uses other process ids than this system."""
 
     @property
     def device_bytes(self) -> int:
-        """Of the device's own buffer types: `CUDA1` and `CUDA1_Split`, but not `CUDA10`; a CPU's
-        are `CPU`, `CPU_Mapped`, `CPU_REPACK` and `AMX`."""
+        """Bytes in the device's own buffer types: `CUDA1` and `CUDA1_Split`, but not `CUDA10`; for
+        a CPU, `CPU`, `CPU_Mapped`, `CPU_REPACK` and `AMX`."""
         own = re.compile(
             rf"{re.escape(self.device)}(?!\d)" + ("|AMX$" if self.device == "CPU" else "")
         )
@@ -54,7 +53,7 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is static about the loaded model, from its GGUF metadata and from llama.cpp."""
+    """The unchanging facts about the loaded model, from its GGUF metadata and from llama.cpp."""
 
     name: str
     architecture: str
@@ -66,7 +65,7 @@ class ModelInfo:
     tokenizer_kind: str
     """`gguf-bpe`, `gguf-spm`, `gguf-wpm`, `gguf-ugm`…"""
     context_length: int
-    """Tokens a single sequence may hold in this worker."""
+    """The most tokens of a single sequence in this worker."""
     trained_context_length: int
     embedding_length: int
     bos_token_id: int | None
@@ -74,9 +73,9 @@ class ModelInfo:
     has_chat_template: bool
     template_takes_tools: bool
     pooling: str | None
-    """`mean`, `cls`, `last`, `rank` for an embedding model; `None` for a generating one."""
+    """`mean`, `cls`, `last` or `rank` for a model that pools; `None` for one that generates."""
     metadata: Mapping[str, Any]
-    """GGUF metadata without its arrays (those are summarised as `[n items]`)."""
+    """GGUF metadata; arrays are summarised as `[n items]`."""
     adapter: Adapter | None = None
 
 
@@ -106,7 +105,7 @@ class SpeculationInfo:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Sent once per incarnation of the engine, after a token has really been decoded."""
+    """Sent once per incarnation of the engine, after it has decoded a token."""
 
     model: ModelInfo
     residency: Residency
@@ -127,15 +126,15 @@ class EngineInfo:
     load_seconds: float
     pid: int
     device_total_bytes: int = 0
-    """All memory of the device; for a CPU the host's, or its control group's limit."""
+    """All memory of the device; for a CPU, that of the host or the limit of its control group."""
     kv_cells: int = 0
-    """Of all sequences together."""
+    """KV cells of all sequences together."""
     kv_unified: bool = False
-    """They share the cells; else each slot has an equal part."""
+    """Whether all slots share the cells; otherwise each slot has an equal part."""
     inter_token_target_ms: float = 0.0
-    """What a step beside running streams shall take at most."""
+    """The target for the time of a step with running streams."""
     kv_reason: str = ""
-    """What was chosen, in words."""
+    """The choice of the KV cache, in words."""
     kv_store_bytes: int | None = None
     """That the files of the KV store may take; `None` without one."""
     speculation: SpeculationInfo = SpeculationInfo("off")

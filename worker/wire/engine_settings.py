@@ -1,8 +1,8 @@
-"""The settings that the engine process needs: names, ranges and help texts, each once.
+"""The settings of the engine process: names, ranges and help texts, each written once.
 
 `worker/settings.py` reads them with all others and holds this object; the pipe carries it as it is.
-A standard dataclass, so that the engine process does without pydantic; the API process validates it
-by the ranges in each field's metadata.
+It is a standard dataclass, so the engine process needs no pydantic. The API process validates it by
+the ranges in each field's metadata.
 """
 
 # ruff: noqa: E501 - the settings are a table, one a line
@@ -14,8 +14,8 @@ from typing import Any, Literal
 BackendName = Literal["cpu", "cuda", "metal", "accelerate"]
 
 CPU_INTER_TOKEN_MS, GPU_INTER_TOKEN_MS = 150.0, 50.0
-"""The CPU's of 60 to 300, with costs as measured on two cores: below 150 open arrivals near the limit
-wait far longer for their ends, above it streams stall longer for nothing."""
+"""With less on a CPU, requests that arrive near its limit wait far longer for their ends. With
+more, running streams stall longer without a gain."""
 
 
 def _setting(default: Any, group: str, text: str, **limits: Any) -> Any:
@@ -27,7 +27,7 @@ def _setting(default: Any, group: str, text: str, **limits: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """How one device serves one model. Values are in range: `Settings` has checked them."""
+    """How one device serves one model. `Settings` has checked that all values are in range."""
 
     backend: BackendName = _setting("cpu", "", "set by the command")
 
@@ -63,7 +63,7 @@ class EngineSettings:
 
     @property
     def inter_token_ms(self) -> float:
-        """What `inter_token_target` says, or the default of the backend."""
+        """The value of `inter_token_target`, or the backend's default."""
         if self.inter_token_target is not None:
             return self.inter_token_target
         return GPU_INTER_TOKEN_MS if self.on_gpu else CPU_INTER_TOKEN_MS
@@ -75,21 +75,21 @@ class EngineSettings:
 
     @property
     def device_index(self) -> int:
-        """Of the backend's own devices."""
+        """The index among the backend's own devices."""
         return self.metal_device if self.backend == "metal" else self.cuda_device
 
     @property
     def maps_file(self) -> bool:
-        """Whether the model file is mapped, not read."""
+        """Whether the model file is mapped instead of read."""
         return self.mmap if self.mmap is not None else not self.on_gpu
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRA adapter that is added to the model's weights in every computation."""
+    """A LoRA adapter that is applied to the model's weights in every computation."""
 
     path: str
     scale: float
     size_bytes: int = 0
     name: str = ""
-    """What the user's file or folder is called."""
+    """The name of the user's file or folder."""

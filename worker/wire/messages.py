@@ -1,9 +1,9 @@
-"""What crosses the pipe between the API process and the engine process: a closed set.
+"""The closed set of messages between the API process and the engine process.
 
-Commands go down one by one; events come up as one list ("frame") per engine step. Every
-submitted request gets exactly one of `Finished`, `Answered` and `Failed`, always last. All
-classes are immutable: they cross threads and processes. Those of every step are named tuples,
-which pickle several times faster than dataclasses do.
+The API process sends single commands. The engine process sends one list of events (a "frame") per
+step. Every submitted request gets exactly one of `Finished`, `Answered` and `Failed`, always last.
+All classes are immutable, because they cross threads and processes. Those of every step are named
+tuples, which pickle faster than dataclasses.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from worker.wire.work import Work
 
 StopReason = Literal["EOS", "MAX_TOKENS", "STOP_SEQUENCE"]
 DecodeOutcome = Literal["ok", "no_room", "aborted", "failed"]
-"""What became of a batch: computed · no KV cells for it, the cache is as before · stopped on
-request, what was done stays in the cache · the backend failed, its rows are undefined."""
+"""The outcome of a batch. `ok`: computed. `no_room`: no KV cells for it; the cache is unchanged.
+`aborted`: stopped on request; finished parts stay in the cache. `failed`: the backend failed; its
+rows are undefined."""
 
 
 # --- commands: API process → engine process ----------------------------------------------
@@ -36,7 +37,7 @@ class DraftFile:
 
 @dataclass(frozen=True, slots=True)
 class LoadModel:
-    """The first command: everything the engine process needs to load and serve one model."""
+    """The first command: everything that the engine process needs to load and serve one model."""
 
     engine: EngineSettings
     model_path: str
@@ -59,14 +60,14 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Drop the request wherever it is, at the next step; an ended or unknown one is ignored."""
+    """Drop the request at the next step; one that has ended or is unknown is ignored."""
 
     request_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Leave the process now; the parent has already drained."""
+    """Exit the process now; the parent has already drained."""
 
 
 Command = LoadModel | Submit | Cancel | Stop
@@ -94,32 +95,32 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class StartFailed:
-    """The engine cannot serve this model; the process exits after it."""
+    """The engine cannot serve this model; its process exits after this event."""
 
     error: WorkerError
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A text to generate or to embed is tokenised, checked and queued.
+    """A request to generate or pool was checked, tokenised and queued.
 
-    `prompt_tokens` counts BOS and template tokens too.
+    `prompt_tokens` includes BOS and the template's tokens.
     """
 
     request_id: int
     prompt_tokens: int
     prompt_ids: bytes = b""
-    """The prompt's tokens as 32-bit integers, for the next engine should this one die."""
+    """The prompt's tokens as 32-bit integers, for the next engine if this one dies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The sequence has a slot. `cached_tokens` of its prompt were not computed again."""
+    """The sequence has a slot. `cached_tokens` of its prompt were reused."""
 
     request_id: int
     cached_tokens: int
     prompt_end: str = ""
-    """The last characters of the prompt: they tell whether a chat's template has opened a block of
+    """The last characters of the prompt. They tell whether the chat template has opened
     reasoning."""
 
 
@@ -132,7 +133,7 @@ class TokenLogprob(NamedTuple):
 
 
 class Token(NamedTuple):
-    """Text that became complete, with the ids of all tokens that it took since the last event.
+    """Text that became complete, with the ids of all tokens since the last event.
 
     `text` is valid UTF-8 and never empty.
     """
@@ -157,8 +158,8 @@ class Tokens(NamedTuple):
 
 
 class PromptScored(NamedTuple):
-    """The log-probabilities of a prompt's tokens, once all of them are computed. That of the first
-    is NaN: nothing stands before it."""
+    """The log-probabilities of all tokens of a prompt. That of the first is NaN: nothing precedes
+    it."""
 
     request_id: int
     logprobs: tuple[TokenLogprob, ...]
@@ -166,7 +167,7 @@ class PromptScored(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """`tokens_out` counts sampled tokens without the end-of-generation token."""
+    """The end of a generation. `tokens_out` excludes the end-of-generation token."""
 
     request_id: int
     stop_reason: StopReason
@@ -174,10 +175,10 @@ class Finished:
     decode_time_ms: float
     stop_sequence: str | None = None
     prompt_time_ms: float = 0.0
-    """From its slot to its first token."""
+    """Milliseconds from its slot to its first token."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """Of tokens without text behind the last one that had some; where the prompt's were asked for,
-    the end-of-generation token is among them."""
+    """Log-probabilities of the tokens after the last one with text. If the prompt's
+    log-probabilities are wanted too, the end-of-generation token is included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +191,14 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The request's end by an error; before `Accepted` it is a refusal."""
+    """The request ended with an error; before `Accepted`, this is a refusal."""
 
     request_id: int
     error: WorkerError
 
 
 class Stats(NamedTuple):
-    """The engine after a step; sent with each step's frame and on becoming idle."""
+    """The engine's state after a step; sent with each frame and when it becomes idle."""
 
     running: int
     waiting: int
@@ -205,24 +206,24 @@ class Stats(NamedTuple):
     kv_cells_used: int
     kv_cells_total: int
     kv_cells_cached: int
-    """Of the used ones, those kept only for reuse."""
+    """The part of the used cells that is kept only for reuse."""
     steps: int
     """Since the start of this engine process."""
     decode_seconds: float
-    """Time inside `llama_decode` since the start."""
+    """Seconds inside `llama_decode` since the start."""
     overhead_seconds: float
-    """Everything else of the steps, sampling excluded."""
+    """Seconds of the steps outside of native decoding and sampling."""
     sample_seconds: float
     tokens_drafted: int = 0
-    """Guessed by speculation."""
+    """Tokens that speculation guessed and computed."""
     tokens_accepted: int = 0
-    """Of those, guessed right."""
+    """The part of them that was right."""
     kv_store_written: int = 0
-    """Bytes of prefixes that were written to the KV store, since the start as all of these."""
+    """Bytes of prefixes written to the KV store since the start."""
     kv_store_read: int = 0
-    """Bytes of those that were read to go on from."""
+    """Bytes of prefixes read from the KV store for reuse."""
     kv_store_evicted: int = 0
-    """Bytes of those that gave way to others."""
+    """Bytes of prefixes evicted from the KV store."""
 
 
 RequestEvent = Accepted | Started | PromptScored | Token | Finished | Answered | Failed

@@ -1,8 +1,8 @@
 """The pipe between the API process and the engine process: length-prefixed pickles on a socket.
 
-Owns the wire format (a 4-byte big-endian length, then a pickle) and the engine process's end,
-whose reader thread calls `recv` and any thread `send`; the other end is `async_channel`. Both
-processes are ours and the socket pair is private to them, which is what makes pickle safe here.
+This module has the wire format (a 4-byte big-endian length, then a pickle) and the engine process's
+end; the other end is `async_channel`. One reader thread calls `recv`, any thread calls `send`.
+Pickle is safe here: both processes belong to the worker, and the socket pair is private to them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def encode(message: Any) -> bytes:
 
 
 class SyncChannel:
-    """The engine process's end, blocking. `recv` is for one thread, `send` for any."""
+    """The engine process's end, which blocks. One thread may call `recv`, any thread `send`."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
@@ -51,7 +51,7 @@ class SyncChannel:
         return cast(Command, pickle.loads(body))
 
     def send(self, events: list[Event]) -> None:
-        """Write one frame; raises `ConnectionError` (or `BrokenPipeError`) without a parent."""
+        """Send one frame; raises `ConnectionError` (or `BrokenPipeError`) if the parent is gone."""
         frame = encode(events)
         with self._send_lock:
             self._sock.sendall(frame)

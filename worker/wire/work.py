@@ -1,4 +1,4 @@
-"""What a request asks of the engine: a closed set of frozen values, checked before they are built.
+"""The work that a request asks of the engine: a closed set of frozen, checked values.
 
 Built by the API process, pickled into `messages.Submit`, read by the engine process.
 """
@@ -12,15 +12,15 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer has to follow. With the tokens so far it says all about how to go on."""
+    """A grammar that the answer must follow."""
 
     grammar: str
-    """Lark, in llguidance's dialect."""
+    """Lark in llguidance's dialect."""
     field: str
-    """Of the request it comes from, for errors."""
+    """The request's field that it comes from, for errors."""
     reasoning: tuple[str, str] | None = None
-    """The model's marks of a reasoning block. Where the prompt ends with the first of them, the
-    constraint begins behind the second."""
+    """The model's marks of reasoning. If the prompt ends with the first, the constraint begins
+    after the second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,13 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     constraint: Constraint | None = None
     logprobs: int | None = None
-    """Number of alternatives reported per token; `None` is off, 0 is the chosen token alone."""
+    """The number of alternatives per token; `None` disables log-probabilities, 0 has only the drawn
+    token's."""
     ignore_eos: bool = False
     min_tokens: int = 0
-    """Before so many no end is drawn."""
+    """No end is drawn before this many tokens."""
     stop_token_ids: tuple[int, ...] = ()
-    """They end an answer as the model's own ends do."""
+    """Tokens that end an answer as the model's own end does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +55,20 @@ class ChatPrompt:
     tools: tuple[Mapping[str, Any], ...] = ()
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    """The text ends where the last message ends, so that the answer goes on with it."""
+    """Whether the text ends where the last message ends, so that the answer continues it."""
     template_kwargs: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class InfillPrompt:
-    """A text with a gap, which the answer fills, by the model's own tokens for it."""
+    """A text with a gap for the answer, marked with the model's own tokens."""
 
     prefix: str
     suffix: str
     files: tuple[tuple[str, str], ...] = ()
-    """Others of the same project, before it: name and text."""
+    """Other files of the same project, as name and text; they come first."""
     fields: tuple[str, str] = ("prompt", "suffix")
-    """Of the request that the two parts come from, for errors."""
+    """The request's fields of the two parts, for errors."""
 
 
 Prompt = str | tuple[int, ...] | ChatPrompt | InfillPrompt
@@ -75,9 +76,9 @@ Prompt = str | tuple[int, ...] | ChatPrompt | InfillPrompt
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """One job, validated. Nothing behind it sees a request body.
+    """One checked job. Nothing after this object sees a request body.
 
-    `prompt` is raw text (special tokens in it are recognised, BOS added once where the model
+    `prompt` is raw text (special tokens in it are recognised, and BOS is added once if the model
     wants it), token ids (used as they are), a chat or a text with a gap.
     """
 
@@ -88,21 +89,21 @@ class InferenceRequest:
     """0 computes the prompt and generates nothing."""
     stop: tuple[str, ...] = ()
     prompt_logprobs: int | None = None
-    """Number of alternatives reported for each token of the prompt; `None` is off. The prompt is
-    then computed whole, whatever of it is cached."""
+    """The number of alternatives for each token of the prompt; `None` disables them. Otherwise the
+    whole prompt is computed, even if a part of it is cached."""
     shown_tokens: tuple[str, ...] = ()
-    """Control tokens that are part of the answer's text, as far as the model has them."""
+    """Control tokens that are shown in the answer's text, if the model has them."""
     cache_salt: str | None = None
     deterministic: bool = False
     produced: tuple[int, ...] = ()
-    """Tokens that an engine before this one sent; the answer goes on behind them."""
+    """Tokens that an earlier engine sent; the answer continues after them."""
     deadline: float | None = None
-    """On the `time.monotonic()` clock, in seconds; the same in both processes."""
+    """A time of `time.monotonic()` in seconds, which is the same in both processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenize:
-    """Text to tokens. The answer is a list of (id, bytes), control tokens spelled out."""
+    """Tokenize a text. The answer is a list of (id, bytes), with control tokens spelled out."""
 
     text: str
     add_special: bool = False
@@ -110,30 +111,29 @@ class Tokenize:
 
 @dataclass(frozen=True, slots=True)
 class Detokenize:
-    """Token ids to text, special tokens included. The answer is a string."""
+    """Detokenize ids, special tokens included. The answer is a string."""
 
     tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyTemplate:
-    """A chat rendered by the model's own template. The answer is a string."""
+    """Render a chat with the model's own template. The answer is a string."""
 
     prompt: ChatPrompt
 
 
 @dataclass(frozen=True, slots=True)
 class Embed:
-    """Embeddings of texts or token lists. The answer is a list of (tokens, 32-bit floats), in
-    order."""
+    """Embed texts or token lists. The answer is a list of (tokens, 32-bit floats), in order."""
 
     inputs: tuple[str | tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """How well documents answer a query. The answer is a list of (tokens, 32-bit floats), in order:
-    one float for each output of the model's classifier."""
+    """Score how well documents answer a query. The answer is a list of (tokens, 32-bit floats), in
+    order, with one float for each output of the model's classifier."""
 
     query: str
     documents: tuple[str, ...]
@@ -141,9 +141,9 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class ProveResidency:
-    """A fresh residency proof from live device queries. The answer is a `Residency`."""
+    """Prove residency again, from live device queries. The answer is a `Residency`."""
 
 
 Work = InferenceRequest | Tokenize | Detokenize | ApplyTemplate | Embed | Rank | ProveResidency
-"""Everything that a request can ask of the engine. The first is answered by a stream of tokens,
-the others by one value."""
+"""Everything that a request can ask of the engine. An `InferenceRequest` is answered by a stream of
+events, all others by one value."""
