@@ -1,6 +1,6 @@
-"""What the machine says about its GPU driver and its CPU, in versions a person can compare.
+"""The versions of the GPU driver and the CPU's name and features.
 
-Plain reading, no native wheel; runs anywhere.
+Reads files and the driver's library, without the native wheel; runs anywhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _NVIDIA_VERSION = re.compile(r"\b(\d+\.\d+(?:\.\d+)?)\b")
 
 
 def driver_versions(root: Path = Path("/")) -> dict[str, str]:
-    """Kernel driver and the CUDA release that it speaks; empty without an NVIDIA driver."""
+    """The versions of the kernel driver and of its CUDA; empty without an NVIDIA driver."""
     found = {}
     try:
         text = (root / "proc/driver/nvidia/version").read_text().splitlines()[0]
@@ -39,7 +39,7 @@ def _cuda_version() -> str | None:
 
 
 def cpu_features(system_info: str) -> list[str]:
-    """The instruction sets of llama.cpp's `CPU : SSE3 = 1 | AVX = 1 | …` line."""
+    """The instruction sets in llama.cpp's line `CPU : SSE3 = 1 | AVX = 1 | …`."""
     return re.findall(r"(\w+) = 1", system_info)
 
 

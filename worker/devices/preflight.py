@@ -1,8 +1,8 @@
-"""What a start would meet in native code, found out by a child process (`preflight_child`).
+"""Tries in a child process (`preflight_child`) what a start would do in native code.
 
-Loading the wheel, waking a driver and laying out a model all run code that may end its process: an
-instruction that this CPU lacks, a broken driver, a damaged file. So `plan` and `doctor` ask a child
-and survive its death, which is an answer like any other.
+Loading the wheel, initialising a driver and laying out a model all run code that may end its
+process: by an instruction that this CPU lacks, a broken driver or a damaged file. `plan` and
+`doctor` therefore ask a child, and report its death like any other answer.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from worker.wire.engine_settings import EngineSettings
 
 CHILD: Sequence[str] = (sys.executable, "-m", "worker.devices.preflight_child")
 SECONDS = 60.0
-"""Even on a busy machine a driver that takes this long hangs."""
+"""A driver that takes this long hangs, even on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What the child is to find out, in this order: library, device, trial, plan."""
+    """The steps of the child, in this order: library, device, trial, plan."""
 
     settings: EngineSettings
     trial_path: str | None = None
-    """A small model to load, prove and compute with on the device."""
+    """A small model to load, prove and run on the device."""
     plan_path: str | None = None
     """The model to plan."""
     model_ref: str = ""
-    """How the plan calls it."""
+    """The plan's name for the model."""
     adapter_bytes: int = 0
     """Of an adapter that is served with it."""
     draft_path: str | None = None
@@ -45,16 +45,16 @@ class Questions:
 @dataclass(slots=True)
 class Findings:
     answers: dict[str, Any] = field(default_factory=dict)
-    """By step; a step that failed or was not reached is absent."""
+    """The answers by step; a step that failed or was not reached is absent."""
     step: str = "library"
-    """The last step that was begun."""
+    """The last step that began."""
     error: WorkerError | None = None
-    """Why it ended there."""
+    """The error that ended the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBegun:
-    """One of the messages that the child writes to its standard output: a step begins."""
+    """The message that a step begins, on the child's standard output."""
 
     step: str
 

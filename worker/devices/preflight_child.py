@@ -1,6 +1,6 @@
-"""The child of `preflight.ask`: looks at wheel, device and model, and sends each answer at once.
+"""The child of `preflight.ask`: tries wheel, device and model, and sends each answer at once.
 
-A process of its own, because any of these steps may end it.
+It is a process of its own, because any of these steps may end it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from worker.wire.engine_settings import EngineSettings
 
 
 def main() -> None:
-    # Native code may print; what it prints must not come between our messages.
+    # Native code may print; its output must not mix with the messages.
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     questions: Questions = pickle.load(sys.stdin.buffer)
@@ -43,7 +43,7 @@ def main() -> None:
             send(StepAnswered(step, answer()))
     except WorkerError as error:
         send(StepFailed(error))
-    # Tearing native code down in order proves nothing and may fail.
+    # An orderly teardown of native code proves nothing and may fail.
     os._exit(0)
 
 
@@ -90,7 +90,7 @@ def _device(settings: EngineSettings) -> dict[str, Any]:
 
 
 def _trial(settings: EngineSettings, path: str) -> dict[str, Any]:
-    """Everything that a start does, on the small model."""
+    """Do everything that a start does, on the small model."""
     began = time.monotonic()
     selected = select.select_device(settings)
     header = read_header(path)

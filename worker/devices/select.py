@@ -1,7 +1,7 @@
-"""Which device serves: what the wheel and the machine really offer, held against the command.
+"""Selects the device to serve on, from what the wheel and the machine really offer.
 
 Runs in the engine process and in short-lived command processes, before any model is touched. A
-worker never falls back to another device: whatever does not match ends the start here.
+worker never falls back to another device: a mismatch ends the start.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from worker.wire.engine_settings import BackendName, EngineSettings
 
 GPU_REGISTRIES: dict[BackendName, set[str]] = {
     "cuda": {"CUDA"},
-    # On a Mac itself, or from a container through the paths that reach the Mac's GPU.
+    # `MTL` on a Mac itself; the others reach the Mac's GPU from a container.
     "metal": {"MTL", "ggml-virtgpu", "Vulkan"},
 }
-"""ggml registries whose devices a GPU command may take."""
+"""ggml registries whose devices a GPU command may use."""
 _GPU_PLUGINS: dict[BackendName, tuple[str, ...]] = {
     "cuda": ("cuda",),
     "metal": ("metal", "vulkan", "virtgpu"),
 }
-"""The wheel's libraries of such a backend, without `libggml-`."""
+"""The GPU libraries of each backend's wheel, without the prefix `libggml-`."""
 _LACKING = {
     "libcuda.so": " It belongs to the NVIDIA driver; a container gets it with --gpus.",
     "libcudart.so": " It belongs to the CUDA runtime; install it, or name its folder in "
     "LD_LIBRARY_PATH.",
     "libcublas": " It belongs to cuBLAS; install it, or name its folder in LD_LIBRARY_PATH.",
 }
-"""Libraries that a plug-in finds on the machine, and where they come from."""
+"""Libraries that a plug-in needs from the machine, and where they come from."""
 CPU_REGISTRIES = {"CPU", "BLAS"}
-"""Registries that the CPU command may find in its wheel; any other is one of a GPU wheel."""
+"""Registries that a CPU wheel may have; any other belongs to a GPU wheel."""
 _SOFTWARE_RENDERER = re.compile(
     r"llvmpipe|lavapipe|softpipe|swrast|swiftshader|software (rasterizer|renderer)|"
     r"\bwarp\b|basic render",
@@ -58,11 +58,11 @@ class Selected:
     name: str
     """`CPU`, `CUDA0`, `MTL0`, `RPC0`…"""
     cpu_variant: str | None
-    """The plug-in chosen for this machine's CPU, such as `haswell`; `None` when it is built in."""
+    """The plug-in for this machine's CPU, such as `haswell`; `None` if it is built in."""
     total_bytes: int = 0
-    """Memory of the device when it was selected; 0 for a CPU."""
+    """The device's memory when it was selected; 0 for a CPU."""
     build: dict[str, Any] = field(default_factory=dict)
-    """The wheel's stamp, empty for a wheel that has none."""
+    """The wheel's stamp; empty if the wheel has none."""
 
     @property
     def is_gpu(self) -> bool:
@@ -73,8 +73,8 @@ def select_device(settings: EngineSettings) -> Selected:
     """The device that `settings` ask for.
 
     Raises:
-        BackendMismatch: this wheel or this machine has no such device; the sentence names what
-            was found.
+        BackendMismatch: this wheel or this machine has no such device; the message names what was
+            found.
     """
     index = hide_other_cards(settings)
     library.load()
@@ -94,10 +94,10 @@ def select_device(settings: EngineSettings) -> Selected:
 
 
 def hide_other_cards(settings: EngineSettings) -> int:
-    """Let this process see the chosen NVIDIA card alone, before its driver wakes.
+    """Make the chosen NVIDIA card the only visible one, before the driver starts.
 
-    The driver looks at every card that it is shown, and a sick one ends the process. Returns the
-    index under which the chosen one is found from then on.
+    The driver looks at every visible card, and a broken one ends the process. Returns the index of
+    the chosen card from then on.
     """
     index = settings.device_index
     return _hide_other_cards(index) if settings.backend == "cuda" else index
@@ -119,7 +119,8 @@ def _hide_other_cards(index: int) -> int:
 
 
 def wheel_stamp() -> dict[str, Any]:
-    """What our build wrote into the wheel: backend, flags, compiler; empty for another's wheel."""
+    """The build's stamp in the wheel: backend, flags, compiler; empty in a wheel of another
+    origin."""
     try:
         text = (library.folder() / "llorch-build.json").read_text("utf-8")
     except FileNotFoundError:
@@ -129,7 +130,7 @@ def wheel_stamp() -> dict[str, Any]:
 
 
 def cpu_variant() -> str | None:
-    """The CPU plug-in that llama.cpp chose, from its own report."""
+    """The CPU plug-in that llama.cpp chose, according to its log."""
     for line in library.startup_log:
         if match := _CPU_PLUGIN.search(line):
             return match["variant"]
@@ -142,7 +143,7 @@ def _label(device: library.Device) -> str:
 
 
 def _is_software(device: library.Device) -> bool:
-    """Whether a device that calls itself a GPU computes on the CPU."""
+    """Whether a device that claims to be a GPU computes on the CPU."""
     return bool(_SOFTWARE_RENDERER.search(f"{device.name} {device.description}"))
 
 
@@ -206,10 +207,10 @@ def _listed(devices: list[library.Device]) -> str:
 
 
 def _load_blas() -> None:
-    """BLAS lies apart from the other plug-ins, because it mostly slows down: only on demand."""
+    """Load the BLAS plug-in, which is kept apart from the others because it mostly slows down."""
     ggml = library.ggml()
     if any(device.registry == "BLAS" for device in library.devices()):
-        return  # built in, or loaded before
+        return  # built in, or already loaded
     folder = library.folder() / "optional"
     for plugin in sorted(folder.glob("libggml-blas.*")):
         if ggml.ggml_backend_load(os.fsencode(plugin)):
@@ -222,7 +223,7 @@ def _load_blas() -> None:
 
 
 def _refuse_gpu_wheel(devices: list[library.Device]) -> None:
-    """`llorch-cpu` wants a wheel without GPU code, so that it cannot end up on a GPU."""
+    """Refuse a wheel with GPU code, so that `llorch-cpu` can never run on a GPU."""
     others = [d for d in devices if d.registry not in CPU_REGISTRIES]
     if others:
         raise BackendMismatch(
@@ -242,7 +243,7 @@ def _refuse_gpu_wheel(devices: list[library.Device]) -> None:
 
 
 def _gpu_plugin(*backends: BackendName) -> Path | None:
-    """A GPU library of the wheel, which may be there although no device is."""
+    """A GPU library of the wheel; it may be there without a device."""
     for backend in backends:
         for name in _GPU_PLUGINS[backend]:
             for path in sorted(library.folder().glob(f"libggml-{name}*")):
@@ -251,7 +252,7 @@ def _gpu_plugin(*backends: BackendName) -> Path | None:
 
 
 def _why_none(backend: BackendName) -> str:
-    """What the wheel or the driver says about its missing device."""
+    """Why the device is missing, in the words of the wheel or the driver."""
     plugin = _gpu_plugin(backend)
     if plugin is None:
         return f"The installed llama-cpp-python wheel has no {backend.upper()} code."
@@ -259,7 +260,7 @@ def _why_none(backend: BackendName) -> str:
         if backend in line.lower() and _REASON.search(line):
             return f"The driver says: {line.strip()}."
     try:
-        ctypes.CDLL(str(plugin))  # llama.cpp passes silently over a plug-in that does not load
+        ctypes.CDLL(str(plugin))  # llama.cpp silently skips a plug-in that does not load
     except OSError as error:
         hint = next((hint for name, hint in _LACKING.items() if name in str(error)), "")
         return f"{plugin.name} cannot be loaded: {error}.{hint}"

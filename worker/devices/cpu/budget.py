@@ -1,8 +1,7 @@
-"""How many threads compute, and how much memory the host grants: the CPU budget.
+"""The CPU budget: how many threads compute, and how much memory the host grants.
 
-Reads control groups, the affinity mask and the core topology; runs in any process, imports no
-native code. More threads than the budget would wait for each other at every barrier of a
-compute graph, which costs far more than the missing core (one CPU short can halve the speed).
+Reads control groups, the affinity mask and the core topology, in any process and without native
+code. Threads beyond the budget would delay all others at every barrier of a compute graph.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from worker.devices.cpu.cgroups import CgroupLimits, read_limits
 
 _HOST = Path("/")
 _VM_STAT = Path("/usr/bin/vm_stat")
-"""macOS's own count of its memory pages."""
+"""macOS's command that counts memory pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuBudget:
     threads: int
     derivation: str
-    """How `threads` came about, in one sentence for the log and for `doctor`."""
+    """How `threads` was derived, in one sentence for the log and for `doctor`."""
     memory_limit_bytes: int | None
-    """The tightest control group limit; `None` where there is none."""
+    """The tightest control group limit; `None` without one."""
     memory_available_bytes: int
-    """What this process may still take: the host's free memory or what the limit leaves."""
+    """Memory that this process may still use: what the host has free, or what the limit leaves."""
     memory_derivation: str = ""
     memory_total_bytes: int = 0
-    """The host's memory, or the control group's limit where that is less."""
+    """The host's memory, or the control group's limit if that is less."""
 
 
 def cpu_budget(override: int | None, root: Path = _HOST) -> CpuBudget:
@@ -61,7 +60,7 @@ def _threads(limits: CgroupLimits, root: Path) -> tuple[int, str]:
 
 
 def _allowed_cpus(root: Path) -> list[int]:
-    """CPUs that cpusets and the affinity mask leave to this process."""
+    """The CPUs that cpusets and the affinity mask allow to this process."""
     try:
         status = (root / "proc/self/status").read_text()
     except OSError:
@@ -76,7 +75,8 @@ def _allowed_cpus(root: Path) -> list[int]:
 
 
 def _physical_cores(cpus: list[int], root: Path) -> int:
-    """Cores behind `cpus`: hardware threads of one core share its arithmetic units."""
+    """The number of cores behind `cpus`: hardware threads of one core share its arithmetic
+    units."""
     if sys.platform == "darwin" and root == _HOST:
         return min(_darwin_performance_cores() or len(cpus), len(cpus))
     cores = set()
@@ -89,7 +89,7 @@ def _physical_cores(cpus: list[int], root: Path) -> int:
 
 
 def _darwin_performance_cores() -> int | None:
-    """Efficiency cores would be waited for at every barrier, so they do not count."""
+    """The number of performance cores: at every barrier, they would wait for efficiency cores."""
     for name in ("hw.perflevel0.physicalcpu", "hw.physicalcpu"):
         found = subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True)
         if found.returncode == 0 and found.stdout.strip().isdigit():
@@ -98,7 +98,7 @@ def _darwin_performance_cores() -> int | None:
 
 
 def parse_cpu_list(text: str) -> list[int]:
-    """`0-3,8` as the kernel writes it; empty text is an empty list."""
+    """Parse a list such as `0-3,8`, as the kernel writes it; empty text is an empty list."""
     cpus: list[int] = []
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -122,7 +122,7 @@ def _memory(limits: CgroupLimits, root: Path) -> tuple[int, str]:
 
 
 def darwin_free_bytes(vm_stat: bytes) -> int:
-    """What `vm_stat` counts as free, or as kept for reuse only: `inactive` and `speculative`."""
+    """The bytes that `vm_stat` counts as free, or as kept only for reuse."""
     page_size = re.search(rb"page size of (\d+) bytes", vm_stat)
     pages = re.findall(rb"^Pages (?:free|inactive|speculative): +(\d+)\.", vm_stat, re.MULTILINE)
     return sum(map(int, pages)) * int(page_size[1]) if page_size else 0
@@ -133,7 +133,7 @@ def _host_total_bytes(root: Path) -> int:
 
 
 def _host_memory_bytes(root: Path) -> int:
-    """Memory that can be taken without swapping."""
+    """Memory that can be used without swapping."""
     if (available := _meminfo("MemAvailable", root)) is not None:
         return available
     if not _VM_STAT.exists():
@@ -142,7 +142,7 @@ def _host_memory_bytes(root: Path) -> int:
 
 
 def _meminfo(name: str, root: Path) -> int | None:
-    """Bytes of one line of Linux's `/proc/meminfo`; `None` where there is no such file."""
+    """The bytes in one line of Linux's `/proc/meminfo`; `None` without that file."""
     try:
         lines = (root / "proc/meminfo").read_text().splitlines()
     except OSError:

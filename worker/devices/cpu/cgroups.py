@@ -1,8 +1,8 @@
-"""What the control groups of this process allow: CPU time and memory, versions 1 and 2.
+"""The limits of this process's control groups on CPU time and memory, versions 1 and 2.
 
-Pure reading of files below an injectable root; runs in any process and thread. Groups nest, and
-each level may set a limit of its own, so every level from this process's group up to the root of
-the mount is read and the smallest limit counts.
+Reads files below a given root, in any process and thread. Groups nest, and each level may set a
+limit. Every level from this process's group up to the mount's root is read, and the smallest limit
+counts.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 _V1_UNLIMITED_BYTES = 1 << 62
-"""Version 1 writes «no limit» as the largest multiple of a page that fits its counter."""
+"""Version 1 writes "no limit" as the largest multiple of a page that fits its counter."""
 _OCTAL = re.compile(r"\\(\d{3})")
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupLimits:
-    """The tightest limits found; `None` where no level sets one."""
+    """The tightest limits; `None` if no level sets one."""
 
     cpus: float | None = None
     """CPU time per wall time, such as 2.5."""
     cpus_origin: str = ""
-    """File that sets it, for the derivation shown to the user."""
+    """The file that sets it, shown to the user."""
     memory_bytes: int | None = None
     memory_origin: str = ""
     memory_free_bytes: int | None = None
-    """What may still be taken below that limit; page cache that can be dropped counts as free."""
+    """Memory that is left below the limit; page cache that can be dropped counts as left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,12 @@ class _Mount:
     version: int
     controllers: frozenset[str]
     root: PurePosixPath
-    """The group that the mount point shows."""
+    """The group at the mount point."""
     point: PurePosixPath
 
 
 def read_limits(root: Path = Path("/")) -> CgroupLimits:
-    """Limits of this process's groups, read from `root`/proc and the mounts named there."""
+    """The limits of this process's groups, from `root`/proc and the mounts named there."""
     mounts = _mounts(root)
     cpu: list[tuple[float, str]] = []
     memory: list[tuple[int, str, int]] = []
@@ -61,7 +61,7 @@ def read_limits(root: Path = Path("/")) -> CgroupLimits:
 
 
 def _memberships(root: Path) -> Iterator[tuple[int, frozenset[str], PurePosixPath]]:
-    """The lines of /proc/self/cgroup: `id:controllers:group`, version 2 without controllers."""
+    """The lines of /proc/self/cgroup: `id:controllers:group`; version 2 has no controllers."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         number, controllers, group = line.split(":", 2)
         version = 2 if number == "0" and not controllers else 1
@@ -87,10 +87,10 @@ def _mounts(root: Path) -> list[_Mount]:
 
 
 def _levels(root: Path, mount: _Mount, group: PurePosixPath) -> Iterator[Path]:
-    """Folders from the mount point down to the process's own group.
+    """The folders from the mount point down to the process's own group.
 
-    A container often sees its group's path on the host while the mount shows that very group as
-    its root; then the mount point alone is what can be read.
+    A container often sees its group's path on the host, while the mount has that very group as its
+    root. Only the mount point can be read then.
     """
     point = root / mount.point.relative_to("/")
     yield point
@@ -127,7 +127,7 @@ def _memory_limit(folder: Path, version: int) -> list[tuple[int, str, int]]:
         return []
     usage = _read(folder / usage_name).strip()
     used_bytes = int(usage) if usage.isdigit() else 0
-    # Pages of files, such as an earlier start's mapped model, give way to new allocations.
+    # Pages of files, such as an earlier start's mapped model, are dropped for new allocations.
     droppable_bytes = 0
     for line in _read(folder / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
@@ -138,7 +138,7 @@ def _memory_limit(folder: Path, version: int) -> list[tuple[int, str, int]]:
 
 
 def _read(path: Path) -> str:
-    """A small file's text; empty where it is absent or may not be read."""
+    """A small file's text; empty if it is absent or cannot be read."""
     try:
         return path.read_text("utf-8", "replace")
     except OSError:
@@ -146,5 +146,5 @@ def _read(path: Path) -> str:
 
 
 def _unescape(path: str) -> str:
-    """mountinfo writes spaces and the like as octal numbers."""
+    """Replace the octal escapes that mountinfo uses for spaces and the like."""
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), path)

@@ -1,8 +1,8 @@
-"""Whether this processor can run the worker at all, asked before any native library is loaded.
+"""Checks that this processor can run the worker, before any native library is loaded.
 
 The wheel's own CPU code starts at plain x86-64, but NumPy is compiled for x86-64-v2 (2009 and
-later): on less it ends the process with an illegal instruction, not with an error. Runs on the main
-thread, in well under a millisecond.
+later). On an older processor it would end the process with an illegal instruction instead of an
+error. Runs on the main thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from worker.errors import BackendMismatch
 
-# What x86-64-v2 adds: the bit in ECX of CPUID leaf 1, and the name in /proc/cpuinfo.
+# The additions of x86-64-v2: each bit in ECX of CPUID leaf 1, and its name in /proc/cpuinfo.
 _V2 = {
     "SSE3": (0, "pni"),
     "SSSE3": (9, "ssse3"),
@@ -29,7 +29,7 @@ _ECX_OF_LEAF = bytes.fromhex("53 89f8 31c9 0fa2 89c8 5b c3")
 
 
 def check() -> None:
-    """Raise when this processor is below the floor.
+    """Check that this processor has the required instructions.
 
     Raises:
         BackendMismatch: it lacks instructions that the worker's libraries use.
@@ -43,7 +43,7 @@ def check() -> None:
 
 
 def missing() -> list[str]:
-    """The instruction sets of x86-64-v2 that are not there; empty too where that cannot be told."""
+    """The instruction sets of x86-64-v2 that are missing; empty if this cannot be determined."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return []
     ecx = _ecx_of_leaf_1()
@@ -54,7 +54,7 @@ def missing() -> list[str]:
 
 
 def _ecx_of_leaf_1() -> int | None:
-    """What the processor itself says; None where a process may not make a page executable."""
+    """ECX of CPUID leaf 1; `None` if a process may not make a page executable."""
     try:
         page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
     except OSError:

@@ -1,6 +1,6 @@
-"""How many KV cells there are, how sequences share them, and the context that has them.
+"""The number of KV cells, how sequences share them, and the options of the context.
 
-Used before the load, by the plan, and for it, by the engine.
+The plan uses it before the load, and the engine during the load.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from worker.llama.context import ContextOptions
 from worker.wire.engine_settings import EngineSettings
 
 POOLED_AT_ONCE = 32
-"""Texts of one decode of a model that pools."""
+"""The most texts in one decode of a model that pools."""
 LARGEST_SHARE = 4
-"""The KV of one sequence is stored where it takes no more than this part of the store's limit."""
+"""The KV of one sequence is stored only if it is at most this fraction of the store's limit."""
 STATES_AT_ONCE = 2
-"""Of stored sequences, in memory: one on its way out, one on its way in."""
+"""Stored sequences that are in memory at once: one being written, one being read."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvCache:
-    """How many cells there are and how sequences share them."""
+    """The number of cells and how sequences share them."""
 
     cells: int
-    """Of all sequences together."""
+    """Cells of all sequences together."""
     context_length: int
-    """Tokens that one sequence may hold."""
+    """The most tokens of one sequence."""
     unified: bool = False
     """One pool for all sequences, or an equal part for each."""
     reason: str = ""
@@ -34,10 +34,10 @@ class KvCache:
 def context_options(
     settings: EngineSettings, kv: KvCache, *, threads: int, embeds: bool
 ) -> ContextOptions:
-    """The one way in which a context is made, for the plan and for the engine alike.
+    """The options of the context, the same for the plan and the engine.
 
-    A text that is pooled is computed in one go, because attention looks both ways; several share a
-    decode, and the cells of one text.
+    A pooled text is computed in one batch, because attention looks both ways. Several texts share a
+    decode and the cells of one text.
     """
     return ContextOptions(
         n_ctx=kv.context_length if embeds else kv.cells,
@@ -67,7 +67,7 @@ def draft_options(settings: EngineSettings, context_length: int, *, threads: int
 
 
 def a_part_each(settings: EngineSettings, context_length: int) -> KvCache:
-    """Room for `context_length` tokens in every slot."""
+    """Cells for `context_length` tokens in every slot."""
     cells = context_length * settings.slots
     reason = f"{settings.slots} slots × {context_length:,} tokens, a part of the cells for each"
     if settings.kv_unified:

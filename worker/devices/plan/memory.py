@@ -1,7 +1,7 @@
-"""The plan before the load: what the model will take, held against what the device has.
+"""The memory plan before the load: what the model will need, and whether the device has it.
 
-No weight is read: tensor sizes come from the header, and llama.cpp itself lays out the KV cache
-and the compute graph of a model that it loads without allocating (`no_alloc`). Runs in the engine
+No weight is read. Tensor sizes come from the header, and llama.cpp itself lays out the KV cache and
+the compute graph of a model that it loads without allocating (`no_alloc`). Runs in the engine
 process before the load, and in a process of its own for the `plan` command.
 """
 
@@ -31,19 +31,19 @@ _MARGIN_BYTES = {
     "cpu": 256 * _MIB,
     "accelerate": 256 * _MIB,
 }
-"""For what no report names: driver workspaces, allocator slack, this process itself."""
+"""For what no report lists: driver workspaces, allocator slack, the process itself."""
 _STEP = 256
 """llama.cpp rounds context lengths up to multiples of this."""
 _EXACT_CELLS = 1 << 21
-"""KV cells up to which a context is really laid out for its plan."""
+"""A context with up to this many KV cells is laid out exactly for its plan."""
 _AUTOMATIC_SHARE = 0.5
-"""Of the memory that a CPU host has left, what a cache that nobody chose may take."""
+"""The share of a CPU host's available memory that a default KV cache may use."""
 _DEFAULT_LENGTH = 16384
-"""A cache that nobody chose has room for one sequence of the trained length, up to this…"""
+"""A default KV cache holds one sequence of the trained length, up to this length…"""
 _DEFAULT_BYTES = 128 * _MIB
-"""…and for as much of all slots' sequences as this holds."""
+"""…and sequences of all slots, as long as these bytes hold them."""
 _MOST_CELLS = 1 << 20
-"""For recurrent memory, which has one size however long the sequence is."""
+"""The limit for recurrent memory, whose size does not depend on the sequence's length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,13 @@ def plan(
     model_ref: str,
     beside: Beside = Beside(),
 ) -> Plan:
-    """How the model would lie in memory, with the context length that will be used.
+    """Plan the model's memory and its context length.
 
     `model_ref` is how the plan calls the model.
 
     Raises:
-        InsufficientVram: it does not fit; `details` has needed and available bytes by part and
-            the largest `--context-length` and `--slots` that would.
+        InsufficientVram: it does not fit; `details` has needed and available bytes by part and the
+            largest `--context-length` and `--slots` that would fit.
         ModelError: llama.cpp refuses the file.
     """
     planner = _Planner(header, settings, device, budget, model_ref, beside)
@@ -117,18 +117,19 @@ class _Planner:
         return self._with_host_room(self._of_cells(cells))
 
     def _of_length(self, chosen: int | None) -> Plan:
-        """Room for a sequence of the chosen length, or the trained one, in every slot."""
+        """A plan with a sequence of the chosen, or else the trained, length in every slot."""
         wanted = chosen or self._model.trained_context_length
         slots = self._settings.slots
         return self._fitted(wanted, lambda n: self._at(n, slots), chosen is not None)
 
     def _of_cells(self, chosen: int | None) -> Plan:
-        """As many cells as chosen, or as a default start takes, for all slots together."""
+        """A plan with the chosen, or else the default, number of cells for all slots together."""
         wanted = chosen or self._default_cells()
         return self._fitted(wanted, lambda n: self._with(self._shared_out(n)), chosen is not None)
 
     def _fitted(self, wanted: int, plan_of: Callable[[int], Plan], is_chosen: bool) -> Plan:
-        """The plan of what is wanted; where nobody chose that, of the most that fits."""
+        """The plan for `wanted`; if that is a default and does not fit, the largest plan that
+        fits."""
         plan = plan_of(wanted)
         if plan.needed_bytes <= (self._available if is_chosen else self._limit_at_least):
             return plan
@@ -158,7 +159,8 @@ class _Planner:
         return max(min(trained, _DEFAULT_LENGTH), min(for_all, _MOST_CELLS))
 
     def _shared_out(self, cells: int) -> KvCache:
-        """A part of the cells for each slot where the parts are long enough, else one pool."""
+        """Give each slot its part of the cells if the parts are long enough; otherwise use one
+        pool."""
         settings, slots = self._settings, self._settings.slots
         length = settings.context_length or min(self._model.trained_context_length, cells)
         if length > cells:
@@ -178,7 +180,7 @@ class _Planner:
         return KvCache(cells, length, True, reason)
 
     def _with_host_room(self, plan: Plan) -> Plan:
-        """A GPU worker takes some of the host's memory too."""
+        """Check that the host has the memory that a GPU worker needs there."""
         host_bytes, available = sum(plan.host_parts.values()), self._budget.memory_available_bytes
         if host_bytes > available:
             raise InsufficientVram(
@@ -235,8 +237,8 @@ class _Planner:
     def _lay_out(self, cells: int, slots: int, unified: bool) -> Layout:
         if cells <= _EXACT_CELLS:
             return self._lay_out_exactly(cells, slots, unified)
-        # llama.cpp keeps books on every cell even where it allocates nothing, so a cache that is
-        # far too large would take minutes to lay out. From here on all parts grow evenly.
+        # llama.cpp keeps a record of every cell even without allocating it, so a far too large
+        # cache would take minutes to lay out. Beyond this size, all parts grow evenly.
         unit = _STEP if unified else _STEP * slots
         nearer = max(_EXACT_CELLS // 2 // unit, 1) * unit
         first, second = (self._layout(nearer * n, slots, unified) for n in (1, 2))
@@ -261,17 +263,17 @@ class _Planner:
         if self._device is None:
             return self._budget.memory_available_bytes
         memory = library.memory_of(self._device)
-        if memory.total_bytes == 0:  # it has no memory of its own to report
+        if memory.total_bytes == 0:  # the device has no memory of its own to report
             return self._budget.memory_available_bytes
         return memory.free_bytes
 
     @property
     def _limit_at_least(self) -> int:
-        """What `_automatic_limit` is never less than, without laying out a context for it."""
+        """A lower bound of `_automatic_limit` that needs no layout of a context."""
         return int(self._available * (1.0 if self._device is not None else _AUTOMATIC_SHARE))
 
     def _automatic_limit(self) -> int:
-        """A GPU is the worker's own; a host's memory is shared, so half of the rest is left."""
+        """The limit of a default plan: all of a GPU, but only half of what a host has left."""
         if self._device is not None:
             return self._available
         smallest = self._at(_STEP, self._settings.slots)
@@ -295,7 +297,7 @@ class _Planner:
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `most` that fits, 0 when none does; fitting is monotonic."""
+    """The largest number up to `most` that fits, 0 if none does; `fits` must be monotonic."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2

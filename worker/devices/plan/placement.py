@@ -1,8 +1,8 @@
-"""Where each weight goes and what it takes there, asked of ggml tensor by tensor.
+"""Computes where each weight goes and how many bytes it takes there, by asking ggml.
 
-Nothing is loaded for it: a tensor's type and shape from the header are enough for ggml to say how
-many bytes it takes on a device and whether the device has a kernel for it. Runs in the engine
-process and in command processes.
+Nothing is loaded. A tensor's type and shape from the header are enough for ggml to say how many
+bytes it takes on a device, and whether the device has a kernel for it. Runs in the engine process
+and in command processes.
 """
 
 from __future__ import annotations
@@ -26,32 +26,33 @@ LOOKED_UP = frozenset(
         "per_layer_token_embd.weight",
     }
 )
-"""Tensors of the input layer: rows are taken from them. llama.cpp keeps them on the host."""
+"""Tensors of the input layer, in which rows are looked up. llama.cpp keeps them on the host."""
 _EXPERTS = re.compile(r"_exps\.weight$")
 _PROBED_ROWS = 512
 _META_BYTES = 1 << 20
 _BUFFER_OFFSET = 8
-"""Of `buffer` in `ggml_tensor`, behind its 4-byte type and padding."""
+"""The offset of `buffer` in `ggml_tensor`, after the 4-byte type and padding."""
 _TYPE_F32, _TYPE_I32 = 0, 26
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Where the weights of one model go."""
+    """The placement of one model's weights."""
 
     device_bytes: int
-    """On the chosen device; for a CPU backend in memory."""
+    """Bytes on the chosen device; for a CPU backend, in memory."""
     host_bytes: int
-    """On the host although a GPU was chosen; 0 for a CPU backend."""
+    """Bytes on the host although a GPU was chosen; 0 for a CPU backend."""
     host_tensors: tuple[str, ...]
     placed: tuple[str, ...]
-    """Tensors of the input layer that we tell llama.cpp to put on the device."""
+    """Tensors of the input layer that llama.cpp is told to put on the device."""
     mapped_beside_bytes: int = 0
-    """Of a mapped file: pages of tensors that were repacked, in memory until others need it."""
+    """Pages of a mapped file that hold repacked tensors; they stay in memory until it is needed."""
 
 
 def place(header: GgufHeader, device: library.Device | None, *, repack: bool = True) -> Weights:
-    """Place every tensor; with `repack` the CPU backend's faster layouts count as it uses them."""
+    """Place every tensor; with `repack`, the CPU backend's faster layouts are taken into
+    account."""
     with _meta_tensors() as meta:
         if device is None:
             return _place_on_cpu(header, meta, repack)
@@ -61,7 +62,7 @@ def place(header: GgufHeader, device: library.Device | None, *, repack: bool = T
 def tensor_placement(
     header: GgufHeader, device: library.Device | None
 ) -> tuple[tuple[str, int], ...]:
-    """Patterns that put the input layer on the device, for `LoadOptions.tensor_placement`."""
+    """Patterns that place the input layer on the device, for `LoadOptions.tensor_placement`."""
     if device is None:
         return ()
     buffer_type = _lib().ggml_backend_dev_buffer_type(device.handle)
@@ -69,7 +70,7 @@ def tensor_placement(
 
 
 def buffer_type_name(device: library.Device) -> str:
-    """What llama.cpp's log calls the device's memory: `CUDA0`, `RPC0[host:port]`…"""
+    """The name of the device's memory in llama.cpp's log: `CUDA0`, `RPC0[host:port]`…"""
     lib = _lib()
     name: bytes = lib.ggml_backend_buft_name(lib.ggml_backend_dev_buffer_type(device.handle))
     return name.decode()
@@ -91,7 +92,7 @@ def _place_on_gpu(header: GgufHeader, device: library.Device, meta: _Meta) -> We
             host.append(tensor.name)
             host_bytes += tensor.n_bytes
             if tensor.name == "token_embd.weight" and _is_tied(header):
-                device_bytes += size  # the output layer's own copy
+                device_bytes += size  # the output layer has a copy of its own
     return Weights(device_bytes, host_bytes, tuple(host), tuple(placed))
 
 
@@ -117,7 +118,7 @@ def _place_on_cpu(header: GgufHeader, meta: _Meta, repack: bool) -> Weights:
 
 
 def _mapped_bytes(tensors: list[TensorEntry]) -> int:
-    """llama.cpp maps each file from the first to the last tensor that it uses in place."""
+    """Bytes that llama.cpp maps: in each file, from the first to the last tensor used in place."""
     ends: dict[int, tuple[int, int]] = {}
     for tensor in tensors:
         first, last = ends.get(tensor.part, (tensor.offset, 0))
@@ -129,9 +130,10 @@ def _mapped_bytes(tensors: list[TensorEntry]) -> int:
 
 
 def _is_tied(header: GgufHeader) -> bool:
-    """Whether the output layer uses the input embedding's weights; an encoder has no such layer."""
+    """Whether the output layer uses the input embedding's weights; an encoder has no output
+    layer."""
     names = {tensor.name for tensor in header.tensors}
-    # LFM2 calls its output norm as encoders call the one behind their embedding.
+    # LFM2 names its output norm as encoders name the one after their embedding.
     has_output = "output_norm.weight" in names or header.architecture.startswith("lfm2")
     return has_output and "output.weight" not in names
 
@@ -159,7 +161,7 @@ class _Meta:
         self._dummies: dict[int, int] = {}
 
     def allocated_bytes(self, tensor: TensorEntry, buffer_type: int) -> int:
-        """What the tensor takes in a buffer of that type, padding included."""
+        """The tensor's bytes in a buffer of that type, with padding."""
         lib = _lib()
         size = int(lib.ggml_backend_buft_get_alloc_size(buffer_type, self._tensor(tensor)))
         alignment = int(lib.ggml_backend_buft_get_alignment(buffer_type))
@@ -167,7 +169,7 @@ class _Meta:
         return -(-size // alignment) * alignment
 
     def takes_rows(self, tensor: TensorEntry, device: library.Device, buffer_type: int) -> bool:
-        """Whether the device can look rows up in a tensor of this type and shape."""
+        """Whether the device can look up rows in a tensor of this type and shape."""
         lib = _lib()
         weight = self._tensor(tensor, buffer_type)
         rows = self._new(_TYPE_I32, (_PROBED_ROWS,))
@@ -180,7 +182,8 @@ class _Meta:
     def multiplies(
         self, tensor: TensorEntry, device: library.Device, buffer_type: int, n_experts: int
     ) -> bool:
-        """Whether a matrix in that buffer type can be multiplied with, as llama.cpp would ask."""
+        """Whether the device can multiply with a matrix in that buffer type, asked as llama.cpp
+        does."""
         if len(tensor.shape) < 2 or not tensor.name.endswith(".weight"):
             return False
         lib = _lib()
@@ -245,7 +248,7 @@ def _meta_tensors() -> Iterator[_Meta]:
 
 @cache
 def _lib() -> ctypes.CDLL:
-    """ggml's tensor and buffer-type functions, on the library that is already loaded."""
+    """ggml's functions for tensors and buffer types, in the library that is already loaded."""
     lib = ctypes.CDLL("libggml", handle=library.ggml()._handle)
     size_t, pointer, integer, flag = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int, ctypes.c_bool
     for name, result, arguments in (

@@ -1,6 +1,6 @@
-"""A memory plan as a value: its parts, its verdict and how it is shown.
+"""A memory plan as a value: its parts, its verdict and its presentation.
 
-Pure data; frozen, so it may cross threads and processes.
+Frozen data, so it may cross threads and processes.
 """
 
 from __future__ import annotations
@@ -21,30 +21,32 @@ class Plan:
     model: str
     device: str
     parts: Mapping[str, int]
-    """Bytes on the device: `weights`, `kv`, `compute`, `output`, `margin`, and `snapshots` where
-    they will be taken."""
+    """Bytes on the device: `weights`, `kv`, `compute`, `output`, `margin`, and `snapshots` if they
+    are taken there."""
     available_bytes: int
-    """Free on the device now; for a CPU what the host or the control group leaves."""
+    """Bytes free on the device now; for a CPU, what the host or the control group leaves."""
     context_length: int
-    """Tokens that one sequence may hold."""
+    """The most tokens of one sequence."""
     trained_context_length: int
     slots: int
     kv_cells: int = 0
     """KV cells of all sequences together."""
     kv_unified: bool = False
-    """The sequences share them; else each slot has an equal part."""
+    """Whether the sequences share the cells; otherwise each slot has an equal part."""
     kv_reason: str = ""
-    """What was chosen, in words."""
+    """The choice of the KV cache, in words."""
     host_parts: Mapping[str, int] = field(default_factory=dict)
-    """Bytes that a GPU worker takes on the host."""
+    """Bytes that a GPU worker needs on the host."""
     mapped_beside_bytes: int = 0
-    """Of the mapped file, beside `weights`: in memory as long as nobody else needs the room."""
+    """Bytes of the mapped file in addition to `weights`; the system drops them when it needs
+    memory."""
     capped: bool = False
-    """There are fewer cells than a default start takes, because those would not fit."""
+    """Whether there are fewer cells than by default, because those would not fit."""
     largest_context_length: int | None = None
-    """With these slots; set where the plan does not fit, 0 when nothing does."""
+    """The largest that fits with these slots; set if the plan does not fit, 0 if none does."""
     largest_slots: int | None = None
-    """With this context length; set where the plan does not fit, 0 when nothing does."""
+    """The most slots that fit with this context length; set if the plan does not fit, 0 if none
+    does."""
 
     @property
     def needed_bytes(self) -> int:
@@ -55,7 +57,7 @@ class Plan:
         return self.needed_bytes <= self.available_bytes
 
     def refusal(self) -> InsufficientVram:
-        """The error for a plan that does not fit, with what would."""
+        """The error for a plan that does not fit, with the sizes that would."""
         return InsufficientVram(
             f"The model does not fit on {self.device}: {self.needed_bytes:,} bytes are needed "
             f"({self._parts_sentence()}), {self.available_bytes:,} are available. {self._advice()}",
@@ -85,11 +87,12 @@ class Plan:
 
     @classmethod
     def from_dict(cls, shown: Mapping[str, Any]) -> Plan:
-        """The plan behind `as_dict`, such as in the details of a refusal."""
+        """The plan that `as_dict` described, such as in the details of a refusal."""
         return cls(**{each.name: shown[each.name] for each in fields(cls)})
 
     def as_table(self) -> str:
-        """For people: one row a part, in MiB, each with its bar in the map of the device."""
+        """The plan for people: one row for each part, in MiB, with its bar in the map of the
+        device."""
         sharing = "share" if self.kv_unified else "×"
         shared = f"{self.kv_cells:,} cells, each up to " if self.kv_unified else ""
         shape = f"{self.slots} slots {sharing} {shared}{self._length_sentence()}"
@@ -107,7 +110,7 @@ class Plan:
         return "\n".join(lines)
 
     def memory_map(self) -> list[str]:
-        """One row for each part. Each bar begins where the last one ended; all have one scale."""
+        """One row for each part. Each bar begins where the last one ends; all have one scale."""
         rows = [
             (name, size, begin)
             for (name, size), begin in zip(
@@ -144,7 +147,7 @@ class Plan:
 
 
 def _bar(begin: float, share: float) -> str:
-    """A bar that begins at `begin`, in shares of the whole; it is never too short to be seen."""
+    """A bar, with beginning and length as shares of the whole; it is never too short to be seen."""
     first = round(begin * _BAR_WIDTH)
     n_cells = round((begin + share) * _BAR_WIDTH) - first
     if n_cells:

@@ -1,7 +1,7 @@
-"""Is the device still there, and does it still hold what this process put on it?
+"""Checks that the device is still there and still holds what this process put on it.
 
-Asks the selected device alone, on the engine process's intake thread and beside the engine thread,
-so nothing here may wait long or touch the context. Native drivers tend to end the process when
+Asks only the selected device. Runs on the engine process's intake thread while the engine thread
+works, so nothing here may wait long or use the context. Native drivers tend to end the process when
 their device is gone, so other sources are asked first.
 """
 
@@ -19,11 +19,11 @@ from worker.llama import library
 from worker.wire.engine_info import Residency
 
 _LEAST_SHARE = 0.9
-"""Of the bytes that were put on the device, what must at least be in use there."""
+"""The share of the model's bytes on the device that must be in use there."""
 _SWAPPED_SHARE = 0.05
 _NVML_SUCCESS = 0
 _NVML_LOST = (15, 16)
-"""The GPU is lost; the GPU must be reset."""
+"""NVML's codes for "GPU is lost" and "reset required"."""
 _UNKNOWN_BYTES = (1 << 64) - 1
 _MOST_PROCESSES = 256
 
@@ -55,7 +55,7 @@ def check(selected: Selected, residency: Residency, *, locked: bool = False) -> 
 
 
 def _check_memory(residency: Residency, locked: bool) -> None:
-    """For a CPU worker the device is memory: what was swapped out is not in it."""
+    """Check a CPU worker's locked memory: nothing of it may be swapped out."""
     if sys.platform != "linux" or not locked:
         return
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -81,10 +81,10 @@ class _ProcessInfo(ctypes.Structure):
 
 
 def holders(selected: Selected, residency: Residency) -> tuple[int, ...]:
-    """The processes that may be this one, where the driver counts it under another number.
+    """Processes that may be this one, if the driver uses other process ids than this system.
 
-    In a container with process numbers of its own the driver lists the host's. Right after the load
-    one of those that have enough of the device is ours: who comes later is not, and cannot stand in
+    In a container with its own process ids, the driver lists the host's. Right after the load, one
+    of the processes with enough bytes on the device is this one. A later process cannot be mistaken
     for it.
     """
     processes = _nvidia_processes(selected.device) if selected.device is not None else {}
@@ -95,7 +95,7 @@ def holders(selected: Selected, residency: Residency) -> tuple[int, ...]:
 
 
 def _own_bytes(processes: dict[int, int], holder_pids: tuple[int, ...]) -> int | None:
-    """Of this process on the device; `None` where the driver's list does not tell."""
+    """This process's bytes on the device; `None` if the driver's list does not tell."""
     if os.getpid() in processes:
         return processes[os.getpid()]
     if not processes or not holder_pids:
@@ -104,10 +104,10 @@ def _own_bytes(processes: dict[int, int], holder_pids: tuple[int, ...]) -> int |
 
 
 def _nvidia_processes(device: library.Device) -> dict[int, int]:
-    """What NVIDIA's management library counts on this device: process → bytes.
+    """The bytes of each process on this device, from NVIDIA's management library.
 
-    It notices a lost or revoked GPU and says so in a return code. Empty where it is absent or lists
-    nothing; processes of unknown size are left out.
+    The library notices a lost or revoked GPU and reports it in a return code. The result is empty
+    if the library is absent or lists nothing; processes of unknown size are left out.
 
     Raises:
         ResidencyViolation: the driver has lost this device.
@@ -137,7 +137,8 @@ def _lost(nvml: ctypes.CDLL, code: int) -> ResidencyViolation:
 
 @cache
 def _nvml(pci_id: str) -> ctypes.CDLL | None:
-    """`None` where the library is absent or did not know the device from the start."""
+    """The management library; `None` if it is absent or does not know the device at the first
+    call."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -1,8 +1,8 @@
-"""llama.cpp's own account of a load, read line by line: which buffer lies where, and how large.
+"""Parses llama.cpp's log of a load: which buffer is where, and how large it is.
 
-Placement is told nowhere but in the log, so its wording is part of the interface: the patterns
-below are those of the pinned release, and a line about placement that none of them knows is an
-error, never skipped. Pure text; runs wherever a model is loaded or planned.
+Only the log tells the placement, so its wording is part of the interface. The patterns below are
+those of the pinned release. A line about placement that matches none of them is an error. Pure
+text; runs wherever a model is loaded or planned.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from worker.wire.engine_info import Buffer, BufferKind
 
 _MIB = 1024 * 1024
 
-# Functions of llama.cpp whose every line must be understood.
+# The functions of llama.cpp whose every line must be understood.
 _PLACING = re.compile(
     r"^(load_tensors|done_getting_tensors|llama_kv_cache\w*|llama_memory_\w+|llama_dsv4\w*|"
     r"llama_context|sched_reserve)\b"
 )
 _MENTIONS_BUFFER = re.compile(r"buffer size|assigned to device|\bdev = ")
 
-# Lines of those functions that say nothing about where something lies.
+# Lines of those functions that tell nothing about placement.
 _SILENT = [
     re.compile(pattern)
     for pattern in (
@@ -64,25 +64,25 @@ _SILENT = [
 
 @dataclass(slots=True)
 class LoadReport:
-    """Everything that the lines of a model load and of a context creation say."""
+    """The information in the log of a model load and of a context creation."""
 
     buffers: list[Buffer] = field(default_factory=list)
     layer_devices: dict[int, str] = field(default_factory=dict)
-    """Device of each layer; the output layer counts as the last one."""
+    """The device of each layer; the output layer is the last one."""
     offloaded_layers: int | None = None
     total_layers: int | None = None
     kv_layer_devices: dict[int, str] = field(default_factory=dict)
     kv_layers_announced: int = 0
-    """Layers that the caches say they have, and those whose device the log names."""
+    """The number of layers that the caches claim, and the number whose device the log names."""
     kv_layers_placed: int = 0
     kv_bytes: int = 0
-    """From the caches' own sums, which are right even where nothing is allocated."""
+    """The caches' own sums, which are right even if nothing is allocated."""
     splits: int = 0
-    """Parts that a compute graph is cut into, each on another device than its neighbours."""
+    """Parts of the compute graph; neighbouring parts run on different devices."""
     overridden: dict[str, str] = field(default_factory=dict)
-    """Buffer type by tensor, where a placement overruled llama.cpp's choice."""
+    """The buffer type of each tensor whose placement was overridden."""
     unused_bytes: int = 0
-    """Of tensors in the file that llama.cpp does not load."""
+    """Bytes of tensors in the file that llama.cpp does not load."""
     not_locked: str | None = None
     """Why memory could not be locked, in llama.cpp's words."""
 
@@ -91,9 +91,10 @@ class LoadReport:
 
 
 def parse(lines: Iterable[str]) -> LoadReport:
-    """
+    """Parse the log.
+
     Raises:
-        ResidencyViolation: a line about placement is worded in a way that is not known.
+        ResidencyViolation: a line about placement has an unknown wording.
     """
     report = LoadReport()
     for raw in lines:
@@ -143,7 +144,7 @@ def _kv_layer(report: LoadReport, match: re.Match[str]) -> None:
 
 
 def _state_layer(report: LoadReport, match: re.Match[str]) -> None:
-    """A layer may keep several caches or states; where their devices differ, both are named."""
+    """Record a layer's device; if its caches or states have different devices, both are named."""
     layer, device = int(match["layer"]), match["device"]
     known = report.kv_layer_devices.get(layer, device)
     report.kv_layer_devices[layer] = (
@@ -182,7 +183,7 @@ def _not_locked(report: LoadReport, match: re.Match[str]) -> None:
 
 
 def _ignore(_report: LoadReport, _match: re.Match[str]) -> None:
-    """A line that names a device without placing anything there."""
+    """Accept a line that names a device but places nothing there."""
 
 
 _SIZE = r"(?P<size>[\d.]+) MiB"

@@ -1,8 +1,8 @@
-"""The proof that one device holds all of the model, and that it still does.
+"""The proof that one device holds the whole model, and that it still does.
 
-Runs in the engine process: once after the load, from llama.cpp's own report, and again with every
-heartbeat, from live device queries. Whatever is neither on the device nor in the short list of
-what has to be on the host is a violation; there is no partial residency.
+Runs in the engine process: once after the load, from llama.cpp's own report, and then periodically,
+from live device queries. Whatever is neither on the device nor in the short list of what must be on
+the host is a violation. There is no partial residency.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from worker.models.gguf.header import GgufHeader
 from worker.wire.engine_info import Buffer, Residency
 
 _HOST_TYPE = re.compile(r"CPU(_\w+)?$|AMX$|\w+_Host$")
-"""Memory of the host: plain, mapped, repacked (`CPU_REPACK`, `AMX`…) or pinned for a device."""
+"""Host memory: plain, mapped, repacked (`CPU_REPACK`, `AMX`…) or pinned for a device."""
 _ROUNDING_BYTES = 64 * 1024
 """The log rounds each buffer to 0.01 MiB, and buffers are padded."""
 _MOST_SPLITS = 2
-"""One part of the graph on the device and one in front of it, where inputs enter."""
+"""One part of the graph on the device, and one before it in which inputs enter."""
 
 
 def prove(
@@ -34,10 +34,10 @@ def prove(
 ) -> Residency:
     """Account for every buffer of a loaded model by device and bytes.
 
-    `locked`: the memory was to be locked.
+    `locked` means that the memory was to be locked.
 
     Raises:
-        ResidencyViolation: something lies elsewhere, or llama.cpp's report is not understood.
+        ResidencyViolation: something is elsewhere, or llama.cpp's report is not understood.
     """
     report = parse([*model.load_log, *context.load_log])
     residency = _account(report, selected, header)
@@ -60,7 +60,7 @@ def together(model: Residency, draft: Residency) -> Residency:
 
 
 def prove_again(residency: Residency, selected: Selected, *, locked: bool) -> Residency:
-    """The same report again, if live queries of the device still agree with it.
+    """The same report again, if live queries of the device agree with it.
 
     Raises:
         ResidencyViolation: the device is gone or no longer holds the model.
@@ -70,7 +70,7 @@ def prove_again(residency: Residency, selected: Selected, *, locked: bool) -> Re
 
 
 def tensor_placement(selected: Selected, header: GgufHeader) -> tuple[tuple[str, int], ...]:
-    """What `LoadOptions.tensor_placement` needs to bring the input layer onto the device too."""
+    """The value of `LoadOptions.tensor_placement` that puts the input layer on the device, too."""
     return placement.tensor_placement(header, selected.device)
 
 
@@ -92,7 +92,7 @@ def _account(report: LoadReport, selected: Selected, header: GgufHeader) -> Resi
 
 
 def _allowed(report: LoadReport, selected: Selected, header: GgufHeader) -> Iterator[str]:
-    """Host buffers of a GPU worker, each with why it has to be there."""
+    """The host buffers of a GPU worker, each with the reason why it must be there."""
     host = placement.place(header, selected.device).host_tensors
     for buffer in report.buffers:
         if not buffer.size_bytes or _is_on(buffer, selected):
@@ -115,7 +115,7 @@ def _allowed(report: LoadReport, selected: Selected, header: GgufHeader) -> Iter
 def _faults(
     report: LoadReport, residency: Residency, selected: Selected, header: GgufHeader
 ) -> Iterator[str]:
-    """Every way in which something is not where it has to be."""
+    """Every part that is not where it must be."""
     name = selected.name
     for layer, device in sorted(report.layer_devices.items()):
         if device != name:
@@ -187,7 +187,7 @@ def _is_on(buffer: Buffer, selected: Selected) -> bool:
     if selected.device is None:
         return _is_host(buffer)
     names = {selected.name, placement.buffer_type_name(selected.device)}
-    # A device may have several types of memory of its own: `MTL0`, `MTL0_Private`, `MTL0_Mapped`.
+    # A device may have several types of its own memory: `MTL0`, `MTL0_Private`, `MTL0_Mapped`.
     return buffer.device in names or (
         any(buffer.device.startswith(f"{name}_") for name in names) and not _is_host(buffer)
     )
