@@ -92,8 +92,8 @@ def error_response(error: WorkerError, scope: Scope) -> Response:
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     status = http_status(error)
-    fault = (error.code, error.message, status, scope, error.details)
-    return json_response(error_body(*fault, retriable=error.retriable), status, headers)
+    facts = (error.code, error.message, status, scope, error.details)
+    return json_response(error_body(*facts, retriable=error.retriable), status, headers)
 
 
 def http_status(error: WorkerError) -> int:
