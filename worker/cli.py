@@ -1,8 +1,8 @@
 """The commands `llorch-cpu`, `llorch-cuda`, `llorch-metal` and `llorch-accelerate`.
 
-Owns the way from a command line to what it asks for, and the way a failure is told: one JSON log
-line, one sentence on stderr and the contract's exit code. Runs on the main thread. Nothing heavy is
-imported before the engine process has been started: it imports its own at the same time.
+Runs the command that a command line asks for. A failure becomes one JSON log line, one sentence on
+stderr and the contract's exit code. Runs on the main thread. Nothing heavy is imported before the
+engine process has been started, so that both processes import at the same time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _obey(
 
     logs.configure()
     try:
-        instructions.check()  # before NumPy, which dies of SIGILL where this raises
+        instructions.check()  # must precede NumPy, which would end the process with SIGILL
         from worker.flags import parse_flags
         from worker.settings import Settings
 
@@ -77,7 +77,7 @@ def _obey(
         return _report(f"llorch-{backend}", error)
     except KeyboardInterrupt:
         return 0
-    except Exception as error:  # a fault of ours; the log has the trace, the user a sentence
+    except Exception as error:  # a bug: the log gets the trace, the user a sentence
         logs.get_logger().error("worker.bug", exc_info=error)
         return _report(
             f"llorch-{backend}", WorkerError(f"Unexpected {type(error).__name__}: {error}")
@@ -85,13 +85,13 @@ def _obey(
 
 
 def _open_standard_files() -> None:
-    """A supervisor may start us with some of them closed; the next socket would take the place."""
+    """Open standard files that the parent closed; otherwise a socket would take their numbers."""
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
-            os.set_inheritable(number, True)  # the engine process logs there too
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            os.set_inheritable(number, True)  # the engine process logs there, too
     if sys.stdout is None:
         sys.stdout = open(1, "w", closefd=False)
     if sys.stderr is None:
@@ -99,13 +99,13 @@ def _open_standard_files() -> None:
 
 
 def _report(command: str, error: WorkerError) -> int:
-    """The one place where an error becomes a log line, a sentence and an exit code."""
+    """Turn an error into a log line, a sentence and an exit code."""
     from worker.observability import logs
 
     known = {"code": error.code, "message": error.message, "exit_code": error.exit_code}
     details = {key: value for key, value in error.details.items() if key not in ("errors", "event")}
     logs.get_logger().error("worker.failed", **(details | known))
-    with contextlib.suppress(OSError):  # nobody reads any more; the exit code still tells
+    with contextlib.suppress(OSError):  # without a reader, the exit code still tells
         print(f"{command}: {error.message}", file=sys.stderr, flush=True)
     return error.exit_code
 

@@ -1,8 +1,8 @@
 """Every failure that a user can meet, each with its wire code, HTTP status and exit code.
 
-Raised in any room, on either side of the engine pipe. `api/errors` makes HTTP answers of them, each
-dialect's `stream` the last event of a stream, and `cli` an exit code. Numbers and paths that a
-machine wants to read travel in `details`.
+Any room may raise them, on either side of the engine pipe. `api/errors` turns them into HTTP
+answers, each dialect's `stream` into the last event of a stream, and `cli` into an exit code.
+`details` has numbers and paths for machines.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 
 class WorkerError(Exception):
-    """Base of all: a failure with a stable `code`, told to the user in one sentence."""
+    """Base of all failures: a stable `code` and a message of one sentence for the user."""
 
     code: ClassVar[str] = "INFERENCE_FAILED"
     status: ClassVar[int] = 500
@@ -24,7 +24,7 @@ class WorkerError(Exception):
         self.details = details
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Errors cross the engine pipe; keyword-only details need a helper to be rebuilt.
+        # Errors cross the engine pipe; pickle needs a helper for the keyword-only details.
         return _rebuild, (type(self), self.message, self.details)
 
 
@@ -38,7 +38,7 @@ def _rebuild(kind: type[WorkerError], message: str, details: dict[str, Any]) -> 
 class InvalidRequest(WorkerError):
     """The body, a header or a parameter is not what the contract allows.
 
-    `details["errors"]` may hold a list of `{"field", "constraint", "message", "value"?}`.
+    `details["errors"]` may have a list of `{"field", "constraint", "message", "value"?}`.
     """
 
     code = "INVALID_REQUEST"
@@ -51,7 +51,7 @@ class Unauthorized(WorkerError):
 
 
 class Forbidden(WorkerError):
-    """The request may be a web page's that has no business here."""
+    """The request may come from a web page that must not use this worker."""
 
     code = "FORBIDDEN"
     status = 403
@@ -129,14 +129,14 @@ class VramOom(WorkerError):
 
 
 class ConfigError(WorkerError):
-    """A setting is unknown or out of range. `details["field"]` names it."""
+    """A setting is unknown or out of range; `details["field"]` names it."""
 
     code = "INVALID_CONFIG"
     exit_code = 2
 
 
 class ModelError(WorkerError):
-    """The model is missing, corrupt or of a kind that is not supported."""
+    """The model is missing, corrupt or of an unsupported kind."""
 
     code = "MODEL_LOAD_FAILED"
     exit_code = 3

@@ -1,4 +1,4 @@
-"""The flags of a command, built from the settings' own table."""
+"""The command-line flags, built from the fields of the settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _EXIT_CODES = (
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse whose complaints are `ConfigError`s."""
+    """An argparse parser whose errors are `ConfigError`s."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message[0].upper() + message[1:] + ".")
@@ -39,7 +39,7 @@ class _Parser(argparse.ArgumentParser):
 def parse_flags(
     backend: BackendName, argv: Sequence[str], name: str | None = None
 ) -> dict[str, Any]:
-    """The flags that were given, as strings under their setting's name; `name` is a subcommand."""
+    """The given flags, as strings under their setting's name; `name` is a subcommand."""
     parser = _parser(backend, name)
     namespace, unknown = parser.parse_known_args(list(argv))
     given = vars(namespace)

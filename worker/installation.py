@@ -1,4 +1,4 @@
-"""What is installed here: the worker's version, and the folder where it keeps its files."""
+"""The installation: the worker's version, and the folder for its files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def own_version() -> str:
 
 
 def default_cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/llorch-worker`, or its usual place; not created yet."""
+    """`$XDG_CACHE_HOME/llorch-worker`, or the usual place; it may not exist yet."""
     base = os.environ.get("XDG_CACHE_HOME")
     root = Path(base) if base and os.path.isabs(base) else Path.home() / ".cache"
     return root / DISTRIBUTION

@@ -1,8 +1,7 @@
-"""Parts of packages without what their `__init__` brings along.
+"""Imports parts of packages without the rest that their `__init__` imports.
 
-Some packages import all that they have as soon as one of their modules is wanted, which costs a
-start a tenth of a second and both processes several megabytes. Runs at import time, on the main
-thread.
+Some packages import all their modules as soon as one of them is needed, which costs time at the
+start and memory in both processes. Runs at import time, on the main thread.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from types import ModuleType
 
 @contextmanager
 def without_init(package: str) -> Iterator[None]:
-    """Inside, modules of `package` are imported and its `__init__` is not run.
+    """Inside this block, modules of `package` are imported without running its `__init__`.
 
-    Later, `import package` runs it as ever.
+    A later `import package` runs it as usual.
     """
     spec = importlib.util.find_spec(package) if package not in sys.modules else None
-    if spec is None:  # it is imported already, or missing, which the import inside will say
+    if spec is None:  # already imported, or missing, which the import will report
         yield
         return
     bare = ModuleType(package)
@@ -36,7 +35,7 @@ def without_init(package: str) -> Iterator[None]:
 
 @contextmanager
 def unavailable(package: str) -> Iterator[None]:
-    """Inside, importing `package` fails, for others that would use it if it were there."""
+    """Inside this block, importing `package` fails, for libraries that use it only if it exists."""
     if package in sys.modules:
         yield
         return

@@ -1,8 +1,8 @@
 """One worker from its settings to its exit: listen, load, announce, serve, drain.
 
-Runs on the main thread, on the event loop that `run` starts. The order is the contract's: the
-port answers first, nothing is announced before a token has been decoded, and once a stop has
-begun the process is gone within the drain timeout and five seconds, whatever hangs.
+Runs on the main thread, on the event loop that `run` starts. The order is the contract's: the port
+answers first, and nothing is announced before a token has been decoded. Once a stop has begun, the
+process is gone within the drain timeout and five seconds, whatever hangs.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from worker.wire.engine_info import EngineInfo
 from worker.wire.messages import LoadModel, Progress
 
 EXIT_MARGIN_SECONDS = 4.5
-"""After the drain timeout; then the process leaves without asking anybody."""
+"""Time for the exit after the drain timeout; then the process is ended by force."""
 
 
 def run(settings: Settings, begun: BegunEngine | None = None) -> None:
-    """Serve until stopped; raises the `WorkerError` that ended it, if one did.
+    """Serve until stopped; raises the `WorkerError` that ended the worker, if one did.
 
-    `begun` is the engine process that takes the first load.
+    `begun` is the engine process for the first load.
     """
     listener = listen(settings.host, settings.port)
     loop_factory = uvicorn.Config(_nothing, log_config=None).get_loop_factory()
@@ -75,7 +75,8 @@ class Lifecycle:
         self._stop_now = asyncio.Event()
 
     async def serve(self) -> WorkerError | None:
-        """The whole life; the error that ended it, or `None` for a stop that was asked for."""
+        """Run the worker to its end; returns the error that ended it, or `None` after a requested
+        stop."""
         settings = self._settings
         self._metrics = Metrics(settings.worker_id)
         self._supervisor = Supervisor(settings, self._metrics, begun=self._begun)
@@ -117,12 +118,13 @@ class Lifecycle:
         return server_for(create_app(state), patience, self._metrics.slow_reader_cut)
 
     async def _bring_up(self) -> None:
-        """Resolve, load, announce. Ends when the pool knows; raises what stopped it."""
+        """Resolve, load, announce; returns when the pool manager knows. Raises what prevented
+        it."""
         settings = self._settings
         loop = asyncio.get_running_loop()
         report = self._supervisor.report
 
-        def on_progress(progress: Progress) -> None:  # also called on helper threads
+        def on_progress(progress: Progress) -> None:  # helper threads call it, too
             loop.call_soon_threadsafe(report, progress)
 
         resolved = await resolve(
@@ -165,12 +167,12 @@ class Lifecycle:
         )
         if resolved.kind == "bundled":
             line = first_request(self._uri, settings.worker_token is not None)
-            # On a thread of its own: nobody may be reading stdout, and serving does not need it.
+            # On a thread of its own: if nobody reads stdout, this blocks, but serving must not.
             threading.Thread(target=_print, args=(line,), daemon=True).start()
         await self._presence.announce(self._ready_callback(info))
 
     async def _show_start(self) -> None:
-        """For a person at a terminal: one live line while it loads, then what it serves."""
+        """For a person at a terminal: a live line during the load, then what is served."""
         if not is_for_people(self._settings.log_level, self._settings.log_format):
             return
         line = LiveLine(sys.stderr)
@@ -200,7 +202,7 @@ class Lifecycle:
         )
 
     def _beat(self, sequence: int) -> Beat:
-        """The whole state, now."""
+        """The worker's whole state now, as a heartbeat."""
         settings, supervisor = self._settings, self._supervisor
         info, stats, engine = supervisor.info, supervisor.stats, settings.engine
         return Beat(
@@ -271,7 +273,7 @@ class Lifecycle:
         self._request_stop()
 
     def _request_stop(self) -> None:
-        """Stop taking work at once; the rest of the stop follows in `serve`."""
+        """Stop taking work at once; `serve` does the rest of the stop."""
         if self._supervisor.draining:
             return
         self._supervisor.begin_draining()
@@ -280,7 +282,8 @@ class Lifecycle:
         self._stop.set()
 
     def _leave_after(self, seconds: float) -> None:
-        """The last resort, on a thread of its own because the event loop may be what hangs."""
+        """End the process by force after a time, on a thread of its own, as the event loop may
+        hang."""
         timer = threading.Timer(seconds, lambda: os._exit(self._exit_code))
         timer.daemon = True
         timer.start()
@@ -342,4 +345,4 @@ def _print(line: str) -> None:
 
 
 async def _nothing(scope: object, receive: object, send: object) -> None:
-    """uvicorn wants an application to tell us its event loop."""
+    """An empty ASGI application, which uvicorn requires."""

@@ -1,4 +1,4 @@
-"""What a setting is called by whoever gives it, and the sentence that a wrong one is answered with.
+"""The names of settings for users, and the message for a wrong value.
 
 Pure text; used on the main thread before anything else runs.
 """
@@ -17,7 +17,7 @@ from worker.errors import ConfigError
 
 ENV_PREFIX = "LLORCH_"
 ENV_ONLY = frozenset({"worker_token", "callback_token"})
-"""Secrets: a flag would show in the process list, a file would be committed."""
+"""Secrets: a flag would be visible in the process list, and a file would be committed."""
 
 
 def flag(field: str) -> str:
@@ -25,7 +25,7 @@ def flag(field: str) -> str:
 
 
 def closest(name: str, candidates: list[str]) -> str:
-    """A `; did you mean …?` for an unknown name, or nothing."""
+    """`; did you mean …?` for an unknown name, or nothing."""
     match = difflib.get_close_matches(name, candidates, n=1)
     return f"; did you mean {match[0]}?" if match else ""
 
@@ -35,7 +35,8 @@ def variable_of(name: str) -> str:
 
 
 def explain(error: ValidationError, flags: Mapping[str, Any]) -> ConfigError:
-    """The first fault as one sentence, with where the value came from; all in `details`."""
+    """The first fault as one sentence that names where the value came from; all are in
+    `details`."""
     faults = error.errors(include_url=False)
     sentences = [_sentence(fault, flags) for fault in faults]
     fields = [_name(fault) for fault in faults]

@@ -1,4 +1,4 @@
-"""The kinds of values that settings have. Pure data."""
+"""The types of the settings' values. Pure data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 def _separated(value: Any) -> Any:
-    """`a,b` as variables write a list; a list that a flag or a file gave stays."""
+    """Split a text such as `a,b`, as in variables; a list from a flag or a file is kept."""
     return (
         tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
     )

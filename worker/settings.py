@@ -1,8 +1,9 @@
-"""All settings of a worker: flags over `LLORCH_*` environment over a TOML file over defaults.
+"""All settings of a worker; flags override `LLORCH_*` variables, these a TOML file, this the
+defaults.
 
-Owns their names, ranges and help texts, and the one sentence that a wrong one is answered with.
-Read once, on the main thread, before anything else runs; frozen from then on. The flags
-themselves are built from these fields in `flags`.
+This module has their names, ranges and help texts; `setting_faults` explains a wrong value. They
+are read once, on the main thread, before anything else runs, and frozen from then on. `flags`
+builds the command-line flags from these fields.
 """
 
 # ruff: noqa: E501 - the settings are a table, one a line
@@ -35,8 +36,8 @@ from worker.setting_types import Count, Names, Port, Seconds
 from worker.wire.engine_settings import BackendName, EngineSettings
 
 BACKEND_FIELDS: Mapping[str, BackendName] = {"cuda_device": "cuda", "metal_device": "metal"}
-"""Settings that exist on one command only."""
-# A Kubernetes Service called "llorch-…" puts such variables into every pod of its namespace.
+"""Settings that only one command has."""
+# A Kubernetes Service named "llorch-…" puts such variables into every pod of its namespace.
 _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT(_\d+_\w+)?)$")
 
 
@@ -47,11 +48,11 @@ def _setting(default: Any, group: str, text: str) -> Any:
 OutputType = Literal[
     "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_k_s", "q4_0", "q3_k_m", "q2_k"
 ]
-"""Weight types of a converted file; what each is in a file is told in `convert.output_types`."""
+"""Types of a converted file's weights; `convert.output_types` has the details of each."""
 
 
 class Settings(BaseSettings):
-    """One worker's settings. `Settings.load` is the way in; the constructor is for tests."""
+    """One worker's settings. Use `Settings.load`; only tests call the constructor."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True
@@ -113,14 +114,14 @@ class Settings(BaseSettings):
 
     @property
     def cache_path(self) -> Path:
-        """The cache folder in force; not created yet."""
+        """The cache folder in use; it may not exist yet."""
         chosen = self.cache_dir
         return default_cache_dir() if chosen is None else chosen.expanduser().absolute()
 
     @model_validator(mode="before")
     @classmethod
     def _gather_engine(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Users write all settings side by side; the engine's own go into one object."""
+        """Move the engine's settings, which users write beside all others, into one object."""
         engine = {name: value for name, value in values.items() if name in _ENGINE_FIELDS}
         rest = {name: value for name, value in values.items() if name not in _ENGINE_FIELDS}
         return {"engine": engine} | rest
@@ -201,7 +202,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def load(cls, backend: BackendName, flags: Mapping[str, Any]) -> Settings:
-        """Flags as given (unset ones absent) over everything else; raises `ConfigError`."""
+        """Load settings; `flags` has only those that were given. Raises `ConfigError`."""
         _refuse_unknown_environment(backend)
         try:
             return cls(**{**flags, "backend": backend})
@@ -219,11 +220,12 @@ FIELDS: Mapping[str, FieldInfo] = {
     for name, annotation in get_type_hints(EngineSettings).items()
     if name != "backend"
 }
-"""Every setting that a user can give: what it is called, its type, default, help text and group."""
+"""Every setting that a user can give: name, type, default, help text and group."""
 
 
 def _aliases(backend: BackendName) -> dict[str, Any]:
-    """`MODEL_PATH`, `BIND_ADDR` and `CUDA_DEVICE`, which other workers of a pool read too."""
+    """Additional variables `MODEL_PATH`, `BIND_ADDR` and `CUDA_DEVICE`, as other workers of a pool
+    read."""
     values: dict[str, Any] = {}
     if model := os.environ.get("MODEL_PATH"):
         values["model"] = model
@@ -242,9 +244,9 @@ def _aliases(backend: BackendName) -> dict[str, Any]:
 
 
 def _file(settings_cls: type[Settings], path: Path, backend: BackendName) -> dict[str, Any]:
-    """The TOML file that `--config` or `LLORCH_CONFIG` names; keys as fields or as flags."""
+    """The TOML file that `--config` or `LLORCH_CONFIG` names; keys are fields or flags."""
     try:
-        # The library passes silently over what is not there, or no file.
+        # The library silently ignores a path that does not exist or is not a file.
         if not stat.S_ISREG(path.expanduser().stat().st_mode):
             raise OSError(0, "it is not a file")
         table = TomlConfigSettingsSource(settings_cls, toml_file=path).toml_data

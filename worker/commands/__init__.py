@@ -1,4 +1,4 @@
-"""What a person types, one file each."""
+"""The commands, one file each."""
 
 from collections.abc import Mapping
 
@@ -7,4 +7,4 @@ SUBCOMMANDS: Mapping[str, str] = {
     "bench": "Measure what this machine gives with this model, at 1, 4 and 16 streams.",
     "doctor": "Look at everything that a start needs; exit 0 if it would succeed.",
 }
-"""Name → its line in `--help`; each takes all the flags."""
+"""Each subcommand's line in `--help`; each takes all flags of the worker."""

@@ -1,4 +1,4 @@
-"""`llorch-convert adapter`: a PEFT LoRA adapter in, a GGUF adapter for one base model out."""
+"""`llorch-convert adapter`: converts a PEFT LoRA adapter into a GGUF adapter for one base model."""
 
 from __future__ import annotations
 

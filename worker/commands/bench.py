@@ -42,7 +42,7 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One load. Times are medians over its streams, in milliseconds."""
+    """The result at one load. Times are medians over its streams, in milliseconds."""
 
     streams: int
     tokens_per_second: float
@@ -50,7 +50,7 @@ class Result:
     """From the submission to the first text."""
     inter_token_ms: float
     prompt_tokens: int
-    """Of all streams together."""
+    """Tokens per second of all streams together."""
     output_tokens: int
 
 
@@ -63,10 +63,10 @@ class _Stream:
 
 
 def run(settings: Settings, *, as_json: bool) -> int:
-    """Print a line for each load.
+    """Measure and print a line for each load.
 
     Raises:
-        WorkerError: the worker did not start; its own sentence is on stderr.
+        WorkerError: the worker did not start; its own message is on stderr.
     """
     with _worker(settings) as (url, ready):
         if not as_json:
@@ -151,7 +151,7 @@ async def _stream(client: httpx.AsyncClient, words: random.Random, max_tokens: i
 
 @contextlib.contextmanager
 def _worker(settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A ready worker with these settings: its address and what it says of itself."""
+    """Start a worker with these settings; gives its address and what its ready line says of it."""
     process = subprocess.Popen(
         [sys.executable, "-c", f"from worker.cli import {settings.backend} as run; run()"],
         stdout=subprocess.DEVNULL,
@@ -162,7 +162,7 @@ def _worker(settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
     assert process.stderr is not None
     try:
         ready = _wait_until_ready(process.stderr)
-        threading.Thread(target=process.stderr.read, daemon=True).start()  # so that it never fills
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # empties the pipe
         yield ready["uri"], {key: ready[key] for key in ("model_ref", "device", "seconds")}
     finally:
         process.send_signal(signal.SIGTERM)
@@ -173,7 +173,7 @@ def _worker(settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _environment(settings: Settings) -> dict[str, str]:
-    """The same model, device and engine, a slot for each stream, and nothing of the pool."""
+    """Settings by environment: the same model, device and engine, a slot per stream, no pool."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     engine = replace(settings.engine, slots=max(settings.engine.slots, _LOADS[-1]))
     values = settings.model_dump(include=_KEPT) | asdict(engine)

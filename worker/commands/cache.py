@@ -1,4 +1,4 @@
-"""`llorch-convert cache`: what the cache holds, and how to make room in it."""
+"""`llorch-convert cache`: lists what the cache holds, and evicts models from it."""
 
 from __future__ import annotations
 

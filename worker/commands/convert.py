@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Returns the exit code; the fault is on stderr, or in the last JSON line."""
+    """Run the command; returns its exit code. The fault is on stderr, or in the last JSON line."""
     if not arguments or arguments[0] not in (*_COMMANDS, "-h", "--help"):
         arguments = ["convert", *arguments]
     options = _parser().parse_args(arguments)

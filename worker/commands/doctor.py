@@ -1,7 +1,8 @@
-"""`llorch-cpu doctor`: would a worker with these settings start here, and if not, why?
+"""`llorch-cpu doctor`: tells whether a worker with these settings would start here, and if not,
+why.
 
-Runs on the main thread of a command process; everything native happens in a child (`preflight`),
-so even a wheel that crashes gives a report. Nothing is downloaded, and nothing large converted.
+Runs on the main thread of a command process. Everything native happens in a child (`preflight`), so
+even a wheel that crashes gives a report. Nothing is downloaded, and nothing large is converted.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 only if a worker would start, else what it would leave with."""
+        """0 if a worker would start, otherwise the exit code that it would have."""
         return next((check.exit_code for check in self.checks if check.exit_code), 0)
 
     def as_dict(self) -> dict[str, Any]:
@@ -81,7 +82,7 @@ class Report:
 
 
 def run(settings: Settings, *, as_json: bool) -> int:
-    """Print the diagnosis; 0 only if a worker would start."""
+    """Print the diagnosis; returns 0 only if a worker would start."""
     report = diagnose(settings)
     print(json.dumps(report.as_dict(), indent=2) if as_json else report.as_screen(), flush=True)
     return report.exit_code
@@ -93,7 +94,7 @@ def diagnose(
     child: Sequence[str] | None = None,
     root: Path = Path("/"),
 ) -> Report:
-    """Look at everything that a start needs, one check after the other."""
+    """Check everything that a start needs, in order."""
     budget = cpu_budget(settings.engine.threads, root)
     limit = budget.memory_limit_bytes
     checks = [
@@ -149,7 +150,7 @@ def _machine(root: Path) -> Check:
 
 
 def _cache(settings: Settings) -> Check:
-    """The folder itself is made by the first start; until then its nearest parent counts."""
+    """Check the cache folder; until the first start makes it, its nearest parent is checked."""
     folder = settings.cache_path
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
@@ -178,7 +179,7 @@ def _port(settings: Settings) -> Check:
 
 
 def _model(settings: Settings) -> tuple[Check, str | None]:
-    """The model as far as it is on this machine, and its file where there is one."""
+    """Check the model, as far as it is on this machine; returns its file if there is one."""
     name = settings.model or "the bundled model"
     try:
         folder = _checkpoint_folder(settings)
@@ -199,7 +200,7 @@ def _model(settings: Settings) -> tuple[Check, str | None]:
 
 
 def _adapter(settings: Settings, model_path: str | None) -> tuple[Check | None, Adapter | None]:
-    """The adapter that was asked for, held against the model if that is here."""
+    """Check the chosen adapter, and that it fits the model if that is here."""
     if settings.lora is None:
         return None, None
     if model_path is None:
@@ -260,7 +261,7 @@ def _ask_native_code(
     try:
         trial_path = str(resolve_model(settings, None).gguf_path)
     except WorkerError:
-        trial_path = None  # the model or the cache check has told why
+        trial_path = None  # the check of the model or the cache has reported why
     questions = Questions(
         settings.engine,
         trial_path,
@@ -326,7 +327,7 @@ def _plan_check(findings: Findings) -> Check:
 
 
 def _plan(findings: Findings) -> Plan | None:
-    """The plan, also where it does not fit."""
+    """The plan, even if it does not fit."""
     if isinstance(findings.error, InsufficientVram):
         return Plan.from_dict(findings.error.details)
     plan: Plan | None = findings.answers.get("plan")

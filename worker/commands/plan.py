@@ -1,6 +1,6 @@
-"""`llorch-cpu plan`: what the model would take of the device's memory. Loads nothing.
+"""`llorch-cpu plan`: shows how much of the device's memory the model would need.
 
-Runs on the main thread of a command process, which never loads native code itself.
+Loads nothing. Runs on the main thread of a command process, which never loads native code itself.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def run(settings: Settings, *, as_json: bool) -> int:
     """Print the plan.
 
     Raises:
-        InsufficientVram: it does not fit; the plan is printed before.
-        WorkerError: as the start would.
+        InsufficientVram: the model does not fit; the plan is printed before.
+        WorkerError: as at a start.
     """
     resolved = resolve_model(settings, settings.model)
     path = str(resolved.gguf_path)

@@ -1,4 +1,4 @@
-"""The argument SOURCE of `llorch-convert` and `verify`: a checkpoint here or on the hub."""
+"""The argument SOURCE of `llorch-convert` and `verify`: a local checkpoint or one on the hub."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def add_models_file(parser: argparse.ArgumentParser) -> None:
 
 
 def folder(options: argparse.Namespace, report: Reporter) -> Path:
-    """The folder of SafeTensors that SOURCE names, downloaded first where it is on the hub."""
+    """The folder of SafeTensors that SOURCE names; downloaded first if it is on the hub."""
     from worker.models.reference import PathReference, parse
     from worker.models.resolve import resolve_checkpoint
 
     if not isinstance(parse(options.source), PathReference):
         if options.progress != "bar":
-            # The hub's client draws a bar of its own on a terminal.
+            # The hub's client draws its own progress bar on a terminal.
             from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
             disable_progress_bars()
-        # The download warns in the log.
+        # The download's warnings go to the log.
         from worker.observability import logs
 
         logs.configure("warning")
@@ -62,6 +62,6 @@ def models_file(options: argparse.Namespace) -> Path | None:
 
 
 def _path_from(variable: str) -> Path | None:
-    """The worker's own settings, for those who set them as variables."""
+    """A path from the worker's own variables, for users who set them."""
     value = os.environ.get(variable)
     return Path(value) if value else None

@@ -1,4 +1,4 @@
-"""`llorch-convert verify`: is a GGUF what its source gives?"""
+"""`llorch-convert verify`: checks that a GGUF is what its source gives."""
 
 from __future__ import annotations
 

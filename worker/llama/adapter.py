@@ -1,4 +1,4 @@
-"""A LoRA adapter in llama.cpp: loaded beside the weights, then added in every computation."""
+"""A LoRA adapter in llama.cpp: loaded beside the weights, then applied in every computation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from worker.llama.model import Model
 
 
 class LoraAdapter:
-    """
-    NOTE: llama.cpp wants it loaded before the context is created; it is freed with the model.
+    """NOTE: llama.cpp requires it to be loaded before the context is created, and frees it with the
+    model.
 
     Raises:
         ModelError: llama.cpp refuses the file.
@@ -23,14 +23,14 @@ class LoraAdapter:
         self.scale = scale
         with library.log.capture() as lines:
             self._pointer = self._flat.llama_adapter_lora_init(model.pointer, path.encode())
-        # Its buffers are part of what the residency proof reads.
+        # The residency proof reads the lines about its buffers.
         model.load_log += tuple(lines)
         if not self._pointer:
             reason = lines[-1] if lines else "no reason was given"
             raise ModelError(f"llama.cpp cannot load the adapter {path}: {reason}", path=path)
 
     def use_in(self, context: Context) -> None:
-        """Every later `decode` of the context computes with it."""
+        """Make every later `decode` of the context apply the adapter."""
         adapters = (self._flat.llama_adapter_lora_p_ctypes * 1)(self._pointer)
         scales = (ctypes.c_float * 1)(self.scale)
         if self._flat.llama_set_adapters_lora(context.pointer, adapters, 1, scales) != 0:

@@ -1,7 +1,7 @@
-"""The input of one `llama_decode`, written straight into its native arrays.
+"""The input of one `llama_decode`, written directly into its native arrays.
 
-Owned by the engine thread. A batch is allocated once at its largest size. Rows go in through
-memoryviews: setting one element of a ctypes pointer or of a NumPy array costs several times more.
+Belongs to the engine thread. A batch is allocated once, at its largest size. Rows are written
+through memoryviews, because setting single elements of ctypes pointers or NumPy arrays is slow.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Batch:
         self._token = _view(self.native.token, capacity, "i")
         self._pos = _view(self.native.pos, capacity, "i")
         self._logits = _view(self.native.logits, capacity, "B")
-        # `seq_id` is an array of pointers to each row's list of sequences: all of them are set
-        # once, into one array in which row i owns element i.
+        # `seq_id` is an array of pointers to each row's list of sequences. All of them are set
+        # once, to the elements of one array.
         self._seq = array("i", [0]) * capacity
         address, _ = self._seq.buffer_info()
         pointers = ctypes.cast(self.native.seq_id, ctypes.POINTER(ctypes.c_void_p))
@@ -42,7 +42,7 @@ class Batch:
         self.native.n_tokens = 0
 
     def set_slots(self, slots: list[int]) -> None:
-        """Make the batch one row of each slot, all with logits; `set_rows` says which."""
+        """Prepare one row for each slot, all with logits; `set_rows` fills them."""
         n = len(slots)
         self._seq[:n] = array("i", slots)
         self._logits[:n] = b"\1" * n
@@ -63,9 +63,9 @@ class Batch:
         logits: bool,
         all_logits: bool = False,
     ) -> int:
-        """Append tokens at consecutive positions; returns the last row.
+        """Append tokens at consecutive positions; returns the index of the last row.
 
-        `logits` asks for the logits of the last of them, `all_logits` for those of all.
+        `logits` requests the logits of the last token, `all_logits` those of all tokens.
         """
         n, first = len(tokens), self.n_rows
         end = first + n
@@ -78,11 +78,11 @@ class Batch:
         return end - 1
 
     def want_all_logits(self) -> None:
-        """Ask for an output at every row, as pooled embeddings and comparisons need it."""
+        """Request an output at every row, as pooled embeddings and comparisons need it."""
         self._logits[: self.n_rows] = b"\1" * self.n_rows
 
     def close(self) -> None:
-        # `llama_batch_free` frees what `llama_batch_init` put there, not our array.
+        # `llama_batch_free` must free what `llama_batch_init` allocated, not this object's array.
         pointers = ctypes.cast(self.native.seq_id, ctypes.POINTER(ctypes.c_void_p))
         for row, pointer in enumerate(self._own_pointers):
             pointers[row] = pointer

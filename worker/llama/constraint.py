@@ -1,18 +1,19 @@
-"""What an answer has to follow, token by token: llguidance over the model's own vocabulary.
+"""Constrains an answer token by token: llguidance over the model's own vocabulary.
 
-A grammar is compiled on the intake thread and asked by the engine thread alone from then on. It is
-all Rust, behind an interface that reports faults and raises nothing; the GIL is free meanwhile.
+A grammar is compiled on the intake thread; from then on, only the engine thread uses it. llguidance
+is written in Rust: it releases the GIL and reports faults without exceptions, so none can end the
+process. It enforces `pattern`, `format`, bounds of floats and intersections, which llama.cpp's
+grammars cannot express.
 
-Measured with a vocabulary of 151,936 tokens on a core of the development machine, against
-llama.cpp's own grammars with a GBNF writer of ours: a mask takes 0.03 ms (median over objects,
-numbers, formats and patterns; llama.cpp walks every candidate of the vocabulary), a schema of 300
-properties compiles in 16 ms, 10,000 enum values in 38 ms, 32 levels of `$defs` in 2 ms (there each
-level doubled the time: 26 levels took 2 s). `pattern`, `format`, bounds of floats and intersections
-are enforced, which a grammar alone could not say, and no C++ exception can end the process.
+Measured with a vocabulary of 151,936 tokens on one core of the development machine, against
+llama.cpp's own grammars: a mask takes 0.03 ms (median over objects, numbers, formats and patterns),
+while llama.cpp checks every candidate of the vocabulary. A schema of 300 properties compiles in 16
+ms, 10,000 enum values in 38 ms, and 32 levels of `$defs` in 2 ms; in llama.cpp's grammars each
+level doubled the time, so 26 levels took 2 s.
 
-A mask is computed only where the model's own choice is refused: asking for one token takes 4 µs. So
-masks are not worth a pool of threads: with 16 sequences of a model that follows its schema there is
-less than one a step.
+A mask is computed only if the token that was drawn is refused: checking a single token takes 4 µs.
+With 16 sequences of a model that follows its schema, there is less than one mask per step, so masks
+need no pool of threads.
 """
 
 from __future__ import annotations
@@ -34,16 +35,17 @@ _COMPILER_LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 100_000,
     "max_grammar_size": 20_000,
     "max_items_in_row": 4_000,
-    "precompute_large_lexemes": False,  # takes as long as all of the rest, for masks that are fast
+    "precompute_large_lexemes": False,  # takes long, and only makes masks faster
     "verbose_errors": False,
 }
-"""Within these bounds a grammar compiles in less than 100 ms, or is refused."""
+"""Within these limits, a grammar compiles in less than 100 ms or is refused."""
 
 
 class GrammarVocabulary:
-    """A model's vocabulary in llguidance's form, built once.
+    """A model's vocabulary in llguidance's form.
 
-    It takes time and memory (25 MB for 49,152 tokens), so the first constraint builds it."""
+    The first constraint builds it, because it takes time and memory.
+    """
 
     def __init__(self, model: Model) -> None:
         self._model, self._lock = model, threading.Lock()
@@ -52,7 +54,8 @@ class GrammarVocabulary:
     def tokenizer(self) -> Any:
         """
         Raises:
-            InvalidRequest: llguidance cannot use this vocabulary (WordPiece has no tokens for it).
+            InvalidRequest: llguidance cannot use this vocabulary (WordPiece lacks the tokens it
+                needs).
         """
         with self._lock:
             if self._tokenizer is None:
@@ -65,7 +68,7 @@ class GrammarVocabulary:
             return self._tokenizer
 
     def _build(self) -> Any:
-        # Not `llguidance.llamacpp`, whose helper asks for the attributes by a deprecated name.
+        # Not `llguidance.llamacpp`: its helper reads the attributes by a deprecated name.
         from llguidance import LLTokenizer
 
         model, flat = self._model, library.load()
@@ -76,7 +79,7 @@ class GrammarVocabulary:
             if attributes & flat.LLAMA_TOKEN_ATTR_CONTROL or (
                 attributes & flat.LLAMA_TOKEN_ATTR_USER_DEFINED and is_mark
             ):
-                piece = b"\xff" + piece  # a special token: no text of a grammar becomes it
+                piece = b"\xff" + piece  # a special token, which no text of a grammar matches
             tokens.append(piece)
         build: Any = LLTokenizer.from_llamacpp  # type: ignore[attr-defined]
         return build(
@@ -88,10 +91,10 @@ class GrammarVocabulary:
         )
 
     def follow(self, constraint: Constraint, prompt: Sequence[int]) -> Follower:
-        """Begin to follow a constraint after a prompt.
+        """Start to follow a constraint after a prompt.
 
         Raises:
-            InvalidRequest: it cannot be compiled, or allows no answer.
+            InvalidRequest: the constraint cannot be compiled, or allows no answer.
         """
         matcher = compile_grammar(self.tokenizer(), constraint.grammar, constraint.field)
         waits_for = b""
@@ -106,7 +109,7 @@ def compile_grammar(tokenizer: Any, grammar: str, field: str) -> Any:
     """llguidance's matcher for a Lark grammar.
 
     Raises:
-        InvalidRequest: it is not valid, too large, or no text at all follows it.
+        InvalidRequest: the grammar is invalid, too large, or matches no text.
     """
     from llguidance import LLMatcher, LLParserLimits
 
@@ -119,9 +122,9 @@ def compile_grammar(tokenizer: Any, grammar: str, field: str) -> Any:
 
 
 def _begins(matcher: Any) -> bool:
-    """Whether a first token can be taken.
+    """Whether the grammar allows a first token.
 
-    It cannot where a grammar never ends (`root ::= root`) or has too many readings.
+    It does not if it never ends (`root ::= root`) or has too many readings.
     """
     allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     if matcher.is_error() or not allowed.any():
@@ -135,13 +138,13 @@ def _begins(matcher: Any) -> bool:
 
 
 class Follower:
-    """A constraint at one point of one answer.
+    """The state of a constraint at one point of an answer.
 
-    Its state follows from the grammar, the prompt and the tokens since. To go on in another engine,
-    follow the constraint anew and `take` those tokens.
+    The state follows from the grammar, the prompt and the tokens since. To continue in another
+    engine, follow the constraint again and `take` those tokens.
 
-    An answer that begins inside of a reasoning block which the chat template opened is free until
-    that block is closed, but may not end in it.
+    If the prompt ends inside reasoning that the chat template opened, the answer is free until the
+    reasoning is closed, but may not end before.
     """
 
     def __init__(self, matcher: Any, model: Model, waits_for: bytes) -> None:
@@ -153,7 +156,7 @@ class Follower:
         return bool(self._waits_for)
 
     def take(self, token: int) -> bool:
-        """Go on by one token; false, and nothing has changed, where it is not allowed."""
+        """Advance by one token; returns false, without a change, if the token is not allowed."""
         if token in self._model.eog:
             return not self._waits_for and bool(self._matcher.is_accepting())
         if not self._waits_for:
@@ -164,12 +167,12 @@ class Follower:
             self._tail = seen[1 - len(self._waits_for) :] if len(self._waits_for) > 1 else b""
             return True
         if behind.strip():
-            return False  # the answer begins with a token of its own
+            return False  # the answer must begin with a token of its own
         self._waits_for = b""
         return True
 
     def allowed(self, vocab_size: int) -> npt.NDArray[np.bool_]:
-        """Of each token, whether it may come next.
+        """For each token, whether it may come next.
 
         Raises:
             InferenceFailed: the grammar has become too complex at this point of the text.
@@ -182,4 +185,4 @@ class Follower:
         allowed = bits[:vocab_size].view(np.bool_)
         if len(allowed) == vocab_size:
             return allowed
-        return np.pad(allowed, (0, vocab_size - len(allowed)))  # rows that only pad the logits
+        return np.pad(allowed, (0, vocab_size - len(allowed)))  # the rest only pads the logits

@@ -1,6 +1,6 @@
 """One llama.cpp context: the KV cache of all sequences and the compute graphs.
 
-Owned by the engine thread; nothing in it is thread-safe but `abort`.
+Belongs to the engine thread; only `abort` is thread-safe.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ContextOptions:
     kv_unified: bool = False
     flash_attention: Literal["auto", "on", "off"] = "auto"
     offload: bool = False
-    """KV cache and attention on the GPU; false keeps both on the CPU."""
+    """Whether the KV cache and attention are on the GPU; otherwise both are on the CPU."""
     embeddings: bool = False
 
 
@@ -55,14 +55,14 @@ class Context:
         params.n_threads = params.n_threads_batch = options.threads
         params.type_k = params.type_v = KV_TYPES[options.kv_type]
         params.kv_unified = options.kv_unified
-        params.swa_full = False  # layers with a window keep cells for the window alone
+        params.swa_full = False  # layers with a window keep only the window's cells
         params.flash_attn_type = {
             "auto": flat.LLAMA_FLASH_ATTN_TYPE_AUTO,
             "on": flat.LLAMA_FLASH_ATTN_TYPE_ENABLED,
             "off": flat.LLAMA_FLASH_ATTN_TYPE_DISABLED,
         }[options.flash_attention]
         params.offload_kqv = options.offload
-        # A host tensor's work is never sent to a device behind our back, nor the other way.
+        # Work on a host tensor stays on the host, and work on the device stays there.
         params.op_offload = False
         params.embeddings = options.embeddings
         params.no_perf = True
@@ -75,14 +75,14 @@ class Context:
         self.pointer = pointer
         self._memory = flat.llama_get_memory(pointer)
         self._rows: dict[int, npt.NDArray[np.float32]] = {}
-        """Views of rows of logits, by their address."""
+        """Views of rows of logits by their address."""
         self._abort = ctypes.create_string_buffer(b"\0\0")
-        # The native code asks this before each graph node. A Python callback would take the GIL
-        # hundreds of times a step; libc's `strlen` over a flag byte answers the same question:
-        # zero while the byte is NUL, non-zero when it is set.
+        # Native code calls this before each graph node. A Python callback would take the GIL each
+        # time. libc's `strlen` on a flag byte gives the same answer: zero while the byte is NUL,
+        # non-zero once it is set.
         self._is_aborted = ctypes.cast(ctypes.CDLL(None).strlen, flat.ggml_abort_callback)
         if model.can_truncate:
-            # Recurrent state that is half updated cannot be rolled back: it is never aborted.
+            # Half-updated recurrent state cannot be rolled back, so such a model is never aborted.
             flat.llama_set_abort_callback(
                 pointer, self._is_aborted, ctypes.cast(self._abort, ctypes.c_void_p)
             )
@@ -100,7 +100,7 @@ class Context:
     # --- compute -----------------------------------------------------------------------
 
     def decode(self, batch: Batch) -> DecodeOutcome:
-        """Compute the batch's rows; blocks for the whole computation, without the GIL."""
+        """Compute the batch's rows; blocks until the computation is done, without the GIL."""
         result = self._flat.llama_decode(self.pointer, batch.native)
         if result == 0:
             return "ok"
@@ -113,29 +113,30 @@ class Context:
         return "failed"
 
     def synchronize(self) -> None:
-        """Wait for the device; on the CPU `decode` has already waited."""
+        """Wait for the device; on a CPU, `decode` has already waited."""
         self._flat.llama_synchronize(self.pointer)
 
     def logits(self, row: int) -> npt.NDArray[np.float32]:
-        """The logits of a row that asked for them: shape (vocabulary,), valid until `decode`."""
+        """The logits of a row that requested them: shape (vocabulary,), valid until the next
+        `decode`."""
         pointer = self._flat.llama_get_logits_ith(self.pointer, row)
         address = ctypes.addressof(pointer.contents)
         view = self._rows.get(address)
-        if view is None:  # making one takes as long as looking through a small vocabulary
+        if view is None:  # cached, because making a view is slow
             shape = (self.model.n_vocab,)
             view = self._rows[address] = np.ctypeslib.as_array(pointer, shape)
         return view
 
     def pooled(self, slot: int) -> npt.NDArray[np.float32]:
-        """What a sequence was pooled to, a copy: an embedding, shape (n_embd,), or a rank for each
-        of the classifier's outputs."""
+        """A copy of a sequence's pooled output: an embedding of shape (n_embd,), or one value for
+        each output of the classifier."""
         pointer = self._flat.llama_get_embeddings_seq(self.pointer, slot)
         size = self.model.n_cls_out if self.ranks else self.model.n_embd
         return np.ctypeslib.as_array(pointer, (size,)).copy()
 
     @cached_property
     def ranks(self) -> bool:
-        """The model judges pairs of texts."""
+        """Whether the model ranks pairs of texts."""
         return self.pooling == int(self._flat.LLAMA_POOLING_TYPE_RANK)
 
     @property
@@ -143,44 +144,50 @@ class Context:
         return int(self._flat.llama_pooling_type(self.pointer))
 
     def abort(self) -> None:
-        """Make a running `decode` return `aborted`, on CPU and Metal and where the memory can be
-        rolled back; callable from any thread."""
+        """Make a running `decode` return `aborted`.
+
+        It works on CPU and Metal, if the memory can be rolled back. Any thread may call it.
+        """
         self._abort[0] = b"\1"
 
     def resume(self) -> None:
-        """Take `abort` back."""
+        """Undo `abort`."""
         self._abort[0] = b"\0"
 
     # --- memory ------------------------------------------------------------------------
 
     @cached_property
     def window(self) -> int:
-        """Tokens that the layers with a window look back at; 0 where all cells are kept."""
+        """The length of the sliding window; 0 if all layers keep all cells."""
         if any("SWA KV cache" in line for line in self.load_log):
             return int(self._flat.llama_model_n_swa(self.model.pointer))
         return 0
 
     @cached_property
     def cuts_anywhere(self) -> bool:
-        """Every beginning of a sequence can be gone on from."""
+        """Whether a sequence can be cut to any length."""
         return self.model.can_truncate and not self.window
 
     def can_cut(self, slot: int, length: int) -> bool:
-        """Whether a sequence can go on from its first `length` positions.
+        """Whether a sequence can be cut to its first `length` positions without a snapshot.
 
-        Recurrent state exists for the last position only, and the older cells of a window are
-        overwritten by newer ones."""
+        Recurrent state exists only for the last position, and newer cells overwrite the older ones
+        of a window.
+        """
         if length and not self.model.can_truncate and length != self.last_position(slot) + 1:
             return False
         if not self.window:
             return True
         first = int(self._flat.llama_memory_seq_pos_min(self._memory, slot))
-        # -1 is a sequence without any: all of its window's cells have been given to others.
+        # -1 means that the sequence has none: all cells of its window were given to others.
         return 0 <= first <= max(length - self.window, 0)
 
     def truncate(self, slot: int, length: int, snapshot: bytes | None = None) -> bool:
-        """Keep the first `length` positions of a sequence, with the snapshot that was taken there
-        if one is given; false where the memory cannot go on from there."""
+        """Keep the first `length` positions of a sequence, with a snapshot of that length if one is
+        given.
+
+        Returns false if the memory cannot be cut there.
+        """
         if snapshot is not None and not self._put_back(slot, snapshot):
             return False
         if length and not self.can_cut(slot, length):
@@ -188,19 +195,23 @@ class Context:
         return bool(self._flat.llama_memory_seq_rm(self._memory, slot, length, -1))
 
     def copy(self, source: int, target: int, length: int, snapshot: bytes | None = None) -> bool:
-        """Give the empty sequence `target` the first `length` positions of `source`; false where
-        the memory cannot be cut there: `target` then has something else."""
-        # With a split cache llama.cpp copies whole streams only, so the rest is cut off after.
+        """Copy the first `length` positions of `source` to the empty sequence `target`.
+
+        Returns false if the memory cannot be cut there; the contents of `target` are undefined
+        then.
+        """
+        # With a split cache, llama.cpp copies only whole streams; the rest is cut off afterwards.
         end = length if self.options.kv_unified else -1
         self._flat.llama_memory_seq_cp(self._memory, source, target, 0, end)
         if snapshot is None and self.window and self.options.kv_unified:
-            # A window's cell that two sequences share is never used again while both live, and
-            # there are no more than their windows need: each gets cells of its own.
+            # A window's cell that two sequences share is not reused while both live, and there are
+            # only as many cells as the windows need. Each sequence therefore gets cells of its own.
             snapshot = self.snapshot(target)
         return self.truncate(target, length, snapshot)
 
     def snapshot(self, slot: int) -> bytes:
-        """The recurrent state of a sequence, or the cells of its windows; empty on a failure."""
+        """The recurrent state of a sequence, or the cells of its windows; empty if llama.cpp
+        fails."""
         flat, only_partial = self._flat, self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         size = flat.llama_state_seq_get_size_ext(self.pointer, slot, only_partial)
         buffer = (ctypes.c_uint8 * size)()
@@ -240,7 +251,7 @@ class Context:
         return bool(snapshot) and read == len(snapshot)
 
     def last_position(self, slot: int) -> int:
-        """The largest position in a sequence, -1 when it is empty."""
+        """The largest position in a sequence; -1 if it is empty."""
         return int(self._flat.llama_memory_seq_pos_max(self._memory, slot))
 
     def clear(self) -> None:

@@ -1,8 +1,7 @@
-"""Drawing one token from a row of logits, without a sort or a copy of the vocabulary.
+"""Draws one token from a row of logits, in general without sorting the vocabulary.
 
-The order is llama.cpp's: top-k, top-p, min-p, then temperature, then the draw. Plain NumPy in
-single precision, summed in double where sums are compared. llama.cpp's chains first make a list of
-candidates of the whole vocabulary.
+The order is llama.cpp's: top-k, top-p, min-p, temperature, draw. Plain NumPy in single precision;
+sums that are compared are in double precision.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ import numpy.typing as npt
 Logits = npt.NDArray[np.float32]
 
 COLDEST = 1e-4
-"""Below it a temperature is zero: logits that differ at all are e^1000 apart, and dividing by less
-overflows."""
+"""A lower temperature counts as zero: different logits would be e^1000 apart, and the division
+would overflow."""
 _SMALLEST_REPETITION_PENALTY = 1e-2
-"""Zero would divide logits by zero; from here on a repeated token wins anyway."""
+"""Zero would divide logits by zero. At this value, a repeated token wins anyway."""
 _BLOCK = 64
-"""Logits of which one maximum, or one sum, is taken first."""
+"""The number of logits in a block, of which one maximum or one sum is computed first."""
 _FIRST_GUESS = 128
-"""Tokens that mostly hold all of a nucleus."""
+"""This many of the likeliest tokens usually hold the whole nucleus."""
 _MASK = (1 << 64) - 1
 _LOWEST = np.finfo(np.float32).min
 
 
 def dice(seed: int, position: int, attempt: int = 0) -> float:
-    """A number from [0, 1) for one draw of one token: the same wherever and whenever it is drawn.
+    """A number from [0, 1) for one draw of one token; the same on every machine and at any time.
 
-    SplitMix64 (Steele, Lea, Flood 2014), its state set by seed, position and attempt.
+    SplitMix64 (Steele, Lea, Flood 2014), with a state from seed, position and attempt.
     """
     state = _mixed(_mixed(seed & _MASK) + position * 0x9E3779B97F4A7C15 + attempt)
     return (state >> 11) / (1 << 53)
@@ -47,7 +46,7 @@ def _mixed(state: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Which tokens may be drawn, and how boldly."""
+    """Which tokens may be drawn, and the temperature."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -55,7 +54,7 @@ class Cut:
     min_p: float = 0.0
 
     def draw(self, logits: Logits, number: float) -> int:
-        """The index of the token on which `number` from [0, 1) falls."""
+        """The index of the token at `number` from [0, 1) in the cumulative distribution."""
         if self.temperature < COLDEST:
             return int(logits.argmax())
         kept = self._kept(logits)
@@ -65,7 +64,7 @@ class Cut:
         return int(kept[_pick(weights, number)])
 
     def _kept(self, logits: Logits) -> npt.NDArray[np.intp] | None:
-        """The tokens that are left; `None` is all."""
+        """The tokens that may be drawn; `None` means all."""
         kept = None
         if 0 < self.top_k < len(logits):
             kept = largest(logits, self.top_k)
@@ -80,14 +79,14 @@ class Cut:
         return kept if kept is None or len(kept) else None
 
     def _nucleus(self, weights: npt.NDArray[np.float32], total: float | None = None) -> int:
-        """How many of the largest weights together reach `top_p`; 0 where these do not."""
+        """How many of the largest weights reach `top_p` together; 0 if all of these do not."""
         sums = weights.cumsum(dtype=np.float64)
         wanted = self.top_p * (sums[-1] if total is None else total)
         count = int(sums.searchsorted(wanted)) + 1
         return count if count <= len(sums) else (0 if total is not None else len(sums))
 
     def _nucleus_of_all(self, logits: Logits) -> npt.NDArray[np.intp]:
-        """The nucleus, looked for among more and more of the likeliest tokens."""
+        """The nucleus, searched among more and more of the likeliest tokens."""
         weights = _weights(logits)
         total = float(weights.sum(dtype=np.float64))
         guess = _FIRST_GUESS
@@ -101,18 +100,19 @@ class Cut:
 
 
 def largest(logits: Logits, count: int) -> npt.NDArray[np.intp]:
-    """The indices of the `count` largest that are not -inf, in falling order; at least one."""
+    """The indices of the `count` largest logits that are not -inf, in falling order; at least
+    one."""
     n_blocks = len(logits) // _BLOCK
     if count < n_blocks // 2:
-        # Each block's largest: as many as `count` of them are above the bound, so no fewer logits
-        # are. A block is every n-th logit, which takes its maximum in whole registers.
+        # `count` block maxima are above the bound, so at least as many logits are. A block is every
+        # n-th logit, so that NumPy can use whole vector registers.
         peaks = logits[: n_blocks * _BLOCK].reshape(_BLOCK, n_blocks).max(axis=0)
         bound = np.partition(peaks, n_blocks - count)[n_blocks - count]
     elif count < len(logits):
         bound = np.partition(logits, len(logits) - count)[len(logits) - count]
     else:
         bound = _LOWEST
-    # What a constraint has taken out is not sorted, however little it has left.
+    # Logits that a constraint has forbidden are not sorted, however few others are left.
     found = np.flatnonzero(logits >= max(bound, _LOWEST))
     if not len(found):
         return np.array([logits.argmax()])
@@ -120,7 +120,7 @@ def largest(logits: Logits, count: int) -> npt.NDArray[np.intp]:
 
 
 def _weights(logits: Logits, temperature: float = 1.0) -> npt.NDArray[np.float32]:
-    """Probabilities but for a common factor; the largest is 1."""
+    """Probabilities up to a common factor; the largest is 1."""
     weights: Logits = logits - logits.max()
     if temperature != 1.0:
         weights /= np.float32(temperature)
@@ -129,7 +129,7 @@ def _weights(logits: Logits, temperature: float = 1.0) -> npt.NDArray[np.float32
 
 
 def _pick(weights: npt.NDArray[np.float32], number: float) -> int:
-    """The index at which the sum of the weights passes `number` of their whole."""
+    """The index at which the cumulative sum of the weights passes `number` times their total."""
     n_blocks = len(weights) // _BLOCK
     if n_blocks < _BLOCK:
         return _passed(weights, number)
@@ -149,15 +149,14 @@ def _pick(weights: npt.NDArray[np.float32], number: float) -> int:
 def _passed(weights: npt.NDArray[np.float32], number: float) -> int:
     sums = weights.cumsum(dtype=np.float64)
     found = int(sums.searchsorted(number * sums[-1], side="right"))
-    # Rounded up to the whole it is the last one that weighs anything.
+    # If rounding gives the total itself, it is the last index with a weight.
     return found if found < len(sums) else int(sums.searchsorted(sums[-1]))
 
 
 class Changes:
     """What a request adds to the logits of a few tokens: bias, then penalties.
 
-    They are written into the row itself, and taken back after the draw: the vocabulary is never
-    copied for them.
+    The changes are written into the row itself and undone after the draw, so the row is not copied.
     """
 
     def __init__(
@@ -171,8 +170,8 @@ class Changes:
         self._repetition = max(repetition, _SMALLEST_REPETITION_PENALTY)
         self._frequency, self._presence = frequency, presence
         self._remembers = repetition != 1.0 or frequency != 0.0 or presence != 0.0
-        # Repetition counts the prompt too (as transformers does); the other two penalties count
-        # the answer alone (as OpenAI does).
+        # The repetition penalty counts the prompt, too (as in transformers). The other two
+        # penalties count only the answer (as at OpenAI).
         said = set(prompt) if repetition != 1.0 else set()
         ids = [*bias, *(said - bias.keys())]
         self._row_of = {token: row for row, token in enumerate(ids)}
@@ -189,7 +188,7 @@ class Changes:
         return self._remembers or bool(self._row_of)
 
     def remember(self, token: int) -> None:
-        """A token was drawn."""
+        """Record that a token was drawn."""
         if not self._remembers:
             return
         row = self._row_of.setdefault(token, len(self._row_of))

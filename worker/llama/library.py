@@ -48,7 +48,7 @@ class Device:
     description: str
     kind: DeviceKind
     registry: str
-    """The backend that offers it: `CPU`, `CUDA`, `MTL`, `RPC`…"""
+    """The backend that it belongs to: `CPU`, `CUDA`, `MTL`, `RPC`…"""
     handle: int
     """The native `ggml_backend_dev_t`."""
 
@@ -57,13 +57,13 @@ class Device:
 class DeviceMemory:
     free_bytes: int
     total_bytes: int
-    """0 for a device that has no memory of its own to report."""
+    """0 for a device without memory of its own."""
 
 
 class Log:
-    """llama.cpp's log, put together to whole lines and handed to whoever listens.
+    """llama.cpp's log, assembled into whole lines and passed to a listener.
 
-    Placement is told nowhere else, so the residency proof reads it (see `capture`). Native code
+    Only the log tells the placement, so the residency proof reads it (see `capture`). Native code
     logs from any of its threads.
     """
 
@@ -82,7 +82,7 @@ class Log:
         try:
             yield lines
         finally:
-            # By identity: two captures that are still empty would be equal.
+            # Compared by identity: two empty captures are equal.
             self._captures = [c for c in self._captures if c is not lines]
 
     def write(self, level: int, text: str) -> None:
@@ -99,19 +99,19 @@ class Log:
 
 log = Log()
 startup_log: list[str] = []
-"""What was logged while plug-ins loaded: the CPU variant, and why a GPU driver is not usable."""
+"""The log of loading the plug-ins: the CPU variant, and why a GPU driver cannot be used."""
 
 
 @cache
 def load() -> ModuleType:
-    """The flat bindings (`llama_cpp.llama_cpp`) with plug-ins loaded and the log routed.
+    """The flat bindings (`llama_cpp.llama_cpp`), with plug-ins loaded and the log connected.
 
     Raises:
         BackendMismatch: the wheel is absent, or no backend in it runs on this machine.
     """
     flat = bindings()
     flat.llama_log_set(_log_callback(flat), None)
-    # Without plug-ins in the wheel this finds nothing and the built-in backends stay.
+    # Without plug-ins in the wheel this does nothing; the built-in backends remain.
     with log.capture() as lines:
         _ggml().ggml_backend_load_all_from_path(os.fsencode(folder()))
     startup_log.extend(lines)
@@ -125,13 +125,13 @@ def load() -> ModuleType:
 
 @cache
 def bindings() -> ModuleType:
-    """The flat bindings alone: native code is mapped, and no device is looked for.
+    """The flat bindings without the plug-ins: native code is mapped, but no device is used.
 
     Raises:
         BackendMismatch: the wheel is absent or broken.
     """
     try:
-        # The package's own modules above them bring a whole application along.
+        # The package's own `__init__` would import a whole application.
         with without_init("llama_cpp"):
             flat: ModuleType = importlib.import_module("llama_cpp.llama_cpp")
     except (ImportError, OSError, RuntimeError) as error:
@@ -151,9 +151,9 @@ def _log_callback(flat: ModuleType) -> Any:
 
 
 def on_abort(listener: Callable[[str], None]) -> None:
-    """Hear why native code is about to end this process: a failed assertion, in its own words.
+    """Call `listener` with the message when native code is about to abort this process.
 
-    Called on the thread that failed; when it returns the process ends by SIGABRT.
+    It is called on the thread that failed. When it returns, the process ends by SIGABRT.
     """
 
     def heard(message: bytes) -> None:
@@ -168,15 +168,15 @@ _kept_alive: list[Any] = []
 
 
 def folder() -> Path:
-    """Where the wheel keeps its shared libraries and plug-ins."""
+    """The wheel's folder of shared libraries and plug-ins."""
     return Path(str(bindings().__file__)).parent / "lib"
 
 
 @cache
 def _ggml() -> ctypes.CDLL:
-    """ggml's functions, which the bindings leave out.
+    """ggml's functions, which the bindings lack.
 
-    They are looked up through libllama's own handle, which reaches its dependencies. Opening
+    They are looked up through libllama's own handle, which includes its dependencies. Opening
     `libggml.so` by name would map a second copy of it, with an empty backend registry.
     """
     lib = ctypes.CDLL("libllama", handle=bindings()._lib._handle)
@@ -211,20 +211,20 @@ def _ggml() -> ctypes.CDLL:
 
 
 def ggml() -> ctypes.CDLL:
-    """ggml's registry functions, with `load` done."""
+    """ggml's registry functions, after `load`."""
     load()
     return _ggml()
 
 
 def trim_heap() -> None:
-    """Give back what the load took and freed: a large vocabulary's text, tens of megabytes."""
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps it else
+    """Return memory that the load has freed, such as a large vocabulary's text, to the system."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc would keep it
         trim(0)
 
 
 def devices() -> list[Device]:
-    """What the ggml registry offers. Nothing is asked of the devices themselves: that would wake
-    each of them and leave a context on it."""
+    """The devices in ggml's registry. Nothing is asked of the devices themselves: that would
+    initialise each of them and leave a context on it."""
     lib = ggml()
     found = []
     for index in range(lib.ggml_backend_dev_count()):
@@ -244,7 +244,7 @@ def devices() -> list[Device]:
 
 
 def memory_of(device: Device) -> DeviceMemory:
-    """What the device has and what of it is free, now."""
+    """The total and the free memory of the device now."""
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     ggml().ggml_backend_dev_memory(device.handle, ctypes.byref(free), ctypes.byref(total))
     return DeviceMemory(free.value, total.value)
@@ -265,7 +265,7 @@ class _Properties(ctypes.Structure):
 
 
 def pci_id_of(device: Device) -> str | None:
-    """Like `0000:c1:00.0`; `None` for a device that is not on such a bus."""
+    """An address like `0000:c1:00.0`; `None` for a device that is not on a PCI bus."""
     properties = _Properties()
     ggml().ggml_backend_dev_get_props(device.handle, ctypes.byref(properties))
     found: bytes | None = properties.device_id
@@ -273,7 +273,7 @@ def pci_id_of(device: Device) -> str | None:
 
 
 def is_loaded() -> bool:
-    """Whether native code has already looked for devices in this process."""
+    """Whether native code has already searched for devices in this process."""
     return load.cache_info().currsize > 0
 
 

@@ -1,7 +1,7 @@
 """A loaded GGUF: its weights on one device, its vocabulary and its metadata.
 
-Owned by the engine process. The vocabulary functions are thread-safe (they only read); loading
-and closing are the owner's.
+Belongs to the engine process. The vocabulary functions are thread-safe, as they only read. Only the
+owner loads and closes the model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from worker.llama.source_text import LSTRIP, RSTRIP, STEPS, SourceText
 from worker.llama.source_words import NEUTRAL, WHOLE_WORDS, SourceWords, recorded_split
 
 MAX_TEXT_CHARS = 2048
-"""Longer texts are cut at special tokens before llama.cpp splits them."""
+"""Longer texts are cut at special tokens before llama.cpp tokenises them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,34 +30,34 @@ class LoadOptions:
     """Where and how the weights are loaded."""
 
     device: library.Device | None = None
-    """The one GPU that takes everything; `None` keeps everything on the CPU."""
+    """The one GPU for everything; `None` keeps everything on the CPU."""
     gpu_layers: int | None = None
-    """`None`: all with a `device`, none without. Another number exists for tests alone."""
+    """`None` means all layers with a `device`, and none without. Only tests use another number."""
     mmap: bool = True
     mlock: bool = False
     vocab_only: bool = False
     no_alloc: bool = False
     """Read the metadata and plan the buffers, but allocate and read no weights."""
     tensor_placement: Sequence[tuple[str, int]] = ()
-    """(tensor name pattern, native buffer type) pairs that overrule the layer's device."""
+    """Pairs of (tensor name pattern, native buffer type) that override the layer's device."""
     without_vocabulary: tuple[str, int] | None = None
-    """(architecture, number of tokens): read none of them, where only sizes are asked for."""
+    """(architecture, number of tokens): do not read the tokens, if only sizes are needed."""
     extra_buffer_types: bool = True
-    """Let the CPU backend repack weights into faster layouts while loading."""
+    """Whether the CPU backend may repack weights into faster layouts during the load."""
 
 
 _MOST_PIECE_BYTES = 256
 _CONTROL, _USER_DEFINED, _LSTRIP = 1 << 3, 1 << 4, 1 << 7
 """`LLAMA_TOKEN_ATTR_CONTROL`, `…_USER_DEFINED` and `…_LSTRIP`."""
 _EOG_LINE = re.compile(r"EOG token +=\s*(\d+) ")
-"""How llama.cpp tells of each when it loads a vocabulary; a test holds it to that."""
+"""llama.cpp's line for each such token when it loads a vocabulary; a test checks the wording."""
 
 
 class Model:
-    """llama.cpp's model object; every native pointer stays inside this room.
+    """llama.cpp's model object; no native pointer leaves this room.
 
     Raises:
-        ModelError: llama.cpp refuses the file; the message carries its last error line.
+        ModelError: llama.cpp refuses the file; the message has a line of its log.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Model:
         flat = self._flat = library.load()
         options = options or LoadOptions()
         params = flat.llama_model_default_params()
-        # NULL-terminated: without the list llama.cpp takes every device that it finds.
+        # A NULL-terminated list: without it, llama.cpp uses every device that it finds.
         handles = [options.device.handle] if options.device else []
         self._devices = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
         params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
@@ -103,35 +103,35 @@ class Model:
                 on_progress(fraction)
             return True
 
-        # Kept alive for as long as native code may call it.
+        # Native code may call it, so it must stay alive.
         self._progress = flat.llama_progress_callback(progressed)
         params.progress_callback = self._progress
         with library.log.capture() as lines:
             pointer = flat.llama_model_load_from_file(path.encode(), params)
         self.load_log: tuple[str, ...] = tuple(lines)
-        """llama.cpp's own account of the load; the residency proof reads it."""
+        """llama.cpp's log of the load, which the residency proof reads."""
         if not pointer:
             raise ModelError(f"llama.cpp cannot load {path}: {_reason(lines)}", path=path)
         self.pointer = pointer
         self.vocab = flat.llama_model_get_vocab(pointer)
 
     def close(self) -> None:
-        """Free the weights. Contexts of this model must be closed before."""
+        """Free the weights. All contexts of this model must be closed before."""
         if self.pointer:
             self._flat.llama_model_free(self.pointer)
             self.pointer = None
 
-    # --- what it is ------------------------------------------------------------------
+    # --- properties ------------------------------------------------------------------
 
     def metadata(self, key: str) -> str | None:
-        """A scalar of the GGUF header as text; `None` where the key is absent or an array."""
+        """A scalar of the GGUF header as text; `None` if the key is absent or an array."""
         name = key.encode()
         return self._text(
             lambda b, n: self._flat.llama_model_meta_val_str(self.pointer, name, b, n)
         )
 
     def chat_template(self, name: str | None = None) -> str | None:
-        """The template called `name` (`tool_use`…), or the default one."""
+        """The template named `name` (`tool_use`…), or the default one."""
         text = self._flat.llama_model_chat_template(self.pointer, name.encode() if name else None)
         return text.decode("utf-8", "replace") if text else None
 
@@ -164,7 +164,7 @@ class Model:
 
     @cached_property
     def n_cls_out(self) -> int:
-        """Outputs of a classifier."""
+        """The number of the classifier's outputs."""
         return int(self._flat.llama_model_n_cls_out(self.pointer))
 
     @cached_property
@@ -173,7 +173,7 @@ class Model:
 
     @cached_property
     def can_truncate(self) -> bool:
-        """Whether a sequence's tail can be dropped: recurrent state stands at its end only."""
+        """Whether a sequence's end can be dropped; recurrent state cannot be cut."""
         flat = self._flat
         return not (
             flat.llama_model_is_recurrent(self.pointer) or flat.llama_model_is_hybrid(self.pointer)
@@ -192,7 +192,7 @@ class Model:
 
     @cached_property
     def pair_ends(self) -> list[int]:
-        """Tokens between two texts that are judged together; the first of them ends the second."""
+        """Tokens between the texts of a ranked pair; the first also ends the second text."""
         return pair_ends(self.vocab)
 
     @cached_property
@@ -210,18 +210,18 @@ class Model:
 
     @cached_property
     def control(self) -> frozenset[int]:
-        """Tokens that stand for no text."""
+        """Control tokens, which stand for no text."""
         return frozenset(t for t, attribute in enumerate(self._attributes) if attribute & _CONTROL)
 
     @cached_property
     def user_defined(self) -> frozenset[int]:
-        """Tokens that llama.cpp finds in any text, also where it looks for no control tokens."""
+        """Tokens that llama.cpp finds in any text, even if control tokens are not parsed."""
         marked = enumerate(self._attributes)
         return frozenset(t for t, attribute in marked if attribute & _USER_DEFINED)
 
     @cached_property
     def _attributes(self) -> array[int]:
-        """Of each token, asked for once: a large vocabulary takes a tenth of a second."""
+        """The attributes of each token, read only once, because a large vocabulary takes long."""
         get = partial(self._flat.llama_vocab_get_attr, self.vocab)
         return array("i", map(get, range(self.n_vocab)))
 
@@ -230,11 +230,11 @@ class Model:
         return infill_tokens(self.vocab)
 
     def token_text(self, token: int) -> str:
-        """The vocabulary's entry as it stands there, such as `<|im_end|>`."""
+        """The vocabulary's entry, such as `<|im_end|>`."""
         return bytes(self._flat.llama_vocab_get_text(self.vocab, token)).decode("utf-8", "replace")
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of `text`; BOS and EOS as the model wants them when `add_special`."""
+        """Token ids of `text`; `add_special` adds BOS and EOS as the model wants them."""
         if self._source_text is None:
             return self._tokenize(text, add_special, parse_special)
         found: list[int] = []
@@ -248,7 +248,7 @@ class Model:
 
     @cached_property
     def _source_text(self) -> SourceText | None:
-        """`None` for most models, whose texts llama.cpp splits as the source does."""
+        """`None` for most models, whose texts llama.cpp tokenises as the source does."""
         steps, lstrip, rstrip = (
             (self.metadata(key) or "").split() for key in (STEPS, LSTRIP, RSTRIP)
         )
@@ -259,7 +259,7 @@ class Model:
         return SourceText(steps, map(int, lstrip), map(int, rstrip), special, added)
 
     def _ids_between(self, text: str) -> list[int]:
-        """Of a text that holds no special tokens."""
+        """Token ids of a text without special tokens."""
         words = self._source_words
         return self._tokenize(text, False, False) if words is None else words.ids(text)
 
@@ -284,10 +284,10 @@ class Model:
         return [*edges[:n_front], *found, *edges[n_front:]]
 
     def _cut_at_special_tokens(self, text: str) -> Iterator[str]:
-        """Cut a long text before its special tokens, so that the parts' tokens are the whole's.
+        """Cut a long text before special tokens, so that the parts' tokens are the whole's.
 
-        White space that a special token may take along stays with it. In one piece a text takes
-        long: llama.cpp searches all the rest of it anew behind each special token.
+        White space that a special token may take along stays with it. An uncut text would take
+        long: after each special token, llama.cpp searches the whole rest again.
         """
         start = 0
         for match in self._special_pattern.finditer(text):
@@ -301,7 +301,7 @@ class Model:
 
     @cached_property
     def _lstripping(self) -> frozenset[str]:
-        """Special tokens that take the white space in front of them along."""
+        """Special tokens that take the white space before them along."""
         attr = self._flat.llama_vocab_get_attr
         special = self.control | self.user_defined
         return frozenset(self.token_text(t) for t in special if attr(self.vocab, t) & _LSTRIP)
@@ -324,7 +324,7 @@ class Model:
             size = -count
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes that `token` stands for; control tokens are empty unless `special`."""
+        """The bytes of a token; those of a control token only with `special`."""
         size = 32
         while True:
             buffer = ctypes.create_string_buffer(size)
@@ -334,7 +334,7 @@ class Model:
             size = -length
 
     def pieces(self) -> Iterator[bytes]:
-        """The bytes of every token in turn, special ones as they are spelled."""
+        """The bytes of every token in turn; special tokens as they are spelled."""
         buffer = ctypes.create_string_buffer(_MOST_PIECE_BYTES)
         to_piece, vocab = self._flat.llama_token_to_piece, self.vocab
         for token in range(self.n_vocab):
@@ -343,7 +343,7 @@ class Model:
 
 
 def _reason(lines: Sequence[str]) -> str:
-    """The most telling line of a failed load: the first that names an error."""
+    """The most useful line of a failed load: the first that mentions an error."""
     for line in lines:
         if "error" in line or "failed" in line:
             return line.split(": ", 1)[-1].strip()

@@ -1,6 +1,6 @@
-"""What llama.cpp is to take instead of what a file says, as the arrays that it reads.
+"""Overrides for what a model file says, as arrays for llama.cpp.
 
-Whoever passes one on keeps it alive until the model is loaded.
+The caller keeps an array alive until the model is loaded.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def tensor_overrides(flat: Any, placement: Sequence[tuple[str, int]]) -> Any:
-    """llama.cpp's array of `{pattern, buffer type}`, ended by an empty pattern."""
+    """llama.cpp's array of `{pattern, buffer type}`, terminated by an empty pattern."""
     if not placement:
         return None
 
@@ -25,7 +25,7 @@ def tensor_overrides(flat: Any, placement: Sequence[tuple[str, int]]) -> Any:
 
 
 def metadata_overrides(flat: Any, values: Mapping[str, int | str]) -> Any:
-    """llama.cpp's array of metadata that stand in for the file's, ended by an empty key."""
+    """llama.cpp's array of metadata that replaces the file's, terminated by an empty key."""
     overrides = (flat.llama_model_kv_override * (len(values) + 1))()
     for each, (key, value) in zip(overrides, values.items(), strict=False):
         each.key = key.encode()

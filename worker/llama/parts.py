@@ -1,4 +1,4 @@
-"""Tokens that tell the parts of a text apart: around a gap, between a query and a document.
+"""Tokens that separate the parts of a text: around a gap, or between a query and a document.
 
 Any thread.
 """
@@ -11,7 +11,7 @@ from worker.llama import library
 
 
 class InfillTokens(NamedTuple):
-    """What marks the parts of a text with a gap."""
+    """The marks of a text with a gap."""
 
     prefix: int
     suffix: int
@@ -21,7 +21,7 @@ class InfillTokens(NamedTuple):
 
 
 def infill_tokens(vocabulary: Any) -> InfillTokens | None:
-    """`None` where the vocabulary does not have all that a text with a gap needs."""
+    """The vocabulary's marks of a gap; `None` unless it has all that are needed."""
     flat = library.load()
     prefix = flat.llama_vocab_fim_pre(vocabulary)
     suffix = flat.llama_vocab_fim_suf(vocabulary)
@@ -34,7 +34,7 @@ def infill_tokens(vocabulary: Any) -> InfillTokens | None:
 
 
 def pair_ends(vocabulary: Any) -> list[int]:
-    """Tokens between two texts that are judged together; the first of them ends the second."""
+    """Tokens between the two texts of a ranked pair; the first one also ends the second text."""
     flat = library.load()
     eos, sep = int(flat.llama_vocab_eos(vocabulary)), int(flat.llama_vocab_sep(vocabulary))
     ends = [eos if eos >= 0 else sep] if flat.llama_vocab_get_add_eos(vocabulary) else []

@@ -7,12 +7,12 @@ from worker.llama.batch import Batch
 from worker.llama.context import Context
 
 SHARED_TOKENS = 1024
-"""Of texts that share a decode: attention reads all of them for each, so more would cost more than
-another decode does."""
+"""The most tokens of texts that share a decode. Attention reads all of them for each text, so with
+more, a second decode would be faster."""
 
 
 class PooledContext:
-    """Computes texts as sequences of one batch, which none of them leaves behind."""
+    """Computes texts as sequences of one batch; the context is empty afterwards."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -21,7 +21,7 @@ class PooledContext:
         self.most_tokens = min(SHARED_TOKENS, context.options.n_ubatch)
 
     def __call__(self, texts: list[list[int]]) -> list[bytes]:
-        """Embeddings, scaled to length one, or ranks as they are: 32-bit floats.
+        """Embeddings scaled to length one, or ranks as they are, as 32-bit floats.
 
         Raises:
             InferenceFailed: the device cannot compute the texts.

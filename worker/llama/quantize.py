@@ -1,7 +1,7 @@
-"""llama.cpp's quantiser: one GGUF in, another with smaller tensor types out.
+"""llama.cpp's quantiser: writes a GGUF with smaller tensor types from another GGUF.
 
-Runs in a short-lived process of its own, because native code may end its process and because the
-call neither returns early nor hears signals.
+Runs in a short-lived process of its own: native code may end its process, and the call neither
+returns early nor reacts to signals.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from worker.errors import ModelError
 from worker.llama import library
 
 MAX_BUFFER_BYTES = 128 << 20
-"""Tensor rows that the quantiser keeps in memory at once."""
+"""The most bytes of tensor rows that the quantiser keeps in memory at once."""
 
 _PROGRESS = re.compile(r"\[\s*(\d+)/\s*(\d+)\]")
 
@@ -34,11 +34,11 @@ def quantize(
 ) -> None:
     """Write `target` with the mixture of types that `file_type` (a `llama_ftype`) stands for.
 
-    `importance` has a weight for each input of the tensors it names; `on_progress` gets tensors
-    done and in all.
+    `importance` has a weight for each input of the tensors that it names. `on_progress` gets the
+    number of finished tensors and of all tensors.
 
     Raises:
-        ModelError: the quantiser refuses; the message carries its last line.
+        ModelError: the quantiser refuses; the message has the last error line of its log.
     """
     flat = library.load()
     params = flat.llama_model_quantize_default_params()

@@ -1,11 +1,11 @@
-"""Sampling: how the next token of one sequence is drawn.
+"""Samples the next token of one sequence.
 
-A sampler is built on the intake thread when its request is accepted, and used by the engine thread
-alone from then on.
+A sampler is built on an intake thread when its request is accepted. From then on, only the engine
+thread uses it.
 
-A constraint stands outside of the draw: a token is drawn first, and only when it is not allowed is
-another one drawn, from those that are. So nothing can take away what the constraint needs, and a
-model that follows it by itself pays nothing.
+A constraint is applied after the draw: a token is drawn first, and only if it is not allowed is
+another one drawn from those that are. No other parameter can thus remove the tokens that the
+constraint needs, and a model that follows the constraint by itself loses no time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FORBIDDEN = -math.inf
 class Sampler:
     """
     Raises:
-        InvalidRequest: the grammar or a biased token id is not valid.
+        InvalidRequest: the grammar or a biased token id is invalid.
     """
 
     def __init__(
@@ -53,7 +53,8 @@ class Sampler:
             and not sampling.min_tokens
             and not (sampling.logit_bias or _has_penalties(sampling))
         )
-        """The likeliest token; where the answer may not end, the likeliest that does not end it."""
+        """Whether the likeliest token is taken without any change; an unwanted end needs the full
+        draw."""
         self._cut = Cut(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         self._changes = Changes(
             _bias(model, sampling),
@@ -67,7 +68,7 @@ class Sampler:
         """Draw the next token from a row's logits and remember it.
 
         Raises:
-            InferenceFailed: no token can follow under the constraint.
+            InferenceFailed: the constraint allows no token.
         """
         logits = context.logits(row)
         if self._is_plain:
@@ -109,7 +110,8 @@ class Sampler:
     def _draw_allowed(
         self, follower: Follower, logits: npt.NDArray[np.float32], unwanted: frozenset[int]
     ) -> int:
-        """Draw from what the constraint allows, again without each token that it still refuses."""
+        """Draw from the tokens that the mask allows, excluding each one that is refused after
+        all."""
         ends = list(self._model.eog)
         if follower.is_waiting:
             left = logits.copy()
@@ -118,7 +120,7 @@ class Sampler:
             allowed = follower.allowed(len(logits))
             left = np.where(allowed, logits, np.float32(_FORBIDDEN))
             if unwanted and allowed[ends].any():
-                # An end that is not wanted is left out while there is anything else to say.
+                # An unwanted end is excluded while any other token is allowed.
                 left[ends] = _FORBIDDEN
                 if left.max() == _FORBIDDEN:
                     end = next(token for token in ends if allowed[token])
@@ -134,7 +136,7 @@ class Sampler:
         raise InferenceFailed("no token of this model can follow under the constraint")
 
     def follow_produced(self, tokens: Sequence[int]) -> None:
-        """Bring constraint, penalties and dice up to date with tokens that another engine drew."""
+        """Advance constraint, penalties and random numbers past tokens that another engine drew."""
         self._n_drawn += len(tokens)
         for token in tokens:
             if self._follower is not None:
@@ -142,7 +144,7 @@ class Sampler:
             self._changes.remember(token)
 
     def close(self) -> None:
-        """Free what the constraint takes: its matcher can be large."""
+        """Free the constraint's matcher, which can be large."""
         self._follower = None
 
 
@@ -171,9 +173,9 @@ def _bias(model: Model, sampling: Sampling) -> dict[int, float]:
 def log_probabilities(
     logits: npt.NDArray[np.float32], token: int, n_top: int
 ) -> tuple[float, list[tuple[int, float]]]:
-    """Natural log-probability of `token` and of the `n_top` best tokens, before any sampler."""
+    """The natural log-probability of `token` and of the `n_top` best tokens, before any sampler."""
     peak = logits.max()
-    # Single precision, which halves the cost for a large vocabulary; summed in double.
+    # Single precision is faster for a large vocabulary; the sum is in double precision.
     total = float(peak) + math.log(np.exp(logits - peak).sum(dtype=np.float64))
     top: list[tuple[int, float]] = []
     if n_top:

@@ -1,8 +1,8 @@
-"""What a model's own tokenizer does to a text and llama.cpp's does not.
+"""The steps of a model's own tokenizer that llama.cpp lacks.
 
-The converter writes it into a GGUF as three texts; `Model.tokenize` does it before llama.cpp sees
-the text. Special tokens are cut out first, as the source's tokenizer does: a combining mark behind
-`<|im_end|>` must not change the `>`.
+The converter writes them into a GGUF as three texts, and `Model.tokenize` applies them before
+llama.cpp sees a text. Special tokens are split off first, as in the source's tokenizer: a combining
+mark after `<|im_end|>` must not change the `>`.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 STEPS = "llorch.tokenizer.steps"
-"""Words: `nfc`, `nfkc`, `nfd`, `nfkd` normalise; `space-first` puts a space in front of a text,
-`space-each` in front of it and behind each special token, both where there is none; `whole-words`
-is for `source_words`."""
+"""The key of a list of words. `nfc`, `nfkc`, `nfd` and `nfkd` normalise. `space-first` adds a space
+before a text, `space-each` also after each special token, both only where there is none.
+`whole-words` is for `source_words`."""
 LSTRIP, RSTRIP = "llorch.tokenizer.lstrip", "llorch.tokenizer.rstrip"
-"""Ids of tokens that take the white space in front of them, or behind them, along."""
+"""The keys of the ids of tokens that take the white space before or after them along."""
 
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 _FORMS: Mapping[str, Form] = {"nfc": "NFC", "nfd": "NFD", "nfkc": "NFKC", "nfkd": "NFKD"}
 
 
 class SourceText:
-    """Splits a text at its special tokens and prepares what is between them."""
+    """Splits a text at its special tokens and prepares the texts between them."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class SourceText:
         special: Mapping[str, int],
         added: Mapping[str, int],
     ) -> None:
-        """`special`: control tokens, by text; `added`: those that are found in any text."""
+        """`special` has the control tokens by text, `added` those that are found in any text."""
         steps = list(steps)
         self._forms = [_FORMS[step] for step in steps if step in _FORMS]
         self._space = next((step for step in steps if step.startswith("space-")), "")
@@ -43,7 +43,7 @@ class SourceText:
         self._with_special, self._without = _pattern(self._ids), _pattern(added)
 
     def split(self, text: str, *, parse_special: bool) -> list[int | str]:
-        """Token ids, and the texts between them that llama.cpp is to split."""
+        """Token ids, and the texts between them that llama.cpp tokenises."""
         pattern = self._with_special if parse_special else self._without
         parts: list[int | str] = [text]
         if pattern is not None:

@@ -1,8 +1,8 @@
-"""Cuts a text into words as a model's own tokenizer does, where llama.cpp's expressions do not.
+"""Splits a text into words as a model's own tokenizer does, if llama.cpp's expressions differ.
 
-llama.cpp has the classes of case and combining marks of some pre-tokenizers only roughly. The
-converter writes the definition's own expressions into a GGUF; `Model` then has the `tokenizers`
-library cut a text with them, and llama.cpp merge one word at a time.
+llama.cpp only approximates the classes of case and combining marks of some pre-tokenizers. The
+converter writes the original expressions into a GGUF. `Model` then has the `tokenizers` library
+split a text with them, and llama.cpp merge one word at a time.
 """
 
 from __future__ import annotations
@@ -15,22 +15,23 @@ from collections.abc import Callable, Mapping
 from worker.errors import ModelError
 
 SPLIT = "llorch.tokenizer.split"
-"""A JSON list of expressions that cut a text, each cutting what the one before left. It stands in
-front of the vocabulary."""
+"""The key of a JSON list of expressions, each of which splits the parts that the one before left.
+It precedes the vocabulary in the file."""
 WHOLE_WORDS = "whole-words"
-"""One of the steps of `source_text`: a word that is a token is taken without merging."""
+"""A step of `source_text`: a word that is a token is taken without merging."""
 NEUTRAL = "superbpe"
-"""llama.cpp's pre-tokenizer that cuts at numbers alone, so it leaves such words as they are."""
+"""A pre-tokenizer of llama.cpp that splits only at numbers, so it leaves such words whole."""
 
 _HEAD_BYTES = 1 << 20
-"""Far more than lies in front of a vocabulary."""
+"""Far more than precedes a vocabulary."""
 _STRING = 8
 _MAX_CACHED_WORDS = 1 << 16
 _MAX_CACHED_CHARS = 32
 
 
 def recorded_split(path: str) -> str | None:
-    """What a GGUF has as `SPLIT`, before llama.cpp loads the file; `None` for most."""
+    """The value of `SPLIT` in a GGUF, read before llama.cpp loads the file; `None` for most
+    models."""
     key = len(SPLIT).to_bytes(8, "little") + SPLIT.encode() + _STRING.to_bytes(4, "little")
     try:
         with open(path, "rb") as file:
@@ -45,11 +46,11 @@ def recorded_split(path: str) -> str | None:
                 length = int.from_bytes(head[start - 8 : start], "little")
                 return head[start : start + length].decode("utf-8", "replace")
     except OSError:
-        return None  # llama.cpp says what is wrong with the file.
+        return None  # llama.cpp reports what is wrong with the file.
 
 
 class SourceWords:
-    """Token ids of texts without special tokens."""
+    """Tokenises texts without special tokens."""
 
     def __init__(
         self,
@@ -57,11 +58,11 @@ class SourceWords:
         encode: Callable[[str], list[int]],
         whole: Mapping[bytes, int],
     ) -> None:
-        """`split` is what the file has as `SPLIT`, `encode` gives llama.cpp's ids of one word and
-        `whole` are the words that are taken as they are.
+        """`split` is the file's value of `SPLIT`. `encode` gives llama.cpp's ids of one word.
+        `whole` has the ids of words that are taken without merging.
 
         Raises:
-            ModelError: `split` is no list of expressions.
+            ModelError: `split` is not a list of expressions.
         """
         from tokenizers import Regex
         from tokenizers.pre_tokenizers import Sequence, Split

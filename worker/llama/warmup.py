@@ -1,4 +1,4 @@
-"""The first steps of a context, taken before anyone is told of it."""
+"""The first steps of a context, before the worker reports that it is ready."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from worker.wire.messages import DecodeOutcome
 
 
 def warm_up(model: Model, context: Context) -> int:
-    """Compute a prompt, on a GPU then one token of every slot; returns a token that was drawn.
+    """Compute a prompt and, on a GPU, one token of every slot; returns a token that was drawn.
 
-    On a GPU the prompt is a full micro-batch, the largest step that the engine ever takes. It loads
-    kernels and allocates workspaces, so what the device cannot hold fails now and not hours later.
-    A CPU allocates nothing while it computes, and would need seconds; there it is one token.
+    On a GPU, the prompt is a full micro-batch, the largest step that the engine ever takes. It
+    loads kernels and allocates workspaces, so a device that cannot hold them fails now and not
+    hours later. On a CPU the prompt is a single token: a CPU allocates nothing during a
+    computation, and a full step would take seconds.
 
     Raises:
         InsufficientVram: the device ran out of memory.

@@ -1,4 +1,4 @@
-"""`--lora FILE[=SCALE]` in, a local GGUF adapter out that belongs to the model.
+"""Resolves `--lora FILE[=SCALE]` to a local GGUF adapter that fits the model.
 
 Runs on the API process's event loop; reading goes to a thread, a conversion to a child process.
 """
@@ -23,7 +23,7 @@ FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def parse_adapter(text: str) -> Adapter:
-    """`FILE` or `FILE=SCALE`; raises `ConfigError`."""
+    """Parse `FILE` or `FILE=SCALE`; raises `ConfigError`."""
     path, separator, scale = text.rpartition("=")
     if not separator:
         return Adapter(text, 1.0)
@@ -42,9 +42,9 @@ async def resolve_adapter(
     cache_dir: Path,
     on_progress: OnProgress = lambda progress: None,
 ) -> Adapter | None:
-    """The adapter as a GGUF, converted into the cache where it is PEFT's; `None` without one.
+    """The adapter as a GGUF, or `None` without one; a PEFT adapter is converted into the cache.
 
-    Raises `ConfigError`, or `ModelError` where there is none or it is another model's.
+    Raises `ConfigError`, or `ModelError` if there is no such adapter or it does not fit the model.
     """
     if text is None:
         return None
@@ -60,7 +60,7 @@ async def resolve_adapter(
 
 
 def check_adapter(header: GgufHeader, base: GgufHeader) -> None:
-    """Refuse what is no adapter of this model before native code sees it."""
+    """Refuse a file that is not an adapter of this model, before native code sees it."""
     kind = header.metadata.get(constants().Keys.General.TYPE)
     form = header.metadata.get(constants().Keys.Adapter.TYPE)
     if (kind, form) != ("adapter", "lora"):
@@ -103,7 +103,7 @@ async def _converted(
 
 
 def _key(folder: Path, base: GgufHeader) -> str:
-    """Names the adapter's bytes, the shapes that they are for and the converter."""
+    """A key for the adapter's bytes, the model's shapes and the converter's version."""
     digest = hashlib.sha256(converter_digest())
     for name in FILES:
         digest.update(sha256_of_file(folder / name).encode())

@@ -1,7 +1,7 @@
-"""Which files of a folder make up a SafeTensors checkpoint: one answer for the download, the
-converter, its manifest and the cache of conversions.
+"""The files of a folder that make up a SafeTensors checkpoint.
 
-Blocking, and small: reads an index of shards at most.
+The download, the converter, its manifest and the cache of conversions all use this one answer.
+Blocking, but short: it reads at most an index of shards.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from worker.errors import ModelError
 
 INDEX = "model.safetensors.index.json"
 TEMPLATES = "additional_chat_templates"
-"""Folder of `*.jinja` files beside the weights."""
+"""A folder of `*.jinja` files beside the weights."""
 DENSE_MODULES = ("2_Dense", "3_Dense")
-"""Folders of matrices that sentence-transformers multiplies an embedding with."""
+"""Folders with matrices that sentence-transformers multiplies an embedding by."""
 TOKENIZERS = (
     *("tokenizer.json", "tokenizer.model", "tiktoken.model"),
     *("tekken.json", "rwkv_vocab_v20230424.txt"),
 )
-"""Files that a vocabulary may be in."""
+"""Files that may hold the vocabulary."""
 CONFIG_FILES = [*TOKENIZERS]
 CONFIG_FILES += (
     "config.json generation_config.json tokenizer_config.json "
@@ -32,7 +32,7 @@ CONFIG_FILES += (
 CONFIG_FILES += [
     f"{module}/{name}" for module in DENSE_MODULES for name in ("config.json", "model.safetensors")
 ]
-"""Files besides the weights that a conversion depends on, where a checkpoint has them."""
+"""Files besides the weights that a conversion depends on, if a checkpoint has them."""
 
 _SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\.safetensors")
 
@@ -41,7 +41,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
     """Every file that the conversion depends on, sorted by its path inside the folder.
 
     Raises:
-        ModelError: the folder has no weights, or not all of its shards.
+        ModelError: the folder has no weights, or lacks a shard.
     """
     small = [folder / name for name in (*CONFIG_FILES, INDEX)]
     small += (folder / TEMPLATES).glob("*.jinja")
@@ -49,7 +49,8 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 
 def check_checkpoint(folder: Path) -> None:
-    """Name what a folder lacks before any time is spent on it; raises `ModelError`."""
+    """Check that a folder has all that a conversion needs; raises `ModelError` naming what it
+    lacks."""
     if not folder.is_dir():
         raise ModelError(f"The folder {str(folder)!r} does not exist.", path=str(folder))
     if not (folder / "config.json").is_file():
@@ -60,7 +61,7 @@ def check_checkpoint(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The `.safetensors` files: those of the index, or the one, or all that are there."""
+    """The `.safetensors` files: those of the index, else `model.safetensors`, else all of them."""
     index = folder / INDEX
     if index.is_file():
         names = sorted(set(weight_map(index).values()))
@@ -85,7 +86,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """Tensor name → shard, as an index says; raises `ModelError` where it is none."""
+    """The shard of each tensor, as the index says; raises `ModelError` if it says none."""
     found = read_json(index).get("weight_map")
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
         raise ModelError(f"{index} has no weight_map of tensor and file names", path=str(index))
@@ -93,7 +94,7 @@ def weight_map(index: Path) -> dict[str, str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises `ModelError` where there is none."""
+    """The object in a JSON file; raises `ModelError` if there is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -106,7 +107,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _check_numbering(folder: Path, found: list[Path]) -> None:
-    """Without an index, `-00001-of-00003` in the names tells what is missing."""
+    """Without an index, find missing shards by names such as `-00001-of-00003`."""
     numbered = [m for path in found if (m := _SHARD.fullmatch(path.name))]
     if not numbered:
         return

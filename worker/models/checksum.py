@@ -1,7 +1,7 @@
 """SHA-256 of files, remembered: a model of many gigabytes is hashed once, not at every start.
 
-Blocking; runs in a thread. A remembered hash counts only while the file's size, modification
-time (in nanoseconds) and inode are what they were.
+Blocking; runs in a thread. A remembered hash is valid while the file's size, modification time (in
+nanoseconds) and inode are the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 
 def sha256_of_file(path: Path, cache_dir: Path | None = None) -> str:
-    """The file's SHA-256 in hex, from `<cache_dir>/hashes` where it is still valid."""
+    """The file's SHA-256 in hex; taken from `<cache_dir>/hashes` if it is still valid."""
     real = path.resolve()
     if cache_dir is None:
         return _hash(real)
@@ -30,7 +30,7 @@ def sha256_of_file(path: Path, cache_dir: Path | None = None) -> str:
 
 
 def remember_sha256(path: Path, sha256: str, cache_dir: Path) -> None:
-    """Note the hash of a file that was hashed just now, perhaps under another name."""
+    """Remember the hash of a file that was just computed, perhaps under another name."""
     real = path.resolve()
     content: dict[str, object] = {"path": str(real), "stamp": _stamp(real), "sha256": sha256}
     _write_note(_note_path(real, cache_dir), content)
@@ -61,7 +61,7 @@ def _read_note(note: Path) -> dict[str, object] | None:
 
 
 def _write_note(note: Path, content: dict[str, object]) -> None:
-    """Best effort: a cache that cannot be written costs a hash at the next start, no more."""
+    """Write the note if possible: without it, the next start only has to hash again."""
     with contextlib.suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=note.parent, delete=False) as file:

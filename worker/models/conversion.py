@@ -1,11 +1,10 @@
-"""SafeTensors in, a cached GGUF out: the conversion runs as a child process, once per content.
+"""Converts SafeTensors into a cached GGUF, in a child process, once per content.
 
-Runs on the API process's event loop; hashing and header checks go to a thread. The result lies
-under `<cache>/converted/<key>/model-<outtype>.gguf`, where the key is made of the checkpoint's
-bytes and of the converter's own source, so neither an edited checkpoint nor an older converter
-can leave a stale model behind. A file lock lets several workers that start at once convert once.
-Each attempt writes into a folder of its own and is renamed into place only after its header has
-been read back.
+Runs on the API process's event loop; hashing and header checks go to a thread. The result is
+`<cache>/converted/<key>/model-<outtype>.gguf`. The key is a hash of the checkpoint's bytes and of
+the converter's own source, so an edited checkpoint or an older converter never leaves a stale
+model. Among workers that start at once, a file lock lets one convert. Each attempt writes into a
+folder of its own, and its file is renamed into place only after its header has been read back.
 """
 
 from __future__ import annotations
@@ -39,13 +38,14 @@ MAX_LINE_BYTES = 2**20
 async def convert_cached(
     folder: Path, *, cache_dir: Path, outtype: str, on_progress: OnProgress, name: str
 ) -> Path:
-    """The GGUF of a SafeTensors folder, from the cache or converted now; `name` goes into it."""
+    """The GGUF of a SafeTensors folder, from the cache or converted now; `name` becomes its
+    name."""
     await asyncio.to_thread(check_checkpoint, folder)
     key = await asyncio.to_thread(content_key, folder, cache_dir, on_progress, name)
     target = cache_dir / CONVERTED / key / f"model-{outtype}.gguf"
     if await asyncio.to_thread(is_usable, target):
         with contextlib.suppress(OSError):
-            os.utime(target.parent)  # When it was last used, for whoever makes room.
+            os.utime(target.parent)  # When it was last used, for the eviction.
         return target
     await asyncio.to_thread(_make_folder, target.parent)
     async with _locked(target.with_suffix(".lock"), on_progress):
@@ -55,7 +55,7 @@ async def convert_cached(
 
 
 def content_key(folder: Path, cache_dir: Path, on_progress: OnProgress, name: str) -> str:
-    """Names the checkpoint's bytes together with the converter that would read them."""
+    """A hash of the checkpoint's bytes, its name and the converter."""
     files = checkpoint_files(folder)
     total = sum(path.stat().st_size for path in files) or 1
     digest = hashlib.sha256(converter_digest())
@@ -69,7 +69,7 @@ def content_key(folder: Path, cache_dir: Path, on_progress: OnProgress, name: st
 
 
 def converter_digest() -> bytes:
-    """The converter's source, hashed: a changed converter never reuses what an older one wrote."""
+    """A hash of the converter's source: a changed converter does not reuse older results."""
     spec = importlib.util.find_spec("worker.convert")
     digest = hashlib.sha256()
     for root in (spec.submodule_search_locations or []) if spec else []:
@@ -79,7 +79,7 @@ def converter_digest() -> bytes:
 
 
 def is_usable(path: Path) -> bool:
-    """Whether a cached GGUF is there and whole; a broken one is converted anew."""
+    """Whether a cached GGUF exists and is intact; a broken one is converted again."""
     if not path.is_file():
         return False
     try:
@@ -102,7 +102,7 @@ def _make_folder(folder: Path) -> None:
 
 @contextlib.asynccontextmanager
 async def _locked(path: Path, on_progress: OnProgress) -> AsyncIterator[None]:
-    """Hold the file lock without blocking the event loop while another worker has it."""
+    """Hold the file lock; the event loop is not blocked while another worker has it."""
     from filelock import FileLock, Timeout
 
     lock = FileLock(path, thread_local=False)
@@ -137,7 +137,7 @@ async def _convert_into(
 
 
 async def run_converter(arguments: Sequence[str], source: str, on_progress: OnProgress) -> None:
-    """Run the converter to its end; a cancelled caller ends the child first."""
+    """Run the converter to its end; if the caller is cancelled, the child is ended first."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "worker.commands.convert", *arguments, "--progress", "json"),
@@ -168,13 +168,13 @@ async def run_converter(arguments: Sequence[str], source: str, on_progress: OnPr
 
 
 async def _follow(stdout: asyncio.StreamReader, on_progress: OnProgress) -> WorkerError | None:
-    """Forward progress lines; return the error that the converter reports, if any."""
+    """Forward progress lines; returns the error that the converter reports, if any."""
     error: WorkerError | None = None
     async for line in stdout:
         try:
             message = json.loads(line)
         except ValueError:
-            continue  # whatever a library prints is not ours
+            continue  # a library printed it
         if not isinstance(message, dict):
             continue
         if "error" in message:
@@ -191,7 +191,7 @@ async def _follow(stdout: asyncio.StreamReader, on_progress: OnProgress) -> Work
 
 
 def rebuild_error(reported: dict[str, Any]) -> WorkerError:
-    """The error that a child process reported as JSON, as the class it was raised as."""
+    """Rebuild the error that a child process reported as JSON, in its original class."""
     code = reported.get("code")
     details = {str(key): value for key, value in (reported.get("details") or {}).items()}
     details.pop("message", None)
@@ -207,7 +207,7 @@ def _error_kinds(base: type[WorkerError]) -> Iterator[type[WorkerError]]:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Leave no child behind: first SIGTERM, then SIGKILL."""
+    """End the child process: first with SIGTERM, then with SIGKILL."""
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):

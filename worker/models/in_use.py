@@ -1,7 +1,7 @@
-"""Marks the files that a running worker serves, so that nobody evicts them from the cache.
+"""Marks the files that a running worker serves, so that they are not evicted from the cache.
 
-An engine that crashed is started again from the same file, which must still be there. The mark is
-a shared `flock` on the file itself: it ends with its process, however that one ends.
+An engine that crashed starts again from the same file, which must still be there. The mark is a
+shared `flock` on the file itself, so it ends with its process in any case.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 
 def hold(path: Path) -> BinaryIO | None:
-    """The file, marked until it is closed; `None` where the file system knows no such locks."""
+    """The file, marked until it is closed; `None` if the file system has no such locks."""
     file = path.open("rb")
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -30,5 +30,5 @@ def is_held(path: Path) -> bool:
         except BlockingIOError:
             return True
         except OSError:
-            return False  # no such locks here, so nobody has one
+            return False  # no locks here, so no process has one
     return False

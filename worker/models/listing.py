@@ -1,4 +1,5 @@
-"""Headers and registries as text for a person: what `inspect` and `list` print.
+"""Headers, registries and the cache as text for people: the output of `inspect`, `list` and
+`cache`.
 
 Pure; no state.
 """
@@ -18,7 +19,7 @@ LONGEST_VALUE = 72
 
 
 def header_text(header: GgufHeader) -> str:
-    """A GGUF's facts, its metadata and each tensor; one fact a line."""
+    """A GGUF's facts, its metadata and its tensors, one per line."""
     return "\n".join(_header_lines(header))
 
 
@@ -81,7 +82,7 @@ def registry_text(registry: Registry) -> str:
 
 
 def stored_text(stored: Sequence[StoredModel], folder: Path) -> str:
-    """What a cache holds, as a table."""
+    """The models in a cache as a table."""
     rows = [
         (
             each.key[:SHOWN_KEY],
@@ -98,7 +99,7 @@ def stored_text(stored: Sequence[StoredModel], folder: Path) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their widest cell."""
+    """A table whose columns are as wide as their widest cell."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -107,7 +108,7 @@ def _table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def size_text(n_bytes: int) -> str:
-    """Decimal units, as disks and download pages count."""
+    """A size in decimal units, as usual for disks and downloads."""
     size = float(n_bytes)
     for unit in ("B", "kB", "MB"):
         if size < 1000:
@@ -117,7 +118,7 @@ def size_text(n_bytes: int) -> str:
 
 
 def printable(value: Scalar) -> str:
-    """One line, nothing that could steer a terminal, long texts shortened."""
+    """A value on one line, without control characters; long texts are shortened."""
     text = str(value)
     line = "".join(char if char.isprintable() else "·" for char in text[: LONGEST_VALUE + 1])
     if len(line) <= LONGEST_VALUE:

@@ -1,7 +1,7 @@
-"""What a user means by `--model`: every form of a model reference, parsed into one closed set.
+"""Parses the value of `--model`: every form of a model reference, as one closed set of types.
 
-Pure: looks at the text alone, never at the disk or the network. Whether the thing exists is for
-`resolve` to say.
+Pure: it looks only at the text, never at the disk or the network. `resolve` checks whether the
+thing exists.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True)
 class AliasReference:
-    """A name that the registry may know."""
+    """A name that the registry may have."""
 
     alias: str
 
@@ -40,7 +40,8 @@ class PathReference:
 
 @dataclass(frozen=True, slots=True)
 class HubReference:
-    """A repository on the Hugging Face hub; without a file it is one of SafeTensors."""
+    """A repository on the Hugging Face hub; without `file`, one of SafeTensors or with a single
+    GGUF."""
 
     repo: str
     revision: str | None = None
@@ -48,7 +49,7 @@ class HubReference:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether the revision is a commit, which can never mean other bytes tomorrow."""
+        """Whether the revision is a commit, whose files never change."""
         return self.revision is not None and COMMIT.fullmatch(self.revision) is not None
 
     def __str__(self) -> str:
@@ -74,7 +75,7 @@ def parse(text: str) -> Reference:
 
 
 def parse_or_none(text: str) -> Reference | None:
-    """As `parse`, for a caller that only wants to know whether the text is one."""
+    """`parse`, but `None` instead of an error."""
     try:
         return parse(text)
     except ConfigError:
@@ -104,15 +105,15 @@ def _parse_hub(text: str) -> HubReference:
 
 
 def is_inside_repository(name: str) -> bool:
-    """Whether a name is a path inside a repository: relative, normal, with forward slashes."""
+    """Whether a name is a relative, normalized path with forward slashes."""
     path = PurePosixPath(name)
     is_normal = str(path) == name and name != "." and ".." not in path.parts
     return is_normal and not path.is_absolute() and not any(char in name for char in "\\\0")
 
 
 def snapshot_of(folder: Path) -> HubReference | None:
-    """The repository and commit of a folder in a cache of the hub, which keeps them as
-    `models--owner--name/snapshots/<commit>`."""
+    """The repository and commit of a folder `models--owner--name/snapshots/<commit>` in a hub
+    cache."""
     *_, repo, kind, commit = ("", "", *Path(os.path.abspath(folder)).parts)
     if not repo.startswith("models--") or kind != "snapshots" or not COMMIT.fullmatch(commit):
         return None
@@ -120,7 +121,7 @@ def snapshot_of(folder: Path) -> HubReference | None:
 
 
 def name_of(folder: Path) -> str:
-    """What a checkpoint is called: its repository where that is known, else its folder."""
+    """A checkpoint's name: that of its repository if it is known, else that of its folder."""
     snapshot = snapshot_of(folder)
     return os.path.basename(snapshot.repo if snapshot else os.path.abspath(folder))
 

@@ -1,8 +1,8 @@
 """`models.toml`: short names for models, read and checked as a whole before any is used.
 
 Pure reading, in any thread. The file is the user's (`--models-file`, else `models.toml` in the
-working folder) or, where there is none, the one that ships with the package. It is data: what a
-model needs at run time is read from the model itself, never from here.
+working folder), else the one in the package. It says where models are; what a model needs at run
+time is read from the model itself.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _NOUNS = {
     "greater_than": "a positive whole number",
     "bool_type": "true or false",
 }
-"""What a field of `_Table` takes, by the type of pydantic's error."""
+"""The expected value of a field of `_Table`, by the type of pydantic's error."""
 
 _Text = Annotated[str, Field(min_length=1)]
 _Count = Annotated[int, Field(gt=0)]
 
 
 class _Table(BaseModel):
-    """`[models.ALIAS]` as it is written."""
+    """A table `[models.ALIAS]` as it is written."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     repo: _Text | None = None
@@ -76,7 +76,7 @@ class RegistryEntry:
 
     @property
     def source(self) -> str:
-        """Where the model comes from, in one word for a listing."""
+        """The origin of the model, for a listing."""
         if self.bundled:
             return "bundled"
         return str(self.hub or self.path)
@@ -90,7 +90,7 @@ class Registry:
     entries: Mapping[str, RegistryEntry]
 
     def find(self, alias: str) -> RegistryEntry:
-        """The entry of an alias; raises `ModelError` naming the nearest ones."""
+        """The entry of an alias; raises `ModelError` naming similar ones."""
         entry = self.entries.get(alias)
         if entry is not None:
             return entry
@@ -104,7 +104,7 @@ class Registry:
 
 
 def load(models_file: Path | None = None) -> Registry:
-    """Read the registry that applies here; raises `ConfigError` naming entry and key."""
+    """Read the registry; raises `ConfigError` naming entry and key."""
     path = models_file or default_file()
     if os.path.exists(path) and not os.path.isfile(path):
         raise ConfigError(
@@ -133,12 +133,12 @@ def load(models_file: Path | None = None) -> Registry:
 
 
 def default_file() -> Path:
-    """`models.toml` of the working folder, else the one that ships."""
+    """`models.toml` of the working folder, else the one in the package."""
     here = Path(FILE_NAME)
     if here.is_file():
         return here.absolute()
     packaged = Path(str(importlib.resources.files("worker") / "assets" / FILE_NAME))
-    # NOTE: in a checkout the file lies at the top level; a wheel carries it as package data.
+    # NOTE: a checkout has the file at its top level; a wheel has it as package data.
     return packaged if packaged.is_file() else packaged.parents[2] / FILE_NAME
 
 
@@ -180,7 +180,8 @@ def _table(path: Path, alias: str, written: dict[str, Any]) -> _Table:
 
 
 def _hub_reference(path: Path, where: str, table: _Table) -> HubReference:
-    """Checked by the parser of `hf:` references, so that one rule holds for both."""
+    """A hub reference, checked by the parser of `hf:` references so that one rule holds for
+    both."""
     made = HubReference(table.repo or "", table.revision, table.file)
     try:
         parsed = reference.parse(str(made))

@@ -1,8 +1,8 @@
-"""Any model reference in, a local GGUF out, checked before a native loader sees it.
+"""Resolves any model reference to a local GGUF, checked before a native loader sees it.
 
-Runs on the API process's event loop during the start; everything slow goes to a thread or to a
-child process, so `/health` and `/ready` answer meanwhile. Progress is reported through a callback
-on the loop's or a helper thread; the caller's callback only stores it.
+Runs on the API process's event loop during the start. Slow work goes to a thread or a child
+process, so `/health` and `/ready` answer meanwhile. The progress callback is called on the loop or
+on a helper thread, and should only store its argument.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ BUNDLED = "tiny-model"
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """A model that lies on this machine and whose header has been checked."""
+    """A model on this machine whose header has been checked."""
 
     gguf_path: Path
-    """The first part of a split model."""
+    """The first part, if the model is split."""
     model_ref: str
-    """What the user asked for, as `/health` and the pool manager show it."""
+    """The reference that the user gave, as `/health` and the pool manager show it."""
     kind: Literal["bundled", "gguf", "safetensors", "hub"]
     header: GgufHeader | None = None
     """Where it was read just now."""
 
 
 def bundled_folder() -> Path:
-    """The SafeTensors folder of the model that ships inside the package."""
+    """The SafeTensors folder of the model in the package."""
     folder = Path(str(importlib.resources.files("worker") / "assets" / BUNDLED))
     if not folder.is_dir():
         raise ModelError(f"The bundled model is missing from the installation ({folder}).")
@@ -60,7 +60,7 @@ async def resolve(
     outtype: str = "q8_0",
     on_progress: OnProgress = lambda progress: None,
 ) -> ResolvedModel:
-    """Find, download or convert what `ref` names; `None` is the bundled model.
+    """Find, download or convert the model that `ref` names; `None` means the bundled model.
 
     Raises `ModelError` (missing, corrupt, unsupported), `DownloadError` or `ConfigError`.
     """
@@ -87,9 +87,9 @@ async def resolve_checkpoint(
     cache_dir: Path | None = None,
     on_progress: OnProgress = lambda progress: None,
 ) -> Path:
-    """Find or download the SafeTensors folder that `ref` names, whatever its form.
+    """Find or download the SafeTensors folder that `ref` names, in any form.
 
-    Raises `ModelError` where it names a GGUF or nothing, else as `resolve` does.
+    Raises `ModelError` if it names a GGUF or nothing, otherwise as `resolve` does.
     """
     target = await asyncio.to_thread(_look_up, reference.parse(ref), models_file)
     path = target.path.absolute() if target.path is not None else None
@@ -108,7 +108,7 @@ async def resolve_checkpoint(
 async def _download(
     target: RegistryEntry, cache: Path, on_progress: OnProgress, safetensors_only: bool = False
 ) -> Downloaded:
-    # What it imports is of no use to whoever has the model on this machine.
+    # A model on this machine does not need these imports.
     from worker.models.hub.download import download
 
     assert target.hub is not None
@@ -122,7 +122,7 @@ async def _download(
 
 
 def _look_up(parsed: Reference, models_file: Path | None) -> RegistryEntry:
-    """Every form as a registry entry; an alias comes before a path of the same name."""
+    """Any reference as a registry entry; an alias precedes a path of the same name."""
     if isinstance(parsed, HubReference):
         return RegistryEntry(alias="", hub=parsed)
     if isinstance(parsed, PathReference):
@@ -139,7 +139,7 @@ def _look_up(parsed: Reference, models_file: Path | None) -> RegistryEntry:
 async def _resolve_path(
     path: Path, ref: str, cache: Path, outtype: str, on_progress: OnProgress
 ) -> ResolvedModel:
-    if await asyncio.to_thread(os.path.isdir, path):  # False, not an error, for any odd name.
+    if await asyncio.to_thread(os.path.isdir, path):  # false for any odd name, without an error
         converted = await convert_cached(
             path, cache_dir=cache, outtype=outtype, on_progress=on_progress, name=name_of(path)
         )

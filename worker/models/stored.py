@@ -1,7 +1,7 @@
-"""What the cache holds, to list or to evict: downloads, unfinished ones, and conversions.
+"""The contents of the cache, to list or to evict: downloads, partial downloads, conversions.
 
-Blocking. Downloads are huggingface_hub's to scan and to delete (a blob goes with its last
-snapshot); a conversion is one folder. What a running worker serves is not evicted.
+Blocking. huggingface_hub scans and deletes downloads (a blob goes with its last snapshot); a
+conversion is one folder. A model that a running worker serves is not evicted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class StoredModel:
     """One thing that can be evicted by itself."""
 
     key: str
-    """A commit, a conversion's key, or the ETag of an unfinished download."""
+    """A commit, a conversion's key, or the ETag of a partial download."""
     kind: str
     name: str
     size_bytes: int
@@ -58,7 +58,7 @@ def stored_models(cache_dir: Path) -> list[StoredModel]:
 def select(
     stored: Sequence[StoredModel], keys: Sequence[str], older_than_days: float | None
 ) -> list[StoredModel]:
-    """Those that a key's beginning names or that were not used for so long.
+    """The entries whose key begins as given, or that were not used for so long.
 
     Raises `ConfigError` for a key that names nothing, or more than one thing.
     """
@@ -136,7 +136,7 @@ def _converted_name(folder: Path) -> str:
 
 
 def _remove_conversion(folder: Path) -> None:
-    """Refused while a worker converts into the folder."""
+    """Remove a conversion; refused while a worker converts into its folder."""
     from filelock import FileLock, Timeout
 
     for lock_file in folder.glob("*.lock"):

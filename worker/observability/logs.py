@@ -1,9 +1,9 @@
-"""Structured logs on stderr, one event a line, the same in the API and the engine process.
+"""Structured logs on stderr, one event per line, the same in the API and the engine process.
 
-`configure` is called once by each process's main thread before anything logs; after that
-`get_logger` may be used from any thread. Lines of libraries that use the standard `logging`
-module take the same shape. A prompt, an output or a token never reaches a line: texts are named
-by `digest`, and `_redact` stands behind that rule.
+The main thread of each process calls `configure` once before anything logs; after that, any thread
+may use `get_logger`. Lines of libraries that use the standard `logging` module have the same form.
+A prompt, an output or a token is never logged: texts are named by `digest`, and `_redact` replaces
+any that are passed by mistake.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any, Literal, TextIO, cast
 from worker.lean_imports import unavailable
 from worker.observability.sink import Sink
 
-with unavailable("rich"):  # it would draw tracebacks, and ours are plain
+with unavailable("rich"):  # rich would draw tracebacks; plain ones are wanted
     import structlog
     from structlog.contextvars import bind_contextvars, clear_contextvars
     from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 CLEAR = "\r\x1b[K"
-"""Back to the beginning of a terminal's line, and empty it."""
+"""Moves to the beginning of a terminal's line and clears it."""
 Format = Literal["auto", "json", "console"]
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
-# Keys under which texts of users or of the model travel inside the worker.
+# Keys whose values inside the worker are texts of users or of the model.
 _PRIVATE = frozenset(
     "prompt text t content messages output outputs token tokens input inputs delta piece "
     "authorization callback_token worker_token".split()
@@ -47,7 +47,7 @@ def configure(level: str = "info", format: Format = "auto", worker_id: str = "")
         _identity(worker_id),
         _redact,
     ]
-    # `format_exc_info` prints no local variables, so that a traceback holds no prompt.
+    # `format_exc_info` prints no local variables, so a traceback has no prompt.
     closing: list[Processor] = (
         [
             structlog.processors.format_exc_info,
@@ -71,7 +71,8 @@ def configure(level: str = "info", format: Format = "auto", worker_id: str = "")
 
 
 def is_for_people(level: str, format: Format) -> bool:
-    """Whether a person reads stderr who has asked for no log: then only warnings are logged."""
+    """Whether a person reads stderr without having asked for a log; only warnings are logged
+    then."""
     return format == "auto" and level == "info" and sys.stderr.isatty()
 
 
@@ -80,13 +81,13 @@ def get_logger(**initial: Any) -> FilteringBoundLogger:
 
 
 def bind_correlation_id(correlation_id: str) -> None:
-    """Name the request that the current task serves in each of its log lines."""
+    """Add the correlation id to all log lines of the current task."""
     clear_contextvars()
     bind_contextvars(correlation_id=correlation_id)
 
 
 def digest(text: str | bytes) -> str:
-    """The SHA-256 by which a prompt is named in logs."""
+    """The SHA-256 that names a prompt in logs."""
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     return hashlib.sha256(data).hexdigest()
 
@@ -126,6 +127,6 @@ def _adopt_standard_logging(
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(threshold, logging.WARNING) if threshold > 10 else threshold)
-    # Below warnings these two write request lines with URLs and bodies' sizes of other parties.
+    # Below warnings, these libraries log the URLs and body sizes of other parties.
     for name in ("httpcore", "httpx", "urllib3", "asyncio"):
         logging.getLogger(name).setLevel(max(threshold, logging.WARNING))

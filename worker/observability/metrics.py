@@ -1,7 +1,7 @@
-"""What Prometheus reads: every series of the worker, in one registry of its own.
+"""The worker's metrics for Prometheus, in a registry of their own.
 
-Lives in the API process; all methods are cheap, thread-safe and never wait for the engine.
-Gauges are set from a `Snapshot` when a scrape comes, the rest is counted as it happens.
+Belongs to the API process; all methods are cheap, thread-safe and never wait for the engine. Gauges
+are set from a `Snapshot` at a scrape; everything else is counted as it happens.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal
 
 from worker.lean_imports import without_init
 
-with without_init("prometheus_client"):  # which brings HTTP servers along
+with without_init("prometheus_client"):  # its `__init__` imports HTTP servers
     from prometheus_client.metrics import Counter, Gauge, Histogram, disable_created_metrics
     from prometheus_client.registry import CollectorRegistry
 
@@ -78,14 +78,14 @@ _GAUGES = {
     "kv_store_read": ("worker_engine_kv_store_read_bytes", "Read from --kv-store to go on from."),
     "kv_store_evicted": ("worker_engine_kv_store_evicted_bytes", "Removed from it for others."),
 }
-"""A field of the snapshot → the series and its text."""
+"""For each field of the snapshot, its series and help text."""
 
 
 class Metrics:
-    """The worker's counters, histograms and gauges; one instance a process."""
+    """The worker's counters, histograms and gauges; one instance per process."""
 
     def __init__(self, worker_id: str) -> None:
-        # Else each counter brings a second series, which nobody reads.
+        # Otherwise each counter adds a second series that nobody reads.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._worker_id = worker_id
@@ -95,7 +95,7 @@ class Metrics:
             field: Gauge(name, text, registry=self.registry)
             for field, (name, text) in _GAUGES.items()
         }
-        # The same facts by the names that routers read of vLLM.
+        # The same facts under vLLM's names, which routers read.
         self._router_gauges = {
             name: Gauge(f"vllm:{name}", text, registry=self.registry)
             for name, text in (
@@ -141,7 +141,7 @@ class Metrics:
         self._tokens_cached = counter(
             "worker_tokens_cached_total", "Prompt tokens that were not computed again."
         )
-        # By vLLM's names, older and newer: what its routers compute a hit rate from.
+        # vLLM's older and newer names, from which its routers compute a hit rate.
         self._prefix_queries = [
             counter(
                 f"vllm:{prefix}prefix_cache_queries_total", "Prompt tokens of started requests."
@@ -221,7 +221,7 @@ class Metrics:
         self._first_token.observe(seconds)
 
     def tokens(self, n_tokens: int, seconds_each: float | None) -> None:
-        """`n_tokens` went out; `seconds_each` since the ones before, `None` for the first."""
+        """Count `n_tokens` sent; `seconds_each` is the time between them, `None` for the first."""
         self._tokens_out.inc(n_tokens)
         if seconds_each is not None:
             for _ in range(n_tokens):

@@ -1,6 +1,7 @@
-"""Where log lines go: a stream whose reader may go away, or stop reading, without stopping us.
+"""A stream for log lines whose reader may leave or stop reading without stopping the worker.
 
-Used by any thread of both processes. A line that cannot be written at once is lost, nothing else.
+Any thread of both processes uses it. A line that cannot be written at once is lost; nothing else
+happens.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from typing import TextIO
 
 
 class Sink:
-    """Writes whole lines to the file behind `stream`, and waits for no reader.
+    """Writes whole lines to the file behind `stream` without waiting for a reader.
 
-    A pipe (on Linux) or a socket is written without blocking, through a descriptor of our own: the
-    shared one stays as it is, because other processes write to it too. Other files are written
-    as they are.
+    A pipe (on Linux) or a socket is written without blocking, through a separate descriptor: other
+    processes write to the shared one, so its flags must not change. Other files are written
+    directly.
     """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._lock = threading.Lock()
         self._unwritten = b""
-        """The end of a line that went out in part."""
+        """The rest of a line that was written in part."""
         self._pipe: int | None = None
         self._socket: socket.socket | None = None
         with contextlib.suppress(OSError, ValueError):

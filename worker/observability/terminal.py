@@ -1,7 +1,7 @@
-"""What a person at a terminal sees of a start: a live line, then what is served and where.
+"""The output for a person at a terminal during the start: a live line, then what is served.
 
-Writes to stderr, on the API process's event loop, and only where `logs.is_for_people` says so; then
-log lines below a warning are left out.
+Writes to stderr on the API process's event loop, only if `logs.is_for_people` says so; log lines
+below a warning are then left out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BAR_WIDTH = 24
 
 
 class LiveLine:
-    """One line that is written again and again, until `clear`."""
+    """A line that is overwritten again and again, until `clear`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -81,7 +81,7 @@ def _duration(seconds: float) -> str:
 
 
 def ready_text(uri: str, model_ref: str, info: EngineInfo, *, page: bool) -> str:
-    """Where it listens, what it serves on which device, and where to look at it."""
+    """The worker's address, what it serves on which device, and where to see it."""
     model = info.model
     slots = f"{info.slots} slot{'s' if info.slots > 1 else ''}"
     threads = f", {info.threads} threads" if info.device == "CPU" else ""
@@ -95,7 +95,7 @@ def ready_text(uri: str, model_ref: str, info: EngineInfo, *, page: bool) -> str
 
 
 def first_request(uri: str, has_token: bool) -> str:
-    """The line that streams a story from the bundled model, ready to be pasted."""
+    """A command line that streams a story from the bundled model."""
     token = '-H "Authorization: Bearer $LLORCH_WORKER_TOKEN" ' if has_token else ""
     body = f'{{"job_id":"story-1","prompt":"{STORY_PROMPT}","max_tokens":200,"temperature":0.7}}'
     return (

@@ -1,7 +1,7 @@
-"""What the worker says to its pool manager: the ready callback, and the HTTP under heartbeats.
+"""Sends messages to the pool manager: the ready callback, and the heartbeats' HTTP requests.
 
-Runs on the API process's event loop, beside serving and never in its way: a manager that is
-away, slow or confused costs a log line and a later attempt.
+Runs on the API process's event loop without delaying the service: a manager that is away, slow or
+faulty costs a log line and a later attempt.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import httpx
 
 ATTEMPT_SECONDS = 10.0
-"""For one whole exchange, also when its answer comes byte by byte."""
+"""Limit of a whole exchange, even if its answer comes byte by byte."""
 FIRST_DELAY_SECONDS = 0.25
 LONGEST_DELAY_SECONDS = 10.0
 _RETRIED_4XX = frozenset({408, 425, 429})
@@ -31,7 +31,7 @@ _RETRIED_4XX = frozenset({408, 425, 429})
 
 @dataclass(frozen=True, slots=True)
 class ReadyCallback:
-    """The contract's payload; its first, second and fourth field are what every worker sends."""
+    """The payload of the ready callback, as the contract defines it."""
 
     worker_id: str
     model_ref: str
@@ -55,9 +55,10 @@ class PoolClient:
         self._http: httpx.AsyncClient | None = None
 
     async def announce(self, ready: ReadyCallback) -> None:
-        """Send the ready callback until it is taken; raises `CallbackFailed` when it is not.
+        """Send the ready callback until the manager accepts it; raises `CallbackFailed` if it does
+        not.
 
-        With `--callback-optional` a final failure is logged and counted, no more.
+        With `--callback-optional`, a final failure is only logged and counted.
         """
         url = self._settings.callback_url
         if url is None:
@@ -72,7 +73,7 @@ class PoolClient:
             self._log.info("callback.accepted", url=without_secrets(url), attempts=attempts)
 
     async def _post_until_taken(self, url: str, payload: Mapping[str, Any]) -> int:
-        """The number of attempts that it took; raises `CallbackFailed`."""
+        """Post until accepted; returns the number of attempts. Raises `CallbackFailed`."""
         deadline = time.monotonic() + self._settings.callback_timeout
         manager = f"The pool manager at {without_secrets(url)}"
         attempt = 0
@@ -104,13 +105,14 @@ class PoolClient:
     async def post(
         self, url: str, payload: Mapping[str, Any], timeout_seconds: float
     ) -> tuple[int | None, str]:
-        """One POST of JSON: the status, or `None` and what went wrong. The body is not read."""
-        import httpx  # here: a worker without a pool never pays for it
+        """Post JSON once; returns the status, or `None` and what went wrong. The body is not
+        read."""
+        import httpx  # imported only by workers with a pool
 
         if self._http is None:
             token = self._settings.callback_token
             headers = {"Authorization": f"Bearer {token}"} if token else {}
-            # TLS is verified and proxies of the environment are honoured: httpx's defaults.
+            # httpx's defaults verify TLS and use the environment's proxies.
             self._http = httpx.AsyncClient(headers=headers)
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -130,11 +132,11 @@ class PoolClient:
 
 
 def without_secrets(url: str) -> str:
-    """The URL as it may be logged: without a user, a password or a query."""
+    """The URL for logs: without a user, a password or a query."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def full_jitter(attempt: int) -> float:
-    """Seconds before the next attempt: anywhere from 0 to a bound that doubles."""
+    """Seconds before the next attempt: random, from 0 to a bound that doubles."""
     return random.uniform(0, min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2**attempt))

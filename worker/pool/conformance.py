@@ -30,7 +30,7 @@ _BODY_LIMIT_BYTES = 1 << 20
 
 
 class Manager(ThreadingHTTPServer):
-    """Records what workers send. `reply` may be replaced to answer something else than 200."""
+    """Records the workers' messages. `reply` may be replaced to answer something other than 200."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -67,7 +67,7 @@ class Manager(ThreadingHTTPServer):
         return judge(self.messages())
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A worker that hung up in mid-answer is no news."""
+        """Ignore a worker that closes its connection early."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
 
@@ -104,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
         send_json(self, 200, {"conforms": not breaches, "breaches": breaches, "messages": counts})
 
     def log_message(self, format: str, *args: Any) -> None:
-        """`on_message` shows messages; there are no access lines."""
+        """Log nothing: `on_message` shows the messages."""
 
 
 def answer_ok(handler: BaseHTTPRequestHandler) -> int:
@@ -122,7 +122,7 @@ def send_json(handler: BaseHTTPRequestHandler, status: int, body: Any) -> None:
 
 
 def _probe(payload: Any) -> int | None:
-    """What `/ready` of the worker that calls says right now; `None` if that cannot be asked."""
+    """The status of the calling worker's `/ready`: 0 without an answer, `None` without a URI."""
     uri = payload.get("uri") if isinstance(payload, dict) else None
     if not isinstance(uri, str) or not uri.startswith(("http://", "https://")):
         return None

@@ -1,8 +1,8 @@
-"""Heartbeats: the worker's whole state, again and again, so that no single message matters.
+"""Heartbeats: the worker's whole state, repeated, so that no single message matters.
 
-A task on the API process's event loop, which the engine cannot hold up. A beat goes out at once
-when the state changes, else every `--heartbeat-interval`; the one that says `draining` (or
-`failed`) is the last.
+A task on the API process's event loop, which the engine cannot block. A beat is sent at once when
+the state changes (except between `ready` and `busy`), else every `--heartbeat-interval`. The beat
+that says `draining` or `failed` is the last.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LAST_BEAT_RETRY_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Everything a manager needs to know; nothing has to be remembered from earlier beats."""
+    """Everything that a manager needs; it need not remember earlier beats."""
 
     worker_id: str
     incarnation: str
@@ -30,7 +30,7 @@ class Beat:
     status: str
     """`loading`, `ready`, `busy`, `draining` or `failed`: what a manager acts on."""
     state: str
-    """The worker's own word, which tells `recovering` from `loading`."""
+    """The worker's own state, which distinguishes `recovering` from `loading`."""
     phase: str
     percent: float
     uri: str
@@ -56,7 +56,7 @@ class Beat:
 
 
 class Heartbeats:
-    """`run` beats until its last beat was taken. `compose` makes one beat from its number."""
+    """`run` sends beats until its last one was accepted. `compose` makes a beat from its number."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Heartbeats:
         compose: Callable[[int], Beat],
         changed: Callable[[], asyncio.Event],
     ) -> None:
-        """`changed` gives an event that is set at the next change of the worker's state."""
+        """`changed` returns an event that is set at the next change of the worker's state."""
         self._client = client
         self._metrics = metrics
         self._url = url
@@ -92,7 +92,7 @@ class Heartbeats:
             await self._sleep_until_news(beat, changed, sent_at + pause)
 
     async def _send_unless_outdated(self, beat: Beat) -> bool:
-        """Send it; a beat that hangs is given up as soon as the last one is due."""
+        """Send the beat; one that hangs is given up as soon as the last beat is due."""
         sending = asyncio.create_task(self._send(beat))
         try:
             while True:
@@ -124,7 +124,7 @@ class Heartbeats:
         return taken
 
     async def _sleep_until_news(self, last: Beat, changed: asyncio.Event, due_at: float) -> None:
-        """Until `due_at`, or until the state differs from the last beat's."""
+        """Sleep until `due_at`, or until the state differs from the last beat's."""
         while (remaining := due_at - time.monotonic()) > 0:
             try:
                 await asyncio.wait_for(changed.wait(), remaining)

@@ -1,6 +1,6 @@
 """The worker's part in its pool: the ready callback once, heartbeats all the time.
 
-Runs on the API process's event loop. `lifecycle` says what is true, this sends it.
+Runs on the API process's event loop. `lifecycle` provides the content.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from worker.pool.heartbeat import Beat, Heartbeats
 from worker.settings import Settings
 
 LAST_BEAT_SECONDS = 2.0
-"""For the last heartbeat to be taken, once nothing else keeps the worker."""
+"""How long the exit may wait for the last heartbeat to be accepted."""
 
 
 class Presence:
@@ -26,18 +26,18 @@ class Presence:
         self._beating: asyncio.Task[None] | None = None
 
     def begin(self, compose: Callable[[int], Beat], changed: Callable[[], asyncio.Event]) -> None:
-        """Heartbeats from now on, if the pool wants any; the arguments are `Heartbeats`'."""
+        """Start heartbeats if the pool wants any; for the arguments, see `Heartbeats`."""
         url, interval = self._settings.heartbeat_url, self._settings.heartbeat_interval
         if url is not None:
             beats = Heartbeats(self._client, self._metrics, url, interval, compose, changed)
             self._beating = asyncio.create_task(beats.run())
 
     async def announce(self, ready: ReadyCallback) -> None:
-        """The ready callback; raises `CallbackFailed`."""
+        """Send the ready callback; raises `CallbackFailed`."""
         await self._client.announce(ready)
 
     async def end(self, *, now: bool) -> None:
-        """Give the last beat a moment to be taken, then close the connections."""
+        """Give the last beat a moment to be accepted, then close the connections."""
         if self._beating is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._beating, 0 if now else LAST_BEAT_SECONDS)

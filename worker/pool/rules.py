@@ -1,6 +1,6 @@
-"""What a worker promises its pool manager, as checks on the messages that arrived.
+"""The worker's promises to its pool manager, as checks on recorded messages.
 
-Pure functions over recorded messages, for `conformance` and for the worker's own tests.
+Pure functions, for `conformance` and for the worker's own tests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 STATUSES = ("loading", "ready", "busy", "draining", "failed")
 FINAL_STATUSES = ("draining", "failed")
 GRACE_SECONDS = 5.0
-"""On top of two intervals, before a gap between beats counts; the machine may be busy."""
+"""Allowed in addition to two intervals between beats, as the machine may be busy."""
 
 CALLBACK_FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "worker_id": str,
@@ -61,7 +61,7 @@ class Message:
     accepted: bool = True
     """Whether the manager answered with a 2xx."""
     ready_status: int | None = None
-    """What the worker's own `/ready` answered while its callback was being received."""
+    """The status of the worker's own `/ready` while its callback was being received."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,10 @@ class Breach:
 
 
 def judge(messages: Iterable[Message]) -> list[Breach]:
-    """Every promise that was broken, in the order in which the messages arrived.
+    """Every broken promise, in the order in which the messages arrived.
 
-    Each connection has a thread of its own, and threads do not note their messages in that order.
+    The messages are sorted first: each connection has its own thread, and threads do not record in
+    the order of arrival.
     """
     callbacks: dict[str, list[Message]] = defaultdict(list)
     beats: dict[str, list[Message]] = defaultdict(list)

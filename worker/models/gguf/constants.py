@@ -1,7 +1,7 @@
-"""The gguf package's constants (keys, types, block sizes) without the package.
+"""The gguf package's constants (keys, types, block sizes) without importing the package.
 
-NOTE: `import gguf` brings NumPy along, 0.1 s and 17 MB, into an API process that has no other use
-for it; the constants are one module that needs nothing. It is loaded when a file is read.
+NOTE: `import gguf` imports NumPy, for which the API process has no other use. The constants are a
+single module without dependencies. It is loaded when a file is read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one form of all errors about a GGUF file's content, and what a file that is no GGUF is.
+"""The form of all errors about a GGUF file's content, and what a file that is not a GGUF may be.
 
 Runs wherever a GGUF is read; no state.
 """
@@ -11,7 +11,7 @@ from worker.errors import ModelError
 
 
 def check_magic(path: Path, head: bytes, size: int) -> None:
-    """Name what a file that is no GGUF really is."""
+    """Refuse a file that is not a GGUF, and say what it is."""
     if head[:4] == b"GGUF":
         if size < 24:
             raise unusable(path, f"it ends after {size} bytes, inside the header of 24 bytes")
@@ -33,5 +33,5 @@ def check_magic(path: Path, head: bytes, size: int) -> None:
 
 
 def unusable(path: Path, what: str) -> ModelError:
-    """The error for a file whose content is wrong; `what` ends a sentence."""
+    """The error for a file with wrong content; `what` completes its sentence."""
     return ModelError(f"{str(path)!r} is not a usable GGUF file: {what}.", path=str(path))

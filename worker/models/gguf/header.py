@@ -1,8 +1,8 @@
-"""What a GGUF file says about its model: the one source of architecture, sizes and names.
+"""The facts about a model in its GGUF file: architecture, sizes, names.
 
-Runs in any thread of any process; `layout` has walked and bounded the bytes before anything
-here looks at them. Nothing is guessed and nothing has a default: what the file does not say is
-`None`; `servable` refuses what the worker cannot serve without it.
+Runs in any thread of any process, on bytes that `layout` has checked. Nothing is guessed and
+nothing has a default: what the file does not say is `None`. `servable` refuses a file without what
+the worker needs.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ TOKENIZER_KINDS = {
     "plamo2": "gguf-plamo2",
 }
 MAX_BLOCKS = 512
-"""llama.cpp's own bound on layers."""
+"""llama.cpp's own limit on layers."""
 
 _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """Everything in front of the weights, of all parts of a split model together."""
+    """Everything before the weights, for all parts of a split model together."""
 
     path: Path
     parts: tuple[Path, ...]
-    """All files of the model, the first one first; just `path` where it is not split."""
+    """All files of the model, the first one first; only `path` if it is not split."""
     version: int
     architecture: str
     name: str | None
@@ -53,16 +53,16 @@ class GgufHeader:
     embedding_length: int | None
     block_count: int | None
     head_count: int | None
-    """Of the layer with most heads, where layers differ; so is `head_count_kv`."""
+    """If layers differ, that of the layer with the most heads; the same for `head_count_kv`."""
     head_count_kv: int | None
     chat_template: str | None
     pooling: str | None
     size_bytes: int
-    """Of all parts' files."""
+    """Bytes of all parts' files."""
     tensor_bytes: int
     tensors: tuple[TensorEntry, ...]
     metadata: dict[str, Scalar]
-    """Without arrays; `summary()` has those too, as `[n items]`."""
+    """Without arrays; `summary()` has them, too, as `[n items]`."""
     arrays: dict[str, GgufArray]
     types: dict[str, str] = field(repr=False)
     """GGUF type of each metadata key."""
@@ -75,7 +75,7 @@ class GgufHeader:
         }
 
     def tensor_types(self) -> dict[str, int]:
-        """Bytes by tensor type, the largest share first."""
+        """Bytes by tensor type, the largest first."""
         return dict(_bytes_by_type(self.tensors).most_common())
 
     @property
@@ -84,7 +84,7 @@ class GgufHeader:
 
 
 def read_header(path: Path | str) -> GgufHeader:
-    """Read and check a GGUF's header, metadata and tensor table, of every part if it is split.
+    """Read and check a GGUF's header, metadata and tensor table, for every part if it is split.
 
     Raises `ModelError` with one sentence that names the file and the first fault.
     """
@@ -106,7 +106,7 @@ def current_header(known: object, path: Path) -> GgufHeader:
 
 
 def part_paths(path: Path | str, count: int) -> tuple[Path, ...]:
-    """All files of a split model whose first part is `path`; llama.cpp fixes their names."""
+    """All files of a split model whose first part is `path`; llama.cpp defines their names."""
     path = Path(path)
     names = split_names(path.name)
     if len(names) != count or path.name != names[0]:
@@ -121,7 +121,7 @@ def part_paths(path: Path | str, count: int) -> tuple[Path, ...]:
 
 
 def split_names(name: str) -> tuple[str, ...]:
-    """The names of all parts where `name` is one of a split model's, else `name` alone."""
+    """The names of all parts if `name` is a part of a split model, else `name` alone."""
     folder, _, base = name.rpartition("/")
     match = _PART.fullmatch(base)
     if match is None:
@@ -172,7 +172,7 @@ def _header_of(layout: GgufLayout) -> GgufHeader:
 
 
 class _Lookup:
-    """Typed look-ups in the metadata; a value of the wrong type is a fault of the file."""
+    """Typed look-ups in the metadata; a value of a wrong type is a fault of the file."""
 
     def __init__(self, layout: GgufLayout) -> None:
         self.layout = layout
@@ -241,13 +241,13 @@ def _join_parts(header: GgufHeader, layout: GgufLayout, count: int) -> GgufHeade
 @cache
 def _file_types() -> dict[int, str]:
     names = {int(t): re.sub("^(MOSTLY|ALL)_", "", t.name) for t in constants().LlamaFileType}
-    # NOTE: known to the pinned llama.cpp, not yet to the released gguf package.
+    # NOTE: the pinned llama.cpp knows it, the released gguf package does not yet.
     names.setdefault(41, "Q2_0")
     return names
 
 
 def _quant_kind(file_type: int | None, tensors: tuple[TensorEntry, ...]) -> str:
-    """The file's own word; where it has none, the type that most bytes have."""
+    """The quantization that the file states; otherwise the type of most bytes."""
     name = _file_types().get(file_type) if file_type is not None else None
     if name is not None and name != "GUESSED":
         return name

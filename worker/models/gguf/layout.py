@@ -1,14 +1,14 @@
-"""Walks the bytes of one GGUF file: a bounded parser over a read-only memory map.
+"""A parser for one GGUF file with limits on everything, over a read-only memory map.
 
 Runs in any thread of any process (the start of the API process, the engine's preflight, the
-converter's checks). It owns the container format alone: magic, counts, key/value pairs, tensor
-table, alignment. What the keys mean is for `header` to say.
+converter's checks). It knows only the container format: magic, counts, key/value pairs, tensor
+table, alignment. `header` interprets the keys.
 
-The file is untrusted. Every count, length and offset is checked against the file's size before
-it is used, arrays are walked without building Python objects, and each kind of item has a limit,
-so that a hostile file costs neither memory nor minutes. Whatever is accepted here satisfies the
-checks of llama.cpp's own reader, which is stricter than the format's text in one point: tensors
-must follow each other without gaps.
+The file is untrusted. Every count, length and offset is checked against the file's size before it
+is used, arrays are skipped without building Python objects, and the number of items of each kind is
+limited: a hostile file costs neither memory nor minutes. A file that is accepted here passes the
+checks of llama.cpp's own reader, which is stricter than the format in one point: tensors must
+follow each other without gaps.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Scalar = int | float | bool | str
 MAX_KEYS = 65_536
 MAX_KEY_BYTES = 65_535
 MAX_STRING_BYTES = 16 * 2**20
-"""Of a single string value; the longest real ones are chat templates of some 100 kB."""
+"""The most bytes of one string; the longest real ones are chat templates of some 100 kB."""
 MAX_STRINGS = 2**23
-"""In all arrays of one file together; the largest real vocabularies with merges hold 1e6."""
+"""The most items in all arrays of one file; the largest real vocabularies with merges have 1e6."""
 MAX_ARRAY_ITEMS = 2**30
 MAX_TENSORS = 131_072
 MAX_TENSOR_NAME_BYTES = 63
@@ -62,7 +62,7 @@ _NUMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class GgufArray:
-    """Where an array of the metadata lies; its items are read only when they are asked for."""
+    """The place of an array in the metadata; its items are read only on request."""
 
     path: Path
     item_type: str
@@ -73,7 +73,7 @@ class GgufArray:
         return f"[{self.length} items]"
 
     def read(self) -> list[Scalar]:
-        """All items, from the file as it is now."""
+        """Read all items from the file, as it is now."""
         if self.item_type == "string":
             return [raw.decode("utf-8", errors="replace") for raw in self.read_bytes()]
         with self.path.open("rb") as file, _mapped(file.fileno()) as data:
@@ -84,7 +84,7 @@ class GgufArray:
             return [value for (value,) in form.iter_unpack(raw)]
 
     def read_bytes(self) -> Iterator[bytes]:
-        """The strings of an array of strings, as they are in the file."""
+        """The strings of an array of strings, as bytes."""
         assert self.item_type == "string"
         with self.path.open("rb") as file, _mapped(file.fileno()) as data:
             unpack, position, size = _U64.unpack_from, self.offset, len(data)
@@ -103,7 +103,7 @@ class GgufArray:
 
 @dataclass(frozen=True, slots=True)
 class GgufLayout:
-    """One file, fully walked."""
+    """The layout of one checked file."""
 
     path: Path
     version: int
@@ -117,7 +117,7 @@ class GgufLayout:
 
 
 def read_layout(path: Path) -> GgufLayout:
-    """Walk one GGUF file; raises `ModelError` naming the first fault."""
+    """Parse one GGUF file; raises `ModelError` naming the first fault."""
     try:
         with open(path, "rb", opener=_open_at_once) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -141,7 +141,7 @@ def read_layout(path: Path) -> GgufLayout:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """A named pipe that nobody writes into would hold a plain `open` for ever."""
+    """Open without blocking: a plain `open` of a named pipe without a writer would never return."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -165,7 +165,7 @@ class _Walker:
         return unusable(self.path, what)
 
     def need(self, n_bytes: int, what: str) -> int:
-        """Reserve the next bytes and return where they start."""
+        """Check that the next bytes exist; returns their position and advances past them."""
         start = self.position
         if n_bytes > self.size - start:
             raise self.fault(
@@ -189,14 +189,15 @@ class _Walker:
         return int(self.number(_U64, what))
 
     def string(self, what: str, limit: int = MAX_STRING_BYTES) -> str:
-        """A value for people and machines alike; bytes that are no UTF-8 are replaced."""
+        """A text value; bytes that are not UTF-8 are replaced."""
         length = self.u64(f"the length of {what}")
         if length > limit:
             raise self.fault(f"{what} claims {length} bytes, more than the allowed {limit}")
         return self.take(length, what).decode("utf-8", errors="replace")
 
     def name(self, what: str, limit: int) -> str:
-        """A key or a tensor name: must be UTF-8, else two names could become one."""
+        """The name of a key or tensor; it must be UTF-8, as replacement could make two names
+        equal."""
         length = self.u64(f"the length of {what}")
         if not 0 < length <= limit:
             raise self.fault(f"{what} is {length} bytes long instead of 1 to {limit}")
@@ -205,7 +206,7 @@ class _Walker:
         except UnicodeDecodeError:
             raise self.fault(f"{what} is not UTF-8 text") from None
 
-    # --- the file, in its order ----------------------------------------------------------
+    # --- the parts of the file, in their order -----------------------------------------------
 
     def layout(self) -> GgufLayout:
         self.position = 4

@@ -1,8 +1,7 @@
 """Refuses a well-formed GGUF that the engine cannot run, before a native loader sees it.
 
-Runs in any thread of any process. Most of these faults would not be an error in llama.cpp but the
-end of its process, by an assertion or by an exception that nobody can catch; each was found by
-loading such a file.
+Runs in any thread of any process. With most of these faults, llama.cpp would not report an error
+but end its process, by an assertion or an exception that cannot be caught.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ NOT_DECODED = {
         "it is a diffusion model; the worker serves models that decode one token after the other",
     ),
 }
-"""Architectures that llama.cpp loads and this engine cannot run, and what each one is."""
+"""Architectures that llama.cpp loads but this engine cannot run, each with what it is."""
 
 
 def check_servable(header: GgufHeader) -> None:
-    """Refuse a well-formed GGUF that is not a model the engine can run."""
+    """Refuse a well-formed GGUF that is not a model which the engine can run."""
     path = header.path
     kind = header.metadata.get(constants().Keys.General.TYPE, "model")
     if kind != "model":
@@ -43,14 +42,14 @@ def check_servable(header: GgufHeader) -> None:
     if header.block_count is not None and header.block_count > MAX_BLOCKS:
         raise unusable(path, f"it claims {header.block_count} layers, more than {MAX_BLOCKS}")
     for key, value in header.metadata.items():
-        # Asserted by the native code while it computes.
+        # Native code asserts this while it computes.
         if key.endswith("_epsilon") and not (isinstance(value, float) and 0 <= value < math.inf):
             raise unusable(path, f"{key} is {value}, not a number from 0 on")
     _check_vocabulary(header)
 
 
 def _check_vocabulary(header: GgufHeader) -> None:
-    """Lists that run beside the vocabulary must be as long; ids must lie inside it."""
+    """Check that lists beside the vocabulary have its length, and that ids are inside it."""
     assert header.vocab_size is not None
     keys = constants().Keys.Tokenizer
     for key, item_types in ((keys.SCORES, ("float32", "int32")), (keys.TOKEN_TYPE, ("int32",))):
@@ -65,7 +64,7 @@ def _check_vocabulary(header: GgufHeader) -> None:
             )
     tokens = header.arrays.get(keys.LIST)
     if tokens is not None:
-        # As native code sees them: up to the first NUL, and a name of its own for an empty one.
+        # Texts as native code sees them: up to the first NUL; an empty one gets a unique name.
         seen = (raw.partition(b"\0")[0] for raw in tokens.read_bytes())
         _check_tokens(header, {raw or b"[EMPTY_%d]" % id for id, raw in enumerate(seen)})
 
@@ -78,7 +77,7 @@ def _check_tokens(header: GgufHeader, distinct: set[bytes]) -> None:
         )
     if header.tokenizer_kind != "gguf-spm":
         return
-    # A SentencePiece text falls back to bytes; one without a token is looked up and not found.
+    # SentencePiece falls back to bytes, and a missing byte token would be looked up in vain.
     for byte in range(256):
         if b"<0x%02X>" % byte not in distinct and bytes([byte]) not in distinct:
             raise unusable(

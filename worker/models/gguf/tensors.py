@@ -1,4 +1,4 @@
-"""The tensor table of a GGUF file: each tensor's type, shape and place, checked.
+"""The tensor table of a GGUF file: each tensor's type, shape and position, checked.
 
 Runs wherever a GGUF is read; no state.
 """
@@ -14,7 +14,7 @@ from worker.models.gguf.constants import constants
 from worker.models.gguf.faults import unusable
 
 Row = tuple[str, tuple[int, ...], int, int]
-"""As the file has it: name, shape, type number, offset in the data section."""
+"""An entry in the file: name, shape, type number, offset in the data section."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,12 @@ class TensorEntry:
     name: str
     type_name: str
     shape: tuple[int, ...]
-    """As GGUF has it: the fastest-varying dimension first."""
+    """In GGUF's order: the fastest-varying dimension first."""
     offset: int
     """From the start of the file."""
     n_bytes: int
     part: int = 0
-    """Index of the file that holds it, in a split model."""
+    """The index of its file in a split model."""
 
     @property
     def n_elements(self) -> int:
@@ -41,7 +41,7 @@ class TensorEntry:
 
 @cache
 def tensor_types() -> dict[int, tuple[str, int, int]]:
-    """GGML type number → name, elements per block, bytes per block."""
+    """For each GGML type number: name, elements per block, bytes per block."""
     sizes = constants().GGML_QUANT_SIZES
     types = {int(t): (str(t.name), *sizes[t]) for t in constants().GGMLQuantizationType}
     # NOTE: the pinned llama.cpp loads it, the released gguf package does not list it yet.
@@ -52,7 +52,8 @@ def tensor_types() -> dict[int, tuple[str, int, int]]:
 def place_tensors(
     path: Path, rows: Iterable[Row], *, data_offset: int, alignment: int, size: int
 ) -> tuple[TensorEntry, ...]:
-    """Check every tensor: a known type, whole blocks, in the file, in order, without gaps."""
+    """Check that every tensor has a known type and whole blocks, in the file, in order, without
+    gaps."""
     seen: set[str] = set()
     placed: list[TensorEntry] = []
     expected = 0

@@ -45,7 +45,7 @@ class RepoCache:
         self.root = self.hub_dir / self.folder
 
     def commit_of(self, revision: str) -> str | None:
-        """The commit that a revision is, or last was known to be."""
+        """The commit of a revision, or its last known commit."""
         if COMMIT.fullmatch(revision):
             return revision
         for hub_dir in (self.hub_dir, Path(constants.HF_HUB_CACHE)):
@@ -56,7 +56,7 @@ class RepoCache:
         return None
 
     def remember_commit(self, revision: str, commit: str) -> None:
-        """Note what a branch or tag means, once all of it is here."""
+        """Record the commit of a branch or tag, once all its files are here."""
         if revision == commit or self.commit_of(revision) == commit:
             return
         ref = self.root / "refs" / revision
@@ -69,9 +69,10 @@ class RepoCache:
         return self.root / "snapshots" / commit
 
     def find_all(self, commit: str, names: Iterable[str], pin: str | None) -> list[Path] | None:
-        """A model's files, whole and in one folder, or `None`; `pin` is the SHA-256 of a lone one.
+        """A model's files, intact and from one cache, or `None`; `pin` is the SHA-256 of a single
+        file.
 
-        Ours come first, then those that another tool downloaded into the user's cache of the hub.
+        The worker's own cache comes first, then the user's cache of the hub.
         """
         wanted = list(names)
         for hub_dir in (self.hub_dir, Path(constants.HF_HUB_CACHE)):
@@ -82,7 +83,7 @@ class RepoCache:
         return None
 
     def has(self, commit: str, name: str, pin: str | None = None) -> bool:
-        """Whether a file is in our own cache, whole and untouched."""
+        """Whether a file is in the worker's own cache and intact."""
         return self._find(self.hub_dir, commit, name, pin) is not None
 
     def _find(self, hub_dir: Path, commit: str, name: str, pin: str | None) -> Path | None:
@@ -91,7 +92,7 @@ class RepoCache:
         return path if path and self.is_intact(path, pin) else None
 
     def find_checkpoint(self, commit: str) -> Path | None:
-        """A complete SafeTensors snapshot, or `None`: the weights are downloaded last."""
+        """A complete SafeTensors snapshot, or `None`; the weights are downloaded last."""
         folder = self.snapshot(commit)
         try:
             check_checkpoint(folder)
@@ -101,17 +102,18 @@ class RepoCache:
         return folder if whole else None
 
     def is_intact(self, path: Path, pin: str | None = None) -> bool:
-        """Whether a cached file has the content that its blob is named after, and that of `pin`.
+        """Whether a cached file has the content that its blob's name and `pin` demand.
 
-        A blob that a mirror named in its own way, or a copy where links are not possible, says
-        nothing about its content.
+        If a mirror names blobs in its own way, or the file is a copy because links are not
+        possible, there is no such name to check.
         """
-        # NOTE: one link, not all: a blob may itself be a link into a store shared by repositories.
+        # NOTE: follow one link only: a blob may itself be a link into a store shared by
+        # repositories.
         name = Path(os.readlink(path)).name if path.is_symlink() else ""
         return content_matches(path, name, pin, self.cache_dir)
 
     def discard(self, path: Path) -> None:
-        """Remove a damaged file and its blob, if they are ours."""
+        """Remove a damaged file and its blob if they are in the worker's own cache."""
         if path.is_relative_to(self.root) and path.exists():
             path.resolve().unlink()
             path.unlink(missing_ok=True)
@@ -120,7 +122,7 @@ class RepoCache:
 def content_matches(
     path: Path, etag: str, pin: str | None = None, cache_dir: Path | None = None
 ) -> bool:
-    """Whether a file's content is what an ETag and a pinned SHA-256 say."""
+    """Whether a file's content agrees with an ETag and a pinned SHA-256."""
     if _SHA256.fullmatch(etag) or pin is not None:
         actual = sha256_of_file(path, cache_dir)
         if actual != (etag if _SHA256.fullmatch(etag) else actual) or pin not in (None, actual):

@@ -1,12 +1,12 @@
-"""A hub reference in, verified files on this disk out.
+"""Downloads a hub reference as verified files.
 
-`download` is called on the API process's event loop; the work runs in one daemon thread, so that
-a worker that is told to stop leaves at once, and a later start resumes from what has come.
+`download` runs on the API process's event loop and works in a daemon thread, so a worker that is
+told to stop exits at once. A later start resumes the download.
 
-A reference pinned to a commit whose files are here makes no network call at all. A branch or tag
-is asked for at each start. Its commit is noted only when all files of that commit are here; so
-where the hub or its storage cannot answer (no network, rate limit), the last complete download
-serves, also when the branch has moved meanwhile.
+If all files of a pinned commit are here, no network call is made. A branch or tag is looked up at
+each start, and its commit is recorded only when all its files are here. If the hub or its storage
+cannot answer (no network, rate limit), the last complete download is used, even if the branch has
+moved since.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Downloaded:
-    """Where the model lies: a GGUF (its first part), or a folder of SafeTensors."""
+    """The place of the model: a GGUF (its first part), or a folder of SafeTensors."""
 
     path: Path
     commit: str
@@ -53,14 +53,14 @@ async def download(
     on_progress: OnProgress,
     safetensors_only: bool = False,
 ) -> Downloaded:
-    """Fetch what `ref` names; raises `DownloadError`, or `ModelError` where it names no model.
+    """Download what `ref` names; raises `DownloadError`, or `ModelError` if it names no model.
 
-    With `safetensors_only` a GGUF is not a model, and is refused before it is fetched.
+    With `safetensors_only`, a GGUF counts as no model and is not downloaded.
     """
     loop = asyncio.get_running_loop()
 
     def report(progress: Progress) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended; nobody listens any more
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(on_progress, progress)
 
     return await _in_daemon_thread(
@@ -99,7 +99,7 @@ async def _in_daemon_thread(work: Callable[[threading.Event], _T]) -> _T:
 
 
 class _Download:
-    """One reference on its way; lives in the download thread."""
+    """The download of one reference; used in the download thread."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class _Download:
         return got
 
     def in_cache(self, commit: str) -> Downloaded | None:
-        """What the reference means at a commit, where all of it is here."""
+        """The files of the reference at a commit, or `None` unless all are here."""
         if self.ref.file is not None:
             paths = self.cache.find_all(commit, split_names(self.ref.file), self.sha256)
             return Downloaded(paths[0], commit, is_folder=False) if paths else None
@@ -179,7 +179,7 @@ class _Download:
         return Downloaded(folder, commit, is_folder=True)
 
     def choose(self, commit: str, present: set[str]) -> list[str]:
-        """The files of a SafeTensors checkpoint, weights last, or the one GGUF that is there."""
+        """The files of a SafeTensors checkpoint, weights last, or the repository's only GGUF."""
         if INDEX in present:
             self.transfer.fetch_all([remote_file(self.ref.repo, INDEX, commit)])
             weights = [INDEX, *self.shards(commit)]
@@ -213,7 +213,7 @@ class _Download:
         raise ModelError(f"The repository {repo!r} holds {what}", repo=repo)
 
     def shards(self, commit: str) -> list[str]:
-        """The shards that a checkpoint's index names, checked before any is asked for."""
+        """The shards in a checkpoint's index, checked before any is requested."""
         shards = sorted(set(weight_map(self.cache.snapshot(commit) / INDEX).values()))
         for shard in shards:
             if "/" in shard or not shard.endswith(".safetensors"):

@@ -1,7 +1,7 @@
-"""What the hub says: a file's commit, hash and size, a repository's files, and its refusals.
+"""Asks the hub for a file's commit, hash and size and for a repository's files.
 
 Blocking; runs in the download's thread. huggingface_hub speaks the protocol (endpoint, token,
-redirects, ranges); this file asks it and turns its exceptions into our errors. The token stays
+redirects, ranges); this module translates its exceptions into the worker's errors. The token stays
 inside the library: no message or detail here repeats a header or a URL.
 """
 
@@ -33,23 +33,23 @@ from worker.errors import DownloadError, WorkerError
 from worker.models.reference import is_inside_repository
 
 LIBRARY = "llorch-worker"
-"""How we call ourselves in the hub's request logs."""
+"""The worker's name in the hub's request logs."""
 TIMEOUT_SECONDS = 10.0
 ATTEMPTS = 3
 LONGEST_WAIT_SECONDS = 30.0
-"""A rate limit that lasts longer is an error at once; whoever started us can start us later."""
+"""A longer rate limit is an error at once, so that the worker can be started again later."""
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Also a file system that cannot hold a file of this size."""
+"""The last one means that the file system cannot hold a file of this size."""
 
 _ETAG = re.compile(r"[\w.+=-]{1,128}", re.ASCII)
 _T = TypeVar("_T")
 
-# The library's warnings repeat what our errors say, with signed URLs in them.
+# The library's warnings repeat the worker's errors, with signed URLs in them.
 hub_logging.set_verbosity(logging.ERROR)
 
 
 class Stopped(Exception):
-    """The worker is shutting down; nobody waits for this download any more."""
+    """The worker is shutting down and nothing waits for this download."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ class RemoteFile:
     name: str
     commit: str
     etag: str
-    """Of a large file its SHA-256, of a small one the Git hash; the cache names its blob so."""
+    """The SHA-256 of a large file or the Git hash of a small one; the name of its blob in the
+    cache."""
     size_bytes: int | None
     in_xet: bool
     """Whether the hub serves it in content-addressed chunks (Xet)."""
@@ -108,10 +109,10 @@ def _not_a_hub(repo: str) -> DownloadError:
 
 
 def _with_retries(repo: str, name: str | None, ask: Callable[[], _T]) -> _T:
-    """Ask again after a passing fault or a short rate limit, but not after a final answer.
+    """Repeat a request after a transient fault or a short rate limit, but not after a final answer.
 
-    NOTE: the library's own retries (`retry_on_errors`) last 23 s before a hub that is down is
-    given up; a model that lies in the cache is to be served sooner.
+    NOTE: the library's own retries (`retry_on_errors`) take too long when the hub is down: a cached
+    model should be served sooner.
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -129,13 +130,14 @@ def _with_retries(repo: str, name: str | None, ask: Callable[[], _T]) -> _T:
 
 @contextmanager
 def translated_errors(repo: str, name: str | None) -> Iterator[None]:
-    """Raise what huggingface_hub raises as one of our errors."""
+    """Translate huggingface_hub's exceptions into the worker's errors."""
     try:
         yield
     except (WorkerError, Stopped):
         raise
     except LocalEntryNotFoundError as error:
-        # The library looked into its cache in vain after its request failed; that is the cause.
+        # The library's request failed and its cache did not have the file; the request is the
+        # cause.
         raise _translated(repo, name, error.__cause__ or error) from error
     except (OSError, ValueError, OfflineModeIsEnabled, httpx2.HTTPError) as error:
         raise _translated(repo, name, error) from error

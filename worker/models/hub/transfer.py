@@ -1,13 +1,12 @@
-"""Bytes from the hub onto this disk: resumed, verified, then visible.
+"""Transfers files from the hub to the disk: resumed, verified, then visible.
 
-Blocking; runs in the download's thread. `hf_hub_download` does it, with Xet where the hub has it,
-except for two things that it does not do:
+Blocking; runs in the download's thread. `hf_hub_download` does the transfer, by Xet if the hub has
+it, except for two things:
 
-- It does not resume. Of 22 MiB, 12 had come when the process was killed, and its next run asked
-  for all 22 again (huggingface_hub 2.4.0; `test_the_library_itself_does_not_resume`). So a large
-  file over plain HTTP grows in `blobs/<etag>.incomplete` and goes on from there. A file in Xet
-  starts anew; `HF_HUB_DISABLE_XET=1` makes all files come over HTTP.
-- It checks a file's length, not its content. So every file is hashed before it counts as here.
+- It does not resume (`test_the_library_itself_does_not_resume`). A large file over plain HTTP is
+  therefore written to `blobs/<etag>.incomplete`, and a later start continues it. A file in Xet
+  starts from the beginning; `HF_HUB_DISABLE_XET=1` makes all files come over HTTP.
+- It checks a file's length, not its content. Every file is therefore hashed before it is used.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ DISK_RESERVE_BYTES = 64 * 2**20
 
 
 class Transfer:
-    """Brings files of one repository into its cache."""
+    """Transfers files of one repository into its cache."""
 
     def __init__(self, cache: RepoCache, report: OnProgress, stop: threading.Event) -> None:
         self.cache = cache
@@ -45,10 +44,10 @@ class Transfer:
         self.stop = stop
 
     def fetch_all(self, files: Sequence[RemoteFile], pin: str | None = None) -> None:
-        """Download those files that are not here yet; `pin` is the SHA-256 of the only one."""
+        """Download the files that are not here yet; `pin` is the SHA-256 of a single file."""
         missing = [file for file in files if not self.cache.has(file.commit, file.name, pin)]
         for file in missing:
-            # A pin that the hub's own hash already contradicts saves the whole download.
+            # If the hub's own hash contradicts the pin, the download is pointless.
             if pin is not None and len(file.etag) == len(pin) and file.etag != pin:
                 raise self._checksum_error(file, pin)
         self._check_disk(missing)
@@ -60,9 +59,9 @@ class Transfer:
     def _fetch(self, file: RemoteFile, pin: str | None, counter: _Counter) -> None:
         path = self.cache.snapshot(file.commit) / file.name
         if path.exists():
-            self.cache.discard(path)  # It is not intact, else it were not fetched.
+            self.cache.discard(path)  # It is not intact, or it would not be fetched.
         xet = file.in_xet and not constants.HF_HUB_DISABLE_XET
-        # The library writes in chunks of this size: a smaller file leaves nothing to resume.
+        # The library writes in chunks of this size, so a smaller file leaves nothing to resume.
         if not xet and (file.size_bytes or 0) > constants.DOWNLOAD_CHUNK_SIZE:
             self._fetch_resumable(file, pin, counter)
         with translated_errors(self.cache.repo, file.name):
@@ -80,7 +79,7 @@ class Transfer:
             raise self._checksum_error(file, pin)
 
     def _fetch_resumable(self, file: RemoteFile, pin: str | None, counter: _Counter) -> None:
-        """Make the file's blob, which `hf_hub_download` then only links to."""
+        """Make the file's blob, to which `hf_hub_download` then only links."""
         blob = self.cache.root / "blobs" / file.etag
         partial = blob.with_name(f"{blob.name}.incomplete")
         lock = self.cache.hub_dir / ".locks" / self.cache.folder / f"{file.etag}.resume.lock"
@@ -93,7 +92,7 @@ class Transfer:
             self._append(file, partial, counter)
             matches = content_matches(partial, file.etag, pin)
             if resumed and not matches:
-                # What lay there was not the beginning of this file: once more, from the start.
+                # The partial file was not the beginning of this file: start again.
                 partial.unlink()
                 self._append(file, partial, counter)
                 matches = content_matches(partial, file.etag, pin)
@@ -103,7 +102,7 @@ class Transfer:
             os.replace(partial, blob)
 
     def _append(self, file: RemoteFile, partial: Path, counter: _Counter) -> None:
-        """Bring `partial` to the file's full length, from where it stands."""
+        """Continue `partial` up to the file's full length."""
         with translated_errors(self.cache.repo, file.name), partial.open("ab") as out:
             if out.tell() > (file.size_bytes or 0):
                 out.seek(0)
@@ -142,7 +141,7 @@ class Transfer:
 
     @contextlib.contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
-        """One download of a file at a time, across processes; gives up when we are stopped."""
+        """Hold the file's lock, which other processes share; gives up when the worker stops."""
         lock = FileLock(path, thread_local=False)
         while True:
             if self.stop.is_set():
@@ -166,7 +165,7 @@ class Transfer:
 
 
 class _Counter:
-    """Bytes over all files of a download, reported at most a few times a second."""
+    """Counts the bytes of all files of a download, and reports them a few times a second."""
 
     def __init__(self, total_bytes: int, report: OnProgress, stop: threading.Event) -> None:
         self.total_bytes = total_bytes
@@ -184,11 +183,11 @@ class _Counter:
         return round(min(100.0, 100 * done / self.total_bytes), 1) if self.total_bytes else 0.0
 
     def begin(self, n_bytes_here: int) -> None:
-        """A file's transfer starts, with this much of it here already."""
+        """Start a file of which `n_bytes_here` are here already."""
         self.file_bytes = n_bytes_here
 
     def add(self, n_bytes: int) -> None:
-        """Called by the transfer; ends it from inside when the worker stops."""
+        """Count bytes of a transfer; ends the transfer by an exception when the worker stops."""
         if self.stop.is_set():
             raise Stopped
         self.file_bytes += n_bytes
@@ -206,9 +205,9 @@ class _Counter:
 
 
 def _progress_bar(counter: _Counter) -> Any:
-    """huggingface_hub's bar (shown on a terminal alone) that also counts for us.
+    """huggingface_hub's progress bar, shown on terminals only, which also feeds `counter`.
 
-    A file from Xet has two bars: bytes on the network, and bytes of the file. The latter counts.
+    A file from Xet has two bars: bytes on the network and bytes of the file. The latter counts.
     """
 
     class CountingBar(tqdm):
