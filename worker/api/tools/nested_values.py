@@ -1,7 +1,7 @@
-"""Arguments whose lists and objects are written as tags within tags. Pure functions, any thread.
+"""Reads arguments whose lists and objects are tags within tags. Pure functions, any thread.
 
-`<item>…</item>` for each entry of a list, `<key>…</key>` for each member of an object, every tag
-behind a mark of its own. A tag in a text has no mark, so it stays text.
+`<item>…</item>` stands for each entry of a list, `<key>…</key>` for each member of an object, each
+tag after a mark of its own. A tag in a text has no mark, so it stays text.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from functools import lru_cache
 from typing import Any
 
 MAX_DEPTH = 64
-"""Tags that are nested deeper are text."""
+"""Tags that are nested more deeply are text."""
 _ENTRY = "item"
 
 Scalar = Callable[[str, object], Any]
-"""A value without tags as JSON has it, by its schema."""
+"""A value without tags as JSON, by its schema."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """A tag that has not ended: what stands in it."""
+    """A tag that has not ended, with its content."""
 
     key: str
     schema: object
@@ -31,7 +31,7 @@ class _Open:
 
 
 def value_of(text: str, mark: str, schema: object, scalar: Scalar) -> Any:
-    """What the tags of `text` say; text between them says nothing."""
+    """The value that the tags of `text` describe; text between them has no meaning."""
     outer = _Open("", schema, 0, [])
     stack = [outer]
     for tag in _tags(mark).finditer(text):
@@ -46,7 +46,7 @@ def value_of(text: str, mark: str, schema: object, scalar: Scalar) -> Any:
 
 
 def end_of(text: str, mark: str, key: str) -> tuple[int, str]:
-    """Where the tag that ends `key` stands, and its text; -1 while it is not there."""
+    """The index and the text of the tag that ends `key`; -1 while it has not come."""
     depth = 1
     for tag in _tags(mark).finditer(text):
         if tag["key"] == key:

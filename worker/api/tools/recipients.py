@@ -1,8 +1,8 @@
-"""Reads functionary's output: parts, each to a recipient, of which `all` is the user.
+"""Reads functionary's output: parts with recipients, of which `all` is the user.
 
-The prompt ends with `>>>`, and the model goes on: `all`, a line end and a text, or a function's
-name, a line end and its arguments, then perhaps `>>>` and the next part. Never raises, whatever the
-text. One per choice, any thread.
+The prompt ends with `>>>`. The model continues with `all`, a line end and a text, or with a
+function's name, a line end and its arguments. Then `>>>` and the next part may follow. Never
+raises, whatever the text. One per choice, any thread.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ class RecipientParser:
     def __init__(self, use: ToolUse | None, prompt_end: str) -> None:
         self._use = use
         self._calls = Calls(use) if use is not None else None
-        # An answer that is prefilled, or whose prompt asks for no part, is text.
+        # A prefilled answer, or one whose prompt asks for no part, is text.
         self._at_header = prompt_end.endswith(MARK)
         self._held = ""
         self._recipient = USER
         self._said = ""
-        """Of a call, all that stands in its part so far."""
+        """The whole part of a call so far."""
         self._n_sent = 0
         self._object: JsonValue | None = None
-        """Its arguments, until they have ended; what stands behind them says nothing."""
+        """Finds the end of the call's arguments; text after them has no meaning."""
         self._deltas: list[Piece] = []
 
     def feed(self, text: str) -> list[Piece]:
-        """Take some output; gives back what is certain by now."""
+        """Take more output; returns the pieces that are certain by now."""
         return self._run(text, final=False)
 
     def finish(self) -> list[Piece]:
-        """The rest."""
+        """The remaining pieces at the end of the output."""
         deltas = self._run("", final=True)
         self._end_part()
-        return deltas + self._taken()
+        return deltas + self._take_deltas()
 
     @property
     def n_calls(self) -> int:
@@ -53,9 +53,9 @@ class RecipientParser:
         self._held += text
         while self._held and self._step(final):
             pass
-        return self._taken()
+        return self._take_deltas()
 
-    def _taken(self) -> list[Piece]:
+    def _take_deltas(self) -> list[Piece]:
         deltas, self._deltas = self._deltas, []
         return deltas
 
@@ -75,7 +75,7 @@ class RecipientParser:
         return False
 
     def _header(self, final: bool) -> bool:
-        """The recipient, up to the line end; what names nobody is text."""
+        """Read the recipient up to the line end; a name of no offered function makes it text."""
         name, line_end, behind = self._held.partition("\n")
         if not line_end and not final and any(n.startswith(name) for n in self._recipients):
             return False
@@ -96,7 +96,7 @@ class RecipientParser:
         return frozenset((USER,)) | (self._use.names if self._use is not None else frozenset())
 
     def _next_part(self) -> int | None:
-        """Where a mark with a recipient behind it stands; Python's own prompt is none."""
+        """The place of a mark that a recipient follows; Python's own prompt is not one."""
         for found in re.finditer(re.escape(MARK), self._held):
             name, line_end, _ = self._held[found.end() :].partition("\n")
             if line_end and name in self._recipients:
@@ -121,7 +121,7 @@ class RecipientParser:
                 self._object = None
 
     def _end_part(self) -> None:
-        """Code in place of JSON is the value of the function's first parameter."""
+        """End a call. Code instead of JSON is the value of the function's first parameter."""
         if self._recipient != USER and self._calls is not None and not self._n_sent:
             parameters, value = list(self._calls.parameters(self._recipient)), self._said.rstrip()
             self._argue(json.dumps({parameters[0]: value} if parameters and value else {}))

@@ -1,8 +1,8 @@
-"""Between the slots and the store: which states are copied out and in, and when. Engine thread.
+"""Decides which states are copied between slots and store, and when. Engine thread.
 
-A copy happens between two steps, so running streams wait for it: where it would take longer than
-`MOST_SECONDS` it is made when nothing runs. One state is on its way out at a time and one on its
-way in, so no more than two of them lie in memory.
+Running streams wait for a copy, as it is made between two steps. A copy that would take longer than
+`MOST_SECONDS` is therefore made when nothing runs. At most one state is being written and one being
+read, so memory holds no more than two.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from worker.engine.sequence import Sequence
 from worker.engine.step import Snapshot
 
 MOST_SECONDS = 0.1
-"""That running streams wait for a copy, as far as can be told before it."""
+"""The longest expected time for which a copy may delay running streams."""
 _FIRST_RATE = 256e6
-"""Bytes a second that a copy is expected to do before one was measured."""
+"""The assumed speed of a copy in bytes per second, before one was measured."""
 _PIECES_COST = 30
 """Copying scattered cells takes so many times as long as counting their bytes does."""
 _MOST_COUNTING = 0.02
@@ -33,11 +33,11 @@ and the cells of one sequence between those of others."""
 
 @dataclass(slots=True)
 class _Reading:
-    """A prefix on its way to a sequence that waits for a slot."""
+    """A prefix that is being read for a sequence that waits for a slot."""
 
     sequence: Sequence
     prefix: Prefix | None = None
-    """Once it is there."""
+    """Set when it has been read."""
     is_done: bool = False
 
 
@@ -48,7 +48,7 @@ class Restorable:
     prefix: Prefix
     length: int
     snapshot: Snapshot | None = None
-    """What it takes to go on from there."""
+    """The snapshot needed to continue from there, if any."""
 
 
 class Keeper:
@@ -61,17 +61,18 @@ class Keeper:
         self._rate = _FIRST_RATE
         self.is_writing = False
         self._too_long: dict[int, int] = {}
-        """Slots whose copy waits until nothing runs, and when they were last used."""
+        """Slots whose copy waits until nothing runs, each with its `last_used`."""
         self._reading: _Reading | None = None
 
     @property
     def counts(self) -> Counts:
         return self._store.counts
 
-    # --- out -------------------------------------------------------------------------------
+    # --- writing ---------------------------------------------------------------------------
 
     def keep(self, slots: Iterable[Slot], *, is_busy: bool) -> None:
-        """Store the newest finished prefix that is not stored yet and can be copied now."""
+        """Store the most recently used finished prefix that is not stored yet and can be copied
+        now."""
         if self.is_writing:
             return
         unsaved = [slot for slot in slots if slot.is_unsaved]
@@ -98,7 +99,7 @@ class Keeper:
         return not self._store.has(slot.kept, slot.salt)
 
     def _copy(self, slot: Slot, n_bytes: int) -> bool:
-        """Copy a state and hand it over; false where that cannot be done."""
+        """Copy a slot's state and pass it to the store; returns false if that is impossible."""
         whole = n_bytes + sum(len(each.state) for each in slot.snapshots)
         if not 0 < whole <= self._store.largest_bytes:
             return False
@@ -113,17 +114,19 @@ class Keeper:
         return True
 
     def copied(self, n_bytes: int, seconds: float) -> None:
-        """Copies are expected to be as fast as the last one."""
+        """Record the speed of a copy, which the next one is expected to have."""
         self._rate = n_bytes / max(seconds, 1e-4)
 
     def _written(self) -> None:
         self.is_writing = False
 
-    # --- in --------------------------------------------------------------------------------
+    # --- reading ---------------------------------------------------------------------------
 
     def awaits(self, sequence: Sequence, match: Match | None, *, is_busy: bool) -> bool:
-        """Whether a sequence has to wait for a longer beginning than the slots have of it; the
-        first call begins to read that."""
+        """Whether a sequence must wait for a stored prefix that is longer than what the slots have.
+
+        The first call starts to read that prefix.
+        """
         reading = self._reading
         if reading is not None and reading.sequence is sequence:
             return not reading.is_done
@@ -148,7 +151,7 @@ class Keeper:
         return self._reading is not None and not self._reading.is_done
 
     def take(self, sequence: Sequence, match: Match | None) -> Restorable | None:
-        """What was read for a sequence, if it is more than the slots have of it."""
+        """The prefix that was read for a sequence, if it is longer than what the slots have."""
         if self._reading is None or self._reading.sequence is not sequence:
             return None
         prefix, self._reading = self._reading.prefix, None
@@ -166,7 +169,7 @@ class Keeper:
         return Restorable(prefix, length, snapshot)
 
     def drop(self, sequence: Sequence) -> None:
-        """A sequence has ended before it got a slot."""
+        """Forget a sequence that ended before it got a slot."""
         if self._reading is not None and self._reading.sequence is sequence:
             self._reading = None
 

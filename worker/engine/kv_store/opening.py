@@ -1,4 +1,4 @@
-"""How an engine comes to its store: the folder, and what its states depend on."""
+"""Opens the store of an engine: its folder, and what the engine's states depend on."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from worker.wire.engine_info import EngineInfo
 from worker.wire.engine_settings import EngineSettings
 
 _FORMAT = 1
-"""Of the files. A change of what is in them changes it."""
+"""The format's version; it must change with the content of the files."""
 _LENGTHS_DIFFER = "rope_factors_long"
-"""A tensor of models that turn positions by other angles where a sequence may be long."""
+"""A tensor of models whose rotary angles depend on the longest allowed sequence."""
 
 
 def open_keeper(
     header: GgufHeader, settings: EngineSettings, info: EngineInfo, backend: Backend
 ) -> Keeper | None:
-    """The keeper of what an engine computes, if it is to be stored.
+    """The keeper of the engine's states; `None` if they are not to be stored.
 
     Raises:
-        ConfigError: the folder cannot be used, or others could put files into it.
+        ConfigError: the folder cannot be used, or other users could put files into it.
     """
     if settings.kv_store is None or info.kv_store_bytes is None:
         return None
@@ -41,9 +41,10 @@ def open_keeper(
 
 
 def _binding(header: GgufHeader, settings: EngineSettings, info: EngineInfo, hashes: Path) -> str:
-    """What its states depend on, as one hash: only an engine with the same one may read them.
+    """A hash of everything that the states depend on; only engines with the same one may read them.
 
-    Hashes the model, which takes seconds a gigabyte, or finds its hash in the folder `hashes`.
+    Hashes the model, which takes seconds per gigabyte, or finds the hash that was stored under
+    `hashes`.
 
     Raises:
         OSError: a file of the model cannot be read.

@@ -1,8 +1,9 @@
-"""One finished prefix as a file: how it is written, and what is checked before it is believed.
+"""Writes and reads the file of one finished prefix, which is verified before it is used.
 
-Magic, the length of a JSON header, the header, the tokens, the state of all memory, the snapshots,
-and an HMAC-SHA256 over all of that. The state goes to native code that trusts it, so the key is a
-secret of the folder: what was not written with it is not read. Blocking; on the store's threads.
+The file has a magic, the length of a JSON header, the header, the tokens, the state of all memory,
+the snapshots, and an HMAC-SHA256 of all that. Native code trusts the state, so the key is a secret
+of the folder: a file that was not written with it is not used. Blocking; runs on the store's
+threads.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ _MAGIC = b"LLORCHKV"
 _MAC_BYTES = 32
 _MOST_HEADER_BYTES = 1 << 20
 _PIECE = 8 << 20
-"""Bytes that are written, read or hashed in one go, without the GIL."""
+"""Bytes that are written, read or hashed at once, without the GIL."""
 
 
 class Damaged(Exception):
-    """The file is not what this worker wrote; `str` is a clause about it."""
+    """The file is not what this worker wrote; `str` is a clause that says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What it takes to go on from a sequence's first tokens."""
+    """What is needed to continue from a sequence's first tokens."""
 
     tokens: array[int]
     state: memoryview
-    """Of all memory, after the last of them."""
+    """The state of all memory after the last of them."""
     snapshots: tuple[Snapshot, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
-    """What a file's first part tells, unproven until the file has been read."""
+    """The content of a file's first part, not verified until the whole file has been read."""
 
     path: Path
     size_bytes: int
@@ -54,14 +55,14 @@ class Entry:
     tokens: array[int]
     state_bytes: int
     snapshots: tuple[tuple[int, int], ...]
-    """The number of tokens and of bytes of each."""
+    """The number of tokens and the number of bytes of each."""
 
 
 def usable(
     tokens: array[int], snapshots: Iterable[int], prompt: array[int], cuts_anywhere: bool
 ) -> int:
-    """How many of a prompt's first tokens stored ones can be gone on from: where their memory
-    cannot be cut back, all of them or as many as a snapshot has."""
+    """How many of a prompt's first tokens can be reused. If the memory cannot be cut, these are all
+    of the stored tokens, or as many as a snapshot has."""
     n_common = common_length(tokens, prompt)
     if cuts_anywhere or n_common == len(tokens):
         return n_common
@@ -69,7 +70,7 @@ def usable(
 
 
 def write(path: Path, prefix: Prefix, salt: str, key: bytes) -> Entry:
-    """Write a prefix under that name: whole, or not at all.
+    """Write a prefix to `path`, completely or not at all.
 
     Raises:
         OSError: it cannot be written.
@@ -103,18 +104,18 @@ def read_entry(path: Path) -> Entry:
     """
     Raises:
         Damaged: the file's first part does not fit the file.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with _opened(path) as file:
         return _entry(path, os.fstat(file.fileno()).st_size, lambda n: _read_exactly(file, n))
 
 
 def read(entry: Entry, key: bytes) -> Prefix:
-    """The prefix that an entry tells of, proven to have been written with the key.
+    """The prefix of an entry, verified to have been written with the key.
 
     Raises:
         Damaged: it was not.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with _opened(entry.path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -146,7 +147,7 @@ def read(entry: Entry, key: bytes) -> Prefix:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """A regular file of this user that nobody else may touch."""
+    """Open a regular file of this user to which nobody else has access."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -163,7 +164,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def _entry(path: Path, size: int, take: Callable[[int], memoryview]) -> Entry:
-    """What stands before the state; `take` gives the next so many bytes."""
+    """Parse what precedes the state; `take` returns the next bytes."""
     start = len(_MAGIC) + 4
     if size < start + _MAC_BYTES:
         raise Damaged("it is too short")

@@ -1,7 +1,7 @@
-"""A folder of finished prefixes that outlive the engine: which there are, and how large they get.
+"""A folder of finished prefixes that outlive the engine, with a limit on its size.
 
-The engine thread asks and hands over; files are read and written on two threads of the store's own,
-at a low priority. Several workers may share a folder: each sees the others' files at its start.
+The engine thread calls it; two threads of its own, at a low priority, read and write the files.
+Several workers may share a folder; each finds the others' files at its start.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ log = get_logger()
 
 _KEY_BYTES = 32
 _OPENING_SECONDS = 1.0
-"""That a start waits for the store; it goes on opening beside."""
+"""How long a start waits for the store; after that, the store opens in the background."""
 _ABANDONED_SECONDS = 3600
-"""After which an unfinished file is nobody's."""
+"""An unfinished file of this age is abandoned."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """Bytes since this engine's start; each is written by one thread alone."""
+    """Bytes since this engine's start; only one thread writes each of them."""
 
     written: int = 0
     read: int = 0
@@ -57,16 +57,16 @@ class KvStore:
     def __init__(
         self, folder: Path, limit_bytes: int, *, cuts_anywhere: bool, bind: Callable[[Path], str]
     ) -> None:
-        """`bind` tells what this engine's states depend on; it is asked on a thread of the store.
+        """`bind` hashes what this engine's states depend on; a thread of the store calls it.
 
         Raises:
-            ConfigError: the folder cannot be used, or others could put files into it.
+            ConfigError: the folder cannot be used, or other users could put files into it.
         """
         self._folder, self._limit_bytes = folder, limit_bytes
         self._cuts_anywhere = cuts_anywhere
         self._secret = _open(folder)
         self._key, self._beginning = b"", ""
-        """Of this engine's files and their names; empty until its model is hashed."""
+        """The key and the name prefix of this engine's files; empty until its model is hashed."""
         self._entries: dict[Path, Entry] = {}
         self._lock = threading.Lock()
         self.counts = Counts()
@@ -74,18 +74,18 @@ class KvStore:
             ThreadPoolExecutor(1, f"kv-store-{name}", initializer=_lower_priority)
             for name in ("reader", "writer")
         )
-        # A model that was hashed before is known at once, and with it the prefixes.
+        # If the model was hashed before, this ends at once and the prefixes are known.
         wait([self._writer.submit(self._find_entries, bind)], _OPENING_SECONDS)
 
     @property
     def largest_bytes(self) -> int:
-        """Of one prefix."""
+        """The most bytes of one prefix."""
         return self._limit_bytes // LARGEST_SHARE
 
     # --- on the engine thread --------------------------------------------------------------
 
     def longest(self, prompt: Sequence[int], salt: str | None) -> tuple[Entry, int] | None:
-        """The entry with most of a prompt's first tokens, and how many it has of use."""
+        """The entry with the most reusable tokens of a prompt, and their number."""
         tokens, salt = array("i", prompt), self._salted(salt)
         with self._lock:
             entries = [each for each in self._entries.values() if each.salt == salt]
@@ -94,16 +94,16 @@ class KvStore:
         return best if best is not None and best[1] else None
 
     def has(self, tokens: Sequence[int], salt: str | None) -> bool:
-        """Whether all of these tokens can be gone on from."""
+        """Whether a stored prefix allows to reuse all of these tokens."""
         found = self.longest(tokens, salt)
         return found is not None and found[1] == len(tokens)
 
     def read(self, entry: Entry, done: Callable[[Prefix | None], None]) -> None:
-        """Read a prefix; `done` gets it on the store's thread, or `None` where it is no good."""
+        """Read a prefix. `done` gets it on the store's thread, or `None` if it cannot be used."""
         self._reader.submit(lambda: done(self._read(entry)))
 
     def write(self, prefix: Prefix, salt: str | None, done: Callable[[], None]) -> None:
-        """Write a prefix; `done` is called on the store's thread, whatever became of it."""
+        """Write a prefix. `done` is called on the store's thread in any case."""
 
         def task() -> None:
             try:
@@ -118,7 +118,7 @@ class KvStore:
         return usable(entry.tokens, lengths, tokens, self._cuts_anywhere)
 
     def _salted(self, salt: str | None) -> str:
-        """A salt as files have it: it may be a secret."""
+        """A salt as it is stored: hashed with a key, because it may be a secret."""
         return "" if salt is None else hmac.digest(self._secret, salt.encode(), "sha256").hex()
 
     # --- on the store's threads ------------------------------------------------------------
@@ -160,7 +160,7 @@ class KvStore:
 
     def _write(self, prefix: Prefix, salt: str) -> None:
         if not self._key:
-            return  # the reason was told
+            return  # the reason was logged
         path = self._folder / f"{self._beginning}{secrets.token_hex(8)}{SUFFIX}"
         expected = len(prefix.state) + sum(len(each.state) for each in prefix.snapshots)
         try:
@@ -181,7 +181,7 @@ class KvStore:
             self._remove(path)
 
     def _make_room(self, n_bytes: int) -> None:
-        """Remove what was not used for longest, whoever wrote it."""
+        """Remove the least recently used files, whichever worker wrote them."""
         files = []
         for path in self._folder.glob(f"*{SUFFIX}"):
             with contextlib.suppress(OSError):
@@ -196,7 +196,7 @@ class KvStore:
             total -= size
 
     def _ignore(self, path: Path, fault: Exception) -> None:
-        """Say why a file is of no use, and remove it where it will never be of any."""
+        """Log why a file cannot be used, and remove it if it is damaged."""
         log.warning("kv_store.ignored", file=path.name, reason=str(fault))
         if isinstance(fault, Damaged):
             self._remove(path)
@@ -217,7 +217,7 @@ class KvStore:
 
 
 def _open(folder: Path) -> bytes:
-    """Make the folder if need be, and check it; returns its secret, which it gets once."""
+    """Create the folder if needed, and check it; returns its secret."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
@@ -235,7 +235,8 @@ def _open(folder: Path) -> bytes:
 
 
 def _secret(path: Path) -> bytes:
-    """Two workers that start at once agree on one: it appears whole, and never changes."""
+    """The folder's secret; made once. Workers that start at once agree on one, because a link to
+    the complete file appears atomically."""
     if not path.exists():
         made = path.with_name(f"key-{secrets.token_hex(8)}{UNFINISHED}")
         descriptor = os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -255,7 +256,7 @@ def _secret(path: Path) -> bytes:
 
 
 def _lower_priority() -> None:
-    """The threads that compute go first."""
+    """Give this thread a lower priority than those that compute."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
