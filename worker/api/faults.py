@@ -96,7 +96,7 @@ def _fault_of(entry: ErrorDetails, schema: Mapping[str, Any], model: type[BaseMo
 
 
 def _meant(entry: ErrorDetails) -> str | None:
-    """The JSON type that a value within a branch of a union must have, as the branch has it."""
+    """The JSON type that the branch of a union requires of a value in it."""
     below = [step for step in entry["loc"] if isinstance(step, str) and step.startswith("~")]
     return _TYPE_ERRORS.get(entry["type"]) if below and entry["loc"][-1] != below[-1] else None
 

@@ -74,13 +74,13 @@ class Backend(Protocol):
         """The state of the slot's memory that cannot be cut: recurrent state or windows."""
 
     def state_bytes(self, slot: int) -> int:
-        """Of the state of all memory of a slot."""
+        """The size of the state of all memory of a slot."""
 
     def state(self, slot: int, n_bytes: int) -> memoryview | None:
-        """That state, as `restore` takes it; `None` where it cannot be had."""
+        """The state of all memory of a slot, for `restore`; `None` if llama.cpp fails."""
 
     def restore(self, slot: int, state: memoryview) -> bool:
-        """Put a state into an empty slot; false, and the slot stays empty, where it does not
+        """Put a state into an empty slot; returns false, and leaves the slot empty, if it does not
         fit."""
 
     def abort(self) -> None:

@@ -104,8 +104,8 @@ def share(sequences: list[Sequence], budget: int, *, oldest_first: bool = True) 
 
 
 def shrink(chunks: list[Chunk]) -> list[Chunk] | None:
-    """A smaller batch after «no room»: nothing but decode rows if there are any, else half of the
-    prompt tokens; `None` when it cannot get smaller."""
+    """A smaller batch after "no room": only decode rows if there are any, else half of the prompt
+    tokens; `None` if it cannot get smaller."""
     decodes = [chunk for chunk in chunks if chunk.sequence.is_decoding]
     prefills = [chunk for chunk in chunks if not chunk.sequence.is_decoding]
     if decodes and prefills:

@@ -38,7 +38,7 @@ class Moves:
         return self.saved * seconds_per_pass * min(n_left)
 
     def carry_out(self, step: Step, now: int) -> None:
-        """Change the slots' hands and have the step move their cells."""
+        """Change the owners of the slots, and add the moves of their cells to the step."""
         for stream, source, target in self.moves:
             if target.kept:
                 step.moves.append(Truncate(target.index, 0))

@@ -34,7 +34,7 @@ class Slot:
     """Snapshots of these cells, or of those that they were copied from."""
     last_used: int = 0
     is_unsaved: bool = False
-    """A store has not been offered yet what it keeps."""
+    """Whether what it keeps has not been offered to the store yet."""
 
     @property
     def tokens(self) -> Sequence[int]:

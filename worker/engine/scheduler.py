@@ -45,7 +45,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Something can be done before the next call or arrival."""
+        """Whether something can be done before the next call or arrival."""
         if self._keeper is not None and self._keeper.is_reading and self._only_waits:
             return False
         return bool(self.waiting or self.running or self._emptied)
@@ -268,7 +268,7 @@ class Scheduler:
         return slot, length, list(prefix.snapshots)
 
     def _emptied_slot(self, slots: list[Slot], step: Step) -> Slot:
-        """The best of these idle slots, with nothing in it."""
+        """The best of these idle slots, emptied."""
         slot = min(slots, key=lambda s: (self._added_runs(s), bool(s.kept), s.last_used))
         if slot.kept:
             step.moves.append(Truncate(slot.index, 0))

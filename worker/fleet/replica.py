@@ -53,7 +53,7 @@ class WorkerReplica:
         return self._id, f"http://{self._address}:{self._process.port}", self._n_slots
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Serve once a second, where the load decides how many workers there are."""
+        """Serve calls this once a second if the load decides the number of workers."""
         n_requests = await self._process.n_requests()
         return {} if n_requests is None else {REQUESTS: n_requests}
 

@@ -49,7 +49,7 @@ class Worker:
         return self.misses == 0 and time.monotonic() >= self.rests_until
 
     def keep(self, key: str) -> None:
-        """A request with this key goes there, into the slot that was left alone for longest."""
+        """Record a request with this key, which takes the least recently used slot."""
         self.kept.pop(key, None)
         self.kept[key] = time.monotonic()
         if len(self.kept) > self.n_slots:
@@ -87,10 +87,11 @@ class Table:
 
 
 def _holder(key: str, candidates: Iterable[Worker], most: int) -> Worker | None:
-    """The worker that has last computed what begins with this key, unless it has too much to do.
+    """The worker that last computed a prompt with this key, unless it has too much to do.
 
-    The next turn of a conversation, which has none running, may take any free slot there. Requests
-    with one key that run at once share a beginning, and that is worth computing on each worker.
+    The next turn of a conversation, of which no request is running, may take any free slot there.
+    Requests with the same key that run at once are spread: their beginning is worth computing on
+    several workers.
     """
     holders = [worker for worker in candidates if key in worker.kept]
     for worker in sorted(holders, key=lambda worker: worker.kept[key], reverse=True):
@@ -101,8 +102,8 @@ def _holder(key: str, candidates: Iterable[Worker], most: int) -> Worker | None:
 
 
 def _newcomer(key: str, candidates: list[Worker], most: int) -> Worker:
-    """The first worker in the key's order with a slot to spare for it; where all slots keep
-    something, the one whose slot was left alone for longest."""
+    """The first worker in the key's order with a free slot; if all slots keep something, the one
+    with the least recently used slot."""
     light = [worker for worker in candidates if len(worker.running) < most]
     is_shared = any(key in worker.running for worker in candidates)
     for workers in [light] if is_shared else [light, candidates]:

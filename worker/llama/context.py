@@ -219,18 +219,19 @@ class Context:
         return bytes(buffer) if written == size else b""
 
     def state_bytes(self, slot: int) -> int:
-        """Of the state of all memory of a sequence."""
+        """The size of the state of all memory of a sequence."""
         return int(self._flat.llama_state_seq_get_size_ext(self.pointer, slot, 0))
 
     def state(self, slot: int, n_bytes: int) -> memoryview | None:
-        """That state, a copy; `None` on a failure."""
+        """A copy of the state of all memory of a sequence; `None` if llama.cpp fails."""
         content = np.empty(n_bytes, np.uint8)  # llama.cpp writes all of it
         pointer = content.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         written = self._flat.llama_state_seq_get_data_ext(self.pointer, pointer, n_bytes, slot, 0)
         return content.data if written == n_bytes else None
 
     def restore(self, slot: int, state: memoryview) -> bool:
-        """Put a state into an empty sequence; false, and it stays empty, where it does not fit."""
+        """Put a state into an empty sequence; returns false, and leaves it empty, if it does not
+        fit."""
         content = np.frombuffer(state, np.uint8)
         pointer = content.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         size = len(content)

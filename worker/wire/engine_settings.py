@@ -70,7 +70,7 @@ class EngineSettings:
 
     @property
     def kv_store_bytes(self) -> int | None:
-        """What the files of the KV store may take; `None` without one."""
+        """The most bytes of the KV store's files; `None` without a store."""
         return None if self.kv_store is None else self.kv_store_mib << 20
 
     @property

@@ -63,7 +63,7 @@ class AnswerParser:
         prompt_end: str = "",
     ) -> None:
         self._alone: ChannelParser | RecipientParser | None = None
-        """Of a dialect that says of every part of an answer what it is."""
+        """The parser of a dialect that marks every part of an answer; it replaces the others."""
         self._splitter: ReasoningSplitter | None = None
         self._calls: CallParser | None = None
         if use is None or use.forced is None:

@@ -157,7 +157,7 @@ class _NestedValue:
         self._held = ""
 
     def advance(self, text: str, calls: Calls, final: bool) -> str | None:
-        """As `_Value.advance`; nothing is certain before the end."""
+        """As `_Value.advance`, but nothing is emitted before the end tag."""
         self._held += text
         if f"</{self._key}>" not in self._held:
             return None

@@ -173,8 +173,8 @@ class PromptBuilder:
         return self._with_bos(tokens)
 
     def system_tokens(self, prompt: Prompt, tokens: list[int]) -> int:
-        """How many of a chat's `tokens` come before its user's first words; 0 where that cannot be
-        told. Other chats are likely to begin with them."""
+        """How many of a chat's `tokens` precede its user's first words; 0 if that is unknown. Other
+        chats are likely to begin with these tokens."""
         if not isinstance(prompt, ChatPrompt):
             return 0
         messages = list(prompt.messages)

@@ -23,7 +23,7 @@ MAX_CHOICES = 1000
 MAX_GRAMMAR_BYTES = 16_000
 MAX_GRAMMAR_LINES = 400
 MAX_FORCED_CALLS = 16
-"""In one answer; a small model that may go on calling may never stop."""
+"""The most calls in one answer: a small model without a limit may never stop calling."""
 
 _JSON_LAYOUT = {"whitespace_pattern": r"[ \t]{1,8}|\r?\n[ \t]{0,64}"}
 """White space in JSON: a few blanks on a line, or one line end and an indentation. A model that may
