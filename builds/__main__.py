@@ -1,4 +1,6 @@
-"""`python -m builds`: refuses a Python that is too old before it imports what needs a newer one."""
+"""`python -m builds`: refuses a Python that is too old before it imports anything that needs a
+newer one.
+"""
 
 import sys
 

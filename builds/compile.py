@@ -21,8 +21,8 @@ from builds import cuda, sdist, store, toolchain
 from builds.errors import BuildError
 from builds.pins import FOLDER, Pins, Recipe
 
-# Not needed to compile, and most of the bytes. With `.git` there, it would depend on the machine's
-# git whether a commit is compiled in.
+# Not needed to compile, and most of the bytes. With `.git`, the machine's git would decide whether
+# a commit is compiled in.
 NOT_COMPILED = (
     ".git/",
     "docs/",
@@ -31,11 +31,11 @@ NOT_COMPILED = (
     "vendor/llama.cpp/models/",
     "vendor/llama.cpp/tests/",
 )
-# A repair of what GCC makes of ggml's AMX code, put ahead of every C++ file of ggml's.
+# A repair of GCC's output for ggml's AMX code, included before every C++ file of ggml.
 TILE_CONFIG = (FOLDER / "tile_config.cmake", FOLDER / "tile_config.h")
-# Any fixed moment; llama.cpp and the wheel's archive would otherwise carry the hour of the build.
+# Any fixed moment: otherwise, llama.cpp and the wheel's archive would have the time of the build.
 SOURCE_DATE_EPOCH = "1577836800"
-# Settings of the caller's shell that would change the wheel behind the recipe's back.
+# Variables of the caller's shell that would change the wheel without the recipe's knowledge.
 NOT_INHERITED = re.compile(
     r"^(CMAKE_|SKBUILD|FORCE_CMAKE|GGML_|LLAMA_|(C|CXX|CPP|CUDA|LD)FLAGS$|PIP_)"
 )
@@ -131,7 +131,7 @@ def _environment(recipe: Recipe, pins: Pins, python: Path, work: Path) -> dict[s
         for name, value in os.environ.items()
         if name in KEPT or not NOT_INHERITED.match(name)
     }
-    # Assertions name their source file: without this the wheel would hold this machine's paths.
+    # Assertions name their source file; without this, the wheel would have paths of this machine.
     same_paths = f"-ffile-prefix-map={work}=."
     arguments, nvcc_flags = [*recipe.cmake_args, tile_config_flag()], [f"-Xcompiler={same_paths}"]
     if "GGML_CUDA" in recipe.cmake:
@@ -148,13 +148,13 @@ def _environment(recipe: Recipe, pins: Pins, python: Path, work: Path) -> dict[s
         "CUDAFLAGS": " ".join(nvcc_flags),
         "LDFLAGS": " ".join([*_linker_flags(), recipe.environment.get("LDFLAGS", "")]).strip(),
         "SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH,
-        # A cache inside somebody's checkout must not lend that checkout's commit to the build.
+        # If the cache is inside another checkout, the build must not use that checkout's commit.
         "GIT_CEILING_DIRECTORIES": str(work),
     }
 
 
 def _linker_flags() -> list[str]:
-    # The linker's name for what it made is a hash over run paths into the temporary folder.
+    # The linker's build id is a hash that includes run paths into the temporary folder.
     return [] if sys.platform == "darwin" else ["-Wl,--build-id=none"]
 
 

@@ -1,4 +1,5 @@
-"""`.venv`: our wheel, the worker in editable form, test tools; quick when nothing changed."""
+"""`.venv`: the built wheel, the worker in editable form, test tools; quick if nothing has
+changed."""
 
 import hashlib
 import json
@@ -20,10 +21,10 @@ STAMP = "llorch-setup.json"
 def setup(
     venv: Path, backend: str, *, to_run: bool = False, given_sdist: Path | None = None
 ) -> Path:
-    """Brings the venv up to date and returns its Python.
+    """Bring the venv up to date and return its Python.
 
-    With `to_run` it is made for running the worker here, as soon as possible: without test tools,
-    and with a wheel for this processor alone when the one for all of them is not built yet.
+    With `to_run`, it is made for running the worker here as soon as possible: without test tools,
+    and with a wheel for this processor alone if the one for all processors is not built yet.
     """
     venv = venv.absolute()
     python = venv / "bin" / "python"
@@ -60,7 +61,7 @@ def setup(
 
 
 def install(venv: Path, wheel: Path) -> Path:
-    """A new venv with the wheel, the worker and what it needs, as an image has it."""
+    """Make a new venv with the wheel, the worker and its dependencies, as an image has it."""
     python = toolchain.make_venv(venv)
     toolchain.install(python, locks.RUNTIME)
     toolchain.pip(python, "install", "--no-deps", str(wheel.absolute()))
@@ -81,13 +82,14 @@ def _wanted(recipe: Recipe, pins: Pins, lock: Path) -> dict[str, str]:
 
 def _recipe_for_here(backend: str) -> Recipe:
     architectures = (cuda.architecture_here(),) if backend == "cuda" else ()
-    # Plug-ins that are chosen at load time and a build for one processor exclude each other in
-    # llama.cpp: a CPU's wheel has all variants.
+    # In llama.cpp, plug-ins that are chosen at load time exclude a build for one processor. A CPU
+    # wheel therefore has all variants.
     return pinned.recipe(backend, native=backend == "cuda", architectures=architectures)
 
 
 def _install_worker(python: Path, pins: Pins, *, editable: bool) -> None:
-    """Packed by the pinned build backend: pip by itself would fetch one without a hash."""
+    """Install the worker, packed by the pinned build backend: pip alone would fetch one without a
+    hash."""
     hook = "build_editable" if editable else "build_wheel"
     with tempfile.TemporaryDirectory(prefix="llorch-pack-") as out:
         code = f"import hatchling.build; hatchling.build.{hook}({out!r})"
@@ -107,7 +109,7 @@ def _place_test_plugins(built: wheels.BuiltWheel, target: Path) -> None:
 
 
 def _stamp(venv: Path) -> dict[str, str]:
-    """What the last complete setup of this venv was made for; empty when there was none."""
+    """What the last complete setup of this venv was made for; empty if there was none."""
     try:
         text = (venv / STAMP).read_text()
         return {str(name): str(value) for name, value in json.loads(text).items()}

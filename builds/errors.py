@@ -1,4 +1,4 @@
-"""The one error of this package: a sentence for the person who builds, never a traceback."""
+"""The only error of this package: a message for the person who builds, never a traceback."""
 
 
 class BuildError(Exception):

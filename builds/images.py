@@ -1,4 +1,4 @@
-"""Builds a backend's container image with whichever of docker, podman or buildah is there."""
+"""Builds a backend's container image with docker, podman or buildah."""
 
 import shutil
 import subprocess
@@ -16,7 +16,7 @@ TOOLS = ("docker", "podman", "buildah")
 
 
 def tool(wanted: str | None = None) -> str:
-    """The first tool that can really build here: a docker client without its engine cannot."""
+    """The first tool that can really build here; a docker client without its engine cannot."""
     for name in [wanted] if wanted else TOOLS:
         if shutil.which(name) is None:
             continue
@@ -31,8 +31,8 @@ def tool(wanted: str | None = None) -> str:
 def command(
     with_tool: str, backend: str, tag: str, arguments: dict[str, str], extra: Sequence[str] = ()
 ) -> list[str]:
-    """The build's command line. `extra` goes to the tool as it is."""
-    # The OCI format has no HEALTHCHECK: podman and buildah would drop it with a warning.
+    """The build's command line; `extra` is passed to the tool unchanged."""
+    # The OCI format has no HEALTHCHECK, so podman and buildah would drop it with a warning.
     docker_format = [] if with_tool == "docker" else ["--format", "docker"]
     values = [f"--build-arg={name}={value}" for name, value in sorted(arguments.items())]
     return [
@@ -48,7 +48,8 @@ def command(
 
 
 def arguments(backend: str, pin: str | None = None, given: Sequence[str] = ()) -> dict[str, str]:
-    """Base images from the pin, version and commit from the checkout; `given` NAME=VALUE wins."""
+    """Base images from the pins, version and commit from the checkout; `given` NAME=VALUE
+    override."""
     images = pinned.versions()["images"]
     pin = pin or backend
     if backend not in images or pin not in images:
@@ -72,7 +73,7 @@ def build(
     given: Sequence[str] = (),
     extra: Sequence[str] = (),
 ) -> str:
-    """Builds and returns the tag; the tool's own output goes to the terminal."""
+    """Build the image and return its tag; the tool's own output goes to the terminal."""
     chosen = tool(with_tool)
     store.say(f"building {tag} with {chosen}")
     line = command(chosen, backend, tag, arguments(backend, pin, given), extra)
@@ -82,10 +83,10 @@ def build(
 
 
 def _origin() -> dict[str, str]:
-    """Where the checkout comes from, its commit and that one's date, as far as git knows."""
+    """The checkout's origin, its commit and the commit's date, as far as git knows them."""
     source = _git("remote", "get-url", "origin")
     parts = urlsplit(source)
-    if parts.hostname:  # a name and a password in front of the host stay here
+    if parts.hostname:  # without a name and a password before the host
         port = f":{parts.port}" if parts.port else ""
         source = urlunsplit((parts.scheme, parts.hostname + port, parts.path, "", ""))
     found = {

@@ -1,10 +1,10 @@
-"""The locks: every package that is installed, by version and hash. Nothing is installed without.
+"""The locks: every package that is installed, by version and hash. Nothing else is installed.
 
-`runtime.txt` is what a worker needs, `test.txt` that and what the tests need, `page.txt` that and
-what drives a browser, `fleet.txt` what a worker needs and Ray. `tools.txt` builds them, `cuda.txt`
-completes a CUDA toolkit, `parity.txt` is what the converter is compared with, `resolver.txt` writes
-the locks. They hold for every system and Python that the worker runs on, and name no index: that is
-the machine's.
+`runtime.txt` has what a worker needs, `test.txt` also what the tests need, `page.txt` also what
+drives a browser, and `fleet.txt` what a worker and Ray need. `tools.txt` builds wheels, `cuda.txt`
+completes a CUDA toolkit, `parity.txt` has what the converter is compared with, and `resolver.txt`
+writes the locks. They hold for every system and Python that the worker supports. They name no
+index, because the machine's own is used.
 """
 
 import subprocess
@@ -24,10 +24,10 @@ PROJECT = str(pinned.FOLDER.parent / "pyproject.toml")
 
 
 def write(upgrade: bool) -> None:
-    """Writes all of them anew; without `upgrade`, packages that are locked keep their versions."""
+    """Write all locks; without `upgrade`, locked packages keep their versions."""
     uv = _resolver()
     newest = ["--upgrade"] if upgrade else []
-    # Our own wheel is installed by itself: it is built, not fetched.
+    # The llama-cpp-python wheel is installed separately: it is built, not fetched.
     project = [PROJECT, "--no-emit-package=llama-cpp-python", *newest]
     _compile(uv, TEST, [*project, "--extra=test"])
     _compile(uv, PAGE, [*project, "--extra=test", "--extra=page", f"--constraint={TEST}"])

@@ -16,7 +16,7 @@ BACKENDS = ("cpu", "cuda", "metal", "accelerate")
 
 @dataclass(frozen=True, slots=True)
 class Pins:
-    """What every wheel is built from."""
+    """The sources and tools of every wheel."""
 
     version: str
     sdist_sha256: str
@@ -30,7 +30,7 @@ class Pins:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How one backend's wheel is compiled, and which of its plug-ins go where."""
+    """How one backend's wheel is compiled, and where each of its plug-ins goes."""
 
     backend: str
     cmake: Mapping[str, str]
@@ -67,7 +67,7 @@ def recipe(
     blas: bool = False,
     architectures: tuple[str, ...] = (),
 ) -> Recipe:
-    """The backend's flags with the chosen variations laid over them."""
+    """The backend's flags, overridden by those of the chosen variations."""
     table = _read(FOLDER / f"{backend}.toml")
     layers = [table]
     if platform.system() == "Linux" and "linux" in table:

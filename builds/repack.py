@@ -21,17 +21,19 @@ from builds.errors import BuildError
 from builds.pins import Recipe
 
 LIBRARIES = "llama_cpp/lib"
-# Out of the scan for plug-ins: these are loaded only when asked for.
+# Outside of the folder that is scanned for plug-ins: these are loaded only on request.
 OPTIONAL = f"{LIBRARIES}/optional"
 STAMP = f"{LIBRARIES}/llorch-build.json"
 EARLIEST = (1980, 1, 1, 0, 0, 0)
-# libggml-base.so.0.25.3, libggml.0.dylib, libggml-cpu-zen4.so: a name, a version in either place.
+# libggml-base.so.0.25.3, libggml.0.dylib, libggml-cpu-zen4.so: a name, with a version in either
+# place.
 LIBRARY = re.compile(r"^(?P<name>lib[\w-]+?)(\.\d+)*\.(so|dylib)(\.\d+)*$")
-# What the bindings open by its plain name. The others are found by the name that libraries ask for.
+# The bindings open this library by its plain name. Libraries look the others up by soname.
 OPENED_BY_NAME = "libllama"
 CORE = ("libllama", "libggml", "libggml-base")
-# CMake adds the folders of what it linked against to the run path. They are the building machine's,
-# some of them temporary: whoever owns such a folder elsewhere would own what the worker loads.
+# CMake adds the folders of the libraries that it linked to the run path. They are folders of the
+# building machine, some of them temporary. On another machine, the owner of such a folder could
+# replace what the worker loads.
 RUN_PATH = "$ORIGIN"
 ELF = b"\x7fELF"
 
@@ -95,8 +97,8 @@ def _core(files: Contents) -> Contents:
         )
         if not names:
             raise BuildError(f"The compiled wheel has no {wanted} in {LIBRARIES}.")
-        # By dots: libggml.so, libggml.so.0, libggml.so.0.25.3. Libraries ask for the one with the
-        # major version alone, the bindings for the one with none.
+        # By number of dots: libggml.so, libggml.so.0, libggml.so.0.25.3. Libraries look for the one
+        # with only the major version, the bindings for the one without a version.
         by_dots = sorted(names, key=lambda each: each.count("."))
         index = 0 if wanted == OPENED_BY_NAME or len(by_dots) == 1 else 1
         kept[f"{LIBRARIES}/{by_dots[index]}"] = files[f"{LIBRARIES}/{by_dots[index]}"]
@@ -174,7 +176,7 @@ def _write(wheel: Path, files: Contents, record: str) -> None:
 def _add(archive: zipfile.ZipFile, path: str, data: bytes) -> None:
     entry = zipfile.ZipInfo(path, EARLIEST)
     entry.compress_type = zipfile.ZIP_DEFLATED
-    entry.create_system = 3  # Unix, so that the mode below is read
+    entry.create_system = 3  # Unix, so that the mode below is used
     entry.external_attr = (0o100755 if _stem(path) else 0o100644) << 16
     archive.writestr(entry, data)
 

@@ -1,6 +1,7 @@
-"""What an image holds, as a CycloneDX 1.6 document: Python packages, llama.cpp, Debian's packages.
+"""The contents of an image as a CycloneDX 1.6 document: Python, llama.cpp and Debian packages.
 
-Read from what is really installed: the venv's metadata, the wheel's stamp and dpkg's own list.
+They are read from what is really installed: the venv's metadata, the wheel's stamp and dpkg's own
+list.
 """
 
 import json
@@ -14,7 +15,7 @@ from builds.errors import BuildError
 
 
 def document(venv: Path) -> dict[str, Any]:
-    """The document for this venv and its system; BuildError where there is no such venv."""
+    """The document for this venv and its system; raises BuildError if there is no such venv."""
     folders = [str(path) for path in venv.glob("lib/python*/site-packages")]
     if not folders:
         raise BuildError(f"{venv} is no venv: it has no site-packages.")

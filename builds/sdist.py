@@ -1,4 +1,5 @@
-"""The pinned sdist: fetched once, verified every time, unpacked for those who read its sources."""
+"""The pinned sdist: fetched once, verified every time, and unpacked for those who read its
+sources."""
 
 import shutil
 import tarfile
@@ -13,7 +14,7 @@ COMMIT_FILE = ".git/modules/vendor/llama.cpp/HEAD"
 
 
 def fetch(pins: Pins, given: Path | None = None) -> Path:
-    """The verified archive: the given file, else the cached one, else a fresh download."""
+    """The verified archive: the given file, else the cached one, else a new download."""
     if given is not None:
         if not given.is_file():
             raise BuildError(f"--sdist {given}: there is no such file.")
@@ -29,7 +30,7 @@ def fetch(pins: Pins, given: Path | None = None) -> Path:
 
 
 def unpacked(pins: Pins, given: Path | None = None) -> Path:
-    """The sources in the cache, to read (vocabularies, llama-server); never a place to build in."""
+    """The sources in the cache, to read only (vocabularies, llama-server); never built in place."""
     archive = fetch(pins, given)
     home = store.folder("sdist") / f"{pins.version}-{pins.sdist_sha256[:16]}"
     with store.lock(f"unpack-{pins.version}"):
@@ -40,9 +41,9 @@ def unpacked(pins: Pins, given: Path | None = None) -> Path:
 
 
 def extract(archive: Path, target: Path, without: tuple[str, ...] = ()) -> None:
-    """Unpacks into `target`, without the archive's own top folder and the folders named."""
+    """Unpack into `target`, without the archive's top folder and without the given folders."""
     with tarfile.open(archive) as tar:
-        if hasattr(tarfile, "data_filter"):  # early 3.11 releases lack it; the archive is verified
+        if hasattr(tarfile, "data_filter"):  # not in early 3.11; the archive is verified
             tar.extraction_filter = tarfile.data_filter
         for member in tar:
             _, _, member.name = member.name.partition("/")
@@ -51,7 +52,7 @@ def extract(archive: Path, target: Path, without: tuple[str, ...] = ()) -> None:
 
 
 def commit(archive: Path) -> str:
-    """The llama.cpp commit that the sources hold."""
+    """The llama.cpp commit of the sources."""
     with tarfile.open(archive) as tar:
         for member in tar:
             if member.name.endswith(f"/{COMMIT_FILE}"):
@@ -62,7 +63,8 @@ def commit(archive: Path) -> str:
 
 
 def _download(archive: Path, pins: Pins) -> None:
-    """pip reads an sdist's metadata by running its code: only after the hash was found right."""
+    """Download the sdist. pip runs its code to read its metadata, but only after it has checked the
+    hash."""
     python = toolchain.python(pins)
     with tempfile.TemporaryDirectory(dir=archive.parent) as scratch:
         wanted = Path(scratch, "requirements.txt")
@@ -72,7 +74,7 @@ def _download(archive: Path, pins: Pins) -> None:
             "download",
             "--require-hashes",
             "--no-deps",
-            # The build backend that reads the metadata: the pinned one, not a fetched.
+            # The build backend that reads the metadata is the pinned one, not a fetched one.
             "--no-build-isolation",
             "--no-binary=llama-cpp-python",
             f"--dest={scratch}",

@@ -1,7 +1,7 @@
-"""`python -m builds smoke WHEEL`: does this wheel work where nothing else of ours is installed?
+"""`python -m builds smoke WHEEL`: checks that the wheel works in an otherwise fresh venv.
 
-A fresh venv gets the wheel and the worker; a child process in it loads every plug-in, lists the
-devices and decodes one token. Without a model, the bundled one is converted first.
+The venv gets the wheel and the worker. A child process in it loads every plug-in, lists the devices
+and decodes one token. Without a given model, the bundled one is converted first.
 """
 
 import json
@@ -20,7 +20,8 @@ LIMIT_S = 600
 
 
 def smoke(wheel: Path, model: Path | None = None, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What the child saw; BuildError when it saw no token. `prefix` wraps the child (qemu)."""
+    """The child's report; raises BuildError if it decoded no token. `prefix` wraps the child
+    (qemu)."""
     for wanted in filter(None, (wheel, model)):
         if not wanted.exists():
             raise BuildError(f"{wanted}: there is no such file.")
@@ -33,7 +34,7 @@ def smoke(wheel: Path, model: Path | None = None, prefix: tuple[str, ...] = ()) 
 
 
 def run_child(python: Path, model: Path, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Runs the child on a Python that has the wheel."""
+    """Run the child with a Python that has the wheel."""
     command = [*prefix, str(python), "-I", str(CHILD), str(model)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     if result.returncode != 0:

@@ -1,6 +1,6 @@
-"""Runs inside the fresh venv of a smoke test, with nothing but the wheel: prints JSON on stdout.
+"""Runs inside the fresh venv of a smoke test, with only the wheel: prints JSON on stdout.
 
-Started as a script, so that no other package of ours is importable here.
+It is started as a script, so that no other package of the project can be imported.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ loaded_from: list[str] = []
 
 @flat.llama_log_callback  # type: ignore[untyped-decorator]
 def log(_level: int, text: bytes, _data: Any) -> None:
-    """llama.cpp tells only in its log which variant of the CPU code it took."""
+    """Only llama.cpp's log tells which variant of the CPU code was loaded."""
     line = text.decode(errors="replace")
     if line.startswith("load_backend: loaded"):
         loaded_from.append(Path(line.split(" from ")[-1].strip()).name)

@@ -1,7 +1,7 @@
 """The cache outside the checkout, shared by checkouts: `${XDG_CACHE_HOME:-~/.cache}/llorch-worker`.
 
-What appears under its final name is complete: it is made under a temporary name and renamed into
-place, under a lock.
+Whatever has its final name is complete: it is made under a temporary name and renamed into place,
+under a lock.
 """
 
 import ast
@@ -22,7 +22,7 @@ SUMS = "SHA256SUMS"
 
 
 def folder(*parts: str) -> Path:
-    """A folder of the cache, made when it is missing."""
+    """A folder of the cache; created if it is missing."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     path = Path(base, "llorch-worker", *parts)
     path.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ def folder(*parts: str) -> Path:
 
 @contextlib.contextmanager
 def lock(name: str) -> Iterator[None]:
-    """Holds the machine-wide lock `name`; says so when it has to wait."""
+    """Hold the machine-wide lock `name`; prints a line if it has to wait."""
     path = folder("locks") / f"{name}.lock"
     with path.open("w") as handle:
         try:
@@ -44,7 +44,8 @@ def lock(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Gives an empty folder that takes the place of `target` when the block succeeds, else goes."""
+    """Give an empty folder that replaces `target` if the block succeeds, and is removed
+    otherwise."""
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # left by a killed run; the caller holds the lock
     partial.mkdir(parents=True)
@@ -62,13 +63,13 @@ def sha256(path: Path) -> str:
 
 
 def seal(home: Path) -> None:
-    """Writes SHA256SUMS over the files of a folder, in the form that `sha256sum -c` reads."""
+    """Write SHA256SUMS for the files of a folder, in the form that `sha256sum -c` reads."""
     lines = [f"{sha256(path)}  {path.name}\n" for path in sorted(home.iterdir()) if path.is_file()]
     (home / SUMS).write_text("".join(lines))
 
 
 def is_whole(home: Path) -> bool:
-    """Whether a sealed folder is there and its files are still what SHA256SUMS says."""
+    """Whether a sealed folder exists and its files agree with SHA256SUMS."""
     try:
         listed = [line.split() for line in (home / SUMS).read_text().splitlines()]
         return all(sha256(home / name) == digest for digest, name in listed) and bool(listed)
@@ -79,16 +80,16 @@ def is_whole(home: Path) -> bool:
 
 
 def key(inputs: Any) -> str:
-    """A short name for everything that a thing in the cache was made from."""
+    """A short hash of everything that a thing in the cache was made from."""
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def code_hash(*files: Path) -> str:
-    """Changes when these Python files do something else, not when a comment is reworded."""
+    """A hash of these Python files that comments and formatting do not change; docstrings do."""
     trees = [ast.dump(ast.parse(file.read_text("utf-8"))) for file in files]
     return key(trees)
 
 
 def say(line: str) -> None:
-    """Progress goes to stderr: stdout carries results that scripts read."""
+    """Print progress to stderr, because scripts read the results on stdout."""
     print(f"builds: {line}", file=sys.stderr, flush=True)

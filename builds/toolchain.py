@@ -1,4 +1,4 @@
-"""What compiles a wheel: the machine's C++ compiler, and a venv with the other tools as pinned."""
+"""The tools that compile a wheel: the machine's C++ compiler, and a venv with the pinned others."""
 
 import os
 import platform
@@ -14,12 +14,12 @@ from builds.errors import BuildError
 from builds.pins import FOLDER, Pins
 
 LOCK = FOLDER / "locks" / "tools.txt"
-# What of the pinned tools has a say in what the compiler makes.
+# Those of the pinned tools that influence what the compiler makes.
 COMPILES = ("cmake", "ninja", "scikit-build-core")
 
 
 def compiler() -> str:
-    """The first line of the C++ compiler's own version; a sentence when there is none."""
+    """The first line of the C++ compiler's version; raises BuildError if there is none."""
     command = os.environ.get("CXX", "c++")
     if shutil.which(command.split()[0]) is None:
         raise BuildError(
@@ -33,7 +33,7 @@ def compiler() -> str:
 
 
 def processor() -> str:
-    """What a native build depends on: the features of this machine's processor."""
+    """The features of this machine's processor, on which a native build depends."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(encoding="utf-8").splitlines():
@@ -43,7 +43,7 @@ def processor() -> str:
 
 
 def make_venv(path: Path) -> Path:
-    """Creates a venv with pip and returns its Python."""
+    """Create a venv with pip and return its Python."""
     try:
         import ensurepip  # noqa: F401 - Debian ships it apart, in python3-venv
     except ImportError as error:
@@ -56,7 +56,7 @@ def make_venv(path: Path) -> Path:
 
 
 def pip(python: Path, *arguments: str) -> None:
-    """Runs pip quietly; its own words are shown when it fails."""
+    """Run pip quietly; its own messages are shown if it fails."""
     command = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet", *arguments]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
@@ -65,12 +65,13 @@ def pip(python: Path, *arguments: str) -> None:
 
 
 def install(python: Path, lock: Path) -> None:
-    """Installs what the lock lists; a package whose hash is another stops it, before it runs."""
+    """Install what the lock lists. A package with another hash stops this before any of its code
+    runs."""
     pip(python, "install", "--require-hashes", "--no-deps", f"--requirement={lock}")
 
 
 def python(pins: Pins) -> Path:
-    """The Python of the venv that holds the pinned build tools; made on first use."""
+    """The Python of the venv with the pinned build tools; made at the first use."""
     locked = set(re.findall(r"^([\w-]+==[\w.]+)", LOCK.read_text(), re.MULTILINE))
     wanted = {f"{name}=={version}" for name, version in pins.toolchain.items()}
     if not wanted <= locked:
@@ -82,7 +83,8 @@ def python(pins: Pins) -> Path:
     marker = home / "complete"
     with store.lock(f"toolchain-{tag}"):
         if not (marker.exists() and ready.exists()):
-            # Not renamed into place: a venv knows its own path. The marker says that it is whole.
+            # Not renamed into place, because a venv has its own path in it. The marker says that it
+            # is complete.
             store.say(f"installing the build tools: {', '.join(sorted(wanted))}")
             make_venv(home)
             install(ready, LOCK)

@@ -1,6 +1,6 @@
-"""The wheel of a backend: compiled, then repacked, each step from the cache when nothing changed.
+"""The wheel of a backend: compiled, then repacked; each step comes from the cache if possible.
 
-A wheel's home in the cache holds the wheel, SHA256SUMS and `test-plugins/` with what only the tests
+A wheel's folder in the cache has the wheel, SHA256SUMS and `test-plugins/`, which only the tests
 load.
 """
 
@@ -26,7 +26,8 @@ class BuiltWheel:
 
 
 def key(recipe: Recipe, pins: Pins) -> str:
-    """Names the wheel in the cache: by what is compiled, how it is repacked and what is chosen."""
+    """The wheel's name in the cache: a hash of what is compiled, how it is repacked and what is
+    chosen."""
     inputs = {
         "made_of": compile.made_of(recipe, pins),
         "code": store.code_hash(Path(repack.__file__)),
@@ -42,7 +43,7 @@ def is_built(recipe: Recipe, pins: Pins) -> bool:
 
 
 def build(recipe: Recipe, pins: Pins, *, given_sdist: Path | None = None) -> BuiltWheel:
-    """The wheel for these choices; several minutes when it has to be compiled."""
+    """Build the wheel for these choices; takes several minutes if it must be compiled."""
     name = key(recipe, pins)
     home = store.folder("wheels") / name
     with store.lock(name):
@@ -60,7 +61,7 @@ def build(recipe: Recipe, pins: Pins, *, given_sdist: Path | None = None) -> Bui
 
 
 def export(built: BuiltWheel, target: Path) -> Path:
-    """Copies the wheel and its SHA256SUMS into `target`, which holds nothing else afterwards."""
+    """Copy the wheel and its SHA256SUMS into `target`, which then holds nothing else."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
     for source in (built.path, built.path.parent / store.SUMS):
