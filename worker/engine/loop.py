@@ -162,10 +162,8 @@ class Loop:
     # --- decode and its failures -------------------------------------------------------------
 
     def _decode(self, chunks: list[Chunk], draft: list[int]) -> list[Chunk]:
-        """Compute the chunks, or as many of them as possible; returns those that were computed.
-
-        A draft that was not computed is cleared.
-        """
+        """Compute the chunks, or as many of them as possible; returns those that were computed. A
+        draft that was not computed is cleared."""
         while chunks:
             self._backend.fill(chunks, draft)
             n_tokens = sum([n for _, _, n in chunks])
