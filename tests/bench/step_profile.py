@@ -99,7 +99,7 @@ def profiled(
     loop = Loop(backend, scheduler, Outbox(SyncChannel(own)).put)
     vocabulary = GrammarVocabulary(model)
     for index in range(n_streams):
-        prompt = [1000 + index, *range(2000, 2000 + N_PROMPT - 1)]
+        prompt = [(1000 + 37 * index + place) % model.n_vocab for place in range(N_PROMPT)]
         wish = Sampling(seed=index, ignore_eos=True, **sampling)
         request = InferenceRequest(str(index), tuple(prompt), wish, max_tokens=CONTEXT)
         loop.submit(Sequence(index, request, prompt, Sampler(model, wish, prompt, vocabulary)))
