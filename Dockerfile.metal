@@ -15,7 +15,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 # The wheel first: it takes minutes and changes only with the pin.
-COPY builds/*.py builds/*.toml builds/tile_config.* builds/
+COPY builds/*.py builds/*.toml builds/*.cmake builds/*.h builds/
 COPY builds/locks builds/locks
 RUN --mount=type=cache,target=/root/.cache python3 -m builds metal --out /wheels
 COPY LICENSE README.md models.toml pyproject.toml ./

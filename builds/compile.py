@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from builds import cuda, sdist, store, toolchain
+from builds import cuda, processor, sdist, store, toolchain
 from builds.errors import BuildError
 from builds.pins import FOLDER, Pins, Recipe
 
@@ -33,6 +33,7 @@ NOT_COMPILED = (
 )
 # A repair of GCC's output for ggml's AMX code, included before every C++ file of ggml.
 TILE_CONFIG = (FOLDER / "tile_config.cmake", FOLDER / "tile_config.h")
+WITHOUT_COMMON = FOLDER / "without_common.cmake"
 # Any fixed moment: otherwise, llama.cpp and the wheel's archive would have the time of the build.
 SOURCE_DATE_EPOCH = "1577836800"
 # Variables of the caller's shell that would change the wheel without the recipe's knowledge.
@@ -49,7 +50,7 @@ def made_of(recipe: Recipe, pins: Pins) -> dict[str, Any]:
     code = [Path(__file__)]
     machine: dict[str, str] = {}
     if recipe.cmake.get("GGML_NATIVE") == "ON":
-        machine["processor"] = toolchain.processor()
+        machine["processor"] = processor.features()
     if "GGML_CUDA" in recipe.cmake:
         machine["nvcc"] = cuda.compiler()
         code.append(Path(cuda.__file__))
@@ -64,7 +65,7 @@ def made_of(recipe: Recipe, pins: Pins) -> dict[str, Any]:
         "compiler": toolchain.compiler(),
         "toolchain": {name: pins.toolchain[name] for name in toolchain.COMPILES},
         "platform": platform_name(),
-        "code": [store.code_hash(*code), *tile_config_hashes()],
+        "code": [store.code_hash(*code), *tile_config_hashes(), store.sha256(WITHOUT_COMMON)],
     }
 
 
@@ -133,7 +134,9 @@ def _environment(recipe: Recipe, pins: Pins, python: Path, work: Path) -> dict[s
     }
     # Assertions name their source file; without this, the wheel would have paths of this machine.
     same_paths = f"-ffile-prefix-map={work}=."
-    arguments, nvcc_flags = [*recipe.cmake_args, tile_config_flag()], [f"-Xcompiler={same_paths}"]
+    without_common = f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={WITHOUT_COMMON}"
+    arguments = [*recipe.cmake_args, tile_config_flag(), without_common]
+    nvcc_flags = [f"-Xcompiler={same_paths}"]
     if "GGML_CUDA" in recipe.cmake:
         more_arguments, more_flags = cuda.completion(pins, work)
         arguments += more_arguments

@@ -82,9 +82,7 @@ def _wanted(recipe: Recipe, pins: Pins, lock: Path) -> dict[str, str]:
 
 def _recipe_for_here(backend: str) -> Recipe:
     architectures = (cuda.architecture_here(),) if backend == "cuda" else ()
-    # In llama.cpp, plug-ins that are chosen at load time exclude a build for one processor. A CPU
-    # wheel therefore has all variants.
-    return pinned.recipe(backend, native=backend == "cuda", architectures=architectures)
+    return pinned.recipe(backend, native=backend in ("cpu", "cuda"), architectures=architectures)
 
 
 def _install_worker(python: Path, pins: Pins, *, editable: bool) -> None:

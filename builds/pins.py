@@ -1,4 +1,4 @@
-"""Reads `versions.toml` and the flags of a backend. Pure data; no process, no network."""
+"""Reads `versions.toml` and the flags of a backend; starts no process and uses no network."""
 
 import platform
 import tomllib
@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from builds import processor
 from builds.errors import BuildError
 
 FOLDER = Path(__file__).resolve().parent
@@ -82,6 +83,8 @@ def recipe(
     for layer in layers:
         cmake |= layer["cmake"]
         plugins |= layer.get("plugins", {})
+    if native:
+        cmake |= processor.native_flags()
     if "architectures" in table:
         chosen = architectures or tuple(versions()[backend]["architectures"])
         cmake[table["architectures"]["flag"]] = ";".join(chosen)

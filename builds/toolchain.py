@@ -1,7 +1,6 @@
 """The tools that compile a wheel: the machine's C++ compiler, and a venv with the pinned others."""
 
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -30,16 +29,6 @@ def compiler() -> str:
     if shown.returncode != 0:
         raise BuildError(f"{command} --version failed: {shown.stderr.strip()}")
     return shown.stdout.splitlines()[0].strip()
-
-
-def processor() -> str:
-    """The features of this machine's processor, on which a native build depends."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith(("flags", "Features")):
-                return line
-    return f"{platform.machine()} {platform.processor()}"
 
 
 def make_venv(path: Path) -> Path:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from builds import compile, sdist, store, toolchain
+from builds import compile, processor, sdist, store, toolchain
 from builds import cuda as cuda_toolkit
 from builds.pins import Pins
 from tests.bench.errors import BenchError
@@ -57,7 +57,7 @@ def build_peers(pins: Pins, jobs: int, archive: Path | None = None, *, cuda: boo
     # A native build runs only on the CPU it was made for, so the CPU is part of the key.
     flags = CMAKE_FLAGS + (CUDA_FLAGS if cuda else ())
     inputs = [pins.sdist_sha256, *flags, *compile.tile_config_hashes(), compiler]
-    parts = "\n".join((*inputs, toolchain.processor()))
+    parts = "\n".join((*inputs, processor.features()))
     key = hashlib.sha256(parts.encode()).hexdigest()[:12]
     folder = store.folder("bench", "peers") / f"{pins.version}-{key}"
     peers = Peers(sources, folder, pins.version, pins.llama_cpp_commit, compiler)

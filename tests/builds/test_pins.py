@@ -1,12 +1,13 @@
 """The pin, and the flags of every backend."""
 
+import platform
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from builds import compile, store, toolchain, wheels
+from builds import compile, processor, store, wheels
 from builds import pins as pinned
 from builds.errors import BuildError
 
@@ -40,13 +41,41 @@ def test_native_is_one_variant_and_comes_without_the_tests_plugin() -> None:
 
 
 def test_a_native_wheel_is_another_on_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    pins = pinned.pins()
-    recipes = [pinned.recipe("cpu"), pinned.recipe("cpu", native=True)]
-    here = [wheels.key(recipe, pins) for recipe in recipes]
-    monkeypatch.setattr(toolchain, "processor", lambda: "another")
-    there = [wheels.key(recipe, pins) for recipe in recipes]
+    def keys() -> list[str]:
+        recipes = (pinned.recipe("cpu", native=native) for native in (False, True))
+        return [wheels.key(recipe, pinned.pins()) for recipe in recipes]
+
+    here = keys()
+    monkeypatch.setattr(processor, "features", lambda: "another")
+    there = keys()
     assert here[0] == there[0]
     assert here[1] != there[1]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="llama.cpp's options for x86")
+def test_a_native_build_has_the_options_of_llama_cpps_variant(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Features as /proc/cpuinfo names them; the variants are those of ggml/src/CMakeLists.txt."""
+    haswell = "sse4_2 avx f16c fma avx2 bmi2"
+    skylake = f"{haswell} avx512f avx512cd avx512vl avx512dq avx512bw"
+    machines = {
+        haswell: "SSE42 AVX F16C FMA AVX2 BMI2",
+        f"{haswell} avx_vnni": "SSE42 AVX F16C FMA AVX2 BMI2 AVX_VNNI",  # alderlake
+        f"{haswell} avx512f": "SSE42 AVX F16C FMA AVX2 BMI2",
+        skylake: "SSE42 AVX F16C FMA AVX2 BMI2 AVX512",
+        # sapphirerapids
+        f"{skylake} avx_vnni avx512vbmi avx512_vnni avx512_bf16 amx_bf16 amx_tile amx_int8": (
+            "SSE42 AVX F16C FMA AVX2 BMI2 AVX512 AVX512_VBMI AVX512_VNNI AVX512_BF16 "
+            "AMX_TILE AMX_INT8"
+        ),
+    }
+    for features, options in machines.items():
+        monkeypatch.setattr(processor, "features", lambda features=features: features)
+        flags = pinned.recipe("cpu", native=True).cmake
+        on = {name for name, value in flags.items() if value == "ON"}
+        assert on == {"GGML_BACKEND_DL", *(f"GGML_{option}" for option in options.split())}
+        assert flags["GGML_NATIVE"] == "OFF"
 
 
 def test_another_way_of_repacking_is_no_other_compile(monkeypatch: pytest.MonkeyPatch) -> None:
