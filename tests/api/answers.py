@@ -10,7 +10,7 @@ from typing import Any
 from worker.api.output import (
     CallArguments,
     CallBegun,
-    Piece,
+    OutputPiece,
     Reasoning,
     Text,
 )
@@ -30,7 +30,7 @@ class Message:
         return [(call["name"], json.loads(call["arguments"])) for call in self.calls]
 
 
-def message_of(deltas: Iterable[Piece]) -> Message:
+def message_of(deltas: Iterable[OutputPiece]) -> Message:
     """Checks on the way that calls begin, grow and end in order."""
     message = Message()
     for delta in deltas:
@@ -60,7 +60,7 @@ def parse(
     parser = AnswerParser(
         conventions_of(template), use, prompt_end=prompt_end, splits_reasoning=splits_reasoning
     )
-    deltas: list[Piece] = []
+    deltas: list[OutputPiece] = []
     for start in range(0, len(output), size):
         deltas += parser.feed(output[start : start + size])
     return message_of(deltas + parser.finish())

@@ -40,7 +40,7 @@ def accepted(name: str, needs: Any = "instruct", **fields: Any) -> None:
 
 
 accepted("defaults")
-accepted("the model name of another service", model="sonnet-4-5")
+accepted("a model name of Anthropic's", model="claude-sonnet-4-5")
 accepted("a system text", system="Be brief.")
 accepted("system blocks with cache_control", system=[
     {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}])  # fmt: skip

@@ -28,7 +28,7 @@ import psutil
 from tests.support import sse
 from tests.support.pool_manager import serving
 from tests.support.worker import WorkerProcess, new_job_id
-from worker.pool.rules import Message, judge
+from worker.pool.rules import PoolMessage, judge
 
 N_CLIENTS = 16
 NAMES = "Otto Lily Max Ruby Ella Noé Sam Zoë".split()
@@ -202,7 +202,7 @@ class Chaos:
 
 def run(seconds: float, folder: Path, cache_dir: Path, seed: int) -> Figures:
     """One run against a worker of its own; its figures."""
-    messages: list[Message] = []
+    messages: list[PoolMessage] = []
     with serving() as manager:
         port = int(manager.server_address[1])
         worker = WorkerProcess.start(*FLAGS, *manager.flags(), folder=folder, cache_dir=cache_dir)
@@ -215,7 +215,7 @@ def run(seconds: float, folder: Path, cache_dir: Path, seed: int) -> Figures:
         worker.kill()
 
 
-def _run(chaos: Chaos, seconds: float, port: int, messages: list[Message]) -> Figures:
+def _run(chaos: Chaos, seconds: float, port: int, messages: list[PoolMessage]) -> Figures:
     figures, worker = chaos.figures, chaos.worker
     threads = [threading.Thread(target=chaos.client, args=(n,)) for n in range(N_CLIENTS)]
     for thread in threads:

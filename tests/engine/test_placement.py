@@ -16,6 +16,7 @@ from worker.engine.placement import added_runs, best_moves
 from worker.engine.prefix_cache import Slot
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk
+from worker.wire.messages import DecodeOutcome, Started
 
 STORY = "Once upon a time, there was a clever fox named "
 
@@ -139,3 +140,38 @@ def test_llama_cpp_computes_one_graph_a_step_again_when_streams_have_moved_up() 
         alone = engine.generate(STORY + name, max_tokens=60, ignore_eos=True)
         assert engine.text(request_id) == alone
     engine.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_conversations_keep_their_cells_while_there_is_a_slot_for_each(seed: int) -> None:
+    """Eight conversations in eight slots, four turns at a time. To compute one again costs as much
+    as a hundred passes over all weights, as one of a thousand tokens does on a CPU."""
+    engine = Engine(n_slots=8, batch=96, prefill_budget=64, prefill_alone=96)
+    decode = engine.backend.decode
+
+    def taking_time() -> DecodeOutcome:
+        n_prompt = sum(c.n_tokens for c in engine.backend._chunks if c.n_tokens > 1)
+        engine.now += 0.016 * n_runs(slots_used(engine)) + 0.03 * n_prompt
+        return decode()
+
+    engine.backend.decode = taking_time  # type: ignore[method-assign]
+    engine.submit(0, b"a pass is measured when it is alone", max_tokens=4)
+    engine.run()
+    dice, request_id, n_lost = random.Random(seed), 0, 0
+    conversations = [dice.randbytes(60) for _ in range(8)]
+    for turn in range(5):
+        order = dice.sample(range(8), 8)
+        for some in (order[:4], order[4:]):
+            known = {index: len(conversations[index]) for index in some}
+            started = {}
+            for index in some:
+                request_id += 1
+                started[index] = request_id
+                conversations[index] += b"?"
+                engine.submit(request_id, conversations[index], max_tokens=dice.randint(1, 6))
+            engine.run()
+            for index, number in started.items():
+                (first,) = [e for e in engine.events[number] if isinstance(e, Started)]
+                n_lost += turn > 0 and first.cached_tokens < known[index] - 1
+                conversations[index] += engine.text(number).encode()
+    assert n_lost == 0

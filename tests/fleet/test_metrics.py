@@ -5,13 +5,13 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from worker.fleet.metrics import merged
-from worker.observability.metrics import Metrics, Snapshot
+from worker.observability.metrics import Gauges, Metrics
 
 
 def exposition(running: int) -> str:
     metrics = Metrics("w")
     metrics.request_ended("success", 12.0)
-    return metrics.exposition(Snapshot(1.0, True, True, running=running, kv_cells_total=8)).decode()
+    return metrics.exposition(Gauges(1.0, True, True, running=running, kv_cells_total=8)).decode()
 
 
 def test_every_series_of_every_worker_is_there_once() -> None:

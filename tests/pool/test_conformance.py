@@ -16,25 +16,25 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.worker import ROOT, until
-from worker.pool.rules import CALLBACK_FIELDS, HEARTBEAT_FIELDS, Message, judge
+from worker.pool.rules import CALLBACK_FIELDS, HEARTBEAT_FIELDS, PoolMessage, judge
 
 EXAMPLES: dict[Any, Any] = {str: "x", int: 1, list: ["text-gen"], bool: True, (int, float): 1.0}
 COMMON = {"uri": "http://h:1", "incarnation": "i"}
 
 
-def callback(**changes: Any) -> Message:
+def callback(**changes: Any) -> PoolMessage:
     payload = {name: EXAMPLES[kind] for name, kind in CALLBACK_FIELDS.items()}
     payload |= COMMON | {"protocol": "sse"} | changes
-    return Message("callback", 0.0, payload, ready_status=200)
+    return PoolMessage("callback", 0.0, payload, ready_status=200)
 
 
-def beat(sequence: int, at: float = 0.0, **changes: Any) -> Message:
+def beat(sequence: int, at: float = 0.0, **changes: Any) -> PoolMessage:
     payload = {name: EXAMPLES[kind] for name, kind in HEARTBEAT_FIELDS.items()}
     payload |= COMMON | {"status": "ready", "sequence": sequence} | changes
-    return Message("heartbeat", at, payload)
+    return PoolMessage("heartbeat", at, payload)
 
 
-def without(message: Message, name: str) -> Message:
+def without(message: PoolMessage, name: str) -> PoolMessage:
     return replace(message, payload={k: v for k, v in message.payload.items() if k != name})
 
 
@@ -74,7 +74,7 @@ def test_messages_count_in_the_order_of_their_arrival() -> None:
         ("identity", lambda: [beat(1), beat(2, worker_id="y")]),
     ],
 )
-def test_each_breach_is_named(rule: str, messages: Callable[[], list[Message]]) -> None:
+def test_each_breach_is_named(rule: str, messages: Callable[[], list[PoolMessage]]) -> None:
     assert rule in {breach.rule for breach in judge(messages())}
 
 

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler
 
 from tests.support.worker import until
 from worker.pool.conformance import Manager, answer_ok, send_json
-from worker.pool.rules import Message
+from worker.pool.rules import PoolMessage
 
 
 class PoolManager(Manager):
@@ -23,11 +23,11 @@ class PoolManager(Manager):
         return ("--heartbeat-url", f"{self.url}/heartbeat", "--heartbeat-interval", str(interval_s))
 
     @property
-    def callbacks(self) -> list[Message]:
+    def callbacks(self) -> list[PoolMessage]:
         return self.messages("callback")
 
     @property
-    def beats(self) -> list[Message]:
+    def beats(self) -> list[PoolMessage]:
         return self.messages("heartbeat")
 
     @property

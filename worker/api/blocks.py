@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from worker.api.output import CallArguments, CallBegun, Piece, Reasoning, Text
+from worker.api.output import CallArguments, CallBegun, OutputPiece, Reasoning, Text
 
 Kind = Literal["reasoning", "text", "call"]
 
 
 @dataclass(slots=True)
-class Block:
+class OutputBlock:
     index: int
     kind: Kind
     text: str = ""
@@ -24,19 +24,19 @@ class Block:
     name: str = ""
 
 
-class Step(NamedTuple):
+class BlockStep(NamedTuple):
     what: Literal["begun", "grown", "ended"]
-    block: Block
+    block: OutputBlock
     text: str = ""
     """The added text."""
 
 
 class Blocks:
     def __init__(self) -> None:
-        self.all: list[Block] = []
-        self._open: Block | None = None
+        self.all: list[OutputBlock] = []
+        self._open: OutputBlock | None = None
 
-    def take(self, pieces: Iterable[Piece]) -> Iterator[Step]:
+    def take(self, pieces: Iterable[OutputPiece]) -> Iterator[BlockStep]:
         for piece in pieces:
             match piece:
                 case CallBegun(_, id, name):
@@ -53,17 +53,17 @@ class Blocks:
                     assert self._open is not None
                     yield self._grow(self._open, text)
 
-    def finish(self) -> Iterator[Step]:
+    def finish(self) -> Iterator[BlockStep]:
         if self._open is not None:
-            yield Step("ended", self._open)
+            yield BlockStep("ended", self._open)
             self._open = None
 
-    def _begin(self, kind: Kind, id: str = "", name: str = "") -> Iterator[Step]:
+    def _begin(self, kind: Kind, id: str = "", name: str = "") -> Iterator[BlockStep]:
         yield from self.finish()
-        self._open = Block(len(self.all), kind, id=id, name=name)
+        self._open = OutputBlock(len(self.all), kind, id=id, name=name)
         self.all.append(self._open)
-        yield Step("begun", self._open)
+        yield BlockStep("begun", self._open)
 
-    def _grow(self, block: Block, text: str) -> Step:
+    def _grow(self, block: OutputBlock, text: str) -> BlockStep:
         block.text += text
-        return Step("grown", block, text)
+        return BlockStep("grown", block, text)

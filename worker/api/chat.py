@@ -76,7 +76,7 @@ class ToolCall(OpenBody):
     function: FunctionCall
 
 
-class Message(OpenBody):
+class ChatMessage(OpenBody):
     role: str = Field(min_length=1, max_length=64)
     content: Content | None = None
     name: str | None = None
@@ -110,7 +110,7 @@ class Message(OpenBody):
 
 
 Messages = Annotated[
-    tuple[Message, ...], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+    tuple[ChatMessage, ...], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
 ]
 
 

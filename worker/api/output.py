@@ -36,15 +36,15 @@ class CallArguments(NamedTuple):
     text: str
 
 
-Piece = Text | Reasoning | CallBegun | CallArguments
+OutputPiece = Text | Reasoning | CallBegun | CallArguments
 
 
 class Parser(Protocol):
     """Splits a model's text into pieces; what it cannot read stays text."""
 
-    def feed(self, text: str) -> list[Piece]: ...
+    def feed(self, text: str) -> list[OutputPiece]: ...
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[OutputPiece]:
         """The pieces that were held back until the end."""
 
 
@@ -55,7 +55,7 @@ class Output:
         """`parser_of` makes the parser of the answer from the end of its prompt."""
         self.job = job
         self.finished: Finished | None = None
-        self.message = Message()
+        self.message = AssistantMessage()
         self.reasoning_tokens = 0
         self._n_unread = 0
         """Tokens since the last piece."""
@@ -63,13 +63,13 @@ class Output:
         self._parser: Parser | None = None
         self._parser_of = parser_of
 
-    def take(self, event: StreamEvent) -> list[Piece]:
+    def take(self, event: StreamEvent) -> list[OutputPiece]:
         """The pieces that an event adds.
 
         Raises:
             WorkerError: the job failed.
         """
-        pieces: list[Piece] = []
+        pieces: list[OutputPiece] = []
         match event:
             case Token(_, text, ids, logprobs):
                 pieces = [Text(text)] if self._parser is None else self._parser.feed(text)
@@ -90,7 +90,7 @@ class Output:
             self.message.add(piece)
         return pieces
 
-    def _count_reasoning(self, n_tokens: int, pieces: list[Piece]) -> None:
+    def _count_reasoning(self, n_tokens: int, pieces: list[OutputPiece]) -> None:
         """Count the tokens of the reasoning, its marks included."""
         self._n_unread += n_tokens
         if any(isinstance(piece, Reasoning) for piece in pieces):
@@ -124,7 +124,7 @@ class Output:
         }
 
 
-class Message:
+class AssistantMessage:
     """The pieces of a choice, joined."""
 
     def __init__(self) -> None:
@@ -133,7 +133,7 @@ class Message:
         self.logprobs: list[TokenLogprob] = []
         self.calls: list[Call] = []
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: OutputPiece) -> None:
         match piece:
             case Text(text):
                 self._texts.append(text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from worker.api.output import Piece, Reasoning, Text
+from worker.api.output import OutputPiece, Reasoning, Text
 from worker.api.tools.calls import begun_mark
 
 
@@ -71,17 +71,17 @@ class ReasoningSplitter:
         """Whether the answer or the reasoning begins here; white space there is dropped."""
         self._said_anything = self._has_thought = False
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[OutputPiece]:
         """Take more output; returns the pieces that are certain by now."""
         return self._run(text, final=False)
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[OutputPiece]:
         """The remaining pieces; reasoning that was cut off stays reasoning."""
         return self._run("", final=True)
 
-    def _run(self, text: str, *, final: bool) -> list[Piece]:
+    def _run(self, text: str, *, final: bool) -> list[OutputPiece]:
         self._held += text
-        deltas: list[Piece] = []
+        deltas: list[OutputPiece] = []
         while self._held:
             if self._inside:
                 if not self._think(deltas, final):
@@ -90,7 +90,7 @@ class ReasoningSplitter:
                 break
         return deltas
 
-    def _think(self, deltas: list[Piece], final: bool) -> bool:
+    def _think(self, deltas: list[OutputPiece], final: bool) -> bool:
         before, found, behind = self._held.partition(self._marks.end)
         if found:
             self._inside, self._has_thought, self._held = False, True, behind
@@ -103,7 +103,7 @@ class ReasoningSplitter:
         self._send_reasoning(before, deltas)
         return False
 
-    def _send_reasoning(self, text: str, deltas: list[Piece]) -> None:
+    def _send_reasoning(self, text: str, deltas: list[OutputPiece]) -> None:
         if self._at_start:
             text = text.lstrip()
             self._at_start = not text
@@ -113,7 +113,7 @@ class ReasoningSplitter:
         if kept:
             deltas.append(Reasoning(kept))
 
-    def _answer(self, deltas: list[Piece], final: bool) -> bool:
+    def _answer(self, deltas: list[OutputPiece], final: bool) -> bool:
         marks = self._marks
         begun = self._held.lstrip()
         if not self._said_anything and not final and marks.begin.startswith(begun):
@@ -142,7 +142,7 @@ class ReasoningSplitter:
         self._send_text(text, deltas)
         return False
 
-    def _send_text(self, text: str, deltas: list[Piece]) -> None:
+    def _send_text(self, text: str, deltas: list[OutputPiece]) -> None:
         for filler in self._marks.fillers:
             text = text.replace(filler, "")
         if self._at_start and self._has_thought:

@@ -47,7 +47,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DoctorReport:
     command: str
     checks: tuple[Check, ...]
     details: dict[str, Any]
@@ -93,7 +93,7 @@ def diagnose(
     *,
     child: Sequence[str] | None = None,
     root: Path = Path("/"),
-) -> Report:
+) -> DoctorReport:
     """Check everything that a start needs, in order."""
     budget = cpu_budget(settings.engine.threads, root)
     limit = budget.memory_limit_bytes
@@ -130,7 +130,7 @@ def diagnose(
         "plan": plan.as_dict() if plan else None,
         "cache_dir": str(settings.cache_path),
     }
-    return Report(f"llorch-{settings.backend}", tuple(checks), details, plan)
+    return DoctorReport(f"llorch-{settings.backend}", tuple(checks), details, plan)
 
 
 # --- without native code -----------------------------------------------------------------

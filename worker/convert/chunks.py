@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.output import PlacedTensor
-from worker.convert.tensor_plan import Piece
+from worker.convert.tensor_plan import RowSpan
 
 CHUNK_ELEMENTS = 1 << 18
 
@@ -27,11 +27,11 @@ _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class RowChunk:
     """Rows of one piece, and the place of their bytes in the output."""
 
     placed: PlacedTensor
-    piece: Piece | None
+    piece: RowSpan | None
     """`None` for a tensor whose values are computed from the configuration."""
     first_row: int
     n_rows: int
@@ -46,15 +46,15 @@ class Chunk:
         return self.placed.tensor.values
 
 
-def chunks(placed: Iterable[PlacedTensor]) -> Iterator[Chunk]:
+def chunks(placed: Iterable[PlacedTensor]) -> Iterator[RowChunk]:
     for tensor in placed:
         yield from _of_tensor(tensor)
 
 
-def _of_tensor(placed: PlacedTensor) -> Iterator[Chunk]:
+def _of_tensor(placed: PlacedTensor) -> Iterator[RowChunk]:
     tensor = placed.tensor
     if tensor.values is not None:
-        yield Chunk(placed, None, 0, tensor.n_elements, placed.offset, placed.size_bytes)
+        yield RowChunk(placed, None, 0, tensor.n_elements, placed.offset, placed.size_bytes)
         return
     # Whole rows are whole blocks of every type, so the byte count per row is exact.
     row_bytes = placed.size_bytes * tensor.row_length // tensor.n_elements
@@ -63,11 +63,11 @@ def _of_tensor(placed: PlacedTensor) -> Iterator[Chunk]:
         rows = _rows_at_once(piece, tensor.row_length)
         for first in range(0, piece.n_rows, rows):
             count = min(rows, piece.n_rows - first)
-            yield Chunk(placed, piece, first, count, offset, count * row_bytes)
+            yield RowChunk(placed, piece, first, count, offset, count * row_bytes)
             offset += count * row_bytes
 
 
-def _rows_at_once(piece: Piece, row_length: int) -> int:
+def _rows_at_once(piece: RowSpan, row_length: int) -> int:
     if piece.make is not None:
         return piece.n_rows  # `make` computes all rows at once.
     rows = max(1, CHUNK_ELEMENTS // row_length)
@@ -77,8 +77,8 @@ def _rows_at_once(piece: Piece, row_length: int) -> int:
 
 
 def run(
-    work: Callable[[Chunk], None],
-    todo: Iterator[Chunk],
+    work: Callable[[RowChunk], None],
+    todo: Iterator[RowChunk],
     on_done: Callable[[int], None],
     n_threads: int | None = None,
 ) -> None:
@@ -122,7 +122,7 @@ def _keep_freed_memory() -> None:
 class _Pool:
     """The chunks left to do and the first error, shared by all threads."""
 
-    def __init__(self, work: Callable[[Chunk], None], todo: Iterator[Chunk]) -> None:
+    def __init__(self, work: Callable[[RowChunk], None], todo: Iterator[RowChunk]) -> None:
         self._work = work
         self._todo = todo
         self._lock = threading.Lock()

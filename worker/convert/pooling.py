@@ -14,7 +14,7 @@ from worker.models.checkpoint_files import DENSE_MODULES, read_json
 MODULES = "modules.json"
 
 
-class Pooling(IntEnum):
+class PoolingType(IntEnum):
     """The values of llama.cpp's `pooling_type`."""
 
     MEAN = 1
@@ -24,14 +24,14 @@ class Pooling(IntEnum):
 
 
 _FLAGS = {
-    "pooling_mode_mean_tokens": Pooling.MEAN,
-    "pooling_mode_cls_token": Pooling.CLS,
-    "pooling_mode_lasttoken": Pooling.LAST,
+    "pooling_mode_mean_tokens": PoolingType.MEAN,
+    "pooling_mode_cls_token": PoolingType.CLS,
+    "pooling_mode_lasttoken": PoolingType.LAST,
 }
-_NAMES = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "lasttoken": Pooling.LAST}
+_NAMES = {"mean": PoolingType.MEAN, "cls": PoolingType.CLS, "lasttoken": PoolingType.LAST}
 
 
-def read_pooling(checkpoint: Checkpoint) -> Pooling | None:
+def read_pooling(checkpoint: Checkpoint) -> PoolingType | None:
     """The model's pooling; `None` if the checkpoint has no files of sentence-transformers.
 
     Raises:
@@ -72,7 +72,7 @@ def _modules(path: Path) -> list[dict[str, Any]]:
     return modules
 
 
-def _pooling(path: Path) -> Pooling:
+def _pooling(path: Path) -> PoolingType:
     settings = read_json(path)
     chosen = [kind for flag, kind in _FLAGS.items() if settings.get(flag)]
     others = [key for key, on in settings.items() if key.startswith("pooling_mode_") and on is True]

@@ -17,7 +17,7 @@ import numpy as np
 from worker.convert.architectures import Dims, Family, Metadata, Rule
 from worker.convert.architectures.rules import Array
 from worker.convert.config import Config
-from worker.convert.pooling import Pooling
+from worker.convert.pooling import PoolingType
 from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 from worker.models.reference import name_of
@@ -73,7 +73,7 @@ def with_classifier(
 
 def metadata(family: Family) -> Metadata:
     return {
-        f"{family.architecture}.pooling_type": int(Pooling.RANK),
+        f"{family.architecture}.pooling_type": int(PoolingType.RANK),
         f"{family.architecture}.classifier.output_labels": list(LABELS),
     }
 

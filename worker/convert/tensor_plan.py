@@ -24,7 +24,7 @@ from worker.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RowSpan:
     """Consecutive rows of an output tensor that come from one source tensor, or from several."""
 
     source: TensorInfo
@@ -61,7 +61,7 @@ class OutputTensor:
 
     name: str
     shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[RowSpan, ...]
     plus: float = 0.0
     keep_f32: bool = False
     kind: str = ""
@@ -171,7 +171,7 @@ def _made_output(
     size = n_rows * (size_bytes(rule.kind, row_length) if rule.kind else row_length)
     make = partial(_made, rule.make, d, name, size)
     pieces = [
-        Piece(first, 0, n_rows, make=make, also=tuple(also), part=part, n_parts=n_parts)
+        RowSpan(first, 0, n_rows, make=make, also=tuple(also), part=part, n_parts=n_parts)
         for first, *also in members
         for part in range(n_parts)
     ]
@@ -195,19 +195,19 @@ def _made(
 
 def _pieces(
     rule: Rule, source: TensorInfo, shape: tuple[int, ...], d: Dims, stack: list[TensorInfo]
-) -> Iterator[Piece]:
+) -> Iterator[RowSpan]:
     if source.shape != stack[0].shape:
         raise _misshapen(source, stack[0].shape)
     if rule.rows is None:
         n_missing = shape[0] - source.n_rows if rule.pads_rows else 0
         if n_missing > 0 and source.row_length == shape[-1]:
-            yield Piece(source, 0, source.n_rows)
-            yield Piece(source, 0, n_missing, is_zeros=True)
+            yield RowSpan(source, 0, source.n_rows)
+            yield RowSpan(source, 0, n_missing, is_zeros=True)
             return
         if len(stack) == 1 and source.shape != shape:
             raise _misshapen(source, shape)
         heads = rule.interleaved_heads(d) if rule.interleaved_heads else 0
-        yield Piece(source, 0, source.n_rows, source.n_rows // heads if heads else 0)
+        yield RowSpan(source, 0, source.n_rows, source.n_rows // heads if heads else 0)
         return
     first, count = rule.rows(d)
     # In a stack of fused tensors, each member has the wanted rows.
@@ -216,7 +216,7 @@ def _pieces(
     if first + count > stride:
         raise _misshapen(source, shape)
     for member in range(members):
-        yield Piece(source, member * stride + first, count)
+        yield RowSpan(source, member * stride + first, count)
 
 
 def _misshapen(source: TensorInfo, shape: tuple[int, ...]) -> ModelError:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from worker.convert import chunks, manifest, verify_metadata, weights
 from worker.convert.checkpoint import Checkpoint
-from worker.convert.chunks import Chunk
+from worker.convert.chunks import RowChunk
 from worker.convert.direct import DirectFile
 from worker.convert.output import OutputFile, PlacedTensor
 from worker.convert.output_types import FORMATS
@@ -160,7 +160,7 @@ def check_tensors(
     total = sum(p.size_bytes for p in placed)
     file = DirectFile(path, os.O_RDONLY)
 
-    def check(chunk: Chunk) -> None:
+    def check(chunk: RowChunk) -> None:
         written = file.read(chunk.size_bytes, chunk.offset)
         if written.size < chunk.size_bytes:
             raise ModelError(f"{path} became shorter while it was verified")
@@ -195,7 +195,7 @@ def _placed(tensors: Sequence[OutputTensor], path: Path) -> list[PlacedTensor]:
     return sorted(placed, key=lambda p: p.offset)
 
 
-def _check_chunk(source: npt.NDArray[Any], written: npt.NDArray[np.uint8], chunk: Chunk) -> None:
+def _check_chunk(source: npt.NDArray[Any], written: npt.NDArray[np.uint8], chunk: RowChunk) -> None:
     tensor, kind = chunk.placed.tensor, chunk.placed.kind
     if kind == "F32" or (is_copied(source.dtype, kind) and not tensor.plus):
         if not np.array_equal(encode(source, kind, tensor.plus), written):
@@ -210,7 +210,9 @@ def _check_chunk(source: npt.NDArray[Any], written: npt.NDArray[np.uint8], chunk
     _check_values(chunk, source.reshape(-1), decode(written, kind).reshape(-1))
 
 
-def _check_values(chunk: Chunk, source: npt.NDArray[Any], decoded: npt.NDArray[np.float32]) -> None:
+def _check_values(
+    chunk: RowChunk, source: npt.NDArray[Any], decoded: npt.NDArray[np.float32]
+) -> None:
     kind = chunk.placed.kind
     values = to_float32(source)
     error = np.subtract(decoded, values, out=decoded)
@@ -259,6 +261,6 @@ def _proven_f16() -> npt.NDArray[np.uint16]:
     return np.where(within, table, ~table)
 
 
-def _differs(chunk: Chunk, what: str) -> ModelError:
+def _differs(chunk: RowChunk, what: str) -> ModelError:
     name = chunk.placed.tensor.name
     return ModelError(f"verification of tensor {name} failed: {what}", tensor=name)

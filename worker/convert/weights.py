@@ -27,7 +27,7 @@ def write_tensors(
     )
     total = sum(p.size_bytes for p in out.placed)
 
-    def work(chunk: chunks.Chunk) -> None:
+    def work(chunk: chunks.RowChunk) -> None:
         placed = chunk.placed
         values = chunk.source(conversion.checkpoint)
         out.write(encode(values, placed.kind, placed.tensor.plus), chunk.offset)

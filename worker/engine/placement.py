@@ -16,8 +16,8 @@ from worker.engine.step import Copy, Step, Truncate
 
 _MOST_MOVES = 4
 """The most moves in one step, which waits for the copies."""
-_MORE_TOKENS = 16
-"""Added to the number of tokens that an answer is expected to have left."""
+MORE_TOKENS = 16
+"""An answer is expected to go on for as many tokens as it has, and for these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class Moves:
     def saves(self, seconds_per_pass: float) -> float:
         """Seconds saved until the first of these answers ends.
 
-        An answer is expected to go on for as many tokens as it has, and `_MORE_TOKENS` more.
+        An answer is expected to go on for as many tokens as it has, and `MORE_TOKENS` more.
         """
         streams = (stream for stream, _, _ in self.moves)
-        n_left = (min(s.n_most - len(s.tokens), s.n_out + _MORE_TOKENS) for s in streams)
+        n_left = (min(s.n_most - len(s.tokens), s.n_out + MORE_TOKENS) for s in streams)
         return self.saved * seconds_per_pass * min(n_left)
 
     def carry_out(self, step: Step, now: int) -> None:
@@ -62,6 +62,14 @@ def added_runs(used: set[int], index: int) -> int:
     """The change in the number of runs when this slot is used: -1 between two used slots, 1 far
     off."""
     return 1 - (index - 1 in used) - (index + 1 in used)
+
+
+def kept_seconds(slot: Slot, rounds: float, seconds_per_prompt_token: float) -> float:
+    """Seconds of prompt computation that the cells of an idle slot are expected to save.
+
+    That they will be reused is half as likely after each round of uses of all slots.
+    """
+    return len(slot.kept) * seconds_per_prompt_token * 0.5**rounds
 
 
 def best_moves(slots: list[Slot]) -> Moves | None:

@@ -13,7 +13,7 @@ from worker.engine.backend import Backend
 from worker.engine.kv_store.keeper import Keeper, Restorable
 from worker.engine.limits import Limits
 from worker.engine.pace import Pace, share
-from worker.engine.placement import added_runs, best_moves
+from worker.engine.placement import MORE_TOKENS, added_runs, best_moves, kept_seconds
 from worker.engine.prefix_cache import Match, Slot, find_match
 from worker.engine.sequence import Sequence
 from worker.engine.snapshots import Snapshots
@@ -83,20 +83,16 @@ class Scheduler:
         else:
             self._empty(slot)
 
-    def start_over(self, slot: int) -> None:
+    def start_over(self, index: int) -> None:
         """Compute a slot's sequence from its first token on: its cells are lost."""
-        self.slots[slot].kept = []
-        self.slots[slot].snapshots = []
-        owner = self.slots[slot].owner
-        if owner is not None:
-            owner.n_computed = owner.n_cached = owner.n_shared = 0
+        slot = self.slots[index]
+        slot.kept, slot.snapshots = [], []
+        if slot.owner is not None:
+            slot.owner.n_computed = slot.owner.n_cached = slot.owner.n_shared = 0
 
     def preempt_youngest(self) -> Sequence | None:
-        """Return the youngest running sequence to the head of the queue, to make room.
-
-        It loses its cells but no token. `None` if it is the only one: it would need the same room
-        again.
-        """
+        """Return the youngest running sequence to the head of the queue: it loses its cells, and no
+        token. `None` if it is the only one, which would need the same room again."""
         if len(self.running) < 2:
             return None
         youngest = self.running[-1]
@@ -269,7 +265,7 @@ class Scheduler:
 
     def _emptied_slot(self, slots: list[Slot], step: Step) -> Slot:
         """The best of these idle slots, emptied."""
-        slot = min(slots, key=lambda s: (self._added_runs(s), bool(s.kept), s.last_used))
+        slot = min(slots, key=self._price)
         if slot.kept:
             step.moves.append(Truncate(slot.index, 0))
         return slot
@@ -279,19 +275,29 @@ class Scheduler:
             match.snapshot.last_used = self._tick()
         return match.snapshot
 
+    def _price(self, slot: Slot) -> tuple[float, int, bool, int]:
+        """The seconds that a new sequence in an idle slot costs; then the rest of the order."""
+        runs = self._added_runs(slot)
+        passes = runs * MORE_TOKENS * self.pace.seconds_per_pass
+        return passes + self._worth(slot), runs, bool(slot.kept), slot.last_used
+
+    def _worth(self, slot: Slot) -> float:
+        rounds = (self._clock - slot.last_used) / (2 * len(self.slots))
+        return kept_seconds(slot, rounds, self.pace.seconds_per_prompt_token)
+
     def _added_runs(self, slot: Slot) -> int:
         if self.limits.unified or not self.running:
             return 0
         return added_runs({s.slot for s in self.running if s.slot is not None}, slot.index)
 
     def _close_holes(self, step: Step) -> None:
-        """Move streams together if that saves more time than the copies take."""
+        """Move streams together if that saves more time than the copies and the lost cells cost."""
         if self._is_placed or self.limits.unified or not self._backend.cuts_anywhere:
             return
         self._is_placed = True  # until a sequence starts or ends
         found = best_moves(self.slots)
-        if found is None or found.saves(self.pace.seconds_per_pass) <= (
-            len(found.moves) * self.limits.copy_seconds
+        if found is None or found.saves(self.pace.seconds_per_pass) <= sum(
+            self.limits.copy_seconds + self._worth(slot) for _, _, slot in found.moves
         ):
             return
         self._is_placed = False  # there may be more to do in the next step

@@ -17,7 +17,7 @@ from starlette.types import Send
 from worker.errors import Cancelled, EngineCrashed, NotReady, WorkerError
 from worker.fleet.endings import KEEPALIVE, Tail, refusal, told_by
 from worker.fleet.table import REST_SECONDS, Table, Worker
-from worker.fleet.upstream import Answer, Exchange, Headers, Lost, NotReached, passed_on
+from worker.fleet.upstream import Exchange, Headers, Lost, NotReached, UpstreamAnswer, passed_on
 
 MAX_LOSSES = 3
 """A request that has lost this many workers is given up: it may be what kills them."""
@@ -57,10 +57,10 @@ class Relay:
         self._ask, self._table, self._send = ask, table, send
         self._has_begun = False
         self._tail: Tail | None = None
-        self._refused: tuple[Answer, bytes] | None = None
+        self._refused: tuple[UpstreamAnswer, bytes] | None = None
         """The answer of a worker that was full or failed; the client gets it if no other worker
         answers."""
-        self._away: tuple[Answer, bytes] | None = None
+        self._away: tuple[UpstreamAnswer, bytes] | None = None
         """The answer of a worker that drains or loads its model again. It makes the request wait:
         a replacement should appear soon."""
         self._waits = False
@@ -156,7 +156,7 @@ class Relay:
             await self._answer(answer, body, worker)
         return True
 
-    async def _head(self, exchange: Exchange) -> Answer:
+    async def _head(self, exchange: Exchange) -> UpstreamAnswer:
         """The worker's status line; the client of a stream gets keep-alive comments meanwhile."""
         if not self._ask.wants_stream:
             return await exchange.head()
@@ -172,7 +172,7 @@ class Relay:
             waiting.cancel()
 
     async def _stream(
-        self, worker: Worker, exchange: Exchange, answer: Answer, *, is_sse: bool
+        self, worker: Worker, exchange: Exchange, answer: UpstreamAnswer, *, is_sse: bool
     ) -> None:
         tail = self._tail = Tail(self._ask.path, is_sse=is_sse)
         try:
@@ -206,7 +206,9 @@ class Relay:
             (b"x-request-id", self._ask.correlation_id.encode()),
         ]
 
-    async def _answer(self, answer: Answer, body: bytes, worker: Worker | None = None) -> None:
+    async def _answer(
+        self, answer: UpstreamAnswer, body: bytes, worker: Worker | None = None
+    ) -> None:
         headers = [(k, v) for k, v in answer.headers if k != b"content-length"]
         headers.append((b"content-length", b"%d" % len(body)))
         await self._begin(answer.status, _with_worker(headers, worker))

@@ -33,7 +33,7 @@ class Lost(Exception):
 
 
 @dataclass(slots=True)
-class Answer:
+class UpstreamAnswer:
     """A status line and headers; `Exchange.chunk` reads the body."""
 
     status: int
@@ -74,7 +74,7 @@ class Exchange:
         writer.write(b"\r\n".join(lines) + body)
         return cls(reader, writer)
 
-    async def head(self) -> Answer:
+    async def head(self) -> UpstreamAnswer:
         """The status line and headers.
 
         Raises:
@@ -82,7 +82,7 @@ class Exchange:
         """
         while not self._has_head:
             await self._more()
-        return Answer(self._parser.get_status_code(), self._headers)
+        return UpstreamAnswer(self._parser.get_status_code(), self._headers)
 
     async def chunk(self) -> bytes | None:
         """The part of the body that arrived since the last call; `None` after its end.

@@ -1,7 +1,7 @@
 """The worker's metrics for Prometheus, in a registry of their own.
 
 Belongs to the API process; all methods are cheap, thread-safe and never wait for the engine. Gauges
-are set from a `Snapshot` at a scrape; everything else is counted as it happens.
+are set from a `Gauges` at a scrape; everything else is counted as it happens.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOAD_SECONDS = (0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class Gauges:
     """The gauges at the moment of a scrape."""
 
     uptime_seconds: float
@@ -260,7 +260,7 @@ class Metrics:
 
     # --- exposition ----------------------------------------------------------------------
 
-    def exposition(self, snapshot: Snapshot) -> bytes:
+    def exposition(self, snapshot: Gauges) -> bytes:
         """The Prometheus text of all series."""
         from prometheus_client.exposition import generate_latest
 

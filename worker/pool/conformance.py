@@ -19,7 +19,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-from worker.pool.rules import Breach, Message, judge
+from worker.pool.rules import Breach, PoolMessage, judge
 
 KINDS: dict[str, Literal["callback", "heartbeat"]] = {
     "/ready": "callback",
@@ -40,13 +40,13 @@ class Manager(ThreadingHTTPServer):
         host: str = "127.0.0.1",
         port: int = 0,
         token: str | None = None,
-        on_message: Callable[[Message], None] = lambda message: None,
+        on_message: Callable[[PoolMessage], None] = lambda message: None,
     ) -> None:
         super().__init__((host, port), _Handler)
         self.token = token
         self.on_message = on_message
         self.reply: Callable[[BaseHTTPRequestHandler], int] = answer_ok
-        self._messages: list[Message] = []
+        self._messages: list[PoolMessage] = []
         self._lock = threading.Lock()
 
     @property
@@ -54,12 +54,12 @@ class Manager(ThreadingHTTPServer):
         host, port = self.server_address[:2]
         return f"http://{str(host)}:{port}"
 
-    def record(self, message: Message) -> None:
+    def record(self, message: PoolMessage) -> None:
         with self._lock:
             self._messages.append(message)
         self.on_message(message)
 
-    def messages(self, kind: str | None = None) -> list[Message]:
+    def messages(self, kind: str | None = None) -> list[PoolMessage]:
         with self._lock:
             return [each for each in self._messages if kind in (None, each.kind)]
 
@@ -93,7 +93,9 @@ class _Handler(BaseHTTPRequestHandler):
         ready_status = _probe(payload) if kind == "callback" else None
         status = self.server.reply(self)
         accepted = 200 <= status < 300
-        self.server.record(Message(kind, received_at, payload, authorized, accepted, ready_status))
+        self.server.record(
+            PoolMessage(kind, received_at, payload, authorized, accepted, ready_status)
+        )
 
     def do_GET(self) -> None:
         if self.path != "/verdict":
@@ -167,7 +169,7 @@ def main() -> int:
     return 1 if breaches or not manager.messages() else 0
 
 
-def show(message: Message) -> None:
+def show(message: PoolMessage) -> None:
     payload = message.payload if isinstance(message.payload, dict) else {}
     shown = {
         key: payload.get(key)

@@ -52,7 +52,7 @@ HEARTBEAT_FIELDS: Mapping[str, type | tuple[type, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class PoolMessage:
     kind: Literal["callback", "heartbeat"]
     received_at: float
     """Seconds on a monotonic clock."""
@@ -70,14 +70,14 @@ class Breach:
     detail: str
 
 
-def judge(messages: Iterable[Message]) -> list[Breach]:
+def judge(messages: Iterable[PoolMessage]) -> list[Breach]:
     """Every broken promise, in the order in which the messages arrived.
 
     The messages are sorted first: each connection has its own thread, and threads do not record in
     the order of arrival.
     """
-    callbacks: dict[str, list[Message]] = defaultdict(list)
-    beats: dict[str, list[Message]] = defaultdict(list)
+    callbacks: dict[str, list[PoolMessage]] = defaultdict(list)
+    beats: dict[str, list[PoolMessage]] = defaultdict(list)
     breaches: list[Breach] = []
     for message in sorted(messages, key=lambda message: message.received_at):
         fields = CALLBACK_FIELDS if message.kind == "callback" else HEARTBEAT_FIELDS
@@ -112,7 +112,7 @@ def _shape(payload: Any, fields: Mapping[str, type | tuple[type, ...]]) -> Itera
         yield f"uri is {payload.get('uri')!r}, not an http URL"
 
 
-def _judge_callbacks(incarnation: str, received: list[Message]) -> Iterator[Breach]:
+def _judge_callbacks(incarnation: str, received: list[PoolMessage]) -> Iterator[Breach]:
     accepted = [message for message in received if message.accepted]
     if len(accepted) > 1:
         detail = f"{len(accepted)} ready callbacks of incarnation {incarnation}"
@@ -128,7 +128,7 @@ def _judge_callbacks(incarnation: str, received: list[Message]) -> Iterator[Brea
 
 
 def _judge_beats(
-    incarnation: str, received: list[Message], callbacks: list[Message]
+    incarnation: str, received: list[PoolMessage], callbacks: list[PoolMessage]
 ) -> Iterator[Breach]:
     worker_ids = {message.payload["worker_id"] for message in [*received, *callbacks]}
     if len(worker_ids) > 1:

@@ -33,7 +33,7 @@ TextContent = Annotated[
 ]
 
 
-class Block(TextBlock):
+class ContentBlock(TextBlock):
     thinking: str = ""
     id: str = ""
     name: str = ""
@@ -46,7 +46,7 @@ class Block(TextBlock):
 class TurnMessage(OpenBody):
     role: Literal["user", "assistant", "system"]
     content: Annotated[
-        Text | Annotated[tuple[Block, ...], Field(fail_fast=True), Tag("~list")], ByKind
+        Text | Annotated[tuple[ContentBlock, ...], Field(fail_fast=True), Tag("~list")], ByKind
     ]
 
 

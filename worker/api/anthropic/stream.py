@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pydantic_core
 from typing_extensions import TypedDict
 
-from worker.api.blocks import Block, Blocks, Step
+from worker.api.blocks import Blocks, BlockStep, OutputBlock
 from worker.api.encoding import sse
 from worker.api.errors import anthropic_error, http_status
 from worker.api.output import Frame, Output
@@ -26,7 +26,7 @@ _DELTAS = {
 }
 
 
-class Usage(TypedDict):
+class MessageUsage(TypedDict):
     input_tokens: int
     output_tokens: int
     cache_read_input_tokens: int
@@ -41,7 +41,7 @@ class MessageAnswer(TypedDict):
     content: list[dict[str, Any]]
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
     stop_sequence: str | None
-    usage: Usage
+    usage: MessageUsage
 
 
 class TokenCount(TypedDict):
@@ -116,7 +116,7 @@ class MessageStream:
         }
 
 
-def _step(step: Step) -> dict[str, Any]:
+def _step(step: BlockStep) -> dict[str, Any]:
     index = step.block.index
     match step.what:
         case "begun":
@@ -133,7 +133,7 @@ def _step(step: Step) -> dict[str, Any]:
             return {"type": "content_block_stop", "index": index}
 
 
-def _block(block: Block) -> dict[str, Any]:
+def _block(block: OutputBlock) -> dict[str, Any]:
     match block.kind:
         case "text":
             return {"type": "text", "text": block.text}

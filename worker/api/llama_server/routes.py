@@ -19,7 +19,7 @@ from worker.api.llama_server.schema import (
     DetokenizeBody,
     Prompt,
     Props,
-    Slot,
+    SlotAnswer,
     TextContent,
     TokenizeBody,
     Tokens,
@@ -110,5 +110,5 @@ ROUTES = [
         body=TemplateBody, errors=JOB_ERRORS, deadline=True,
     ),
     Operation("GET", "/props", props, "The model's defaults", {JSON: Props}),
-    Operation("GET", "/slots", slots, "The sequences that run at once", {JSON: list[Slot]}),
+    Operation("GET", "/slots", slots, "The sequences that run at once", {JSON: list[SlotAnswer]}),
 ]  # fmt: skip

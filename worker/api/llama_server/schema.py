@@ -49,7 +49,7 @@ class Props(TypedDict):
     is_sleeping: bool
 
 
-class Slot(TypedDict):
+class SlotAnswer(TypedDict):
     id: int
     n_ctx: int | None
     is_processing: bool

@@ -36,7 +36,7 @@ class Health(TypedDict):
     cpu_variant: NotRequired[str]
 
 
-class Ready(TypedDict):
+class ReadyAnswer(TypedDict):
     ready: bool
     state: Literal["idle", "busy", "loading", "draining", "recovering", "failed"]
     phase: NotRequired[str]
@@ -44,7 +44,7 @@ class Ready(TypedDict):
     residency_lost: NotRequired[str | None]
 
 
-class Conversion(TypedDict):
+class ConversionAnswer(TypedDict):
     """The source of a file that llorch-convert made."""
 
     source: str
@@ -55,7 +55,7 @@ class Conversion(TypedDict):
     difference: str | None
 
 
-class Adapter(TypedDict):
+class AdapterAnswer(TypedDict):
     """The LoRA adapter that the model is served with."""
 
     name: str
@@ -63,10 +63,10 @@ class Adapter(TypedDict):
     size_bytes: Count
 
 
-class Model(TypedDict):
+class ModelAnswer(TypedDict):
     metadata_sha256: str
-    conversion: Conversion | None
-    adapter: Adapter | None
+    conversion: ConversionAnswer | None
+    adapter: AdapterAnswer | None
 
 
 class EngineCrash(TypedDict):
@@ -85,7 +85,7 @@ class Info(TypedDict):
     model_ref: str
     protocol: Literal["sse"]
     limits: AnyObject
-    model: Model | None
+    model: ModelAnswer | None
     engine: AnyObject | None
     residency: AnyObject | None
     engine_crashes: list[EngineCrash]
@@ -108,7 +108,7 @@ class Inference(TypedDict):
     engine_restarts: NotRequired[Count]
 
 
-class Cancelled(TypedDict):
+class CancelAnswer(TypedDict):
     job_id: str
     status: Literal["cancelled"]
 
@@ -117,7 +117,7 @@ class Draining(TypedDict):
     status: Literal["draining"]
 
 
-class Document(TypedDict):
+class OpenApiDocument(TypedDict):
     openapi: str
     info: AnyObject
     paths: AnyObject

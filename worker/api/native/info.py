@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from worker.api.body import MAX_NESTING
 from worker.api.encoding import json_response
-from worker.api.native.answers import Document, EngineCrash, Info
+from worker.api.native.answers import EngineCrash, Info, OpenApiDocument
 from worker.api.native.schema import MAX_JOB_ID_CHARS
 from worker.api.openapi import document
 from worker.api.operation import JSON, Operation
@@ -136,5 +136,5 @@ async def openapi(request: Request) -> Response:
 
 ROUTES = [
     Operation("GET", "/info", info, "What is static about the worker", {JSON: Info}),
-    Operation("GET", "/openapi.json", openapi, "This document", {JSON: Document}),
+    Operation("GET", "/openapi.json", openapi, "This document", {JSON: OpenApiDocument}),
 ]

@@ -15,10 +15,10 @@ from starlette.responses import Response
 
 from worker.api.encoding import json_response, sse
 from worker.api.event_stream import EventStream
-from worker.api.native.answers import Health, Ready
+from worker.api.native.answers import Health, ReadyAnswer
 from worker.api.operation import JSON, SSE, Events, Operation
 from worker.api.state import AppState, state_of
-from worker.observability.metrics import CONTENT_TYPE, Snapshot
+from worker.observability.metrics import CONTENT_TYPE, Gauges
 from worker.wire.messages import Progress
 
 
@@ -102,7 +102,7 @@ def _progress_event(progress: Progress) -> dict[str, Any]:
 async def metrics(request: Request) -> Response:
     state = state_of(request)
     supervisor, info, stats = state.supervisor, state.supervisor.info, state.supervisor.stats
-    snapshot = Snapshot(
+    snapshot = Gauges(
         uptime_seconds=time.monotonic() - state.started_at,
         ready=_state_name(state) == "ready" and not _residency_is_lost(state),
         resident=supervisor.is_resident,
@@ -136,7 +136,7 @@ ROUTES = [
         for path in ("/health", "/v1/health", "/v2/health/live")
     ),
     *(
-        Operation("GET", path, ready, _TAKES_WORK, {JSON: Ready}, errors=(503,), probe=True)
+        Operation("GET", path, ready, _TAKES_WORK, {JSON: ReadyAnswer}, errors=(503,), probe=True)
         for path in ("/ready", "/v1/ready", "/v2/health/ready")
     ),
     Operation(

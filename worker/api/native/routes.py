@@ -11,7 +11,7 @@ from worker.api.body import read
 from worker.api.encoding import json_response
 from worker.api.event_stream import EventStream, closing_on_disconnect
 from worker.api.jobs import start_job, with_head
-from worker.api.native.answers import Cancelled, Draining, Inference
+from worker.api.native.answers import CancelAnswer, Draining, Inference
 from worker.api.native.schema import (
     CancelBody,
     InferenceBody,
@@ -100,7 +100,7 @@ ROUTES = [
         body=_within_limits, errors=JOB_ERRORS, deadline=True,
     ),
     Operation(
-        "POST", "/cancel", cancel, "End a job", {JSON: Cancelled},
+        "POST", "/cancel", cancel, "End a job", {JSON: CancelAnswer},
         body=CancelBody, errors=(400, 404, 413, 500), status=202,
     ),
     Operation(

@@ -31,7 +31,7 @@ from worker.api.openai.generation import (
 from worker.api.openai.pooling import ROUTES as POOLING_ROUTES
 from worker.api.openai.pooling import info_of
 from worker.api.openai.schema import ChatBody, CompletionBody, inputs_of
-from worker.api.openai.stream import Answer, ChatForm, CompletionForm, Form
+from worker.api.openai.stream import ChatForm, Choices, CompletionForm, Form
 from worker.api.operation import JOB_ERRORS, JSON, SSE, Events, Operation
 from worker.api.output import merged
 from worker.api.state import AppState, state_of
@@ -79,7 +79,7 @@ async def _answer(request: Request, generation: Generation, form: Form) -> Respo
     request.scope["state"].setdefault("ignored_fields", []).extend(generation.not_enforced)
     jobs = await start_jobs(state, generation.requests)
     build = f"llorch-worker-{own_version()}"
-    choices = Answer(generation, form, generation.outputs(jobs), state.model_name, build)
+    choices = Choices(generation, form, generation.outputs(jobs), state.model_name, build)
     if not generation.stream:
         async with closing_on_disconnect(request, *jobs):
             return json_response(await choices.whole(merged(jobs)))

@@ -19,13 +19,13 @@ from worker.api.openai.logprobs import (
     prompt_offset,
 )
 from worker.api.output import (
+    AssistantMessage,
     Call,
     CallArguments,
     CallBegun,
     Frame,
-    Message,
     Output,
-    Piece,
+    OutputPiece,
     Reasoning,
     Text,
     usage_of,
@@ -47,11 +47,11 @@ class Form(Protocol):
     last: str
     """The content beside the finish reason, as JSON."""
 
-    def delta(self, piece: Piece) -> str | None:
+    def delta(self, piece: OutputPiece) -> str | None:
         """A piece as the content of a streamed choice, as JSON; `None` if this form does not show
         it."""
 
-    def choice(self, message: Message) -> dict[str, Any]: ...
+    def choice(self, message: AssistantMessage) -> dict[str, Any]: ...
 
     def logprobs(self, entries: Sequence[TokenLogprob], text_offset: int) -> dict[str, Any]: ...
 
@@ -62,7 +62,7 @@ class ChatForm:
     first: str | None = '"delta":{"role":"assistant","content":"","refusal":null}'
     last = '"delta":{}'
 
-    def delta(self, piece: Piece) -> str | None:
+    def delta(self, piece: OutputPiece) -> str | None:
         match piece:
             case Text(text):
                 return f'"delta":{{"content":{quoted(text)}}}'
@@ -75,7 +75,7 @@ class ChatForm:
                 function = f'{{"index":{index},"function":{{"arguments":{quoted(text)}}}}}'
                 return f'"delta":{{"tool_calls":[{function}]}}'
 
-    def choice(self, message: Message) -> dict[str, Any]:
+    def choice(self, message: AssistantMessage) -> dict[str, Any]:
         answer: dict[str, Any] = {"role": "assistant", "content": message.text, "refusal": None}
         if message.reasoning:
             answer["reasoning_content"] = message.reasoning
@@ -93,10 +93,10 @@ class CompletionForm:
     first: str | None = None
     last = '"text":""'
 
-    def delta(self, piece: Piece) -> str | None:
+    def delta(self, piece: OutputPiece) -> str | None:
         return f'"text":{quoted(piece.text)}' if isinstance(piece, Text) else None
 
-    def choice(self, message: Message) -> dict[str, Any]:
+    def choice(self, message: AssistantMessage) -> dict[str, Any]:
         return {"text": message.text}
 
     def logprobs(self, entries: Sequence[TokenLogprob], text_offset: int) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _call_of(call: Call) -> dict[str, Any]:
     return call_object(call.id, call.name, call.arguments)
 
 
-class Answer:
+class Choices:
     """All choices of one request, streamed or whole."""
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from worker.api.blocks import Block, Blocks, Step
+from worker.api.blocks import Blocks, BlockStep, OutputBlock
 from worker.api.encoding import sse
 from worker.api.errors import http_status, openai_error
 from worker.api.output import Frame, Output
@@ -91,7 +91,7 @@ class ResponseStream:
             status = self._end_status
             yield {"type": f"response.{status}", "response": self._response(status)}
 
-    def _step(self, step: Step) -> Iterator[Event]:
+    def _step(self, step: BlockStep) -> Iterator[Event]:
         block = step.block
         place = {"output_index": block.index, "item_id": self._id_of(block)}
         if block.kind != "call":
@@ -124,17 +124,17 @@ class ResponseStream:
     def _end_status(self) -> Literal["completed", "incomplete"]:
         return "incomplete" if self._output.finish_reason == "length" else "completed"
 
-    def _id_of(self, block: Block) -> str:
+    def _id_of(self, block: OutputBlock) -> str:
         prefix = {"text": "msg", "reasoning": "rs", "call": "fc"}[block.kind]
         return self._ids.setdefault(block.index, f"{prefix}_{uuid.uuid4().hex}")
 
-    def _ended_item(self, block: Block) -> dict[str, Any]:
+    def _ended_item(self, block: OutputBlock) -> dict[str, Any]:
         """A finished item; the last one of an answer that was cut off is incomplete."""
         finished, is_last = self._output.finished, block.index == len(self._blocks.all) - 1
         is_cut = finished is not None and is_last and self._end_status == "incomplete"
         return self._item(block, "incomplete" if is_cut else "completed")
 
-    def _item(self, block: Block, status: str) -> dict[str, Any]:
+    def _item(self, block: OutputBlock, status: str) -> dict[str, Any]:
         head = {"id": self._id_of(block), "status": status}
         begun = status == "in_progress"
         match block.kind:
@@ -197,5 +197,5 @@ def _choice(body: ResponsesBody) -> object:
     return choice if isinstance(choice, str) else choice.model_dump()
 
 
-def _part(block: Block) -> dict[str, Any]:
+def _part(block: OutputBlock) -> dict[str, Any]:
     return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from worker.api.output import Piece, Text
+from worker.api.output import OutputPiece, Text
 from worker.api.reasoning import Marks, ReasoningSplitter, marks_of
 from worker.api.tools.channels import ChannelParser
 from worker.api.tools.choice import ToolUse
@@ -78,7 +78,7 @@ class AnswerParser:
         if use is not None:
             self._calls = CallParser(use, conventions.dialect)
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[OutputPiece]:
         """Take more output; returns the pieces that are certain by now."""
         if self._alone is not None:
             return self._alone.feed(text)
@@ -86,7 +86,7 @@ class AnswerParser:
             return self._with_calls([Text(text)])
         return self._with_calls(self._splitter.feed(text))
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[OutputPiece]:
         """The remaining pieces at the end of the output."""
         if self._alone is not None:
             return self._alone.finish()
@@ -98,10 +98,10 @@ class AnswerParser:
         parser = self._alone or self._calls
         return parser.n_calls if parser is not None else 0
 
-    def _with_calls(self, deltas: list[Piece]) -> list[Piece]:
+    def _with_calls(self, deltas: list[OutputPiece]) -> list[OutputPiece]:
         if self._calls is None:
             return deltas
-        found: list[Piece] = []
+        found: list[OutputPiece] = []
         for delta in deltas:
             found += self._calls.feed(delta.text) if isinstance(delta, Text) else [delta]
         return found

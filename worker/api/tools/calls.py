@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Literal, Protocol
 
-from worker.api.output import CallArguments, CallBegun, Piece
+from worker.api.output import CallArguments, CallBegun, OutputPiece
 from worker.api.tools.choice import ToolUse
 
 Progress = Literal["more", "done", "failed"]
@@ -25,7 +25,7 @@ class Calls:
 
     def __init__(self, use: ToolUse, id_length: int | None = None) -> None:
         self._use, self._id_length = use, id_length
-        self.deltas: list[Piece] = []
+        self.deltas: list[OutputPiece] = []
         self.count = 0
 
     def is_offered(self, name: str) -> bool:

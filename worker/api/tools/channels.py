@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from worker.api.output import Piece, Reasoning, Text
+from worker.api.output import OutputPiece, Reasoning, Text
 from worker.api.tools.calls import Calls, begun_mark
 from worker.api.tools.choice import ToolUse
 
@@ -27,13 +27,13 @@ class ChannelParser:
         self._state: str = "begin"
         """`begin` of the output, `header` of a message, or `text`, `reasoning` or `call` inside
         one."""
-        self._deltas: list[Piece] = []
+        self._deltas: list[OutputPiece] = []
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[OutputPiece]:
         """Take more output; returns the pieces that are certain by now."""
         return self._run(text, final=False)
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[OutputPiece]:
         deltas = self._run("", final=True)
         if self._state == "call" and self._calls is not None:
             deltas += self._take_deltas()
@@ -43,7 +43,7 @@ class ChannelParser:
     def n_calls(self) -> int:
         return self._calls.count if self._calls is not None else 0
 
-    def _run(self, text: str, *, final: bool) -> list[Piece]:
+    def _run(self, text: str, *, final: bool) -> list[OutputPiece]:
         self._held += text
         while self._held and self._step(final):
             pass
@@ -118,7 +118,7 @@ class ChannelParser:
         else:
             self._deltas.append(Text(text))
 
-    def _take_deltas(self) -> list[Piece]:
+    def _take_deltas(self) -> list[OutputPiece]:
         assert self._calls is not None
         deltas, self._calls.deltas = self._calls.deltas, []
         return deltas

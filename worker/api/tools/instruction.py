@@ -19,12 +19,12 @@ To call one, answer with nothing but
 </tool_call>
 and wait: the result comes in <tool_response></tool_response>. Otherwise answer in words."""
 
-Message = Mapping[str, Any]
+TemplateMessage = Mapping[str, Any]
 
 
 def with_instruction(
-    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], template: str
-) -> tuple[Message, ...]:
+    messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]], template: str
+) -> tuple[TemplateMessage, ...]:
     """Add the functions to the system message, or to the first message if there is no system
     role."""
     plain = _in_words(messages)
@@ -44,7 +44,7 @@ def _takes_system(template: str) -> bool:
     return "system" in template and "System role not supported" not in template
 
 
-def _in_words(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def _in_words(messages: Sequence[TemplateMessage]) -> list[dict[str, Any]]:
     plain: list[dict[str, Any]] = []
     answers_before = False
     for message in messages:

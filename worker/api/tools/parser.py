@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from worker.api.output import Piece, Text
+from worker.api.output import OutputPiece, Text
 from worker.api.tools.calls import Calls, Reader, begun_mark
 from worker.api.tools.choice import ToolUse
 from worker.api.tools.dialects import GENERIC, Dialect
@@ -39,11 +39,11 @@ class CallParser:
         self._reader: Reader | None = None
         self._at_start, self._follows_call = True, False
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[OutputPiece]:
         """Take more of the answer; returns the pieces that are certain by now."""
         return self._run(text, final=False)
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[OutputPiece]:
         """The remaining pieces at the end of the answer."""
         deltas = self._run("", final=True)
         if self._blank and not self._calls.count:
@@ -55,7 +55,7 @@ class CallParser:
     def n_calls(self) -> int:
         return self._calls.count
 
-    def _run(self, text: str, *, final: bool) -> list[Piece]:
+    def _run(self, text: str, *, final: bool) -> list[OutputPiece]:
         self._held += text
         going = True
         while going:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 
-from worker.api.output import Piece, Text
+from worker.api.output import OutputPiece, Text
 from worker.api.tools.calls import Calls
 from worker.api.tools.choice import ToolUse
 from worker.api.tools.json_calls import JsonValue
@@ -33,13 +33,13 @@ class RecipientParser:
         self._n_sent = 0
         self._object: JsonValue | None = None
         """Finds the end of the call's arguments; text after them has no meaning."""
-        self._deltas: list[Piece] = []
+        self._deltas: list[OutputPiece] = []
 
-    def feed(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[OutputPiece]:
         """Take more output; returns the pieces that are certain by now."""
         return self._run(text, final=False)
 
-    def finish(self) -> list[Piece]:
+    def finish(self) -> list[OutputPiece]:
         """The remaining pieces at the end of the output."""
         deltas = self._run("", final=True)
         self._end_part()
@@ -49,13 +49,13 @@ class RecipientParser:
     def n_calls(self) -> int:
         return self._calls.count if self._calls is not None else 0
 
-    def _run(self, text: str, *, final: bool) -> list[Piece]:
+    def _run(self, text: str, *, final: bool) -> list[OutputPiece]:
         self._held += text
         while self._held and self._step(final):
             pass
         return self._take_deltas()
 
-    def _take_deltas(self) -> list[Piece]:
+    def _take_deltas(self) -> list[OutputPiece]:
         deltas, self._deltas = self._deltas, []
         return deltas
 

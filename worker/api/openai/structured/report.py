@@ -22,7 +22,7 @@ class TooLarge(Exception):
     """A schema exceeds a limit."""
 
 
-class Report:
+class SchemaReport:
     def __init__(self) -> None:
         self.not_enforced: list[str] = []
         """Paths of keywords that are not enforced."""

@@ -17,7 +17,7 @@ from worker.api.faults import Fault
 from worker.api.openai.structured import keywords
 from worker.api.openai.structured.disjoint import are_disjoint, constants_in
 from worker.api.openai.structured.pointer import NOTHING, resolve
-from worker.api.openai.structured.report import MAX_BYTES, Report, TooLarge
+from worker.api.openai.structured.report import MAX_BYTES, SchemaReport, TooLarge
 
 Schema = Mapping[str, Any]
 
@@ -52,7 +52,7 @@ def compile_schema(schema: object, path: str) -> Compiled:
 
 class _Compiler:
     def __init__(self) -> None:
-        self.report = Report()
+        self.report = SchemaReport()
         self.targets: dict[str, Any] = {}
         self._names: dict[tuple[int, str, bool], str] = {}
         self._document: object = None
