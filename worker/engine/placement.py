@@ -7,6 +7,7 @@ the holes between running ones, and moved together after others have ended.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -69,7 +70,7 @@ def kept_seconds(slot: Slot, rounds: float, seconds_per_prompt_token: float) -> 
 
     That they will be reused is half as likely after each round of uses of all slots.
     """
-    return len(slot.kept) * seconds_per_prompt_token * 0.5**rounds
+    return len(slot.kept) * seconds_per_prompt_token * math.exp2(-rounds)
 
 
 def best_moves(slots: list[Slot]) -> Moves | None:
