@@ -40,7 +40,7 @@ def test_every_event_has_a_room_and_a_step() -> None:
     odd = {
         name: where
         for name, where in names_in_the_code().items()
-        if not re.fullmatch(r"[a-z]+\.[a-z_]+", name)
+        if not re.fullmatch(r"[a-z_]+\.[a-z_]+", name)
     }
     assert odd == {}, "names are room.step, lower case"
 
