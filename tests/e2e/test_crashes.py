@@ -220,8 +220,8 @@ def test_a_stall_is_unhealthy_then_replaced(start_worker: StartWorker) -> None:
 
 def test_idle_and_slow_but_moving_are_healthy(start_worker: StartWorker) -> None:
     """Slow: the engine gets a tenth of a core, and a prompt as long as the context."""
-    running = start_worker("--stall-timeout", "2", "--micro-batch", "16", "--batch", "32")
-    time.sleep(2.5)
+    running = start_worker("--stall-timeout", "4", "--micro-batch", "16", "--batch", "32")
+    time.sleep(4.5)
     assert running.get("/health").status_code == 200
     stop = threading.Event()
     slowing = threading.Thread(target=slow_down, args=(running.engine_pid, stop))
