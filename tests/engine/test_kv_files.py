@@ -117,9 +117,11 @@ def test_a_longer_prefix_takes_the_place_of_its_beginning(tmp_path: Path) -> Non
 def test_the_longest_unused_gives_way(tmp_path: Path) -> None:
     store = opened(tmp_path, limit_bytes=3500)
     for first in range(3):
-        stored(store, Prefix(array("i", range(first, first + 10)), memoryview(bytes(1000))))
-        os.utime(files(tmp_path)[-1])
-        time.sleep(0.01)
+        tokens = array("i", range(first, first + 10))
+        stored(store, Prefix(tokens, memoryview(bytes(1000))))
+        found = store.longest(tokens, None)
+        assert found is not None
+        os.utime(found[0].path, (first, first))
     used = store.longest(range(10), None)
     assert used is not None
     got: list[Prefix | None] = []
