@@ -55,8 +55,8 @@ def test_a_soak_leaks_nothing_and_mixes_nothing(start_worker: StartWorker, secon
     tally = run_clients(worker, seconds)
     worker.wait_idle()
     assert not tally.faults, tally.faults[:5]
-    assert tally.outcomes["answered"] > 100, tally.outcomes
-    assert min(tally.outcomes["cancelled"], tally.outcomes["left"]) > 20, tally.outcomes
+    assert tally.outcomes["answered"] > 30, tally.outcomes
+    assert min(tally.outcomes["cancelled"], tally.outcomes["left"]) > 5, tally.outcomes
     assert memory(worker) - before < MEMORY_GROWTH_BYTES
     used = worker.metric("worker_kv_cells_used")
     assert used == worker.metric("worker_kv_cells_cached"), "cells of sequences that are gone"
