@@ -144,11 +144,8 @@ def _status(client: httpx.Client, body: Any) -> int:
 _JSON = {"Content-Type": "application/json"}
 
 
-def test_made_up_schemas_get_an_answer_or_a_400(worker: WorkerProcess) -> None:
-    counts = fuzz(worker, 100)
+@pytest.mark.parametrize("n_cases", [100, pytest.param(10_000, marks=pytest.mark.long)])
+def test_made_up_schemas_get_an_answer_or_a_400(worker: WorkerProcess, n_cases: int) -> None:
+    counts = fuzz(worker, n_cases)
+    print("statuses:", counts)
     assert counts.get(200) and counts.get(400)
-
-
-@pytest.mark.long
-def test_ten_thousand_made_up_schemas(worker: WorkerProcess) -> None:
-    print("statuses:", fuzz(worker, 10_000))

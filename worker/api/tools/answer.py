@@ -12,6 +12,7 @@ from worker.api.tools.channels import ChannelParser
 from worker.api.tools.choice import ToolUse
 from worker.api.tools.dialects import FUNCTIONARY_3_2, GPT_OSS, Dialect, dialect_of
 from worker.api.tools.parser import CallParser
+from worker.api.tools.parts import PartsParser
 from worker.api.tools.recipients import RecipientParser
 
 _TOKENS = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
@@ -62,7 +63,7 @@ class AnswerParser:
         splits_reasoning: bool = True,
         prompt_end: str = "",
     ) -> None:
-        self._alone: ChannelParser | RecipientParser | None = None
+        self._alone: PartsParser | None = None
         """The parser of a dialect that marks every part of an answer; it replaces the others."""
         self._splitter: ReasoningSplitter | None = None
         self._calls: CallParser | None = None

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 
-from worker.api.output import OutputPiece, Reasoning, Text
-from worker.api.tools.calls import Calls, begun_mark
+from worker.api.output import Reasoning, Text
+from worker.api.tools.calls import begun_mark
 from worker.api.tools.choice import ToolUse
+from worker.api.tools.parts import PartsParser
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|start|>", "<|channel|>", "<|call|>", "<|return|>")
@@ -19,36 +20,13 @@ _HEADER_BEGINS = ("<|channel|>", "<|start|>", " to=", "to=")
 _MAX_HEADER_CHARS = 400
 
 
-class ChannelParser:
+class ChannelParser(PartsParser):
     def __init__(self, use: ToolUse | None, *, splits_reasoning: bool) -> None:
-        self._calls = Calls(use) if use is not None else None
+        super().__init__(use)
         self._splits_reasoning = splits_reasoning
-        self._held = ""
         self._state: str = "begin"
         """`begin` of the output, `header` of a message, or `text`, `reasoning` or `call` inside
         one."""
-        self._deltas: list[OutputPiece] = []
-
-    def feed(self, text: str) -> list[OutputPiece]:
-        """Take more output; returns the pieces that are certain by now."""
-        return self._run(text, final=False)
-
-    def finish(self) -> list[OutputPiece]:
-        deltas = self._run("", final=True)
-        if self._state == "call" and self._calls is not None:
-            deltas += self._take_deltas()
-        return deltas
-
-    @property
-    def n_calls(self) -> int:
-        return self._calls.count if self._calls is not None else 0
-
-    def _run(self, text: str, *, final: bool) -> list[OutputPiece]:
-        self._held += text
-        while self._held and self._step(final):
-            pass
-        deltas, self._deltas = self._deltas, []
-        return deltas
 
     def _step(self, final: bool) -> bool:
         if self._state == "begin":
@@ -81,8 +59,7 @@ class ChannelParser:
         channel = header.rpartition("<|channel|>")[2]
         if recipient and self._calls is not None and self._calls.is_offered(recipient[1]):
             self._state = "call"
-            self._calls.start(recipient[1])
-            self._deltas += self._take_deltas()
+            self._start_call(recipient[1])
         elif channel.startswith("analysis") and self._splits_reasoning:
             self._state = "reasoning"
         else:
@@ -102,23 +79,18 @@ class ChannelParser:
         self._held = self._held[place:]
         if end not in ("<|channel|>", "<|start|>"):
             self._held = self._held[len(end) :]
-        if self._state == "call" and self._calls is not None:
-            self._deltas += self._take_deltas()
         self._state = "header"
         return True
 
     def _send(self, text: str) -> None:
         if not text:
             return
-        if self._state == "call" and self._calls is not None:
-            self._calls.arguments(text)
-            self._deltas += self._take_deltas()
+        if self._state == "call":
+            self._add_arguments(text)
         elif self._state == "reasoning":
             self._deltas.append(Reasoning(text))
         else:
             self._deltas.append(Text(text))
 
-    def _take_deltas(self) -> list[OutputPiece]:
-        assert self._calls is not None
-        deltas, self._calls.deltas = self._calls.deltas, []
-        return deltas
+    def _end_part(self) -> None:
+        """Everything is known before the end."""

@@ -10,54 +10,28 @@ from __future__ import annotations
 import json
 import re
 
-from worker.api.output import OutputPiece, Text
-from worker.api.tools.calls import Calls
+from worker.api.output import Text
 from worker.api.tools.choice import ToolUse
 from worker.api.tools.json_calls import JsonValue
+from worker.api.tools.parts import PartsParser
 
 MARK = ">>>"
 USER = "all"
 _BEGUN_MARK = re.compile(r">{1,3}\Z|>>>[^\n>]*\Z")
 
 
-class RecipientParser:
+class RecipientParser(PartsParser):
     def __init__(self, use: ToolUse | None, prompt_end: str) -> None:
+        super().__init__(use)
         self._use = use
-        self._calls = Calls(use) if use is not None else None
         # A prefilled answer, or one whose prompt asks for no part, is text.
         self._at_header = prompt_end.endswith(MARK)
-        self._held = ""
         self._recipient = USER
         self._said = ""
         """The whole part of a call so far."""
         self._n_sent = 0
         self._object: JsonValue | None = None
         """Finds the end of the call's arguments; text after them has no meaning."""
-        self._deltas: list[OutputPiece] = []
-
-    def feed(self, text: str) -> list[OutputPiece]:
-        """Take more output; returns the pieces that are certain by now."""
-        return self._run(text, final=False)
-
-    def finish(self) -> list[OutputPiece]:
-        """The remaining pieces at the end of the output."""
-        deltas = self._run("", final=True)
-        self._end_part()
-        return deltas + self._take_deltas()
-
-    @property
-    def n_calls(self) -> int:
-        return self._calls.count if self._calls is not None else 0
-
-    def _run(self, text: str, *, final: bool) -> list[OutputPiece]:
-        self._held += text
-        while self._held and self._step(final):
-            pass
-        return self._take_deltas()
-
-    def _take_deltas(self) -> list[OutputPiece]:
-        deltas, self._deltas = self._deltas, []
-        return deltas
 
     def _step(self, final: bool) -> bool:
         if self._at_header:
@@ -85,9 +59,7 @@ class RecipientParser:
             return True
         self._held, self._recipient = behind, name
         if name != USER and self._calls is not None:
-            self._calls.start(name)
-            self._deltas += self._calls.deltas
-            self._calls.deltas = []
+            self._start_call(name)
             self._said, self._n_sent, self._object = "", 0, JsonValue(0)
         return True
 
@@ -115,7 +87,7 @@ class RecipientParser:
         self._said = (self._said + text) if self._said else text.lstrip()
         if self._object is not None and self._said.startswith("{"):
             end = self._object.end(self._said)
-            self._argue(self._said[self._n_sent : end])
+            self._add_arguments(self._said[self._n_sent : end])
             self._n_sent = len(self._said)
             if end is not None:
                 self._object = None
@@ -124,11 +96,5 @@ class RecipientParser:
         """End a call. Code instead of JSON is the value of the function's first parameter."""
         if self._recipient != USER and self._calls is not None and not self._n_sent:
             parameters, value = list(self._calls.parameters(self._recipient)), self._said.rstrip()
-            self._argue(json.dumps({parameters[0]: value} if parameters and value else {}))
+            self._add_arguments(json.dumps({parameters[0]: value} if parameters and value else {}))
         self._recipient = USER
-
-    def _argue(self, text: str) -> None:
-        assert self._calls is not None
-        self._calls.arguments(text)
-        self._deltas += self._calls.deltas
-        self._calls.deltas = []
