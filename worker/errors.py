@@ -62,6 +62,13 @@ class JobNotFound(WorkerError):
     status = 404
 
 
+class ModelNotFound(WorkerError):
+    """A request names a model that is not served here."""
+
+    code = "MODEL_NOT_FOUND"
+    status = 404
+
+
 class DuplicateJob(WorkerError):
     code = "DUPLICATE_JOB"
     status = 409

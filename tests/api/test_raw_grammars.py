@@ -9,7 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.byte_walk import accepts, answer
-from worker.api.openai.structured.constraints import Asked, choice, grammar, regular_expression
+from worker.api.openai.structured.constraints import (
+    RequestedConstraint,
+    choice,
+    grammar,
+    regular_expression,
+)
 from worker.errors import InvalidRequest
 
 LIST = """
@@ -23,7 +28,7 @@ SUM += 'term ::= num | "(" ws expr ")" ws\n'
 SUM += "num ::= [0-9]+ ws\nws ::= [ \\t\\n]*\n"
 
 
-def follows(asked: Asked, text: str) -> bool:
+def follows(asked: RequestedConstraint, text: str) -> bool:
     assert asked.constraint is not None, asked.faults
     return accepts(asked.constraint.grammar, text)
 

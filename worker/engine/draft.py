@@ -42,7 +42,7 @@ class DraftModel:
         tokens = sequence.tokens
         if len(tokens) + _MOST_BEHIND > self._context.n_ctx:
             return False
-        n_known = common_length(self._tokens, tokens[:-1])
+        n_known = min(common_length(self._tokens, tokens), len(tokens) - 1)
         if n_known < len(self._tokens):
             self._cut(n_known)
         n_behind = len(tokens) - n_known

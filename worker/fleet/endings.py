@@ -97,7 +97,7 @@ def refusal(
     return status, headers, dumps(error_body(*fault, retriable=error.retriable)).encode()
 
 
-def told_by(status: int, body: bytes) -> WorkerError:
+def error_of_answer(status: int, body: bytes) -> WorkerError:
     """The error in a worker's answer, whichever dialect the answer is in."""
     try:
         answer = json.loads(body)

@@ -23,6 +23,7 @@ from worker.errors import (
     DuplicateJob,
     Forbidden,
     JobNotFound,
+    ModelNotFound,
     PayloadTooLarge,
     WorkerError,
 )
@@ -42,13 +43,6 @@ _MODELS = frozenset(("/v1/models", "/models"))
 _JOBS = frozenset(("/execute", "/v1/inference", "/v1/inference/stream"))
 _LOOPBACK = ("127.0.0.1", "::1")
 _ALWAYS_STREAMS = frozenset(("/execute", "/v1/inference/stream"))
-
-
-class ModelNotFound(WorkerError):
-    """The fleet has several models, and none has this name."""
-
-    code = "MODEL_NOT_FOUND"
-    status = 404
 
 
 @dataclass(frozen=True, slots=True)

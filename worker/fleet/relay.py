@@ -15,7 +15,7 @@ from typing import Any
 from starlette.types import Send
 
 from worker.errors import Cancelled, EngineCrashed, NotReady, WorkerError
-from worker.fleet.endings import KEEPALIVE, Tail, refusal, told_by
+from worker.fleet.endings import KEEPALIVE, Tail, error_of_answer, refusal
 from worker.fleet.table import REST_SECONDS, Table, Worker
 from worker.fleet.upstream import Exchange, Headers, Lost, NotReached, UpstreamAnswer, passed_on
 
@@ -79,7 +79,7 @@ class Relay:
             message = "the fleet has no worker that could take this request"
             await self._fail(NotReady(message, retry_after_seconds=RETRY_AFTER_SECONDS))
         elif self._has_begun:
-            await self._fail(told_by(refusal[0].status, refusal[1]))
+            await self._fail(error_of_answer(refusal[0].status, refusal[1]))
         else:
             await self._answer(*refusal)
 
@@ -151,7 +151,7 @@ class Relay:
             self._refused = answer, body
             return False
         if self._has_begun:
-            await self._fail(told_by(answer.status, body))
+            await self._fail(error_of_answer(answer.status, body))
         else:
             await self._answer(answer, body, worker)
         return True

@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import pydantic_core
 
@@ -27,20 +26,15 @@ from worker.api.openai.schema import (
     inputs_of,
 )
 from worker.api.openai.structured import constraints
-from worker.api.openai.structured.constraints import Asked
+from worker.api.openai.structured.constraints import RequestedConstraint
 from worker.api.output import Output, Parser
 from worker.api.sampling import MAX_SEED, sampling_of
 from worker.api.state import AppState
 from worker.api.tools.answer import AnswerParser
 from worker.api.tools.choice import ToolUse, forced_functions
-from worker.errors import WorkerError
+from worker.errors import ModelNotFound
 from worker.supervisor.job import Job
 from worker.wire.work import InferenceRequest, InfillPrompt, Prompt, Sampling
-
-
-class ModelNotFound(WorkerError):
-    code: ClassVar[str] = "MODEL_NOT_FOUND"
-    status: ClassVar[int] = 404
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +123,7 @@ def text_generation(
     logprobs: int | None,
 ) -> Generation:
     """A generation from raw prompts, without a chat template."""
-    asked = _enforced(asked_of(body), state)
+    asked = _enforced(requested_constraint(body), state)
     sampling = sampling_of(body, state, constraint=asked.constraint, logprobs=logprobs)
     generation = _generation(body, "cmpl", prompts, sampling, state, deadline)
     return replace(generation, not_enforced=asked.not_enforced)
@@ -187,7 +181,7 @@ def _tool_use(body: ChatBody) -> ToolUse | None:
     )
 
 
-def _constraint_of(body: ChatBody, tools: ToolUse | None) -> Asked:
+def _constraint_of(body: ChatBody, tools: ToolUse | None) -> RequestedConstraint:
     """The constraint of the answer: a forced call, else what the body's own fields ask for.
 
     A forced call leaves no text, so a form of the answer's text is ignored beside it.
@@ -199,7 +193,7 @@ def _constraint_of(body: ChatBody, tools: ToolUse | None) -> Asked:
         return constraints.forced_calls(forced, several=several)
     form = body.response_format
     if form is None or form.type == "text":
-        return asked_of(body)
+        return requested_constraint(body)
     if form.json_schema is not None:
         path = "response_format.json_schema.schema"
         asked = constraints.json_schema(form.json_schema.schema_, path)
@@ -209,7 +203,7 @@ def _constraint_of(body: ChatBody, tools: ToolUse | None) -> Asked:
     return constraints.json_object("response_format")
 
 
-def asked_of(body: GenerationBody) -> Asked:
+def requested_constraint(body: GenerationBody) -> RequestedConstraint:
     """The constraint in one of llama.cpp's and vLLM's fields; the first that is given wins."""
     given = body.structured_outputs or StructuredOutputs.model_validate({})
     prefix = "structured_outputs."
@@ -233,7 +227,11 @@ def asked_of(body: GenerationBody) -> Asked:
     ):
         if grammar:
             return constraints.grammar(grammar, path)
-    return constraints.json_object(prefix + "json_object") if given.json_object else Asked()
+    return (
+        constraints.json_object(prefix + "json_object")
+        if given.json_object
+        else RequestedConstraint()
+    )
 
 
 def _schema(given: str | JsonObject, path: str) -> object:
@@ -246,7 +244,7 @@ def _schema(given: str | JsonObject, path: str) -> object:
         raise invalid([fault(path, "json", f"{path} must be a JSON schema")]) from None
 
 
-def _enforced(asked: Asked, state: AppState) -> Asked:
+def _enforced(asked: RequestedConstraint, state: AppState) -> RequestedConstraint:
     if state.settings.strict:
         asked = asked.strictly()
     if asked.faults:

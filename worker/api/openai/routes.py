@@ -23,7 +23,6 @@ from worker.api.openai.answers import (
 )
 from worker.api.openai.generation import (
     Generation,
-    ModelNotFound,
     chat_generation,
     completion_generation,
     require_model,
@@ -35,6 +34,7 @@ from worker.api.openai.stream import ChatForm, Choices, CompletionForm, Form
 from worker.api.operation import JOB_ERRORS, JSON, SSE, Events, Operation
 from worker.api.output import merged
 from worker.api.state import AppState, state_of
+from worker.errors import ModelNotFound
 from worker.installation import own_version
 from worker.wire.work import Detokenize
 

@@ -31,7 +31,7 @@ write any number of blanks may never stop writing them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedConstraint:
     """The constraint that a request asks for.
 
     `constraint` is `None` if there are `faults`. `not_enforced` holds the paths of keywords that
@@ -42,11 +42,11 @@ class Asked:
     not_enforced: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = field(default=())
 
-    def strictly(self) -> Asked:
+    def strictly(self) -> RequestedConstraint:
         """The same request, refused if a keyword cannot be enforced."""
         if self.faults or not self.not_enforced:
             return self
-        return Asked(
+        return RequestedConstraint(
             faults=tuple(
                 _fault(path, "unsupported", f"{path} cannot be enforced; leave it out or strict")
                 for path in self.not_enforced[:MAX_FAULTS]
@@ -63,17 +63,17 @@ class ForcedFunction:
     path: str
 
 
-def json_object(path: str) -> Asked:
+def json_object(path: str) -> RequestedConstraint:
     """Any JSON object."""
     return _of_schema(compile_schema({"type": "object"}, path), path)
 
 
-def json_schema(schema: object, path: str) -> Asked:
+def json_schema(schema: object, path: str) -> RequestedConstraint:
     """JSON that is valid under a schema."""
     return _of_schema(compile_schema(schema, path), path)
 
 
-def forced_calls(functions: Sequence[ForcedFunction], *, several: bool) -> Asked:
+def forced_calls(functions: Sequence[ForcedFunction], *, several: bool) -> RequestedConstraint:
     """One call, `{"name", "arguments"}`, of one of `functions`, or a list of one or more."""
     documents = [(f.path, _parameters(f.parameters)) for f in functions]
     arguments, compiled = compile_schemas(documents)
@@ -97,28 +97,28 @@ def forced_calls(functions: Sequence[ForcedFunction], *, several: bool) -> Asked
     return _of_schema(compiled, "tools")
 
 
-def regular_expression(pattern: str, path: str) -> Asked:
+def regular_expression(pattern: str, path: str) -> RequestedConstraint:
     """A text that the regular expression matches as a whole."""
     if len(pattern) > MAX_PATTERN_CHARS:
         return _refused(path, f"{path} has more than {MAX_PATTERN_CHARS} characters")
     escaped = re.sub(r"\\.|/", lambda m: r"\/" if m[0] == "/" else m[0], pattern, flags=re.DOTALL)
     return (
-        Asked(Constraint(f"start: /{escaped}/", path))
+        RequestedConstraint(Constraint(f"start: /{escaped}/", path))
         if pattern
         else _refused(path, f"{path} is empty")
     )
 
 
-def choice(texts: Sequence[str], path: str) -> Asked:
+def choice(texts: Sequence[str], path: str) -> RequestedConstraint:
     """One of the given texts."""
     if not texts or len(texts) > MAX_CHOICES or sum(map(len, texts)) > MAX_GRAMMAR_BYTES:
         limits = f"1 to {MAX_CHOICES} texts of {MAX_GRAMMAR_BYTES} characters in all"
         return _refused(path, f"{path} must be {limits}")
     branches = " | ".join(json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(texts))
-    return Asked(Constraint(f"start: {branches}", path))
+    return RequestedConstraint(Constraint(f"start: {branches}", path))
 
 
-def grammar(text: str, path: str) -> Asked:
+def grammar(text: str, path: str) -> RequestedConstraint:
     """A raw grammar: GBNF as llama.cpp reads it, or Lark as llguidance does."""
     if re.search(r"^\s*(?:%llguidance\b|start\s*:(?!:=))", text, re.MULTILINE):
         if len(text) > MAX_GRAMMAR_BYTES or text.count("\n") > MAX_GRAMMAR_LINES:
@@ -126,23 +126,25 @@ def grammar(text: str, path: str) -> Asked:
             return _refused(path, f"{path} has more than {limits}")
         if "%json" in text or "%regex" in text:
             return _refused(path, f"{path} must not hold %json or %regex; send a schema instead")
-        return Asked(Constraint(text, path))
+        return RequestedConstraint(Constraint(text, path))
     try:
-        return Asked(Constraint(to_lark(text), path))
+        return RequestedConstraint(Constraint(to_lark(text), path))
     except GbnfError as error:
         return _refused(path, f"{path} is not a valid grammar: {error}")
 
 
-def _of_schema(compiled: Compiled, path: str) -> Asked:
+def _of_schema(compiled: Compiled, path: str) -> RequestedConstraint:
     if compiled.faults:
-        return Asked(faults=tuple(compiled.faults))
+        return RequestedConstraint(faults=tuple(compiled.faults))
     schema: Any = compiled.schema
     if schema is True:
         schema = {}
     if schema is False:
         return _refused(path, f"{path} allows no answer")
     text = json.dumps({"x-guidance": _JSON_LAYOUT, **schema})
-    return Asked(Constraint(f"start: %json {text}", path), tuple(compiled.not_enforced))
+    return RequestedConstraint(
+        Constraint(f"start: %json {text}", path), tuple(compiled.not_enforced)
+    )
 
 
 def _parameters(schema: object) -> object:
@@ -152,8 +154,8 @@ def _parameters(schema: object) -> object:
     return {"type": "object", **schema} if isinstance(schema, dict) else schema
 
 
-def _refused(path: str, message: str) -> Asked:
-    return Asked(faults=(_fault(path, "unsupported", message),))
+def _refused(path: str, message: str) -> RequestedConstraint:
+    return RequestedConstraint(faults=(_fault(path, "unsupported", message),))
 
 
 def _fault(path: str, constraint: str, message: str) -> Fault:
