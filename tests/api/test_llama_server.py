@@ -54,6 +54,26 @@ def test_a_completion_is_streamed(worker: WorkerProcess) -> None:
     assert parts[-1]["stop_type"] == "limit" and parts[-1]["timings"]["predicted_n"] == 8
 
 
+def test_an_answer_says_what_it_was_sampled_with(worker: WorkerProcess) -> None:
+    grammar = 'root ::= "a\\n" "b"'
+    asked = {"seed": 7, "temperature": 0.5, "repeat_penalty": 1.5, "stop": ["!"], "n_probs": 1}
+    answer = completed(worker, grammar=grammar, **asked)
+    settings = answer["generation_settings"]
+    assert settings.items() >= (asked | {"n_predict": 8, "stream": False, "top_k": 40}).items()
+    assert answer["has_new_line"] is True and answer["prompt"] == PROMPT
+    assert completed(worker, grammar='root ::= "a"')["has_new_line"] is False
+
+    fields = ["content", "generation_settings/n_predict", "prompt", "no/such"]
+    some = completed(worker, response_fields=fields)
+    assert some == {"content": some["content"], fields[1]: 8, "prompt": PROMPT}
+    body = {"prompt": PROMPT, "grammar": grammar, "stream": True, "response_fields": fields[1:2]}
+    last = worker.post("/completion", body).text.rstrip().rpartition("data: ")[2]
+    assert list(json.loads(last)) == fields[1:2]
+    body.pop("response_fields")
+    last = worker.post("/completion", body).text.rstrip().rpartition("data: ")[2]
+    assert json.loads(last)["has_new_line"] is True
+
+
 def test_tokens_with_their_texts(worker: WorkerProcess) -> None:
     body = {"content": "A 媽 and 🤗 <|im_end|>", "with_pieces": True}
     tokens = worker.post("/tokenize", body).json()["tokens"]

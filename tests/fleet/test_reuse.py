@@ -50,12 +50,8 @@ async def converse(client: httpx.AsyncClient, number: int, turns: list[dict[str,
 
 @pytest.mark.parametrize("at_once", [3 * SLOTS, 4], ids=["all at once", "four at a time"])
 async def test_conversations_find_what_they_have_computed(running: Running, at_once: int) -> None:
-    """As many as there are slots: each of them fits exactly one.
-
-    With one KV pool: with a part of it for each slot a worker moves running streams together, over
-    what idle slots keep, because each gap between them costs a pass over the weights.
-    """
-    await running.restored(3, slots=SLOTS, more="kv_unified = true")
+    """As many as there are slots: each of them fits exactly one."""
+    await running.restored(3, slots=SLOTS)
     turns: list[dict[str, Any]] = []
     gate = asyncio.Semaphore(at_once)
 

@@ -30,7 +30,7 @@ from worker.api.output import Frame, Output, Text, merged
 from worker.api.state import state_of
 from worker.errors import WorkerError
 from worker.wire.messages import Finished, Token, TokenLogprob
-from worker.wire.work import InfillPrompt, Prompt
+from worker.wire.work import InferenceRequest, InfillPrompt, Prompt
 
 _STOP_TYPES = {"EOS": "eos", "MAX_TOKENS": "limit", "STOP_SEQUENCE": "word"}
 
@@ -60,8 +60,10 @@ async def _answer(request: Request, body: NativeBody, prompts: Sequence[Prompt])
     request.scope["state"].setdefault("ignored_fields", []).extend(generation.not_enforced)
     jobs = await start_jobs(state, generation.requests)
     answers = [
-        NativeAnswer(index, state.model_name, output, body)
-        for index, output in enumerate(generation.outputs(jobs))
+        NativeAnswer(index, state.model_name, output, body, asked)
+        for index, (output, asked) in enumerate(
+            zip(generation.outputs(jobs), generation.requests, strict=True)
+        )
     ]
     if not generation.stream:
         async with closing_on_disconnect(request, *jobs):
@@ -82,8 +84,11 @@ async def _answer(request: Request, body: NativeBody, prompts: Sequence[Prompt])
 class NativeAnswer:
     """The answer of one choice in llama-server's form."""
 
-    def __init__(self, index: int, model: str, output: Output, body: NativeBody) -> None:
+    def __init__(
+        self, index: int, model: str, output: Output, body: NativeBody, asked: InferenceRequest
+    ) -> None:
         self._index, self._model, self._output, self._body = index, model, output, body
+        self._asked = asked
         self._tokens: list[int] = []
 
     def take(self, event: Any) -> dict[str, Any] | None:
@@ -129,14 +134,56 @@ class NativeAnswer:
             "tokens_predicted": finished.tokens_out,
             "tokens_evaluated": job.prompt_tokens,
             "tokens_cached": job.prompt_tokens + finished.tokens_out,
+            "generation_settings": _settings(self._asked, self._body),
+            "has_new_line": "\n" in output.message.text,
             "truncated": False,
             "stop_type": _STOP_TYPES[finished.stop_reason],
             "stopping_word": finished.stop_sequence or "",
             "timings": output.timings,
         }
+        if isinstance(self._asked.prompt, str | tuple):
+            answer["prompt"] = self._asked.prompt
         if output.message.logprobs and not streamed:
             answer["completion_probabilities"] = native_logprobs(output.message.logprobs)
+        return _only(self._body.response_fields, answer)
+
+
+def _settings(request: InferenceRequest, body: NativeBody) -> dict[str, Any]:
+    """What the answer was really sampled with, under llama-server's names."""
+    sampling = request.sampling
+    return {
+        "seed": sampling.seed,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "repeat_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "stop": request.stop,
+        "max_tokens": request.max_tokens,
+        "n_predict": request.max_tokens,
+        "ignore_eos": sampling.ignore_eos,
+        "logit_bias": [{"token": token, "bias": bias} for token, bias in sampling.logit_bias],
+        "n_probs": sampling.logprobs or 0,
+        "stream": body.stream,
+        "timings_per_token": body.timings_per_token,
+    }
+
+
+def _only(paths: Sequence[str], answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer's values at these paths; all of it without any. A path that leads nowhere is left
+    out, as llama-server does."""
+    if not paths:
         return answer
+    found: dict[str, Any] = {}
+    for path in paths:
+        value: Any = answer
+        for key in path.split("/"):
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is not None:
+            found[path] = value
+    return found
 
 
 async def _chunks(

@@ -65,6 +65,11 @@ class NativeBody(GenerationBody):
         description="log-probabilities of the answer's tokens and of so many alternatives",
     )
     return_tokens: Flag = Field(False, description="answer the tokens' ids beside the text")
+    response_fields: tuple[str, ...] = Field(
+        (),
+        max_length=64,
+        description="the whole answer has these fields alone; a/b is field b of field a",
+    )
 
 
 class NativeCompletionBody(NativeBody):
@@ -98,6 +103,9 @@ class Completion(TypedDict):
     tokens_predicted: int
     tokens_evaluated: int
     tokens_cached: int
+    generation_settings: dict[str, Any]
+    prompt: NotRequired[str | list[int]]
+    has_new_line: bool
     truncated: bool
     stop_type: Literal["none", "eos", "limit", "word"]
     stopping_word: str
