@@ -56,7 +56,13 @@ def test_a_completion_is_streamed(worker: WorkerProcess) -> None:
 
 def test_an_answer_says_what_it_was_sampled_with(worker: WorkerProcess) -> None:
     grammar = 'root ::= "a\\n" "b"'
-    asked = {"seed": 7, "temperature": 0.5, "repeat_penalty": 1.5, "stop": ["!"], "n_probs": 1}
+    asked: dict[str, Any] = {
+        "seed": 7,
+        "temperature": 0.5,
+        "repeat_penalty": 1.5,
+        "stop": ["!"],
+        "n_probs": 1,
+    }
     answer = completed(worker, grammar=grammar, **asked)
     settings = answer["generation_settings"]
     assert settings.items() >= (asked | {"n_predict": 8, "stream": False, "top_k": 40}).items()

@@ -111,6 +111,9 @@ def sampling(n: int) -> dict[str, Any]:
 
 ATTACKS: dict[str, Attack] = {
     "control tokens, 4 MB": lambda w, n: post(w, "/tokenize", {"content": "<|im_end|>" * 400_000}),
+    "pieces of 2 MB": lambda w, n: post(
+        w, "/tokenize", {"content": "a b" * 700_000, "with_pieces": True}
+    ),
     "a prompt of 2 MB": lambda w, n: post(w, "/v1/completions", {"prompt": f"{n} fox " * 300_000}),
     "4 MB of wrong ids": lambda w, n: post(w, "/detokenize", wrong_ids()),
     "bodies of many objects": lambda w, n: post(w, "/v1/messages", many_parts()),

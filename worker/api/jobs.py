@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from worker.api.state import AppState, state_of
 from worker.observability.logs import digest, get_logger
 from worker.supervisor.job import Job, StreamEvent
 from worker.wire.messages import Failed, Finished, Token
-from worker.wire.work import ApplyTemplate, ChatPrompt, InferenceRequest, Tokenize, Work
+from worker.wire.work import ApplyTemplate, ChatPrompt, InferenceRequest, Tokenize, Tokenized, Work
 
 LATE_HEAD = "x-llorch-late-head"
 
@@ -65,8 +66,8 @@ async def answer(request: Request, work: Work) -> Any:
 async def count_tokens(request: Request, prompt: ChatPrompt) -> int:
     """The tokens of a chat as the model's template writes it."""
     text: str = await answer(request, ApplyTemplate(prompt))
-    tokens: list[tuple[int, bytes]] = await answer(request, Tokenize(text, add_special=True))
-    return len(tokens)
+    tokens: Tokenized = await answer(request, Tokenize(text, add_special=True))
+    return len(array("i", tokens.ids))
 
 
 async def with_head(

@@ -133,9 +133,8 @@ class Intake:
                 self._check_pools()
                 texts = [self._prompts.pair(query, document) for document in documents]
                 self._take_in_pooled(request_id, texts)
-            case Tokenize(text, add_special):
-                tokens = self._prompts.pieces(text, add_special=add_special)
-                self._end(request_id, Answered(request_id, tokens))
+            case Tokenize():
+                self._end(request_id, Answered(request_id, self._prompts.tokenized(work)))
             case Detokenize(tokens):
                 self._end(request_id, Answered(request_id, self._prompts.detokenize(tokens)))
             case ApplyTemplate(prompt):

@@ -5,6 +5,8 @@ Endpoints run on the API process's event loop.
 
 from __future__ import annotations
 
+import asyncio
+from array import array
 from typing import Any
 
 from starlette.requests import Request
@@ -12,7 +14,7 @@ from starlette.responses import Response
 
 from worker.api.body import read
 from worker.api.chat import TemplateBody, chat_prompt
-from worker.api.encoding import json_response
+from worker.api.encoding import dumps, json_response
 from worker.api.jobs import answer
 from worker.api.llama_server.completion import ROUTES as COMPLETION_ROUTES
 from worker.api.llama_server.schema import (
@@ -28,17 +30,32 @@ from worker.api.operation import JOB_ERRORS, JSON, Operation
 from worker.api.sampling import defaults_of
 from worker.api.state import state_of
 from worker.installation import own_version
-from worker.wire.work import ApplyTemplate, Detokenize, Tokenize
+from worker.wire.work import ApplyTemplate, Detokenize, Tokenize, Tokenized
+
+_TOKENS_AT_ONCE = 4096
 
 
 async def tokenize(request: Request) -> Response:
     body = await read(request, state_of(request), TokenizeBody)
-    work = Tokenize(body.content, add_special=body.add_special)
-    tokens: list[tuple[int, bytes]] = await answer(request, work)
-    if not body.with_pieces:
-        return json_response({"tokens": [id for id, _ in tokens]})
-    pieces = [{"id": id, "piece": _text_or_bytes(piece)} for id, piece in tokens]
-    return json_response({"tokens": pieces})
+    work = Tokenize(body.content, add_special=body.add_special, with_pieces=body.with_pieces)
+    tokens: Tokenized = await answer(request, work)
+    # Off the event loop, and in parts: one call of C code holds every thread up while it runs.
+    return Response(await asyncio.to_thread(_encoded, tokens), media_type="application/json")
+
+
+def _encoded(tokens: Tokenized) -> bytes:
+    ids, sizes = array("i", tokens.ids), array("i", tokens.sizes)
+    parts: list[str] = []
+    start = 0
+    for first in range(0, len(ids), _TOKENS_AT_ONCE):
+        some: list[Any] = ids[first : first + _TOKENS_AT_ONCE].tolist()
+        if sizes:
+            for index, id in enumerate(some):
+                end = start + sizes[first + index]
+                some[index] = {"id": id, "piece": _text_or_bytes(tokens.pieces[start:end])}
+                start = end
+        parts.append(dumps(some)[1:-1])
+    return f'{{"tokens":[{",".join(parts)}]}}'.encode()
 
 
 def _text_or_bytes(piece: bytes) -> str | list[int]:

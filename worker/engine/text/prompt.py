@@ -6,6 +6,7 @@ Intake threads: every fault of a prompt is found here, before the request is que
 from __future__ import annotations
 
 import re
+from array import array
 from dataclasses import replace
 from functools import cached_property
 
@@ -14,7 +15,7 @@ from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.spellings import Spellings
 from worker.errors import ContextLengthExceeded, InvalidRequest
 from worker.llama.model import Model
-from worker.wire.work import ChatPrompt, InfillPrompt, Prompt
+from worker.wire.work import ChatPrompt, InfillPrompt, Prompt, Tokenize, Tokenized
 
 _FIRST_WORDS = "\ue000\ue001"
 """Stands in for what a chat's first user says, to find where that begins."""
@@ -113,10 +114,13 @@ class PromptBuilder:
     def _control_texts(self) -> tuple[str, ...]:
         return tuple(map(self._vocabulary.token_text, self._vocabulary.control))
 
-    def pieces(self, text: str, *, add_special: bool) -> list[tuple[int, bytes]]:
-        """The tokens of a text, each with its bytes; a control token has its spelling."""
-        tokens = self.tokenize(text, add_special=add_special)
-        return [(token, self._vocabulary.piece(token, special=True)) for token in tokens]
+    def tokenized(self, work: Tokenize) -> Tokenized:
+        tokens = self.tokenize(work.text, add_special=work.add_special)
+        ids = array("i", tokens).tobytes()
+        if not work.with_pieces:
+            return Tokenized(ids)
+        pieces = [self._vocabulary.piece(token, special=True) for token in tokens]
+        return Tokenized(ids, array("i", map(len, pieces)).tobytes(), b"".join(pieces))
 
     def _with_bos(self, tokens: list[int]) -> list[int]:
         bos = self._vocabulary.bos
