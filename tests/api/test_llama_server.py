@@ -80,6 +80,29 @@ def test_an_answer_says_what_it_was_sampled_with(worker: WorkerProcess) -> None:
     assert json.loads(last)["has_new_line"] is True
 
 
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
+def test_a_long_prompt_tells_how_far_it_is(worker: WorkerProcess, path: str) -> None:
+    text = path + "".join(f"The fox met bird number {n} by the river. " for n in range(40))
+    body: dict[str, Any] = {"max_tokens": 4, "stream": True, "timings_per_token": True}
+    chat = [{"role": "user", "content": text}]
+    body |= {"messages": chat} if "chat" in path else {"prompt": text}
+    body["return_progress"] = True
+    events = worker.post(path, body).text.split("\n\n")
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events if "{" in event]
+    told = [chunk for chunk in chunks if "prompt_progress" in chunk]
+    progress = [chunk["prompt_progress"] for chunk in told]
+    assert progress[0]["processed"] == progress[0]["cache"] and len(progress) > 2
+    computed = [each["processed"] for each in progress]
+    assert computed == sorted(set(computed)) and computed[-1] == progress[-1]["total"]
+    assert [each["time_ms"] for each in progress] == sorted(each["time_ms"] for each in progress)
+    for chunk, each in zip(told, progress, strict=True):
+        assert chunk["timings"]["prompt_n"] == each["processed"] - each["cache"]
+        assert chunk["timings"]["prompt_ms"] == each["time_ms"]
+    assert chunks[-1] is not told[-1]
+    plain = worker.post(path, body | {"return_progress": False}).text
+    assert "prompt_progress" not in plain
+
+
 def test_tokens_with_their_texts(worker: WorkerProcess) -> None:
     body = {"content": "A 媽 and 🤗 <|im_end|>", "with_pieces": True}
     tokens = worker.post("/tokenize", body).json()["tokens"]

@@ -10,7 +10,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from worker.supervisor.job import Job, StreamEvent
-from worker.wire.messages import Failed, Finished, PromptScored, Started, Token, TokenLogprob
+from worker.wire.messages import (
+    Failed,
+    Finished,
+    PromptProgress,
+    PromptScored,
+    Started,
+    Token,
+    TokenLogprob,
+)
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
@@ -55,6 +63,8 @@ class Output:
         """`parser_of` makes the parser of the answer from the end of its prompt."""
         self.job = job
         self.finished: Finished | None = None
+        self.progress: PromptProgress | None = None
+        """The last one, of a request that reports it."""
         self.message = AssistantMessage()
         self.reasoning_tokens = 0
         self._n_unread = 0
@@ -75,6 +85,8 @@ class Output:
                 pieces = [Text(text)] if self._parser is None else self._parser.feed(text)
                 self.message.logprobs += logprobs
                 self._count_reasoning(len(ids), pieces)
+            case PromptProgress():
+                self.progress = event
             case PromptScored(_, logprobs):
                 self.prompt_logprobs = logprobs
             case Started(prompt_end=prompt_end):
@@ -108,10 +120,14 @@ class Output:
     @property
     def timings(self) -> dict[str, float]:
         """llama-server's timings, which llama-swap and others read."""
-        job, done = self.job, self.finished
+        job, done, progress = self.job, self.finished, self.progress
         n_prompt = job.prompt_tokens - job.cached_tokens
         n_out = done.tokens_out if done is not None else job.tokens_out
         prompt_ms = done.prompt_time_ms if done is not None else 0.0
+        if done is None and progress is not None:
+            n_prompt, prompt_ms = progress.n_computed - job.cached_tokens, progress.seconds * 1000
+        elif not n_out:
+            n_prompt = 0
         predicted_ms = done.decode_time_ms if done is not None else job.decode_time_ms
         return {
             "cache_n": job.cached_tokens,
@@ -121,6 +137,17 @@ class Output:
             "predicted_n": n_out,
             "predicted_ms": round(predicted_ms, 3),
             "predicted_per_second": round(n_out * 1000 / predicted_ms, 3) if predicted_ms else 0.0,
+        }
+
+    @property
+    def prompt_progress(self) -> dict[str, float]:
+        """How far the prompt is, as llama-server tells it."""
+        job, progress = self.job, self.progress
+        return {
+            "total": job.prompt_tokens,
+            "cache": job.cached_tokens,
+            "processed": progress.n_computed if progress is not None else job.cached_tokens,
+            "time_ms": round(progress.seconds * 1000, 3) if progress is not None else 0.0,
         }
 
 

@@ -14,7 +14,7 @@ from worker.engine.backend import Backend
 from worker.engine.kv_store.keeper import Keeper
 from worker.engine.kv_store.store import Counts
 from worker.engine.pace import shrink
-from worker.engine.prompt_scores import score_prompts
+from worker.engine.prompt_scores import prompt_events
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.speculation import Drafter, Speculation
@@ -115,7 +115,7 @@ class Loop:
             self._in_hand[LOOP] = alone.request_id
             step.draft = self.speculation.draft(alone)
         step.chunks = self._decode(step.chunks, step.draft)
-        self._events += score_prompts(self._backend, step.chunks)
+        self._events += prompt_events(self._backend, step.chunks, self._clock())
         drawn = self._sample(step.chunks, step.draft)
         for sequence in self._scheduler.advance(step):
             self._take_snapshot(sequence)

@@ -1,4 +1,5 @@
-"""Log-probabilities of prompt tokens, for evaluations. Engine thread."""
+"""What is told of prompts while they are computed: how far they are, and for evaluations the
+log-probabilities of their tokens. Engine thread."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Iterable
 from worker.engine.backend import Backend
 from worker.engine.sequence import NO_LIMIT
 from worker.engine.step import Chunk
-from worker.wire.messages import PromptScored, TokenLogprob
+from worker.wire.messages import PromptProgress, PromptScored, TokenLogprob
 
 _LOGITS_BYTES = 64 << 20
 """Host memory for the logits of all slots' prompts in one step."""
@@ -19,12 +20,18 @@ def rows_at_once(n_vocab: int, n_slots: int) -> int:
     return max(_LOGITS_BYTES // (4 * n_vocab * n_slots), 8)
 
 
-def score_prompts(backend: Backend, chunks: Iterable[Chunk]) -> list[PromptScored]:
+def prompt_events(
+    backend: Backend, chunks: Iterable[Chunk], now: float
+) -> list[PromptProgress | PromptScored]:
     """Read the log-probabilities from the batch just computed; returns those of complete
-    prompts."""
-    complete = []
+    prompts, and the progress of those that report it."""
+    events: list[PromptProgress | PromptScored] = []
     for index, chunk in enumerate(chunks):
         sequence = chunk.sequence
+        if sequence.request.reports_progress and chunk.start < sequence.n_prompt:
+            n_computed = min(chunk.end, sequence.n_prompt)
+            seconds = now - (sequence.started_at or now)
+            events.append(PromptProgress(sequence.request_id, n_computed, seconds))
         if sequence.max_rows == NO_LIMIT or not sequence.scores_prompt:
             continue
         n_top = sequence.request.prompt_logprobs or 0
@@ -36,6 +43,6 @@ def score_prompts(backend: Backend, chunks: Iterable[Chunk]) -> list[PromptScore
         for at in range(max(chunk.start + 1, len(known)), min(chunk.end + 1, sequence.n_prompt)):
             known.append(backend.logprobs(index, tokens[at], n_top, chunk.end - at))
         if len(known) == sequence.n_prompt:
-            complete.append(PromptScored(sequence.request_id, tuple(known)))
+            events.append(PromptScored(sequence.request_id, tuple(known)))
             sequence.prompt_logprobs, sequence.is_scored = [], True
-    return complete
+    return events

@@ -24,6 +24,7 @@ from worker.wire.messages import (
     Event,
     Failed,
     Finished,
+    PromptProgress,
     PromptScored,
     Started,
     Token,
@@ -31,7 +32,7 @@ from worker.wire.messages import (
 )
 from worker.wire.work import InferenceRequest, ProveResidency, Work
 
-StreamEvent = Started | PromptScored | Token | Finished | Answered | Failed
+StreamEvent = Started | PromptProgress | PromptScored | Token | Finished | Answered | Failed
 
 _log = get_logger()
 _OUTCOMES: dict[str, Outcome] = {"CANCELLED": "cancelled", "INFERENCE_TIMEOUT": "timeout"}
@@ -42,7 +43,15 @@ def by_request(events: list[Event]) -> dict[int, list[StreamEvent]]:
     streams: dict[int, list[StreamEvent]] = {}
     for event in events:
         match event:
-            case Token() | Started() | PromptScored() | Finished() | Answered() | Failed():
+            case (
+                Token()
+                | Started()
+                | PromptProgress()
+                | PromptScored()
+                | Finished()
+                | Answered()
+                | Failed()
+            ):
                 streams.setdefault(event.request_id, []).append(event)
             case Tokens():
                 for token in event.rows():
@@ -241,6 +250,8 @@ class Job:
             match event:
                 case Started() if self.started_at_unix is not None:
                     self.enter(Stage.STARTED)
+                case PromptProgress() if self._sent_ids:
+                    pass  # the prompt once more, for an engine that goes on with the answer
                 case Token(token_ids=ids) if self._to_replay:
                     self.stage = Stage.PRODUCING
                     if tuple(self._to_replay[: len(ids)]) != ids:

@@ -124,6 +124,16 @@ class Started:
     reasoning."""
 
 
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """So many tokens of a prompt are in the cells, reused ones included, `seconds` after its
+    start."""
+
+    request_id: int
+    n_computed: int
+    seconds: float
+
+
 class TokenLogprob(NamedTuple):
     token_id: int
     piece: bytes
@@ -226,5 +236,7 @@ class Stats(NamedTuple):
     """Bytes of prefixes evicted from the KV store."""
 
 
-RequestEvent = Accepted | Started | PromptScored | Token | Finished | Answered | Failed
+RequestEvent = (
+    Accepted | Started | PromptProgress | PromptScored | Token | Finished | Answered | Failed
+)
 Event = Progress | Ready | StartFailed | Stats | Tokens | RequestEvent

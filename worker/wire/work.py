@@ -93,6 +93,8 @@ class InferenceRequest:
     whole prompt is computed, even if a part of it is cached."""
     shown_tokens: tuple[str, ...] = ()
     """Control tokens that are shown in the answer's text, if the model has them."""
+    reports_progress: bool = False
+    """Whether each step of the prompt is followed by a `PromptProgress`."""
     cache_salt: str | None = None
     deterministic: bool = False
     produced: tuple[int, ...] = ()

@@ -29,7 +29,7 @@ from worker.api.operation import JOB_ERRORS, JSON, SSE, Events, Operation
 from worker.api.output import Frame, Output, Text, merged
 from worker.api.state import state_of
 from worker.errors import WorkerError
-from worker.wire.messages import Finished, Token, TokenLogprob
+from worker.wire.messages import Finished, PromptProgress, Started, Token, TokenLogprob
 from worker.wire.work import InferenceRequest, InfillPrompt, Prompt
 
 _STOP_TYPES = {"EOS": "eos", "MAX_TOKENS": "limit", "STOP_SEQUENCE": "word"}
@@ -99,6 +99,8 @@ class NativeAnswer:
                 self._tokens += ids
                 text = "".join(piece.text for piece in pieces if isinstance(piece, Text))
                 return self._part(text, list(ids), logprobs)
+            case Started() | PromptProgress() if self._asked.reports_progress:
+                return self._part("", [], ()) | {"prompt_progress": self._output.prompt_progress}
             case Finished():
                 return self.whole(streamed=True)
         return None
@@ -114,6 +116,8 @@ class NativeAnswer:
             "tokens_predicted": len(self._tokens),
             "tokens_evaluated": job.prompt_tokens,
         }
+        if self._body.timings_per_token:
+            part["timings"] = self._output.timings
         if logprobs:
             part["completion_probabilities"] = native_logprobs(logprobs)
         return part

@@ -273,6 +273,7 @@ def _generation(
                     sampling=replace(sampling, seed=(sampling.seed + choice) & MAX_SEED),
                     max_tokens=limit if wanted is None or wanted < 0 else min(wanted, limit),
                     stop=body.stops,
+                    reports_progress=body.return_progress and body.stream,
                     cache_salt=body.salt,
                     deterministic=body.deterministic,
                     deadline=deadline,

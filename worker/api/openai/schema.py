@@ -135,6 +135,9 @@ class GenerationBody(SamplingFields):
     )
     deterministic: Flag = Field(False, description="alone in its batch, nothing reused")
     timings_per_token: Flag = Field(False, description="timings in every chunk of a stream")
+    return_progress: Flag = Field(
+        False, description="chunks with prompt_progress while the prompt of a stream is computed"
+    )
     json_schema: JsonObject | None = None
     grammar: str | None = Field(None, description="GBNF, or Lark as llguidance reads it")
     guided_json: Schema | None = None

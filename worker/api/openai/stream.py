@@ -32,7 +32,14 @@ from worker.api.output import (
 )
 from worker.errors import WorkerError
 from worker.supervisor.job import StreamEvent
-from worker.wire.messages import Finished, PromptScored, Started, Token, TokenLogprob
+from worker.wire.messages import (
+    Finished,
+    PromptProgress,
+    PromptScored,
+    Started,
+    Token,
+    TokenLogprob,
+)
 
 DONE = b"data: [DONE]\n\n"
 
@@ -138,6 +145,7 @@ class Choices:
     async def chunks(self, frames: AsyncIterable[Frame]) -> AsyncIterator[bytes]:
         head = dumps(self._head)[:-1]
         usage = ',"usage":null' if self._generation.include_usage else ""
+        wants_progress = self._generation.requests[0].reports_progress
         async for index, frame in frames:
             encoded: list[str] = []
             try:
@@ -145,6 +153,9 @@ class Choices:
                     for part in self._parts(index, event):
                         timings = self._timings(index, event)
                         encoded.append(f'data: {head},"choices":[{part}]{usage}{timings}}}\n\n')
+                    if wants_progress and isinstance(event, Started | PromptProgress):
+                        part, progress = _choice(index, self._form.last), self._progress(index)
+                        encoded.append(f'data: {head},"choices":[{part}]{usage}{progress}}}\n\n')
             except WorkerError as error:
                 yield "".join(encoded).encode() + _failure(error)
                 return
@@ -204,6 +215,12 @@ class Choices:
         if not generation.echo:
             return ""
         return generation.echo[index // generation.choices_per_prompt]
+
+    def _progress(self, index: int) -> str:
+        output, timings = self._outputs[index], ""
+        if self._generation.timings_per_token:
+            timings = f',"timings":{dumps(output.timings)}'
+        return f',"prompt_progress":{dumps(output.prompt_progress)}{timings}'
 
     def _timings(self, index: int, event: StreamEvent) -> str:
         """Timings of the choice that ended last, for the last chunk with a choice; or of each."""
