@@ -3,15 +3,16 @@
     python -m tests.bench.convert_bench --peer-python VENV/bin/python
 
 The peer's Python needs PyTorch, transformers and sentencepiece; the script comes from the pinned
-sources. Runs alternate, so that a busy machine slows both. Reported are the best wall time, the
-least processor time, which other load moves less, and the largest sum of resident memory over all
-processes of a run; tensors are compared bit for bit.
+sources. Runs alternate, so that a busy machine slows both, and begin with nothing left to write to
+the disk. Reported are the medians of wall time and of processor time, and the largest sum of
+resident memory over all processes of a run; tensors are compared bit for bit.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import gguf
 import numpy as np
@@ -76,8 +78,8 @@ def compare(
         theirs.unlink(missing_ok=True)
         ours.append(measure(ours_command))
         peer.append(measure(peer_command))
-    seconds = min(r.seconds for r in ours), min(r.seconds for r in peer)
-    cpu = min(r.cpu_seconds for r in ours), min(r.cpu_seconds for r in peer)
+    seconds = median(r.seconds for r in ours), median(r.seconds for r in peer)
+    cpu = median(r.cpu_seconds for r in ours), median(r.cpu_seconds for r in peer)
     memory = max(r.peak_bytes for r in ours), max(r.peak_bytes for r in peer)
     report = {
         "outtype": outtype,
@@ -97,6 +99,7 @@ def compare(
 
 def measure(command: Sequence[str]) -> Run:
     """Run to the end, adding up the resident memory of the process and its children."""
+    os.sync()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.perf_counter()
     process = psutil.Popen(

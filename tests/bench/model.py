@@ -101,10 +101,10 @@ def bench_model(peers: Peers, name: str, quant: str) -> BenchModel:
         return BenchModel(_gemma(peers), bench_model(peers, RANDOM, quant).words)
     source, words_file = folder / "model-F16.gguf", folder / "words.json"
     path = folder / f"model-{quant}.gguf"
+    vocab = peers.sources / "vendor" / "llama.cpp" / "models" / VOCAB_FILES[name]
     with store.lock("bench-models"):
         if not (source.is_file() and words_file.is_file()):
             store.say(f"generating the random model {source}")
-            vocab = peers.sources / "vendor" / "llama.cpp" / "models" / VOCAB_FILES[name]
             _generate(vocab, source, words_file, N_LAYERS, 1 if name == GUESSABLE else N_LAYERS)
         if not draft_of(source).is_file():
             _generate(vocab, draft_of(source), words_file, 1, 1)
