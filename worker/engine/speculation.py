@@ -23,29 +23,29 @@ from worker.engine.sequence import Sequence
 
 MOST_GUESSES = 15
 _ROW_COST = 0.25
-"""Of a plain step, what one more row is expected to take."""
+"""The expected time of one more row, as a share of a plain step."""
 _NEWEST = 0.1
-"""Weight of one guess in the running means of a stream…"""
+"""The weight of one guess in the mean acceptance of its stream."""
 _NEWEST_OF_ALL = 0.02
-"""…and of all streams, which is what is expected of the next one."""
+"""The weight of one guess in the mean acceptance of all streams, where the next one begins."""
 _FORGOTTEN = 0.001
-"""Of what rows cost, with each step that tries none."""
+"""The share of the measured cost of rows that each step without guesses forgets."""
 _MARGIN = 1.2
-"""By which guesses must be worth more than they cost: what is measured is not exact."""
+"""Guesses must be worth so many times their cost, because measurements are not exact."""
 _MOST_ACCEPTANCE = 0.98
 _STAKE = 0.01
-"""Of the time of steps, what may be lost by guesses for good."""
+"""The share of all time that guesses may lose for good."""
 _MOST_CREDIT = 16
-"""Plain steps that guesses may have lost at any time; as many of what they won are remembered."""
+"""The largest loss at any time, in plain steps, and the largest win that is remembered."""
 
 
 class Drafter(Protocol):
     """Guesses what a stream says next."""
 
     first_acceptance: float
-    """Share of its guesses that are expected to be right before any was seen."""
+    """The share of its guesses that is expected to be right before any was seen."""
     computes: bool
-    """A guess takes time; else it is looked up."""
+    """Whether a guess takes time; otherwise it is looked up."""
 
     def follow(self, sequence: Sequence) -> bool:
         """Take in what was said so far; false while there is more of it than fits one step."""
@@ -60,7 +60,7 @@ class _Stream:
 
     request_id: int
     acceptance: float
-    """Share of guesses that were right."""
+    """The share of guesses that were right."""
     is_allowed: bool = True
     untried: int | None = None
     """The next token, if it was guessed and not tried."""
@@ -77,17 +77,18 @@ class Speculation:
         self._drafter, self._is_eog, self._pace, self._clock = drafter, is_eog, pace, clock
         self._stream = _Stream(-1, 0.0)
         self._acceptance = drafter.first_acceptance
-        """Of all streams."""
+        """The mean of all streams."""
         self._guess_cost = 0.0
-        """Of a plain step, what it takes to make a guess…"""
+        """The time to make a guess, as a share of a plain step."""
         self._more: dict[int, float] = {}
-        """…and to verify so many. The first is the dearest: a single row has kernels of its own."""
+        """The time to verify so many guesses, as a share of a plain step. The first guess is the
+        dearest: a single row has kernels of its own."""
         self._account = float(_MOST_CREDIT)
-        """Plain steps that guesses have won, less those that they have lost."""
+        """The plain steps that guesses have won, less those that they have lost."""
         self.n_drafted = self.n_accepted = 0
         """Tokens since the start."""
         self.seconds = 0.0
-        """That a drafter has computed."""
+        """The time that a drafter has computed."""
 
     def draft(self, sequence: Sequence) -> list[int]:
         """Guesses for the tokens that follow, as many as are worth it; none for a request whose

@@ -19,7 +19,7 @@ _INPUTS = "rwkvag"
 """What a token is mixed into with the one before it, in llama.cpp's order."""
 _GROUP_NORM_EPS = 64e-5
 _RANKS = {"w": "decay", "a": "iclr", "v": "value_residual_mix", "g": "gate"}
-"""Of the products of two small matrices, and llama.cpp's words for them."""
+"""The inputs that are products of two small matrices, with llama.cpp's words for them."""
 _RANK_KEYS = {"w": "decay_low_rank_dim", "a": "a_low_rank_dim", "v": "v_low_rank_dim"}
 _RANK_KEYS |= {"g": "gate_low_rank_dim"}
 
@@ -79,23 +79,26 @@ def _stacked(sources: Sequence[Array], _d: Dims) -> Array:
 
 
 def _vector(target: str) -> Rule:
-    """Stored with dimensions of one in some checkpoints."""
+    """A vector that some checkpoints store with dimensions of one."""
     return Rule(target, blocks.vector, make=as_stored)
 
 
-def _lerp(make_of_all: bool) -> Rules:
+def _lerp(*, is_fused: bool) -> Rules:
+    """The factors that mix a token with the one before it: in the checkpoint fused, or one tensor
+    for each input."""
+
     def shape(d: Dims) -> tuple[int, ...]:
         return (len(_INPUTS), 1, 1, d.n_embd)
 
     target = "blk.{i}.time_mix_lerp_fused.weight"
-    if not make_of_all:
+    if is_fused:
         return {f"{_TIME_MIX}.x_x": Rule(target, shape, make=as_stored, keep_f32=True)}
     first, *others = (f"{_TIME_MIX}.x_{x}" for x in _INPUTS)
     return {first: Rule(target, shape, make=_stacked, also=tuple(others), keep_f32=True)}
 
 
 def _low_rank(x: str, *, layers: str = "", stands_for: str = "") -> dict[str, Rule]:
-    """The matrices that make one of the inputs; `stands_for` names the tensors differently."""
+    """The matrices that make input `x`; `stands_for` is another input, whose names they get."""
 
     def inner(d: Dims) -> tuple[int, ...]:
         return (d.more[x], d.n_embd)
@@ -159,8 +162,8 @@ RWKV7 = Family(
         **blocks.layer_norm(f"{blocks.LAYER}.attn_norm", "blk.{i}.attn_norm"),
         **blocks.layer_norm(f"{blocks.LAYER}.ffn_norm", "blk.{i}.attn_norm_2"),
         **blocks.layer_norm(f"{_TIME_MIX}.g_norm", "blk.{i}.time_mix_ln"),
-        **_lerp(make_of_all=True),
-        **_lerp(make_of_all=False),
+        **_lerp(is_fused=False),
+        **_lerp(is_fused=True),
         **{f"{_TIME_MIX}.{x}": _vector(f"blk.{{i}}.time_mix_{x}.weight") for x in ("k_k", "k_a")},
         f"{_TIME_MIX}.r_k": _vector("blk.{i}.time_mix_r_k.weight"),
         f"{_CHANNEL_MIX}.x_k": _vector("blk.{i}.channel_mix_lerp_k.weight"),

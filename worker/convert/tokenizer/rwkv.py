@@ -58,7 +58,7 @@ def read_tokens(path: Path) -> dict[int, bytes]:
 
 
 def escaped(token: bytes) -> str:
-    """As llama.cpp reads it back."""
+    """The bytes as text, in the escapes that llama.cpp reads."""
     return repr(token)[2:-1]
 
 

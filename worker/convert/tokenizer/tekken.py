@@ -24,7 +24,7 @@ _OLD_SPECIAL = (
     "[/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] "
     "[SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
 ).split()
-"""Of versions that do not list theirs."""
+"""The special tokens of versions that do not list theirs."""
 
 
 def read(path: Path) -> Vocabulary:
