@@ -24,6 +24,9 @@ def alone(tmp_path: Path) -> Iterator[Running]:
     environment = {
         **os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache"),
         MARK: str(tmp_path),
+        # The cluster of the other tests has HAProxy on the usual ports.
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
     }  # fmt: skip
     environment.pop("RAY_DASHBOARD_ADDRESS", None)
     running = Running(environment, tmp_path, free_port())

@@ -35,6 +35,9 @@ SERVE_ENVIRONMENT = {
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # A node counts as dead after five failed checks. Until then Ray may send the workers that
+    # replace its own to that node again, where they wait: with checks every 3 s for 15 s.
+    "RAY_health_check_period_ms": "1000",
 }
 """Environment that every node of a cluster must be started with."""
 LOCAL_ENVIRONMENT = {
