@@ -50,6 +50,11 @@ LOCAL_ENVIRONMENT = {
 }
 
 
+_MARK = "LOCAL_RAY_OF_LLORCH"
+"""A variable in the environment of all processes of a cluster that `up` started."""
+_PROCESSES = Path("/proc")
+
+
 class NoCluster(WorkerError):
     """Nothing answers at the address of Ray's dashboard."""
 
@@ -112,15 +117,29 @@ class LocalNode:
         self._folder = (folder or default_cache_dir()) / "fleet"
         self._file = self._folder / "ray.pid"
         self.log = self._folder / "ray.log"
+        self._mark = str(self._file.absolute())
 
     @property
     def pid(self) -> int | None:
-        """The process id that `start` wrote down, while a process with that id exists."""
+        """The process id that `start` wrote down, while that process exists."""
         with contextlib.suppress(OSError, ValueError):
             pid = int(self._file.read_text())
             os.kill(pid, 0)
-            return pid
+            if not _PROCESSES.exists() or pid in self._processes():
+                return pid
         return None
+
+    def _processes(self) -> list[int]:
+        """All processes of the cluster, by the mark in their environment, which Ray passes on.
+
+        Empty on macOS, which does not show environments.
+        """
+        mark, found = f"{_MARK}={self._mark}".encode(), []
+        for process in _PROCESSES.glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it ended, or is somebody else's
+                if mark in (process / "environ").read_bytes().split(b"\0"):
+                    found.append(int(process.name))
+        return found
 
     def start(self, resources: str) -> None:
         """Start Ray in a session of its own, without waiting until it answers."""
@@ -128,22 +147,32 @@ class LocalNode:
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
         command += ["--node-ip-address=127.0.0.1", "--port=0", "--dashboard-host=127.0.0.1"]
         command += ["--disable-usage-stats", f"--resources={resources}"]
+        environment = {**os.environ, **LOCAL_ENVIRONMENT, _MARK: self._mark}
         with self.log.open("wb") as log:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True, env={**os.environ, **LOCAL_ENVIRONMENT},
+                start_new_session=True, env=environment,
             )  # fmt: skip
         self._file.write_text(str(process.pid))
 
     def stop(self) -> bool:
-        """End Ray's process and all that it runs; returns whether there was one.
+        """End Ray's process and all that it runs; returns whether there was any of it.
 
         Raises:
             WorkerError: the process has not ended after a minute.
         """
-        if (pid := self.pid) is None:
-            return False
+        if (pid := self.pid) is not None:
+            self._end(pid)
+        # When the process with the cluster's state is killed, Ray may leave an HAProxy behind.
+        left = self._processes()
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        self._file.unlink(missing_ok=True)
+        return pid is not None or bool(left)
+
+    def _end(self, pid: int) -> None:
         os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS
         while self.pid is not None:
@@ -152,5 +181,3 @@ class LocalNode:
             if time.monotonic() > deadline:
                 raise WorkerError(f"Ray's process {pid} does not end; {self.log} may say why.")
             time.sleep(0.1)
-        self._file.unlink(missing_ok=True)
-        return True
