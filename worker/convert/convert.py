@@ -26,12 +26,13 @@ def convert(source: Path, destination: Path, options: Options, report: Reporter)
     if destination.is_dir():
         raise ModelError(f"{destination} is a folder; name the GGUF file to write")
     report.step("check", 0, 1)
+    hashing = manifest.Hashing(source)  # It has a processor to itself while tokens are compared.
     conversion = prepare_checked(source, options)
     try:
         for sentence in conversion.notes:
             report.note(sentence)
         weights.check_space(destination, conversion, options)
-        digest = _write(conversion, destination, options, report, manifest.Hashing(source))
+        digest = _write(conversion, destination, options, report, hashing)
     finally:
         conversion.checkpoint.close()
     return {
