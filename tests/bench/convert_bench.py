@@ -34,7 +34,7 @@ from tests.convert import rebuild
 
 LAYERS, WIDTH, FFN, HEADS, KV_HEADS, VOCAB, SHARDS = 22, 2048, 5632, 32, 4, 32000, 3
 SAMPLE_SECONDS = 0.25
-"""Listing all processes takes some milliseconds, of which a run with two threads would lose more."""
+"""Rarely: each look at all processes takes milliseconds, which a run with two threads lacks."""
 
 
 @dataclass(frozen=True, slots=True)
