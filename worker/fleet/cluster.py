@@ -125,7 +125,7 @@ class LocalNode:
         with contextlib.suppress(OSError, ValueError):
             pid = int(self._file.read_text())
             os.kill(pid, 0)
-            if not _PROCESSES.exists() or pid in self._processes():
+            if not _PROCESSES.exists() or self._is_marked(_PROCESSES / str(pid)):
                 return pid
         return None
 
@@ -134,12 +134,13 @@ class LocalNode:
 
         Empty on macOS, which does not show environments.
         """
-        mark, found = f"{_MARK}={self._mark}".encode(), []
-        for process in _PROCESSES.glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it ended, or is somebody else's
-                if mark in (process / "environ").read_bytes().split(b"\0"):
-                    found.append(int(process.name))
-        return found
+        return [int(each.name) for each in _PROCESSES.glob("[0-9]*") if self._is_marked(each)]
+
+    def _is_marked(self, process: Path) -> bool:
+        with contextlib.suppress(OSError):  # it ended, or is somebody else's
+            mark = f"{_MARK}={self._mark}".encode()
+            return mark in (process / "environ").read_bytes().split(b"\0")
+        return False
 
     def start(self, resources: str) -> None:
         """Start Ray in a session of its own, without waiting until it answers."""
