@@ -202,12 +202,9 @@ class _Walker:
         if not 0 < length <= limit:
             raise self.fault(f"{what} is {length} bytes long instead of 1 to {limit}")
         try:
-            name = self.take(length, what).decode("utf-8")
+            return self.take(length, what).decode("utf-8")
         except UnicodeDecodeError:
             raise self.fault(f"{what} is not UTF-8 text") from None
-        if not name.isprintable():  # llama.cpp aborts at some such keys
-            raise self.fault(f"{what} has control characters: {name[:40]!r}")
-        return name
 
     # --- the parts of the file, in their order -----------------------------------------------
 
