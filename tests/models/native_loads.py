@@ -1,8 +1,9 @@
 """Loads damaged copies of a GGUF in llama.cpp, each in a process of its own; prints what happened.
 
 `python -m tests.models.native_loads MODEL SCRATCH N`: N random changes of one byte of the header,
-then each number of the metadata at its extremes. Only what our own checks let through is loaded.
-Prints one JSON object: outcomes by name, and a description of each that died by a signal.
+then each number of the metadata at its extremes and with each of its high bits changed. Only what
+our own checks let through is loaded. Prints one JSON object: outcomes by name, and a
+description of each that died by a signal.
 """
 
 from __future__ import annotations
@@ -66,6 +67,10 @@ def damages(raw: bytes, header: GgufHeader, count: int) -> Iterator[tuple[str, i
         for value in values:
             changed = struct.pack(form, int(value) if form != "<f" else value)
             yield f"{key} = {value}", place, changed
+        if kind in ("uint32", "int32"):
+            for bit in range(16, 32):
+                high = place + bit // 8
+                yield f"{key} with bit {bit} changed", high, bytes([raw[high] ^ (1 << bit % 8)])
 
 
 def load_and_decode(path: Path) -> None:

@@ -78,6 +78,11 @@ class GgufHeader:
         """Bytes by tensor type, the largest first."""
         return dict(_bytes_by_type(self.tensors).most_common())
 
+    def largest(self, key: str) -> int | None:
+        """The whole number under the key, whose `{arch}` is filled in; if layers differ, the
+        largest."""
+        return _Lookup(self).largest(key.format(arch=self.architecture))
+
     @property
     def n_params(self) -> int:
         return sum(tensor.n_elements for tensor in self.tensors)
@@ -174,33 +179,37 @@ def _header_of(layout: GgufLayout) -> GgufHeader:
 class _Lookup:
     """Typed look-ups in the metadata; a value of a wrong type is a fault of the file."""
 
-    def __init__(self, layout: GgufLayout) -> None:
-        self.layout = layout
+    def __init__(self, found: GgufLayout | GgufHeader) -> None:
+        self.path, self.arrays = found.path, found.arrays
+        if isinstance(found, GgufHeader):
+            self.values, self.types = found.metadata, found.types
+        else:
+            self.values, self.types = found.values, found.value_types
 
     def text(self, key: str) -> str | None:
-        kind = self.layout.value_types.get(key)
+        kind = self.types.get(key)
         if kind is None:
             return None
         if kind != "string":
-            raise unusable(self.layout.path, f"{key} is a {kind} where a string is needed")
-        return str(self.layout.values[key]) or None
+            raise unusable(self.path, f"{key} is a {kind} where a string is needed")
+        return str(self.values[key]) or None
 
     def unsigned(self, key: str) -> int | None:
-        kind = self.layout.value_types.get(key)
+        kind = self.types.get(key)
         if kind is None:
             return None
-        value = self.layout.values.get(key)
+        value = self.values.get(key)
         if kind == "bool" or not isinstance(value, int) or value < 0:
-            raise unusable(self.layout.path, f"{key} is not an unsigned integer but a {kind}")
+            raise unusable(self.path, f"{key} is not an unsigned integer but a {kind}")
         return value
 
     def largest(self, key: str) -> int | None:
         """A number for all layers, or the largest of one number per layer."""
-        array = self.layout.arrays.get(key)
+        array = self.arrays.get(key)
         if array is None:
             return self.unsigned(key)
         if "int" not in array.item_type or not 0 < array.length <= MAX_BLOCKS:
-            raise unusable(self.layout.path, f"{key} is not a list of one integer per layer")
+            raise unusable(self.path, f"{key} is not a list of one integer per layer")
         return max(int(value) for value in array.read())
 
 

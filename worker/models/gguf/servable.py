@@ -12,6 +12,12 @@ from worker.models.gguf.constants import constants
 from worker.models.gguf.faults import unusable
 from worker.models.gguf.header import MAX_BLOCKS, GgufHeader
 
+MAX_EXPERTS = 1024
+"""llama.cpp's own limit on the experts of a layer."""
+MAX_HEADS = 2**15 - 1
+"""Of head counts and lengths of a head: llama.cpp multiplies them in 32 bits, and a product that
+wraps around passes its comparison with the tensors."""
+
 NOT_DECODED = {
     "clip": "it holds an image encoder, not a language model",
     "wavtokenizer-dec": "it holds a speech decoder, not a language model",
@@ -45,7 +51,36 @@ def check_servable(header: GgufHeader) -> None:
         # Native code asserts this while it computes.
         if key.endswith("_epsilon") and not (isinstance(value, float) and 0 <= value < math.inf):
             raise unusable(path, f"{key} is {value}, not a number from 0 on")
+    _check_attention(header)
+    _check_experts(header)
     _check_vocabulary(header)
+
+
+def _check_attention(header: GgufHeader) -> None:
+    keys = constants().Keys.Attention
+    for key in (
+        keys.HEAD_COUNT,
+        keys.HEAD_COUNT_KV,
+        keys.KEY_LENGTH,
+        keys.VALUE_LENGTH,
+        keys.KEY_LENGTH_MLA,
+        keys.VALUE_LENGTH_MLA,
+        keys.KEY_LENGTH_SWA,
+        keys.VALUE_LENGTH_SWA,
+    ):
+        value = header.largest(key)
+        if value is not None and value > MAX_HEADS:
+            name = key.format(arch=header.architecture)
+            raise unusable(header.path, f"{name} is {value}, more than {MAX_HEADS}")
+
+
+def _check_experts(header: GgufHeader) -> None:
+    keys = constants().Keys.LLM
+    count, used = header.largest(keys.EXPERT_COUNT), header.largest(keys.EXPERT_USED_COUNT)
+    if (count or 0) > MAX_EXPERTS:
+        raise unusable(header.path, f"it claims {count} experts a layer, more than {MAX_EXPERTS}")
+    if (used or 0) > (count or 0) or (count and not used):
+        raise unusable(header.path, f"it claims to use {used or 0} of {count or 0} experts a layer")
 
 
 def _check_vocabulary(header: GgufHeader) -> None:
