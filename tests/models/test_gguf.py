@@ -234,6 +234,7 @@ def test_each_fault_is_named(tmp_path: Path, content: bytes, words: str) -> None
         ({"overrides": {"llama.block_count": 513}}, "513 layers"),
         ({"overrides": {"llama.attention.value_length": 2**30 + 32}}, "value_length is 1073741856"),
         ({"overrides": {"llama.attention.head_count_kv": 2**27 + 4}}, "head_count_kv is 134217732"),
+        ({"overrides": {"llama.rope.dimension_count": 4096}}, "rotates 4096 dimensions"),
         ({"overrides": {"llama.expert_count": 1025}}, "1025 experts"),
         ({"overrides": {"llama.expert_used_count": 2}}, "use 2 of 0 experts"),
         ({"overrides": {"tokenizer.ggml.scores": [1.0] * 39}}, "39 float32 values"),

@@ -72,6 +72,24 @@ def _check_attention(header: GgufHeader) -> None:
         if value is not None and value > MAX_HEADS:
             name = key.format(arch=header.architecture)
             raise unusable(header.path, f"{name} is {value}, more than {MAX_HEADS}")
+    attends = any(tensor.name.endswith(".attn_q.weight") for tensor in header.tensors)
+    if attends and not header.head_count:
+        raise unusable(header.path, "it has attention layers, but no attention heads")
+    rotated, length = header.largest(constants().Keys.Rope.DIMENSION_COUNT), _key_length(header)
+    if rotated is not None and length is not None and rotated > length:
+        raise unusable(
+            header.path, f"it rotates {rotated} dimensions of attention heads that have {length}"
+        )
+
+
+def _key_length(header: GgufHeader) -> int | None:
+    """Length of a head's keys; `None` where neither the file nor llama.cpp's default says it."""
+    keys = constants().Keys.Attention
+    stated = header.largest(keys.KEY_LENGTH)
+    if stated is not None or not header.embedding_length or not header.head_count:
+        return stated
+    same = keys.HEAD_COUNT.format(arch=header.architecture) in header.metadata
+    return header.embedding_length // header.head_count if same else None
 
 
 def _check_experts(header: GgufHeader) -> None:
