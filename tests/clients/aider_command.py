@@ -19,7 +19,8 @@ def asked(form: str, *flags: str) -> None:
             subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
             (folder / "add.py").write_text("def add(a, b):\n    return a - b\n", "utf-8")
             model = f"openai/{server.model}"
-            settings = [{"name": model, "extra_params": {"max_tokens": 40}}]
+            # A sentence is enough: aider calls an answer that ends by its length an error.
+            settings = [{"name": model, "extra_params": {"max_tokens": 400, "stop": ["."]}}]
             (folder / "models.yml").write_text(json.dumps(settings), "utf-8")
             command = ["aider", "--model", model, "--edit-format", form, "add.py"]
             command += ["--model-settings-file", "models.yml", "--message", "Add, do not subtract."]
