@@ -50,6 +50,7 @@ def test_a_message_whole_and_streamed(worker: WorkerProcess) -> None:
     body = whole.json()
     assert body["content"] == [{"type": "text", "text": PARIS}]
     assert body["stop_reason"] == "end_turn" and body["role"] == "assistant"
+    assert body["id"].startswith("msg_")
     parts = [{"type": "text", "text": FRANCE, "cache_control": {"type": "ephemeral"}}]
     streamed = message(worker, messages=[{"role": "user", "content": parts}], stream=True)
     events = events_of(streamed)
@@ -146,6 +147,7 @@ def client(worker: WorkerProcess) -> OpenAI:
 def test_a_response_whole_and_streamed(client: OpenAI) -> None:
     whole = client.responses.create(model="m", input=FRANCE, temperature=0, store=True)
     assert whole.output_text == PARIS and whole.status == "completed"
+    assert whole.id.startswith("resp_")
     assert whole.usage and whole.usage.output_tokens > 3
     with client.responses.stream(
         model="m", input=[{"role": "user", "content": FRANCE}], temperature=0

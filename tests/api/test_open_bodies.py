@@ -124,8 +124,10 @@ def test_strict_refuses_what_it_does_not_know(start_worker: StartWorker) -> None
     assert [e["field"] for e in answer.json()["error"]["errors"]] == ["metadata", "store"]
     # The served names, on the same worker.
     assert chat(worker, model="b").json()["model"] == "a"
-    assert [entry["id"] for entry in worker.get("/v1/models").json()["data"]] == ["a"]
+    assert [entry["id"] for entry in worker.get("/v1/models").json()["data"]] == ["a", "b"]
+    assert worker.get("/v1/models/b").json()["id"] == "b"
     missing = chat(worker, model="tiny-model")
+    assert "'a' or 'b'" in missing.json()["error"]["message"]
     assert missing.status_code == 404 and missing.json()["error"]["code"] == "model_not_found"
     assert missing.json()["error"]["param"] == "model"
 
@@ -159,6 +161,7 @@ def test_a_request_id_is_a_correlation_id(worker: WorkerProcess) -> None:
 def test_llama_servers_view(worker: WorkerProcess) -> None:
     props = worker.get("/props").json()
     assert props["total_slots"] == 16 and props["model_alias"] == "tiny-model"
+    assert props["model_path"] == "tiny-model"
     assert props["default_generation_settings"]["params"]["temperature"] == 0.8
     assert "im_start" in props["chat_template"]
     slots = worker.get("/slots").json()

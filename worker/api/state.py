@@ -37,12 +37,19 @@ class AppState:
 
     @property
     def model_name(self) -> str:
-        """The model's name in all dialects: its first alias, or the stem of its file's name."""
-        if self.settings.served_model_name:
-            return self.settings.served_model_name[0]
+        """The model's name in answers of all dialects."""
+        return self.model_names[0]
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """All names that the model is listed by: its aliases, or else its file's."""
+        return self.settings.served_model_name or (self.model_file.removesuffix(".gguf"),)
+
+    @property
+    def model_file(self) -> str:
+        """The name of the model's file or checkpoint, as it was asked for, without a folder."""
         reference, _, file = self.model_ref.partition("::file=")
-        name = (file or reference.partition("@")[0]).rstrip("/").rsplit("/", 1)[-1]
-        return name.removesuffix(".gguf")
+        return (file or reference.partition("@")[0]).rstrip("/").rsplit("/", 1)[-1]
 
     def serves(self, name: str | None) -> bool:
         """Whether the worker serves a model of this name; without configured names, any name."""

@@ -21,7 +21,7 @@ from worker.api.state import state_of
 async def messages(request: Request) -> Response:
     state, deadline = state_of(request), deadline_of(request)
     body = await read(request, state, MessagesBody)
-    generation = chat_generation(chat_of(body), state, deadline, prefix="msg")
+    generation = chat_generation(chat_of(body), state, deadline, prefix="msg_")
     jobs = await start_jobs(state, generation.requests)
     stream = MessageStream(generation.id, state.model_name, generation.outputs(jobs)[0])
     if not generation.stream:

@@ -89,6 +89,7 @@ async def props(request: Request) -> Response:
             "default_generation_settings": {"n_ctx": context_length, "params": sampling},
             "total_slots": state.settings.engine.slots,
             "model_alias": state.model_name,
+            "model_path": state.model_file,  # A folder of this machine is not for clients.
             "chat_template": metadata.get("tokenizer.chat_template", ""),
             "modalities": {"vision": False, "audio": False},
             "build_info": f"llorch-worker-{own_version()}",

@@ -43,6 +43,7 @@ class Props(TypedDict):
     default_generation_settings: dict[str, Any]
     total_slots: int
     model_alias: str
+    model_path: str
     chat_template: str
     modalities: dict[str, bool]
     build_info: str

@@ -64,7 +64,7 @@ class Generation:
 
 
 def chat_generation(
-    body: ChatBody, state: AppState, deadline: float | None, prefix: str = "chatcmpl"
+    body: ChatBody, state: AppState, deadline: float | None, prefix: str = "chatcmpl-"
 ) -> Generation:
     """
     Raises:
@@ -125,7 +125,7 @@ def text_generation(
     """A generation from raw prompts, without a chat template."""
     asked = _enforced(requested_constraint(body), state)
     sampling = sampling_of(body, state, constraint=asked.constraint, logprobs=logprobs)
-    generation = _generation(body, "cmpl", prompts, sampling, state, deadline)
+    generation = _generation(body, "cmpl-", prompts, sampling, state, deadline)
     return replace(generation, not_enforced=asked.not_enforced)
 
 
@@ -141,11 +141,9 @@ def _with_suffix(prompt: str | tuple[int, ...], suffix: str | None) -> Prompt:
 def require_model(name: str | None, state: AppState) -> None:
     """Refuse any other model's name: no model stands in for another one."""
     if not state.serves(name):
-        ours = state.model_name
-        raise ModelNotFound(
-            f"model: this worker serves {ours!r} and no other",
-            errors=[fault("model", "unknown", f"model must be {ours!r}")],
-        )
+        ours = " or ".join(map(repr, state.model_names))
+        message = f"model must be {ours}"
+        raise ModelNotFound(message, errors=[fault("model", "unknown", message)])
 
 
 def _chat_faults(body: ChatBody) -> list[Fault]:
@@ -260,7 +258,7 @@ def _generation(
     state: AppState,
     deadline: float | None,
 ) -> Generation:
-    id = f"{prefix}-{uuid.uuid4().hex}"
+    id = f"{prefix}{uuid.uuid4().hex}"
     limit, wanted = state.max_tokens_out, body.max_tokens
     requests: list[InferenceRequest] = []
     for prompt in prompts:

@@ -97,22 +97,24 @@ async def _answer(request: Request, generation: Generation, form: Form) -> Respo
 
 async def models(request: Request) -> Response:
     state = state_of(request)
-    return json_response({"object": "list", "data": [_model(state)]})
+    return json_response(
+        {"object": "list", "data": [_model(state, name) for name in state.model_names]}
+    )
 
 
 async def model(request: Request) -> Response:
     state = state_of(request)
-    entry = _model(state)
     name = request.path_params["model"]
-    if name != state.model_name and name not in state.settings.served_model_name:
-        raise ModelNotFound(f"this worker serves {state.model_name!r} and no other model")
-    return json_response(entry)
+    if name not in state.model_names:
+        served = " and ".join(map(repr, state.model_names))
+        raise ModelNotFound(f"this worker serves {served} and no other model")
+    return json_response(_model(state, name))
 
 
-def _model(state: AppState) -> dict[str, Any]:
+def _model(state: AppState, name: str) -> dict[str, Any]:
     info = info_of(state)
     return {
-        "id": state.model_name,
+        "id": name,
         "object": "model",
         "created": int(time.time() - (time.monotonic() - state.started_at)),
         "owned_by": "llorch-worker",

@@ -22,7 +22,7 @@ from worker.api.state import state_of
 async def responses(request: Request) -> Response:
     state, deadline = state_of(request), deadline_of(request)
     body = await read(request, state, ResponsesBody)
-    generation = chat_generation(chat_of(body), state, deadline, prefix="resp")
+    generation = chat_generation(chat_of(body), state, deadline, prefix="resp_")
     ignored = request.scope["state"].setdefault("ignored_fields", [])
     ignored += [*hosted_tools(body), *generation.not_enforced]
     jobs = await start_jobs(state, generation.requests)
