@@ -16,7 +16,8 @@ class Answers:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._texts: dict[int, str] = {}
-        """Texts of tokens that consist of whole characters."""
+        """What a token adds to any answer; empty for one that ends it or is a part of a
+        character."""
 
     def take_plainly(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
         """Take a token that is whole text by itself, as most are.
@@ -27,6 +28,8 @@ class Answers:
             return False
         text = self._texts.get(token)
         if text is None:
+            text = self._learn(token)
+        if not text:
             return False
         sequence.tokens.append(token)
         columns = events[-1] if events else None
@@ -60,9 +63,6 @@ class Answers:
         piece = self._backend.piece(token, request.shown_tokens)
         text, stop = sequence.match_stops(sequence.detokenizer.feed(piece))
         _emit(sequence, text, events)
-        if piece and not request.shown_tokens and len(self._texts) < _MOST_TEXTS:
-            with contextlib.suppress(UnicodeDecodeError):
-                self._texts[token] = piece.decode()
         sequence.holds_nothing = not (
             sequence.pending_ids
             or sequence.detokenizer.holds
@@ -73,6 +73,15 @@ class Answers:
         if stop is not None:
             return "STOP_SEQUENCE", stop
         return ("MAX_TOKENS", None) if len(sequence.tokens) >= sequence.n_most else None
+
+    def _learn(self, token: int) -> str:
+        text = ""
+        if not self._backend.is_eog(token):
+            with contextlib.suppress(UnicodeDecodeError):
+                text = self._backend.piece(token).decode()
+        if len(self._texts) < _MOST_TEXTS:
+            self._texts[token] = text
+        return text
 
     @staticmethod
     def finish(
