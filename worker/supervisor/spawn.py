@@ -25,6 +25,12 @@ ENVIRONMENT_PREFIXES = (
     *("CUDA_", "NVIDIA_", "NCCL_", "MTL_", "METAL_"),
 )
 """Prefixes of the variables that the engine inherits; its settings come through the pipe."""
+SPINS_AT_BARRIERS = "1000"
+"""How often an OpenMP thread looks (some 10 µs in all) before it sleeps at a barrier.
+
+On idle cores libgomp's own number, which lasts milliseconds, is no faster; beside another process
+that keeps a core busy, a token takes up to ten times as long with it (`busy1` of `make bench`).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,8 @@ def engine_environment() -> dict[str, str]:
     allowed = {
         name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIXES)
     }
+    if "OMP_WAIT_POLICY" not in allowed:
+        allowed.setdefault("GOMP_SPINCOUNT", SPINS_AT_BARRIERS)
     # PYTHONPATH has the package's root, and -P excludes the working directory: a folder called
     # "worker" there is never imported.
     root = str(Path(next(iter(worker.__path__))).parent)
