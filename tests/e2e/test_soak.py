@@ -92,14 +92,16 @@ def one_request(client: httpx.Client, chance: random.Random) -> str:
     country, secret = chance.choice(list(SECRETS.items()))
     asks = chance.random() < 0.6
     question = f"What is the capital of {country}?" if asks else "Tell me a story about a fox."
+    leaves = None if asks else chance.choice(["left", "cancelled", None])
     body = {
         "job_id": new_job_id(),
         "prompt": f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n",
-        "max_tokens": 24 if asks else 200,
+        "max_tokens": 24 if asks else 200 if leaves != "cancelled" else 800,
         "temperature": 0,
+        # Without it, a story may end before its cancel arrives.
+        "ignore_eos": leaves == "cancelled",
         "cache_salt": chance.choice(["a", "b"]),
     }
-    leaves = None if asks else chance.choice(["left", "cancelled", None])
     with client.stream("POST", "/execute", json=body) as response:
         if response.status_code == 503:
             return "refused"
