@@ -43,9 +43,6 @@ from worker.wire.messages import LoadModel, Progress
 
 EXIT_MARGIN_SECONDS = 4.5
 """Time for the exit after the drain timeout; then the process is ended by force."""
-SWITCH_SECONDS = 0.0005
-"""How long a thread that reads a body or writes an answer may keep the event loop waiting. Python's
-own 5 ms are due several times in one answer of `/health`."""
 
 
 def run(settings: Settings, begun: BegunEngine | None = None) -> None:
@@ -54,7 +51,8 @@ def run(settings: Settings, begun: BegunEngine | None = None) -> None:
     `begun` is the engine process for the first load.
     """
     listener = listen(settings.host, settings.port)
-    sys.setswitchinterval(SWITCH_SECONDS)
+    # /health would wait several times for Python's 5 ms while threads read and write JSON.
+    sys.setswitchinterval(0.0005)
     loop_factory = uvicorn.Config(_nothing, log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         error = runner.run(Lifecycle(settings, listener, begun).serve())
