@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from random import Random
 
@@ -79,9 +80,8 @@ def test_one_beginning_that_all_share_is_spread(
     table = fleet_of(n_workers, n_slots)
     for n in range(1, n_requests + 1):
         chosen(table, "shared").running.append("shared")
-        if n >= n_workers:  # with fewer, one request is already more than twice the mean
-            loads = [len(worker.running) for worker in table.workers()]
-            assert max(loads) <= 2 * n / n_workers
+        loads = [len(worker.running) for worker in table.workers()]
+        assert max(loads) <= math.ceil(1.25 * n / n_workers)
 
 
 @settings(max_examples=30, deadline=None)

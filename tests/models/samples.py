@@ -8,6 +8,7 @@ from typing import Any
 import gguf
 import numpy as np
 
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 VOCAB = [f"token{index}" for index in range(40)]
 
 

@@ -14,7 +14,7 @@ import gguf
 import numpy as np
 import pytest
 
-from tests.models.samples import VOCAB, write_gguf, write_split
+from tests.models.samples import BYTES, VOCAB, write_gguf, write_split
 from worker.errors import ModelError
 from worker.models.gguf.header import GgufHeader, part_paths, read_header, split_names
 from worker.models.gguf.servable import check_servable
@@ -234,6 +234,7 @@ def test_each_fault_is_named(tmp_path: Path, content: bytes, words: str) -> None
         ({"overrides": {"llama.block_count": 513}}, "513 layers"),
         ({"overrides": {"llama.attention.value_length": 2**30 + 32}}, "value_length is 1073741856"),
         ({"overrides": {"llama.attention.head_count_kv": 2**27 + 4}}, "head_count_kv is 134217732"),
+        ({"overrides": {"llama.attention.head_count": 0}}, "no attention heads"),
         ({"overrides": {"llama.rope.dimension_count": 4096}}, "rotates 4096 dimensions"),
         ({"overrides": {"llama.expert_count": 1025}}, "1025 experts"),
         ({"overrides": {"llama.expert_used_count": 2}}, "use 2 of 0 experts"),
@@ -256,16 +257,16 @@ def test_what_cannot_be_served_is_refused(
         check_servable(header)
 
 
-def test_sentencepiece_with_bytes_and_empty_tokens_is_served(tmp_path: Path) -> None:
-    spm = [f"<0x{byte:02X}>" for byte in range(256)]
-    check_servable(
-        read_header(
-            write_gguf(
-                tmp_path / "spm.gguf", vocab=spm, overrides={"tokenizer.ggml.model": "llama"}
-            )
-        )
-    )
-    check_servable(read_header(write_gguf(tmp_path / "empty.gguf", vocab=["a", "", ""])))
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"vocab": BYTES, "overrides": {"tokenizer.ggml.model": "llama"}},
+        {"vocab": ["a", "", ""]},
+        {"architecture": "hunyuan-dense", "overrides": {"hunyuan-dense.expert_count": 1}},
+    ],
+)
+def test_odd_files_that_are_served(tmp_path: Path, odd: dict[str, Any]) -> None:
+    check_servable(read_header(write_gguf(tmp_path / "m.gguf", **odd)))
 
 
 # --- split models ------------------------------------------------------------------------

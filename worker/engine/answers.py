@@ -16,8 +16,8 @@ class Answers:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._texts: dict[int, str] = {}
-        """What a token adds to any answer; empty for one that ends it or is a part of a
-        character."""
+        """What a token adds to any answer; empty for one that ends it, is a part of a character
+        or has no text."""
 
     def take_plainly(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
         """Take a token that is whole text by itself, as most are.

@@ -26,10 +26,11 @@ ENVIRONMENT_PREFIXES = (
 )
 """Prefixes of the variables that the engine inherits; its settings come through the pipe."""
 SPINS_AT_BARRIERS = "1000"
-"""How often an OpenMP thread looks (some 10 µs in all) before it sleeps at a barrier.
+"""How often an OpenMP thread looks before it sleeps at a barrier: for some 10 µs, by libgomp's own
+estimate.
 
-On idle cores libgomp's own number, which lasts milliseconds, is no faster; beside another process
-that keeps a core busy, a token takes up to ten times as long with it (`busy1` of `make bench`).
+libgomp's default lasts milliseconds. It is no faster on idle cores, and beside a process that keeps
+a core busy a token takes ten times as long with it (`streams1`, `busy1` of `make bench`).
 """
 
 

@@ -88,8 +88,8 @@ def _key_length(header: GgufHeader) -> int | None:
     stated = header.largest(keys.KEY_LENGTH)
     if stated is not None or not header.embedding_length or not header.head_count:
         return stated
-    same = keys.HEAD_COUNT.format(arch=header.architecture) in header.metadata
-    return header.embedding_length // header.head_count if same else None
+    is_uniform = keys.HEAD_COUNT.format(arch=header.architecture) in header.metadata
+    return header.embedding_length // header.head_count if is_uniform else None
 
 
 def _check_experts(header: GgufHeader) -> None:
