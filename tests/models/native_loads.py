@@ -1,8 +1,9 @@
 """Loads damaged copies of a GGUF in llama.cpp, each in a process of its own; prints what happened.
 
-`python -m tests.models.native_loads MODEL SCRATCH N`: N random changes of one byte of the header,
-then each number of the metadata at its extremes and with each of its high bits changed. Only what
-our own checks let through is loaded. Prints one JSON object: outcomes by name, and a
+`python -m tests.models.native_loads MODEL SCRATCH N [ADAPTER]`: N random changes of one byte of the
+header, then each number of the metadata at its extremes and with its high bits changed (all of them
+if N is large). With an adapter it is the adapter's header that is damaged, and the model stays as
+it is. Only what our own checks let through is loaded. Prints one JSON object: outcomes by name, and a
 description of each that died by a signal.
 """
 
@@ -21,9 +22,11 @@ from pathlib import Path
 
 from worker.errors import ModelError, VramOom
 from worker.llama import library
+from worker.llama.adapter import LoraAdapter
 from worker.llama.batch import Batch
 from worker.llama.context import Context, ContextOptions
 from worker.llama.model import Model
+from worker.models.adapter import check_adapter
 from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.servable import check_servable
 
@@ -34,6 +37,7 @@ EXTREMES: dict[str, tuple[str, tuple[float, ...]]] = {
     "float32": ("<f", (0.0, -1.0, -1e-9, 1e38, float("nan"), float("inf"))),
     "bool": ("<B", (0, 1)),
 }
+MANY = 1000
 
 
 def value_places(raw: bytes, header: GgufHeader) -> Iterator[tuple[str, str, int]]:
@@ -68,16 +72,19 @@ def damages(raw: bytes, header: GgufHeader, count: int) -> Iterator[tuple[str, i
             changed = struct.pack(form, int(value) if form != "<f" else value)
             yield f"{key} = {value}", place, changed
         if kind in ("uint32", "int32"):
-            for bit in range(16, 32):
+            for bit in range(16, 32) if count >= MANY else (16, 31):
                 high = place + bit // 8
                 yield f"{key} with bit {bit} changed", high, bytes([raw[high] ^ (1 << bit % 8)])
 
 
-def load_and_decode(path: Path) -> None:
+def load_and_decode(path: Path, adapter_path: Path | None) -> None:
     """The exit code says how far it came: 0 decoded, 3 refused."""
     try:
         model = Model(str(path))
+        adapter = LoraAdapter(model, str(adapter_path), 1.0) if adapter_path else None
         context = Context(model, ContextOptions(n_ctx=64, n_batch=32, n_ubatch=32))
+        if adapter is not None:
+            adapter.use_in(context)
     except (ModelError, VramOom):
         os._exit(3)
     batch = Batch(32)
@@ -88,8 +95,23 @@ def load_and_decode(path: Path) -> None:
     os._exit(0)
 
 
+def outcome_of(model: Path, adapter: Path | None = None) -> str:
+    """What llama.cpp does with the files in a process of its own."""
+    child = os.fork()
+    if child == 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.alarm(120)
+        load_and_decode(model, adapter)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return f"died of signal {os.WTERMSIG(status)}"
+    return "decoded" if os.WEXITSTATUS(status) == 0 else "refused by llama.cpp"
+
+
 def main() -> None:
-    source, scratch, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    model, scratch, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+    adapter = Path(sys.argv[4]) if len(sys.argv) > 4 else None
+    source, base = adapter or model, read_header(model)
     raw, header = source.read_bytes(), read_header(source)
     library.load()
     outcomes: Counter[str] = Counter()
@@ -97,21 +119,17 @@ def main() -> None:
     for what, place, changed in damages(raw, header, count):
         scratch.write_bytes(raw[:place] + changed + raw[place + len(changed) :])
         try:
-            check_servable(read_header(scratch))
+            if adapter is None:
+                check_servable(read_header(scratch))
+            else:
+                check_adapter(read_header(scratch), base)
         except ModelError:
             outcomes["refused by us"] += 1
             continue
-        child = os.fork()
-        if child == 0:
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-            signal.alarm(120)
-            load_and_decode(scratch)
-        _, status = os.waitpid(child, 0)
-        if os.WIFSIGNALED(status):
-            outcomes["died"] += 1
-            died.append(f"{what}: signal {os.WTERMSIG(status)}")
-        else:
-            outcomes["decoded" if os.WEXITSTATUS(status) == 0 else "refused by llama.cpp"] += 1
+        outcome = outcome_of(scratch) if adapter is None else outcome_of(model, scratch)
+        outcomes[outcome] += 1
+        if outcome.startswith("died"):
+            died.append(f"{what}: {outcome}")
     print(json.dumps({"outcomes": outcomes, "died": died}))
 
 

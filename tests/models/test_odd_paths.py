@@ -1,4 +1,4 @@
-"""`--model` with names that are no files: each ends with exit code 3 and a sentence, at once."""
+"""Settings that name what is no file: each ends the worker with its exit code and a sentence."""
 
 from __future__ import annotations
 
@@ -55,4 +55,16 @@ def test_the_worker_ends_with_exit_code_3(folder: Path, name: str) -> None:
     model = name if name.startswith("/") else str(folder / name)
     ended = run_to_exit("--port", "0", "--model", model, cache_dir=folder)
     assert ended.code == 3
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("flag", "code"),
+    [("--chat-template", 2), ("--config", 2), ("--models-file", 2), ("--lora", 3), ("--draft", 3)],
+)
+def test_no_setting_waits_for_a_pipe(folder: Path, flag: str, code: int) -> None:
+    more = ("--model", "alias") if flag == "--models-file" else ()
+    ended = run_to_exit("--port", "0", flag, str(folder / "fifo.gguf"), *more, cache_dir=folder)
+    assert ended.code == code
+    assert "not a file" in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr

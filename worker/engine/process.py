@@ -176,7 +176,7 @@ def _start(config: LoadModel, channel: SyncChannel) -> Engine:
 
 def _aborting(message: str, channel: SyncChannel) -> None:
     """Tell the parent why native code aborts this process during its start."""
-    place, _, reason = message.partition(": ")
+    place, _, reason = message.strip().partition(": ")
     channel.send([StartFailed(ModelError(f"llama.cpp gave the model up: {reason or place}."))])
 
 

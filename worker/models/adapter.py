@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import os
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from worker.models.checksum import sha256_of_file
 from worker.models.conversion import converter_digest, run_converter
 from worker.models.gguf.constants import constants
 from worker.models.gguf.header import GgufHeader, read_header
+from worker.models.gguf.servable import check_types
 from worker.models.stored import CONVERTED
 from worker.wire.engine_settings import Adapter
 from worker.wire.messages import OnProgress, Progress
@@ -65,22 +67,48 @@ def check_adapter(header: GgufHeader, base: GgufHeader) -> None:
     form = header.metadata.get(constants().Keys.Adapter.TYPE)
     if (kind, form) != ("adapter", "lora"):
         raise ModelError(f"{str(header.path)!r} is no LoRA adapter.", path=str(header.path))
+    alpha = header.metadata.get(constants().Keys.Adapter.LORA_ALPHA, 0.0)
+    if not isinstance(alpha, float) or not math.isfinite(alpha):
+        raise ModelError(
+            f"{str(header.path)!r} is no usable LoRA adapter: its alpha is {alpha}, which must be "
+            "a floating-point number.",
+            path=str(header.path),
+        )
+    check_types(header)
     shapes = {tensor.name: tensor.shape for tensor in base.tensors}
     pairs: dict[str, dict[str, tuple[int, ...]]] = {}
     for tensor in header.tensors:
         name, _, part = tensor.name.rpartition(".")
         pairs.setdefault(name, {})[part] = tensor.shape
     for name, parts in pairs.items():
+        if name == "token_embd.weight":
+            # llama.cpp takes its factors the other way around, and dies if the output is tied.
+            raise ModelError(
+                f"The adapter {str(header.path)!r} changes the token embeddings, which is not "
+                "supported; train one without them.",
+                path=str(header.path),
+            )
         a, b, weight = parts.get("lora_a"), parts.get("lora_b"), shapes.get(name)
-        fits = a and b and weight and len(a) == len(b) == len(weight) and a[1] == b[0]
-        if header.architecture != base.architecture or not (
-            fits and a and b and weight and (a[0], b[1]) == (weight[0], weight[1])
+        if (
+            header.architecture != base.architecture
+            or not (a and b and weight)
+            or not _fit(a, b, weight)
         ):
             raise ModelError(
                 f"The adapter {str(header.path)!r} is not one of {str(base.path)!r}: {name} does "
                 "not fit.",
                 path=str(header.path),
             )
+
+
+def _fit(a: tuple[int, ...], b: tuple[int, ...], weight: tuple[int, ...]) -> bool:
+    """Whether the product of the two factors has the shape of the weight.
+
+    As in GGUF, the first number is the length of a row; the third, if any, counts experts.
+    """
+    if not 2 <= len(weight) == len(a) == len(b):
+        return False
+    return a[1] == b[0] and (a[0], b[1]) == weight[:2] and a[2:] == b[2:] == weight[2:]
 
 
 async def _converted(

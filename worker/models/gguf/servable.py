@@ -18,6 +18,13 @@ MAX_HEADS = 2**15 - 1
 """Of head counts and lengths of a head: llama.cpp multiplies them in 32 bits, and a product that
 wraps around passes its comparison with the tensors."""
 
+NOT_COMPUTED = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
+"""Types that no matrix may have: llama.cpp loads them, and has no function that computes them."""
+_INDICES = ".ffn_gate_tid2eid."
+"""In the name of a matrix that is looked up, not computed: its type is whole numbers."""
+_PLAIN = frozenset({"F32", "F16", "BF16"})
+"""Types that a norm or a bias may have: they are added and multiplied one by one."""
+
 NOT_DECODED = {
     "clip": "it holds an image encoder, not a language model",
     "wavtokenizer-dec": "it holds a speech decoder, not a language model",
@@ -51,9 +58,24 @@ def check_servable(header: GgufHeader) -> None:
         # Native code asserts this while it computes.
         if key.endswith("_epsilon") and not (isinstance(value, float) and 0 <= value < math.inf):
             raise unusable(path, f"{key} is {value}, not a number from 0 on")
+    check_types(header)
     _check_attention(header)
     _check_experts(header)
     _check_vocabulary(header)
+
+
+def check_types(header: GgufHeader) -> None:
+    """Refuse weights of a type that llama.cpp would load and die of when it computes."""
+    for tensor in header.tensors:
+        if tensor.type_name in NOT_COMPUTED and _INDICES not in tensor.name:
+            what = "nothing computes"
+        elif len(tensor.shape) == 1 and tensor.type_name not in _PLAIN:
+            what = "is for matrices only"
+        else:
+            continue
+        raise unusable(
+            header.path, f"tensor {tensor.name!r} is of the type {tensor.type_name}, which {what}"
+        )
 
 
 def _check_attention(header: GgufHeader) -> None:
