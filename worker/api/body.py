@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, islice
+from itertools import islice
 from typing import Annotated, Any, TypeVar
 
 import pydantic_core
@@ -45,6 +45,7 @@ MAX_FIELDS = 256
 """The most fields in one open object."""
 MAX_BODY_BYTES_AT_ONCE = 32 * 2**20
 """The most bytes of all bodies that are being read."""
+_SLICE_BYTES = 64 * 1024
 _BOM = b"\xef\xbb\xbf"
 # Also one that does not end, which would otherwise be looked for from each of its quotes.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
@@ -112,6 +113,7 @@ class OpenBody(BaseModel):
 
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
+Form = TypeVar("Form")
 
 
 # --- reading -----------------------------------------------------------------------------
@@ -124,13 +126,20 @@ async def read(request: Request, state: AppState, model: type[AnyBody]) -> AnyBo
         InvalidRequest: the body is invalid; it has every fault, or the first 32.
         PayloadTooLarge: the body has more bytes than this worker takes.
     """
+    return await read_as(request, state, model, lambda body: body)
+
+
+async def read_as(
+    request: Request, state: AppState, model: type[AnyBody], form: Callable[[AnyBody], Form]
+) -> Form:
+    """What `form` makes of the body, where the body is read: off the event loop if it is large."""
     body = await _read_bytes(request, state)
     try:
         if len(body) <= SMALL_BYTES:
-            found, ignored = _read(body, model)
+            found, ignored = _read(body, model, form)
         else:
             loop = asyncio.get_running_loop()
-            found, ignored = await loop.run_in_executor(_readers, _read, body, model)
+            found, ignored = await loop.run_in_executor(_readers, _read, body, model, form)
     finally:
         state.body_bytes -= len(body)
     if ignored:
@@ -140,25 +149,28 @@ async def read(request: Request, state: AppState, model: type[AnyBody]) -> AnyBo
     return found
 
 
-def _read(content: bytes, model: type[AnyBody]) -> tuple[AnyBody, list[str]]:
-    """The body, and the names of its fields that are not looked at."""
+def _read(
+    content: bytearray, model: type[AnyBody], form: Callable[[AnyBody], Form]
+) -> tuple[Form, list[str]]:
+    """The body in its form, and the names of its fields that are not looked at."""
     value = parse(content)
     try:
         body = model.model_validate(value)
     except ValidationError as error:
         raise invalid(faults_of(error, model)) from None
-    return body, ignored_fields(body)
+    return form(body), ignored_fields(body)
 
 
-def parse(body: bytes) -> dict[str, Any]:
+def parse(body: bytearray) -> dict[str, Any]:
     """A JSON object, bounded in the number of its values and objects and in its nesting."""
-    body = body.removeprefix(_BOM)
-    if not body.strip():
+    if body.startswith(_BOM):
+        del body[: len(_BOM)]
+    if not body or body.isspace():
         raise invalid([fault("", "type", "the body is empty; it must be a JSON object")])
     if (
-        body.count(b",") > MAX_VALUES
-        or body.count(b"{") > MAX_OBJECTS
-        or body.count(b":") > MAX_NAMES
+        _has_more(body, b",", MAX_VALUES)
+        or _has_more(body, b"{", MAX_OBJECTS)
+        or _has_more(body, b":", MAX_NAMES)
     ):
         _check_counts(body)
     try:
@@ -177,25 +189,44 @@ def parse(body: bytes) -> dict[str, Any]:
     return value
 
 
-def _check_counts(body: bytes) -> None:
+def _has_more(body: bytearray, byte: bytes, limit: int) -> bool:
+    """Whether the byte occurs more often, in strings or outside of them."""
+    n_found = 0
+    for at in range(0, len(body), _SLICE_BYTES):
+        n_found += body.count(byte, at, at + _SLICE_BYTES)
+        if n_found > limit:
+            return True
+    return False
+
+
+def _check_counts(body: bytearray) -> None:
     """Count what is outside of strings, until it is too much."""
-    n_values = n_objects = n_names = n_strings = end = 0
-    for string in chain(_STRING.finditer(body), [None]):
-        between = body[end : string.start() if string else None]
-        n_values += between.count(b",")
-        n_objects += between.count(b"{")
-        n_names += between.count(b":")
-        n_strings += 1
-        if n_values > MAX_VALUES or n_strings > 2 * MAX_VALUES:
+    n_values = n_objects = n_names = n_slices = 0
+    for start, end in _between_strings(body):
+        n_values += body.count(b",", start, end)
+        n_objects += body.count(b"{", start, end)
+        n_names += body.count(b":", start, end)
+        n_slices += 1
+        if n_values > MAX_VALUES or n_slices > 2 * MAX_VALUES:
             message = f"the body has more than {MAX_VALUES} values; send them in several requests"
             raise invalid([fault("", "maxItems", message)])
         if n_objects > MAX_OBJECTS or n_names > MAX_NAMES:
             message = f"the body has more than {MAX_OBJECTS} objects or {MAX_NAMES} names in them"
             raise invalid([fault("", "maxItems", message)])
-        end = string.end() if string else end
 
 
-async def _read_bytes(request: Request, state: AppState) -> bytes:
+def _between_strings(body: bytearray) -> Iterator[tuple[int, int]]:
+    """Start and end of what is outside of strings; no call here takes long."""
+    at = 0
+    while at < len(body):
+        quote = body.find(b'"', at, at + _SLICE_BYTES)
+        end = min(at + _SLICE_BYTES, len(body)) if quote < 0 else quote
+        yield at, end
+        string = _STRING.match(body, end) if quote >= 0 else None
+        at = string.end() if string else end
+
+
+async def _read_bytes(request: Request, state: AppState) -> bytearray:
     """The bytes count among those that are being read until the caller has done with them."""
     limit = state.settings.max_body_bytes
 
@@ -218,7 +249,7 @@ async def _read_bytes(request: Request, state: AppState) -> bytes:
             if state.body_bytes > max(MAX_BODY_BYTES_AT_ONCE, limit):
                 message = "too many bodies are being sent at once"
                 raise QueueFull(message, retry_after_seconds=1)
-        return bytes(body)
+        return body
     except BaseException:
         state.body_bytes -= len(body)
         raise

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from worker.api.anthropic.schema import MessagesBody, PromptBody, chat_of
 from worker.api.anthropic.stream import MessageAnswer, MessageStream, TokenCount
-from worker.api.body import deadline_of, read
+from worker.api.body import deadline_of, read_as
 from worker.api.chat import chat_prompt
 from worker.api.encoding import json_response
 from worker.api.event_stream import EventStream, closing_on_disconnect
@@ -20,8 +20,8 @@ from worker.api.state import state_of
 
 async def messages(request: Request) -> Response:
     state, deadline = state_of(request), deadline_of(request)
-    body = await read(request, state, MessagesBody)
-    generation = chat_generation(chat_of(body), state, deadline, prefix="msg_")
+    chat = await read_as(request, state, MessagesBody, chat_of)
+    generation = chat_generation(chat, state, deadline, prefix="msg_")
     jobs = await start_jobs(state, generation.requests)
     stream = MessageStream(generation.id, state.model_name, generation.outputs(jobs)[0])
     if not generation.stream:
@@ -33,7 +33,7 @@ async def messages(request: Request) -> Response:
 
 async def counted(request: Request) -> Response:
     state = state_of(request)
-    chat = chat_of(await read(request, state, PromptBody))
+    chat = await read_as(request, state, PromptBody, chat_of)
     require_model(chat.model, state)
     prompt = chat_prompt(chat, state, tools=chat.tool_choice != "none")
     return json_response({"input_tokens": await count_tokens(request, prompt)})

@@ -37,7 +37,7 @@ class ContentBlock(TextBlock):
     thinking: str = ""
     id: str = ""
     name: str = ""
-    input: JsonObject = {}
+    input: JsonObject = Field(default_factory=dict)
     tool_use_id: str = ""
     content: TextContent = ""
     is_error: Flag = False

@@ -5,8 +5,8 @@ Endpoints run on the API process's event loop.
 
 from __future__ import annotations
 
-import asyncio
 from array import array
+from collections.abc import Iterator
 from typing import Any
 
 from starlette.requests import Request
@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from worker.api.body import read
 from worker.api.chat import TemplateBody, chat_prompt
-from worker.api.encoding import dumps, json_response
+from worker.api.encoding import dumps, json_response, sliced
 from worker.api.jobs import answer
 from worker.api.llama_server.completion import ROUTES as COMPLETION_ROUTES
 from worker.api.llama_server.schema import (
@@ -39,13 +39,13 @@ async def tokenize(request: Request) -> Response:
     body = await read(request, state_of(request), TokenizeBody)
     work = Tokenize(body.content, add_special=body.add_special, with_pieces=body.with_pieces)
     tokens: Tokenized = await answer(request, work)
-    # Off the event loop, and in parts: one call of C code holds every thread up while it runs.
-    return Response(await asyncio.to_thread(_encoded, tokens), media_type="application/json")
+    return await sliced(_encoded(tokens))
 
 
-def _encoded(tokens: Tokenized) -> bytes:
+def _encoded(tokens: Tokenized) -> Iterator[bytes]:
+    """In parts: one call of C code holds every thread up while it runs."""
     ids, sizes = array("i", tokens.ids), array("i", tokens.sizes)
-    parts: list[str] = []
+    yield b'{"tokens":['
     start = 0
     for first in range(0, len(ids), _TOKENS_AT_ONCE):
         some: list[Any] = ids[first : first + _TOKENS_AT_ONCE].tolist()
@@ -54,8 +54,8 @@ def _encoded(tokens: Tokenized) -> bytes:
                 end = start + sizes[first + index]
                 some[index] = {"id": id, "piece": _text_or_bytes(tokens.pieces[start:end])}
                 start = end
-        parts.append(dumps(some)[1:-1])
-    return f'{{"tokens":[{",".join(parts)}]}}'.encode()
+        yield (b"," if first else b"") + dumps(some)[1:-1].encode()
+    yield b"]}"
 
 
 def _text_or_bytes(piece: bytes) -> str | list[int]:

@@ -6,17 +6,17 @@ event loop; a thread encodes the embeddings.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pydantic_core
 from starlette.requests import Request
 from starlette.responses import Response
 
 from worker.api.body import read
-from worker.api.encoding import dumps, json_response
+from worker.api.encoding import dumps, json_response, sliced
 from worker.api.faults import fault, invalid
 from worker.api.jobs import answer
 from worker.api.openai.answers import Embeddings, Ranking
@@ -42,23 +42,20 @@ async def embeddings(request: Request) -> Response:
         message = f"dimensions must be at most {model.embedding_length} with this model"
         raise invalid([fault("dimensions", "maximum", message, body.dimensions)])
     vectors: Vectors = await answer(request, Embed(tuple(inputs_of(body.input))))
-    # Thousands of vectors take seconds to write as decimal numbers.
-    data = await asyncio.to_thread(_encoded, vectors, body)
-    usage = _usage(vectors)
-    tail = dumps({"model": state.model_name, "usage": usage})[1:]
-    whole = f'{{"object":"list","data":[{data}],{tail}'
-    return Response(whole.encode(), media_type="application/json")
+    return await sliced(_encoded(vectors, body, state.model_name))
 
 
-def _encoded(vectors: Vectors, body: EmbeddingBody) -> str:
-    """The entries of the answer as JSON, encoded one by one so that other threads get their
-    turns."""
-    as_base64, parts = body.encoding_format == "base64", []
+def _encoded(vectors: Vectors, body: EmbeddingBody, model_name: str) -> Iterator[bytes]:
+    """The answer as JSON, each vector by itself so that other threads get their turns."""
+    yield b'{"object":"list","data":['
     for index, (_, data) in enumerate(vectors):
         vector = _shortened(array("f", data), body.dimensions)
+        as_base64 = body.encoding_format == "base64"
         packed = base64.b64encode(vector.tobytes()).decode() if as_base64 else vector.tolist()
-        parts.append(dumps({"object": "embedding", "index": index, "embedding": packed}))
-    return ",".join(parts)
+        entry = {"object": "embedding", "index": index, "embedding": packed}
+        # Ten times as fast with numbers as the standard library's encoder.
+        yield (b"," if index else b"") + pydantic_core.to_json(entry)
+    yield b"]," + dumps({"model": model_name, "usage": _usage(vectors)})[1:].encode()
 
 
 def _shortened(vector: array[float], n: int | None) -> array[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.body import deadline_of, read
+from worker.api.body import deadline_of, read_as
 from worker.api.encoding import json_response
 from worker.api.event_stream import EventStream, closing_on_disconnect
 from worker.api.jobs import start_jobs, with_head
@@ -21,8 +21,8 @@ from worker.api.state import state_of
 
 async def responses(request: Request) -> Response:
     state, deadline = state_of(request), deadline_of(request)
-    body = await read(request, state, ResponsesBody)
-    generation = chat_generation(chat_of(body), state, deadline, prefix="resp_")
+    body, chat = await read_as(request, state, ResponsesBody, lambda body: (body, chat_of(body)))
+    generation = chat_generation(chat, state, deadline, prefix="resp_")
     ignored = request.scope["state"].setdefault("ignored_fields", [])
     ignored += [*hosted_tools(body), *generation.not_enforced]
     jobs = await start_jobs(state, generation.requests)
@@ -36,7 +36,8 @@ async def responses(request: Request) -> Response:
 
 
 async def input_tokens(request: Request) -> Response:
-    return await counted(request, chat_of(await read(request, state_of(request), ResponsesBody)))
+    chat = await read_as(request, state_of(request), ResponsesBody, chat_of)
+    return await counted(request, chat)
 
 
 ROUTES = [
