@@ -160,7 +160,7 @@ def main(argv: list[str]) -> int:
     sampling = {"temperature": options.temperature}
     streams = [int(each) for each in options.streams.split(",")]
     profiles = {n: profiled(path, options.backend, n, options.steps, sampling) for n in streams}
-    print(table(profiles))
+    print(table(profiles), flush=True)
     return 0
 
 

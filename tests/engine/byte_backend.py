@@ -141,6 +141,10 @@ class ByteBackend:
         return not self.recurrent and not self.window
 
     @property
+    def one_pass(self) -> bool:
+        return False
+
+    @property
     def copies_snapshots(self) -> bool:
         return not self.window
 

@@ -35,6 +35,7 @@ class Engine:
     batch: int = 32
     prefill_budget: int = 8
     prefill_alone: int = 24
+    tiled: bool = False
     now: float = 0.0
     events: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
     stats: Stats | None = None
@@ -51,6 +52,7 @@ class Engine:
             prefill_alone=self.prefill_alone,
             prefill_budget=self.prefill_budget,
             prefix_cache=self.prefix_cache,
+            tiled=self.tiled,
             snapshot_bytes=2000,
         )
         self.scheduler = Scheduler(limits, self.backend)

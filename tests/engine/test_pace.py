@@ -8,7 +8,8 @@ import pytest
 
 from tests.engine.byte_backend import make_sequence
 from tests.engine.test_loop import Engine
-from worker.engine.pace import PROMPT_SHARE, TILE_TOKENS, Pace, share
+from worker.engine.pace import PROMPT_SHARE, TILE_TOKENS, Pace
+from worker.engine.prompts import share
 from worker.wire.messages import Finished, Token
 
 Machine = Callable[[int, int], float]

@@ -50,6 +50,11 @@ class Backend(Protocol):
         windowed."""
 
     @property
+    def one_pass(self) -> bool:
+        """Whether all rows of a batch are computed in one pass; otherwise a pass has the same
+        number of rows of each sequence."""
+
+    @property
     def copies_snapshots(self) -> bool:
         """Whether a snapshot can be restored in the same step in which cells are copied to its
         slot."""
@@ -117,6 +122,10 @@ class LlamaBackend:
         return self._context.cuts_anywhere
 
     @property
+    def one_pass(self) -> bool:
+        return self._context.options.kv_unified and self._model.can_truncate
+
+    @property
     def copies_snapshots(self) -> bool:
         # With a split cache, llama.cpp copies whole streams when it computes the next batch, and
         # that would overwrite the windows' cells.
@@ -148,7 +157,9 @@ class LlamaBackend:
         batch.clear()
         self._slots = []
         self._rows = [0] * len(chunks)
-        for index in _row_order(chunks, slots):
+        # With a split cache, llama.cpp computes rows in one pass as long as their slots are
+        # neighbours: each break costs a pass over all weights.
+        for index in sorted(range(len(chunks)), key=slots.__getitem__):
             sequence, start, n_tokens = chunks[index]
             end = start + n_tokens
             tokens, logits = sequence.tokens[start:end], end == len(sequence.tokens)
@@ -193,20 +204,3 @@ class LlamaBackend:
 
     def close(self) -> None:
         self._batch.close()
-
-
-def _row_order(chunks: Sequence[Chunk], slots: list[int]) -> list[int]:
-    """The order of the chunks in their batch, as indices.
-
-    With a split cache, llama.cpp puts rows into one micro-batch as long as their slots are
-    neighbours, and ends it when the shortest of them ends. Rows are therefore sorted by slot: each
-    break costs a pass over all weights. Prompts are kept apart from single rows: a single row
-    beside a prompt would split its chunk into one row and a rest that does not fill the tiles of
-    attention.
-    """
-    by_slot = sorted(range(len(chunks)), key=slots.__getitem__)
-    prompts = [i for i in by_slot if chunks[i].n_tokens > 1]
-    single = [i for i in by_slot if chunks[i].n_tokens == 1]
-    if single and slots[prompts[-1]] + 1 == slots[single[0]]:
-        return single + prompts
-    return prompts + single

@@ -24,6 +24,8 @@ class Limits:
     """The most prompt tokens in a step with running streams."""
     inter_token_target: float = 3600.0
     """Seconds that a step beside running streams shall take at most."""
+    tiled: bool = False
+    """Whether prompts are fitted to the attention's tiles, which matter on a CPU alone."""
     prefix_cache: bool = True
     unified: bool = False
     """Whether slots share cells. Otherwise a copy always copies a slot's whole memory."""
@@ -45,6 +47,7 @@ def limits_of(info: EngineInfo, settings: EngineSettings) -> Limits:
         prefill_alone=max(info.micro_batch, settings.prefill_budget),
         prefill_budget=settings.prefill_budget,
         inter_token_target=settings.inter_token_ms / 1000,
+        tiled=not settings.on_gpu,
         prefix_cache=settings.prefix_cache,
         snapshot_bytes=settings.snapshot_mib << 20,
         unified=info.kv_unified,

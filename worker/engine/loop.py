@@ -13,8 +13,8 @@ from worker.engine.answers import Answers
 from worker.engine.backend import Backend
 from worker.engine.kv_store.keeper import Keeper
 from worker.engine.kv_store.store import Counts
-from worker.engine.pace import shrink
 from worker.engine.prompt_scores import prompt_events
+from worker.engine.prompts import shrink
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.speculation import Drafter, Speculation

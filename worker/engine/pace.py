@@ -6,9 +6,6 @@ the next step gets as many prompt tokens as fit into the target. Plain Python.
 
 from __future__ import annotations
 
-from worker.engine.sequence import Sequence
-from worker.engine.step import Chunk
-
 TILE_TOKENS = 64
 """Prompt tokens are counted out in tiles: llama.cpp's attention on a CPU computes tiles of this
 many rows (GGML_FA_TILE_Q), and the rows of an incomplete tile take several times as long. A step
@@ -78,39 +75,3 @@ class Pace:
         if size in self._decode:
             return self._decode[size]
         return self._decode[min(self._decode, key=lambda s: abs(s - size))] if self._decode else 0.0
-
-
-def share(sequences: list[Sequence], budget: int, *, oldest_first: bool = True) -> list[Chunk]:
-    """Split a budget of prompt tokens: half of its tiles are the oldest prompt's, the rest goes to
-    the prompts with the least left to compute. An odd tile is the oldest's if it is its turn.
-
-    So a short prompt behind a long one starts to answer soon, and the long one always moves on. No
-    two prompts share a tile where one of them fills it: each prompt in a step is a pass of its own.
-    """
-    if not sequences or budget <= 0:
-        return []
-    oldest = min(sequences, key=lambda sequence: sequence.admission)
-    n_tiles = max(budget // TILE_TOKENS, 1)
-    half = (n_tiles + oldest_first) // 2 * TILE_TOKENS
-    shares = {id(oldest): min(oldest.n_next, half, budget)}
-    budget -= shares[id(oldest)]
-    for sequence in sorted(sequences, key=lambda s: (s.n_left, s.admission)):
-        taken = shares.get(id(sequence), 0)
-        more = min(sequence.n_next - taken, budget)
-        shares[id(sequence)] = taken + more
-        budget -= more
-    ordered = sorted(sequences, key=lambda sequence: sequence.admission)
-    return [Chunk(s, s.n_computed, shares[id(s)]) for s in ordered if shares[id(s)]]
-
-
-def shrink(chunks: list[Chunk]) -> list[Chunk] | None:
-    """A smaller batch after "no room": only decode rows if there are any, else half of the prompt
-    tokens; `None` if it cannot get smaller."""
-    decodes = [chunk for chunk in chunks if chunk.sequence.is_decoding]
-    prefills = [chunk for chunk in chunks if not chunk.sequence.is_decoding]
-    if decodes and prefills:
-        return decodes
-    n_tokens = sum(chunk.n_tokens for chunk in prefills) // 2
-    if n_tokens == 0:
-        return None
-    return share([chunk.sequence for chunk in prefills], n_tokens)

@@ -9,14 +9,17 @@ cannot be cut to an arbitrary length: reuse then needs a snapshot.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from worker.engine.backend import Backend
+from worker.engine.pace import TILE_TOKENS
 from worker.engine.sequence import Sequence as EngineSequence
 from worker.engine.step import Snapshot
 
 MIN_SHARED_TOKENS = 32
 """A shorter common beginning is not reused."""
+MIN_LONG_TOKENS = 1024
+"""Behind a shorter beginning, the rows of an incomplete tile cost little."""
 MIN_AWAITED_TOKENS = 8
 """A prompt does not wait for fewer common tokens than this."""
 
@@ -92,6 +95,25 @@ def find_match(
         if best is None or (match.n_soon, match.n_ready) > (best.n_soon, best.n_ready):
             best = match
     return best
+
+
+def leave_a_tile(match: Match, n_prompt: int) -> Match:
+    """Reuse a little less where that leaves a whole tile of the attention to compute.
+
+    On a CPU the rows of an incomplete tile take several times as long behind a long beginning: with
+    SmolLM2-135M behind 4,096 tokens, 63 rows took 1.4 s and 64 rows 0.6 s, as 24 rows did.
+    """
+    n_left = n_prompt - match.n_ready
+    if (
+        match.snapshot is not None
+        or match.n_soon > match.n_ready
+        or match.n_ready < MIN_LONG_TOKENS
+        or not TILE_TOKENS // 2 <= n_left <= TILE_TOKENS
+    ):
+        return match
+    # One more than a tile: beside decode rows, the first row is computed with them.
+    n_ready = n_prompt - TILE_TOKENS - 1
+    return replace(match, n_ready=n_ready, n_soon=n_ready)
 
 
 def _match(slot: Slot, n_common: int, backend: Backend, snapshots: bool) -> Match:

@@ -12,9 +12,10 @@ from collections import deque
 from worker.engine.backend import Backend
 from worker.engine.kv_store.keeper import Keeper, Restorable
 from worker.engine.limits import Limits
-from worker.engine.pace import Pace, share
+from worker.engine.pace import Pace
 from worker.engine.placement import MORE_TOKENS, added_runs, best_moves, kept_seconds
-from worker.engine.prefix_cache import Match, Slot, find_match
+from worker.engine.prefix_cache import Match, Slot, find_match, leave_a_tile
+from worker.engine.prompts import Prompts
 from worker.engine.sequence import Sequence
 from worker.engine.snapshots import Snapshots
 from worker.engine.step import Chunk, Copy, Restore, Snapshot, Step, Truncate
@@ -32,7 +33,7 @@ class Scheduler:
         self._clock = 0
         self._admissions = 0
         self._emptied: list[Truncate] = []
-        self._alone_last, self._oldest_first = False, True
+        self._alone_last = False
         self._is_placed = True
         """No sequence has started or ended since the last search for holes."""
         self._n_alone = 0
@@ -40,6 +41,7 @@ class Scheduler:
         self._only_waits = False
         """Nothing could be computed in the last step."""
         self.pace = Pace(limits.inter_token_target, limits.prefill_budget)
+        self._prompts = Prompts(limits, backend, self.pace)
 
     # --- state ---------------------------------------------------------------------------
 
@@ -125,10 +127,8 @@ class Scheduler:
             else:
                 prefilling.append(sequence)
         if prefilling:
-            budget = self._prompt_budget(len(step.chunks))
-            self._oldest_first = not self._oldest_first
-            step.chunks += share(prefilling, budget, oldest_first=self._oldest_first)
-        self._only_waits = not step.chunks
+            chunks += self._prompts.chunks(prefilling, beside=chunks, n_waiting=len(self.waiting))
+        self._only_waits = not chunks
         return step
 
     def take_emptied(self) -> list[Truncate]:
@@ -190,9 +190,10 @@ class Scheduler:
         # Every prompt token whose log-probability is wanted must be computed.
         if not self.limits.prefix_cache or sequence.request.deterministic or sequence.scores_prompt:
             return None
-        return find_match(
-            self.slots, sequence, self._backend, snapshots=self._snapshots is not None
-        )
+        snapshots, backend = self._snapshots is not None, self._backend
+        match = find_match(self.slots, sequence, backend, snapshots=snapshots)
+        is_tiled = self.limits.tiled and backend.cuts_anywhere
+        return leave_a_tile(match, len(sequence.tokens)) if match and is_tiled else match
 
     def _n_shared(self, match: Match | None) -> int:
         """Cells of a running sequence that the next one will share."""
@@ -319,15 +320,6 @@ class Scheduler:
         rest = [s for s in self.running if not s.request.deterministic]
         self._alone_last = not self._alone_last or not rest
         return alone[:1] if self._alone_last else rest
-
-    def _prompt_budget(self, n_decoding: int) -> int:
-        """The step's prompt tokens. Beside running streams, their pace limits them. Otherwise one
-        batch limits them: prompts that come together then start together, and the first of them
-        does not stream at the pace of the others' computation."""
-        if not n_decoding:
-            return min(self.limits.prefill_alone, self.limits.batch)
-        budget = self.pace.budget(n_decoding, len(self.waiting))
-        return min(budget, self.limits.batch - n_decoding)
 
     def _leave_slot(self, sequence: Sequence) -> Slot:
         assert sequence.slot is not None
