@@ -35,6 +35,7 @@ class Engine:
     batch: int = 32
     prefill_budget: int = 8
     prefill_alone: int = 24
+    inter_token_target: float = 3600.0
     tiled: bool = False
     now: float = 0.0
     events: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
@@ -51,6 +52,7 @@ class Engine:
             batch=self.batch,
             prefill_alone=self.prefill_alone,
             prefill_budget=self.prefill_budget,
+            inter_token_target=self.inter_token_target,
             prefix_cache=self.prefix_cache,
             tiled=self.tiled,
             snapshot_bytes=2000,

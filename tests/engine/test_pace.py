@@ -134,8 +134,7 @@ def test_a_tile_is_one_prompts() -> None:
 
 
 def test_the_scheduler_plans_by_the_pace() -> None:
-    engine = Engine(batch=128, prefill_budget=96, prefill_alone=96)
-    engine.scheduler.pace = Pace(0.1, 96)
+    engine = Engine(batch=128, prefill_budget=96, prefill_alone=96, inter_token_target=0.1)
     engine.submit(1, b"abc", max_tokens=60)
     engine.turn()
     engine.scheduler.pace.measured(1, 0, 0.02)
