@@ -65,7 +65,7 @@ class RealEngine:
         self.vocabulary = GrammarVocabulary(self.model)
         self.prompts = PromptBuilder(self.model, None, CONTEXT)
         settings: dict[str, Any] = dict(
-            prefill_alone=512, prefill_budget=64, snapshot_bytes=1 << 20
+            prefill_alone=512, prefill_budget=64, snapshot_bytes=1 << 20, tiled=True
         )
         self.store = self.keeper = None
         if store is not None:

@@ -81,6 +81,7 @@ def run_rounds(kind: Kind, *, kv_unified: bool, rounds: Iterable[int]) -> tuple[
         flash_attention="off",
         kv_unified=kv_unified,
         n_cells=PRESSED_CELLS if kv_unified else None,
+        prefill_budget=80,
     )
     preempt, preempted = engine.scheduler.preempt_youngest, 0
 
