@@ -134,7 +134,10 @@ async def read(request: Request, state: AppState, model: type[AnyBody]) -> AnyBo
 async def read_as(
     request: Request, state: AppState, model: type[AnyBody], form: Callable[[AnyBody], Form]
 ) -> Form:
-    """What `form` makes of the body, where the body is read: off the event loop if it is large."""
+    """What `form` makes of the body; both off the event loop if the body is large.
+
+    Raises what `read` does, and what `form` raises.
+    """
     body = await _read_bytes(request, state)
     try:
         if len(body) <= SMALL_BYTES:
@@ -218,7 +221,7 @@ def _check_counts(body: bytearray) -> None:
 
 
 def _between_strings(body: bytearray) -> Iterator[tuple[int, int]]:
-    """Start and end of what is outside of strings; no call here takes long."""
+    """Start and end of what is outside of strings, in slices."""
     at = 0
     while at < len(body):
         quote = body.find(b'"', at, at + _SLICE_BYTES)

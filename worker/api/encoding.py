@@ -1,4 +1,7 @@
-"""JSON as it is sent: compact UTF-8 that every parser sees as one line. Pure functions."""
+"""JSON as it is sent: compact UTF-8 that every parser sees as one line.
+
+Pure functions, but for `sliced`, which runs on the API process's event loop.
+"""
 
 from __future__ import annotations
 
