@@ -105,6 +105,22 @@ def test_prompts_that_come_together_start_together() -> None:
     assert [n for _, _, n in engine.backend.batches[0]] == [8] * 4
 
 
+@pytest.mark.parametrize(("n_prompts", "n_tokens"), [(1, 64), (2, 128), (3, 192)])
+def test_prompts_that_wait_for_each_other_make_a_step_longer(n_prompts: int, n_tokens: int) -> None:
+    engine = Engine(
+        n_slots=4, batch=512, prefill_budget=256, prefill_alone=256, inter_token_target=0.1
+    )
+    engine.submit(9, b"runs", max_tokens=60)
+    engine.turn()
+    pace = engine.scheduler.pace
+    pace.measured(1, 0, 0.03)
+    pace.measured(1, 64, 0.1)
+    for request_id in range(n_prompts):
+        engine.submit(request_id, bytes([request_id + 1]) * 90, max_tokens=1)
+    engine.turn()
+    assert sum(n for r, _, n in engine.backend.batches[-1] if r != 9) == n_tokens
+
+
 def test_a_short_prompt_behind_a_long_one_starts_soon() -> None:
     engine = Engine(prefill_budget=16)
     engine.submit(1, bytes(90), max_tokens=1)

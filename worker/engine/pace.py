@@ -58,12 +58,13 @@ class Pace:
     def budget(self, n_decoding: int, n_waiting: int = 0) -> int:
         """Prompt tokens for the next step beside `n_decoding` running streams.
 
-        `n_waiting` requests wait for a slot: the more there are, the longer a step may take.
+        `n_waiting` requests wait behind the first prompt, for a slot or for their own tokens: the
+        more there are beside few streams, the longer a step may take.
         """
         cost = self._beside or self.seconds_per_prompt_token
         if not n_decoding or not cost:
             return self._most
-        # Small steps cost throughput, and throughput is what helps requests that queue.
+        # Small steps cost throughput, and throughput is what helps requests that wait.
         target = self._target * (1 + n_waiting / n_decoding)
         decode = self.decode_seconds(n_decoding)
         tokens = int(max(target - decode, PROMPT_SHARE * decode) / cost)

@@ -22,7 +22,8 @@ class Prompts:
     def chunks(
         self, prefilling: list[Sequence], *, beside: list[Chunk], n_waiting: int
     ) -> list[Chunk]:
-        """The prompts' part of a step with the decode rows `beside`.
+        """The prompts' part of a step with the decode rows `beside`; `n_waiting` requests have no
+        slot yet.
 
         Beside running streams, their pace limits it. Otherwise one batch limits it: prompts that
         come together then start together, and the first of them does not stream at the pace of the
@@ -32,7 +33,8 @@ class Prompts:
         most = limits.prefill_budget if beside else limits.prefill_alone
         budget = most = min(most, limits.batch - len(beside))
         if beside:
-            budget = min(self._pace.budget(len(beside), n_waiting), most)
+            n_behind = n_waiting + len(prefilling) - 1
+            budget = min(self._pace.budget(len(beside), n_behind), most)
         self._oldest_first = not self._oldest_first
         chunks = share(prefilling, budget, oldest_first=self._oldest_first)
         if not limits.tiled or most < TILE_TOKENS:
