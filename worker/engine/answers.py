@@ -3,8 +3,6 @@ thread."""
 
 from __future__ import annotations
 
-import contextlib
-
 from worker.engine.backend import Backend
 from worker.engine.sequence import Sequence
 from worker.wire.messages import Event, Finished, StopReason, Token, Tokens
@@ -77,8 +75,10 @@ class Answers:
     def _learn(self, token: int) -> str:
         text = ""
         if not self._backend.is_eog(token):
-            with contextlib.suppress(UnicodeDecodeError):
+            try:
                 text = self._backend.piece(token).decode()
+            except UnicodeDecodeError:
+                text = ""
         if len(self._texts) < _MOST_TEXTS:
             self._texts[token] = text
         return text

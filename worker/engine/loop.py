@@ -115,7 +115,8 @@ class Loop:
             self._in_hand[LOOP] = alone.request_id
             step.draft = self.speculation.draft(alone)
         step.chunks = self._decode(step.chunks, step.draft)
-        self._events += prompt_events(self._backend, step.chunks, self._clock())
+        if step.has_prompts:
+            self._events += prompt_events(self._backend, step.chunks, self._clock())
         drawn = self._sample(step.chunks, step.draft)
         for sequence in self._scheduler.advance(step):
             self._take_snapshot(sequence)
@@ -325,8 +326,7 @@ class Loop:
                 self._events.append(Started(sequence.request_id, sequence.n_cached, prompt_end))
 
     def _flush(self) -> None:
-        self._events.append(self.stats())
-        self._send(self._events)
+        self._send([*self._events, self.stats()])
         self._events = []
 
     def stats(self) -> Stats:

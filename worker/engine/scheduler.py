@@ -127,6 +127,7 @@ class Scheduler:
             else:
                 prefilling.append(sequence)
         if prefilling:
+            step.has_prompts = True
             chunks += self._prompts.chunks(prefilling, beside=chunks, n_waiting=len(self.waiting))
         self._only_waits = not chunks
         return step

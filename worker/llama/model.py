@@ -46,6 +46,7 @@ class LoadOptions:
     """Whether the CPU backend may repack weights into faster layouts during the load."""
 
 
+_ShortPiece = ctypes.c_char * 32
 _MOST_PIECE_BYTES = 256
 _CONTROL, _USER_DEFINED, _LSTRIP = 1 << 3, 1 << 4, 1 << 7
 """`LLAMA_TOKEN_ATTR_CONTROL`, `…_USER_DEFINED` and `…_LSTRIP`."""
@@ -325,13 +326,10 @@ class Model:
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes of a token; those of a control token only with `special`."""
-        size = 32
-        while True:
-            buffer = ctypes.create_string_buffer(size)
-            length = self._flat.llama_token_to_piece(self.vocab, token, buffer, size, 0, special)
-            if length >= 0:
-                return buffer.raw[:length]
-            size = -length
+        to_piece, buffer = self._flat.llama_token_to_piece, _ShortPiece()
+        while (length := to_piece(self.vocab, token, buffer, len(buffer), 0, special)) < 0:
+            buffer = ctypes.create_string_buffer(-length)
+        return buffer.raw[:length]
 
     def pieces(self) -> Iterator[bytes]:
         """The bytes of every token in turn; special tokens as they are spelled."""
