@@ -131,6 +131,16 @@ def test_errors_are_anthropics(worker: WorkerProcess) -> None:
     assert "reads text" in message(worker, messages=image).json()["error"]["message"]
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+@pytest.mark.parametrize("name", [None, "", "a" * 257])
+def test_a_choice_of_a_tool_names_it(worker: WorkerProcess, path: str, name: str | None) -> None:
+    choice = {"type": "tool", "name": name, "disable_parallel_tool_use": None}
+    body = {"messages": user("a"), "tools": [], "tool_choice": choice}
+    answer = worker.post(path, body | ({"max_tokens": 1} if path == "/v1/messages" else {}))
+    assert answer.status_code == 400
+    assert "tool_choice" in answer.json()["error"]["message"]
+
+
 # --- OpenAI's responses ------------------------------------------------------------------
 
 

@@ -103,6 +103,14 @@ def test_what_is_asked_rightly_conforms(
     conforms(document, path, answer)
 
 
+@pytest.mark.parametrize("prompt", ["a", ["a", "b"]], ids=str)
+def test_chosen_fields_conform(
+    document: dict[str, Any], worker: WorkerProcess, prompt: str | list[str]
+) -> None:
+    body = {"prompt": prompt, "max_tokens": 1, "response_fields": ["", "content", "timings/no"]}
+    conforms(document, "/completion", worker.post("/completion", body))
+
+
 @pytest.mark.parametrize("path", [*GOOD, "/v1/embeddings", "/v1/rerank", "/infill"])
 def test_what_is_asked_wrongly_conforms(
     document: dict[str, Any], worker: WorkerProcess, path: str

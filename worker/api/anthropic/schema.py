@@ -5,9 +5,9 @@ Runs on the API process's event loop.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, Tag
+from pydantic import AfterValidator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from worker.api.body import Flag, Integer, JsonObject, Number, OpenBody
@@ -59,8 +59,14 @@ class ClientTool(OpenBody):
 
 class ToolChoice(OpenBody):
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = None
+    name: str | None = Field(None, max_length=256)
     disable_parallel_tool_use: Flag = False
+
+    @model_validator(mode="after")
+    def _is_named(self) -> Self:
+        if self.type == "tool" and not self.name:
+            raise PydanticCustomError("body.required", "of type tool needs the name of one of them")
+        return self
 
 
 class Thinking(OpenBody):

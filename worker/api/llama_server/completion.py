@@ -17,6 +17,7 @@ from worker.api.errors import http_status, openai_error
 from worker.api.event_stream import EventStream, closing_on_disconnect
 from worker.api.jobs import start_jobs, with_head
 from worker.api.llama_server.schema import (
+    Chosen,
     Completion,
     InfillBody,
     NativeBody,
@@ -211,11 +212,11 @@ async def _chunks(
 ROUTES = [
     Operation(
         "POST", "/completion", completion, "llama-server's completions",
-        {JSON: Completion | list[Completion], SSE: Events},
+        {JSON: Completion | Chosen | list[Completion | Chosen], SSE: Events},
         body=NativeCompletionBody, errors=(*JOB_ERRORS, 404), deadline=True,
     ),
     Operation(
-        "POST", "/infill", infill, "The text in a gap", {JSON: Completion, SSE: Events},
+        "POST", "/infill", infill, "The text in a gap", {JSON: Completion | Chosen, SSE: Events},
         body=InfillBody, errors=(*JOB_ERRORS, 404), deadline=True,
     ),
 ]  # fmt: skip

@@ -95,6 +95,10 @@ class InfillBody(NativeBody):
     )
 
 
+Chosen = dict[str, Any]
+"""The part of a completion that `response_fields` chose, by path."""
+
+
 class Completion(TypedDict):
     index: int
     content: str
