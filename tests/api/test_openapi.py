@@ -108,7 +108,21 @@ def test_chosen_fields_conform(
     document: dict[str, Any], worker: WorkerProcess, prompt: str | list[str]
 ) -> None:
     body = {"prompt": prompt, "max_tokens": 1, "response_fields": ["", "content", "timings/no"]}
-    conforms(document, "/completion", worker.post("/completion", body))
+    answer = worker.post("/completion", body)
+    conforms(document, "/completion", answer)
+    found = answer.json() if isinstance(prompt, list) else [answer.json()]
+    assert [each.keys() for each in found] == [{"content"}] * len(found)
+
+
+def test_a_whole_completion_is_more_than_some_chosen_fields(
+    document: dict[str, Any], worker: WorkerProcess
+) -> None:
+    schemas = document["components"]["schemas"]
+    answer = worker.post("/completion", {"prompt": "a", "max_tokens": 1}).json()
+    assert set(schemas["Completion"]["required"]) <= answer.keys()
+    jsonschema.Draft202012Validator(
+        schemas["Completion"] | {"components": document["components"]}
+    ).validate(answer)
 
 
 @pytest.mark.parametrize("path", [*GOOD, "/v1/embeddings", "/v1/rerank", "/infill"])

@@ -73,12 +73,10 @@ class Answers:
         return ("MAX_TOKENS", None) if len(sequence.tokens) >= sequence.n_most else None
 
     def _learn(self, token: int) -> str:
-        text = ""
-        if not self._backend.is_eog(token):
-            try:
-                text = self._backend.piece(token).decode()
-            except UnicodeDecodeError:
-                text = ""
+        try:
+            text = "" if self._backend.is_eog(token) else self._backend.piece(token).decode()
+        except UnicodeDecodeError:
+            text = ""
         if len(self._texts) < _MOST_TEXTS:
             self._texts[token] = text
         return text

@@ -47,6 +47,7 @@ class LoadOptions:
 
 
 _ShortPiece = ctypes.c_char * 32
+"""Holds most pieces, and is made faster than by `create_string_buffer`."""
 _MOST_PIECE_BYTES = 256
 _CONTROL, _USER_DEFINED, _LSTRIP = 1 << 3, 1 << 4, 1 << 7
 """`LLAMA_TOKEN_ATTR_CONTROL`, `…_USER_DEFINED` and `…_LSTRIP`."""

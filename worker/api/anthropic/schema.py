@@ -65,7 +65,7 @@ class ToolChoice(OpenBody):
     @model_validator(mode="after")
     def _is_named(self) -> Self:
         if self.type == "tool" and not self.name:
-            raise PydanticCustomError("body.required", "of type tool needs the name of one of them")
+            raise PydanticCustomError("body.required", "of type tool needs the name of a tool")
         return self
 
 
