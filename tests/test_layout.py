@@ -14,13 +14,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 WORKER = ROOT / "worker"
 LEAVES = {"errors", "installation", "wire", "settings", "setting_faults", "observability"}
-LEAVES |= {"lean_imports"}
+LEAVES |= {"lean_imports", "background"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "wire": {"errors"},
     "installation": set(),
     "lean_imports": set(),
+    "background": set(),
     "setting_types": set(),
     "setting_faults": {"errors"},
     "settings": {"errors", "wire", "installation", "setting_types", "setting_faults"},

@@ -12,7 +12,6 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Annotated, Any, TypeVar
 
@@ -31,6 +30,7 @@ from starlette.requests import Request
 
 from worker.api.faults import MAX_FAULTS, fault, faults_of, invalid, unknown_fields
 from worker.api.state import AppState
+from worker.background import background_thread
 from worker.errors import InferenceTimeout, PayloadTooLarge, QueueFull
 
 MAX_NESTING = 64
@@ -51,7 +51,7 @@ _SLICE_BYTES = 64 * 1024
 _BOM = b"\xef\xbb\xbf"
 # Also one that does not end, which would otherwise be looked for from each of its quotes.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
-_readers = ThreadPoolExecutor(1, "bodies")
+_readers = background_thread("bodies")
 
 
 # --- types -------------------------------------------------------------------------------
@@ -138,15 +138,16 @@ async def read_as(
 
     Raises what `read` does, and what `form` raises.
     """
-    body = await _read_bytes(request, state)
+    chunks = await _read_chunks(request, state)
+    n_bytes = sum(map(len, chunks))
     try:
-        if len(body) <= SMALL_BYTES:
-            found, ignored = _read(body, model, form)
+        if n_bytes <= SMALL_BYTES:
+            found, ignored = _read(chunks, model, form)
         else:
             loop = asyncio.get_running_loop()
-            found, ignored = await loop.run_in_executor(_readers, _read, body, model, form)
+            found, ignored = await loop.run_in_executor(_readers, _read, chunks, model, form)
     finally:
-        state.body_bytes -= len(body)
+        state.body_bytes -= n_bytes
     if ignored:
         if state.settings.strict:
             raise unknown_fields(ignored, model)
@@ -155,10 +156,10 @@ async def read_as(
 
 
 def _read(
-    content: bytearray, model: type[AnyBody], form: Callable[[AnyBody], Form]
+    chunks: list[bytes], model: type[AnyBody], form: Callable[[AnyBody], Form]
 ) -> tuple[Form, list[str]]:
     """The body in its form, and the names of its fields that are not looked at."""
-    value = parse(content)
+    value = parse(b"".join(chunks))
     try:
         body = model.model_validate(value)
     except ValidationError as error:
@@ -166,10 +167,9 @@ def _read(
     return form(body), ignored_fields(body)
 
 
-def parse(body: bytearray) -> dict[str, Any]:
+def parse(body: bytes) -> dict[str, Any]:
     """A JSON object, bounded in the number of its values and objects and in its nesting."""
-    if body.startswith(_BOM):
-        del body[: len(_BOM)]
+    body = body.removeprefix(_BOM)
     if not body or body.isspace():
         raise invalid([fault("", "type", "the body is empty; it must be a JSON object")])
     if (
@@ -194,7 +194,7 @@ def parse(body: bytearray) -> dict[str, Any]:
     return value
 
 
-def _has_more(body: bytearray, byte: bytes, limit: int) -> bool:
+def _has_more(body: bytes, byte: bytes, limit: int) -> bool:
     """Whether the byte occurs more often, in strings or outside of them."""
     n_found = 0
     for at in range(0, len(body), _SLICE_BYTES):
@@ -204,7 +204,7 @@ def _has_more(body: bytearray, byte: bytes, limit: int) -> bool:
     return False
 
 
-def _check_counts(body: bytearray) -> None:
+def _check_counts(body: bytes) -> None:
     """Count what is outside of strings, until it is too much."""
     n_values = n_objects = n_names = n_slices = 0
     for start, end in _between_strings(body):
@@ -220,7 +220,7 @@ def _check_counts(body: bytearray) -> None:
             raise invalid([fault("", "maxItems", message)])
 
 
-def _between_strings(body: bytearray) -> Iterator[tuple[int, int]]:
+def _between_strings(body: bytes) -> Iterator[tuple[int, int]]:
     """Start and end of what is outside of strings, in slices."""
     at = 0
     while at < len(body):
@@ -231,8 +231,11 @@ def _between_strings(body: bytearray) -> Iterator[tuple[int, int]]:
         at = string.end() if string else end
 
 
-async def _read_bytes(request: Request, state: AppState) -> bytearray:
-    """The bytes count among those that are being read until the caller has done with them."""
+async def _read_chunks(request: Request, state: AppState) -> list[bytes]:
+    """The body in parts: whoever parses it joins them, because that takes milliseconds.
+
+    Its bytes count among those that are being read until the caller has done with them.
+    """
     limit = state.settings.max_body_bytes
 
     def refuse(found: str) -> PayloadTooLarge:
@@ -244,19 +247,21 @@ async def _read_bytes(request: Request, state: AppState) -> bytearray:
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared) > limit:
         raise refuse(declared)
-    body = bytearray()
+    chunks: list[bytes] = []
+    n_bytes = 0
     try:
         async for chunk in request.stream():
-            body += chunk
+            chunks.append(chunk)
+            n_bytes += len(chunk)
             state.body_bytes += len(chunk)
-            if len(body) > limit:
+            if n_bytes > limit:
                 raise refuse(f"more than {limit}")
             if state.body_bytes > max(MAX_BODY_BYTES_AT_ONCE, limit):
                 message = "too many bodies are being sent at once"
                 raise QueueFull(message, retry_after_seconds=1)
-        return body
+        return chunks
     except BaseException:
-        state.body_bytes -= len(body)
+        state.body_bytes -= n_bytes
         raise
 
 

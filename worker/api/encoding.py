@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from json.encoder import encode_basestring
 
 from starlette.responses import Response, StreamingResponse
 
+from worker.background import background_thread
+
 _SENT_AT_ONCE = 64 * 1024
-_encoders = ThreadPoolExecutor(1, "answers")
+_encoders = background_thread("answers")
 
 # Parsers built on str.splitlines() end a line at these characters; JSON need not escape them.
 _LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}

@@ -11,15 +11,15 @@ import hmac
 import os
 import secrets
 import stat
-import sys
 import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker.background import background_thread
 from worker.devices.plan.cells import LARGEST_SHARE
 from worker.engine.kv_store.prefix_file import (
     SUFFIX,
@@ -71,8 +71,7 @@ class KvStore:
         self._lock = threading.Lock()
         self.counts = Counts()
         self._reader, self._writer = (
-            ThreadPoolExecutor(1, f"kv-store-{name}", initializer=_lower_priority)
-            for name in ("reader", "writer")
+            background_thread(f"kv-store-{name}") for name in ("reader", "writer")
         )
         # If the model was hashed before, this ends at once and the prefixes are known.
         wait([self._writer.submit(self._find_entries, bind)], _OPENING_SECONDS)
@@ -253,10 +252,3 @@ def _secret(path: Path) -> bytes:
             field="kv_store",
         )
     return key
-
-
-def _lower_priority() -> None:
-    """Give this thread a lower priority than those that compute."""
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
