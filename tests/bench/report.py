@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from tests.bench.stats import Metrics, medians, paired_ratios
+from tests.bench.stats import Metrics, medians, paired_errors, paired_ratios
 
 Results = dict[str, dict[str, dict[int, Metrics]]]
 """load → subject → round → metrics"""
@@ -90,13 +90,15 @@ def summarise(results: Results, names: Sequence[str]) -> dict[str, Any]:
             for other in (reference, LIMIT):
                 if other in subjects and other != name:
                     entry[f"ratio_to_{other}"] = paired_ratios(runs, subjects[other])
+                    entry[f"error_to_{other}"] = paired_errors(runs, subjects[other])
             rows[name] = entry
         summary[load] = rows
     return {"baseline": baseline, "reference": reference, "loads": summary}
 
 
 def table(summary: Mapping[str, Any]) -> str:
-    """Markdown: a row per load and metric, a column per subject, then the baseline's ratios.
+    """Markdown: a row per load and metric, a column per subject, then the baseline's ratios, with
+    their standard errors where there are pairs enough.
 
     The shares of the cores stay in the JSON.
     """
@@ -112,7 +114,9 @@ def table(summary: Mapping[str, Any]) -> str:
             cells = [_number(rows.get(name, {}).get("medians", {}).get(metric)) for name in names]
             ratios = rows.get(baseline, {})
             for other in compared:
-                cells.append(_number(ratios.get(f"ratio_to_{other}", {}).get(metric)))
+                ratio = _number(ratios.get(f"ratio_to_{other}", {}).get(metric))
+                error = ratios.get(f"error_to_{other}", {}).get(metric)
+                cells.append(ratio if error is None else f"{ratio} ± {error:.3f}")
             lines.append(_row([load, ROWS[metric], *cells]))
     return "\n".join(lines)
 

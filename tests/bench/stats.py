@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import median
+from math import log, sqrt
+from statistics import median, stdev
 
 Metrics = Mapping[str, float]
+_PAIRS_FOR_AN_ERROR = 4
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -27,10 +29,24 @@ def medians(runs: Sequence[Metrics]) -> dict[str, float]:
 
 def paired_ratios(ours: Mapping[int, Metrics], theirs: Mapping[int, Metrics]) -> dict[str, float]:
     """The median over rounds of ours / theirs in the same round: drift of the machine cancels."""
+    return {name: median(ratios) for name, ratios in _pairs(ours, theirs).items()}
+
+
+def paired_errors(ours: Mapping[int, Metrics], theirs: Mapping[int, Metrics]) -> dict[str, float]:
+    """The standard error of the mean logarithm of these ratios, from four pairs on: near 1, what
+    the ratio itself may be off by."""
+    return {
+        name: stdev(map(log, ratios)) / sqrt(len(ratios))
+        for name, ratios in _pairs(ours, theirs).items()
+        if len(ratios) >= _PAIRS_FOR_AN_ERROR and min(ratios) > 0
+    }
+
+
+def _pairs(ours: Mapping[int, Metrics], theirs: Mapping[int, Metrics]) -> dict[str, list[float]]:
     ratios: dict[str, list[float]] = {}
     for number, run in ours.items():
         other = theirs.get(number, {})
         for name, value in run.items():
             if other.get(name):
                 ratios.setdefault(name, []).append(value / other[name])
-    return {name: median(values) for name, values in ratios.items()}
+    return ratios

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections import Counter
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.bench.errors import BenchError
 from tests.bench.loads import LOADS, Prompt, read_join, read_steady, read_throughput
 from tests.bench.model import is_whole_text
 from tests.bench.open_arrivals import open_load
-from tests.bench.stats import medians, paired_ratios, percentile
+from tests.bench.stats import medians, paired_errors, paired_ratios, percentile
 from tests.bench.streams import TokenStream
 
 WORDS = [f"w{i}" for i in range(100)]
@@ -39,6 +40,15 @@ def test_ratios_are_taken_within_a_round_before_the_median() -> None:
     theirs = {1: {"x": 5.0}, 2: {"x": 15.0}, 3: {"x": 8.0}}
     assert paired_ratios(ours, theirs) == {"x": 2.0}
     assert medians(list(ours.values())) == {"x": 9.0}
+
+
+def test_a_ratio_has_an_error_from_four_pairs_on() -> None:
+    ours = {n: {"x": 10.0 * 1.1 ** (n % 2)} for n in range(4)}
+    theirs = {n: {"x": 10.0} for n in range(4)}
+    # Two values, each twice: their deviation is half the distance times the root of 4 / 3.
+    expected = math.log(1.1) / 2 * math.sqrt(4 / 3) / math.sqrt(4)
+    assert paired_errors(ours, theirs)["x"] == pytest.approx(expected)
+    assert paired_errors(ours, {n: theirs[n] for n in range(3)}) == {}
 
 
 def test_throughput_counts_from_the_first_request_to_the_last_token() -> None:
