@@ -97,25 +97,29 @@ def summarise(results: Results, names: Sequence[str]) -> dict[str, Any]:
 
 
 def table(summary: Mapping[str, Any]) -> str:
-    """Markdown: a row per load and metric, a column per subject, then the baseline's ratios, with
-    their standard errors where there are pairs enough.
+    """Markdown: a row per load and metric, a column per subject, then ratios with their standard
+    errors, where there are pairs enough: the baseline's, or those to it if it is the reference.
 
     The shares of the cores stay in the JSON.
     """
     baseline, reference = summary["baseline"], summary["reference"]
     loads: Mapping[str, Any] = summary["loads"]
     names = list(dict.fromkeys(name for rows in loads.values() for name in rows))
-    compared = [other for other in (reference, LIMIT) if other in names and other != baseline]
-    heads = ["load", "metric", *names, *(f"{baseline} / {other}" for other in compared)]
+    subjects = [name for name in names if name != LIMIT]
+    pairs = [(baseline, reference)] * (reference in names)
+    if reference == baseline:
+        pairs = [(name, baseline) for name in subjects if name != baseline]
+    pairs += [(baseline, LIMIT)] * (LIMIT in names)
+    heads = ["load", "metric", *names, *(f"{ours} / {theirs}" for ours, theirs in pairs)]
     lines = [_row(heads), _row(["---", "---", *["---:"] * (len(heads) - 2)])]
     for load, rows in loads.items():
         found = dict.fromkeys(key for entry in rows.values() for key in entry["medians"])
         for metric in (name for name in ROWS if name in found):
             cells = [_number(rows.get(name, {}).get("medians", {}).get(metric)) for name in names]
-            ratios = rows.get(baseline, {})
-            for other in compared:
-                ratio = _number(ratios.get(f"ratio_to_{other}", {}).get(metric))
-                error = ratios.get(f"error_to_{other}", {}).get(metric)
+            for ours, theirs in pairs:
+                entry = rows.get(ours, {})
+                ratio = _number(entry.get(f"ratio_to_{theirs}", {}).get(metric))
+                error = entry.get(f"error_to_{theirs}", {}).get(metric)
                 cells.append(ratio if error is None else f"{ratio} ± {error:.3f}")
             lines.append(_row([load, ROWS[metric], *cells]))
     return "\n".join(lines)

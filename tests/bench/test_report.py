@@ -132,6 +132,18 @@ def test_the_table_and_the_file_hold_medians_and_ratios(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "new" / "figures.json").read_text()) == summary
 
 
+def test_variants_are_held_against_the_worker_where_there_is_no_other() -> None:
+    results: report.Results = {
+        "guessed1": {
+            name: {n: {"output_tokens_per_s": speed} for n in range(4)}
+            for name, speed in (("worker", 100.0), ("draft", 120.0))
+        }
+    }
+    text = report.table(report.summarise(results, ["worker", "draft"]))
+    assert text.splitlines()[0].endswith("| worker | draft | draft / worker |")
+    assert text.splitlines()[2].endswith("| 100 | 120 | 1.20 ± 0.000 |")
+
+
 def test_figures_taken_on_a_busy_machine_are_called_so() -> None:
     quiet, busy = {"foreign_cpu_share": 0.02}, {"foreign_cpu_share": 0.8}
     results: report.Results = {"join": {"worker": {1: quiet}}, "shared": {"worker": {1: busy}}}
