@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 DISTRIBUTION = "llorch-worker"
 
 
+@cache
 def own_version() -> str:
+    """The version in the package's metadata; reading it takes a millisecond, and answers name
+    it."""
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:  # a checkout that was not installed
