@@ -133,9 +133,6 @@ class ByteBackend:
     def piece(self, token: int, shown: tuple[str, ...] = ()) -> bytes:
         return bytes([token])
 
-    def spelled(self, tokens: Rows[int]) -> str:
-        return bytes(tokens).decode("utf-8", "replace")
-
     @property
     def cuts_anywhere(self) -> bool:
         return not self.recurrent and not self.window

@@ -232,4 +232,4 @@ def test_control_tokens_are_shown_where_they_are_asked_for(engine: RealEngine) -
     start = engine.model.tokenize("<|im_start|>", add_special=False, parse_special=True)
     assert len(start) == 1 and engine.backend.piece(start[0]) == b""
     assert engine.backend.piece(start[0], ("<|im_start|>",)) == b"<|im_start|>"
-    assert engine.backend.spelled([*start, *start]) == "<|im_start|>" * 2
+    assert engine.prompts.detokenize((*start, *start)) == "<|im_start|>" * 2

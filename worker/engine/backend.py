@@ -41,9 +41,6 @@ class Backend(Protocol):
     def piece(self, token: int, shown: tuple[str, ...] = ()) -> bytes:
         """The bytes of a token; empty for a control token that is not in `shown`."""
 
-    def spelled(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, control tokens included."""
-
     @property
     def cuts_anywhere(self) -> bool:
         """Whether a sequence can be cut to any length: its memory is neither recurrent nor
@@ -197,10 +194,6 @@ class LlamaBackend:
         if not piece and shown and (text := self._model.token_text(token)) in shown:
             return text.encode()
         return piece
-
-    def spelled(self, tokens: Sequence[int]) -> str:
-        pieces = (self._model.piece(token, special=True) for token in tokens)
-        return b"".join(pieces).decode("utf-8", "replace")
 
     def close(self) -> None:
         self._batch.close()

@@ -40,6 +40,7 @@ from worker.wire.work import (
 
 log = get_logger()
 
+_PROMPT_END_TOKENS = 16
 LONG_WORK = 50_000
 """A request with more characters or token ids than this is prepared by the thread for long ones."""
 
@@ -174,6 +175,7 @@ class Intake:
             sampler,
             max_rows=self._max_rows(request),
             n_system=n_system,
+            prompt_end=self._prompts.detokenize(tuple(tokens[-_PROMPT_END_TOKENS:])),
         )
 
     def _max_rows(self, request: InferenceRequest) -> int:

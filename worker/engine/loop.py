@@ -23,8 +23,6 @@ from worker.errors import Cancelled, InferenceTimeout, VramOom, WorkerError
 from worker.wire.black_box import LOOP, BlackBox
 from worker.wire.messages import Event, Failed, Started, Stats
 
-_PROMPT_END_TOKENS = 16
-
 
 class Loop:
     def __init__(
@@ -321,9 +319,8 @@ class Loop:
         for sequence in started:
             if sequence.started_at is None:
                 sequence.started_at = self._clock()
-                end = sequence.tokens[: sequence.n_prompt][-_PROMPT_END_TOKENS:]
-                prompt_end = self._backend.spelled(end)
-                self._events.append(Started(sequence.request_id, sequence.n_cached, prompt_end))
+                n_cached, prompt_end = sequence.n_cached, sequence.prompt_end
+                self._events.append(Started(sequence.request_id, n_cached, prompt_end))
 
     def _flush(self) -> None:
         self._send([*self._events, self.stats()])

@@ -32,6 +32,8 @@ class Sequence:
     sampler: Sampler
     detokenizer: Detokenizer = field(default_factory=Detokenizer)
     stops: StopMatcher = field(default_factory=StopMatcher)
+    prompt_end: str = ""
+    """The last characters of its prompt, control tokens included."""
     n_prompt: int = 0
     n_computed: int = 0
     n_cached: int = 0
