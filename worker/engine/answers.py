@@ -3,10 +3,14 @@ thread."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from worker.engine.backend import Backend
 from worker.engine.sequence import Sequence
 from worker.wire.messages import Event, Finished, StopReason, Token, Tokens
 
+Drawn = tuple[Sequence, int, int]
+"""A sequence, the index of the chunk after which a token was drawn for it, and the token."""
 _MOST_TEXTS = 1 << 16
 
 
@@ -17,27 +21,32 @@ class Answers:
         """What a token adds to any answer; empty for one that ends it, is a part of a character
         or has no text."""
 
-    def take_plainly(self, sequence: Sequence, token: int, events: list[Event]) -> bool:
-        """Take a token that is whole text by itself, as most are.
+    def take_plain(self, drawn: list[Drawn], events: list[Event]) -> Iterator[Drawn]:
+        """Take the tokens that are whole text by themselves, as most are.
 
-        Returns false, and changes nothing, if the token needs `take`.
+        Yields each of the others in its turn: `take` is for it, before the next is asked for.
         """
-        if not sequence.holds_nothing or len(sequence.tokens) + 1 >= sequence.n_most:
-            return False
-        text = self._texts.get(token)
-        if text is None:
-            text = self._learn(token)
-        if not text:
-            return False
-        sequence.tokens.append(token)
-        columns = events[-1] if events else None
-        if not isinstance(columns, Tokens):
-            columns = Tokens([], [], [])
-            events.append(columns)
-        columns.request_ids.append(sequence.request_id)
-        columns.texts.append(text)
-        columns.token_ids.append(token)
-        return True
+        texts, columns = self._texts, None
+        for each in drawn:
+            sequence, _, token = each
+            if sequence.slot is None:
+                continue  # an earlier one of its tokens ended it
+            tokens = sequence.tokens
+            if sequence.holds_nothing and len(tokens) + 1 < sequence.n_most:
+                text = texts.get(token)
+                if text is None:
+                    text = self._learn(token)
+                if text:
+                    if columns is None:
+                        columns = Tokens([], [], [])
+                        events.append(columns)
+                    tokens.append(token)
+                    columns.request_ids.append(sequence.request_id)
+                    columns.texts.append(text)
+                    columns.token_ids.append(token)
+                    continue
+            columns = None
+            yield each
 
     def take(
         self, sequence: Sequence, index: int, token: int, events: list[Event]

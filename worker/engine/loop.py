@@ -9,7 +9,7 @@ import queue
 import time
 from collections.abc import Callable, Iterable
 
-from worker.engine.answers import Answers
+from worker.engine.answers import Answers, Drawn
 from worker.engine.backend import Backend
 from worker.engine.kv_store.keeper import Keeper
 from worker.engine.kv_store.store import Counts
@@ -221,7 +221,7 @@ class Loop:
         youngest = max((c.sequence for c in chunks), key=lambda s: s.admission)
         self._fail(youngest, VramOom("the device has no memory left for this request"))
 
-    def _sample(self, chunks: list[Chunk], draft: list[int]) -> list[tuple[Sequence, int, int]]:
+    def _sample(self, chunks: list[Chunk], draft: list[int]) -> list[Drawn]:
         """Draw a token for each chunk that ends its sequence, and one more for each right guess.
 
         Returns (sequence, index of chunk, token). All tokens are drawn before any is handled, so
@@ -243,11 +243,9 @@ class Loop:
         self._sample_seconds += self._clock() - began
         return drawn
 
-    def _verify(
-        self, sequence: Sequence, draft: list[int], token: int
-    ) -> list[tuple[Sequence, int, int]]:
+    def _verify(self, sequence: Sequence, draft: list[int], token: int) -> list[Drawn]:
         """Draw on while the guesses are right, and free the cells of the wrong ones."""
-        drawn: list[tuple[Sequence, int, int]] = []
+        drawn: list[Drawn] = []
         while len(drawn) < len(draft) and token == draft[len(drawn)]:
             token = self._backend.sample(sequence.sampler, 0, len(drawn) + 1)
             drawn.append((sequence, 0, token))
@@ -259,12 +257,10 @@ class Loop:
 
     # --- one sequence --------------------------------------------------------------------------
 
-    def _accept(self, drawn: list[tuple[Sequence, int, int]]) -> None:
+    def _accept(self, drawn: list[Drawn]) -> None:
         """Append the drawn tokens to their sequences, and finish the sequences that they end."""
         now, events, answers = self._clock(), self._events, self._answers
-        for sequence, index, token in drawn:
-            if sequence.slot is None or answers.take_plainly(sequence, token, events):
-                continue  # no slot: an earlier one of its tokens ended it
+        for sequence, index, token in answers.take_plain(drawn, events):
             self._in_hand[LOOP] = sequence.request_id
             if sequence.first_token_at is None:
                 sequence.first_token_at = now
