@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 _NICENESS = 10
+"""With 5, the event loop still waited behind such a thread (`make attack`, many objects)."""
 
 
 def background_thread(name: str) -> ThreadPoolExecutor:

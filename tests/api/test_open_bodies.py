@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from tests.conftest import StartWorker
 from tests.support.worker import WorkerProcess
+from worker.api.body import _read_parts
+from worker.api.state import AppState
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 PARIS = "The capital of France is Paris."
@@ -166,3 +171,17 @@ def test_llama_servers_view(worker: WorkerProcess) -> None:
     assert "im_start" in props["chat_template"]
     slots = worker.get("/slots").json()
     assert len(slots) == 16 and not any(slot["is_processing"] for slot in slots)
+
+
+def test_a_body_in_tiny_pieces_takes_no_more_memory_than_its_bytes() -> None:
+    pieces = iter([b"  "] * 100_000)
+
+    async def receive() -> dict[str, Any]:
+        piece = next(pieces, b"")
+        return {"type": "http.request", "body": piece, "more_body": bool(piece)}
+
+    state = SimpleNamespace(settings=SimpleNamespace(max_body_bytes=2**22), body_bytes=0)
+    request = Request({"type": "http", "headers": []}, receive)
+    parts = asyncio.run(_read_parts(request, cast(AppState, state)))
+    assert [len(part) for part in parts] == [65_536] * 3 + [200_000 - 3 * 65_536]
+    assert state.body_bytes == 200_000

@@ -322,11 +322,11 @@ def served(to_read: float, a_guess: float, hits: float, n_out: int, n_requests: 
 @pytest.mark.parametrize("to_read", [0.0, 3.0, 30.0])
 @pytest.mark.parametrize(("a_guess", "hits"), [(0.1, 0.0), (0.1, 0.3), (0.5, 0.7), (0.9, 0.99)])
 @pytest.mark.parametrize("n_out", [8, 200])
-def test_a_draft_model_never_loses_much(
+def test_a_draft_model_loses_a_hundredth_and_sixty_steps_at_most(
     to_read: float, a_guess: float, hits: float, n_out: int
 ) -> None:
     n_requests = 12_000 // n_out
-    assert served(to_read, a_guess, hits, n_out, n_requests) >= 0.98
+    assert served(to_read, a_guess, hits, n_out, n_requests) >= 0.99 - 60 / 12_000
 
 
 def test_a_good_draft_model_wins() -> None:

@@ -41,6 +41,7 @@ from worker.wire.work import (
 log = get_logger()
 
 _PROMPT_END_TOKENS = 16
+"""Enough to tell whether the chat template has opened reasoning."""
 LONG_WORK = 50_000
 """A request with more characters or token ids than this is prepared by the thread for long ones."""
 
