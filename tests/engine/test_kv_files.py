@@ -173,8 +173,9 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ConfigError, match="--kv-store .* cannot be used"):
-        opened(tmp_path / "file" / "store")
+    for name, reason in (("file", "it is not a folder"), ("file/store", "Not a directory")):
+        with pytest.raises(ConfigError, match=f"--kv-store .* cannot be used: {reason}"):
+            opened(tmp_path / name)
 
 
 def test_an_unfinished_file_is_removed_once_it_is_old(tmp_path: Path) -> None:

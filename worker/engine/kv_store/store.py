@@ -228,8 +228,9 @@ def _open(folder: Path) -> bytes:
             )
         return _secret(folder / "key")
     except OSError as error:
+        reason = "it is not a folder" if isinstance(error, FileExistsError) else error.strerror
         raise ConfigError(
-            f"--kv-store {folder} cannot be used: {error.strerror}.", field="kv_store"
+            f"--kv-store {folder} cannot be used: {reason}.", field="kv_store"
         ) from None
 
 
