@@ -35,7 +35,7 @@ _MARGIN = 1.2
 _MOST_ACCEPTANCE = 0.98
 _STAKE = 0.01
 """The share of all time that guesses may lose for good."""
-_MOST_CREDIT = 16
+_MOST_CREDIT = 8
 """The largest loss at any time, in plain steps, and the largest win that is remembered."""
 
 
