@@ -38,12 +38,12 @@ class Answers:
                     text = self._learn(token)
                 if text:
                     if columns is None:
-                        columns = Tokens([], [], [])
+                        columns = request_ids, emitted, token_ids = Tokens([], [], [])
                         events.append(columns)
                     tokens.append(token)
-                    columns.request_ids.append(sequence.request_id)
-                    columns.texts.append(text)
-                    columns.token_ids.append(token)
+                    request_ids.append(sequence.request_id)
+                    emitted.append(text)
+                    token_ids.append(token)
                     continue
             columns = None
             yield each

@@ -132,9 +132,8 @@ class LlamaBackend:
         batch = self._batch
         if draft:
             ((sequence, start, _),) = chunks
-            tokens = [sequence.tokens[start], *draft]
             batch.clear()
-            batch.add(sequence.slot or 0, start, tokens, logits=True)
+            batch.add(sequence.slot or 0, start, [sequence.tokens[start], *draft], logits=True)
             batch.want_all_logits()
             self._slots, self._rows = [], [0]
             return
@@ -146,24 +145,35 @@ class LlamaBackend:
                 self._rows = [0] * len(slots)
                 for row, index in enumerate(self._order):
                     self._rows[index] = row
-                batch.set_slots([slots[index] for index in self._order])
+                batch.set_slots([slots[index] for index in self._order], b"\1" * len(slots))
             rows = [chunks[index] for index in self._order]
             starts = [start for _, start, _ in rows]
             batch.set_rows(starts, [sequence.tokens[start] for sequence, start, _ in rows])
             return
-        batch.clear()
-        self._slots = []
-        self._rows = [0] * len(chunks)
+        self._slots, self._rows = [], [0] * len(chunks)
+        tokens: list[int] = []
+        positions: list[int] = []
+        row_slots: list[int] = []
+        logits = bytearray()
         # With a split cache, llama.cpp computes rows in one pass as long as their slots are
         # neighbours: each break costs a pass over all weights.
         for index in sorted(range(len(chunks)), key=slots.__getitem__):
             sequence, start, n_tokens = chunks[index]
             end = start + n_tokens
-            tokens, logits = sequence.tokens[start:end], end == len(sequence.tokens)
-            scored = sequence.scores_prompt
-            self._rows[index] = batch.add(
-                slots[index], start, tokens, logits=logits, all_logits=scored
-            )
+            if n_tokens == 1:  # most are, and slices take several times as long
+                tokens.append(sequence.tokens[start])
+                positions.append(start)
+                row_slots.append(slots[index])
+            else:
+                tokens += sequence.tokens[start:end]
+                positions += range(start, end)
+                row_slots += [slots[index]] * n_tokens
+            is_scored = start < sequence.n_prompt and sequence.scores_prompt
+            logits += bytes([is_scored]) * (n_tokens - 1)
+            logits.append(is_scored or end == len(sequence.tokens))
+            self._rows[index] = len(tokens) - 1
+        batch.set_slots(row_slots, logits)
+        batch.set_rows(positions, tokens)
 
     def decode(self) -> DecodeOutcome:
         """Compute the batch; blocks until the device is done."""

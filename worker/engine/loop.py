@@ -23,6 +23,10 @@ from worker.errors import Cancelled, InferenceTimeout, VramOom, WorkerError
 from worker.wire.black_box import LOOP, BlackBox
 from worker.wire.messages import Event, Failed, Started, Stats
 
+_STATS_SECONDS = 0.2
+"""While it works, the loop sends its state no more often: to build it takes a tenth of the own cost
+of a step."""
+
 
 class Loop:
     def __init__(
@@ -53,6 +57,7 @@ class Loop:
         self._draft_seconds = 0.0
         """Seconds of the last step with a draft."""
         self._decode_seconds = self._sample_seconds = self._overhead_seconds = 0.0
+        self._stats_at = 0.0
         self._computing: int | None = None
         """The request whose prompt fills most of the batch that is being computed."""
 
@@ -113,9 +118,9 @@ class Loop:
             self._in_hand[LOOP] = alone.request_id
             step.draft = self.speculation.draft(alone)
         step.chunks = self._decode(step.chunks, step.draft)
+        drawn = self._sample(step.chunks, step.draft)
         if step.has_prompts:
             self._events += prompt_events(self._backend, step.chunks, self._clock())
-        drawn = self._sample(step.chunks, step.draft)
         for sequence in self._scheduler.advance(step):
             self._take_snapshot(sequence)
         self._accept(drawn)
@@ -136,19 +141,17 @@ class Loop:
         """Change the cells as planned. If a slot's memory cannot be cut, the slot is emptied and
         its sequence starts over."""
         for move in moves:
+            state = move.snapshot.state if move.snapshot is not None else None
             match move:
-                case Truncate(slot, length, snapshot):
-                    state = snapshot.state if snapshot is not None else None
+                case Truncate(slot, length):
                     done = self._backend.truncate(slot, length, state)
-                case Copy(source, slot, length, snapshot):
-                    state = snapshot.state if snapshot is not None else None
+                case Copy(source, slot, length):
                     done = self._backend.copy(source, slot, length, state)
-                case Restore(slot, stored, length, snapshot):
+                case Restore(slot, stored, length):
                     began = self._clock()
                     done = self._backend.restore(slot, stored)
                     assert self._keeper is not None
                     self._keeper.copied(len(stored), self._clock() - began)
-                    state = snapshot.state if snapshot is not None else None
                     done = done and self._backend.truncate(slot, length, state)
             if not done:
                 self._backend.truncate(slot, 0)
@@ -319,12 +322,16 @@ class Loop:
                 self._events.append(Started(sequence.request_id, n_cached, prompt_end))
 
     def _flush(self) -> None:
-        self._send([*self._events, self.stats()])
-        self._events = []
+        events, self._events, now = self._events, [], self._clock()
+        if now - self._stats_at >= _STATS_SECONDS or not self._scheduler.has_work:
+            self._stats_at = now
+            events.append(self.stats())
+        if events:
+            self._send(events)
 
     def stats(self) -> Stats:
         scheduler = self._scheduler
-        n_cached, speculation = scheduler.cells_cached, self.speculation
+        n_cached, guesses = scheduler.cells_cached, self.speculation
         stored = self._keeper.counts if self._keeper is not None else Counts()
         return Stats(
             len(scheduler.running),
@@ -337,7 +344,7 @@ class Loop:
             self._decode_seconds,
             self._overhead_seconds,
             self._sample_seconds,
-            speculation.n_drafted if speculation is not None else 0,
-            speculation.n_accepted if speculation is not None else 0,
+            guesses.n_drafted if guesses is not None else 0,
+            guesses.n_accepted if guesses is not None else 0,
             *(stored.written, stored.read, stored.evicted),
         )

@@ -76,6 +76,8 @@ def kept_seconds(slot: Slot, rounds: float, seconds_per_prompt_token: float) -> 
 def best_moves(slots: list[Slot]) -> Moves | None:
     """The moves that save the most passes at the least cost; `None` if none saves a pass."""
     used = {slot.index for slot in slots if slot.owner is not None}
+    if n_runs(used) < 2:
+        return None
     found = (_moved_away(slots, used, group) for group in _groups(used))
     saving = [moves for moves in found if moves is not None]
     return min(saving, key=lambda m: (len(m.moves) - 2 * m.saved, m.n_cells), default=None)

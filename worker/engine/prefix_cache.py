@@ -82,16 +82,18 @@ def find_match(
     The prompt's last token is never reused: its logits are needed for sampling.
     """
     prompt = sequence.tokens[:-1]
-    head = prompt[:MIN_SHARED_TOKENS]
-    if len(head) < MIN_SHARED_TOKENS:
+    if len(prompt) < MIN_SHARED_TOKENS:
         return None
+    head, salt = prompt[:MIN_SHARED_TOKENS], sequence.request.cache_salt
     best: Match | None = None
     for slot in slots:
-        if slot.tokens[:MIN_SHARED_TOKENS] != head or slot.salt != sequence.request.cache_salt:
+        owner = slot.owner
+        tokens = owner.tokens if owner is not None else slot.kept
+        if tokens[:MIN_SHARED_TOKENS] != head or slot.salt != salt:
             continue
-        if slot.owner is not None and slot.owner.request.deterministic:
+        if owner is not None and owner.request.deterministic:
             continue
-        match = _match(slot, common_length(slot.tokens, prompt), backend, snapshots)
+        match = _match(slot, common_length(tokens, prompt), backend, snapshots)
         if best is None or (match.n_soon, match.n_ready) > (best.n_soon, best.n_ready):
             best = match
     return best

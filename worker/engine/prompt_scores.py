@@ -27,8 +27,10 @@ def prompt_events(
     prompts, and the progress of those that report it."""
     events: list[PromptProgress | PromptScored] = []
     for index, chunk in enumerate(chunks):
-        sequence = chunk.sequence
-        if sequence.request.reports_progress and chunk.start < sequence.n_prompt:
+        sequence, start, _ = chunk
+        if start >= sequence.n_prompt or sequence.slot is None:
+            continue  # it decodes, or has failed in this step
+        if sequence.request.reports_progress:
             n_computed = min(chunk.end, sequence.n_prompt)
             seconds = now - (sequence.started_at or now)
             events.append(PromptProgress(sequence.request_id, n_computed, seconds))
@@ -40,7 +42,7 @@ def prompt_events(
             first = backend.logprobs(index, tokens[0], 0)
             known.append(TokenLogprob(first.token_id, first.piece, math.nan))
         # A token's row predicts the next token. A prompt that starts over has some scores already.
-        for at in range(max(chunk.start + 1, len(known)), min(chunk.end + 1, sequence.n_prompt)):
+        for at in range(max(start + 1, len(known)), min(chunk.end + 1, sequence.n_prompt)):
             known.append(backend.logprobs(index, tokens[at], n_top, chunk.end - at))
         if len(known) == sequence.n_prompt:
             events.append(PromptScored(sequence.request_id, tuple(known)))

@@ -66,26 +66,28 @@ def neighbours(prompts: Set[int], decoding: Set[int]) -> set[int]:
 
 
 def share(sequences: list[Sequence], budget: int, *, oldest_first: bool = True) -> list[Chunk]:
-    """Split a budget of prompt tokens: half of its tiles are the oldest prompt's, the rest goes to
-    the prompts with the least left to compute. An odd tile is the oldest's if it is its turn.
+    """Split a budget of prompt tokens between sequences in the order of admission: half of its
+    tiles are the oldest prompt's, the rest goes to the prompts with the least left to compute. An
+    odd tile is the oldest's if it is its turn.
 
     So a short prompt behind a long one starts to answer soon, and the long one always moves on. No
     two prompts share a tile where one of them fills it: each prompt in a step is a pass of its own.
     """
     if not sequences or budget <= 0:
         return []
-    oldest = min(sequences, key=lambda sequence: sequence.admission)
     n_tiles = max(budget // TILE_TOKENS, 1)
     half = (n_tiles + oldest_first) // 2 * TILE_TOKENS
-    shares = {id(oldest): min(oldest.n_next, half, budget)}
-    budget -= shares[id(oldest)]
-    for sequence in sorted(sequences, key=lambda s: (s.n_left, s.admission)):
-        taken = shares.get(id(sequence), 0)
-        more = min(sequence.n_next - taken, budget)
-        shares[id(sequence)] = taken + more
+    shares = {0: min(sequences[0].n_next, half, budget)}
+    budget -= shares[0]
+    for rank in sorted(range(len(sequences)), key=lambda rank: sequences[rank].n_left):
+        if not budget:
+            break
+        taken = shares.get(rank, 0)
+        more = min(sequences[rank].n_next - taken, budget)
+        shares[rank] = taken + more
         budget -= more
-    ordered = sorted(sequences, key=lambda sequence: sequence.admission)
-    return [Chunk(s, s.n_computed, shares[id(s)]) for s in ordered if shares[id(s)]]
+    given = [(sequences[rank], n) for rank, n in sorted(shares.items()) if n]
+    return [Chunk(sequence, sequence.n_computed, n) for sequence, n in given]
 
 
 def in_whole_tiles(

@@ -150,7 +150,7 @@ class Scheduler:
         """Record the time of a batch without guesses, for the plans of the next steps."""
         n_decoding = len(chunks)
         if n_tokens > n_decoding:
-            n_decoding = sum([chunk.sequence.is_decoding for chunk in chunks])
+            n_decoding = [n for _, _, n in chunks].count(1)
         self.pace.measured(n_decoding, n_tokens - n_decoding, seconds)
 
     def keep_snapshot(self, sequence: Sequence, state: bytes) -> None:
@@ -267,7 +267,8 @@ class Scheduler:
 
     def _emptied_slot(self, slots: list[Slot], step: Step) -> Slot:
         """The best of these idle slots, emptied."""
-        slot = min(slots, key=self._price)
+        used = {s.slot for s in self.running if s.slot is not None}
+        slot = min(slots, key=lambda each: self._price(each, used))
         if slot.kept:
             step.moves.append(Truncate(slot.index, 0))
         return slot
@@ -277,20 +278,16 @@ class Scheduler:
             match.snapshot.last_used = self._tick()
         return match.snapshot
 
-    def _price(self, slot: Slot) -> tuple[float, int, bool, int]:
-        """The seconds that a new sequence in an idle slot costs; then the rest of the order."""
-        runs = self._added_runs(slot)
+    def _price(self, slot: Slot, used: set[int]) -> tuple[float, int, bool, int]:
+        """The seconds that a new sequence in an idle slot costs beside the used ones; then the
+        rest of the order."""
+        runs = added_runs(used, slot.index) if used and not self.limits.unified else 0
         passes = runs * MORE_TOKENS * self.pace.seconds_per_pass
         return passes + self._worth(slot), runs, bool(slot.kept), slot.last_used
 
     def _worth(self, slot: Slot) -> float:
         rounds = (self._clock - slot.last_used) / (2 * len(self.slots))
         return kept_seconds(slot, rounds, self.pace.seconds_per_prompt_token)
-
-    def _added_runs(self, slot: Slot) -> int:
-        if self.limits.unified or not self.running:
-            return 0
-        return added_runs({s.slot for s in self.running if s.slot is not None}, slot.index)
 
     def _close_holes(self, step: Step) -> None:
         """Move streams together if that saves more time than the copies and the lost cells cost."""

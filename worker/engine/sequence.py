@@ -26,28 +26,36 @@ class Sequence:
     differ only in these numbers.
     """
 
+    # The fields of every step come first: they share cache lines, which a pass over the weights
+    # evicts.
     request_id: int
     request: InferenceRequest
     tokens: list[int]
     sampler: Sampler
-    detokenizer: Detokenizer = field(default_factory=Detokenizer)
-    stops: StopMatcher = field(default_factory=StopMatcher)
-    prompt_end: str = ""
-    """The last characters of its prompt, control tokens included."""
-    n_prompt: int = 0
+    slot: int | None = None
     n_computed: int = 0
+    n_prompt: int = 0
+    n_most: int = 0
+    """The number of tokens at which it ends."""
+    holds_nothing: bool = False
+    """Whether no text is held back and each token can be emitted at once. It is never set with
+    stops or log-probabilities, nor before the first token."""
+    snapshot_at: dict[int, bool] = field(default_factory=dict)
+    """Numbers of tokens after which a snapshot of its memory is taken, each with whether a later
+    prompt is likely to use it."""
     n_cached: int = 0
     """Tokens whose cells were reused when the sequence got its slot."""
     n_shared: int = 0
     """How many of those cells another running sequence uses too."""
+    first_token_at: float | None = None
+    detokenizer: Detokenizer = field(default_factory=Detokenizer)
+    stops: StopMatcher = field(default_factory=StopMatcher)
+    prompt_end: str = ""
+    """The last characters of its prompt, control tokens included."""
     n_system: int = 0
     """The number of tokens of its chat's system prompt, with which other chats may begin."""
-    snapshot_at: dict[int, bool] = field(default_factory=dict)
-    """Numbers of tokens after which a snapshot of its memory is taken, each with whether a later
-    prompt is likely to use it."""
     was_looked_up: bool = False
     """Whether the store was searched for its beginning."""
-    slot: int | None = None
     admission: int = -1
     """Rank among all admissions: the largest is the youngest."""
     max_rows: int = NO_LIMIT
@@ -56,12 +64,6 @@ class Sequence:
     """Those known so far; empty again once they are sent."""
     started_at: float | None = None
     """When `Started` was sent; a preempted sequence does not start twice."""
-    first_token_at: float | None = None
-    n_most: int = 0
-    """The number of tokens at which it ends."""
-    holds_nothing: bool = False
-    """Whether no text is held back and each token can be emitted at once. It is never set with
-    stops or log-probabilities, nor before the first token."""
     pending_ids: list[int] = field(default_factory=list)
     """Sampled tokens whose text is still held back."""
     is_scored: bool = False
@@ -97,8 +99,10 @@ class Sequence:
     @property
     def n_next(self) -> int:
         """The number of them that may be computed in the next step."""
-        due = [at for at in self.snapshot_at if at > self.n_computed]
-        return min(min(due, default=len(self.tokens)) - self.n_computed, self.max_rows)
+        n_computed, end = self.n_computed, len(self.tokens)
+        if self.snapshot_at:
+            end = min((at for at in self.snapshot_at if at > n_computed), default=end)
+        return min(end - n_computed, self.max_rows)
 
     @property
     def prompt_time_ms(self) -> float:

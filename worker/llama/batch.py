@@ -41,39 +41,33 @@ class Batch:
     def clear(self) -> None:
         self.native.n_tokens = 0
 
-    def set_slots(self, slots: list[int]) -> None:
-        """Prepare one row for each slot, all with logits; `set_rows` fills them."""
+    def set_slots(self, slots: list[int], logits: bytes | bytearray) -> None:
+        """Prepare one row for each slot; `logits` has a 1 for each row that requests its logits,
+        else a 0. `set_rows` fills them."""
         n = len(slots)
         self._seq[:n] = array("i", slots)
-        self._logits[:n] = b"\1" * n
+        self._logits[:n] = logits
 
     def set_rows(self, positions: list[int], tokens: list[int]) -> None:
         """Fill the rows that `set_slots` made."""
         n = len(tokens)
+        assert n <= self.capacity, "the scheduler never plans more than it holds"
         self._token[:n] = array("i", tokens)
         self._pos[:n] = array("i", positions)
         self.native.n_tokens = n
 
-    def add(
-        self,
-        slot: int,
-        position: int,
-        tokens: Sequence[int],
-        *,
-        logits: bool,
-        all_logits: bool = False,
-    ) -> int:
+    def add(self, slot: int, position: int, tokens: Sequence[int], *, logits: bool) -> int:
         """Append tokens at consecutive positions; returns the index of the last row.
 
-        `logits` requests the logits of the last token, `all_logits` those of all tokens.
+        `logits` requests the logits of the last token.
         """
         n, first = len(tokens), self.n_rows
         end = first + n
-        assert end <= self.capacity, "the scheduler never plans more than it holds"
+        assert end <= self.capacity, "nothing adds more than it holds"
         self._token[first:end] = array("i", tokens)
         self._pos[first:end] = array("i", range(position, position + n))
         self._seq[first:end] = array("i", [slot]) * n
-        self._logits[first:end] = bytes([all_logits]) * (n - 1) + bytes([logits or all_logits])
+        self._logits[first:end] = bytes(n - 1) + bytes([logits])
         self.native.n_tokens = end
         return end - 1
 

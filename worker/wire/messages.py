@@ -1,9 +1,9 @@
 """The closed set of messages between the API process and the engine process.
 
-The API process sends single commands. The engine process sends one list of events (a "frame") per
-step. Every submitted request gets exactly one of `Finished`, `Answered` and `Failed`, always last.
-All classes are immutable, because they cross threads and processes. Those of every step are named
-tuples, which pickle faster than dataclasses.
+The API process sends single commands. The engine process sends the events of a step as one list (a
+"frame"). Every submitted request gets exactly one of `Finished`, `Answered` and `Failed`, always
+last. All classes are immutable, because they cross threads and processes. Those of every step are
+named tuples, which pickle faster than dataclasses.
 """
 
 from __future__ import annotations
@@ -208,7 +208,8 @@ class Failed:
 
 
 class Stats(NamedTuple):
-    """The engine's state after a step; sent with each frame and when it becomes idle."""
+    """The engine's state after a step; sent several times a second while it works, and when it
+    becomes idle."""
 
     running: int
     waiting: int
