@@ -119,7 +119,7 @@ class Loop:
             step.draft = self.speculation.draft(alone)
         step.chunks = self._decode(step.chunks, step.draft)
         drawn = self._sample(step.chunks, step.draft)
-        if step.has_prompts:
+        if step.tells_of_prompts:
             self._events += prompt_events(self._backend, step.chunks, self._clock())
         for sequence in self._scheduler.advance(step):
             self._take_snapshot(sequence)

@@ -80,7 +80,8 @@ class Scheduler:
             return
         slot = self._leave_slot(sequence)
         if keep_cells and self.limits.prefix_cache and not sequence.request.deterministic:
-            slot.kept = sequence.tokens[: sequence.n_computed]
+            del sequence.tokens[sequence.n_computed :]
+            slot.kept = sequence.tokens  # a copy would touch every token of the conversation
             slot.last_used, slot.is_unsaved = self._tick(), True
         else:
             self._empty(slot)
@@ -127,7 +128,7 @@ class Scheduler:
             else:
                 prefilling.append(sequence)
         if prefilling:
-            step.has_prompts = True
+            step.tells_of_prompts = any([s.tells_of_prompt for s in prefilling])
             chunks += self._prompts.chunks(prefilling, beside=chunks, n_waiting=len(self.waiting))
         self._only_waits = not chunks
         return step
@@ -139,12 +140,11 @@ class Scheduler:
 
     def advance(self, step: Step) -> list[Sequence]:
         """Record that the step was computed; returns the sequences to take a snapshot of."""
-        due = []
         for sequence, _, n_tokens in step.chunks:
             sequence.n_computed += n_tokens
-            if sequence.snapshot_at and sequence.n_computed in sequence.snapshot_at:
-                due.append(sequence)
-        return due
+        if self._snapshots is None:
+            return []
+        return [s for s, _, _ in step.chunks if s.n_computed in s.snapshot_at]
 
     def measured(self, chunks: list[Chunk], n_tokens: int, seconds: float) -> None:
         """Record the time of a batch without guesses, for the plans of the next steps."""

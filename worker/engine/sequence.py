@@ -117,6 +117,11 @@ class Sequence:
         return self.request.prompt_logprobs is not None and not self.is_scored
 
     @property
+    def tells_of_prompt(self) -> bool:
+        """Whether the progress or the log-probabilities of its prompt are wanted."""
+        return self.request.reports_progress or self.scores_prompt
+
+    @property
     def is_decoding(self) -> bool:
         n_tokens = len(self.tokens)
         return n_tokens - self.n_computed == 1 and n_tokens > self.n_prompt
