@@ -96,7 +96,8 @@ def profiled(
     reader = multiprocessing.get_context("fork").Process(target=drain, args=(other,), daemon=True)
     reader.start()
     other.close()
-    loop = Loop(backend, scheduler, Outbox(SyncChannel(own)).put)
+    outbox = Outbox(SyncChannel(own))
+    loop = Loop(backend, scheduler, outbox.put)
     vocabulary = GrammarVocabulary(model)
     for index in range(n_streams):
         prompt = [(1000 + 37 * index + place) % model.n_vocab for place in range(N_PROMPT)]
@@ -116,6 +117,7 @@ def profiled(
         loop.turn()
         decoding = [each.is_decoding for each in scheduler.running]
         profile.end_step(keep=len(decoding) == n_streams and all(decoding))
+    outbox.flush()  # a sender that loses its reader ends the process
     reader.terminate()
     backend.close()
     context.close()
