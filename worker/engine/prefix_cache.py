@@ -87,8 +87,7 @@ def find_match(
     head, salt = prompt[:MIN_SHARED_TOKENS], sequence.request.cache_salt
     best: Match | None = None
     for slot in slots:
-        owner = slot.owner
-        tokens = owner.tokens if owner is not None else slot.kept
+        owner, tokens = slot.owner, slot.tokens
         if tokens[:MIN_SHARED_TOKENS] != head or slot.salt != salt:
             continue
         if owner is not None and owner.request.deterministic:

@@ -19,10 +19,6 @@ class Chunk(NamedTuple):
     def end(self) -> int:
         return self.start + self.n_tokens
 
-    @property
-    def wants_logits(self) -> bool:
-        return self.end == len(self.sequence.tokens)
-
 
 @dataclass(slots=True, eq=False)
 class Snapshot:
