@@ -45,13 +45,13 @@ class Batch:
         """Prepare one row for each slot; `logits` has a 1 for each row that requests its logits,
         else a 0. `set_rows` fills them."""
         n = len(slots)
+        assert n <= self.capacity, "the scheduler never plans more than it holds"
         self._seq[:n] = array("i", slots)
         self._logits[:n] = logits
 
     def set_rows(self, positions: list[int], tokens: list[int]) -> None:
         """Fill the rows that `set_slots` made."""
         n = len(tokens)
-        assert n <= self.capacity, "the scheduler never plans more than it holds"
         self._token[:n] = array("i", tokens)
         self._pos[:n] = array("i", positions)
         self.native.n_tokens = n
