@@ -89,8 +89,6 @@ def draft_of(path: Path) -> Path:
 
 def bench_model(peers: Peers, name: str, quant: str) -> BenchModel:
     """Return a model in `quant` (F16, Q8_0, Q4_K_M …), making what is not cached yet."""
-    recipe = f"llama-{N_LAYERS}x{N_EMBD}-r{RECIPE}"
-    folder = store.folder("bench", "models", recipe + ("" if name == RANDOM else f"-{name}"))
     if name == INSTRUCT:
         # Its prompts are of the other's words: plain English, a token each or little more.
         return BenchModel(_instruct(), bench_model(peers, RANDOM, quant).words)
@@ -99,6 +97,8 @@ def bench_model(peers: Peers, name: str, quant: str) -> BenchModel:
         return BenchModel(path, bench_model(peers, RANDOM, quant).words)
     if name == GEMMA:
         return BenchModel(_gemma(peers), bench_model(peers, RANDOM, quant).words)
+    recipe = f"llama-{N_LAYERS}x{N_EMBD}-r{RECIPE}"
+    folder = store.folder("bench", "models", recipe + ("" if name == RANDOM else f"-{name}"))
     source, words_file = folder / "model-F16.gguf", folder / "words.json"
     path = folder / f"model-{quant}.gguf"
     vocab = peers.sources / "vendor" / "llama.cpp" / "models" / VOCAB_FILES[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +16,10 @@ import pytest
 from tests.devices.conftest import SHAPES, Given, MakeConfig
 from tests.devices.support import other_architectures as other
 from tests.devices.support import rpc
+from tests.support.random_models import KINDS, Kind, random_model
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan import memory, placement
+from worker.devices.plan.plan import Plan
 from worker.devices.residency import proof as residency
 from worker.devices.select import Selected, select_device
 from worker.errors import ResidencyViolation
@@ -25,7 +27,7 @@ from worker.llama import library
 from worker.llama.context import Context
 from worker.llama.model import LoadOptions, Model
 from worker.models.gguf.header import read_header
-from worker.wire.engine_info import Residency
+from worker.wire.engine_info import Buffer, Residency
 
 
 @contextmanager
@@ -97,24 +99,56 @@ def test_a_cpu_holds_everything(shape: str, mmap: bool, config: MakeConfig) -> N
 
 
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 @pytest.mark.parametrize("write", [other.sliding, other.recurrent, other.hybrid, other.encoder])
 def test_memory_that_is_laid_out_in_other_ways_is_planned_and_proven(
-    write: Callable[[Path], Path], backend: str, config: MakeConfig, gpu: int, tmp_path: Path
+    write: Callable[[Path], Path],
+    kv_type: str,
+    backend: str,
+    config: MakeConfig,
+    gpu: int,
+    tmp_path: Path,
 ) -> None:
     path = str(write(tmp_path / "model.gguf"))
     index = gpu if backend == "cuda" else 0
     given = config(backend, cuda_device=index, slots=3, context_length=256, model_path=path)
+    given = given.but(kv_type=kv_type, flash_attention="on" if kv_type == "q8_0" else "auto")
     selected, header = select_device(given.settings), read_header(path)
     plan = memory.plan(header, given.settings, selected.device, cpu_budget(1), "m")
     with loaded(given, selected, mmap=False) as (model, context):
         proof = prove(model, context, selected, given)
     on_device = [b for b in proof.buffers if (b.device[:3] in ("CPU", "AMX")) == (backend == "cpu")]
     assert proof.resident and proof.layers_on_device == proof.layers_total == 5
-    total = sum(buffer.size_bytes for buffer in on_device)
     weights = sum(buffer.size_bytes for buffer in on_device if buffer.kind == "weights")
     assert plan.parts["weights"] == pytest.approx(weights, abs=32 * 1024)  # told in 0.01 MiB
-    later = plan.parts["margin"] + plan.parts.get("snapshots", 0)
-    assert plan.needed_bytes - later == pytest.approx(total, rel=0.01)
+    assert known_bytes(plan) == pytest.approx(size_of(on_device), rel=0.01)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("unified", [False, True])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+def test_a_plan_is_exact_for_each_kind_of_memory(
+    kv_type: str, unified: bool, kind: Kind, config: MakeConfig
+) -> None:
+    path = str(random_model(kind, head=32))
+    given = config("cpu", slots=3, context_length=256, model_path=path, flash_attention="on")
+    given = given.but(kv_type=kv_type, kv_unified=unified)
+    selected = select_device(given.settings)
+    plan = memory.plan(read_header(path), given.settings, selected.device, cpu_budget(1), "m")
+    with loaded(given, selected, mmap=False) as (model, context):
+        proof = prove(model, context, selected, given)
+    assert known_bytes(plan) == pytest.approx(size_of(proof.buffers), rel=0.01)
+    cells = [b for b in proof.buffers if b.kind in ("kv", "recurrent")]
+    assert plan.parts["kv"] == pytest.approx(size_of(cells), rel=0.01)
+
+
+def known_bytes(plan: Plan) -> int:
+    """What the plan says of the memory that is allocated before the first request."""
+    return plan.needed_bytes - plan.parts["margin"] - plan.parts.get("snapshots", 0)
+
+
+def size_of(buffers: Iterable[Buffer]) -> int:
+    return sum(buffer.size_bytes for buffer in buffers)
 
 
 def test_a_cpu_worker_stays_off_a_gpu_that_is_there(config: MakeConfig, gpu: int) -> None:

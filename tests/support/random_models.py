@@ -37,15 +37,17 @@ ARCHITECTURES = {
 }
 WINDOW = 24
 CONTEXT_LENGTH = 8192
-N_LAYERS, HEAD, STATE, CONV = 4, 16, 16, 4
+N_LAYERS, STATE, CONV = 4, 16, 4
 N_EXPERTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Channels and heads, of which there are `width` times as many as in the smallest."""
+    """Channels and heads, of which there are `width` times as many as in the smallest; `head` is
+    the number of channels of an attention head."""
 
     width: int = 1
+    head: int = 16
 
     @property
     def n_embd(self) -> int:
@@ -57,15 +59,15 @@ class Size:
 
     @property
     def n_heads(self) -> int:
-        return 4 * self.width
+        return self.n_embd // self.head
 
     @property
     def n_kv_heads(self) -> int:
-        return 2 * self.width
+        return self.n_heads // 2
 
     @property
     def kv_width(self) -> int:
-        return self.n_kv_heads * HEAD
+        return self.n_kv_heads * self.head
 
     @property
     def inner(self) -> int:
@@ -86,14 +88,16 @@ def random_model(
     n_used_experts: int = N_EXPERTS,
     width: int = 1,
     template: str | None = None,
+    head: int = 16,
 ) -> Path:
     """A model of that kind; the same for the same seed. Removed at the end of the process. With
-    another `width` it has so many times the channels and heads."""
+    another `width` it has so many times the channels and heads, with another `head` fewer and
+    larger heads."""
     folder = Path(tempfile.mkdtemp(prefix="llorch-random-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / f"{kind}.gguf"
     writer = GGUFWriter(str(path), ARCHITECTURES[kind])
-    size = Size(width)
+    size = Size(width, head)
     n_vocab = _copy_vocabulary(writer, template)
     _write_metadata(writer, kind, n_used_experts, size)
     for name, tensor in _tensors(kind, n_vocab, size, np.random.default_rng(seed)):
@@ -132,15 +136,15 @@ def _write_metadata(writer: GGUFWriter, kind: Kind, n_used_experts: int, size: S
         writer.add_feed_forward_length(size.n_ff)
         writer.add_head_count(size.n_heads)
         writer.add_head_count_kv(size.n_kv_heads)
-        writer.add_rope_dimension_count(HEAD)
+        writer.add_rope_dimension_count(size.head)
     else:
         writer.add_feed_forward_length(0)
         writer.add_head_count(0)
     if kind in ("windowed", "experts"):
         writer.add_sliding_window(WINDOW)
     if kind == "experts":
-        writer.add_key_length(HEAD)
-        writer.add_value_length(HEAD)
+        writer.add_key_length(size.head)
+        writer.add_value_length(size.head)
         writer.add_expert_count(N_EXPERTS)
         writer.add_expert_used_count(n_used_experts)
         writer.add_expert_feed_forward_length(size.n_ff)

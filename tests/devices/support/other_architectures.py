@@ -15,6 +15,8 @@ import numpy as np
 from tests.devices.support.tiny_gguf import add_vocabulary
 
 WIDTH, HIDDEN, VOCABULARY, LAYERS, CONTEXT = 64, 128, 320, 4, 2048
+HEADS = WIDTH // 32
+"""Of 32 channels each: a quantized KV cache holds blocks of that many."""
 Q4_0 = gguf.GGMLQuantizationType.Q4_0
 Dimensions = list[tuple[str, tuple[int, ...]]]
 
@@ -53,8 +55,8 @@ def sliding(path: Path) -> Path:
     """Gemma 2: every other layer sees a window only, so its cache is smaller."""
 
     def describe(writer: gguf.GGUFWriter) -> Dimensions:
-        writer.add_head_count(4)
-        writer.add_head_count_kv(2)
+        writer.add_head_count(HEADS)
+        writer.add_head_count_kv(HEADS // 2)
         writer.add_layer_norm_rms_eps(1e-6)
         writer.add_sliding_window(256)
         tensors: Dimensions = [("token_embd.weight", (VOCABULARY, WIDTH))]
@@ -113,11 +115,11 @@ def recurrent(path: Path) -> Path:
 
 def hybrid(path: Path) -> Path:
     """LFM2: short convolutions in every other layer, and the embedding once more as the output."""
-    heads, vocabulary = 2, 4096
+    vocabulary = 4096
 
     def describe(writer: gguf.GGUFWriter) -> Dimensions:
-        writer.add_head_count(heads)
-        writer.add_head_count_kv([heads if layer % 2 else 0 for layer in range(LAYERS)])
+        writer.add_head_count(HEADS)
+        writer.add_head_count_kv([HEADS if layer % 2 else 0 for layer in range(LAYERS)])
         writer.add_layer_norm_rms_eps(1e-5)
         writer.add_shortconv_l_cache(3)
         tensors: Dimensions = [("token_embd.weight", (vocabulary, WIDTH))]
@@ -131,7 +133,7 @@ def hybrid(path: Path) -> Path:
                 names = ("attn_q", "attn_k", "attn_v", "attn_output")
                 norms = ("attn_q_norm", "attn_k_norm")
                 mixer = [(name, (WIDTH, WIDTH)) for name in names]
-                mixer += [(name, (WIDTH // heads,)) for name in norms]
+                mixer += [(name, (WIDTH // HEADS,)) for name in norms]
             rest: Dimensions = [
                 ("attn_norm", (WIDTH,)),
                 ("ffn_norm", (WIDTH,)),
@@ -149,7 +151,7 @@ def encoder(path: Path) -> Path:
     """BERT: embeds a text in one go and keeps no cache."""
 
     def describe(writer: gguf.GGUFWriter) -> Dimensions:
-        writer.add_head_count(4)
+        writer.add_head_count(HEADS)
         writer.add_layer_norm_eps(1e-6)
         writer.add_causal_attention(False)
         writer.add_pooling_type(gguf.PoolingType.MEAN)
