@@ -51,7 +51,7 @@ class Loop:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._sequences: dict[int, Sequence] = {}
         self._events: list[Event] = []
-        self._answers = Answers(backend)
+        self._answers, self._pace = Answers(backend), scheduler.pace
         self._deadlines = 0
         self._steps = 0
         self._draft_seconds = 0.0
@@ -168,36 +168,35 @@ class Loop:
         draft that was not computed is cleared."""
         while chunks:
             self._backend.fill(chunks, draft)
-            n_tokens = sum([n for _, _, n in chunks])
+            sizes = [n for _, _, n in chunks]
             # A batch that is mostly one prompt is aborted when that request is cancelled.
-            self._computing = main_prompt(chunks) if n_tokens > len(chunks) else None
+            self._computing = main_prompt(chunks) if max(sizes) > 1 else None
             self._in_hand[LOOP] = self._computing or 0
             began = self._clock()
             outcome = self._backend.decode()
             seconds = self._clock() - began
             self._decode_seconds += seconds
-            self._computing = None
-            self._backend.resume()
+            if self._computing is not None or outcome == "aborted":  # perhaps by a late `cancel`
+                self._computing = None
+                self._backend.resume()
             if outcome == "ok":
                 if draft:
                     self._draft_seconds = seconds
                 else:
-                    self._scheduler.measured(chunks, n_tokens, seconds)
+                    n_decoding = sizes.count(1)
+                    self._pace.measured(n_decoding, sum(sizes) - n_decoding, seconds)
                 return chunks
             if draft:
                 draft.clear()
                 self._roll_back(chunks)
                 continue
-            match outcome:
-                case "no_room":
-                    chunks = self._make_room(chunks)
-                case "aborted":
-                    self._roll_back(chunks)
-                    return []
-                case "failed":
-                    self._roll_back(chunks)
-                    self._fail_youngest(chunks)
-                    return []
+            if outcome == "no_room":
+                chunks = self._make_room(chunks)
+                continue
+            self._roll_back(chunks)
+            if outcome == "failed":
+                self._fail_youngest(chunks)
+            return []
         return []
 
     def _make_room(self, chunks: list[Chunk]) -> list[Chunk]:

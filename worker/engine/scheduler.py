@@ -146,13 +146,6 @@ class Scheduler:
             return []
         return [s for s, _, _ in step.chunks if s.n_computed in s.snapshot_at]
 
-    def measured(self, chunks: list[Chunk], n_tokens: int, seconds: float) -> None:
-        """Record the time of a batch without guesses, for the plans of the next steps."""
-        n_decoding = len(chunks)
-        if n_tokens > n_decoding:
-            n_decoding = [n for _, _, n in chunks].count(1)
-        self.pace.measured(n_decoding, n_tokens - n_decoding, seconds)
-
     def keep_snapshot(self, sequence: Sequence, state: bytes) -> None:
         """Keep a snapshot of a sequence's memory."""
         if self._snapshots is not None and sequence.slot is not None:
