@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 BackendName = Literal["cpu", "cuda", "metal", "accelerate"]
 
-CPU_INTER_TOKEN_MS, GPU_INTER_TOKEN_MS = 350.0, 50.0
+CPU_INTER_TOKEN_MS, GPU_INTER_TOKEN_MS = 250.0, 50.0
 """With 150 on a CPU, sixteen streams that start together bring 3 to 5 % fewer tokens a second
 (`streams16` of `make bench`). With more, running streams wait longer while prompts join."""
 
@@ -45,7 +45,7 @@ class EngineSettings:
     batch: int = _setting(2048, "engine", "tokens in one decode call at most", ge=1, le=2**20)
     micro_batch: int = _setting(512, "engine", "tokens in one compute graph at most", ge=1, le=2**20)
     prefill_budget: int = _setting(256, "engine", "prompt tokens in a step beside running streams at most; without such a step has a micro-batch", ge=1, le=2**20)
-    inter_token_target: int | None = _setting(None, "engine", "ms that a step shall take at most: running streams keep that pace while prompts join; without it 350 on a CPU, 50 on a GPU", ge=1, le=3_600_000)
+    inter_token_target: int | None = _setting(None, "engine", "ms that a step shall take at most: running streams keep that pace while prompts join; without it 250 on a CPU, 50 on a GPU", ge=1, le=3_600_000)
     speculate: Literal["auto", "off", "ngram", "draft"] = _setting("auto", "engine", "tokens that are tried ahead for a stream that runs alone; ngram: what followed its last three tokens before, draft: what --draft says; the answer stays the same; auto: draft where --draft is given, else off")
     kv_type: Literal["f16", "q8_0", "f32"] = _setting("f16", "engine", "type of the KV cache")
     kv_cells: int | None = _setting(None, "engine", "KV cells of all sequences together; without it slots x --context-length, or what a default start takes", ge=256, le=2**27)
