@@ -134,6 +134,10 @@ class ByteBackend:
         return bytes([token])
 
     @property
+    def n_vocab(self) -> int:
+        return EOG + 1
+
+    @property
     def cuts_anywhere(self) -> bool:
         return not self.recurrent and not self.window
 

@@ -3,7 +3,7 @@ thread."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from worker.engine.backend import Backend
 from worker.engine.sequence import Sequence
@@ -11,7 +11,8 @@ from worker.wire.messages import Event, Finished, StopReason, Token, Tokens
 
 Drawn = tuple[Sequence, int, int]
 """A sequence, the index of the chunk after which a token was drawn for it, and the token."""
-_MOST_TEXTS = 1 << 16
+_MOST_TEXTS, _MOST_AHEAD = 1 << 17, 1 << 16
+"""Of the tokens whose texts are kept, some 130 bytes each, and of those looked up ahead."""
 
 
 class Answers:
@@ -20,6 +21,18 @@ class Answers:
         self._texts: dict[int, str] = {}
         """What a token adds to any answer; empty for one that ends it, is a part of a character
         or has no text."""
+        self._n_ahead = 0
+
+    def learn_while(self, is_idle: Callable[[], bool]) -> None:
+        """Look up the texts of the vocabulary's first tokens, which are the most frequent ones.
+
+        A token's first lookup costs several times the rest of its way through a step.
+        """
+        most = min(self._backend.n_vocab, _MOST_AHEAD)
+        while self._n_ahead < most and is_idle():
+            if self._n_ahead not in self._texts:
+                self._learn(self._n_ahead)
+            self._n_ahead += 1
 
     def take_plain(self, drawn: list[Drawn], events: list[Event]) -> Iterator[Drawn]:
         """Take the tokens that are whole text by themselves, as most are.
@@ -67,7 +80,8 @@ class Answers:
             return "EOS", None
         sequence.tokens.append(token)
         sequence.pending_ids.append(token)
-        piece = self._backend.piece(token, request.shown_tokens)
+        known = self._texts.get(token)
+        piece = known.encode() if known else self._backend.piece(token, request.shown_tokens)
         text, stop = sequence.match_stops(sequence.detokenizer.feed(piece))
         _emit(sequence, text, events)
         sequence.holds_nothing = not (

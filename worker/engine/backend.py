@@ -42,6 +42,9 @@ class Backend(Protocol):
         """The bytes of a token; empty for a control token that is not in `shown`."""
 
     @property
+    def n_vocab(self) -> int: ...
+
+    @property
     def cuts_anywhere(self) -> bool:
         """Whether a sequence can be cut to any length: its memory is neither recurrent nor
         windowed."""
@@ -102,7 +105,6 @@ class LlamaBackend:
         self._order: list[int] = []
         """The slots of the last batch of single rows, and the order of its rows."""
         self._eog = model.eog
-        self._pieces: dict[int, bytes] = {}
         self.context_length = context_length
         self.abort = context.abort
         self.resume = context.resume
@@ -198,12 +200,14 @@ class LlamaBackend:
         return token in self._eog
 
     def piece(self, token: int, shown: tuple[str, ...] = ()) -> bytes:
-        piece = self._pieces.get(token)
-        if piece is None:
-            piece = self._pieces[token] = self._model.piece(token)
+        piece = self._model.piece(token)
         if not piece and shown and (text := self._model.token_text(token)) in shown:
             return text.encode()
         return piece
+
+    @property
+    def n_vocab(self) -> int:
+        return self._model.n_vocab
 
     def close(self) -> None:
         self._batch.close()

@@ -52,8 +52,7 @@ class Loop:
         self._sequences: dict[int, Sequence] = {}
         self._events: list[Event] = []
         self._answers, self._pace = Answers(backend), scheduler.pace
-        self._deadlines = 0
-        self._steps = 0
+        self._deadlines = self._steps = 0
         self._draft_seconds = 0.0
         """Seconds of the last step with a draft."""
         self._decode_seconds = self._sample_seconds = self._overhead_seconds = 0.0
@@ -129,6 +128,8 @@ class Loop:
     def _run_inbox(self) -> bool:
         """Run the actions from other threads; returns false after `stop`."""
         wait = not self._scheduler.has_work
+        if wait:
+            self._answers.learn_while(self._inbox.empty)
         while wait or not self._inbox.empty():  # this thread is the only reader
             action = self._inbox.get()
             if action is None:

@@ -1,0 +1,34 @@
+"""The texts of tokens are looked up while the loop is idle, not in its steps."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from tests.engine.test_loop import Engine
+
+
+def test_an_idle_loop_looks_up_what_the_steps_will_need() -> None:
+    engine = Engine()
+    looked_up: list[int] = []
+    piece = engine.backend.piece
+
+    def counted(token: int, shown: tuple[str, ...] = ()) -> bytes:
+        looked_up.append(token)
+        return piece(token, shown)
+
+    engine.backend.piece = counted  # type: ignore[method-assign]
+    engine.turn()
+    assert not looked_up, "what is sent to the loop comes first"
+    idle = threading.Thread(target=engine.loop.run)
+    idle.start()
+    deadline = time.monotonic() + 30
+    while len(looked_up) < 256 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    engine.loop.stop()
+    idle.join()
+    assert looked_up == list(range(256)), "each once, and none that ends an answer"
+    engine.submit(1, b"hello", max_tokens=40)
+    engine.run()
+    assert engine.text(1)
+    assert len(looked_up) == 256
