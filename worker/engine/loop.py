@@ -128,7 +128,7 @@ class Loop:
     def _run_inbox(self) -> bool:
         """Run the actions from other threads; returns false after `stop`."""
         wait = not self._scheduler.has_work
-        if wait:
+        if wait and self._steps:  # not in the way of a start
             self._answers.learn_while(self._inbox.empty)
         while wait or not self._inbox.empty():  # this thread is the only reader
             action = self._inbox.get()
