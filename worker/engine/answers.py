@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from worker.engine.backend import Backend
 from worker.engine.sequence import Sequence
-from worker.wire.messages import Event, Finished, StopReason, Token, Tokens
+from worker.wire.messages import Event, Finished, StopReason, Token, TokenColumns
 
 Drawn = tuple[Sequence, int, int]
 """A sequence, the index of the chunk after which a token was drawn for it, and the token."""
@@ -51,7 +51,7 @@ class Answers:
                     text = self._learn(token)
                 if text:
                     if columns is None:
-                        columns = request_ids, emitted, token_ids = Tokens([], [], [])
+                        columns = request_ids, emitted, token_ids = TokenColumns([], [], [])
                         events.append(columns)
                     tokens.append(token)
                     request_ids.append(sequence.request_id)

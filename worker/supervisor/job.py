@@ -28,7 +28,7 @@ from worker.wire.messages import (
     PromptScored,
     Started,
     Token,
-    Tokens,
+    TokenColumns,
 )
 from worker.wire.work import InferenceRequest, ProveResidency, Work
 
@@ -53,7 +53,7 @@ def by_request(events: list[Event]) -> dict[int, list[StreamEvent]]:
                 | Failed()
             ):
                 streams.setdefault(event.request_id, []).append(event)
-            case Tokens():
+            case TokenColumns():
                 for token in event.rows():
                     streams.setdefault(token.request_id, []).append(token)
     return streams

@@ -154,7 +154,7 @@ class Token(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class Tokens(NamedTuple):
+class TokenColumns(NamedTuple):
     """Tokens of many streams in columns, each of them whole text by itself. Most tokens cross the
     pipe so: as objects of their own they take several times as long to pickle."""
 
@@ -240,4 +240,4 @@ class Stats(NamedTuple):
 RequestEvent = (
     Accepted | Started | PromptProgress | PromptScored | Token | Finished | Answered | Failed
 )
-Event = Progress | Ready | StartFailed | Stats | Tokens | RequestEvent
+Event = Progress | Ready | StartFailed | Stats | TokenColumns | RequestEvent
