@@ -34,3 +34,19 @@ def test_an_idle_loop_looks_up_what_the_steps_will_need() -> None:
     engine.run()
     assert engine.text(2)
     assert not looked_up
+
+
+def test_a_stream_with_stops_looks_each_token_up_once() -> None:
+    engine = Engine()
+    looked_up: list[int] = []
+    piece = engine.backend.piece
+
+    def counted(token: int, shown: tuple[str, ...] = ()) -> bytes:
+        looked_up.append(token)
+        return piece(token, shown)
+
+    engine.backend.piece = counted  # type: ignore[method-assign]
+    engine.submit(1, b"hello", max_tokens=60, stop=("never",))
+    engine.run()
+    assert len(engine.text(1)) > 26, "some letters came twice"
+    assert len(looked_up) == len(set(looked_up))

@@ -205,6 +205,22 @@ class TestCrashes:
 
         run(test)
 
+    def test_a_guardian_that_fails_is_fatal(
+        self, script: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        async def broken() -> None:
+            raise RuntimeError("no such state")
+
+        async def test() -> None:
+            async with supervised() as supervisor:
+                supervisor._guardian.run(broken())
+                error = await supervisor.fatal
+                assert isinstance(error, CrashLoop) and "no such state" in error.message
+                assert supervisor.state == "failed"
+
+        run(test)
+        assert "engine.guardian_failed" in capsys.readouterr().out
+
     def test_an_engine_that_stands_still_is_unhealthy_then_replaced(
         self, script: Callable[..., None]
     ) -> None:

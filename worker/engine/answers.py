@@ -12,7 +12,7 @@ from worker.wire.messages import Event, Finished, StopReason, Token, TokenColumn
 Drawn = tuple[Sequence, int, int]
 """A sequence, the index of the chunk after which a token was drawn for it, and the token."""
 _MOST_TEXTS, _MOST_AHEAD = 1 << 17, 1 << 16
-"""Of the tokens whose texts are kept, some 130 bytes each, and of those looked up ahead."""
+"""Of the tokens whose texts are kept, and of those that are looked up ahead."""
 
 
 class Answers:
@@ -24,10 +24,8 @@ class Answers:
         self._n_ahead = 0
 
     def learn_while(self, is_idle: Callable[[], bool]) -> None:
-        """Look up the texts of the vocabulary's first tokens, which are the most frequent ones.
-
-        A token's first lookup costs several times the rest of its way through a step.
-        """
+        """Look up the texts of the vocabulary's first tokens, so that no step waits for their first
+        lookup, which is native. In most vocabularies the frequent tokens come first."""
         most = min(self._backend.n_vocab, _MOST_AHEAD)
         while self._n_ahead < most and is_idle():
             if self._n_ahead not in self._texts:
@@ -81,6 +79,8 @@ class Answers:
         sequence.tokens.append(token)
         sequence.pending_ids.append(token)
         known = self._texts.get(token)
+        if known is None:
+            known = self._learn(token)
         piece = known.encode() if known else self._backend.piece(token, request.shown_tokens)
         text, stop = sequence.match_stops(sequence.detokenizer.feed(piece))
         _emit(sequence, text, events)

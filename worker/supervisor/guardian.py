@@ -143,7 +143,7 @@ class Guardian:
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("engine.keeper_failed", exc_info=error)
+            self._log.error("engine.guardian_failed", exc_info=error)
             self.fail(CrashLoop(f"The engine could not be looked after: {error}."))
 
     # --- spawn, replace, give up ---
