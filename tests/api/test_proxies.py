@@ -112,13 +112,16 @@ def stream_after_wait(worker: WorkerProcess, base_urls: list[str], wait_s: float
         parts = first.iter_raw()
         next(parts)
         threads = [threading.Thread(target=run, args=(base_url,)) for base_url in base_urls]
+        waiting = 0.0
         for thread in threads:
             thread.start()
-        until(
-            lambda: worker.get("/health").json()["queued"] == len(base_urls),
-            20,
-            lambda: str(worker.get("/health").json()),
-        )
+            # A prompt counts once the engine has accepted it; only then does the answer begin.
+            until(
+                lambda before=waiting: worker.metric("worker_queue_prompt_tokens") > before,
+                20,
+                lambda: worker.stderr,
+            )
+            waiting = worker.metric("worker_queue_prompt_tokens")
         os.kill(worker.engine_pid, signal.SIGSTOP)
         time.sleep(wait_s)
         os.kill(worker.engine_pid, signal.SIGCONT)
