@@ -75,7 +75,7 @@ def test_the_plan_is_what_is_then_allocated(
     actual = allocated(given, plan, selected)
     for part in ("weights", "kv", "compute"):
         assert plan.parts[part] == pytest.approx(actual[part], rel=0.05), part
-    total = plan.needed_bytes - plan.parts["margin"]
+    total = plan.needed_bytes - plan.parts["margin"] - plan.parts.get("shelf", 0)
     assert total == pytest.approx(sum(actual.values()), rel=0.01)
 
 
@@ -205,11 +205,27 @@ def test_a_sequence_cannot_have_more_cells_than_there_are(config: MakeConfig) ->
 def test_an_automatic_context_leaves_half_of_a_hosts_memory(config: MakeConfig) -> None:
     given = config("cpu", "tied-q4", slots=8)
     full, _ = planned(given)
-    without_kv = full.needed_bytes - full.parts["kv"]
-    just_enough = replace(cpu_budget(1), memory_available_bytes=full.needed_bytes + (1 << 20))
+    needed = full.needed_bytes - full.shelf_bytes
+    without_kv = needed - full.parts["kv"]
+    just_enough = replace(cpu_budget(1), memory_available_bytes=needed + (1 << 20))
     plan, _ = planned(given, just_enough)
     assert plan.capped
     assert plan.parts["kv"] <= (just_enough.memory_available_bytes - without_kv) * 0.55
+
+
+def test_what_idle_slots_keep_of_a_pool_gets_half_of_what_is_left(
+    config: MakeConfig, gpu: int
+) -> None:
+    pool: dict[str, Any] = dict(slots=4, context_length=512, kv_unified=True)
+    full, _ = planned(config("cpu", "tied-q4", **pool))
+    assert full.shelf_bytes == full.parts["shelf"] == 256 << 20
+    needed = full.needed_bytes - full.shelf_bytes
+    tight = replace(cpu_budget(1), memory_available_bytes=needed + (20 << 20))
+    assert planned(config("cpu", "tied-q4", **pool), tight)[0].shelf_bytes == 10 << 20
+    for less in ({"prefix_cache": False}, {"snapshot_mib": 0}, {"kv_unified": False}):
+        assert planned(config("cpu", "tied-q4", **(pool | less)))[0].shelf_bytes == 0
+    on_gpu, _ = planned(config("cuda", "tied-q4", cuda_device=gpu, **pool))
+    assert on_gpu.shelf_bytes == on_gpu.host_parts["shelf"] == 256 << 20
 
 
 def test_settings_that_the_model_cannot_run_with_are_a_config_error(config: MakeConfig) -> None:

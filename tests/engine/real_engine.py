@@ -67,6 +67,7 @@ class RealEngine:
         settings: dict[str, Any] = dict(
             prefill_alone=512, prefill_budget=64, snapshot_bytes=1 << 20, tiled=True
         )
+        settings |= {"unified": kv_unified, "shelf_bytes": (64 << 20) * kv_unified}
         self.store = self.keeper = None
         if store is not None:
             cuts_anywhere = self.backend.cuts_anywhere

@@ -37,6 +37,7 @@ class Engine:
     prefill_alone: int = 24
     inter_token_target: float = 3600.0
     tiled: bool = False
+    unified: bool = False
     now: float = 0.0
     events: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
     stats: Stats | None = None
@@ -55,7 +56,9 @@ class Engine:
             inter_token_target=self.inter_token_target,
             prefix_cache=self.prefix_cache,
             tiled=self.tiled,
+            unified=self.unified,
             snapshot_bytes=2000,
+            shelf_bytes=2000 * self.unified,
         )
         self.scheduler = Scheduler(limits, self.backend)
         self.loop = Loop(
@@ -63,9 +66,7 @@ class Engine:
         )
 
     def _receive(self, events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, Stats):
-                self.stats = event
+        self.stats = next((event for event in events if isinstance(event, Stats)), self.stats)
         for request_id, stream in by_request(events).items():
             self.events[request_id] += stream
 
@@ -136,6 +137,7 @@ jobs = st.lists(
     st.booleans(),
     st.booleans(),
     st.sampled_from([0, 0, 12, 40]),
+    st.booleans(),
     st.lists(st.sampled_from(["ok", "no_room", "aborted"]), max_size=30),
 )
 def test_every_request_ends_once_with_its_own_text_and_leaves_nothing(
@@ -145,9 +147,10 @@ def test_every_request_ends_once_with_its_own_text_and_leaves_nothing(
     prefix_cache: bool,
     recurrent: bool,
     window: int,
+    unified: bool,
     outcomes: list[DecodeOutcome],
 ) -> None:
-    engine = Engine(n_slots, n_cells, prefix_cache, recurrent, window)
+    engine = Engine(n_slots, n_cells, prefix_cache, recurrent, window, unified=unified)
     engine.backend.outcomes = [o for o in outcomes if not (recurrent and o == "aborted")]
     cancels: list[tuple[int, int]] = []
     for request_id, (prompt, max_tokens, pause, salt, cancel, alone) in enumerate(jobs):

@@ -33,6 +33,8 @@ class Limits:
     """The time of such a copy."""
     snapshot_bytes: int = 0
     """The most bytes of all snapshots; 0 disables them."""
+    shelf_bytes: int = 0
+    """The most bytes of states copied out of one pool of cells; 0 disables that."""
 
 
 def limits_of(info: EngineInfo, settings: EngineSettings) -> Limits:
@@ -50,6 +52,7 @@ def limits_of(info: EngineInfo, settings: EngineSettings) -> Limits:
         tiled=not settings.on_gpu,
         prefix_cache=settings.prefix_cache,
         snapshot_bytes=settings.snapshot_mib << 20,
+        shelf_bytes=info.shelf_bytes,
         unified=info.kv_unified,
         copy_seconds=copy_seconds,
     )

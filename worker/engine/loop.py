@@ -151,8 +151,8 @@ class Loop:
                 case Restore(slot, stored, length):
                     began = self._clock()
                     done = self._backend.restore(slot, stored)
-                    assert self._keeper is not None
-                    self._keeper.copied(len(stored), self._clock() - began)
+                    if self._keeper is not None:
+                        self._keeper.copied(len(stored), self._clock() - began)
                     done = done and self._backend.truncate(slot, length, state)
             if not done:
                 self._backend.truncate(slot, 0)

@@ -73,6 +73,11 @@ class Match:
         twice."""
         return self.n_soon - self.n_ready >= MIN_AWAITED_TOKENS
 
+    @property
+    def uses_most(self) -> bool:
+        """Whether at least half of what an idle slot keeps is reused."""
+        return 2 * self.n_ready >= len(self.slot.kept)
+
 
 def find_match(
     slots: Iterable[Slot], sequence: EngineSequence, backend: Backend, *, snapshots: bool

@@ -163,6 +163,7 @@ def _start(config: LoadModel, channel: SyncChannel) -> Engine:
         kv_cells=plan.kv_cells,
         kv_unified=plan.kv_unified,
         kv_reason=plan.kv_reason,
+        shelf_bytes=plan.shelf_bytes,
         kv_store_bytes=None if embeds else settings.kv_store_bytes,
         speculation=guessing.info,
     )

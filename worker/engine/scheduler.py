@@ -17,6 +17,7 @@ from worker.engine.placement import MORE_TOKENS, added_runs, best_moves, kept_se
 from worker.engine.prefix_cache import Match, Slot, find_match, leave_a_tile
 from worker.engine.prompts import Prompts
 from worker.engine.sequence import Sequence
+from worker.engine.shelf import Shelf
 from worker.engine.snapshots import Snapshots
 from worker.engine.step import Chunk, Copy, Restore, Snapshot, Step, Truncate
 
@@ -27,6 +28,7 @@ class Scheduler:
         self.slots = [Slot(index) for index in range(limits.n_slots)]
         takes_any = not backend.cuts_anywhere and limits.snapshot_bytes > 0
         self._snapshots = Snapshots(self.slots, limits.snapshot_bytes) if takes_any else None
+        self._shelf = Shelf(backend, limits.shelf_bytes, limits.n_slots)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In the order of admission: the last is the youngest."""
@@ -181,8 +183,7 @@ class Scheduler:
                 self._admit(sequence, match, step)
 
     def _match(self, sequence: Sequence) -> Match | None:
-        # Every prompt token whose log-probability is wanted must be computed.
-        if not self.limits.prefix_cache or sequence.request.deterministic or sequence.scores_prompt:
+        if not self.limits.prefix_cache or not sequence.may_reuse:
             return None
         snapshots, backend = self._snapshots is not None, self._backend
         match = find_match(self.slots, sequence, backend, snapshots=snapshots)
@@ -207,7 +208,10 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, match: Match | None, step: Step) -> None:
         stored = self._keeper.take(sequence, match) if self._keeper is not None else None
+        if stored is None:
+            stored = self._shelved(sequence, match)
         match = match if stored is None else None
+        self._clear_pool(match, step)
         placed = self._place(match, step) if stored is None else self._restore(stored, step)
         slot, n_cached, snapshots = placed
         self.waiting.remove(sequence)
@@ -227,10 +231,30 @@ class Scheduler:
         sequence.admission = self._admissions
         step.started.append(sequence)
 
+    def _shelved(self, sequence: Sequence, match: Match | None) -> Restorable | None:
+        if not sequence.may_reuse:
+            return None
+        n_ready = match.n_ready if match is not None else 0
+        cost = self.pace.seconds_per_prompt_token
+        return self._shelf.take(sequence, n_ready, cost, is_busy=bool(self.running))
+
+    def _clear_pool(self, match: Match | None, step: Step) -> None:
+        """Put aside what idle slots keep, except for the next sequence, once most cells of the pool
+        are theirs."""
+        if not self.limits.shelf_bytes or self.cells_cached <= self.cells_running:
+            return
+        needed = match.slot if match is not None else None
+        kept = [slot for slot in self.slots if slot.kept and slot is not needed]
+        if self._keeper is not None:
+            kept = [slot for slot in kept if not slot.is_unsaved]
+        for slot in self._shelf.put_all(kept):
+            self._empty(slot)
+        step.moves += self.take_emptied()
+
     def _place(self, match: Match | None, step: Step) -> tuple[Slot, int, list[Snapshot]]:
         """Choose a slot and fill it with reusable cells: (slot, number of tokens, snapshots)."""
         idle = [slot for slot in self.slots if slot.is_idle]
-        if match is not None and match.slot.is_idle and self._may_take_over(match, idle):
+        if match is not None and match.slot.is_idle and (match.uses_most or len(idle) == 1):
             if match.n_ready < len(match.slot.kept):
                 step.moves.append(Truncate(match.slot.index, match.n_ready, self._used(match)))
             return match.slot, match.n_ready, match.slot.snapshots
@@ -294,11 +318,6 @@ class Scheduler:
             return
         self._is_placed = False  # there may be more to do in the next step
         found.carry_out(step, self._tick())
-
-    @staticmethod
-    def _may_take_over(match: Match, idle: list[Slot]) -> bool:
-        """Whether to take over an idle slot: most of it is reused, or no other is idle."""
-        return 2 * match.n_ready >= len(match.slot.kept) or len(idle) == 1
 
     # --- the batch ---------------------------------------------------------------------------
 

@@ -117,6 +117,11 @@ class Sequence:
         return self.request.prompt_logprobs is not None and not self.is_scored
 
     @property
+    def may_reuse(self) -> bool:
+        """Whether its first tokens need not be computed if there are cells of the same tokens."""
+        return not self.request.deterministic and not self.scores_prompt
+
+    @property
     def tells_of_prompt(self) -> bool:
         """Whether the progress or the log-probabilities of its prompt are wanted."""
         return self.request.reports_progress or self.scores_prompt

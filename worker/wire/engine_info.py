@@ -137,4 +137,6 @@ class EngineInfo:
     """The choice of the KV cache, in words."""
     kv_store_bytes: int | None = None
     """That the files of the KV store may take; `None` without one."""
+    shelf_bytes: int = 0
+    """The most bytes of what idle slots kept of one pool of cells and is copied out of it."""
     speculation: SpeculationInfo = SpeculationInfo("off")

@@ -112,9 +112,9 @@ class _Planner:
 
     def plan(self) -> Plan:
         chosen, cells = self._settings.context_length, self._settings.kv_cells
-        if cells is None and (chosen is not None or self._embeds):
-            return self._with_host_room(self._of_length(chosen))
-        return self._with_host_room(self._of_cells(cells))
+        by_length = cells is None and (chosen is not None or self._embeds)
+        plan = self._of_length(chosen) if by_length else self._of_cells(cells)
+        return self._with_shelf(self._with_host_room(plan))
 
     def _of_length(self, chosen: int | None) -> Plan:
         """A plan with a sequence of the chosen, or else the trained, length in every slot."""
@@ -189,6 +189,20 @@ class _Planner:
                 **plan.as_dict() | {"needed_bytes": host_bytes, "available_bytes": available},
             )
         return plan
+
+    def _with_shelf(self, plan: Plan) -> Plan:
+        """Plan memory of the host for what idle slots keep of one pool: at most half of what is
+        left."""
+        if self._embeds or not plan.kv_unified or not self._settings.prefix_cache:
+            return plan
+        if not self._layout(plan.kv_cells, plan.slots, True).cuts_anywhere:
+            return plan
+        parts = plan.parts if self._device is None else plan.host_parts
+        left = self._budget.memory_available_bytes - sum(parts.values())
+        shelf = {"shelf": min(self._settings.snapshot_mib * _MIB, max(left // 2, 0))}
+        if self._device is None:
+            return replace(plan, parts={**parts, **shelf})
+        return replace(plan, host_parts={**parts, **shelf})
 
     def _at(self, context_length: int, slots: int) -> Plan:
         return self._with(a_part_each(replace(self._settings, slots=slots), context_length), slots)

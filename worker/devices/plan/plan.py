@@ -21,8 +21,8 @@ class Plan:
     model: str
     device: str
     parts: Mapping[str, int]
-    """Bytes on the device: `weights`, `kv`, `compute`, `output`, `margin`, and `snapshots` if they
-    are taken there."""
+    """Bytes on the device: `weights`, `kv`, `compute`, `output`, `margin`, and `snapshots` or
+    `shelf` if they are there."""
     available_bytes: int
     """Bytes free on the device now; for a CPU, what the host or the control group leaves."""
     context_length: int
@@ -51,6 +51,11 @@ class Plan:
     @property
     def needed_bytes(self) -> int:
         return sum(self.parts.values())
+
+    @property
+    def shelf_bytes(self) -> int:
+        """For what idle slots keep of one pool of cells."""
+        return self.parts.get("shelf", 0) + self.host_parts.get("shelf", 0)
 
     @property
     def fits(self) -> bool:
