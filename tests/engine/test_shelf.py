@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 from tests.engine.byte_backend import ByteBackend, expected_answer, make_sequence
 from tests.engine.real_engine import RealEngine
 from tests.engine.test_loop import CONTEXT, Engine
+from tests.engine.test_memory_kinds import ANSWER, PLAIN_CASES, Alone
+from tests.support.random_models import Kind, random_model
 from worker.engine.prefix_cache import Slot
 from worker.engine.sequence import Sequence
 from worker.engine.shelf import Shelf
@@ -17,8 +21,8 @@ from worker.wire.messages import Started
 SECOND_PER_TOKEN = 1.0
 
 
-def pooled(n_slots: int = 4) -> Engine:
-    engine = Engine(n_slots=n_slots, unified=True)
+def pooled(n_slots: int = 4, **kind: Any) -> Engine:
+    engine = Engine(n_slots=n_slots, unified=True, **kind)
     engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
     return engine
 
@@ -33,8 +37,9 @@ def ask(engine: Engine, request_id: int, prompt: bytes, salt: str | None = None)
     return first.cached_tokens
 
 
-def test_a_prompt_is_computed_beside_no_idle_cells() -> None:
-    engine = pooled()
+@pytest.mark.parametrize("kind", [{}, {"recurrent": True}, {"window": 8}])
+def test_a_prompt_is_computed_beside_no_idle_cells(kind: dict[str, Any]) -> None:
+    engine = pooled(**kind)
     prompts = [bytes([ord("a") + number]) * 40 for number in range(3)]
     for number, prompt in enumerate(prompts):
         assert ask(engine, number, prompt) == 0
@@ -199,23 +204,23 @@ def test_a_copy_is_the_faster_until_a_prompt_was_measured(backend: ByteBackend) 
 # --- llama.cpp -------------------------------------------------------------------------------
 
 
-def test_conversations_in_turn_say_what_each_says_alone() -> None:
-    alone = RealEngine(prefix_cache=False)
-    engine = RealEngine(slots=4, kv_unified=True)
-    told = [f"Once upon a time, {beginning}" for beginning in BEGINNINGS]
+@pytest.mark.parametrize("kind", [kind for kind, kv_unified in PLAIN_CASES if kv_unified])
+def test_conversations_in_turn_say_what_each_says_alone(kind: Kind) -> None:
+    choose, alone = random.Random(7), Alone(kind)
+    engine = RealEngine(4, path=random_model(kind), flash_attention="off", kv_unified=True)
+
+    def some(n: int) -> tuple[int, ...]:
+        return tuple(choose.randrange(300, 1000) for _ in range(n))
+
+    told = [some(120) for _ in range(5)]  # more than there are slots
     for turn in range(3):
-        for number, story in enumerate(told):
-            request_id = engine.submit(story, max_tokens=24, ignore_eos=True)
+        for number, so_far in enumerate(told):
+            request_id = engine.submit(so_far, max_tokens=ANSWER, ignore_eos=True)
             engine.run()
-            assert engine.text(request_id) == alone.generate(story, max_tokens=24, ignore_eos=True)
-            assert turn == 0 or engine.cached_tokens(request_id) >= 32
-            assert engine.scheduler.cells_cached < len(engine.prompts.build(story)) + 24
-            told[number] = story + engine.text(request_id) + " Then Mia came home."
+            answer = engine.ids(request_id)
+            assert alone.differs(so_far, answer) is None
+            assert engine.cached_tokens(request_id) >= (len(so_far) - 20 if turn else 0)
+            assert engine.scheduler.cells_cached < len(so_far) + ANSWER, "only its own"
+            told[number] = so_far + tuple(answer) + some(10)
     engine.close()
     alone.close()
-
-
-BEGINNINGS = (
-    "there was a clever fox named Otto. Otto loved to dance. One day, Otto went to the park.",
-    "a gentle owl sat in the old tree at night. The morning was cold. Soon the owl was happy.",
-)

@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterable
 
 from worker.devices.plan.cells import LARGEST_SHARE
 from worker.engine.backend import Backend
-from worker.engine.kv_store.keeper import MOST_SECONDS, Restorable
+from worker.engine.kv_store.keeper import (
+    FIRST_RATE,
+    MOST_SECONDS,
+    Restorable,
+    expected_copy,
+    restorable,
+)
 from worker.engine.kv_store.prefix_file import Prefix
-from worker.engine.prefix_cache import MIN_SHARED_TOKENS, Slot, common_length
+from worker.engine.prefix_cache import MIN_SHARED_TOKENS, Slot
 from worker.engine.sequence import Sequence
-
-_FIRST_RATE = 256e6
-"""The assumed speed of a copy in bytes per second, before one was measured."""
 
 
 class Shelf:
@@ -37,7 +40,7 @@ class Shelf:
     ) -> None:
         self._backend, self._most_bytes, self._n_slots = backend, most_bytes, n_slots
         self._clock = clock
-        self._rate = _FIRST_RATE
+        self._rate = FIRST_RATE
         self._prefixes: list[tuple[str | None, Prefix]] = []
         """Each with its salt, the most recently used last."""
 
@@ -61,50 +64,54 @@ class Shelf:
         one takes, 0 if that is not known. A state of which all tokens are used leaves the shelf.
         """
         prompt, salt = array("i", sequence.tokens[:-1]), sequence.request.cache_salt
-        best, length = -1, n_ready + MIN_SHARED_TOKENS - 1
+        best, at = None, -1
         for index, (its_salt, prefix) in enumerate(self._prefixes):
-            if its_salt == salt and (n_common := common_length(prefix.tokens, prompt)) > length:
-                best, length = index, n_common
-        if best < 0:
+            if its_salt == salt and prefix.tokens[:MIN_SHARED_TOKENS] == prompt[:MIN_SHARED_TOKENS]:
+                found = restorable(prefix, prompt, self._backend.cuts_anywhere)
+                if best is None or found.length > best.length:
+                    best, at = found, index
+        if best is None or best.length < n_ready + MIN_SHARED_TOKENS:
             return None
-        prefix = self._prefixes[best][1]
-        copying, computing = len(prefix.state) / self._rate, (length - n_ready) * seconds_per_token
+        copying = len(best.prefix.state) / self._rate
+        computing = (best.length - n_ready) * seconds_per_token
         if (computing and copying > computing) or (is_busy and copying > MOST_SECONDS):
             return None
-        entry = self._prefixes.pop(best)
-        if length < len(prefix.tokens):
+        entry = self._prefixes.pop(at)
+        if best.length < len(best.prefix.tokens):
             self._prefixes.append(entry)
-        return Restorable(prefix, length)
+        return best
 
     def _put(self, slot: Slot, seconds_left: float) -> bool:
-        n_tokens = len(slot.kept)
-        if n_tokens < MIN_SHARED_TOKENS:
+        if len(slot.kept) < MIN_SHARED_TOKENS:
             return True  # too short to be reused
-        tokens, salt = array("i", slot.kept), slot.salt
+        tokens, salt, cuts_anywhere = array("i", slot.kept), slot.salt, self._backend.cuts_anywhere
         for its_salt, prefix in self._prefixes:
-            if its_salt == salt and prefix.tokens[:n_tokens] == tokens:
+            if its_salt == salt and restorable(prefix, tokens, cuts_anywhere).length == len(tokens):
                 return True
-        n_bytes = self._backend.state_bytes(slot.index)
-        if n_bytes / self._rate > seconds_left:
+        if not self._backend.can_cut(slot.index, len(tokens)):
+            return False
+        n_bytes, seconds = expected_copy(self._backend, slot, self._rate)
+        whole = n_bytes + sum(len(each.state) for each in slot.snapshots)
+        if not 0 < whole <= self._most_bytes // LARGEST_SHARE:
             return False
         kept = [
             (its_salt, prefix)
             for its_salt, prefix in self._prefixes
             if its_salt != salt or prefix.tokens != tokens[: len(prefix.tokens)]
         ]
-        if not 0 < n_bytes <= self._most_bytes // LARGEST_SHARE or not self._fit(kept, n_bytes):
+        if seconds > seconds_left or not self._fit(kept, whole):
             return False
         began = self._clock()
         state = self._backend.state(slot.index, n_bytes)
         if state is None:
             return False
         self._rate = n_bytes / max(self._clock() - began, 1e-4)
-        self._prefixes = [*kept, (salt, Prefix(tokens, state))]
+        self._prefixes = [*kept, (salt, Prefix(tokens, state, tuple(slot.snapshots)))]
         return True
 
     def _fit(self, kept: list[tuple[str | None, Prefix]], n_bytes: int) -> bool:
         """Drop the oldest of `kept` until `n_bytes` more fit; returns false if too few may go."""
-        free = self._most_bytes - n_bytes - sum(len(prefix.state) for _, prefix in kept)
+        free = self._most_bytes - n_bytes - sum(prefix.n_bytes for _, prefix in kept)
         while free < 0 and len(kept) >= self._n_slots:
-            free += len(kept.pop(0)[1].state)
+            free += kept.pop(0)[1].n_bytes
         return free >= 0

@@ -195,8 +195,6 @@ class _Planner:
         left."""
         if self._embeds or not plan.kv_unified or not self._settings.prefix_cache:
             return plan
-        if not self._layout(plan.kv_cells, plan.slots, True).cuts_anywhere:
-            return plan
         parts = plan.parts if self._device is None else plan.host_parts
         left = self._budget.memory_available_bytes - sum(parts.values())
         shelf = {"shelf": min(self._settings.snapshot_mib * _MIB, max(left // 2, 0))}

@@ -7,6 +7,7 @@ read, so memory holds no more than two.
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
 from collections.abc import Callable, Iterable
@@ -21,7 +22,7 @@ from worker.engine.step import Snapshot
 
 MOST_SECONDS = 0.1
 """The longest expected time for which a copy may delay running streams."""
-_FIRST_RATE = 256e6
+FIRST_RATE = 256e6
 """The assumed speed of a copy in bytes per second, before one was measured."""
 _PIECES_COST = 30
 """Copying scattered cells takes so many times as long as counting their bytes does."""
@@ -51,6 +52,26 @@ class Restorable:
     """The snapshot needed to continue from there, if any."""
 
 
+def expected_copy(backend: Backend, slot: Slot, rate: float) -> tuple[int, float]:
+    """The bytes of a slot's state and the expected seconds for a copy of them; infinite if its
+    cells lie too scattered."""
+    began = time.thread_time()
+    n_bytes = backend.state_bytes(slot.index)
+    counting = time.thread_time() - began
+    seconds = n_bytes / rate + _PIECES_COST * counting
+    return n_bytes, seconds if counting <= _MOST_COUNTING else math.inf
+
+
+def restorable(prefix: Prefix, prompt: array[int], cuts_anywhere: bool) -> Restorable:
+    """What a prompt can use of a prefix; of length 0 if nothing."""
+    lengths = [each.length for each in prefix.snapshots]
+    length = usable(prefix.tokens, lengths, prompt, cuts_anywhere)
+    if cuts_anywhere or length == len(prefix.tokens):
+        return Restorable(prefix, length)
+    snapshot = next((each for each in prefix.snapshots if each.length == length), None)
+    return Restorable(prefix, length, snapshot)
+
+
 class Keeper:
     def __init__(
         self, store: KvStore, backend: Backend, clock: Callable[[], float] = time.monotonic
@@ -58,7 +79,7 @@ class Keeper:
         self._store, self._backend, self._clock = store, backend, clock
         self.call: Callable[[Callable[[], None]], None]
         """Runs an action on the engine thread; set by the loop."""
-        self._rate = _FIRST_RATE
+        self._rate = FIRST_RATE
         self.is_writing = False
         self._too_long: dict[int, int] = {}
         """Slots whose copy waits until nothing runs, each with its `last_used`."""
@@ -82,14 +103,12 @@ class Keeper:
             if not self._is_worth_it(slot):
                 slot.is_unsaved = False
                 continue
-            began = time.thread_time()
-            n_bytes = self._backend.state_bytes(slot.index)
-            counting = time.thread_time() - began
-            if is_busy and n_bytes / self._rate + _PIECES_COST * counting > MOST_SECONDS:
+            n_bytes, seconds = expected_copy(self._backend, slot, self._rate)
+            if is_busy and seconds > MOST_SECONDS:
                 self._too_long[slot.index] = slot.last_used
                 continue
             slot.is_unsaved = False
-            if counting <= _MOST_COUNTING and self._copy(slot, n_bytes):
+            if seconds < math.inf and self._copy(slot, n_bytes):
                 return
 
     def _is_worth_it(self, slot: Slot) -> bool:
@@ -157,16 +176,9 @@ class Keeper:
         prefix, self._reading = self._reading.prefix, None
         if prefix is None:
             return None
-        cuts_anywhere = self._backend.cuts_anywhere
-        lengths = [each.length for each in prefix.snapshots]
-        prompt = array("i", sequence.tokens[:-1])
-        length = usable(prefix.tokens, lengths, prompt, cuts_anywhere)
-        if length < (match.n_ready if match is not None else 0) + MIN_SHARED_TOKENS:
-            return None
-        if cuts_anywhere or length == len(prefix.tokens):
-            return Restorable(prefix, length)
-        snapshot = next(each for each in prefix.snapshots if each.length == length)
-        return Restorable(prefix, length, snapshot)
+        found = restorable(prefix, array("i", sequence.tokens[:-1]), self._backend.cuts_anywhere)
+        n_ready = match.n_ready if match is not None else 0
+        return found if found.length >= n_ready + MIN_SHARED_TOKENS else None
 
     def drop(self, sequence: Sequence) -> None:
         """Forget a sequence that ended before it got a slot."""

@@ -44,6 +44,10 @@ class Prefix:
     """The state of all memory after the last of them."""
     snapshots: tuple[Snapshot, ...] = ()
 
+    @property
+    def n_bytes(self) -> int:
+        return len(self.state) + sum(len(each.state) for each in self.snapshots)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
