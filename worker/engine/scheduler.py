@@ -28,7 +28,7 @@ class Scheduler:
         self.slots = [Slot(index) for index in range(limits.n_slots)]
         takes_any = not backend.cuts_anywhere and limits.snapshot_bytes > 0
         self._snapshots = Snapshots(self.slots, limits.snapshot_bytes) if takes_any else None
-        self._shelf = Shelf(backend, limits.shelf_bytes, limits.n_slots)
+        self._shelf = Shelf(backend, limits.shelf_bytes)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In the order of admission: the last is the youngest."""
@@ -172,15 +172,21 @@ class Scheduler:
                 return
             n_free -= 1
             match = self._match(sequence)
+            shelved = self._shelf.find(sequence, match, n_cells, self.pace.seconds_per_prompt_token)
             # One more cell than tokens: for the next token that is sampled.
-            n_cells -= len(sequence.tokens) + 1 - self._n_shared(match)
+            n_cells -= len(sequence.tokens) + 1 - (self._n_shared(match) if not shelved else 0)
             if n_cells < 0 and self.running:
                 return
             keeper, is_busy = self._keeper, bool(self.running)
+            if shelved is not None:
+                if not step.restores:  # one copy a step, so that running streams go on
+                    self._admit(sequence, None, shelved, step)
+                continue
             if keeper is not None and keeper.awaits(sequence, match, is_busy=is_busy):
                 continue
             if match is None or not self._waits_for(match, step):
-                self._admit(sequence, match, step)
+                stored = keeper.take(sequence, match) if keeper is not None else None
+                self._admit(sequence, match if stored is None else None, stored, step)
 
     def _match(self, sequence: Sequence) -> Match | None:
         if not self.limits.prefix_cache or not sequence.may_reuse:
@@ -199,6 +205,8 @@ class Scheduler:
     def _waits_for(self, match: Match, step: Step) -> bool:
         """Whether a prompt waits until another sequence has computed their common beginning."""
         owner = match.slot.owner
+        if owner is not None and owner in step.started and step.restores:
+            return True  # what is restored may fail, and then there is nothing to copy
         if owner is None or self._backend.cuts_anywhere:
             return match.is_worth_waiting
         if match.is_worth_waiting:
@@ -206,12 +214,12 @@ class Scheduler:
             return True
         return owner in step.started  # its memory holds nothing yet
 
-    def _admit(self, sequence: Sequence, match: Match | None, step: Step) -> None:
-        stored = self._keeper.take(sequence, match) if self._keeper is not None else None
-        if stored is None:
-            stored = self._shelved(sequence, match)
-        match = match if stored is None else None
-        self._clear_pool(match, step)
+    def _admit(
+        self, sequence: Sequence, match: Match | None, stored: Restorable | None, step: Step
+    ) -> None:
+        n_shared = self._n_shared(match)
+        if not step.started:
+            self._clear_pool(match, step)
         placed = self._place(match, step) if stored is None else self._restore(stored, step)
         slot, n_cached, snapshots = placed
         self.waiting.remove(sequence)
@@ -223,7 +231,7 @@ class Scheduler:
         slot.snapshots = [each for each in snapshots if each.length <= n_cached]
         slot.last_used = self._tick()
         sequence.slot = slot.index
-        sequence.n_shared = min(self._n_shared(match), n_cached)
+        sequence.n_shared = min(n_shared, n_cached)
         sequence.n_cached = sequence.n_computed = n_cached
         if self._snapshots is not None:
             sequence.snapshot_at = self._snapshots.due(sequence, match)
@@ -231,23 +239,14 @@ class Scheduler:
         sequence.admission = self._admissions
         step.started.append(sequence)
 
-    def _shelved(self, sequence: Sequence, match: Match | None) -> Restorable | None:
-        if not sequence.may_reuse:
-            return None
-        n_ready = match.n_ready if match is not None else 0
-        cost = self.pace.seconds_per_prompt_token
-        return self._shelf.take(sequence, n_ready, cost, is_busy=bool(self.running))
-
     def _clear_pool(self, match: Match | None, step: Step) -> None:
-        """Put aside what idle slots keep, except for the next sequence, once most cells of the pool
-        are theirs."""
+        """Put aside what idle slots keep for others, once most used cells of the pool are such."""
         if not self.limits.shelf_bytes or self.cells_cached <= self.cells_running:
             return
-        needed = match.slot if match is not None else None
-        kept = [slot for slot in self.slots if slot.kept and slot is not needed]
+        kept = [s for s in self.slots if s.kept and (match is None or s is not match.slot)]
         if self._keeper is not None:
             kept = [slot for slot in kept if not slot.is_unsaved]
-        for slot in self._shelf.put_all(kept):
+        for slot in self._shelf.put_all(kept, self.slots, is_busy=bool(self.running)):
             self._empty(slot)
         step.moves += self.take_emptied()
 
@@ -273,6 +272,7 @@ class Scheduler:
     def _restore(self, stored: Restorable, step: Step) -> tuple[Slot, int, list[Snapshot]]:
         """Fill an idle slot with a stored prefix: (slot, tokens, snapshots)."""
         prefix, length = stored.prefix, stored.length
+        self._shelf.use(prefix, self._tick())
         most = self.limits.n_cells - len(prefix.tokens)
         while self.limits.unified and self.cells_running + self.cells_cached > most:
             if not self.drop_cached():

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from worker.devices.plan.cells import LARGEST_SHARE
 from worker.engine.backend import Backend
@@ -19,99 +20,132 @@ from worker.engine.kv_store.keeper import (
     expected_copy,
     restorable,
 )
-from worker.engine.kv_store.prefix_file import Prefix
-from worker.engine.prefix_cache import MIN_SHARED_TOKENS, Slot
-from worker.engine.sequence import Sequence
+from worker.engine.kv_store.prefix_file import Prefix, usable
+from worker.engine.prefix_cache import MIN_SHARED_TOKENS, Match, Slot
+from worker.engine.sequence import Sequence as EngineSequence
+
+_MOST_ALONE = 1.0
+"""The longest expected time in seconds of a first copy while nothing runs."""
+_NEWEST = 0.3
+"""Weight of the newest copy in the mean speed: one that was interrupted does not decide alone."""
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    prefix: Prefix
+    salt: str | None
+    last_used: int
+    """As of the slot that it was copied from."""
 
 
 class Shelf:
     """The states of at most `most_bytes`.
 
-    The least recently used gives way to a new one, but never one of as many as there are slots: the
-    cells alone would have kept those.
+    One gives way to others only if there are as many conversations that were used later, on the
+    shelf and in slots, as there are slots: until then its cells would have been kept.
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        most_bytes: int,
-        n_slots: int,
-        clock: Callable[[], float] = time.monotonic,
+        self, backend: Backend, most_bytes: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._backend, self._most_bytes, self._n_slots = backend, most_bytes, n_slots
-        self._clock = clock
+        self._backend, self._most_bytes, self._clock = backend, most_bytes, clock
         self._rate = FIRST_RATE
-        self._prefixes: list[tuple[str | None, Prefix]] = []
-        """Each with its salt, the most recently used last."""
+        self._entries: list[_Entry] = []
 
-    def put_all(self, slots: Iterable[Slot]) -> list[Slot]:
-        """Copy what these idle slots keep, the most recently used first, for a limited time.
+    def put_all(self, kept: Sequence[Slot], slots: Sequence[Slot], *, is_busy: bool) -> list[Slot]:
+        """Copy what the slots of `kept`, which are idle ones of `slots`, keep; the most recently
+        used first, for a limited time.
 
         Returns the slots that need not keep it any longer.
         """
         began, put = self._clock(), []
-        for slot in sorted(slots, key=lambda slot: slot.last_used, reverse=True):
-            if self._put(slot, MOST_SECONDS - (self._clock() - began)):
+        seconds = MOST_SECONDS if is_busy else _MOST_ALONE
+        for slot in sorted(kept, key=lambda slot: slot.last_used, reverse=True):
+            if self._put(slot, slots, seconds):
                 put.append(slot)
+            seconds = MOST_SECONDS - (self._clock() - began)
         return put
 
-    def take(
-        self, sequence: Sequence, n_ready: int, seconds_per_token: float, *, is_busy: bool
+    def find(
+        self,
+        sequence: EngineSequence,
+        match: Match | None,
+        most_cells: int,
+        seconds_per_token: float,
     ) -> Restorable | None:
         """The state with the longest beginning of a prompt, if that saves time.
 
-        `n_ready` tokens of the prompt are in cells already; `seconds_per_token` is what computing
-        one takes, 0 if that is not known. A state of which all tokens are used leaves the shelf.
+        `match` is what slots have of it; a state may have `most_cells` tokens; `seconds_per_token`
+        is what computing one takes, 0 if that is not known.
         """
-        prompt, salt = array("i", sequence.tokens[:-1]), sequence.request.cache_salt
-        best, at = None, -1
-        for index, (its_salt, prefix) in enumerate(self._prefixes):
-            if its_salt == salt and prefix.tokens[:MIN_SHARED_TOKENS] == prompt[:MIN_SHARED_TOKENS]:
-                found = restorable(prefix, prompt, self._backend.cuts_anywhere)
-                if best is None or found.length > best.length:
-                    best, at = found, index
+        if not self._entries or not sequence.may_reuse:
+            return None
+        n_ready = match.n_ready if match is not None else 0
+        prompt, cuts_anywhere = array("i", sequence.tokens[:-1]), self._backend.cuts_anywhere
+        head, salt = prompt[:MIN_SHARED_TOKENS], sequence.request.cache_salt
+        found = [
+            restorable(entry.prefix, prompt, cuts_anywhere)
+            for entry in self._entries
+            if entry.salt == salt and entry.prefix.tokens[:MIN_SHARED_TOKENS] == head
+            if len(entry.prefix.tokens) <= most_cells
+        ]
+        best = max(found, key=lambda each: (each.length, -each.prefix.n_bytes), default=None)
         if best is None or best.length < n_ready + MIN_SHARED_TOKENS:
             return None
-        copying = len(best.prefix.state) / self._rate
         computing = (best.length - n_ready) * seconds_per_token
-        if (computing and copying > computing) or (is_busy and copying > MOST_SECONDS):
-            return None
-        entry = self._prefixes.pop(at)
-        if best.length < len(best.prefix.tokens):
-            self._prefixes.append(entry)
-        return best
+        return best if not computing or best.prefix.n_bytes / self._rate <= computing else None
 
-    def _put(self, slot: Slot, seconds_left: float) -> bool:
+    def use(self, prefix: Prefix, now: int) -> None:
+        """Record that a prefix is used. It stays: its sequence may lose its cells."""
+        for entry in self._entries:
+            if entry.prefix is prefix:
+                entry.last_used = now
+
+    def _put(self, slot: Slot, slots: Sequence[Slot], most_seconds: float) -> bool:
         if len(slot.kept) < MIN_SHARED_TOKENS:
             return True  # too short to be reused
-        tokens, salt, cuts_anywhere = array("i", slot.kept), slot.salt, self._backend.cuts_anywhere
-        for its_salt, prefix in self._prefixes:
-            if its_salt == salt and restorable(prefix, tokens, cuts_anywhere).length == len(tokens):
+        tokens, cuts_anywhere = array("i", slot.kept), self._backend.cuts_anywhere
+        same_salt = [entry for entry in self._entries if entry.salt == slot.salt]
+        for entry in same_salt:
+            if restorable(entry.prefix, tokens, cuts_anywhere).length == len(tokens):
+                entry.last_used = max(entry.last_used, slot.last_used)
                 return True
         if not self._backend.can_cut(slot.index, len(tokens)):
             return False
         n_bytes, seconds = expected_copy(self._backend, slot, self._rate)
         whole = n_bytes + sum(len(each.state) for each in slot.snapshots)
-        if not 0 < whole <= self._most_bytes // LARGEST_SHARE:
+        if not 0 < whole <= self._most_bytes // LARGEST_SHARE or seconds > most_seconds:
             return False
-        kept = [
-            (its_salt, prefix)
-            for its_salt, prefix in self._prefixes
-            if its_salt != salt or prefix.tokens != tokens[: len(prefix.tokens)]
+        lengths = [each.length for each in slot.snapshots]
+        replaced = [
+            entry
+            for entry in same_salt
+            if usable(tokens, lengths, entry.prefix.tokens, cuts_anywhere)
+            == len(entry.prefix.tokens)
         ]
-        if seconds > seconds_left or not self._fit(kept, whole):
+        if not self._make_room(whole, replaced, slots):
             return False
         began = self._clock()
         state = self._backend.state(slot.index, n_bytes)
         if state is None:
             return False
-        self._rate = n_bytes / max(self._clock() - began, 1e-4)
-        self._prefixes = [*kept, (salt, Prefix(tokens, state, tuple(slot.snapshots)))]
+        rate = n_bytes / max(self._clock() - began, 1e-4)
+        self._rate += _NEWEST * (rate - self._rate)
+        prefix = Prefix(tokens, state, tuple(slot.snapshots))
+        self._entries.append(_Entry(prefix, slot.salt, slot.last_used))
         return True
 
-    def _fit(self, kept: list[tuple[str | None, Prefix]], n_bytes: int) -> bool:
-        """Drop the oldest of `kept` until `n_bytes` more fit; returns false if too few may go."""
-        free = self._most_bytes - n_bytes - sum(prefix.n_bytes for _, prefix in kept)
-        while free < 0 and len(kept) >= self._n_slots:
-            free += kept.pop(0)[1].n_bytes
+    def _make_room(self, n_bytes: int, replaced: list[_Entry], slots: Sequence[Slot]) -> bool:
+        """Drop the replaced entries and the least recently used ones that may give way, if that is
+        enough."""
+        left = [entry for entry in self._entries if entry not in replaced]
+        left.sort(key=lambda entry: entry.last_used)
+        used = [slot.last_used for slot in slots if slot.tokens]
+        free = self._most_bytes - n_bytes - sum(entry.prefix.n_bytes for entry in left)
+        while free < 0 and left:
+            n_later = len(left) - 1 + sum(at > left[0].last_used for at in used)
+            if n_later < len(slots):
+                return False
+            free += left.pop(0).prefix.n_bytes
+        self._entries = left
         return free >= 0

@@ -73,6 +73,11 @@ class Step:
     tells_of_prompts: bool = False
     """Whether some chunks are parts of prompts whose progress or log-probabilities are wanted."""
 
+    @property
+    def restores(self) -> bool:
+        """Whether a stored state is put into a slot."""
+        return any(isinstance(move, Restore) for move in self.moves)
+
 
 def main_prompt(chunks: list[Chunk]) -> int | None:
     """The request whose prompt is more than half of the batch, if there is one."""
