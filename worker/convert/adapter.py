@@ -18,6 +18,7 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
+from gguf.constants import Keys
 
 from worker.convert.architectures import FAMILIES, Dims, Rule
 from worker.convert.checkpoint import Checkpoint, read_header
@@ -70,8 +71,8 @@ def convert_adapter(folder: Path, base: GgufHeader, target: Path) -> int:
     try:
         writer.add_type(gguf.GGUFType.ADAPTER)
         writer.add_name(folder.resolve().name)
-        writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
-        writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(config["lora_alpha"]))
+        writer.add_string(Keys.Adapter.TYPE, "lora")
+        writer.add_float32(Keys.Adapter.LORA_ALPHA, float(config["lora_alpha"]))
         for pair in pairs:
             writer.add_tensor(f"{pair.target}.lora_a", pair.a)
             writer.add_tensor(f"{pair.target}.lora_b", pair.b)
@@ -204,8 +205,8 @@ def _dims(base: GgufHeader) -> Dims:
         n_layers=base.block_count or 0,
         n_embd=n_embd,
         n_vocab=base.vocab_size or 0,
-        n_ff=size(gguf.Keys.LLM.FEED_FORWARD_LENGTH, 0),
+        n_ff=size(Keys.LLM.FEED_FORWARD_LENGTH, 0),
         n_head=n_head,
         n_head_kv=base.head_count_kv or n_head,
-        head_dim=size(gguf.Keys.Attention.KEY_LENGTH, n_embd // n_head),
+        head_dim=size(Keys.Attention.KEY_LENGTH, n_embd // n_head),
     )

@@ -195,7 +195,7 @@ def header(
     logging.getLogger("gguf").setLevel(logging.ERROR)
     writer = gguf.GGUFWriter(None, architecture)
     for key, value in metadata.items():
-        _add(writer, key, value)
+        _add(writer, key.format(arch=architecture), value)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
     return writer

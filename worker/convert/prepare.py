@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gguf.constants import Keys
+
 from worker.convert import architectures, manifest, reranker
 from worker.convert.architectures import Family, Metadata
 from worker.convert.checkpoint import Checkpoint
@@ -105,17 +107,17 @@ def prepare(source: Path, options: Options) -> Conversion:
     written = options.format.tensor_type or _lossless(checkpoint)
     tensors = [(t, t.kind or tensor_type(written, t.shape, t.keep_f32)) for t in planned]
     metadata: Metadata = {
-        "general.type": "model",
-        "general.name": _safe_name(options.name or name_of(source), vocabulary),
-        "general.file_type": options.format.file_type,
-        "general.quantization_version": 2,
+        Keys.General.TYPE: "model",
+        Keys.General.NAME: _safe_name(options.name or name_of(source), vocabulary),
+        Keys.General.FILE_TYPE: options.format.file_type,
+        Keys.General.QUANTIZATION_VERSION: 2,
         # Before the vocabulary, so that `patch` finds the digest's placeholder near the beginning.
         **manifest.provenance(source, options.outtype, options.name),
         **_importance(options),
         **family.metadata(config, dims),
         **family.tensor_metadata(checkpoint, dims),
-        **({} if pooling is None else {f"{family.architecture}.pooling_type": int(pooling)}),
-        **(reranker.metadata(family) if ranks else {}),
+        **({} if pooling is None else {Keys.LLM.POOLING_TYPE: int(pooling)}),
+        **(reranker.metadata() if ranks else {}),
         **vocabulary.metadata(),
         **special_tokens(checkpoint, vocabulary, embeds=pooling is not None),
     }

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from gguf.constants import Keys
 
 from worker.convert.architectures import Dims, Family, Metadata, Rule
 from worker.convert.architectures.rules import Array
@@ -71,10 +72,10 @@ def with_classifier(
     return family, replace(d, more={**d.more, **found})
 
 
-def metadata(family: Family) -> Metadata:
+def metadata() -> Metadata:
     return {
-        f"{family.architecture}.pooling_type": int(PoolingType.RANK),
-        f"{family.architecture}.classifier.output_labels": list(LABELS),
+        Keys.LLM.POOLING_TYPE: int(PoolingType.RANK),
+        Keys.Classifier.OUTPUT_LABELS: list(LABELS),
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gguf.constants import Keys
+
 from worker.convert.architectures import blocks
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule
 from worker.convert.checkpoint import Checkpoint
@@ -10,16 +12,21 @@ from worker.convert.quantize import to_float32
 
 
 def _apertus(config: Config, d: Dims) -> Metadata:
-    return blocks.common_metadata("apertus", config, d) | blocks.rms_norm("apertus", config)
+    return blocks.common_metadata("apertus", config, d) | blocks.rms_norm(config)
 
 
 def _xielu(checkpoint: Checkpoint, d: Dims) -> Metadata:
     """The four parameters of the activation in each layer."""
     found: Metadata = {}
-    for name in ("alpha_n", "alpha_p", "beta", "eps"):
+    for key, name in (
+        (Keys.xIELU.ALPHA_N, "alpha_n"),
+        (Keys.xIELU.ALPHA_P, "alpha_p"),
+        (Keys.xIELU.BETA, "beta"),
+        (Keys.xIELU.EPS, "eps"),
+    ):
         sources = (f"model.layers.{i}.mlp.act_fn.{name}" for i in range(d.n_layers))
         values = [checkpoint.read(checkpoint.tensors[s]) for s in sources]
-        found[f"xielu.{name}"] = [float(to_float32(v).reshape(-1)[0]) for v in values]
+        found[key] = [float(to_float32(v).reshape(-1)[0]) for v in values]
     return found
 
 

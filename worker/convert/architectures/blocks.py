@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
+from gguf.constants import Keys
 
 from worker.convert.architectures.rules import Dims, Metadata, Rule, Rules, Shape
 from worker.convert.config import Config
@@ -127,15 +128,15 @@ def gated_mlp(*, biases: bool = False) -> Rules:
 def common_metadata(arch: str, config: Config, d: Dims) -> Metadata:
     """The metadata keys of every family with rotary positions and RMS norms."""
     return {
-        f"{arch}.block_count": d.n_layers,
-        f"{arch}.context_length": config.integer("max_position_embeddings"),
-        f"{arch}.embedding_length": d.n_embd,
-        f"{arch}.feed_forward_length": d.n_ff,
-        f"{arch}.attention.head_count": d.n_head,
-        f"{arch}.attention.head_count_kv": d.n_head_kv,
-        f"{arch}.attention.key_length": d.head_dim,
-        f"{arch}.attention.value_length": d.head_dim,
-        f"{arch}.vocab_size": d.n_vocab,
+        Keys.LLM.BLOCK_COUNT: d.n_layers,
+        Keys.LLM.CONTEXT_LENGTH: config.integer("max_position_embeddings"),
+        Keys.LLM.EMBEDDING_LENGTH: d.n_embd,
+        Keys.LLM.FEED_FORWARD_LENGTH: d.n_ff,
+        Keys.Attention.HEAD_COUNT: d.n_head,
+        Keys.Attention.HEAD_COUNT_KV: d.n_head_kv,
+        Keys.Attention.KEY_LENGTH: d.head_dim,
+        Keys.Attention.VALUE_LENGTH: d.head_dim,
+        Keys.LLM.VOCAB_SIZE: d.n_vocab,
         **rope_metadata(arch, config, d.head_dim),
     }
 
@@ -159,21 +160,21 @@ def require_silu(config: Config, d: Dims) -> None:
     require(config, "hidden_act", "silu")
 
 
-def layer_norm_epsilon(arch: str, config: Config, *keys: str, default: float = 1e-5) -> Metadata:
+def layer_norm_epsilon(config: Config, *keys: str, default: float = 1e-5) -> Metadata:
     keys = keys or ("layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon")
-    return {f"{arch}.attention.layer_norm_epsilon": config.number(*keys, default=default)}
+    return {Keys.Attention.LAYERNORM_EPS: config.number(*keys, default=default)}
 
 
-def partial_rotary(arch: str, config: Config, d: Dims, default: float) -> Metadata:
+def partial_rotary(config: Config, d: Dims, default: float) -> Metadata:
     """The number of dimensions of a head that are rotated."""
     factor = config.rope().params.number(
         "partial_rotary_factor",
         default=config.number("partial_rotary_factor", "rope_pct", "rotary_pct", default=default),
     )
-    return {f"{arch}.rope.dimension_count": int(factor * d.head_dim)}
+    return {Keys.Rope.DIMENSION_COUNT: int(factor * d.head_dim)}
 
 
-def windows(arch: str, config: Config, d: Dims, period: int) -> Metadata:
+def windows(config: Config, d: Dims, period: int) -> Metadata:
     """The sliding window and the layers that have it; without `layer_types`, all but every
     `period`-th."""
     if not config.has("sliding_window"):
@@ -183,28 +184,29 @@ def windows(arch: str, config: Config, d: Dims, period: int) -> Metadata:
     if kinds is not None:
         layers = [kind == "sliding_attention" for kind in config.items("layer_types")]
     return {
-        f"{arch}.attention.sliding_window": config.integer("sliding_window"),
-        f"{arch}.attention.sliding_window_pattern": layers,
+        Keys.Attention.SLIDING_WINDOW: config.integer("sliding_window"),
+        Keys.Attention.SLIDING_WINDOW_PATTERN: layers,
     }
 
 
-def rms_norm(arch: str, config: Config) -> Metadata:
+def rms_norm(config: Config) -> Metadata:
     epsilon = config.number("rms_norm_eps")
-    return {f"{arch}.attention.layer_norm_rms_epsilon": epsilon}
+    return {Keys.Attention.LAYERNORM_RMS_EPS: epsilon}
 
 
 def rope_metadata(
     arch: str, config: Config, n_dims: int, layers: str = "full_attention", theta: float = 10000.0
 ) -> Metadata:
+    """Rotation and its scaling, of which llama.cpp's `arch` may know only some forms."""
     rope = config.rope(layers, theta)
-    found: Metadata = {f"{arch}.rope.dimension_count": n_dims, f"{arch}.rope.freq_base": rope.theta}
+    found: Metadata = {Keys.Rope.DIMENSION_COUNT: n_dims, Keys.Rope.FREQ_BASE: rope.theta}
     if rope.kind in ("default", "llama3"):
         return found  # Llama 3's scaling is a tensor of factors (`llama3_factors`).
     if rope.kind == "dynamic" and _is_idle(config, rope.params):
         return found
     if rope.kind == "linear":
-        found[f"{arch}.rope.scaling.type"] = "linear"
-        found[f"{arch}.rope.scaling.factor"] = rope.params.number("factor")
+        found[Keys.Rope.SCALING_TYPE] = "linear"
+        found[Keys.Rope.SCALING_FACTOR] = rope.params.number("factor")
         return found
     if rope.kind == "yarn":
         return found | _yarn(arch, config, rope.params)
@@ -241,15 +243,15 @@ def _yarn(arch: str, config: Config, params: Config) -> Metadata:
         if params.has(key) and params.values[key] != value:
             raise ModelError(f"{config.name}: YaRN's {key} must be {value} for llama.cpp's {arch}")
     found: Metadata = {
-        f"{arch}.rope.scaling.type": "yarn",
-        f"{arch}.rope.scaling.factor": factor,
-        f"{arch}.rope.scaling.original_context_length": params.integer(
+        Keys.Rope.SCALING_TYPE: "yarn",
+        Keys.Rope.SCALING_FACTOR: factor,
+        Keys.Rope.SCALING_ORIG_CTX_LEN: params.integer(
             "original_max_position_embeddings", default=config.integer("max_position_embeddings")
         ),
     }
     attention = _yarn_attention(factor, params)
     if not math.isclose(attention, _mscale(factor, 1.0)):
-        found[f"{arch}.rope.scaling.attn_factor"] = attention / _mscale(factor, 1.0)
+        found[Keys.Rope.SCALING_ATTN_FACTOR] = attention / _mscale(factor, 1.0)
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gguf.constants import Keys
+
 from worker.convert.architectures import blocks
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
 from worker.convert.config import Config
@@ -19,21 +21,21 @@ _COMMON: Rules = {
 def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
     return {
         **blocks.common_metadata(arch, config, d),
-        **blocks.layer_norm_epsilon(arch, config),
-        f"{arch}.logit_scale": config.number("logit_scale", default=0.0625),
-        f"{arch}.rope.scaling.type": "none",
+        **blocks.layer_norm_epsilon(config),
+        Keys.LLM.LOGIT_SCALE: config.number("logit_scale", default=0.0625),
+        Keys.Rope.SCALING_TYPE: "none",
     }
 
 
 def _command_r(config: Config, d: Dims) -> Metadata:
     found = _metadata("command-r", config, d)
     if config.has("model_max_length"):  # The context in training; the default is smaller.
-        found["command-r.context_length"] = config.integer("model_max_length")
+        found[Keys.LLM.CONTEXT_LENGTH] = config.integer("model_max_length")
     return found
 
 
 def _cohere2(config: Config, d: Dims) -> Metadata:
-    return _metadata("cohere2", config, d) | blocks.windows("cohere2", config, d, period=4)
+    return _metadata("cohere2", config, d) | blocks.windows(config, d, period=4)
 
 
 def _check(config: Config, d: Dims) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+from gguf.constants import Keys
 
 from worker.convert.architectures import blocks, experts
 from worker.convert.architectures.rules import Array, Dims, Family, Metadata, Rule, Rules
@@ -85,48 +86,45 @@ def _attention() -> Rules:
 
 
 def _metadata(config: Config, d: Dims, gating: Literal[1, 2]) -> Metadata:
-    arch, rank = "deepseek2", d.more["rank"]
+    rank = d.more["rank"]
     found: Metadata = {
-        f"{arch}.block_count": d.n_layers,
-        f"{arch}.context_length": config.integer("max_position_embeddings"),
-        f"{arch}.embedding_length": d.n_embd,
-        f"{arch}.feed_forward_length": d.n_ff,
-        f"{arch}.attention.head_count": d.n_head,
-        f"{arch}.attention.head_count_kv": 1,  # All heads read one compressed cache.
-        f"{arch}.attention.key_length": rank + d.more["rope"],
-        f"{arch}.attention.value_length": rank,
-        f"{arch}.attention.key_length_mla": d.more["nope"] + d.more["rope"],
-        f"{arch}.attention.value_length_mla": d.more["value"],
-        f"{arch}.attention.kv_lora_rank": rank,
-        f"{arch}.vocab_size": d.n_vocab,
-        **blocks.rms_norm(arch, config),
-        **experts.shared_metadata(arch, config, d, gating),
-        **_rope(arch, config, d),
+        Keys.LLM.BLOCK_COUNT: d.n_layers,
+        Keys.LLM.CONTEXT_LENGTH: config.integer("max_position_embeddings"),
+        Keys.LLM.EMBEDDING_LENGTH: d.n_embd,
+        Keys.LLM.FEED_FORWARD_LENGTH: d.n_ff,
+        Keys.Attention.HEAD_COUNT: d.n_head,
+        Keys.Attention.HEAD_COUNT_KV: 1,  # All heads read one compressed cache.
+        Keys.Attention.KEY_LENGTH: rank + d.more["rope"],
+        Keys.Attention.VALUE_LENGTH: rank,
+        Keys.Attention.KEY_LENGTH_MLA: d.more["nope"] + d.more["rope"],
+        Keys.Attention.VALUE_LENGTH_MLA: d.more["value"],
+        Keys.Attention.KV_LORA_RANK: rank,
+        Keys.LLM.VOCAB_SIZE: d.n_vocab,
+        **blocks.rms_norm(config),
+        **experts.shared_metadata(config, d, gating),
+        **_rope(config, d),
     }
     if d.more["q_rank"]:
-        found[f"{arch}.attention.q_lora_rank"] = d.more["q_rank"]
+        found[Keys.Attention.Q_LORA_RANK] = d.more["q_rank"]
     if int(config.values.get("n_group") or 1) > 1:
-        found[f"{arch}.expert_group_count"] = config.integer("n_group")
-        found[f"{arch}.expert_group_used_count"] = config.integer("topk_group")
+        found[Keys.LLM.EXPERT_GROUP_COUNT] = config.integer("n_group")
+        found[Keys.LLM.EXPERT_GROUP_USED_COUNT] = config.integer("topk_group")
     return found
 
 
-def _rope(arch: str, config: Config, d: Dims) -> Metadata:
+def _rope(config: Config, d: Dims) -> Metadata:
     rope = config.rope()
     found: Metadata = {
-        f"{arch}.rope.dimension_count": d.more["rope"],
-        f"{arch}.rope.freq_base": rope.theta,
+        Keys.Rope.DIMENSION_COUNT: d.more["rope"],
+        Keys.Rope.FREQ_BASE: rope.theta,
     }
     if rope.kind == "yarn":
         found |= {
-            f"{arch}.rope.scaling.type": "yarn",
-            f"{arch}.rope.scaling.factor": rope.params.number("factor"),
-            f"{arch}.rope.scaling.original_context_length": rope.params.integer(
-                "original_max_position_embeddings"
-            ),
+            Keys.Rope.SCALING_TYPE: "yarn",
+            Keys.Rope.SCALING_FACTOR: rope.params.number("factor"),
+            Keys.Rope.SCALING_ORIG_CTX_LEN: rope.params.integer("original_max_position_embeddings"),
             # llama.cpp divides by 0.1 again.
-            f"{arch}.rope.scaling.yarn_log_multiplier": 0.1
-            * rope.params.number("mscale_all_dim", default=1.0),
+            Keys.Rope.SCALING_YARN_LOG_MUL: 0.1 * rope.params.number("mscale_all_dim", default=1.0),
         }
     return found
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gguf.constants import Keys
+
 from worker.convert.architectures import blocks
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
 from worker.convert.config import Config
@@ -24,26 +26,26 @@ def _roberta_dims(config: Config) -> Dims:
     return replace(Dims.of(config), n_positions=positions, more={"position_offset": offset})
 
 
-def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
+def _metadata(config: Config, d: Dims) -> Metadata:
     return {
-        f"{arch}.block_count": d.n_layers,
-        f"{arch}.context_length": d.n_positions,
-        f"{arch}.embedding_length": d.n_embd,
-        f"{arch}.feed_forward_length": d.n_ff,
-        f"{arch}.attention.head_count": d.n_head,
-        f"{arch}.attention.causal": False,
-        f"{arch}.vocab_size": d.n_vocab,
+        Keys.LLM.BLOCK_COUNT: d.n_layers,
+        Keys.LLM.CONTEXT_LENGTH: d.n_positions,
+        Keys.LLM.EMBEDDING_LENGTH: d.n_embd,
+        Keys.LLM.FEED_FORWARD_LENGTH: d.n_ff,
+        Keys.Attention.HEAD_COUNT: d.n_head,
+        Keys.Attention.CAUSAL: False,
+        Keys.LLM.VOCAB_SIZE: d.n_vocab,
     }
 
 
 def _bert(config: Config, d: Dims) -> Metadata:
     found: Metadata = {
-        **_metadata("bert", config, d),
-        **blocks.layer_norm_epsilon("bert", config, "layer_norm_eps", default=1e-12),
-        "tokenizer.ggml.token_type_count": config.integer("type_vocab_size", default=1),
+        **_metadata(config, d),
+        **blocks.layer_norm_epsilon(config, "layer_norm_eps", default=1e-12),
+        Keys.Tokenizer.TOKEN_TYPE_COUNT: config.integer("type_vocab_size", default=1),
     }
     if "SequenceClassification" in str(config.values.get("architectures")):
-        found["bert.pooling_type"] = 4
+        found[Keys.LLM.POOLING_TYPE] = 4
     return found
 
 
@@ -153,10 +155,10 @@ def _nomic_config(config: Config) -> Config:
 def _nomic(config: Config, d: Dims) -> Metadata:
     config = _nomic_config(config)
     return {
-        **_metadata("nomic-bert", config, d),
-        **blocks.layer_norm_epsilon("nomic-bert", config, "layer_norm_eps", default=1e-12),
-        "nomic-bert.rope.freq_base": config.rope(default_theta=1000.0).theta,
-        "tokenizer.ggml.token_type_count": config.integer("type_vocab_size", default=2),
+        **_metadata(config, d),
+        **blocks.layer_norm_epsilon(config, "layer_norm_eps", default=1e-12),
+        Keys.Rope.FREQ_BASE: config.rope(default_theta=1000.0).theta,
+        Keys.Tokenizer.TOKEN_TYPE_COUNT: config.integer("type_vocab_size", default=2),
     }
 
 
@@ -214,18 +216,18 @@ def _modern_bert(config: Config, d: Dims) -> Metadata:
     if not config.has("rope_parameters"):
         local = config.number("local_rope_theta", default=10000.0)
     return {
-        **_metadata("modern-bert", config, d),
-        **blocks.layer_norm_epsilon("modern-bert", config, "norm_eps"),
-        "modern-bert.attention.sliding_window": config.integer("local_attention", default=128),
-        "modern-bert.attention.sliding_window_pattern": config.integer(
+        **_metadata(config, d),
+        **blocks.layer_norm_epsilon(config, "norm_eps"),
+        Keys.Attention.SLIDING_WINDOW: config.integer("local_attention", default=128),
+        Keys.Attention.SLIDING_WINDOW_PATTERN: config.integer(
             "global_attn_every_n_layers", default=3
         ),
-        "modern-bert.rope.freq_base": config.rope(
+        Keys.Rope.FREQ_BASE: config.rope(
             default_theta=config.number("global_rope_theta", default=160000.0)
         ).theta,
-        "modern-bert.rope.freq_base_swa": local,
-        "modern-bert.rope.scaling.type": "none",
-        "tokenizer.ggml.add_sep_token": True,
+        Keys.Rope.FREQ_BASE_SWA: local,
+        Keys.Rope.SCALING_TYPE: "none",
+        Keys.Tokenizer.ADD_SEP: True,
     }
 
 

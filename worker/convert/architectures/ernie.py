@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gguf.constants import Keys
+
 from worker.convert.architectures import blocks, experts, qwen
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule
 from worker.convert.architectures.state_space import as_stored
@@ -11,7 +13,7 @@ from worker.convert.config import Config
 
 
 def _ernie(config: Config, d: Dims) -> Metadata:
-    return blocks.common_metadata("ernie4_5", config, d) | blocks.rms_norm("ernie4_5", config)
+    return blocks.common_metadata("ernie4_5", config, d) | blocks.rms_norm(config)
 
 
 def _check(config: Config, d: Dims) -> None:
@@ -34,17 +36,16 @@ ERNIE4_5 = Family(
 
 
 def _moe(config: Config, d: Dims) -> Metadata:
-    arch = "ernie4_5-moe"
     return {
-        **blocks.common_metadata(arch, config, d),
-        **blocks.rms_norm(arch, config),
-        f"{arch}.expert_count": d.n_expert,
-        f"{arch}.expert_used_count": config.integer("moe_k"),
-        f"{arch}.expert_feed_forward_length": d.n_ff_expert,
-        f"{arch}.expert_shared_count": config.integer("moe_num_shared_experts"),
-        f"{arch}.expert_shared_feed_forward_length": d.n_ff_shared,
-        f"{arch}.interleave_moe_layer_step": 1,
-        f"{arch}.leading_dense_block_count": d.kinds.count("dense"),
+        **blocks.common_metadata("ernie4_5-moe", config, d),
+        **blocks.rms_norm(config),
+        Keys.LLM.EXPERT_COUNT: d.n_expert,
+        Keys.LLM.EXPERT_USED_COUNT: config.integer("moe_k"),
+        Keys.LLM.EXPERT_FEED_FORWARD_LENGTH: d.n_ff_expert,
+        Keys.LLM.EXPERT_SHARED_COUNT: config.integer("moe_num_shared_experts"),
+        Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH: d.n_ff_shared,
+        Keys.LLM.INTERLEAVE_MOE_LAYER_STEP: 1,
+        Keys.LLM.LEADING_DENSE_BLOCK_COUNT: d.kinds.count("dense"),
     }
 
 

@@ -12,8 +12,8 @@ _WINDOWED_LAYERS = 64
 
 
 def _exaone4(config: Config, d: Dims) -> Metadata:
-    found = blocks.common_metadata("exaone4", config, d) | blocks.rms_norm("exaone4", config)
-    return found | blocks.windows("exaone4", config, d, period=4)
+    found = blocks.common_metadata("exaone4", config, d) | blocks.rms_norm(config)
+    return found | blocks.windows(config, d, period=4)
 
 
 def _check(config: Config, d: Dims) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gguf.constants import Keys
+
 from worker.convert.architectures.rules import Dims, Metadata, Rule, Rules
 from worker.convert.config import Config
 
@@ -87,23 +89,23 @@ def score_correction(source: str) -> Rules:
     return {source: Rule("blk.{i}.exp_probs_b.bias", lambda d: (d.n_expert,))}
 
 
-def expert_metadata(arch: str, config: Config, d: Dims) -> Metadata:
+def expert_metadata(config: Config, d: Dims) -> Metadata:
     return {
-        f"{arch}.expert_count": d.n_expert,
-        f"{arch}.expert_used_count": config.integer("num_experts_per_tok"),
-        f"{arch}.expert_feed_forward_length": d.n_ff_expert,
+        Keys.LLM.EXPERT_COUNT: d.n_expert,
+        Keys.LLM.EXPERT_USED_COUNT: config.integer("num_experts_per_tok"),
+        Keys.LLM.EXPERT_FEED_FORWARD_LENGTH: d.n_ff_expert,
     }
 
 
-def shared_metadata(arch: str, config: Config, d: Dims, gating: int) -> Metadata:
+def shared_metadata(config: Config, d: Dims, gating: int) -> Metadata:
     """The keys for experts as DeepSeek has them; `gating` is 1 for softmax and 2 for sigmoid."""
     return {
-        **expert_metadata(arch, config, d),
-        f"{arch}.expert_shared_count": config.integer("n_shared_experts"),
-        f"{arch}.leading_dense_block_count": d.kinds.count("dense"),
-        f"{arch}.expert_gating_func": gating,
-        f"{arch}.expert_weights_scale": config.number("routed_scaling_factor", default=1.0),
-        f"{arch}.expert_weights_norm": config.flag("norm_topk_prob"),
+        **expert_metadata(config, d),
+        Keys.LLM.EXPERT_SHARED_COUNT: config.integer("n_shared_experts"),
+        Keys.LLM.LEADING_DENSE_BLOCK_COUNT: d.kinds.count("dense"),
+        Keys.LLM.EXPERT_GATING_FUNC: gating,
+        Keys.LLM.EXPERT_WEIGHTS_SCALE: config.number("routed_scaling_factor", default=1.0),
+        Keys.LLM.EXPERT_WEIGHTS_NORM: config.flag("norm_topk_prob"),
     }
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from gguf.constants import Keys
+
 from worker.convert.architectures import blocks
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
 from worker.convert.checkpoint import Checkpoint
@@ -62,29 +64,29 @@ _RULES: Rules = {
 def _gemma2(config: Config, d: Dims) -> Metadata:
     return {
         **blocks.common_metadata("gemma2", config, d),
-        **blocks.rms_norm("gemma2", config),
-        "gemma2.attn_logit_softcapping": config.number("attn_logit_softcapping"),
-        "gemma2.final_logit_softcapping": config.number("final_logit_softcapping"),
-        "gemma2.attention.sliding_window": config.integer("sliding_window"),
+        **blocks.rms_norm(config),
+        Keys.LLM.ATTN_LOGIT_SOFTCAPPING: config.number("attn_logit_softcapping"),
+        Keys.LLM.FINAL_LOGIT_SOFTCAPPING: config.number("final_logit_softcapping"),
+        Keys.Attention.SLIDING_WINDOW: config.integer("sliding_window"),
     }
 
 
 def _gemma3(config: Config, d: Dims, arch: str = "gemma3") -> Metadata:
     config = _with_defaults(config)
     found = blocks.common_metadata(arch, config, d)
-    found |= blocks.rms_norm(arch, config)
+    found |= blocks.rms_norm(config)
     theta = config.number("rope_theta")
     found |= blocks.rope_metadata(arch, config, d.head_dim, "full_attention", theta)
     if config.has("final_logit_softcapping"):
-        found[f"{arch}.final_logit_softcapping"] = config.number("final_logit_softcapping")
+        found[Keys.LLM.FINAL_LOGIT_SOFTCAPPING] = config.number("final_logit_softcapping")
     if config.values.get("sliding_window_pattern") != 1:
-        found[f"{arch}.attention.sliding_window"] = config.integer("sliding_window")
-        found[f"{arch}.attention.sliding_window_pattern"] = _sliding_layers(config, d)
+        found[Keys.Attention.SLIDING_WINDOW] = config.integer("sliding_window")
+        found[Keys.Attention.SLIDING_WINDOW_PATTERN] = _sliding_layers(config, d)
         local = config.section("rope_parameters").section("sliding_attention")
         base = local.number(
             "rope_theta", default=config.number("rope_local_base_freq", default=1e4)
         )
-        found[f"{arch}.rope.freq_base_swa"] = base
+        found[Keys.Rope.FREQ_BASE_SWA] = base
     return found
 
 
@@ -158,18 +160,18 @@ def _embedding_dims(config: Config) -> Dims:
 
 
 def _embedding(config: Config, d: Dims) -> Metadata:
-    return _gemma3(config, d, "gemma-embedding") | {"gemma-embedding.attention.causal": False}
+    return _gemma3(config, d, "gemma-embedding") | {Keys.Attention.CAUSAL: False}
 
 
 def _dense_metadata(checkpoint: Checkpoint, d: Dims) -> Metadata:
     if f"{DENSE_MODULES[0]}.linear.weight" not in checkpoint.tensors:
         return {}
-    return {
-        "gemma-embedding.dense_2_feat_in": d.n_embd,
-        "gemma-embedding.dense_2_feat_out": d.more["dense"],
-        "gemma-embedding.dense_3_feat_in": d.more["dense"],
-        "gemma-embedding.dense_3_feat_out": d.n_embd,
-    }
+    sizes = (("dense_2", d.n_embd, d.more["dense"]), ("dense_3", d.more["dense"], d.n_embd))
+    found: Metadata = {}
+    for name, n_in, n_out in sizes:
+        found[Keys.LLM.DENSE_FEAT_IN_SIZE.format(arch="{arch}", dense=name)] = n_in
+        found[Keys.LLM.DENSE_FEAT_OUT_SIZE.format(arch="{arch}", dense=name)] = n_out
+    return found
 
 
 def _check_embedding(config: Config, d: Dims) -> None:
@@ -201,7 +203,7 @@ EMBEDDING_GEMMA = replace(
 
 
 def _gemma(config: Config, d: Dims) -> Metadata:
-    return blocks.common_metadata("gemma", config, d) | blocks.rms_norm("gemma", config)
+    return blocks.common_metadata("gemma", config, d) | blocks.rms_norm(config)
 
 
 def _check_gemma(config: Config, d: Dims) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import NormalDist
 
 import numpy as np
+from gguf.constants import Keys
 
 from worker.convert.architectures import blocks, gemma
 from worker.convert.architectures.gemma4 import per_layer_embeddings, text_part
@@ -43,19 +44,19 @@ def _metadata(config: Config, d: Dims) -> Metadata:
     sliding = [kind == "sliding_attention" for kind in config.items("layer_types")]
     return {
         **blocks.common_metadata(_ARCH, config, d),
-        **blocks.rms_norm(_ARCH, config),
+        **blocks.rms_norm(config),
         **blocks.rope_metadata(_ARCH, config, d.head_dim, "full_attention", 1e6),
-        f"{_ARCH}.rope.freq_base_swa": config.rope(
+        Keys.Rope.FREQ_BASE_SWA: config.rope(
             "sliding_attention", config.number("rope_local_base_freq", default=1e4)
         ).theta,
-        f"{_ARCH}.attention.sliding_window": config.integer("sliding_window"),
-        f"{_ARCH}.attention.sliding_window_pattern": sliding,
-        f"{_ARCH}.attention.shared_kv_layers": max(0, d.n_layers - _CACHING_LAYERS),
-        f"{_ARCH}.final_logit_softcapping": config.number("final_logit_softcapping", default=30.0),
-        f"{_ARCH}.embedding_length_per_layer_input": _PER_LAYER,
-        f"{_ARCH}.altup.active_idx": 0,
-        f"{_ARCH}.altup.num_inputs": _STREAMS,
-        f"{_ARCH}.activation_sparsity_scale": [
+        Keys.Attention.SLIDING_WINDOW: config.integer("sliding_window"),
+        Keys.Attention.SLIDING_WINDOW_PATTERN: sliding,
+        Keys.Attention.SHARED_KV_LAYERS: max(0, d.n_layers - _CACHING_LAYERS),
+        Keys.LLM.FINAL_LOGIT_SOFTCAPPING: config.number("final_logit_softcapping", default=30.0),
+        Keys.LLM.EMBD_LENGTH_PER_LAYER_INP: _PER_LAYER,
+        Keys.LLM.ALTUP_ACTIVE_IDX: 0,
+        Keys.LLM.ALTUP_NUM_INPUTS: _STREAMS,
+        Keys.LLM.ACTIVATION_SPARSITY_SCALE: [
             NormalDist().inv_cdf(share) if share > 0 else float("-inf") for share in _sparsity(d)
         ],
     }

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+from gguf.constants import Keys
 
 from worker.convert.architectures import blocks, experts, gemma
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules, Shape
 from worker.convert.config import Config
 from worker.errors import ModelError
-
-_ARCH = "gemma4"
 
 
 def _dims(config: Config) -> Dims:
@@ -178,37 +177,37 @@ def _metadata(config: Config, d: Dims) -> Metadata:
     sliding = ["sliding" in kind.split() for kind in d.kinds]
     full_dim = d.more["full_dim"]
     found: Metadata = {
-        f"{_ARCH}.block_count": d.n_layers,
-        f"{_ARCH}.context_length": config.integer("max_position_embeddings"),
-        f"{_ARCH}.embedding_length": d.n_embd,
-        f"{_ARCH}.embedding_length_per_layer_input": d.more["per_layer"],
-        f"{_ARCH}.feed_forward_length": [
+        Keys.LLM.BLOCK_COUNT: d.n_layers,
+        Keys.LLM.CONTEXT_LENGTH: config.integer("max_position_embeddings"),
+        Keys.LLM.EMBEDDING_LENGTH: d.n_embd,
+        Keys.LLM.EMBD_LENGTH_PER_LAYER_INP: d.more["per_layer"],
+        Keys.LLM.FEED_FORWARD_LENGTH: [
             2 * d.n_ff if "wide" in kind.split() else d.n_ff for kind in d.kinds
         ],
-        f"{_ARCH}.attention.head_count": d.n_head,
-        f"{_ARCH}.attention.head_count_kv": [
+        Keys.Attention.HEAD_COUNT: d.n_head,
+        Keys.Attention.HEAD_COUNT_KV: [
             d.n_head_kv if windowed else d.more["full_kv"] for windowed in sliding
         ],
-        f"{_ARCH}.attention.key_length": full_dim,
-        f"{_ARCH}.attention.value_length": full_dim,
-        f"{_ARCH}.attention.key_length_swa": d.head_dim,
-        f"{_ARCH}.attention.value_length_swa": d.head_dim,
-        f"{_ARCH}.attention.shared_kv_layers": int(config.values.get("num_kv_shared_layers") or 0),
-        f"{_ARCH}.attention.sliding_window": config.integer("sliding_window"),
-        f"{_ARCH}.attention.sliding_window_pattern": sliding,
-        f"{_ARCH}.rope.dimension_count": full_dim,
-        f"{_ARCH}.rope.dimension_count_swa": d.head_dim,
-        f"{_ARCH}.rope.freq_base": config.rope("full_attention").theta,
-        f"{_ARCH}.rope.freq_base_swa": config.rope("sliding_attention").theta,
-        f"{_ARCH}.vocab_size": d.n_vocab,
-        **blocks.rms_norm(_ARCH, config),
+        Keys.Attention.KEY_LENGTH: full_dim,
+        Keys.Attention.VALUE_LENGTH: full_dim,
+        Keys.Attention.KEY_LENGTH_SWA: d.head_dim,
+        Keys.Attention.VALUE_LENGTH_SWA: d.head_dim,
+        Keys.Attention.SHARED_KV_LAYERS: int(config.values.get("num_kv_shared_layers") or 0),
+        Keys.Attention.SLIDING_WINDOW: config.integer("sliding_window"),
+        Keys.Attention.SLIDING_WINDOW_PATTERN: sliding,
+        Keys.Rope.DIMENSION_COUNT: full_dim,
+        Keys.Rope.DIMENSION_COUNT_SWA: d.head_dim,
+        Keys.Rope.FREQ_BASE: config.rope("full_attention").theta,
+        Keys.Rope.FREQ_BASE_SWA: config.rope("sliding_attention").theta,
+        Keys.LLM.VOCAB_SIZE: d.n_vocab,
+        **blocks.rms_norm(config),
     }
     if d.n_expert:
-        found[f"{_ARCH}.expert_count"] = d.n_expert
-        found[f"{_ARCH}.expert_used_count"] = config.integer("top_k_experts")
-        found[f"{_ARCH}.expert_feed_forward_length"] = d.n_ff_expert
+        found[Keys.LLM.EXPERT_COUNT] = d.n_expert
+        found[Keys.LLM.EXPERT_USED_COUNT] = config.integer("top_k_experts")
+        found[Keys.LLM.EXPERT_FEED_FORWARD_LENGTH] = d.n_ff_expert
     if config.has("final_logit_softcapping"):
-        found[f"{_ARCH}.final_logit_softcapping"] = config.number("final_logit_softcapping")
+        found[Keys.LLM.FINAL_LOGIT_SOFTCAPPING] = config.number("final_logit_softcapping")
     return found
 
 
@@ -232,7 +231,7 @@ def _check(config: Config, d: Dims) -> None:
 
 
 GEMMA4 = Family(
-    architecture=_ARCH,
+    architecture="gemma4",
     names=("Gemma4ForCausalLM",),
     rules={
         **blocks.embeddings(),

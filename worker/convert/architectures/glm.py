@@ -12,8 +12,8 @@ from worker.convert.config import Config
 def _glm4(config: Config, d: Dims) -> Metadata:
     return {
         **blocks.common_metadata("glm4", config, d),
-        **blocks.partial_rotary("glm4", config, d, 0.5),
-        **blocks.rms_norm("glm4", config),
+        **blocks.partial_rotary(config, d, 0.5),
+        **blocks.rms_norm(config),
     }
 
 
@@ -44,9 +44,9 @@ GLM4 = Family(
 def _glm4_moe(config: Config, d: Dims) -> Metadata:
     return {
         **blocks.common_metadata("glm4moe", config, d),
-        **blocks.partial_rotary("glm4moe", config, d, 0.5),
-        **blocks.rms_norm("glm4moe", config),
-        **experts.shared_metadata("glm4moe", config, d, gating=2),
+        **blocks.partial_rotary(config, d, 0.5),
+        **blocks.rms_norm(config),
+        **experts.shared_metadata(config, d, gating=2),
     }
 
 

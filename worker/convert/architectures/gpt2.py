@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gguf.constants import Keys
+
 from worker.convert.architectures import blocks
 from worker.convert.architectures.rules import (
     Dims,
@@ -31,12 +33,12 @@ def _gpt2_dims(config: Config) -> Dims:
 
 def _gpt2(config: Config, d: Dims) -> Metadata:
     return {
-        "gpt2.block_count": d.n_layers,
-        "gpt2.context_length": d.n_positions,
-        "gpt2.embedding_length": d.n_embd,
-        "gpt2.feed_forward_length": d.n_ff,
-        "gpt2.attention.head_count": d.n_head,
-        "gpt2.attention.layer_norm_epsilon": config.number("layer_norm_epsilon", default=1e-5),
+        Keys.LLM.BLOCK_COUNT: d.n_layers,
+        Keys.LLM.CONTEXT_LENGTH: d.n_positions,
+        Keys.LLM.EMBEDDING_LENGTH: d.n_embd,
+        Keys.LLM.FEED_FORWARD_LENGTH: d.n_ff,
+        Keys.Attention.HEAD_COUNT: d.n_head,
+        Keys.Attention.LAYERNORM_EPS: config.number("layer_norm_epsilon", default=1e-5),
     }
 
 

@@ -101,9 +101,9 @@ def _expert_rules() -> Rules:
 def _metadata(config: Config, d: Dims) -> Metadata:
     return {
         **blocks.common_metadata("gpt-oss", config, d),
-        **blocks.rms_norm("gpt-oss", config),
-        **experts.expert_metadata("gpt-oss", config, d),
-        **blocks.windows("gpt-oss", config, d, period=2),
+        **blocks.rms_norm(config),
+        **experts.expert_metadata(config, d),
+        **blocks.windows(config, d, period=2),
     }
 
 

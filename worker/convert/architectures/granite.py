@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gguf.constants import Keys
+
 from worker.convert.architectures import blocks, experts, state_space
 from worker.convert.architectures.llama import DENSE
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
@@ -14,11 +16,11 @@ from worker.errors import ModelError
 def _granite(config: Config, d: Dims, arch: str = "granite") -> Metadata:
     return {
         **blocks.common_metadata(arch, config, d),
-        **blocks.rms_norm(arch, config),
-        f"{arch}.attention.scale": config.number("attention_multiplier", default=1.0),
-        f"{arch}.embedding_scale": config.number("embedding_multiplier", default=1.0),
-        f"{arch}.residual_scale": config.number("residual_multiplier", default=1.0),
-        f"{arch}.logit_scale": config.number("logits_scaling", default=1.0),
+        **blocks.rms_norm(config),
+        Keys.Attention.SCALE: config.number("attention_multiplier", default=1.0),
+        Keys.LLM.EMBEDDING_SCALE: config.number("embedding_multiplier", default=1.0),
+        Keys.LLM.RESIDUAL_SCALE: config.number("residual_multiplier", default=1.0),
+        Keys.LLM.LOGIT_SCALE: config.number("logits_scaling", default=1.0),
     }
 
 
@@ -47,8 +49,8 @@ def _moe_dims(config: Config) -> Dims:
 def _moe(config: Config, d: Dims, arch: str = "granitemoe") -> Metadata:
     found = _granite(config, d, arch)
     if d.n_expert:
-        found |= experts.expert_metadata(arch, config, d)
-        found[f"{arch}.expert_shared_feed_forward_length"] = d.n_ff_shared
+        found |= experts.expert_metadata(config, d)
+        found[Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH] = d.n_ff_shared
     return found
 
 
@@ -122,14 +124,13 @@ def _kinds(config: Config) -> list[str]:
 
 
 def _hybrid(config: Config, d: Dims) -> Metadata:
-    arch = "granitehybrid"
-    found = _moe(config, d, arch) | state_space.metadata(arch, config, d)
-    found[f"{arch}.attention.head_count_kv"] = [
+    found = _moe(config, d, "granitehybrid") | state_space.metadata(config, d)
+    found[Keys.Attention.HEAD_COUNT_KV] = [
         d.n_head_kv if kind == "attention" else 0 for kind in d.kinds
     ]
-    found[f"{arch}.rope.scaling.finetuned"] = False  # Switches off all rotation.
+    found[Keys.Rope.SCALING_FINETUNED] = False  # Switches off all rotation.
     if not d.n_expert:
-        found[f"{arch}.feed_forward_length"] = d.n_ff_shared
+        found[Keys.LLM.FEED_FORWARD_LENGTH] = d.n_ff_shared
     return found
 
 

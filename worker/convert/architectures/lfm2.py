@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gguf.constants import Keys
+
 from worker.convert.architectures import blocks, experts
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
 from worker.convert.architectures.state_space import as_stored
@@ -27,11 +29,11 @@ def _dims(config: Config) -> Dims:
 
 def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
     found = blocks.common_metadata(arch, config, d)
-    found[f"{arch}.attention.head_count_kv"] = [
+    found[Keys.Attention.HEAD_COUNT_KV] = [
         d.n_head_kv if "attention" in kind.split() else 0 for kind in d.kinds
     ]
-    found[f"{arch}.shortconv.l_cache"] = d.more["cache"]
-    found[f"{arch}.attention.layer_norm_rms_epsilon"] = config.number("norm_eps", default=1e-5)
+    found[Keys.ShortConv.L_CACHE] = d.more["cache"]
+    found[Keys.Attention.LAYERNORM_RMS_EPS] = config.number("norm_eps", default=1e-5)
     return found
 
 
@@ -103,9 +105,9 @@ def _moe_dims(config: Config) -> Dims:
 def _moe(config: Config, d: Dims) -> Metadata:
     return {
         **_metadata("lfm2moe", config, d),
-        **experts.expert_metadata("lfm2moe", config, d),
-        "lfm2moe.leading_dense_block_count": sum("dense" in kind.split() for kind in d.kinds),
-        "lfm2moe.expert_gating_func": 2,  # Sigmoid.
+        **experts.expert_metadata(config, d),
+        Keys.LLM.LEADING_DENSE_BLOCK_COUNT: sum("dense" in kind.split() for kind in d.kinds),
+        Keys.LLM.EXPERT_GATING_FUNC: 2,  # Sigmoid.
     }
 
 

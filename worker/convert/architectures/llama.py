@@ -22,11 +22,11 @@ DENSE = {
 
 
 def _llama(config: Config, d: Dims) -> Metadata:
-    return blocks.common_metadata("llama", config, d) | blocks.rms_norm("llama", config)
+    return blocks.common_metadata("llama", config, d) | blocks.rms_norm(config)
 
 
 def _mixtral(config: Config, d: Dims) -> Metadata:
-    return _llama(config, d) | experts.expert_metadata("llama", config, d)
+    return _llama(config, d) | experts.expert_metadata(config, d)
 
 
 def _mixtral_dims(config: Config) -> Dims:
@@ -35,7 +35,7 @@ def _mixtral_dims(config: Config) -> Dims:
 
 
 def _smollm3(config: Config, d: Dims) -> Metadata:
-    return blocks.common_metadata("smollm3", config, d) | blocks.rms_norm("smollm3", config)
+    return blocks.common_metadata("smollm3", config, d) | blocks.rms_norm(config)
 
 
 def _check_silu(config: Config, d: Dims) -> None:

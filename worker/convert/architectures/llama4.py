@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from gguf.constants import Keys
 
 from worker.convert.architectures import blocks, experts
 from worker.convert.architectures.rules import (
@@ -74,9 +75,9 @@ def _expert_rules() -> Rules:
 def _llama4(config: Config, d: Dims) -> Metadata:
     return {
         **blocks.common_metadata("llama4", config, d),
-        **blocks.rms_norm("llama4", config),
-        **experts.expert_metadata("llama4", config, d),
-        "llama4.interleave_moe_layer_step": config.integer("interleave_moe_layer_step", default=1),
+        **blocks.rms_norm(config),
+        **experts.expert_metadata(config, d),
+        Keys.LLM.INTERLEAVE_MOE_LAYER_STEP: config.integer("interleave_moe_layer_step", default=1),
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gguf.constants import Keys
+
 from worker.convert.architectures import blocks
 from worker.convert.architectures.llama import LLAMA
 from worker.convert.architectures.rules import Dims, Family, Metadata
@@ -10,13 +12,16 @@ from worker.errors import ModelError
 
 
 def _mistral3(config: Config, d: Dims) -> Metadata:
-    found = blocks.common_metadata("mistral3", config, d) | blocks.rms_norm("mistral3", config)
+    found = blocks.common_metadata("mistral3", config, d) | blocks.rms_norm(config)
     rope = config.rope().params
-    for key in ("beta_fast", "beta_slow"):
-        if rope.has(key):
-            found[f"mistral3.rope.scaling.yarn_{key}"] = rope.number(key)
+    for key, name in (
+        (Keys.Rope.SCALING_YARN_BETA_FAST, "beta_fast"),
+        (Keys.Rope.SCALING_YARN_BETA_SLOW, "beta_slow"),
+    ):
+        if rope.has(name):
+            found[key] = rope.number(name)
     if rope.has("llama_4_scaling_beta"):
-        found["mistral3.attention.temperature_scale"] = rope.number("llama_4_scaling_beta")
+        found[Keys.Attention.TEMPERATURE_SCALE] = rope.number("llama_4_scaling_beta")
     return found
 
 

@@ -10,8 +10,8 @@ from worker.convert.config import Config
 def _nemotron(config: Config, d: Dims) -> Metadata:
     return {
         **blocks.common_metadata("nemotron", config, d),
-        **blocks.partial_rotary("nemotron", config, d, 0.5),
-        **blocks.layer_norm_epsilon("nemotron", config),
+        **blocks.partial_rotary(config, d, 0.5),
+        **blocks.layer_norm_epsilon(config),
     }
 
 

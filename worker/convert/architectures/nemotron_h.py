@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gguf.constants import Keys
+
 from worker.convert.architectures import blocks, experts, state_space
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
 from worker.convert.config import Config
@@ -41,32 +43,32 @@ def _dims(config: Config) -> Dims:
     return replace(d, kinds=kinds)
 
 
-def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
+def _metadata(config: Config, d: Dims) -> Metadata:
     epsilon = config.number("layer_norm_epsilon", "norm_eps", default=1e-5)
     n_ff = d.n_ff_expert or d.n_ff
     found: Metadata = {
-        f"{arch}.block_count": d.n_layers,
-        f"{arch}.context_length": config.integer("max_position_embeddings"),
-        f"{arch}.embedding_length": d.n_embd,
-        f"{arch}.feed_forward_length": [n_ff if k in ("mlp", "moe") else 0 for k in d.kinds],
-        f"{arch}.attention.head_count": d.n_head,
-        f"{arch}.attention.head_count_kv": [
+        Keys.LLM.BLOCK_COUNT: d.n_layers,
+        Keys.LLM.CONTEXT_LENGTH: config.integer("max_position_embeddings"),
+        Keys.LLM.EMBEDDING_LENGTH: d.n_embd,
+        Keys.LLM.FEED_FORWARD_LENGTH: [n_ff if k in ("mlp", "moe") else 0 for k in d.kinds],
+        Keys.Attention.HEAD_COUNT: d.n_head,
+        Keys.Attention.HEAD_COUNT_KV: [
             d.n_head_kv if kind == "attention" else 0 for kind in d.kinds
         ],
-        f"{arch}.attention.key_length": d.head_dim,
-        f"{arch}.attention.value_length": d.head_dim,
-        f"{arch}.attention.layer_norm_epsilon": epsilon,
-        f"{arch}.attention.layer_norm_rms_epsilon": epsilon,
-        f"{arch}.vocab_size": d.n_vocab,
-        **state_space.metadata(arch, config, d),
+        Keys.Attention.KEY_LENGTH: d.head_dim,
+        Keys.Attention.VALUE_LENGTH: d.head_dim,
+        Keys.Attention.LAYERNORM_EPS: epsilon,
+        Keys.Attention.LAYERNORM_RMS_EPS: epsilon,
+        Keys.LLM.VOCAB_SIZE: d.n_vocab,
+        **state_space.metadata(config, d),
     }
     if d.n_expert:
-        found |= experts.expert_metadata(arch, config, d)
+        found |= experts.expert_metadata(config, d)
         found |= {
-            f"{arch}.expert_shared_feed_forward_length": d.n_ff_shared,
-            f"{arch}.expert_shared_count": config.integer("n_shared_experts"),
-            f"{arch}.expert_weights_norm": config.flag("norm_topk_prob", default=True),
-            f"{arch}.expert_weights_scale": config.number("routed_scaling_factor", default=1.0),
+            Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH: d.n_ff_shared,
+            Keys.LLM.EXPERT_SHARED_COUNT: config.integer("n_shared_experts"),
+            Keys.LLM.EXPERT_WEIGHTS_NORM: config.flag("norm_topk_prob", default=True),
+            Keys.LLM.EXPERT_WEIGHTS_SCALE: config.number("routed_scaling_factor", default=1.0),
         }
     return found
 
@@ -115,7 +117,7 @@ NEMOTRON_H = Family(
             },
         ),
     },
-    metadata=lambda config, d: _metadata("nemotron_h", config, d),
+    metadata=_metadata,
     dims=_dims,
     roots=("backbone.", "model."),
     applies=lambda config: not _has_experts(config),
@@ -142,7 +144,6 @@ NEMOTRON_H_MOE = replace(
         ),
         **experts.only("moe", _without_gate(experts.shared_experts(f"{_MIXER}.shared_experts"))),
     },
-    metadata=lambda config, d: _metadata("nemotron_h_moe", config, d),
     applies=_has_experts,
     ignored=(r"mtp\..*",),
 )

@@ -11,7 +11,7 @@ from worker.errors import ModelError
 
 
 def _olmo2(config: Config, d: Dims) -> Metadata:
-    return blocks.common_metadata("olmo2", config, d) | blocks.rms_norm("olmo2", config)
+    return blocks.common_metadata("olmo2", config, d) | blocks.rms_norm(config)
 
 
 OLMO2 = Family(
@@ -39,7 +39,7 @@ OLMO2 = Family(
 
 
 def _olmo3(config: Config, d: Dims) -> Metadata:
-    return _olmo2(config, d) | blocks.windows("olmo2", config, d, period=4)
+    return _olmo2(config, d) | blocks.windows(config, d, period=4)
 
 
 def _check_olmo3(config: Config, d: Dims) -> None:
@@ -64,8 +64,8 @@ def _olmoe_dims(config: Config) -> Dims:
 def _olmoe(config: Config, d: Dims) -> Metadata:
     return {
         **blocks.common_metadata("olmoe", config, d),
-        **blocks.rms_norm("olmoe", config),
-        **experts.expert_metadata("olmoe", config, d),
+        **blocks.rms_norm(config),
+        **experts.expert_metadata(config, d),
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
+from gguf.constants import Keys
 
 from worker.convert.architectures import blocks
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule
@@ -34,23 +35,23 @@ def _original_context(config: Config) -> int:
 def _metadata(config: Config, d: Dims) -> Metadata:
     context = config.integer("max_position_embeddings")
     found: Metadata = {
-        "phi3.block_count": d.n_layers,
-        "phi3.context_length": context,
-        "phi3.embedding_length": d.n_embd,
-        "phi3.feed_forward_length": d.n_ff,
-        "phi3.attention.head_count": d.n_head,
-        "phi3.attention.head_count_kv": d.n_head_kv,
-        "phi3.vocab_size": d.n_vocab,
-        "phi3.rope.dimension_count": _rope_dims(config, d),
-        "phi3.rope.freq_base": config.rope().theta,
-        "phi3.rope.scaling.original_context_length": _original_context(config),
-        "phi3.attention.sliding_window": int(config.values.get("sliding_window") or 0),
-        **blocks.rms_norm("phi3", config),
+        Keys.LLM.BLOCK_COUNT: d.n_layers,
+        Keys.LLM.CONTEXT_LENGTH: context,
+        Keys.LLM.EMBEDDING_LENGTH: d.n_embd,
+        Keys.LLM.FEED_FORWARD_LENGTH: d.n_ff,
+        Keys.Attention.HEAD_COUNT: d.n_head,
+        Keys.Attention.HEAD_COUNT_KV: d.n_head_kv,
+        Keys.LLM.VOCAB_SIZE: d.n_vocab,
+        Keys.Rope.DIMENSION_COUNT: _rope_dims(config, d),
+        Keys.Rope.FREQ_BASE: config.rope().theta,
+        Keys.Rope.SCALING_ORIG_CTX_LEN: _original_context(config),
+        Keys.Attention.SLIDING_WINDOW: int(config.values.get("sliding_window") or 0),
+        **blocks.rms_norm(config),
     }
     if _is_long(config):
         scale = context / _original_context(config)
         long = math.sqrt(1 + math.log(scale) / math.log(_original_context(config)))
-        found["phi3.rope.scaling.attn_factor"] = long if scale > 1 else 1.0
+        found[Keys.Rope.SCALING_ATTN_FACTOR] = long if scale > 1 else 1.0
     return found
 
 
@@ -112,8 +113,8 @@ PHI3 = Family(
 def _phi2(config: Config, d: Dims) -> Metadata:
     return {
         **blocks.common_metadata("phi2", config, d),
-        **blocks.partial_rotary("phi2", config, d, 0.5),
-        **blocks.layer_norm_epsilon("phi2", config),
+        **blocks.partial_rotary(config, d, 0.5),
+        **blocks.layer_norm_epsilon(config),
     }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gguf.constants import Keys
+
 from worker.convert.architectures import blocks, experts
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
 from worker.convert.config import Config
@@ -32,11 +34,11 @@ def expert_rules() -> Rules:
 
 
 def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
-    found = blocks.common_metadata(arch, config, d) | blocks.rms_norm(arch, config)
+    found = blocks.common_metadata(arch, config, d) | blocks.rms_norm(config)
     if d.n_expert:
-        found |= experts.expert_metadata(arch, config, d)
+        found |= experts.expert_metadata(config, d)
     if d.n_ff_shared:
-        found[f"{arch}.expert_shared_feed_forward_length"] = d.n_ff_shared
+        found[Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH] = d.n_ff_shared
     return found
 
 

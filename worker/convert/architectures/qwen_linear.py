@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from gguf.constants import Keys
 
 from worker.convert.architectures import blocks, experts, qwen
 from worker.convert.architectures.rules import Array, Dims, Family, Make, Metadata, Rule, Rules
@@ -177,28 +178,28 @@ def _rules(linear: Rules, feed_forward: Rules) -> Rules:
 def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
     found: Metadata = {
         **blocks.common_metadata(arch, config, d),
-        **blocks.partial_rotary(arch, config, d, 0.25),
-        **blocks.rms_norm(arch, config),
-        f"{arch}.ssm.conv_kernel": d.more["kernel"],
-        f"{arch}.ssm.state_size": d.more["k_dim"],
-        f"{arch}.ssm.group_count": d.more["k_heads"],
-        f"{arch}.ssm.time_step_rank": d.more["v_heads"],
-        f"{arch}.ssm.inner_size": _values(d),
-        f"{arch}.attention.recurrent_layers": [kind == "linear" for kind in d.kinds],
-        f"{arch}.full_attention_interval": config.integer(
+        **blocks.partial_rotary(config, d, 0.25),
+        **blocks.rms_norm(config),
+        Keys.SSM.CONV_KERNEL: d.more["kernel"],
+        Keys.SSM.STATE_SIZE: d.more["k_dim"],
+        Keys.SSM.GROUP_COUNT: d.more["k_heads"],
+        Keys.SSM.TIME_STEP_RANK: d.more["v_heads"],
+        Keys.SSM.INNER_SIZE: _values(d),
+        "{arch}.attention.recurrent_layers": [kind == "linear" for kind in d.kinds],
+        Keys.LLM.FULL_ATTENTION_INTERVAL: config.integer(
             "full_attention_interval", default=_PERIOD
         ),
     }
     if d.n_expert:
-        found |= experts.expert_metadata(arch, config, d)
-        found[f"{arch}.expert_shared_feed_forward_length"] = d.n_ff_shared
+        found |= experts.expert_metadata(config, d)
+        found[Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH] = d.n_ff_shared
     return found
 
 
 def _qwen35(arch: str, config: Config, d: Dims) -> Metadata:
     sections = config.rope().params.values.get("mrope_section") or _SECTIONS
     padded = [*sections, 0, 0, 0, 0][:4]
-    return {**_metadata(arch, config, d), f"{arch}.rope.dimension_sections": padded}
+    return {**_metadata(arch, config, d), Keys.Rope.DIMENSION_SECTIONS: padded}
 
 
 def _check(config: Config, d: Dims) -> None:

@@ -19,6 +19,8 @@ from worker.convert.config import Config
 
 Value = bool | int | float | str | bytes | list[bool] | list[int] | list[float] | list[str]
 Metadata = dict[str, Value]
+"""Values by key as `gguf` has it: `{arch}` stands for the architecture, which `output.header` fills
+in."""
 
 
 @dataclass(frozen=True, slots=True)

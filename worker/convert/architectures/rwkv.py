@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from gguf.constants import Keys
 
 from worker.convert.architectures import blocks
 from worker.convert.architectures.rules import Array, Dims, Family, Metadata, Rule, Rules, Shape
@@ -18,8 +19,13 @@ _CHANNEL_MIX = f"{blocks.LAYER}.ffn"
 _INPUTS = "rwkvag"
 """What a token is mixed into with the one before it, in llama.cpp's order."""
 _GROUP_NORM_EPS = 64e-5
-_RANKS = {"w": "decay", "a": "iclr", "v": "value_residual_mix", "g": "gate"}
-"""The inputs that are products of two small matrices, with llama.cpp's words for them."""
+_RANKS = {
+    "w": Keys.Attention.DECAY_LORA_RANK,
+    "a": Keys.Attention.ICLR_LORA_RANK,
+    "v": Keys.Attention.VALUE_RESIDUAL_MIX_LORA_RANK,
+    "g": Keys.Attention.GATE_LORA_RANK,
+}
+"""The inputs that are products of two small matrices, with the keys of their inner size."""
 _RANK_KEYS = {"w": "decay_low_rank_dim", "a": "a_low_rank_dim", "v": "v_low_rank_dim"}
 _RANK_KEYS |= {"g": "gate_low_rank_dim"}
 
@@ -43,15 +49,15 @@ def _dims(config: Config) -> Dims:
 
 def _metadata(config: Config, d: Dims) -> Metadata:
     return {
-        f"{_ARCH}.block_count": d.n_layers,
-        f"{_ARCH}.context_length": 1 << 20,  # It has no bound.
-        f"{_ARCH}.embedding_length": d.n_embd,
-        f"{_ARCH}.feed_forward_length": d.n_ff,
-        f"{_ARCH}.attention.head_count": 0,
-        f"{_ARCH}.vocab_size": d.n_vocab,
-        f"{_ARCH}.wkv.head_size": d.head_dim,
-        **blocks.layer_norm_epsilon(_ARCH, config),
-        **{f"{_ARCH}.attention.{word}_lora_rank": d.more[x] for x, word in _RANKS.items()},
+        Keys.LLM.BLOCK_COUNT: d.n_layers,
+        Keys.LLM.CONTEXT_LENGTH: 1 << 20,  # It has no bound.
+        Keys.LLM.EMBEDDING_LENGTH: d.n_embd,
+        Keys.LLM.FEED_FORWARD_LENGTH: d.n_ff,
+        Keys.Attention.HEAD_COUNT: 0,
+        Keys.LLM.VOCAB_SIZE: d.n_vocab,
+        Keys.WKV.HEAD_SIZE: d.head_dim,
+        **blocks.layer_norm_epsilon(config),
+        **{key: d.more[x] for x, key in _RANKS.items()},
     }
 
 

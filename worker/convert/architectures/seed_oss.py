@@ -8,7 +8,7 @@ from worker.convert.config import Config
 
 
 def _seed_oss(config: Config, d: Dims) -> Metadata:
-    return blocks.common_metadata("seed_oss", config, d) | blocks.rms_norm("seed_oss", config)
+    return blocks.common_metadata("seed_oss", config, d) | blocks.rms_norm(config)
 
 
 def _check(config: Config, d: Dims) -> None:

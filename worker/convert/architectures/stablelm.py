@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gguf.constants import Keys
+
 from worker.convert.architectures import blocks
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
 from worker.convert.config import Config
@@ -10,9 +12,9 @@ from worker.convert.config import Config
 def _stablelm(config: Config, d: Dims) -> Metadata:
     return {
         **blocks.common_metadata("stablelm", config, d),
-        **blocks.partial_rotary("stablelm", config, d, 0.25),
-        "stablelm.use_parallel_residual": config.flag("use_parallel_residual"),
-        **blocks.layer_norm_epsilon("stablelm", config),
+        **blocks.partial_rotary(config, d, 0.25),
+        Keys.LLM.USE_PARALLEL_RESIDUAL: config.flag("use_parallel_residual"),
+        **blocks.layer_norm_epsilon(config),
     }
 
 

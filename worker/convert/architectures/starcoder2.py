@@ -10,7 +10,7 @@ from worker.convert.config import Config
 def _starcoder2(config: Config, d: Dims) -> Metadata:
     return {
         **blocks.common_metadata("starcoder2", config, d),
-        **blocks.layer_norm_epsilon("starcoder2", config),
+        **blocks.layer_norm_epsilon(config),
     }
 
 

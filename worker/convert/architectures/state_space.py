@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from gguf.constants import Keys
 
 from worker.convert.architectures import blocks
 from worker.convert.architectures.rules import Array, Dims, Family, Make, Metadata, Rule, Rules
@@ -31,13 +32,13 @@ def with_sizes(d: Dims, config: Config, n_heads: int) -> Dims:
     )
 
 
-def metadata(arch: str, config: Config, d: Dims) -> Metadata:
+def metadata(config: Config, d: Dims) -> Metadata:
     return {
-        f"{arch}.ssm.conv_kernel": d.more["kernel"],
-        f"{arch}.ssm.inner_size": d.more["inner"],
-        f"{arch}.ssm.state_size": d.more["state"],
-        f"{arch}.ssm.time_step_rank": d.more["heads"],
-        f"{arch}.ssm.group_count": d.more["groups"],
+        Keys.SSM.CONV_KERNEL: d.more["kernel"],
+        Keys.SSM.INNER_SIZE: d.more["inner"],
+        Keys.SSM.STATE_SIZE: d.more["state"],
+        Keys.SSM.TIME_STEP_RANK: d.more["heads"],
+        Keys.SSM.GROUP_COUNT: d.more["groups"],
     }
 
 
@@ -110,14 +111,14 @@ def _mamba2_dims(config: Config) -> Dims:
 
 def _mamba2(config: Config, d: Dims) -> Metadata:
     return {
-        "mamba2.block_count": d.n_layers,
-        "mamba2.context_length": 1 << 20,  # Mamba 2 has no limit.
-        "mamba2.embedding_length": d.n_embd,
-        "mamba2.feed_forward_length": 0,
-        "mamba2.attention.head_count": 0,
-        "mamba2.vocab_size": d.n_vocab,
-        "mamba2.attention.layer_norm_rms_epsilon": config.number("layer_norm_epsilon"),
-        **metadata("mamba2", config, d),
+        Keys.LLM.BLOCK_COUNT: d.n_layers,
+        Keys.LLM.CONTEXT_LENGTH: 1 << 20,  # Mamba 2 has no limit.
+        Keys.LLM.EMBEDDING_LENGTH: d.n_embd,
+        Keys.LLM.FEED_FORWARD_LENGTH: 0,
+        Keys.Attention.HEAD_COUNT: 0,
+        Keys.LLM.VOCAB_SIZE: d.n_vocab,
+        Keys.Attention.LAYERNORM_RMS_EPS: config.number("layer_norm_epsilon"),
+        **metadata(config, d),
     }
 
 
@@ -231,8 +232,8 @@ def _falcon_rules() -> Rules:
 def _falcon(config: Config, d: Dims) -> Metadata:
     return {
         **blocks.common_metadata("falcon-h1", config, d),
-        **blocks.rms_norm("falcon-h1", config),
-        **metadata("falcon-h1", config, d),
+        **blocks.rms_norm(config),
+        **metadata(config, d),
     }
 
 

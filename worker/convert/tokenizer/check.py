@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gguf.constants import Keys
+
 from worker.convert.architectures import Metadata
 from worker.convert.output import header, write_header_to
 from worker.convert.tokenizer import corpus
@@ -106,7 +108,7 @@ def _compare(vocabulary: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     from worker.llama.model import LoadOptions, Model
 
     model = Model(str(vocabulary), LoadOptions(vocab_only=True))
-    reason = _NORMALISERS.get(model.metadata("tokenizer.ggml.model") or "", "")
+    reason = _NORMALISERS.get(model.metadata(Keys.Tokenizer.MODEL) or "", "")
     special = [t for t in _special(tokenizer) if t[1] < model.n_vocab]
     texts = corpus.texts([text for text, _ in special])
     differing = []

@@ -11,6 +11,8 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
+from gguf.constants import Keys
+
 from worker.convert.tokenizer.definition import steps_of
 from worker.convert.tokenizer.protobuf import SentencePieceModel
 from worker.convert.tokenizer.vocabulary import TokenType, Vocabulary
@@ -34,13 +36,11 @@ def from_model(model: SentencePieceModel) -> Vocabulary:
     for role, i in (("bos", model.bos_id), ("eos", model.eos_id), ("unk", model.unk_id)):
         if 0 <= i < len(model.pieces):
             vocabulary.special_ids[role] = i
-    vocabulary.settings["tokenizer.ggml.add_space_prefix"] = model.add_dummy_prefix
+    vocabulary.settings[Keys.Tokenizer.ADD_PREFIX] = model.add_dummy_prefix
     if unigram:
-        vocabulary.settings["tokenizer.ggml.remove_extra_whitespaces"] = (
-            model.remove_extra_whitespaces
-        )
+        vocabulary.settings[Keys.Tokenizer.REMOVE_EXTRA_WS] = model.remove_extra_whitespaces
         if model.charsmap:
-            vocabulary.settings["tokenizer.ggml.precompiled_charsmap"] = model.charsmap
+            vocabulary.settings[Keys.Tokenizer.PRECOMPILED_CHARSMAP] = model.charsmap
     return vocabulary
 
 
@@ -79,9 +79,9 @@ def from_unigram_json(tokenizer: Mapping[str, Any]) -> Vocabulary:
         vocabulary.special_ids["unk"] = unk
     settings = vocabulary.settings
     set_space_prefix(vocabulary, tokenizer)
-    settings["tokenizer.ggml.remove_extra_whitespaces"] = _squeezes_spaces(tokenizer)
+    settings[Keys.Tokenizer.REMOVE_EXTRA_WS] = _squeezes_spaces(tokenizer)
     if charsmap := _charsmap(tokenizer):
-        settings["tokenizer.ggml.precompiled_charsmap"] = charsmap
+        settings[Keys.Tokenizer.PRECOMPILED_CHARSMAP] = charsmap
     return vocabulary
 
 
@@ -100,7 +100,7 @@ def set_space_prefix(vocabulary: Vocabulary, tokenizer: Mapping[str, Any]) -> No
     already. A `Metaspace` adds it only where there is none. For BPE, the worker therefore adds it
     instead of llama.cpp.
     """
-    key, scheme = "tokenizer.ggml.add_space_prefix", _prepend_scheme(tokenizer)
+    key, scheme = Keys.Tokenizer.ADD_PREFIX, _prepend_scheme(tokenizer)
     if scheme in ("first", "each") and vocabulary.model == "llama":
         vocabulary.steps.append(f"space-{scheme}")
         vocabulary.settings[key] = False

@@ -6,21 +6,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from gguf.constants import Keys
+
 from worker.convert.architectures import Metadata
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 
 _SLOTS = {
-    "bos": "tokenizer.ggml.bos_token_id",
-    "eos": "tokenizer.ggml.eos_token_id",
-    "unk": "tokenizer.ggml.unknown_token_id",
-    "sep": "tokenizer.ggml.seperator_token_id",
-    "pad": "tokenizer.ggml.padding_token_id",
-    "mask": "tokenizer.ggml.mask_token_id",
+    "bos": Keys.Tokenizer.BOS_ID,
+    "eos": Keys.Tokenizer.EOS_ID,
+    "unk": Keys.Tokenizer.UNK_ID,
+    "sep": Keys.Tokenizer.SEP_ID,
+    "pad": Keys.Tokenizer.PAD_ID,
+    "mask": Keys.Tokenizer.MASK_ID,
     "cls": "tokenizer.ggml.cls_token_id",
 }
-"""GGUF's keys; one of them is misspelt in the format."""
+"""GGUF's keys; the `gguf` package has none for `cls`."""
 
 _ENDS_BY_NAME = frozenset(
     """<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> </s>
@@ -56,15 +58,15 @@ def special_tokens(
         found[_SLOTS[role]] = i
     # llama.cpp has three slots for ends, and knows some other ends by their text.
     unnamed = [i for i in ends if i != ids.get("eos") and not _known_end(vocabulary, i)]
-    for key, i in zip(("eot", "eom"), unnamed, strict=False):
-        found[f"tokenizer.ggml.{key}_token_id"] = i
+    for key, i in zip((Keys.Tokenizer.EOT_ID, Keys.Tokenizer.EOM_ID), unnamed, strict=False):
+        found[key] = i
     if len(unnamed) > 2:
         raise ModelError(
             f"generation_config.json has {len(ends)} eos_token_id; llama.cpp can be told of 3 and "
             f"knows others by name, {vocabulary.tokens[unnamed[2]]!r} is not among them"
         )
-    found["tokenizer.ggml.add_bos_token"] = _adds(checkpoint, "bos", ids, vocabulary)
-    found["tokenizer.ggml.add_eos_token"] = _adds(checkpoint, "eos", ids, vocabulary)
+    found[Keys.Tokenizer.ADD_BOS] = _adds(checkpoint, "bos", ids, vocabulary)
+    found[Keys.Tokenizer.ADD_EOS] = _adds(checkpoint, "eos", ids, vocabulary)
     if ends:
         found["llorch.convert.eog_token_ids"] = ends
     return found

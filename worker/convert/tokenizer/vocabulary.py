@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from gguf.constants import Keys
+
 from worker.convert.architectures import Metadata
 from worker.errors import ModelError
 from worker.llama import source_text, source_words
@@ -139,15 +141,15 @@ class Vocabulary:
         if self.split:  # Before the vocabulary, where the worker looks for it.
             found[source_words.SPLIT] = json.dumps(self.split, ensure_ascii=False)
         found |= {
-            "tokenizer.ggml.model": self.model,
-            "tokenizer.ggml.pre": self.pre,
-            "tokenizer.ggml.tokens": self.tokens,
-            "tokenizer.ggml.token_type": self.types,
+            Keys.Tokenizer.MODEL: self.model,
+            Keys.Tokenizer.PRE: self.pre,
+            Keys.Tokenizer.LIST: self.tokens,
+            Keys.Tokenizer.TOKEN_TYPE: self.types,
         }
         if self.scores is not None:
-            found["tokenizer.ggml.scores"] = self.scores
+            found[Keys.Tokenizer.SCORES] = self.scores
         if self.merges is not None:
-            found["tokenizer.ggml.merges"] = self.merges
+            found[Keys.Tokenizer.MERGES] = self.merges
         for key, words in (
             (source_text.STEPS, self.steps),
             (source_text.LSTRIP, sorted(self.lstrip)),
