@@ -16,7 +16,7 @@ from tests.support.random_models import Kind, random_model
 from worker.engine.prefix_cache import Slot
 from worker.engine.sequence import Sequence
 from worker.engine.shelf import Shelf
-from worker.wire.messages import Started
+from worker.wire.messages import Finished, Started
 
 SECOND_PER_TOKEN = 1.0
 
@@ -146,6 +146,45 @@ def test_what_must_be_computed_is_not_taken() -> None:
     engine.submit(3, b"a" * 40, max_tokens=2, deterministic=True)
     engine.run()
     assert isinstance(first := engine.events[3][0], Started) and first.cached_tokens == 0
+
+
+@pytest.mark.parametrize("kind", [{}, {"recurrent": True}, {"window": 12}])
+def test_conversations_that_come_and_go_say_what_each_says_alone(kind: dict[str, Any]) -> None:
+    for seed in range(25):
+        converse(random.Random(seed), kind)
+
+
+def converse(choose: random.Random, kind: dict[str, Any]) -> None:
+    """Beginnings, continuations and cancels, several at once, in a pool and a shelf that are too
+    small for all of them."""
+    engine = Engine(choose.randint(1, 6), choose.choice([100, 200, 400]), unified=True, **kind)
+    engine.scheduler.pace.seconds_per_prompt_token = choose.choice([0.0, SECOND_PER_TOKEN])
+    common = [bytes(choose.randrange(97, 123) for _ in range(36)) for _ in range(2)] + [b""]
+    told = [beginning + b"?" for beginning in common]
+    asked: dict[int, tuple[bytes, int]] = {}
+    for request_id in range(40):
+        prompt = choose.choice(told) + bytes(
+            choose.randrange(97, 123) for _ in range(choose.randint(1, 12))
+        )
+        asked[request_id] = prompt[: CONTEXT - 5], choose.randint(1, 14)
+        engine.submit(request_id, asked[request_id][0], max_tokens=asked[request_id][1])
+        for _ in range(choose.choice([0, 0, 1, 3, 20])):
+            engine.turn()
+        if choose.random() < 0.1:
+            engine.loop.cancel(choose.randrange(request_id + 1))
+        told += [
+            prompt + engine.text(other).encode()
+            for other, (prompt, _) in list(asked.items())[-3:]
+            if engine.events[other] and isinstance(engine.events[other][-1], Finished)
+        ]
+    engine.run()
+    for request_id, (prompt, max_tokens) in asked.items():
+        expected = expected_answer(prompt, max_tokens, CONTEXT)
+        if isinstance(engine.end(request_id), Finished):
+            assert engine.text(request_id).encode() == expected
+        else:
+            assert expected.startswith(engine.text(request_id).encode())
+    engine.check_idle()
 
 
 # --- the shelf itself ------------------------------------------------------------------------
