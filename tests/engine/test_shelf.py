@@ -289,6 +289,20 @@ def test_copies_beside_streams_are_made_for_a_limited_time(backend: ByteBackend)
     assert done[0] is slots[-1], "the most recently used first"
 
 
+def test_all_but_the_most_recent_are_copied_while_nothing_runs(backend: ByteBackend) -> None:
+    texts = [bytes([number]) * 40 for number in range(3)]
+    slots = slots_of(backend, texts)
+    shelf, looks = Shelf(backend, 1 << 20, Clock()), iter([True, False])
+    shelf.copy_while(slots, lambda: next(looks))
+    assert [taken(shelf, backend, text + b"?") for text in texts] == [40, 0, 0], "a request came"
+    shelf.copy_while(slots, lambda: True)
+    assert [taken(shelf, backend, text + b"?") for text in texts] == [40, 40, 0]
+    assert all(slot.kept for slot in slots), "they stay in their cells until another needs the pool"
+    none = Shelf(backend, 0, Clock())
+    none.copy_while(slots, lambda: True)
+    assert taken(none, backend, texts[0] + b"?") == 0
+
+
 def test_one_slow_copy_is_forgiven(backend: ByteBackend) -> None:
     clock = Clock(90.0)
     slots = slots_of(backend, [bytes([number]) * 40 for number in range(3)])

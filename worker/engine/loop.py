@@ -96,8 +96,7 @@ class Loop:
         if self._keeper is not None:
             self._keeper.keep(self._scheduler.slots, is_busy=self._scheduler.has_work)
         self._flush()
-        native = self._native_seconds - native_before
-        self._overhead_seconds += self._clock() - began - native
+        self._overhead_seconds += self._clock() - began - (self._native_seconds - native_before)
         return True
 
     @property
@@ -129,6 +128,7 @@ class Loop:
         """Run the actions from other threads; returns false after `stop`."""
         wait = not self._scheduler.has_work
         if wait and self._steps:  # not in the way of a start
+            self._scheduler.shelf.copy_while(self._scheduler.slots, self._inbox.empty)
             self._answers.learn_while(self._inbox.empty)
         while wait or not self._inbox.empty():  # this thread is the only reader
             action = self._inbox.get()

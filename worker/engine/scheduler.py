@@ -28,7 +28,7 @@ class Scheduler:
         self.slots = [Slot(index) for index in range(limits.n_slots)]
         takes_any = not backend.cuts_anywhere and limits.snapshot_bytes > 0
         self._snapshots = Snapshots(self.slots, limits.snapshot_bytes) if takes_any else None
-        self._shelf = Shelf(backend, limits.shelf_bytes)
+        self.shelf = Shelf(backend, limits.shelf_bytes)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In the order of admission: the last is the youngest."""
@@ -172,7 +172,7 @@ class Scheduler:
                 return
             n_free -= 1
             match = self._match(sequence)
-            shelved = self._shelf.find(sequence, match, n_cells, self.pace.seconds_per_prompt_token)
+            shelved = self.shelf.find(sequence, match, n_cells, self.pace.seconds_per_prompt_token)
             # One more cell than tokens: for the next token that is sampled.
             n_cells -= len(sequence.tokens) + 1 - (self._n_shared(match) if not shelved else 0)
             if n_cells < 0 and self.running:
@@ -246,7 +246,7 @@ class Scheduler:
         kept = [s for s in self.slots if s.kept and (match is None or s is not match.slot)]
         if self._keeper is not None:
             kept = [slot for slot in kept if not slot.is_unsaved]
-        for slot in self._shelf.put_all(kept, self.slots, is_busy=bool(self.running)):
+        for slot in self.shelf.put_all(kept, self.slots, is_busy=bool(self.running)):
             self._empty(slot)
         step.moves += self.take_emptied()
 
@@ -272,7 +272,7 @@ class Scheduler:
     def _restore(self, stored: Restorable, step: Step) -> tuple[Slot, int, list[Snapshot]]:
         """Fill an idle slot with a stored prefix: (slot, tokens, snapshots)."""
         prefix, length = stored.prefix, stored.length
-        self._shelf.use(prefix, self._tick())
+        self.shelf.use(prefix, self._tick())
         most = self.limits.n_cells - len(prefix.tokens)
         while self.limits.unified and self.cells_running + self.cells_cached > most:
             if not self.drop_cached():

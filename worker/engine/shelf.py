@@ -66,6 +66,17 @@ class Shelf:
             seconds = MOST_SECONDS - (self._clock() - began)
         return put
 
+    def copy_while(self, slots: Sequence[Slot], is_idle: Callable[[], bool]) -> None:
+        """Copy what all slots but the most recently used one keep, so that `put_all` need not.
+
+        Where there is one conversation, it is never copied.
+        """
+        kept = sorted((slot for slot in slots if slot.kept), key=lambda slot: slot.last_used)
+        for slot in kept[:-1]:
+            if not self._most_bytes or not is_idle():
+                return
+            self._put(slot, slots, _MOST_ALONE)
+
     def find(
         self,
         sequence: EngineSequence,
