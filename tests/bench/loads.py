@@ -101,6 +101,19 @@ def joining(n_words: int, n_idle: int) -> Callable[..., list[Prompt]]:
     return make
 
 
+def stranger(n_before: int, n_words: int) -> Callable[..., list[Prompt]]:
+    """Conversations one after another, and then a prompt that has nothing in common with them."""
+
+    def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
+        before = [
+            Prompt(text_of(rng, words, n_words), 2, start_after=(number - 1, 1) if number else None)
+            for number in range(n_before)
+        ]
+        return [*before, Prompt(text_of(rng, words, 128), 64, start_after=(n_before - 1, 1))]
+
+    return make
+
+
 def text_of(rng: random.Random, words: Sequence[str], n_words: int) -> str:
     return "".join(" " + word for word in rng.choices(words, k=n_words))
 
@@ -122,6 +135,10 @@ def read_throughput(streams: list[TokenStream], prompts: list[Prompt]) -> Metric
         "e2e_p50_ms": percentile([stream.e2e_s for stream in streams], 50) * 1e3,
         "e2e_p95_ms": percentile([stream.e2e_s for stream in streams], 95) * 1e3,
     }
+
+
+def read_stranger(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
+    return read_throughput(streams[-1:], prompts[-1:])
 
 
 def read_steady(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
@@ -201,6 +218,7 @@ LOADS: dict[str, Load] = {
             for n in (1, 4, 16)
         ),
         Load("repetition", None, repeating(24, 6, 128), read_throughput, 300, model=INSTRUCT),
+        Load("stranger", None, stranger(8, 700), read_stranger, 300, model=INSTRUCT),
         Load("join", JOIN_SHAPE, joining(4000, 64), read_join),
     )
 }

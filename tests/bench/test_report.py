@@ -14,7 +14,14 @@ from tests.bench import agents, report
 from tests.bench.__main__ import main, parse
 from tests.bench.client import Recording
 from tests.bench.errors import BenchError
-from tests.bench.loads import LOADS, Prompt, read_join, read_steady, read_throughput
+from tests.bench.loads import (
+    LOADS,
+    Prompt,
+    read_join,
+    read_steady,
+    read_stranger,
+    read_throughput,
+)
 from tests.bench.model import is_whole_text
 from tests.bench.open_arrivals import open_load
 from tests.bench.stats import medians, paired_errors, paired_ratios, percentile
@@ -72,6 +79,15 @@ def test_a_join_is_judged_by_the_gaps_that_reach_into_it() -> None:
     assert metrics["join_itl_max_ms"] == pytest.approx(2000)
     assert metrics["join_ttft_ms"] == pytest.approx(2005)
     assert metrics["join_tokens_meanwhile"] == 2
+
+
+def test_a_stranger_comes_after_the_conversations_and_counts_alone() -> None:
+    prompts = LOADS["stranger"].make(random.Random(1), WORDS)
+    assert [prompt.start_after for prompt in prompts] == [None, *((n, 1) for n in range(8))]
+    before, last = stream(0.0, 3.0, 4.0), stream(4.0, *(4.5 + i / 100 for i in range(64)))
+    metrics = read_stranger([before] * 8 + [last], prompts)
+    assert metrics["ttft_p50_ms"] == pytest.approx(500)
+    assert metrics["itl_p50_ms"] == pytest.approx(10)
 
 
 def test_prompts_are_repeatable_distinct_and_share_what_they_should() -> None:
