@@ -161,9 +161,8 @@ class KvStore:
         if not self._key:
             return  # the reason was logged
         path = self._folder / f"{self._beginning}{secrets.token_hex(8)}{SUFFIX}"
-        expected = len(prefix.state) + sum(len(each.state) for each in prefix.snapshots)
         try:
-            self._make_room(expected)
+            self._make_room(prefix.n_bytes)
             entry = write(path, prefix, salt, self._key)
         except OSError as error:
             log.warning("kv_store.write_failed", reason=str(error))
