@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -122,9 +121,9 @@ def stream_after_wait(worker: WorkerProcess, base_urls: list[str], wait_s: float
                 lambda: worker.stderr,
             )
             waiting = worker.metric("worker_queue_prompt_tokens")
-        os.kill(worker.engine_pid, signal.SIGSTOP)
+        worker.freeze_engine()
         time.sleep(wait_s)
-        os.kill(worker.engine_pid, signal.SIGCONT)
+        worker.thaw_engine()
     # The job that held the slot is gone with its connection; now it is the waiting ones' turn.
     for thread in threads:
         thread.join()

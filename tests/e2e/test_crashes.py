@@ -155,7 +155,7 @@ def crash_after_queueing(running: WorkerProcess, n_queued: int) -> sse.Stream:
     with running.streaming("The lake", **LONG) as response:
         chunks = response.iter_raw()
         seen = [next(chunks)]
-        os.kill(running.engine_pid, signal.SIGSTOP)  # so that the queue cannot drain meanwhile
+        running.freeze_engine()  # so that the queue cannot drain meanwhile
         until(
             lambda: running.get("/health").json()["queued"] == n_queued,
             10,
@@ -205,8 +205,8 @@ def test_a_stall_is_unhealthy_then_replaced(start_worker: StartWorker) -> None:
     with running.streaming("One day", **LONG) as response:
         chunks = response.iter_raw()
         seen = [next(chunks)]
-        os.kill(first, signal.SIGSTOP)
         stopped_at = time.monotonic()
+        running.freeze_engine()
         assert running.get("/health").status_code == 200, "not yet"
         until(lambda: running.get("/health").status_code == 503, 3, lambda: "healthy all the time")
         assert time.monotonic() - stopped_at >= 1.4

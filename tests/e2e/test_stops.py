@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -36,7 +35,7 @@ def test_running_streams_finish_and_new_work_is_refused(
     start_worker: StartWorker, how: str
 ) -> None:
     worker = start_worker()
-    os.kill(worker.engine_pid, signal.SIGSTOP)  # holds the stream open while we look around
+    worker.freeze_engine()  # holds the stream open while we look around
     running = Running.__new__(Running)
     running.streams = []
     running.thread = threading.Thread(target=running._run, args=(worker, 40))
@@ -50,7 +49,7 @@ def test_running_streams_finish_and_new_work_is_refused(
     assert worker.get("/ready").json()["state"] == "draining"
     refused = worker.post("/execute", {"job_id": "late", "prompt": "Hi"})
     assert refused.status_code == 503 and refused.json()["code"] == "SHUTTING_DOWN"
-    os.kill(worker.engine_pid, signal.SIGCONT)
+    worker.thaw_engine()
     assert running.result().end["tokens_out"] == 40
     assert worker.wait() == 0
     assert [line["event"] for line in worker.logs()][-1] == "worker.stopped"
@@ -59,7 +58,7 @@ def test_running_streams_finish_and_new_work_is_refused(
 def test_what_outlives_the_drain_gets_its_terminal_event(start_worker: StartWorker) -> None:
     worker = start_worker("--drain-timeout", "0.5")
     running = Running(worker)
-    os.kill(worker.engine_pid, signal.SIGSTOP)
+    worker.freeze_engine()
     before = time.monotonic()
     worker.signal(signal.SIGTERM)
     stream = running.result()
@@ -71,7 +70,7 @@ def test_what_outlives_the_drain_gets_its_terminal_event(start_worker: StartWork
 def test_a_second_signal_stops_now(start_worker: StartWorker) -> None:
     worker = start_worker("--drain-timeout", "60")
     running = Running(worker)
-    os.kill(worker.engine_pid, signal.SIGSTOP)
+    worker.freeze_engine()
     worker.signal(signal.SIGTERM)
     until(lambda: worker.get("/ready").status_code == 503, 2, lambda: "still ready")
     before = time.monotonic()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -82,8 +80,8 @@ def test_kedas_query_counts_the_work(
                 streaming = worker.streaming("Once", max_tokens=1000, ignore_eos=True)
                 assert streams.enter_context(streaming).status_code == 200
             # Frozen, so that the figures stand still until they are scraped.
-            os.kill(worker.engine_pid, signal.SIGSTOP)
-            streams.callback(os.kill, worker.engine_pid, signal.SIGCONT)
+            worker.freeze_engine()
+            streams.callback(worker.thaw_engine)
         until(lambda: value(client, query) == n_streams, 60, lambda: str(value(client, query)))
         waiting = value(client, "sum(vllm:num_requests_waiting)")
         wanted = math.ceil(n_streams / threshold)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import time
@@ -32,7 +31,7 @@ def test_a_stalled_one_is_found_and_served_by_the_next_engine(
 ) -> None:
     worker = start_worker("--model", str(pooling_gguf), "--stall-timeout", "1.5")
     first = worker.engine_pid
-    os.kill(first, signal.SIGSTOP)
+    worker.freeze_engine()
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(worker.post, "/v1/embeddings", BODY)
         until(lambda: worker.get("/health").status_code == 503, 10, lambda: "healthy all the time")
@@ -46,7 +45,7 @@ def test_a_stop_waits_for_it_and_refuses_the_next(
     start_worker: StartWorker, pooling_gguf: Path
 ) -> None:
     worker = start_worker("--model", str(pooling_gguf))
-    os.kill(worker.engine_pid, signal.SIGSTOP)
+    worker.freeze_engine()
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(worker.post, "/v1/embeddings", BODY)
         queued(worker, 1)
@@ -54,7 +53,7 @@ def test_a_stop_waits_for_it_and_refuses_the_next(
         until(lambda: worker.get("/ready").status_code == 503, 5, lambda: "still ready")
         assert worker.post("/v1/embeddings", BODY).status_code == 503
         time.sleep(0.5)
-        os.kill(worker.engine_pid, signal.SIGCONT)
+        worker.thaw_engine()
         assert answer.result(30).status_code == 200
     assert worker.wait(20) == 0
 
@@ -65,7 +64,7 @@ def test_they_are_bounded_and_one_whose_client_left_frees_its_place(
     worker = start_worker(
         *("--model", str(pooling_gguf), "--slots", "1", "--max-queued-requests", "2")
     )
-    os.kill(worker.engine_pid, signal.SIGSTOP)
+    worker.freeze_engine()
     body = json.dumps(BODY).encode()
     head = f"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     request = head.encode() + b"Content-Type: application/json\r\n\r\n" + body
@@ -78,7 +77,7 @@ def test_they_are_bounded_and_one_whose_client_left_frees_its_place(
     for client in clients:
         client.close()
     queued(worker, 0)
-    os.kill(worker.engine_pid, signal.SIGCONT)
+    worker.thaw_engine()
     assert worker.post("/v1/embeddings", BODY).status_code == 200
     assert worker.metric('worker_requests_total{outcome="cancelled"}') == 0, "none was accepted"
     assert worker.metric('worker_requests_rejected_total{code="CANCELLED"}') == 3
@@ -87,11 +86,11 @@ def test_they_are_bounded_and_one_whose_client_left_frees_its_place(
 
 def test_a_deadline_holds_for_it(start_worker: StartWorker, pooling_gguf: Path) -> None:
     worker = start_worker("--model", str(pooling_gguf))
-    os.kill(worker.engine_pid, signal.SIGSTOP)
+    worker.freeze_engine()
     with worker.client() as client:
         soon = {"X-Deadline": str(int(time.time() * 1000) + 500)}
         answer = client.post("/v1/embeddings", json=BODY, headers=soon)
     assert answer.status_code == 504
-    os.kill(worker.engine_pid, signal.SIGCONT)
+    worker.thaw_engine()
     assert worker.post("/v1/embeddings", BODY).status_code == 200
     assert worker.stop() == 0

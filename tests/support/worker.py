@@ -155,6 +155,13 @@ class WorkerProcess:
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.pid).children(recursive=True)
 
+    def freeze_engine(self) -> None:
+        """Nothing is computed, answered or read until `thaw_engine`."""
+        freeze(self.engine_pid)
+
+    def thaw_engine(self) -> None:
+        os.kill(self.engine_pid, signal.SIGCONT)
+
     # --- logs ---
 
     @property
@@ -268,6 +275,22 @@ def json_lines(text: str) -> list[dict[str, Any]]:
 
 def new_job_id() -> str:
     return f"job-{os.getpid()}-{next(_counter)}"
+
+
+def freeze(pid: int) -> None:
+    """SIGSTOP a process and wait until all its threads have stopped.
+
+    The kernel stops each thread on its own, and the call returns before: on a busy machine the
+    process would answer one more request.
+    """
+    os.kill(pid, signal.SIGSTOP)
+
+    def is_frozen() -> bool:
+        stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+        states = {stat.rpartition(")")[2].split()[0] for stat in stats}
+        return states == {"T"}
+
+    until(is_frozen, 10, lambda: f"process {pid} goes on after SIGSTOP")
 
 
 def until(
