@@ -170,8 +170,9 @@ class Loop:
         while chunks:
             self._backend.fill(chunks, draft)
             sizes = [n for _, _, n in chunks]
+            n_rows = sum(sizes)
             # A batch that is mostly one prompt is aborted when that request is cancelled.
-            self._computing = main_prompt(chunks) if max(sizes) > 1 else None
+            self._computing = main_prompt(chunks) if n_rows > len(sizes) else None
             self._in_hand[LOOP] = self._computing or 0
             began = self._clock()
             outcome = self._backend.decode()
@@ -184,8 +185,8 @@ class Loop:
                 if draft:
                     self._draft_seconds = seconds
                 else:
-                    n_decoding = sizes.count(1)
-                    self._pace.measured(n_decoding, sum(sizes) - n_decoding, seconds)
+                    n_decoding = sizes.count(1) if n_rows > len(sizes) else n_rows
+                    self._pace.measured(n_decoding, n_rows - n_decoding, seconds)
                 return chunks
             if draft:
                 draft.clear()
