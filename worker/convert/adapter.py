@@ -153,10 +153,6 @@ def _placed(module: str, a: Matrix, b: Matrix, base: GgufHeader, path: Path) -> 
         if rule.rows is not None:
             first, count = rule.rows(dims)
             rows = b[first : first + count]
-        if rule.interleaved_heads is not None:
-            heads = rule.interleaved_heads(dims)
-            halves = rows.reshape(heads, 2, -1, rows.shape[1])
-            rows = halves.swapaxes(1, 2).reshape(rows.shape)
         if shapes.get(name) != (a.shape[1], rows.shape[0]):
             raise ModelError(
                 f"The module {module!r} of {path} adapts a weight of {rows.shape[0]} x "
@@ -164,6 +160,9 @@ def _placed(module: str, a: Matrix, b: Matrix, base: GgufHeader, path: Path) -> 
                 + (f"{name} with {shapes[name]}." if name in shapes else f"no {name}."),
                 path=str(path),
             )
+        if rule.interleaved:
+            halves = rows.reshape(-1, 2, dims.head_dim // 2, rows.shape[1])
+            rows = halves.swapaxes(1, 2).reshape(rows.shape)
         yield Pair(name, a, np.ascontiguousarray(rows))
 
 

@@ -21,7 +21,6 @@ from worker.convert.architectures import (
     lfm2,
     llama,
     llama4,
-    mistral,
     nemotron,
     nemotron_h,
     olmo,
@@ -29,7 +28,6 @@ from worker.convert.architectures import (
     qwen,
     qwen_linear,
     rwkv,
-    seed_oss,
     stablelm,
     starcoder2,
     state_space,
@@ -53,8 +51,8 @@ __all__ = [
 
 _TABLES = (
     *(apertus, cohere, deepseek, encoders, ernie, exaone, gemma, gemma3n, gemma4, glm),
-    *(gpt2, gpt_oss, granite, lfm2, llama, llama4, mistral, nemotron, nemotron_h),
-    *(olmo, phi, qwen, qwen_linear, rwkv, seed_oss, stablelm, starcoder2, state_space),
+    *(gpt2, gpt_oss, granite, lfm2, llama, llama4, nemotron, nemotron_h),
+    *(olmo, phi, qwen, qwen_linear, rwkv, stablelm, starcoder2, state_space),
 )
 FAMILIES: tuple[Family, ...] = tuple(family for table in _TABLES for family in table.FAMILIES)
 

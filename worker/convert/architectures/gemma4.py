@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import Keys
 
-from worker.convert.architectures import blocks, experts, gemma
+from worker.convert.architectures import blocks, experts, gemma, shapes
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules, Shape
 from worker.convert.config import Config
 from worker.errors import ModelError
@@ -127,7 +127,7 @@ def _experts() -> Rules:
         "experts",
         {
             **experts.router(f"{layer}.router.proj.weight"),
-            f"{layer}.router.scale": Rule("blk.{i}.ffn_gate_inp.scale", blocks.vector),
+            f"{layer}.router.scale": Rule("blk.{i}.ffn_gate_inp.scale", shapes.vector),
             f"{layer}.router.per_expert_scale": Rule(
                 "blk.{i}.ffn_down_exps.scale", lambda d: (d.n_expert,)
             ),
@@ -135,12 +135,12 @@ def _experts() -> Rules:
                 "blk.{i}.ffn_gate_up_exps.weight",
                 lambda d: (d.n_expert, 2 * d.n_ff_expert, d.n_embd),
             ),
-            f"{layer}.experts.down_proj": Rule(
-                "blk.{i}.ffn_down_exps.weight", lambda d: (d.n_expert, d.n_embd, d.n_ff_expert)
+            f"{layer}.experts.down_proj": Rule("blk.{i}.ffn_down_exps.weight", experts.down),
+            **blocks.norms(
+                post_feedforward_layernorm_1="post_ffw_norm_1",
+                post_feedforward_layernorm_2="post_ffw_norm_2",
+                pre_feedforward_layernorm_2="pre_ffw_norm_2",
             ),
-            f"{layer}.post_feedforward_layernorm_1.weight": blocks.norm("blk.{i}.post_ffw_norm_1"),
-            f"{layer}.post_feedforward_layernorm_2.weight": blocks.norm("blk.{i}.post_ffw_norm_2"),
-            f"{layer}.pre_feedforward_layernorm_2.weight": blocks.norm("blk.{i}.pre_ffw_norm_2"),
         },
     )
 
@@ -173,7 +173,7 @@ def per_layer_embeddings() -> Rules:
     return {source: replace(rule, optional=True) for source, rule in rules.items()}
 
 
-def _metadata(config: Config, d: Dims) -> Metadata:
+def _metadata(_arch: str, config: Config, d: Dims) -> Metadata:
     sliding = ["sliding" in kind.split() for kind in d.kinds]
     full_dim = d.more["full_dim"]
     found: Metadata = {
@@ -222,9 +222,8 @@ def _frequencies(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32
 
 
 def _check(config: Config, d: Dims) -> None:
-    blocks.require(config, "hidden_activation", "gelu_pytorch_tanh")
-    blocks.require(config, "attention_bias", False)
-    blocks.require(config, "use_bidirectional_attention", None, "vision")
+    blocks.require(config, hidden_activation="gelu_pytorch_tanh", attention_bias=False)
+    blocks.require(config, use_bidirectional_attention=(None, "vision"))
     for layers, kind in (("full_attention", "proportional"), ("sliding_attention", "default")):
         if (found := config.rope(layers).kind) != kind:
             raise ModelError(f"{config.name}: rope of {layers} is {found!r}, it must be {kind!r}")
