@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gguf.constants import Keys
+from gguf.constants import Keys, PoolingType
 
 from worker.convert.architectures import blocks, shapes
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
@@ -41,7 +41,7 @@ def _bert(_arch: str, config: Config, d: Dims) -> Metadata:
         Keys.Tokenizer.TOKEN_TYPE_COUNT: config.integer("type_vocab_size", default=1),
     }
     if "SequenceClassification" in str(config.values.get("architectures")):
-        found[Keys.LLM.POOLING_TYPE] = 4
+        found[Keys.LLM.POOLING_TYPE] = int(PoolingType.RANK)
     return found
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gguf.constants import TokenType
+
 from worker.convert.tokenizer import pre_tokenizers
 from worker.convert.tokenizer.definition import steps_of
-from worker.convert.tokenizer.vocabulary import TokenType, Vocabulary
+from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.llama.source_words import WHOLE_WORDS
 
 _NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gguf.constants import TokenType
+
 from worker.convert.tokenizer.definition import steps_of
-from worker.convert.tokenizer.vocabulary import TokenType, Vocabulary
+from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 
 _WORD_START = "\u2581"
