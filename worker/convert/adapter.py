@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import Keys
 
-from worker.convert.architectures import FAMILIES, Dims, Rule
+from worker.convert.architectures import FAMILIES
+from worker.convert.architectures.rules import Dims, Rule
 from worker.convert.checkpoint import Checkpoint, read_header
 from worker.convert.quantize import to_float32
 from worker.errors import ModelError

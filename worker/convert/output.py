@@ -19,7 +19,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from worker.convert.architectures import Metadata, Value
+from worker.convert.architectures.rules import Metadata, Value
 from worker.convert.direct import DirectFile
 from worker.convert.quantize import TensorType, size_bytes
 from worker.convert.tensor_plan import OutputTensor

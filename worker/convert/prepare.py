@@ -13,7 +13,7 @@ from pathlib import Path
 from gguf.constants import Keys
 
 from worker.convert import architectures, manifest, reranker
-from worker.convert.architectures import Family, Metadata
+from worker.convert.architectures.rules import Family, Metadata
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
 from worker.convert.output_types import FORMATS, OutputFormat

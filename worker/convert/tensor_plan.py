@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from worker.convert.architectures import Dims, Family, Make, Rule
+from worker.convert.architectures.rules import Dims, Family, Make, Rule
 from worker.convert.checkpoint import READABLE, Checkpoint, TensorInfo
 from worker.convert.config import Config
 from worker.convert.quantize import size_bytes

@@ -33,21 +33,9 @@ from worker.convert.architectures import (
     state_space,
 )
 from worker.convert.architectures.blocks import llama3_factors
-from worker.convert.architectures.rules import Dims, Family, Make, Metadata, Rule, Value
+from worker.convert.architectures.rules import Family
 from worker.convert.config import Config
 from worker.errors import ModelError
-
-__all__ = [
-    "FAMILIES",
-    "Dims",
-    "Family",
-    "Make",
-    "Metadata",
-    "Rule",
-    "Value",
-    "check_rope",
-    "family_of",
-]
 
 _TABLES = (
     *(apertus, cohere, deepseek, encoders, ernie, exaone, gemma, gemma3n, gemma4, glm),

@@ -232,11 +232,9 @@ def rms_norm(config: Config) -> Metadata:
     return {Keys.Attention.LAYERNORM_RMS_EPS: config.number("rms_norm_eps")}
 
 
-def rope_metadata(
-    arch: str, config: Config, n_dims: int, layers: str = "full_attention", theta: float = 10000.0
-) -> Metadata:
+def rope_metadata(arch: str, config: Config, n_dims: int, theta: float = 10000.0) -> Metadata:
     """Rotation and its scaling, of which llama.cpp's `arch` may know only some forms."""
-    rope = config.rope(layers, theta)
+    rope = config.rope(default_theta=theta)
     found: Metadata = {Keys.Rope.DIMENSION_COUNT: n_dims, Keys.Rope.FREQ_BASE: rope.theta}
     if rope.kind in ("default", "llama3"):
         return found  # Llama 3's scaling is a tensor of factors (`llama3_factors`).

@@ -61,7 +61,7 @@ def _gemma3(arch: str, config: Config, d: Dims) -> Metadata:
     config = _with_defaults(config)
     found = blocks.rms_metadata(arch, config, d)
     theta = config.number("rope_theta")
-    found |= blocks.rope_metadata(arch, config, d.head_dim, "full_attention", theta)
+    found |= blocks.rope_metadata(arch, config, d.head_dim, theta)
     if config.has("final_logit_softcapping"):
         found[Keys.LLM.FINAL_LOGIT_SOFTCAPPING] = config.number("final_logit_softcapping")
     if config.values.get("sliding_window_pattern") != 1:

@@ -35,7 +35,7 @@ def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
     sliding = [kind == "sliding_attention" for kind in config.items("layer_types")]
     return {
         **blocks.rms_metadata(arch, config, d),
-        **blocks.rope_metadata(arch, config, d.head_dim, "full_attention", 1e6),
+        **blocks.rope_metadata(arch, config, d.head_dim, 1e6),
         Keys.Rope.FREQ_BASE_SWA: config.rope(
             "sliding_attention", config.number("rope_local_base_freq", default=1e4)
         ).theta,

@@ -133,7 +133,7 @@ GRANITE_HYBRID = Family(
         **blocks.embeddings(),
         **blocks.pre_norms(),
         **experts.only("attention", blocks.attention(interleaved=True, biases=False)),
-        **experts.only("mamba", state_space.mamba2(f"{blocks.LAYER}.mamba", norm=True)),
+        **experts.only("mamba", state_space.mamba2(f"{blocks.LAYER}.mamba")),
         **_EXPERTS,
         **_SHARED,
     },

@@ -79,7 +79,7 @@ def _check(config: Config, d: Dims) -> None:
 _RULES: Rules = {
     **blocks.embeddings("backbone.embeddings", "backbone.norm_f"),
     "backbone.layers.{i}.norm.weight": blocks.norm("blk.{i}.attn_norm"),
-    **experts.only("mamba", state_space.mamba2(_MIXER, norm=True)),
+    **experts.only("mamba", state_space.mamba2(_MIXER)),
     **experts.only("attention", blocks.attention(_MIXER, biases=False)),
 }
 

@@ -56,13 +56,13 @@ def _channels(d: Dims) -> int:
     return d.more["inner"] + 2 * d.more["groups"] * d.more["state"]
 
 
-def mamba2(prefix: str, *, norm: bool, norm_optional: bool = False) -> Rules:
+def mamba2(prefix: str, *, norm_optional: bool = False) -> Rules:
     """One mixer; published models have no biases of the projections."""
 
     def heads(d: Dims) -> tuple[int, ...]:
         return (d.more["heads"], 1)
 
-    rules = {
+    return {
         f"{prefix}.in_proj.weight": Rule(
             "blk.{i}.ssm_in.weight",
             lambda d: (d.more["inner"] + _channels(d) + d.more["heads"], d.n_embd),
@@ -80,16 +80,14 @@ def mamba2(prefix: str, *, norm: bool, norm_optional: bool = False) -> Rules:
         f"{prefix}.out_proj.weight": Rule(
             "blk.{i}.ssm_out.weight", lambda d: (d.n_embd, d.more["inner"])
         ),
-    }
-    if norm:
-        rules[f"{prefix}.norm.weight"] = Rule(
+        f"{prefix}.norm.weight": Rule(
             "blk.{i}.ssm_norm.weight",
             lambda d: (d.more["groups"], d.more["inner"] // d.more["groups"]),
             make=as_stored,
             optional=norm_optional,
             keep_f32=True,
-        )
-    return rules
+        ),
+    }
 
 
 # --- Mamba 2 alone --------------------------------------------------------------------------
@@ -124,7 +122,7 @@ MAMBA2 = Family(
     rules={
         **blocks.embeddings("backbone.embeddings", "backbone.norm_f"),
         "backbone.layers.{i}.norm.weight": blocks.norm("blk.{i}.attn_norm"),
-        **mamba2(_MIXER, norm=True),
+        **mamba2(_MIXER),
     },
     metadata=_mamba2,
     dims=_mamba2_dims,
@@ -188,7 +186,7 @@ def _falcon_rules() -> Rules:
 
     layer = blocks.LAYER
     feed_forward = blocks.gated_mlp(f"{layer}.feed_forward")
-    mixer = dict(mamba2(f"{layer}.mamba", norm=True, norm_optional=True))
+    mixer = dict(mamba2(f"{layer}.mamba", norm_optional=True))
     source = f"{layer}.mamba.in_proj.weight"
     in_proj = mixer[source]
     assert isinstance(in_proj, Rule)
