@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from worker.convert.architectures import Metadata
+from worker.convert.architectures.rules import Metadata
 from worker.convert.output import header, write_header_to
 from worker.convert.tokenizer import check
 from worker.convert.tokenizer.reference import reference
@@ -25,6 +25,6 @@ class CheckHere(check.TokenCheck):
     def check(self, architecture: str, metadata: Metadata) -> check.CheckedTokens:
         with tempfile.TemporaryDirectory() as temporary:
             vocabulary = Path(temporary) / "vocabulary.gguf"
-            write_header_to(header(architecture, metadata), vocabulary, with_tensors=True)
+            write_header_to(header(architecture, metadata), vocabulary)
             answer = check._compare(vocabulary, reference(self._folder))
         return check.CheckedTokens(answer["n_texts"], tuple(answer["differing"]), answer["reason"])

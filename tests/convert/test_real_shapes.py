@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf.constants import TokenType
 
 from tests.convert.test_failures import edit, fails
 from tests.convert.test_parity import MODELS, checkpoint
@@ -19,7 +20,6 @@ from worker.commands import convert as cli
 from worker.convert.direct import BLOCK_BYTES, DirectFile
 from worker.convert.output import OutputFile
 from worker.convert.prepare import Conversion, Options, prepare
-from worker.convert.tokenizer.vocabulary import TokenType
 from worker.errors import ModelError
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import sentencepiece
 import tokenizers
+from gguf.constants import TokenType
 from tokenizers import decoders, models, normalizers, trainers
 from tokenizers import pre_tokenizers as pre
 
@@ -20,7 +21,6 @@ from worker.convert.tokenizer.check import TokenCheck
 from worker.convert.tokenizer.corpus import TEXTS
 from worker.convert.tokenizer.read import read_vocabulary
 from worker.convert.tokenizer.special_tokens import chat_templates, special_tokens
-from worker.convert.tokenizer.vocabulary import TokenType
 from worker.errors import ModelError
 from worker.llama.model import LoadOptions, Model
 
@@ -34,7 +34,7 @@ def load(folder: Path, config: dict[str, Any] | None = None, size: int = 1400) -
         assert tokens.check("llama", metadata).n_texts >= 45
     target = folder / "vocabulary.gguf"
     template = chat_templates(checkpoint)
-    write_header_to(header("llama", metadata, template), target, with_tensors=True)
+    write_header_to(header("llama", metadata, template), target)
     return Model(str(target), LoadOptions(vocab_only=True))
 
 
@@ -169,7 +169,7 @@ def test_unigram_from_tokenizer_json(tmp_path: Path) -> None:
     assert vocabulary.model == "t5" and vocabulary.scores is not None
     assert vocabulary.types[vocabulary.special_ids["unk"]] == TokenType.UNKNOWN
     target = tmp_path / "vocabulary.gguf"
-    write_header_to(header("llama", vocabulary.metadata()), target, with_tensors=True)
+    write_header_to(header("llama", vocabulary.metadata()), target)
     model = Model(str(target), LoadOptions(vocab_only=True))
     for text in ("Hello, world!", "the sum of a and b", "CamelCaseWords snake_case_words"):
         assert ids(model, text) == tokenizer.encode(text, add_special_tokens=False).ids

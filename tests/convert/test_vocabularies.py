@@ -57,7 +57,7 @@ def test_tokens_equal_the_shipped_vectors(
         assert tokens.check("llama", vocabulary.metadata()).n_texts > 50
 
     target = tmp_path / "vocabulary.gguf"
-    write_header_to(header("llama", vocabulary.metadata()), target, with_tensors=True)
+    write_header_to(header("llama", vocabulary.metadata()), target)
     model = Model(str(target), LoadOptions(vocab_only=True))
     vectors = rebuild.vectors(shipped, name)
     got = [model.tokenize(text, add_special=False, parse_special=False) for text, _ in vectors]

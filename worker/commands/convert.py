@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import get_args
 
 from worker.commands import adapter, cache, inspect, list, source, verify
@@ -26,13 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit code. The fault is on stderr, or in the last JSON line."""
-    if not arguments or arguments[0] not in (*_COMMANDS, "-h", "--help"):
+    if not arguments or arguments[0] not in ("convert", *_OTHERS, "-h", "--help"):
         arguments = ["convert", *arguments]
     options = _parser().parse_args(arguments)
     report = reporter(options.progress)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        _COMMANDS[options.command](options, report)
+        options.run(options, report)
     except WorkerError as error:
         report.failed(error)
         return error.exit_code
@@ -69,13 +69,12 @@ def _convert(options: argparse.Namespace, report: Reporter) -> None:
     report.finished(result)
 
 
-_COMMANDS = {
-    "convert": _convert,
-    "list": list.run,
-    "inspect": inspect.run,
-    "verify": verify.run,
-    "cache": cache.run,
-    "adapter": adapter.run,
+_OTHERS: Mapping[str, tuple[ModuleType, str]] = {
+    "verify": (verify, "compare a GGUF with the SafeTensors it came of"),
+    "inspect": (inspect, "print a GGUF's metadata and tensors"),
+    "list": (list, "show the aliases, or the families"),
+    "cache": (cache, "list downloads and conversions, or remove some"),
+    "adapter": (adapter, "write a GGUF adapter from a PEFT LoRA adapter"),
 }
 
 
@@ -92,18 +91,12 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--name", help="the model's name in the file (default: its folder's)")
     convert.add_argument("--pre-tokenizer", metavar="NAME", help=source.PRE_TOKENIZER_HELP)
     convert.add_argument("--threads", type=int, help="default: one more than processors")
-    verifying = commands.add_parser("verify", help="compare a GGUF with the SafeTensors it came of")
-    source.add_arguments(verifying)
-    verify.add_arguments(verifying)
-    inspecting = commands.add_parser("inspect", help="print a GGUF's metadata and tensors")
-    inspect.add_arguments(inspecting)
-    listing = commands.add_parser("list", help="show the aliases, or the families")
-    list.add_arguments(listing)
-    caching = commands.add_parser("cache", help="list downloads and conversions, or remove some")
-    cache.add_arguments(caching)
-    adapting = commands.add_parser("adapter", help="write a GGUF adapter from a PEFT LoRA adapter")
-    adapter.add_arguments(adapting)
-    for command in (convert, verifying, inspecting, listing, caching, adapting):
+    convert.set_defaults(run=_convert)
+    for name, (module, text) in _OTHERS.items():
+        other = commands.add_parser(name, help=text)
+        module.add_arguments(other)
+        other.set_defaults(run=module.run)
+    for command in commands.choices.values():
         command.add_argument("--progress", choices=get_args(Style), default="bar")
     return parser
 

@@ -10,6 +10,7 @@ from worker.convert.progress import Reporter
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    source.add_arguments(parser)
     parser.add_argument("file", type=Path)
     parser.add_argument("--name", help="as it was given to the conversion")
     parser.add_argument("--imatrix", type=Path, help="as it was given to the conversion")

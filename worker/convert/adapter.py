@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import Keys
 
-from worker.convert.architectures import FAMILIES, Dims, Rule
+from worker.convert.architectures import FAMILIES
+from worker.convert.architectures.rules import Dims, Rule
 from worker.convert.checkpoint import Checkpoint, read_header
 from worker.convert.quantize import to_float32
 from worker.errors import ModelError
@@ -153,10 +154,6 @@ def _placed(module: str, a: Matrix, b: Matrix, base: GgufHeader, path: Path) -> 
         if rule.rows is not None:
             first, count = rule.rows(dims)
             rows = b[first : first + count]
-        if rule.interleaved_heads is not None:
-            heads = rule.interleaved_heads(dims)
-            halves = rows.reshape(heads, 2, -1, rows.shape[1])
-            rows = halves.swapaxes(1, 2).reshape(rows.shape)
         if shapes.get(name) != (a.shape[1], rows.shape[0]):
             raise ModelError(
                 f"The module {module!r} of {path} adapts a weight of {rows.shape[0]} x "
@@ -164,6 +161,9 @@ def _placed(module: str, a: Matrix, b: Matrix, base: GgufHeader, path: Path) -> 
                 + (f"{name} with {shapes[name]}." if name in shapes else f"no {name}."),
                 path=str(path),
             )
+        if rule.interleaved:
+            halves = rows.reshape(-1, 2, dims.head_dim // 2, rows.shape[1])
+            rows = halves.swapaxes(1, 2).reshape(rows.shape)
         yield Pair(name, a, np.ascontiguousarray(rows))
 
 

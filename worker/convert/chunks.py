@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -88,24 +89,30 @@ def run(
     first exception stops all threads and is raised here.
     """
     _keep_freed_memory()
-    pool = _Pool(work, todo)
-    threads = [
-        threading.Thread(target=pool.serve, name=f"convert-{i}", daemon=True)
-        for i in range(n_threads or n_cpus() + 1)
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        while any(thread.is_alive() for thread in threads):
-            next((t for t in threads if t.is_alive()), threads[0]).join(0.05)
-            on_done(pool.done_bytes)
-    finally:
-        pool.stop()
-        for thread in threads:
-            thread.join()
-    if pool.error is not None:
-        raise pool.error
-    on_done(pool.done_bytes)
+    lock, stopped, done_bytes = threading.Lock(), threading.Event(), 0
+
+    def serve() -> None:
+        nonlocal done_bytes
+        while not stopped.is_set():
+            with lock:
+                chunk = next(todo, None)
+            if chunk is None:
+                return
+            work(chunk)
+            with lock:
+                done_bytes += chunk.size_bytes
+
+    n_threads = n_threads or n_cpus() + 1
+    with ThreadPoolExecutor(n_threads, thread_name_prefix="convert") as pool:
+        try:
+            running = {pool.submit(serve) for _ in range(n_threads)}
+            while running:
+                ended, running = wait(running, 0.05, FIRST_EXCEPTION)
+                for future in ended:
+                    future.result()
+                on_done(done_bytes)
+        finally:
+            stopped.set()
 
 
 @cache
@@ -117,38 +124,6 @@ def _keep_freed_memory() -> None:
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 26)
         libc.mallopt(_M_TRIM_THRESHOLD, 1 << 27)
-
-
-class _Pool:
-    """The chunks left to do and the first error, shared by all threads."""
-
-    def __init__(self, work: Callable[[RowChunk], None], todo: Iterator[RowChunk]) -> None:
-        self._work = work
-        self._todo = todo
-        self._lock = threading.Lock()
-        self._stopped = False
-        self.done_bytes = 0
-        self.error: BaseException | None = None
-
-    def serve(self) -> None:
-        while True:
-            with self._lock:
-                chunk = None if self._stopped else next(self._todo, None)
-            if chunk is None:
-                return
-            try:
-                self._work(chunk)
-            except BaseException as error:  # Raised again in the thread that called `run`.
-                with self._lock:
-                    self._stopped = True
-                    self.error = self.error or error
-                return
-            with self._lock:
-                self.done_bytes += chunk.size_bytes
-
-    def stop(self) -> None:
-        with self._lock:
-            self._stopped = True
 
 
 def n_cpus() -> int:

@@ -11,7 +11,7 @@ import fcntl
 import logging
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +19,12 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from worker.convert.architectures import Metadata, Value
+from worker.convert.architectures.rules import Metadata, Value
 from worker.convert.direct import DirectFile
 from worker.convert.quantize import TensorType, size_bytes
 from worker.convert.tensor_plan import OutputTensor
 from worker.errors import ModelError
 
-_ALIGNMENT = gguf.GGUF_DEFAULT_ALIGNMENT
 _FLUSH_SECONDS = 0.5
 _HEAD_BYTES = 1 << 20
 """The digest's place is searched in so many bytes: far more than precede the vocabulary."""
@@ -110,7 +109,7 @@ class OutputFile:
                 size_bytes(kind, tensor.n_elements),
                 raw_dtype=gguf.GGMLQuantizationType[kind],
             )
-        end = write_header_to(writer, self.partial, with_tensors=True)
+        end = write_header_to(writer, self.partial)
         self._magic = os.pread(self._file, 4, 0)
         os.pwrite(self._file, bytes(4), 0)
         position = _aligned(end)
@@ -201,12 +200,11 @@ def header(
     return writer
 
 
-def write_header_to(writer: gguf.GGUFWriter, path: Path, *, with_tensors: bool) -> int:
+def write_header_to(writer: gguf.GGUFWriter, path: Path) -> int:
     """Write and close the header; returns the number of bytes written."""
     writer.write_header_to_file(path)
     writer.write_kv_data_to_file()
-    if with_tensors:
-        writer.write_ti_data_to_file()
+    writer.write_ti_data_to_file()
     writer.flush()
     writer.close()
     return path.stat().st_size
@@ -225,9 +223,5 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Value) -> None:
         writer.add_array(key, value)
 
 
-def sizes(tensors: Sequence[tuple[OutputTensor, TensorType]]) -> Mapping[str, int]:
-    return {t.name: size_bytes(kind, t.n_elements) for t, kind in tensors}
-
-
 def _aligned(position: int) -> int:
-    return int(-(-position // _ALIGNMENT) * _ALIGNMENT)
+    return int(gguf.GGUFWriter.ggml_pad(position, gguf.GGUF_DEFAULT_ALIGNMENT))

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
+
+from gguf.constants import PoolingType
 
 from worker.convert.checkpoint import Checkpoint
 from worker.errors import ModelError
 from worker.models.checkpoint_files import DENSE_MODULES, read_json
 
 MODULES = "modules.json"
-
-
-class PoolingType(IntEnum):
-    """The values of llama.cpp's `pooling_type`."""
-
-    MEAN = 1
-    CLS = 2
-    LAST = 3
-    RANK = 4
 
 
 _FLAGS = {

@@ -13,7 +13,7 @@ from pathlib import Path
 from gguf.constants import Keys
 
 from worker.convert import architectures, manifest, reranker
-from worker.convert.architectures import Family, Metadata
+from worker.convert.architectures.rules import Family, Metadata
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
 from worker.convert.output_types import FORMATS, OutputFormat
@@ -114,7 +114,7 @@ def prepare(source: Path, options: Options) -> Conversion:
         # Before the vocabulary, so that `patch` finds the digest's placeholder near the beginning.
         **manifest.provenance(source, options.outtype, options.name),
         **_importance(options),
-        **family.metadata(config, dims),
+        **family.metadata(family.architecture, config, dims),
         **family.tensor_metadata(checkpoint, dims),
         **({} if pooling is None else {Keys.LLM.POOLING_TYPE: int(pooling)}),
         **(reranker.metadata() if ranks else {}),

@@ -17,8 +17,6 @@ TensorType = str
 """ggml's name of a tensor type; `encode` writes F32, F16, BF16 and Q8_0."""
 Q8_BLOCK = 32
 Q8_BLOCK_BYTES = 34
-_BLOCK_BYTES = {"Q8_0": Q8_BLOCK_BYTES, "MXFP4": 17}
-"""Bytes of a block of 32 values."""
 # BF16 bits of the smallest normal F16; the distance from there to the largest; and 112 << 10, the
 # difference of the two exponent biases in F16's place, modulo 2**16.
 _F16_FIRST, _F16_SPAN, _F16_BIAS = np.uint16(0x3880), np.uint16(0x477F - 0x3880), np.uint16(0xC000)
@@ -38,9 +36,8 @@ def tensor_type(wanted: TensorType, shape: tuple[int, ...], keep_f32: bool) -> T
 
 
 def size_bytes(kind: TensorType, n_elements: int) -> int:
-    if kind in _BLOCK_BYTES:
-        return n_elements // Q8_BLOCK * _BLOCK_BYTES[kind]
-    return n_elements * {"F32": 4, "F16": 2, "BF16": 2}[kind]
+    block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    return int(n_elements // block * block_bytes)
 
 
 def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
@@ -63,23 +60,22 @@ def is_copied(source: np.dtype[Any], kind: TensorType) -> bool:
 
 def encode(values: npt.NDArray[Any], kind: TensorType, plus: float = 0.0) -> npt.NDArray[np.uint8]:
     """The bytes of `values`, which are whole rows, as tensor type `kind`."""
-    if not plus and is_copied(values.dtype, kind):
-        return values.reshape(-1).view(np.uint8)
-    if not plus and kind == "F16" and values.dtype == np.uint16:
-        return bf16_to_f16(values.reshape(-1), bf16_as_f16()).view(np.uint8)
-    if kind == "Q8_0" and not plus:
-        return _to_q8_0(values)
-    wide = to_float32(values)
     if plus:
-        wide = wide + np.float32(plus)
-    if kind == "F32":
-        return wide.reshape(-1).view(np.uint8)
+        values = to_float32(values) + np.float32(plus)
+    values = values.reshape(-1)
+    if is_copied(values.dtype, kind):
+        return values.view(np.uint8)
+    if kind == "Q8_0":
+        return _to_q8_0(values)
+    if kind == "F16" and values.dtype == np.uint16:
+        return bf16_to_f16(values, bf16_as_f16()).view(np.uint8)
+    wide = to_float32(values)
     if kind == "F16":
         with np.errstate(over="ignore"):  # Verification finds infinities.
-            return wide.astype(np.float16).reshape(-1).view(np.uint8)
+            return wide.astype(np.float16).view(np.uint8)
     if kind == "BF16":
-        return _to_bf16(wide).reshape(-1).view(np.uint8)
-    return _to_q8_0(wide)
+        return _to_bf16(wide).view(np.uint8)
+    return wide.view(np.uint8)
 
 
 @cache
@@ -122,7 +118,6 @@ def _to_q8_0(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
     Magnitudes are rounded, and get their signs as bytes, which are a quarter as long.
     """
-    values = values.reshape(-1)
     scale = block_maximum(values) / np.float32(127)
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.float32(1) / scale

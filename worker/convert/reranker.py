@@ -13,12 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from gguf.constants import Keys
+from gguf.constants import Keys, PoolingType
 
-from worker.convert.architectures import Dims, Family, Metadata, Rule
-from worker.convert.architectures.rules import Array
+from worker.convert.architectures.rules import Array, Dims, Family, Metadata, Rule
 from worker.convert.config import Config
-from worker.convert.pooling import PoolingType
 from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 from worker.models.reference import name_of

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from worker.convert.architectures import Dims, Family, Make, Rule
+from worker.convert.architectures.rules import Dims, Family, Make, Rule
 from worker.convert.checkpoint import READABLE, Checkpoint, TensorInfo
 from worker.convert.config import Config
 from worker.convert.quantize import size_bytes
@@ -129,7 +129,7 @@ Instance = tuple[Rule, str, list[tuple[str, ...]]]
 def _instances(family: Family, d: Dims) -> Iterator[Instance]:
     for source, rules in family.rules.items():
         for rule in rules if isinstance(rules, tuple) else (rules,):
-            members = range(rule.stack(d)) if "{e}" in source else (0,)
+            members = range(rule.shape(d)[0]) if "{e}" in source else (0,)
             for i in range(d.n_layers) if "{i}" in source else (0,):
                 if rule.on and rule.on not in d.kinds[i].split():
                     continue
@@ -165,7 +165,7 @@ def _made_output(
 ) -> OutputTensor:
     assert rule.make is not None
     shape = rule.shape(d)
-    n_parts = rule.slices(d) if rule.slices else 1
+    n_parts = d.n_expert if rule.per_expert else 1
     row_length = shape[-1] if len(shape) > 1 else 1
     n_rows = math.prod(shape) // row_length // len(members) // n_parts
     size = n_rows * (size_bytes(rule.kind, row_length) if rule.kind else row_length)
@@ -175,7 +175,7 @@ def _made_output(
         for first, *also in members
         for part in range(n_parts)
     ]
-    if any(info.shape[0] != n_parts for m in members for info in m) and rule.slices:
+    if rule.per_expert and any(info.shape[0] != n_parts for m in members for info in m):
         raise _misshapen(members[0][0], shape)
     return OutputTensor(name, shape, tuple(pieces), rule.plus, rule.keep_f32, rule.kind)
 
@@ -206,8 +206,7 @@ def _pieces(
             return
         if len(stack) == 1 and source.shape != shape:
             raise _misshapen(source, shape)
-        heads = rule.interleaved_heads(d) if rule.interleaved_heads else 0
-        yield RowSpan(source, 0, source.n_rows, source.n_rows // heads if heads else 0)
+        yield RowSpan(source, 0, source.n_rows, d.head_dim if rule.interleaved else 0)
         return
     first, count = rule.rows(d)
     # In a stack of fused tensors, each member has the wanted rows.

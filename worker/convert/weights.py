@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 from worker.convert import chunks, k_quants
-from worker.convert.output import OutputFile, sizes
+from worker.convert.output import OutputFile
 from worker.convert.prepare import Conversion, Options
 from worker.convert.progress import Reporter
-from worker.convert.quantize import encode
+from worker.convert.quantize import encode, size_bytes
 from worker.errors import ModelError
 
 _HEADROOM_BYTES = 64 << 20
@@ -61,8 +61,8 @@ def write_quantised(
 
 
 def check_space(destination: Path, conversion: Conversion, options: Options) -> None:
+    needed = _HEADROOM_BYTES + sum(size_bytes(kind, t.n_elements) for t, kind in conversion.tensors)
     weights = sum(tensor.n_elements for tensor, _ in conversion.tensors)
-    needed = sum(sizes(conversion.tensors).values()) + _HEADROOM_BYTES
     needed += int(weights * options.format.bits_per_weight / 8)
     folder = destination.absolute().parent
     while not folder.exists():

@@ -21,7 +21,6 @@ from worker.convert.architectures import (
     lfm2,
     llama,
     llama4,
-    mistral,
     nemotron,
     nemotron_h,
     olmo,
@@ -29,32 +28,19 @@ from worker.convert.architectures import (
     qwen,
     qwen_linear,
     rwkv,
-    seed_oss,
     stablelm,
     starcoder2,
     state_space,
 )
 from worker.convert.architectures.blocks import llama3_factors
-from worker.convert.architectures.rules import Dims, Family, Make, Metadata, Rule, Value
+from worker.convert.architectures.rules import Family
 from worker.convert.config import Config
 from worker.errors import ModelError
 
-__all__ = [
-    "FAMILIES",
-    "Dims",
-    "Family",
-    "Make",
-    "Metadata",
-    "Rule",
-    "Value",
-    "check_rope",
-    "family_of",
-]
-
 _TABLES = (
     *(apertus, cohere, deepseek, encoders, ernie, exaone, gemma, gemma3n, gemma4, glm),
-    *(gpt2, gpt_oss, granite, lfm2, llama, llama4, mistral, nemotron, nemotron_h),
-    *(olmo, phi, qwen, qwen_linear, rwkv, seed_oss, stablelm, starcoder2, state_space),
+    *(gpt2, gpt_oss, granite, lfm2, llama, llama4, nemotron, nemotron_h),
+    *(olmo, phi, qwen, qwen_linear, rwkv, stablelm, starcoder2, state_space),
 )
 FAMILIES: tuple[Family, ...] = tuple(family for table in _TABLES for family in table.FAMILIES)
 

@@ -5,14 +5,9 @@ from __future__ import annotations
 from gguf.constants import Keys
 
 from worker.convert.architectures import blocks
-from worker.convert.architectures.rules import Dims, Family, Metadata, Rule
+from worker.convert.architectures.rules import Dims, Family, Metadata
 from worker.convert.checkpoint import Checkpoint
-from worker.convert.config import Config
 from worker.convert.quantize import to_float32
-
-
-def _apertus(config: Config, d: Dims) -> Metadata:
-    return blocks.common_metadata("apertus", config, d) | blocks.rms_norm(config)
 
 
 def _xielu(checkpoint: Checkpoint, d: Dims) -> Metadata:
@@ -30,32 +25,22 @@ def _xielu(checkpoint: Checkpoint, d: Dims) -> Metadata:
     return found
 
 
-def _check(config: Config, d: Dims) -> None:
-    blocks.require(config, "hidden_act", "xielu")
-    blocks.require(config, "attention_bias", False)
-    blocks.require(config, "mlp_bias", False)
-
-
 APERTUS = Family(
     architecture="apertus",
     names=("ApertusForCausalLM",),
     rules={
         **blocks.embeddings(),
-        f"{blocks.LAYER}.attention_layernorm.weight": blocks.norm("blk.{i}.attn_norm"),
-        f"{blocks.LAYER}.feedforward_layernorm.weight": blocks.norm("blk.{i}.ffn_norm"),
+        **blocks.norms(attention_layernorm="attn_norm", feedforward_layernorm="ffn_norm"),
         **blocks.attention(biases=False),
         **blocks.head_norms(),
-        f"{blocks.MLP}.up_proj.weight": Rule("blk.{i}.ffn_up.weight", lambda d: (d.n_ff, d.n_embd)),
-        f"{blocks.MLP}.down_proj.weight": Rule(
-            "blk.{i}.ffn_down.weight", lambda d: (d.n_embd, d.n_ff)
-        ),
+        **blocks.mlp(),
     },
-    metadata=_apertus,
+    metadata=blocks.rms_metadata,
     tensor_metadata=_xielu,
     head="always",
     extra_tensors=blocks.llama3_factors,
     ignored=(r".*\.act_fn\.(alpha_n|alpha_p|beta|eps)",),
-    check=_check,
+    check=blocks.requires(hidden_act="xielu", attention_bias=False, mlp_bias=False),
 )
 
 FAMILIES = (APERTUS,)

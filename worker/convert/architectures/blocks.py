@@ -3,136 +3,166 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 
 import numpy as np
 import numpy.typing as npt
 from gguf.constants import Keys
 
-from worker.convert.architectures.rules import Dims, Metadata, Rule, Rules, Shape
+from worker.convert.architectures import shapes
+from worker.convert.architectures.rules import Dims, Make, Metadata, Rule, Rules, Shape
 from worker.convert.config import Config
 from worker.errors import ModelError
 
 LAYER = "model.layers.{i}"
 ATTENTION = f"{LAYER}.self_attn"
 MLP = f"{LAYER}.mlp"
+GATED = ("gate_proj", "up_proj", "down_proj")
+"""The usual names of a gated feed-forward block's matrices."""
 
 
-def vector(d: Dims) -> tuple[int, ...]:
-    return (d.n_embd,)
+def weights(
+    prefix: str,
+    parts: Mapping[str, tuple[str, Shape]],
+    *,
+    optional: bool = False,
+    keep_f32: bool = False,
+    biases: bool = False,
+    interleaved: Container[str] = (),
+) -> Rules:
+    """Weights of a layer; `parts` has the name in the GGUF and the shape by the name behind
+    `prefix`.
 
-
-def norm(target: str, *, plus: float = 0.0, bias: bool = False) -> Rule:
-    return Rule(f"{target}.{'bias' if bias else 'weight'}", vector, plus=plus)
-
-
-def embeddings(*, norm_plus: float = 0.0, norm_name: str = "norm") -> Rules:
-    """Token embedding, final norm and the output head, which may be tied to the embedding."""
+    `biases` allows a bias beside each; the rotary heads of those in `interleaved` are interleaved.
+    """
     return {
-        "model.embed_tokens.weight": Rule("token_embd.weight", lambda d: (d.n_vocab, d.n_embd)),
-        f"model.{norm_name}.weight": norm("output_norm", plus=norm_plus),
-        "lm_head.weight": Rule("output.weight", lambda d: (d.n_vocab, d.n_embd), optional=True),
+        f"{prefix}.{source}.{kind}": Rule(
+            f"blk.{{i}}.{target}.{kind}",
+            shape if kind == "weight" else shapes.rows_of(shape),
+            optional=optional or kind == "bias",
+            keep_f32=keep_f32,
+            interleaved=source in interleaved,
+        )
+        for kind in (("weight", "bias") if biases else ("weight",))
+        for source, (target, shape) in parts.items()
     }
 
 
-def layer_norm(source: str, target: str, *, plus: float = 0.0) -> Rules:
+def norm(target: str, *, plus: float = 0.0, bias: bool = False, optional: bool = False) -> Rule:
+    return Rule(f"{target}.{'bias' if bias else 'weight'}", shapes.vector, optional, plus=plus)
+
+
+def norms(*, plus: float = 0.0, **targets: str) -> Rules:
+    """Norms of a layer; `targets` has their names in the GGUF by those in the checkpoint."""
+    return {
+        f"{LAYER}.{source}.weight": norm(f"blk.{{i}}.{target}", plus=plus)
+        for source, target in targets.items()
+    }
+
+
+def pre_norms(plus: float = 0.0) -> Rules:
+    return norms(plus=plus, input_layernorm="attn_norm", post_attention_layernorm="ffn_norm")
+
+
+def layer_norm(source: str, target: str, *, plus: float = 0.0, optional: bool = False) -> Rules:
     """A norm with a bias."""
     return {
-        f"{source}.weight": norm(target, plus=plus),
-        f"{source}.bias": norm(target, bias=True),
+        f"{source}.weight": norm(target, plus=plus, optional=optional),
+        f"{source}.bias": norm(target, bias=True, optional=optional),
     }
 
 
-def linear(source: str, target: str, shape: Shape, *, optional_bias: bool = False) -> Rules:
-    """A projection with a bias."""
-    return {
-        f"{source}.weight": Rule(f"{target}.weight", shape),
-        f"{source}.bias": Rule(f"{target}.bias", lambda d: shape(d)[:1], optional=optional_bias),
-    }
-
-
-def head_norms() -> Rules:
+def head_norms(name: str = "norm", *, plus: float = 0.0, optional: bool = False) -> Rules:
     """The norms that all heads of q, and all heads of k, share."""
     return {
-        f"{ATTENTION}.{x}_norm.weight": Rule(
-            f"blk.{{i}}.attn_{x}_norm.weight", lambda d: (d.head_dim,)
+        f"{ATTENTION}.{x}_{name}.weight": Rule(
+            f"blk.{{i}}.attn_{x}_norm.weight", lambda d: (d.head_dim,), optional, plus=plus
         )
         for x in "qk"
     }
 
 
-def pre_norms() -> Rules:
+def norm_per_head(q: str, k: str) -> Rules:
+    """The norms of models that have one for each head."""
+    parts: dict[str, tuple[str, Shape]] = {
+        q: ("attn_q_norm", lambda d: (d.n_head, d.head_dim)),
+        k: ("attn_k_norm", lambda d: (d.n_head_kv, d.head_dim)),
+    }
+    return weights(ATTENTION, parts, optional=True, keep_f32=True)
+
+
+def embeddings(
+    token: str = "model.embed_tokens", last_norm: str = "model.norm", *, norm_plus: float = 0.0
+) -> Rules:
+    """Token embedding, final norm and the output head, which may be tied to the embedding."""
     return {
-        "model.layers.{i}.input_layernorm.weight": norm("blk.{i}.attn_norm"),
-        "model.layers.{i}.post_attention_layernorm.weight": norm("blk.{i}.ffn_norm"),
+        f"{token}.weight": Rule("token_embd.weight", shapes.by_token),
+        f"{last_norm}.weight": norm("output_norm", plus=norm_plus),
+        "lm_head.weight": Rule("output.weight", shapes.by_token, optional=True),
     }
 
 
-def attention(*, interleaved: bool = False, biases: bool = True, output: str = "o_proj") -> Rules:
-    """Separate q, k, v and output projections; `biases` allows biases of q, k and v."""
-    q_heads = (lambda d: d.n_head) if interleaved else None
-    kv_heads = (lambda d: d.n_head_kv) if interleaved else None
-    rules: dict[str, Rule] = {
-        f"{ATTENTION}.q_proj.weight": Rule(
-            "blk.{i}.attn_q.weight", lambda d: (d.q_rows, d.n_embd), interleaved_heads=q_heads
-        ),
-        f"{ATTENTION}.k_proj.weight": Rule(
-            "blk.{i}.attn_k.weight", lambda d: (d.kv_rows, d.n_embd), interleaved_heads=kv_heads
-        ),
-        f"{ATTENTION}.v_proj.weight": Rule(
-            "blk.{i}.attn_v.weight", lambda d: (d.kv_rows, d.n_embd)
-        ),
-        f"{ATTENTION}.{output}.weight": Rule(
-            "blk.{i}.attn_output.weight", lambda d: (d.n_embd, d.q_rows)
-        ),
+def linear(source: str, target: str, shape: Shape, *, make: Make | None = None) -> Rules:
+    """A projection with a bias."""
+    return {
+        f"{source}.weight": Rule(f"{target}.weight", shape, make=make),
+        f"{source}.bias": Rule(f"{target}.bias", shapes.rows_of(shape)),
     }
-    if biases:
-        rules |= {
-            f"{ATTENTION}.q_proj.bias": Rule(
-                "blk.{i}.attn_q.bias",
-                lambda d: (d.q_rows,),
-                optional=True,
-                interleaved_heads=q_heads,
-            ),
-            f"{ATTENTION}.k_proj.bias": Rule(
-                "blk.{i}.attn_k.bias",
-                lambda d: (d.kv_rows,),
-                optional=True,
-                interleaved_heads=kv_heads,
-            ),
-            f"{ATTENTION}.v_proj.bias": Rule(
-                "blk.{i}.attn_v.bias", lambda d: (d.kv_rows,), optional=True
-            ),
-            f"{ATTENTION}.{output}.bias": Rule("blk.{i}.attn_output.bias", vector, optional=True),
-        }
-    return rules
 
 
-def gated_mlp(*, biases: bool = False) -> Rules:
-    rules: dict[str, Rule] = {
-        f"{MLP}.gate_proj.weight": Rule("blk.{i}.ffn_gate.weight", lambda d: (d.n_ff, d.n_embd)),
-        f"{MLP}.up_proj.weight": Rule("blk.{i}.ffn_up.weight", lambda d: (d.n_ff, d.n_embd)),
-        f"{MLP}.down_proj.weight": Rule("blk.{i}.ffn_down.weight", lambda d: (d.n_embd, d.n_ff)),
+def attention(
+    prefix: str = ATTENTION,
+    *,
+    interleaved: bool = False,
+    biases: bool = True,
+    output: str = "o_proj",
+) -> Rules:
+    """Separate q, k, v and output projections; `biases` allows a bias of each."""
+    parts: dict[str, tuple[str, Shape]] = {
+        "q_proj": ("attn_q", lambda d: (d.q_rows, d.n_embd)),
+        "k_proj": ("attn_k", lambda d: (d.kv_rows, d.n_embd)),
+        "v_proj": ("attn_v", lambda d: (d.kv_rows, d.n_embd)),
+        output: ("attn_output", lambda d: (d.n_embd, d.q_rows)),
     }
-    if biases:
-        rules |= {
-            f"{MLP}.gate_proj.bias": Rule(
-                "blk.{i}.ffn_gate.bias", lambda d: (d.n_ff,), optional=True
-            ),
-            f"{MLP}.up_proj.bias": Rule("blk.{i}.ffn_up.bias", lambda d: (d.n_ff,), optional=True),
-            f"{MLP}.down_proj.bias": Rule("blk.{i}.ffn_down.bias", vector, optional=True),
-        }
-    return rules
+    rotary = ("q_proj", "k_proj") if interleaved else ()
+    return weights(prefix, parts, biases=biases, interleaved=rotary)
 
 
-def common_metadata(arch: str, config: Config, d: Dims) -> Metadata:
-    """The metadata keys of every family with rotary positions and RMS norms."""
+def gated_mlp(
+    prefix: str = MLP, names: tuple[str, str, str] = GATED, *, biases: bool = False
+) -> Rules:
+    targets = (("ffn_gate", shapes.up), ("ffn_up", shapes.up), ("ffn_down", shapes.down))
+    return weights(prefix, dict(zip(names, targets, strict=True)), biases=biases)
+
+
+def mlp(prefix: str = MLP) -> Rules:
+    """A feed-forward block without a gate."""
+    return weights(
+        prefix, {"up_proj": ("ffn_up", shapes.up), "down_proj": ("ffn_down", shapes.down)}
+    )
+
+
+def fused_mlp() -> Rules:
+    """Gate and up in one tensor, which is what llama.cpp reads in these families."""
+    parts = {"gate_up_proj": ("ffn_up", shapes.gate_and_up), "down_proj": ("ffn_down", shapes.down)}
+    return weights(MLP, parts)
+
+
+def sizes(d: Dims, n_positions: int) -> Metadata:
+    """The metadata keys of every family."""
     return {
         Keys.LLM.BLOCK_COUNT: d.n_layers,
-        Keys.LLM.CONTEXT_LENGTH: config.integer("max_position_embeddings"),
+        Keys.LLM.CONTEXT_LENGTH: n_positions,
         Keys.LLM.EMBEDDING_LENGTH: d.n_embd,
         Keys.LLM.FEED_FORWARD_LENGTH: d.n_ff,
         Keys.Attention.HEAD_COUNT: d.n_head,
+    }
+
+
+def common_metadata(arch: str, config: Config, d: Dims) -> Metadata:
+    """The metadata keys of every family with rotary positions."""
+    return {
+        **sizes(d, config.integer("max_position_embeddings")),
         Keys.Attention.HEAD_COUNT_KV: d.n_head_kv,
         Keys.Attention.KEY_LENGTH: d.head_dim,
         Keys.Attention.VALUE_LENGTH: d.head_dim,
@@ -141,23 +171,33 @@ def common_metadata(arch: str, config: Config, d: Dims) -> Metadata:
     }
 
 
-def require(config: Config, key: str, *allowed: object) -> None:
-    """Refuse a setting that llama.cpp does not implement; `null` and absence mean the first of
-    `allowed`."""
-    value = config.values.get(key)
-    value = allowed[0] if value is None else value
-    if value not in allowed:
-        choice = " or ".join(str(a) for a in allowed)
-        raise ModelError(f"{config.name}: {key} is {value!r}, llama.cpp implements {choice}")
+def rms_metadata(arch: str, config: Config, d: Dims) -> Metadata:
+    """The metadata keys of every family with rotary positions and RMS norms."""
+    return common_metadata(arch, config, d) | rms_norm(config)
+
+
+def require(config: Config, **settings: object) -> None:
+    """Refuse settings that llama.cpp does not implement.
+
+    Alternatives are a tuple; `null` and absence mean the first of them.
+    """
+    for key, wanted in settings.items():
+        allowed = wanted if isinstance(wanted, tuple) else (wanted,)
+        value = config.values.get(key)
+        value = allowed[0] if value is None else value
+        if value not in allowed:
+            choice = " or ".join(str(a) for a in allowed)
+            raise ModelError(f"{config.name}: {key} is {value!r}, llama.cpp implements {choice}")
+
+
+def requires(**settings: object) -> Callable[[Config, Dims], None]:
+    """A check of these settings (see `require`)."""
+    return lambda config, d: require(config, **settings)
 
 
 def require_default_rope(config: Config) -> None:
     if config.rope().kind != "default":
         raise ModelError(f"{config.name}: rope scaling is not known for this family in llama.cpp")
-
-
-def require_silu(config: Config, d: Dims) -> None:
-    require(config, "hidden_act", "silu")
 
 
 def layer_norm_epsilon(config: Config, *keys: str, default: float = 1e-5) -> Metadata:
@@ -179,9 +219,8 @@ def windows(config: Config, d: Dims, period: int) -> Metadata:
     `period`-th."""
     if not config.has("sliding_window"):
         return {}
-    kinds = config.values.get("layer_types")
     layers = [(i + 1) % period != 0 for i in range(d.n_layers)]
-    if kinds is not None:
+    if config.has("layer_types"):
         layers = [kind == "sliding_attention" for kind in config.items("layer_types")]
     return {
         Keys.Attention.SLIDING_WINDOW: config.integer("sliding_window"),
@@ -190,15 +229,12 @@ def windows(config: Config, d: Dims, period: int) -> Metadata:
 
 
 def rms_norm(config: Config) -> Metadata:
-    epsilon = config.number("rms_norm_eps")
-    return {Keys.Attention.LAYERNORM_RMS_EPS: epsilon}
+    return {Keys.Attention.LAYERNORM_RMS_EPS: config.number("rms_norm_eps")}
 
 
-def rope_metadata(
-    arch: str, config: Config, n_dims: int, layers: str = "full_attention", theta: float = 10000.0
-) -> Metadata:
+def rope_metadata(arch: str, config: Config, n_dims: int, theta: float = 10000.0) -> Metadata:
     """Rotation and its scaling, of which llama.cpp's `arch` may know only some forms."""
-    rope = config.rope(layers, theta)
+    rope = config.rope(default_theta=theta)
     found: Metadata = {Keys.Rope.DIMENSION_COUNT: n_dims, Keys.Rope.FREQ_BASE: rope.theta}
     if rope.kind in ("default", "llama3"):
         return found  # Llama 3's scaling is a tensor of factors (`llama3_factors`).
@@ -223,10 +259,6 @@ def _is_idle(config: Config, params: Config) -> bool:
     return begins >= n_positions and not params.has("alpha")
 
 
-_READS_RAMP = ("mistral3",)
-"""Families whose implementation reads YaRN's `beta_fast` and `beta_slow`."""
-
-
 def _yarn(arch: str, config: Config, params: Config) -> Metadata:
     """YaRN, as far as llama.cpp implements it.
 
@@ -235,8 +267,8 @@ def _yarn(arch: str, config: Config, params: Config) -> Metadata:
     """
     factor = params.number("factor")
     usual: dict[str, object] = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
-    if arch in _READS_RAMP:
-        usual = {"truncate": True}
+    if arch == "mistral3":
+        usual = {"truncate": True}  # It reads the others.
     elif arch == "gpt-oss":
         del usual["truncate"]  # It is rounded all the same there (see the family's notes).
     for key, value in usual.items():

@@ -5,20 +5,20 @@ from __future__ import annotations
 from gguf.constants import Keys
 
 from worker.convert.architectures import blocks
-from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
+from worker.convert.architectures.rules import Dims, Family, Metadata, Rules
 from worker.convert.config import Config
 
 _LAYERS_WITH_HEAD_NORMS = 64
 """llama.cpp reads norms of heads only in models with at least this many layers."""
 _COMMON: Rules = {
     **blocks.embeddings(),
-    f"{blocks.LAYER}.input_layernorm.weight": blocks.norm("blk.{i}.attn_norm"),
+    **blocks.norms(input_layernorm="attn_norm"),
     **blocks.attention(biases=False),
     **blocks.gated_mlp(),
 }
 
 
-def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
+def _cohere(arch: str, config: Config, d: Dims) -> Metadata:
     return {
         **blocks.common_metadata(arch, config, d),
         **blocks.layer_norm_epsilon(config),
@@ -27,26 +27,25 @@ def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
     }
 
 
-def _command_r(config: Config, d: Dims) -> Metadata:
-    found = _metadata("command-r", config, d)
+def _command_r(arch: str, config: Config, d: Dims) -> Metadata:
+    found = _cohere(arch, config, d)
     if config.has("model_max_length"):  # The context in training; the default is smaller.
         found[Keys.LLM.CONTEXT_LENGTH] = config.integer("model_max_length")
     return found
 
 
-def _cohere2(config: Config, d: Dims) -> Metadata:
-    return _metadata("cohere2", config, d) | blocks.windows(config, d, period=4)
+def _cohere2(arch: str, config: Config, d: Dims) -> Metadata:
+    return _cohere(arch, config, d) | blocks.windows(config, d, period=4)
 
 
 def _check(config: Config, d: Dims) -> None:
-    blocks.require_silu(config, d)
-    blocks.require(config, "head_dim", d.n_embd // d.n_head)
+    blocks.require(config, hidden_act="silu", head_dim=d.n_embd // d.n_head)
     blocks.require_default_rope(config)
 
 
 def _check_command_r(config: Config, d: Dims) -> None:
     _check(config, d)
-    blocks.require(config, "use_qk_norm", d.n_layers >= _LAYERS_WITH_HEAD_NORMS, False)
+    blocks.require(config, use_qk_norm=(d.n_layers >= _LAYERS_WITH_HEAD_NORMS, False))
 
 
 COMMAND_R = Family(
@@ -54,12 +53,7 @@ COMMAND_R = Family(
     names=("CohereForCausalLM",),
     rules={
         **_COMMON,
-        f"{blocks.ATTENTION}.q_norm.weight": Rule(
-            "blk.{i}.attn_q_norm.weight", lambda d: (d.n_head, d.head_dim), True, keep_f32=True
-        ),
-        f"{blocks.ATTENTION}.k_norm.weight": Rule(
-            "blk.{i}.attn_k_norm.weight", lambda d: (d.n_head_kv, d.head_dim), True, keep_f32=True
-        ),
+        **blocks.norm_per_head("q_norm", "k_norm"),
     },
     metadata=_command_r,
     head="never",

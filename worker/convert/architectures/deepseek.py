@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
 from gguf.constants import Keys
 
 from worker.convert.architectures import blocks, experts
-from worker.convert.architectures.rules import Array, Dims, Family, Metadata, Rule, Rules
+from worker.convert.architectures.rules import Array, Dims, Family, Metadata, Rule, Rules, Shape
 from worker.convert.config import Config
 from worker.errors import ModelError
 
@@ -47,27 +48,23 @@ def _query_size(d: Dims) -> int:
 
 
 def _attention() -> Rules:
-    attention = blocks.ATTENTION
+    query: dict[str, tuple[str, Shape]] = {
+        "q_proj": ("attn_q", lambda d: (_query_size(d), d.n_embd)),
+        "q_a_proj": ("attn_q_a", lambda d: (d.more["q_rank"], d.n_embd)),
+        "q_a_layernorm": ("attn_q_a_norm", lambda d: (d.more["q_rank"],)),
+        "q_b_proj": ("attn_q_b", lambda d: (_query_size(d), d.more["q_rank"])),
+    }
+    cache: dict[str, tuple[str, Shape]] = {
+        "kv_a_proj_with_mqa": (
+            "attn_kv_a_mqa",
+            lambda d: (d.more["rank"] + d.more["rope"], d.n_embd),
+        ),
+        "kv_a_layernorm": ("attn_kv_a_norm", lambda d: (d.more["rank"],)),
+    }
     return {
-        f"{attention}.q_proj.weight": Rule(
-            "blk.{i}.attn_q.weight", lambda d: (_query_size(d), d.n_embd), optional=True
-        ),
-        f"{attention}.q_a_proj.weight": Rule(
-            "blk.{i}.attn_q_a.weight", lambda d: (d.more["q_rank"], d.n_embd), optional=True
-        ),
-        f"{attention}.q_a_layernorm.weight": Rule(
-            "blk.{i}.attn_q_a_norm.weight", lambda d: (d.more["q_rank"],), optional=True
-        ),
-        f"{attention}.q_b_proj.weight": Rule(
-            "blk.{i}.attn_q_b.weight", lambda d: (_query_size(d), d.more["q_rank"]), optional=True
-        ),
-        f"{attention}.kv_a_proj_with_mqa.weight": Rule(
-            "blk.{i}.attn_kv_a_mqa.weight", lambda d: (d.more["rank"] + d.more["rope"], d.n_embd)
-        ),
-        f"{attention}.kv_a_layernorm.weight": Rule(
-            "blk.{i}.attn_kv_a_norm.weight", lambda d: (d.more["rank"],)
-        ),
-        f"{attention}.kv_b_proj.weight": (
+        **blocks.weights(blocks.ATTENTION, query, optional=True),
+        **blocks.weights(blocks.ATTENTION, cache),
+        f"{blocks.ATTENTION}.kv_b_proj.weight": (
             Rule(
                 "blk.{i}.attn_k_b.weight",
                 lambda d: (d.n_head, d.more["rank"], d.more["nope"]),
@@ -79,20 +76,16 @@ def _attention() -> Rules:
                 make=_values,
             ),
         ),
-        f"{attention}.o_proj.weight": Rule(
+        f"{blocks.ATTENTION}.o_proj.weight": Rule(
             "blk.{i}.attn_output.weight", lambda d: (d.n_embd, d.n_head * d.more["value"])
         ),
     }
 
 
-def _metadata(config: Config, d: Dims, gating: Literal[1, 2]) -> Metadata:
+def _metadata(_arch: str, config: Config, d: Dims, *, gating: Literal[1, 2]) -> Metadata:
     rank = d.more["rank"]
     found: Metadata = {
-        Keys.LLM.BLOCK_COUNT: d.n_layers,
-        Keys.LLM.CONTEXT_LENGTH: config.integer("max_position_embeddings"),
-        Keys.LLM.EMBEDDING_LENGTH: d.n_embd,
-        Keys.LLM.FEED_FORWARD_LENGTH: d.n_ff,
-        Keys.Attention.HEAD_COUNT: d.n_head,
+        **blocks.sizes(d, config.integer("max_position_embeddings")),
         Keys.Attention.HEAD_COUNT_KV: 1,  # All heads read one compressed cache.
         Keys.Attention.KEY_LENGTH: rank + d.more["rope"],
         Keys.Attention.VALUE_LENGTH: rank,
@@ -130,10 +123,8 @@ def _rope(config: Config, d: Dims) -> Metadata:
 
 
 def _check(config: Config, d: Dims) -> None:
-    blocks.require_silu(config, d)
-    blocks.require(config, "attention_bias", False)
-    blocks.require(config, "moe_layer_freq", 1)
-    blocks.require(config, "rope_interleave", True)
+    blocks.require(config, hidden_act="silu", attention_bias=False)
+    blocks.require(config, moe_layer_freq=1, rope_interleave=True)
     rope = config.rope()
     if rope.kind not in ("default", "yarn"):
         raise ModelError(f"{config.name}: rope scaling {rope.kind!r} is not known for deepseek2")
@@ -150,7 +141,7 @@ def _check(config: Config, d: Dims) -> None:
 
 def _check_v2(config: Config, d: Dims) -> None:
     _check(config, d)
-    blocks.require(config, "topk_method", "greedy", "group_limited_greedy")
+    blocks.require(config, topk_method=("greedy", "group_limited_greedy"))
 
 
 _RULES: Rules = {
@@ -158,24 +149,25 @@ _RULES: Rules = {
     **blocks.pre_norms(),
     **_attention(),
     **experts.only("dense", blocks.gated_mlp()),
-    **experts.only("experts", experts.router(f"{blocks.MLP}.gate.weight")),
     **experts.only(
-        "experts", experts.experts(f"{blocks.MLP}.experts", "gate_proj", "up_proj", "down_proj")
+        "experts",
+        experts.router(f"{blocks.MLP}.gate.weight"),
+        experts.experts(f"{blocks.MLP}.experts"),
+        experts.shared_experts(f"{blocks.MLP}.shared_experts"),
     ),
-    **experts.only("experts", experts.shared_experts(f"{blocks.MLP}.shared_experts")),
 }
 
 DEEPSEEK_V2 = Family(
     architecture="deepseek2",
     names=("DeepseekV2ForCausalLM",),
     rules=_RULES,
-    metadata=lambda config, d: _metadata(config, d, 1),
+    metadata=partial(_metadata, gating=1),
     dims=_dims,
     check=_check_v2,
 )
 
-DEEPSEEK_V3 = Family(
-    architecture="deepseek2",
+DEEPSEEK_V3 = replace(
+    DEEPSEEK_V2,
     names=("DeepseekV3ForCausalLM",),
     rules={
         **_RULES,
@@ -183,8 +175,7 @@ DEEPSEEK_V3 = Family(
             "experts", experts.score_correction(f"{blocks.MLP}.gate.e_score_correction_bias")
         ),
     },
-    metadata=lambda config, d: _metadata(config, d, 2),
-    dims=_dims,
+    metadata=partial(_metadata, gating=2),
     ignores_extra_layers=True,
     check=_check,
 )

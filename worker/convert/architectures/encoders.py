@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gguf.constants import Keys
+from gguf.constants import Keys, PoolingType
 
-from worker.convert.architectures import blocks
+from worker.convert.architectures import blocks, shapes
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
 from worker.convert.config import Config
 from worker.errors import ModelError
@@ -26,46 +26,36 @@ def _roberta_dims(config: Config) -> Dims:
     return replace(Dims.of(config), n_positions=positions, more={"position_offset": offset})
 
 
-def _metadata(config: Config, d: Dims) -> Metadata:
+def _metadata(d: Dims) -> Metadata:
     return {
-        Keys.LLM.BLOCK_COUNT: d.n_layers,
-        Keys.LLM.CONTEXT_LENGTH: d.n_positions,
-        Keys.LLM.EMBEDDING_LENGTH: d.n_embd,
-        Keys.LLM.FEED_FORWARD_LENGTH: d.n_ff,
-        Keys.Attention.HEAD_COUNT: d.n_head,
+        **blocks.sizes(d, d.n_positions),
         Keys.Attention.CAUSAL: False,
         Keys.LLM.VOCAB_SIZE: d.n_vocab,
     }
 
 
-def _bert(config: Config, d: Dims) -> Metadata:
+def _bert(_arch: str, config: Config, d: Dims) -> Metadata:
     found: Metadata = {
-        **_metadata(config, d),
+        **_metadata(d),
         **blocks.layer_norm_epsilon(config, "layer_norm_eps", default=1e-12),
         Keys.Tokenizer.TOKEN_TYPE_COUNT: config.integer("type_vocab_size", default=1),
     }
     if "SequenceClassification" in str(config.values.get("architectures")):
-        found[Keys.LLM.POOLING_TYPE] = 4
+        found[Keys.LLM.POOLING_TYPE] = int(PoolingType.RANK)
     return found
 
 
 def _check_bert(config: Config, d: Dims) -> None:
-    blocks.require(config, "hidden_act", "gelu")
-    blocks.require(config, "position_embedding_type", "absolute")
+    blocks.require(config, hidden_act="gelu", position_embedding_type="absolute")
     if "SequenceClassification" in str(config.values.get("architectures")):
         if len(config.section("id2label").values) > 1:
             raise ModelError(f"{config.name}: a classifier of several labels cannot be converted")
 
 
 def _bert_rules() -> Rules:
-    def square(d: Dims) -> tuple[int, ...]:
-        return (d.n_embd, d.n_embd)
-
     attention = f"{_LAYER}.attention"
     return {
-        "embeddings.word_embeddings.weight": Rule(
-            "token_embd.weight", lambda d: (d.n_vocab, d.n_embd)
-        ),
+        "embeddings.word_embeddings.weight": Rule("token_embd.weight", shapes.by_token),
         "embeddings.position_embeddings.weight": Rule(
             "position_embd.weight",
             lambda d: (d.n_positions, d.n_embd),
@@ -76,15 +66,13 @@ def _bert_rules() -> Rules:
             "token_types.weight", lambda d: (d.more["n_types"], d.n_embd), keep_f32=True
         ),
         **blocks.layer_norm("embeddings.LayerNorm", "token_embd_norm"),
-        **blocks.linear(f"{attention}.self.query", "blk.{i}.attn_q", square),
-        **blocks.linear(f"{attention}.self.key", "blk.{i}.attn_k", square),
-        **blocks.linear(f"{attention}.self.value", "blk.{i}.attn_v", square),
-        **blocks.linear(f"{attention}.output.dense", "blk.{i}.attn_output", square),
+        **blocks.linear(f"{attention}.self.query", "blk.{i}.attn_q", shapes.square),
+        **blocks.linear(f"{attention}.self.key", "blk.{i}.attn_k", shapes.square),
+        **blocks.linear(f"{attention}.self.value", "blk.{i}.attn_v", shapes.square),
+        **blocks.linear(f"{attention}.output.dense", "blk.{i}.attn_output", shapes.square),
         **blocks.layer_norm(f"{attention}.output.LayerNorm", "blk.{i}.attn_output_norm"),
-        **blocks.linear(
-            f"{_LAYER}.intermediate.dense", "blk.{i}.ffn_up", lambda d: (d.n_ff, d.n_embd)
-        ),
-        **blocks.linear(f"{_LAYER}.output.dense", "blk.{i}.ffn_down", lambda d: (d.n_embd, d.n_ff)),
+        **blocks.linear(f"{_LAYER}.intermediate.dense", "blk.{i}.ffn_up", shapes.up),
+        **blocks.linear(f"{_LAYER}.output.dense", "blk.{i}.ffn_down", shapes.down),
         **blocks.layer_norm(f"{_LAYER}.output.LayerNorm", "blk.{i}.layer_output_norm"),
     }
 
@@ -120,8 +108,8 @@ XLM_ROBERTA = replace(
     ),
     rules={
         **_bert_rules(),
-        "classifier.dense.weight": Rule("cls.weight", lambda d: (d.n_embd, d.n_embd), True),
-        "classifier.dense.bias": Rule("cls.bias", blocks.vector, optional=True),
+        "classifier.dense.weight": Rule("cls.weight", shapes.square, optional=True),
+        "classifier.dense.bias": Rule("cls.bias", shapes.vector, optional=True),
         "classifier.out_proj.weight": Rule(
             "cls.output.weight", lambda d: (1, d.n_embd), optional=True
         ),
@@ -152,10 +140,10 @@ def _nomic_config(config: Config) -> Config:
     return Config({**own, **present}, config.name)
 
 
-def _nomic(config: Config, d: Dims) -> Metadata:
+def _nomic(_arch: str, config: Config, d: Dims) -> Metadata:
     config = _nomic_config(config)
     return {
-        **_metadata(config, d),
+        **_metadata(d),
         **blocks.layer_norm_epsilon(config, "layer_norm_eps", default=1e-12),
         Keys.Rope.FREQ_BASE: config.rope(default_theta=1000.0).theta,
         Keys.Tokenizer.TOKEN_TYPE_COUNT: config.integer("type_vocab_size", default=2),
@@ -164,12 +152,10 @@ def _nomic(config: Config, d: Dims) -> Metadata:
 
 def _check_nomic(config: Config, d: Dims) -> None:
     blocks.require_default_rope(config)
-    blocks.require(config, "hidden_act", "silu")
-    blocks.require(config, "activation_function", "swiglu")
-    blocks.require(config, "rotary_emb_fraction", 1.0)
-    blocks.require(config, "moe_every_n_layers", 0)
-    for key in ("prenorm", "causal", "qkv_proj_bias", "mlp_fc1_bias", "rotary_emb_interleaved"):
-        blocks.require(config, key, False)
+    blocks.require(config, hidden_act="silu", activation_function="swiglu")
+    blocks.require(config, rotary_emb_fraction=1.0, moe_every_n_layers=0)
+    blocks.require(config, prenorm=False, causal=False, qkv_proj_bias=False, mlp_fc1_bias=False)
+    blocks.require(config, rotary_emb_interleaved=False)
 
 
 _NOMIC_LAYER = "encoder.layers.{i}"
@@ -177,29 +163,20 @@ NOMIC_BERT = Family(
     architecture="nomic-bert",
     names=("NomicBertModel",),
     rules={
-        "embeddings.word_embeddings.weight": Rule(
-            "token_embd.weight", lambda d: (d.n_vocab, d.n_embd)
-        ),
+        "embeddings.word_embeddings.weight": Rule("token_embd.weight", shapes.by_token),
         "embeddings.token_type_embeddings.weight": Rule(
             "token_types.weight", lambda d: (d.more["n_types"], d.n_embd), keep_f32=True
         ),
         **blocks.layer_norm("emb_ln", "token_embd_norm"),
-        f"{_NOMIC_LAYER}.attn.Wqkv.weight": Rule(
-            "blk.{i}.attn_qkv.weight", lambda d: (3 * d.n_embd, d.n_embd)
-        ),
-        f"{_NOMIC_LAYER}.attn.out_proj.weight": Rule(
-            "blk.{i}.attn_output.weight", lambda d: (d.n_embd, d.n_embd)
+        **blocks.weights(
+            f"{_NOMIC_LAYER}.attn",
+            {
+                "Wqkv": ("attn_qkv", shapes.three_squares),
+                "out_proj": ("attn_output", shapes.square),
+            },
         ),
         **blocks.layer_norm(f"{_NOMIC_LAYER}.norm1", "blk.{i}.attn_output_norm"),
-        f"{_NOMIC_LAYER}.mlp.fc11.weight": Rule(
-            "blk.{i}.ffn_up.weight", lambda d: (d.n_ff, d.n_embd)
-        ),
-        f"{_NOMIC_LAYER}.mlp.fc12.weight": Rule(
-            "blk.{i}.ffn_gate.weight", lambda d: (d.n_ff, d.n_embd)
-        ),
-        f"{_NOMIC_LAYER}.mlp.fc2.weight": Rule(
-            "blk.{i}.ffn_down.weight", lambda d: (d.n_embd, d.n_ff)
-        ),
+        **blocks.gated_mlp(f"{_NOMIC_LAYER}.mlp", ("fc12", "fc11", "fc2")),
         **blocks.layer_norm(f"{_NOMIC_LAYER}.norm2", "blk.{i}.layer_output_norm"),
     },
     metadata=_nomic,
@@ -211,12 +188,12 @@ NOMIC_BERT = Family(
 )
 
 
-def _modern_bert(config: Config, d: Dims) -> Metadata:
+def _modern_bert(_arch: str, config: Config, d: Dims) -> Metadata:
     local = config.rope("sliding_attention").theta
     if not config.has("rope_parameters"):
         local = config.number("local_rope_theta", default=10000.0)
     return {
-        **_metadata(config, d),
+        **_metadata(d),
         **blocks.layer_norm_epsilon(config, "norm_eps"),
         Keys.Attention.SLIDING_WINDOW: config.integer("local_attention", default=128),
         Keys.Attention.SLIDING_WINDOW_PATTERN: config.integer(
@@ -232,36 +209,27 @@ def _modern_bert(config: Config, d: Dims) -> Metadata:
 
 
 def _check_modern_bert(config: Config, d: Dims) -> None:
-    blocks.require(config, "hidden_activation", "gelu")
-    for key in ("norm_bias", "attention_bias", "mlp_bias"):
-        blocks.require(config, key, False)
+    blocks.require(config, hidden_activation="gelu", norm_bias=False)
+    blocks.require(config, attention_bias=False, mlp_bias=False)
     period = config.integer("global_attn_every_n_layers", default=3)
     kinds = ["sliding_attention" if i % period else "full_attention" for i in range(d.n_layers)]
-    blocks.require(config, "layer_types", kinds)
+    blocks.require(config, layer_types=kinds)
 
 
 MODERN_BERT = Family(
     architecture="modern-bert",
     names=("ModernBertModel", "ModernBertForMaskedLM"),
     rules={
-        "embeddings.tok_embeddings.weight": Rule(
-            "token_embd.weight", lambda d: (d.n_vocab, d.n_embd)
-        ),
+        "embeddings.tok_embeddings.weight": Rule("token_embd.weight", shapes.by_token),
         "embeddings.norm.weight": blocks.norm("token_embd_norm"),
         "final_norm.weight": blocks.norm("output_norm"),
         # The first layer has no norm: its input is normed already.
-        "layers.{i}.attn_norm.weight": Rule(
-            "blk.{i}.attn_norm.weight", blocks.vector, optional=True
-        ),
-        "layers.{i}.attn.Wqkv.weight": Rule(
-            "blk.{i}.attn_qkv.weight", lambda d: (3 * d.n_embd, d.n_embd)
-        ),
-        "layers.{i}.attn.Wo.weight": Rule(
-            "blk.{i}.attn_output.weight", lambda d: (d.n_embd, d.n_embd)
-        ),
+        "layers.{i}.attn_norm.weight": blocks.norm("blk.{i}.attn_norm", optional=True),
+        "layers.{i}.attn.Wqkv.weight": Rule("blk.{i}.attn_qkv.weight", shapes.three_squares),
+        "layers.{i}.attn.Wo.weight": Rule("blk.{i}.attn_output.weight", shapes.square),
         "layers.{i}.mlp_norm.weight": blocks.norm("blk.{i}.ffn_norm"),
-        "layers.{i}.mlp.Wi.weight": Rule("blk.{i}.ffn_up.weight", lambda d: (2 * d.n_ff, d.n_embd)),
-        "layers.{i}.mlp.Wo.weight": Rule("blk.{i}.ffn_down.weight", lambda d: (d.n_embd, d.n_ff)),
+        "layers.{i}.mlp.Wi.weight": Rule("blk.{i}.ffn_up.weight", shapes.gate_and_up),
+        "layers.{i}.mlp.Wo.weight": Rule("blk.{i}.ffn_down.weight", shapes.down),
     },
     metadata=_modern_bert,
     dims=_bert_dims,

@@ -11,16 +11,6 @@ from worker.convert.architectures.rules import Dims, Family, Metadata, Rule
 from worker.convert.architectures.state_space import as_stored
 from worker.convert.config import Config
 
-
-def _ernie(config: Config, d: Dims) -> Metadata:
-    return blocks.common_metadata("ernie4_5", config, d) | blocks.rms_norm(config)
-
-
-def _check(config: Config, d: Dims) -> None:
-    blocks.require_silu(config, d)
-    blocks.require(config, "use_bias", False)
-
-
 ERNIE4_5 = Family(
     architecture="ernie4_5",
     names=("Ernie4_5ForCausalLM",),
@@ -30,15 +20,14 @@ ERNIE4_5 = Family(
         **blocks.attention(biases=False),
         **blocks.gated_mlp(),
     },
-    metadata=_ernie,
-    check=_check,
+    metadata=blocks.rms_metadata,
+    check=blocks.requires(hidden_act="silu", use_bias=False),
 )
 
 
-def _moe(config: Config, d: Dims) -> Metadata:
+def _moe(arch: str, config: Config, d: Dims) -> Metadata:
     return {
-        **blocks.common_metadata("ernie4_5-moe", config, d),
-        **blocks.rms_norm(config),
+        **blocks.rms_metadata(arch, config, d),
         Keys.LLM.EXPERT_COUNT: d.n_expert,
         Keys.LLM.EXPERT_USED_COUNT: config.integer("moe_k"),
         Keys.LLM.EXPERT_FEED_FORWARD_LENGTH: d.n_ff_expert,
@@ -61,9 +50,8 @@ def _moe_dims(config: Config) -> Dims:
 
 
 def _check_moe(config: Config, d: Dims) -> None:
-    _check(config, d)
-    blocks.require(config, "moe_layer_interval", 1)
-    blocks.require(config, "moe_layer_end_index", d.n_layers - 1, -1)
+    blocks.require(config, hidden_act="silu", use_bias=False, moe_layer_interval=1)
+    blocks.require(config, moe_layer_end_index=(d.n_layers - 1, -1))
 
 
 ERNIE4_5_MOE = replace(
@@ -75,8 +63,11 @@ ERNIE4_5_MOE = replace(
         **blocks.pre_norms(),
         **blocks.attention(biases=False),
         **experts.only("dense", blocks.gated_mlp()),
-        **experts.only("experts", qwen.expert_rules()),
-        **experts.only("experts", experts.shared_experts(f"{blocks.MLP}.shared_experts")),
+        **experts.only(
+            "experts",
+            qwen.expert_rules(),
+            experts.shared_experts(f"{blocks.MLP}.shared_experts"),
+        ),
         f"{blocks.MLP}.moe_statics.e_score_correction_bias": Rule(
             "blk.{i}.exp_probs_b.bias",
             lambda d: (d.n_expert,),

@@ -11,13 +11,12 @@ _WINDOWED_LAYERS = 64
 """llama.cpp uses a sliding window exactly in models with this number of layers."""
 
 
-def _exaone4(config: Config, d: Dims) -> Metadata:
-    found = blocks.common_metadata("exaone4", config, d) | blocks.rms_norm(config)
-    return found | blocks.windows(config, d, period=4)
+def _exaone4(arch: str, config: Config, d: Dims) -> Metadata:
+    return blocks.rms_metadata(arch, config, d) | blocks.windows(config, d, period=4)
 
 
 def _check(config: Config, d: Dims) -> None:
-    blocks.require_silu(config, d)
+    blocks.require(config, hidden_act="silu")
     if config.has("sliding_window") != (d.n_layers == _WINDOWED_LAYERS):
         raise ModelError(
             f"{config.name}: sliding_window is {config.values.get('sliding_window')}, llama.cpp's "
@@ -33,10 +32,10 @@ EXAONE4 = Family(
         **blocks.attention(biases=False),
         **blocks.head_norms(),
         **blocks.gated_mlp(),
-        f"{blocks.LAYER}.post_attention_layernorm.weight": blocks.norm(
-            "blk.{i}.post_attention_norm"
+        **blocks.norms(
+            post_attention_layernorm="post_attention_norm",
+            post_feedforward_layernorm="post_ffw_norm",
         ),
-        f"{blocks.LAYER}.post_feedforward_layernorm.weight": blocks.norm("blk.{i}.post_ffw_norm"),
     },
     metadata=_exaone4,
     extra_tensors=blocks.llama3_factors,

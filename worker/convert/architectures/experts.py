@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from gguf.constants import Keys
 
-from worker.convert.architectures.rules import Dims, Metadata, Rule, Rules
+from worker.convert.architectures import blocks
+from worker.convert.architectures.rules import Dims, Metadata, Rule, Rules, Shape
 from worker.convert.config import Config
 
 
-def only(kind: str, rules: Rules) -> Rules:
+def only(kind: str, *rules: Rules) -> Rules:
     """Limit the rules to layers of one kind."""
 
     def limited(rule: Rule) -> Rule:
@@ -18,7 +19,8 @@ def only(kind: str, rules: Rules) -> Rules:
 
     return {
         source: tuple(map(limited, rule)) if isinstance(rule, tuple) else limited(rule)
-        for source, rule in rules.items()
+        for table in rules
+        for source, rule in table.items()
     }
 
 
@@ -33,55 +35,39 @@ def router(source: str) -> Rules:
     }
 
 
-def experts(prefix: str, gate: str, up: str, down: str) -> Rules:
+def up(d: Dims) -> tuple[int, ...]:
+    return (d.n_expert, d.n_ff_expert, d.n_embd)
+
+
+def down(d: Dims) -> tuple[int, ...]:
+    return (d.n_expert, d.n_embd, d.n_ff_expert)
+
+
+def experts(prefix: str, names: tuple[str, str, str] = blocks.GATED) -> Rules:
     """Experts stored as one tensor each, stacked into one tensor per layer."""
-    return {
-        f"{prefix}.{{e}}.{gate}.weight": Rule(
-            "blk.{i}.ffn_gate_exps.weight", lambda d: (d.n_expert, d.n_ff_expert, d.n_embd)
-        ),
-        f"{prefix}.{{e}}.{up}.weight": Rule(
-            "blk.{i}.ffn_up_exps.weight", lambda d: (d.n_expert, d.n_ff_expert, d.n_embd)
-        ),
-        f"{prefix}.{{e}}.{down}.weight": Rule(
-            "blk.{i}.ffn_down_exps.weight", lambda d: (d.n_expert, d.n_embd, d.n_ff_expert)
-        ),
-    }
+    targets = (("ffn_gate_exps", up), ("ffn_up_exps", up), ("ffn_down_exps", down))
+    return blocks.weights(f"{prefix}.{{e}}", dict(zip(names, targets, strict=True)))
 
 
 def fused_experts(prefix: str) -> Rules:
     """All experts of a layer in one tensor; gate and up are halves of each expert."""
     return {
         f"{prefix}.gate_up_proj": (
-            Rule(
-                "blk.{i}.ffn_gate_exps.weight",
-                lambda d: (d.n_expert, d.n_ff_expert, d.n_embd),
-                rows=lambda d: (0, d.n_ff_expert),
-            ),
-            Rule(
-                "blk.{i}.ffn_up_exps.weight",
-                lambda d: (d.n_expert, d.n_ff_expert, d.n_embd),
-                rows=lambda d: (d.n_ff_expert, d.n_ff_expert),
-            ),
+            Rule("blk.{i}.ffn_gate_exps.weight", up, rows=lambda d: (0, d.n_ff_expert)),
+            Rule("blk.{i}.ffn_up_exps.weight", up, rows=lambda d: (d.n_ff_expert, d.n_ff_expert)),
         ),
-        f"{prefix}.down_proj": Rule(
-            "blk.{i}.ffn_down_exps.weight", lambda d: (d.n_expert, d.n_embd, d.n_ff_expert)
-        ),
+        f"{prefix}.down_proj": Rule("blk.{i}.ffn_down_exps.weight", down),
     }
 
 
 def shared_experts(prefix: str) -> Rules:
     """The shared experts, which process every token, as one feed-forward block."""
-    return {
-        f"{prefix}.gate_proj.weight": Rule(
-            "blk.{i}.ffn_gate_shexp.weight", lambda d: (d.n_ff_shared, d.n_embd)
-        ),
-        f"{prefix}.up_proj.weight": Rule(
-            "blk.{i}.ffn_up_shexp.weight", lambda d: (d.n_ff_shared, d.n_embd)
-        ),
-        f"{prefix}.down_proj.weight": Rule(
-            "blk.{i}.ffn_down_shexp.weight", lambda d: (d.n_embd, d.n_ff_shared)
-        ),
+    parts: dict[str, tuple[str, Shape]] = {
+        "gate_proj": ("ffn_gate_shexp", lambda d: (d.n_ff_shared, d.n_embd)),
+        "up_proj": ("ffn_up_shexp", lambda d: (d.n_ff_shared, d.n_embd)),
+        "down_proj": ("ffn_down_shexp", lambda d: (d.n_embd, d.n_ff_shared)),
     }
+    return blocks.weights(prefix, parts)
 
 
 def score_correction(source: str) -> Rules:
@@ -97,6 +83,17 @@ def expert_metadata(config: Config, d: Dims) -> Metadata:
     }
 
 
+def metadata(arch: str, config: Config, d: Dims) -> Metadata:
+    """The keys of a family with rotary positions and RMS norms, some of whose models have
+    experts."""
+    found = blocks.rms_metadata(arch, config, d)
+    if d.n_expert:
+        found |= expert_metadata(config, d)
+    if d.n_ff_shared:
+        found[Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH] = d.n_ff_shared
+    return found
+
+
 def shared_metadata(config: Config, d: Dims, gating: int) -> Metadata:
     """The keys for experts as DeepSeek has them; `gating` is 1 for softmax and 2 for sigmoid."""
     return {
@@ -107,6 +104,13 @@ def shared_metadata(config: Config, d: Dims, gating: int) -> Metadata:
         Keys.LLM.EXPERT_WEIGHTS_SCALE: config.number("routed_scaling_factor", default=1.0),
         Keys.LLM.EXPERT_WEIGHTS_NORM: config.flag("norm_topk_prob"),
     }
+
+
+def dims(config: Config, n_expert: str) -> Dims:
+    """The sizes of a family whose experts are as wide as `intermediate_size` says; their number is
+    the setting `n_expert`."""
+    d = Dims.of(config)
+    return replace(d, n_expert=config.integer(n_expert), n_ff_expert=d.n_ff)
 
 
 def deepseek_dims(config: Config) -> Dims:

@@ -31,26 +31,13 @@ _GEMMA3_DEFAULTS: Mapping[str, Any] = {
 
 def norms(plus: float = 1.0) -> Rules:
     """Norms before and after attention and feed-forward; weights are stored less `plus`."""
-    layer = "model.layers.{i}"
-    return {
-        f"{layer}.input_layernorm.weight": blocks.norm("blk.{i}.attn_norm", plus=plus),
-        f"{layer}.post_attention_layernorm.weight": blocks.norm(
-            "blk.{i}.post_attention_norm", plus=plus
-        ),
-        f"{layer}.pre_feedforward_layernorm.weight": blocks.norm("blk.{i}.ffn_norm", plus=plus),
-        f"{layer}.post_feedforward_layernorm.weight": blocks.norm(
-            "blk.{i}.post_ffw_norm", plus=plus
-        ),
-    }
-
-
-def _head_norms() -> Rules:
-    return {
-        f"{blocks.ATTENTION}.{x}_norm.weight": Rule(
-            f"blk.{{i}}.attn_{x}_norm.weight", lambda d: (d.head_dim,), plus=1.0
-        )
-        for x in "qk"
-    }
+    return blocks.norms(
+        plus=plus,
+        input_layernorm="attn_norm",
+        post_attention_layernorm="post_attention_norm",
+        pre_feedforward_layernorm="ffn_norm",
+        post_feedforward_layernorm="post_ffw_norm",
+    )
 
 
 _RULES: Rules = {
@@ -61,22 +48,20 @@ _RULES: Rules = {
 }
 
 
-def _gemma2(config: Config, d: Dims) -> Metadata:
+def _gemma2(arch: str, config: Config, d: Dims) -> Metadata:
     return {
-        **blocks.common_metadata("gemma2", config, d),
-        **blocks.rms_norm(config),
+        **blocks.rms_metadata(arch, config, d),
         Keys.LLM.ATTN_LOGIT_SOFTCAPPING: config.number("attn_logit_softcapping"),
         Keys.LLM.FINAL_LOGIT_SOFTCAPPING: config.number("final_logit_softcapping"),
         Keys.Attention.SLIDING_WINDOW: config.integer("sliding_window"),
     }
 
 
-def _gemma3(config: Config, d: Dims, arch: str = "gemma3") -> Metadata:
+def _gemma3(arch: str, config: Config, d: Dims) -> Metadata:
     config = _with_defaults(config)
-    found = blocks.common_metadata(arch, config, d)
-    found |= blocks.rms_norm(config)
+    found = blocks.rms_metadata(arch, config, d)
     theta = config.number("rope_theta")
-    found |= blocks.rope_metadata(arch, config, d.head_dim, "full_attention", theta)
+    found |= blocks.rope_metadata(arch, config, d.head_dim, theta)
     if config.has("final_logit_softcapping"):
         found[Keys.LLM.FINAL_LOGIT_SOFTCAPPING] = config.number("final_logit_softcapping")
     if config.values.get("sliding_window_pattern") != 1:
@@ -106,17 +91,17 @@ def _with_defaults(config: Config) -> Config:
 def _check_gemma2(config: Config, d: Dims) -> None:
     _check(config, d, family_layers=46)
     pattern = [("sliding_attention", "full_attention")[i % 2] for i in range(d.n_layers)]
-    blocks.require(config, "layer_types", pattern, None)
+    blocks.require(config, layer_types=(pattern, None))
 
 
 def _check_gemma3(config: Config, d: Dims) -> None:
     _check(_with_defaults(config), d, family_layers=62)
-    blocks.require(config, "attn_logit_softcapping", None)
-    blocks.require(config, "use_bidirectional_attention", False, None)
+    blocks.require(config, attn_logit_softcapping=None)
+    blocks.require(config, use_bidirectional_attention=(False, None))
 
 
 def _check(config: Config, d: Dims, family_layers: int) -> None:
-    blocks.require(config, "hidden_activation", "gelu_pytorch_tanh", None)
+    blocks.require(config, hidden_activation=("gelu_pytorch_tanh", None))
     # llama.cpp scales by the head's size, in the 27B model by n_embd / n_head.
     scalar = d.n_embd // d.n_head if d.n_layers == family_layers else d.head_dim
     if not math.isclose(config.number("query_pre_attn_scalar", default=scalar), scalar):
@@ -138,7 +123,7 @@ GEMMA2 = Family(
 GEMMA3 = Family(
     architecture="gemma3",
     names=("Gemma3ForCausalLM",),
-    rules={**_RULES, **_head_norms()},
+    rules={**_RULES, **blocks.head_norms(plus=1.0)},
     metadata=_gemma3,
     dims=lambda config: Dims.of(_with_defaults(config)),
     check=_check_gemma3,
@@ -159,8 +144,8 @@ def _embedding_dims(config: Config) -> Dims:
     return replace(d, more={"dense": 4 * d.n_embd})
 
 
-def _embedding(config: Config, d: Dims) -> Metadata:
-    return _gemma3(config, d, "gemma-embedding") | {Keys.Attention.CAUSAL: False}
+def _embedding(arch: str, config: Config, d: Dims) -> Metadata:
+    return _gemma3(arch, config, d) | {Keys.Attention.CAUSAL: False}
 
 
 def _dense_metadata(checkpoint: Checkpoint, d: Dims) -> Metadata:
@@ -202,30 +187,20 @@ EMBEDDING_GEMMA = replace(
 )
 
 
-def _gemma(config: Config, d: Dims) -> Metadata:
-    return blocks.common_metadata("gemma", config, d) | blocks.rms_norm(config)
-
-
-def _check_gemma(config: Config, d: Dims) -> None:
-    blocks.require(config, "hidden_activation", "gelu_pytorch_tanh", None)
-    blocks.require(config, "use_bidirectional_attention", False)
-
-
 GEMMA = Family(
     architecture="gemma",
     names=("GemmaForCausalLM",),
     rules={
         **blocks.embeddings(norm_plus=1.0),
-        f"{blocks.LAYER}.input_layernorm.weight": blocks.norm("blk.{i}.attn_norm", plus=1.0),
-        f"{blocks.LAYER}.post_attention_layernorm.weight": blocks.norm(
-            "blk.{i}.ffn_norm", plus=1.0
-        ),
+        **blocks.pre_norms(plus=1.0),
         **blocks.attention(biases=False),
         **blocks.gated_mlp(),
     },
-    metadata=_gemma,
+    metadata=blocks.rms_metadata,
     head="never",
-    check=_check_gemma,
+    check=blocks.requires(
+        hidden_activation=("gelu_pytorch_tanh", None), use_bidirectional_attention=False
+    ),
 )
 
 FAMILIES = (GEMMA, GEMMA2, GEMMA3, GEMMA3_MULTIMODAL, EMBEDDING_GEMMA)

@@ -12,21 +12,12 @@ from statistics import NormalDist
 import numpy as np
 from gguf.constants import Keys
 
-from worker.convert.architectures import blocks, gemma
+from worker.convert.architectures import blocks, gemma, shapes
 from worker.convert.architectures.gemma4 import per_layer_embeddings, text_part
-from worker.convert.architectures.rules import (
-    Array,
-    Dims,
-    Family,
-    Metadata,
-    Rule,
-    Rules,
-    Shape,
-)
+from worker.convert.architectures.rules import Array, Dims, Family, Metadata, Rule, Rules, Shape
 from worker.convert.config import Config
 from worker.errors import ModelError
 
-_ARCH = "gemma3n"
 _STREAMS, _LAUREL_RANK, _PER_LAYER = 4, 64, 256
 _CACHING_LAYERS = 20
 """Layers after these read the caches of the last two of them."""
@@ -40,12 +31,11 @@ def _dims(config: Config) -> Dims:
     return replace(Dims.of(config), more={"per_layer": _PER_LAYER})
 
 
-def _metadata(config: Config, d: Dims) -> Metadata:
+def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
     sliding = [kind == "sliding_attention" for kind in config.items("layer_types")]
     return {
-        **blocks.common_metadata(_ARCH, config, d),
-        **blocks.rms_norm(config),
-        **blocks.rope_metadata(_ARCH, config, d.head_dim, "full_attention", 1e6),
+        **blocks.rms_metadata(arch, config, d),
+        **blocks.rope_metadata(arch, config, d.head_dim, 1e6),
         Keys.Rope.FREQ_BASE_SWA: config.rope(
             "sliding_attention", config.number("rope_local_base_freq", default=1e4)
         ).theta,
@@ -67,23 +57,25 @@ def _sparsity(d: Dims) -> list[float]:
 
 
 def _check(config: Config, d: Dims) -> None:
-    blocks.require(config, "hidden_activation", "gelu_pytorch_tanh")
-    blocks.require(config, "altup_num_inputs", _STREAMS)
-    blocks.require(config, "altup_active_idx", 0)
-    blocks.require(config, "altup_correct_scale", True)
-    blocks.require(config, "laurel_rank", _LAUREL_RANK)
-    blocks.require(config, "hidden_size_per_layer_input", _PER_LAYER)
-    blocks.require(config, "final_logit_softcapping", 30.0)
-    blocks.require(config, "num_kv_shared_layers", max(0, d.n_layers - _CACHING_LAYERS))
-    blocks.require(config, "activation_sparsity_pattern", _sparsity(d))
+    blocks.require(
+        config,
+        hidden_activation="gelu_pytorch_tanh",
+        altup_num_inputs=_STREAMS,
+        altup_active_idx=0,
+        altup_correct_scale=True,
+        laurel_rank=_LAUREL_RANK,
+        hidden_size_per_layer_input=_PER_LAYER,
+        final_logit_softcapping=30.0,
+        num_kv_shared_layers=max(0, d.n_layers - _CACHING_LAYERS),
+        activation_sparsity_pattern=_sparsity(d),
+    )
     kinds = config.items("layer_types")[_CACHING_LAYERS - 2 : _CACHING_LAYERS]
     if d.n_layers > _CACHING_LAYERS and kinds != ["sliding_attention", "full_attention"]:
         raise ModelError(
             f"{config.name}: layer_types must end the {_CACHING_LAYERS} layers that have caches "
             "with one of sliding and one of full attention, which llama.cpp lets the others read"
         )
-    if config.rope("full_attention").kind != "default":
-        raise ModelError(f"{config.name}: rope scaling is not known for this family in llama.cpp")
+    blocks.require_default_rope(config)
 
 
 def _unread(_config: Config, d: Dims) -> Mapping[str, Array]:
@@ -106,19 +98,14 @@ def _streams() -> Rules:
         return Rule(f"blk.{{i}}.{target}.weight", shape)
 
     altup, laurel = f"{blocks.LAYER}.altup", f"{blocks.LAYER}.laurel"
-    rules: dict[str, Rule] = {
+    rules = {
         f"model.altup_{source}.{{e}}.weight": Rule(
-            f"altup_{target}.weight",
-            lambda d: (_STREAMS - 1, d.n_embd, d.n_embd),
-            stack=lambda d: _STREAMS - 1,
+            f"altup_{target}.weight", lambda d: (_STREAMS - 1, d.n_embd, d.n_embd)
         )
-        for source, target in (
-            ("projections", "proj"),
-            ("unembed_projections", "unembd_proj"),
-        )
+        for source, target in (("projections", "proj"), ("unembed_projections", "unembd_proj"))
     }
     return rules | {
-        f"{altup}.correct_output_scale": of("altup_correct_scale", blocks.vector),
+        f"{altup}.correct_output_scale": of("altup_correct_scale", shapes.vector),
         f"{altup}.correction_coefs.weight": replace(
             of("altup_correct_coef", lambda d: (_STREAMS, _STREAMS)), keep_f32=True
         ),
@@ -126,10 +113,10 @@ def _streams() -> Rules:
             of("altup_predict_coef", lambda d: (_STREAMS**2, _STREAMS)), keep_f32=True
         ),
         f"{altup}.modality_router.weight": of("altup_router", lambda d: (_STREAMS, d.n_embd)),
-        f"{altup}.router_norm.weight": of("altup_router_norm", blocks.vector),
+        f"{altup}.router_norm.weight": of("altup_router_norm", shapes.vector),
         f"{laurel}.linear_left.weight": of("laurel_l", lambda d: (_LAUREL_RANK, d.n_embd)),
         f"{laurel}.linear_right.weight": of("laurel_r", lambda d: (d.n_embd, _LAUREL_RANK)),
-        f"{laurel}.post_laurel_norm.weight": of("laurel_post_norm", blocks.vector),
+        f"{laurel}.post_laurel_norm.weight": of("laurel_post_norm", shapes.vector),
     }
 
 
@@ -142,7 +129,7 @@ def _padded(rules: Rules) -> Rules:
 
 
 GEMMA3N = Family(
-    architecture=_ARCH,
+    architecture="gemma3n",
     names=("Gemma3nForCausalLM",),
     rules={
         **blocks.embeddings(),

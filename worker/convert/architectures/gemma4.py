@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 from gguf.constants import Keys
 
-from worker.convert.architectures import blocks, experts, gemma
+from worker.convert.architectures import blocks, experts, gemma, shapes
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules, Shape
 from worker.convert.config import Config
 from worker.errors import ModelError
@@ -58,51 +58,32 @@ def _of_full(config: Config, d: Dims, name: str, key: str, default: int) -> int:
 
 
 def _attention() -> Rules:
-    def of(window: str, target: str, shape: Shape, *, optional: bool = False) -> Rule:
-        return Rule(f"blk.{{i}}.{target}.weight", shape, optional=optional, on=window)
+    def by_window(target: str, shape: Shape) -> tuple[Rule, Rule]:
+        def full(d: Dims) -> tuple[int, ...]:
+            return shape(replace(d, head_dim=d.more["full_dim"], n_head_kv=d.more["full_kv"]))
 
-    def q(d: Dims, dim: int) -> int:
-        return d.n_head * dim
+        name = f"blk.{{i}}.{target}.weight"
+        return Rule(name, shape, on="sliding"), Rule(name, full, on="full")
 
-    name = blocks.ATTENTION
-    rules: dict[str, Rule | tuple[Rule, ...]] = {
-        f"{name}.q_proj.weight": (
-            of("sliding", "attn_q", lambda d: (q(d, d.head_dim), d.n_embd)),
-            of("full", "attn_q", lambda d: (q(d, d.more["full_dim"]), d.n_embd)),
-        ),
-        f"{name}.o_proj.weight": (
-            of("sliding", "attn_output", lambda d: (d.n_embd, q(d, d.head_dim))),
-            of("full", "attn_output", lambda d: (d.n_embd, q(d, d.more["full_dim"]))),
-        ),
-        f"{name}.q_norm.weight": (
-            of("sliding", "attn_q_norm", lambda d: (d.head_dim,)),
-            of("full", "attn_q_norm", lambda d: (d.more["full_dim"],)),
-        ),
-    }
-    # A layer with a shared cache does not need its key and value projections, but files may have
-    # them. Where keys serve as values, there is no value projection.
-    for source, target in (("k_proj", "attn_k"), ("v_proj", "attn_v")):
-        rules[f"{name}.{source}.weight"] = tuple(
-            of(f"{window}-{cache}", target, shape, optional=cache == "shared" or needless)
-            for window, shape, needless in (
-                ("sliding", lambda d: (d.kv_rows, d.n_embd), False),
-                (
-                    "full",
-                    lambda d: (d.more["full_kv"] * d.more["full_dim"], d.n_embd),
-                    source == "v_proj",
-                ),
-            )
+    def by_cache(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+        """A layer with a shared cache does not need the tensor, but files may have it."""
+        return tuple(
+            replace(rule, on=f"{rule.on}-{cache}", optional=rule.optional or cache == "shared")
+            for rule in rules
             for cache in ("own", "shared")
         )
-    rules[f"{name}.k_norm.weight"] = tuple(
-        of(f"{window}-{cache}", "attn_k_norm", shape, optional=cache == "shared")
-        for window, shape in (
-            ("sliding", lambda d: (d.head_dim,)),
-            ("full", lambda d: (d.more["full_dim"],)),
-        )
-        for cache in ("own", "shared")
-    )
-    return rules
+
+    name = blocks.ATTENTION
+    sliding_v, full_v = by_window("attn_v", lambda d: (d.kv_rows, d.n_embd))
+    return {
+        f"{name}.q_proj.weight": by_window("attn_q", lambda d: (d.q_rows, d.n_embd)),
+        f"{name}.o_proj.weight": by_window("attn_output", lambda d: (d.n_embd, d.q_rows)),
+        f"{name}.q_norm.weight": by_window("attn_q_norm", lambda d: (d.head_dim,)),
+        f"{name}.k_proj.weight": by_cache(by_window("attn_k", lambda d: (d.kv_rows, d.n_embd))),
+        # Where keys serve as values, there is no value projection.
+        f"{name}.v_proj.weight": by_cache((sliding_v, replace(full_v, optional=True))),
+        f"{name}.k_norm.weight": by_cache(by_window("attn_k_norm", lambda d: (d.head_dim,))),
+    }
 
 
 def _feed_forward() -> Rules:
@@ -114,9 +95,9 @@ def _feed_forward() -> Rules:
         return Rule(name, shape, on="narrow"), Rule(name, wide, on="wide")
 
     return {
-        f"{blocks.MLP}.gate_proj.weight": both("ffn_gate", lambda d: (d.n_ff, d.n_embd)),
-        f"{blocks.MLP}.up_proj.weight": both("ffn_up", lambda d: (d.n_ff, d.n_embd)),
-        f"{blocks.MLP}.down_proj.weight": both("ffn_down", lambda d: (d.n_embd, d.n_ff)),
+        f"{blocks.MLP}.gate_proj.weight": both("ffn_gate", shapes.up),
+        f"{blocks.MLP}.up_proj.weight": both("ffn_up", shapes.up),
+        f"{blocks.MLP}.down_proj.weight": both("ffn_down", shapes.down),
     }
 
 
@@ -127,7 +108,7 @@ def _experts() -> Rules:
         "experts",
         {
             **experts.router(f"{layer}.router.proj.weight"),
-            f"{layer}.router.scale": Rule("blk.{i}.ffn_gate_inp.scale", blocks.vector),
+            f"{layer}.router.scale": Rule("blk.{i}.ffn_gate_inp.scale", shapes.vector),
             f"{layer}.router.per_expert_scale": Rule(
                 "blk.{i}.ffn_down_exps.scale", lambda d: (d.n_expert,)
             ),
@@ -135,12 +116,12 @@ def _experts() -> Rules:
                 "blk.{i}.ffn_gate_up_exps.weight",
                 lambda d: (d.n_expert, 2 * d.n_ff_expert, d.n_embd),
             ),
-            f"{layer}.experts.down_proj": Rule(
-                "blk.{i}.ffn_down_exps.weight", lambda d: (d.n_expert, d.n_embd, d.n_ff_expert)
+            f"{layer}.experts.down_proj": Rule("blk.{i}.ffn_down_exps.weight", experts.down),
+            **blocks.norms(
+                post_feedforward_layernorm_1="post_ffw_norm_1",
+                post_feedforward_layernorm_2="post_ffw_norm_2",
+                pre_feedforward_layernorm_2="pre_ffw_norm_2",
             ),
-            f"{layer}.post_feedforward_layernorm_1.weight": blocks.norm("blk.{i}.post_ffw_norm_1"),
-            f"{layer}.post_feedforward_layernorm_2.weight": blocks.norm("blk.{i}.post_ffw_norm_2"),
-            f"{layer}.pre_feedforward_layernorm_2.weight": blocks.norm("blk.{i}.pre_ffw_norm_2"),
         },
     )
 
@@ -173,7 +154,7 @@ def per_layer_embeddings() -> Rules:
     return {source: replace(rule, optional=True) for source, rule in rules.items()}
 
 
-def _metadata(config: Config, d: Dims) -> Metadata:
+def _metadata(_arch: str, config: Config, d: Dims) -> Metadata:
     sliding = ["sliding" in kind.split() for kind in d.kinds]
     full_dim = d.more["full_dim"]
     found: Metadata = {
@@ -197,7 +178,7 @@ def _metadata(config: Config, d: Dims) -> Metadata:
         Keys.Attention.SLIDING_WINDOW_PATTERN: sliding,
         Keys.Rope.DIMENSION_COUNT: full_dim,
         Keys.Rope.DIMENSION_COUNT_SWA: d.head_dim,
-        Keys.Rope.FREQ_BASE: config.rope("full_attention").theta,
+        Keys.Rope.FREQ_BASE: config.rope().theta,
         Keys.Rope.FREQ_BASE_SWA: config.rope("sliding_attention").theta,
         Keys.LLM.VOCAB_SIZE: d.n_vocab,
         **blocks.rms_norm(config),
@@ -215,16 +196,15 @@ def _frequencies(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32
     """Full-attention layers rotate only the first pairs of a head; a huge divisor stops the
     others."""
     half = d.more["full_dim"] // 2
-    share = config.rope("full_attention").params.number("partial_rotary_factor", default=0.25)
+    share = config.rope().params.number("partial_rotary_factor", default=0.25)
     values = np.full(half, 1e30, dtype=np.float32)
     values[: int(d.more["full_dim"] * share / 2)] = 1
     return {"rope_freqs.weight": values}
 
 
 def _check(config: Config, d: Dims) -> None:
-    blocks.require(config, "hidden_activation", "gelu_pytorch_tanh")
-    blocks.require(config, "attention_bias", False)
-    blocks.require(config, "use_bidirectional_attention", None, "vision")
+    blocks.require(config, hidden_activation="gelu_pytorch_tanh", attention_bias=False)
+    blocks.require(config, use_bidirectional_attention=(None, "vision"))
     for layers, kind in (("full_attention", "proportional"), ("sliding_attention", "default")):
         if (found := config.rope(layers).kind) != kind:
             raise ModelError(f"{config.name}: rope of {layers} is {found!r}, it must be {kind!r}")

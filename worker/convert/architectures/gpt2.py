@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from gguf.constants import Keys
-
-from worker.convert.architectures import blocks
+from worker.convert.architectures import blocks, shapes
 from worker.convert.architectures.rules import (
     Dims,
     Family,
@@ -15,6 +13,8 @@ from worker.convert.architectures.rules import (
     transposed,
 )
 from worker.convert.config import Config
+
+_LAYER = "transformer.h.{i}"
 
 
 def _gpt2_dims(config: Config) -> Dims:
@@ -31,65 +31,44 @@ def _gpt2_dims(config: Config) -> Dims:
     )
 
 
-def _gpt2(config: Config, d: Dims) -> Metadata:
+def _gpt2(_arch: str, config: Config, d: Dims) -> Metadata:
     return {
-        Keys.LLM.BLOCK_COUNT: d.n_layers,
-        Keys.LLM.CONTEXT_LENGTH: d.n_positions,
-        Keys.LLM.EMBEDDING_LENGTH: d.n_embd,
-        Keys.LLM.FEED_FORWARD_LENGTH: d.n_ff,
-        Keys.Attention.HEAD_COUNT: d.n_head,
-        Keys.Attention.LAYERNORM_EPS: config.number("layer_norm_epsilon", default=1e-5),
+        **blocks.sizes(d, d.n_positions),
+        **blocks.layer_norm_epsilon(config, "layer_norm_epsilon"),
     }
 
 
-def _check_gpt2(config: Config, d: Dims) -> None:
-    blocks.require(config, "activation_function", "gelu_new", "gelu_pytorch_tanh")
-    blocks.require(config, "scale_attn_weights", True)
-    blocks.require(config, "scale_attn_by_inverse_layer_idx", False)
-    blocks.require(config, "add_cross_attention", False)
-
-
-def _gpt2_rules() -> Rules:
-    layer = "transformer.h.{i}"
-    rules: dict[str, Rule] = {
-        "transformer.wte.weight": Rule("token_embd.weight", lambda d: (d.n_vocab, d.n_embd)),
-        "transformer.wpe.weight": Rule(
-            "position_embd.weight", lambda d: (d.n_positions, d.n_embd), keep_f32=True
-        ),
-        "transformer.ln_f.weight": blocks.norm("output_norm"),
-        "transformer.ln_f.bias": blocks.norm("output_norm", bias=True),
-        "lm_head.weight": Rule("output.weight", lambda d: (d.n_vocab, d.n_embd), optional=True),
-    }
-    for source, target in (("ln_1", "attn_norm"), ("ln_2", "ffn_norm")):
-        rules[f"{layer}.{source}.weight"] = blocks.norm(f"blk.{{i}}.{target}")
-        rules[f"{layer}.{source}.bias"] = blocks.norm(f"blk.{{i}}.{target}", bias=True)
-    linear: dict[str, tuple[str, Shape]] = {
-        "attn.c_attn": ("attn_qkv", lambda d: (3 * d.n_embd, d.n_embd)),
-        "attn.c_proj": ("attn_output", lambda d: (d.n_embd, d.n_embd)),
-        "mlp.c_fc": ("ffn_up", lambda d: (d.n_ff, d.n_embd)),
-        "mlp.c_proj": ("ffn_down", lambda d: (d.n_embd, d.n_ff)),
-    }
-    for source, (target, shape) in linear.items():
-        rules[f"{layer}.{source}.weight"] = Rule(
-            f"blk.{{i}}.{target}.weight", shape, make=transposed
-        )
-        rules[f"{layer}.{source}.bias"] = Rule(f"blk.{{i}}.{target}.bias", _rows_of(shape))
-    return rules
-
-
-def _rows_of(shape: Shape) -> Shape:
-    return lambda d: shape(d)[:1]
+def _linear(source: str, target: str, shape: Shape) -> Rules:
+    return blocks.linear(f"{_LAYER}.{source}", f"blk.{{i}}.{target}", shape, make=transposed)
 
 
 GPT2 = Family(
     architecture="gpt2",
     names=("GPT2LMHeadModel",),
-    rules=_gpt2_rules(),
+    rules={
+        "transformer.wte.weight": Rule("token_embd.weight", shapes.by_token),
+        "transformer.wpe.weight": Rule(
+            "position_embd.weight", lambda d: (d.n_positions, d.n_embd), keep_f32=True
+        ),
+        **blocks.layer_norm("transformer.ln_f", "output_norm"),
+        "lm_head.weight": Rule("output.weight", shapes.by_token, optional=True),
+        **blocks.layer_norm(f"{_LAYER}.ln_1", "blk.{i}.attn_norm"),
+        **blocks.layer_norm(f"{_LAYER}.ln_2", "blk.{i}.ffn_norm"),
+        **_linear("attn.c_attn", "attn_qkv", shapes.three_squares),
+        **_linear("attn.c_proj", "attn_output", shapes.square),
+        **_linear("mlp.c_fc", "ffn_up", shapes.up),
+        **_linear("mlp.c_proj", "ffn_down", shapes.down),
+    },
     roots=("transformer.", ""),
     metadata=_gpt2,
     dims=_gpt2_dims,
     ignored=(r".*\.attn\.(masked_)?bias",),
-    check=_check_gpt2,
+    check=blocks.requires(
+        activation_function=("gelu_new", "gelu_pytorch_tanh"),
+        scale_attn_weights=True,
+        scale_attn_by_inverse_layer_idx=False,
+        add_cross_attention=False,
+    ),
 )
 
 FAMILIES = (GPT2,)

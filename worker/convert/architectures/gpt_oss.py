@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from worker.convert.architectures import blocks, experts
-from worker.convert.architectures.rules import Array, Dims, Family, Make, Metadata, Rule, Rules
+from worker.convert.architectures.rules import (
+    Array,
+    Dims,
+    Family,
+    Make,
+    Metadata,
+    Rule,
+    Rules,
+    Shape,
+    transposed,
+)
 from worker.convert.config import Config
 
 _EXPERTS = f"{blocks.MLP}.experts"
@@ -39,36 +49,15 @@ def _every_other_bias(first: int) -> Make:
     return lambda sources, _d: np.ascontiguousarray(sources[0][..., first::2])
 
 
-def _dims(config: Config) -> Dims:
-    d = Dims.of(config)
-    return replace(d, n_expert=config.integer("num_local_experts"), n_ff_expert=d.n_ff)
-
-
 def _expert_rules() -> Rules:
-    def up(d: Dims) -> tuple[int, ...]:
-        return (d.n_expert, d.n_ff_expert, d.n_embd)
+    up, down = experts.up, experts.down
 
-    def down(d: Dims) -> tuple[int, ...]:
-        return (d.n_expert, d.n_embd, d.n_ff_expert)
+    def plain(target: str, shape: Shape, make: Make) -> Rule:
+        return Rule(f"blk.{{i}}.{target}_exps.weight", shape, make=make, per_expert=True)
 
-    def n_expert(d: Dims) -> int:
-        return d.n_expert
-
-    def packed(
-        target: str, source: str, shape: Callable[[Dims], tuple[int, ...]], rows: slice
-    ) -> Rule:
+    def packed(target: str, source: str, shape: Shape, rows: slice) -> Rule:
         scales = f"{_EXPERTS}.{source}_scales"
-        return Rule(
-            f"blk.{{i}}.{target}_exps.weight",
-            shape,
-            make=_mxfp4(rows),
-            also=(scales,),
-            slices=n_expert,
-            kind="MXFP4",
-        )
-
-    def plain(target: str, shape: Callable[[Dims], tuple[int, ...]], make: Make) -> Rule:
-        return Rule(f"blk.{{i}}.{target}_exps.weight", shape, make=make, slices=n_expert)
+        return replace(plain(target, shape, _mxfp4(rows)), also=(scales,), kind="MXFP4")
 
     return {
         f"{_EXPERTS}.gate_up_proj_blocks": (
@@ -80,9 +69,7 @@ def _expert_rules() -> Rules:
             plain("ffn_gate", up, _every_other(0)),
             plain("ffn_up", up, _every_other(1)),
         ),
-        f"{_EXPERTS}.down_proj": plain(
-            "ffn_down", down, lambda s, _d: np.ascontiguousarray(s[0].swapaxes(-1, -2))
-        ),
+        f"{_EXPERTS}.down_proj": plain("ffn_down", down, transposed),
         f"{_EXPERTS}.gate_up_proj_bias": tuple(
             Rule(
                 f"blk.{{i}}.ffn_{name}_exps.bias",
@@ -98,13 +85,8 @@ def _expert_rules() -> Rules:
     }
 
 
-def _metadata(config: Config, d: Dims) -> Metadata:
-    return {
-        **blocks.common_metadata("gpt-oss", config, d),
-        **blocks.rms_norm(config),
-        **experts.expert_metadata(config, d),
-        **blocks.windows(config, d, period=2),
-    }
+def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
+    return experts.metadata(arch, config, d) | blocks.windows(config, d, period=2)
 
 
 def _notes(config: Config) -> Iterator[str]:
@@ -112,20 +94,12 @@ def _notes(config: Config) -> Iterator[str]:
         yield "llama.cpp rounds the ends of YaRN's ramp to whole dimensions, the source does not"
 
 
-def _check(config: Config, d: Dims) -> None:
-    blocks.require_silu(config, d)
-    blocks.require(config, "swiglu_limit", 7.0)
-
-
 GPT_OSS = Family(
     architecture="gpt-oss",
     names=("GptOssForCausalLM",),
     rules={
         **blocks.embeddings(),
-        f"{blocks.LAYER}.input_layernorm.weight": blocks.norm("blk.{i}.attn_norm"),
-        f"{blocks.LAYER}.post_attention_layernorm.weight": blocks.norm(
-            "blk.{i}.post_attention_norm"
-        ),
+        **blocks.norms(input_layernorm="attn_norm", post_attention_layernorm="post_attention_norm"),
         **blocks.attention(),
         f"{blocks.ATTENTION}.sinks": Rule("blk.{i}.attn_sinks.weight", lambda d: (d.n_head,)),
         **experts.router(f"{blocks.MLP}.router.weight"),
@@ -133,10 +107,10 @@ GPT_OSS = Family(
         **_expert_rules(),
     },
     metadata=_metadata,
-    dims=_dims,
+    dims=lambda config: experts.dims(config, "num_local_experts"),
     head="always",
     notes=_notes,
-    check=_check,
+    check=blocks.requires(hidden_act="silu", swiglu_limit=7.0),
 )
 
 FAMILIES = (GPT_OSS,)

@@ -8,15 +8,14 @@ from gguf.constants import Keys
 
 from worker.convert.architectures import blocks, experts, state_space
 from worker.convert.architectures.llama import DENSE
-from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
+from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules, Shape
 from worker.convert.config import Config
 from worker.errors import ModelError
 
 
-def _granite(config: Config, d: Dims, arch: str = "granite") -> Metadata:
+def _granite(arch: str, config: Config, d: Dims) -> Metadata:
     return {
-        **blocks.common_metadata(arch, config, d),
-        **blocks.rms_norm(config),
+        **blocks.rms_metadata(arch, config, d),
         Keys.Attention.SCALE: config.number("attention_multiplier", default=1.0),
         Keys.LLM.EMBEDDING_SCALE: config.number("embedding_multiplier", default=1.0),
         Keys.LLM.RESIDUAL_SCALE: config.number("residual_multiplier", default=1.0),
@@ -30,7 +29,7 @@ GRANITE = Family(
     rules=DENSE,
     metadata=_granite,
     extra_tensors=blocks.llama3_factors,
-    check=blocks.require_silu,
+    check=blocks.requires(hidden_act="silu"),
 )
 
 _MOE = f"{blocks.LAYER}.block_sparse_moe"
@@ -46,48 +45,39 @@ def _moe_dims(config: Config) -> Dims:
     )
 
 
-def _moe(config: Config, d: Dims, arch: str = "granitemoe") -> Metadata:
-    found = _granite(config, d, arch)
+def _moe(arch: str, config: Config, d: Dims) -> Metadata:
+    found = _granite(arch, config, d)
     if d.n_expert:
         found |= experts.expert_metadata(config, d)
         found[Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH] = d.n_ff_shared
     return found
 
 
-def _halves(gate: str, up: str, n_ff: str, *, stacked: bool) -> tuple[Rule, ...]:
+def _halves(suffix: str, shape: Shape) -> tuple[Rule, ...]:
     """Gate and up are halves of one tensor, or of each expert in a stack."""
 
     def size(d: Dims) -> int:
-        return int(getattr(d, n_ff))
-
-    def shape(d: Dims) -> tuple[int, ...]:
-        return (d.n_expert, size(d), d.n_embd) if stacked else (size(d), d.n_embd)
+        return shape(d)[-2]
 
     return (
-        Rule(f"blk.{{i}}.{gate}.weight", shape, rows=lambda d: (0, size(d))),
-        Rule(f"blk.{{i}}.{up}.weight", shape, rows=lambda d: (size(d), size(d))),
+        Rule(f"blk.{{i}}.ffn_gate{suffix}.weight", shape, rows=lambda d: (0, size(d))),
+        Rule(f"blk.{{i}}.ffn_up{suffix}.weight", shape, rows=lambda d: (size(d), size(d))),
     )
 
 
-def _shared(suffix: str) -> Rules:
-    return {
-        f"{blocks.LAYER}.shared_mlp.input_linear.weight": _halves(
-            f"ffn_gate{suffix}", f"ffn_up{suffix}", "n_ff_shared", stacked=False
-        ),
-        f"{blocks.LAYER}.shared_mlp.output_linear.weight": Rule(
-            f"blk.{{i}}.ffn_down{suffix}.weight", lambda d: (d.n_embd, d.n_ff_shared)
-        ),
-    }
-
+_SHARED: Rules = {
+    f"{blocks.LAYER}.shared_mlp.input_linear.weight": _halves(
+        "_shexp", lambda d: (d.n_ff_shared, d.n_embd)
+    ),
+    f"{blocks.LAYER}.shared_mlp.output_linear.weight": Rule(
+        "blk.{i}.ffn_down_shexp.weight", lambda d: (d.n_embd, d.n_ff_shared)
+    ),
+}
 
 _EXPERTS: Rules = {
     **experts.router(f"{_MOE}.router.layer.weight"),
-    f"{_MOE}.input_linear.weight": _halves(
-        "ffn_gate_exps", "ffn_up_exps", "n_ff_expert", stacked=True
-    ),
-    f"{_MOE}.output_linear.weight": Rule(
-        "blk.{i}.ffn_down_exps.weight", lambda d: (d.n_expert, d.n_embd, d.n_ff_expert)
-    ),
+    f"{_MOE}.input_linear.weight": _halves("_exps", experts.up),
+    f"{_MOE}.output_linear.weight": Rule("blk.{i}.ffn_down_exps.weight", experts.down),
 }
 
 GRANITE_MOE = Family(
@@ -102,29 +92,25 @@ GRANITE_MOE = Family(
     metadata=_moe,
     dims=_moe_dims,
     extra_tensors=blocks.llama3_factors,
-    check=blocks.require_silu,
+    check=blocks.requires(hidden_act="silu"),
 )
 
 GRANITE_MOE_SHARED = replace(
     GRANITE_MOE,
     names=("GraniteMoeSharedForCausalLM",),
-    rules={**GRANITE_MOE.rules, **_shared("_shexp")},
+    rules={**GRANITE_MOE.rules, **_SHARED},
 )
 
 
 def _hybrid_dims(config: Config) -> Dims:
-    kinds = ["attention" if "att" in k and "linear" not in k else "mamba" for k in _kinds(config)]
-    return state_space.with_sizes(
-        replace(_moe_dims(config), kinds=tuple(kinds)), config, config.integer("mamba_n_heads")
-    )
+    given = map(str, config.items("layer_types"))
+    kinds = tuple("attention" if "att" in k and "linear" not in k else "mamba" for k in given)
+    d = replace(_moe_dims(config), kinds=kinds)
+    return state_space.with_sizes(d, config, config.integer("mamba_n_heads"))
 
 
-def _kinds(config: Config) -> list[str]:
-    return [str(kind) for kind in config.items("layer_types")]
-
-
-def _hybrid(config: Config, d: Dims) -> Metadata:
-    found = _moe(config, d, "granitehybrid") | state_space.metadata(config, d)
+def _hybrid(arch: str, config: Config, d: Dims) -> Metadata:
+    found = _moe(arch, config, d) | state_space.metadata(d)
     found[Keys.Attention.HEAD_COUNT_KV] = [
         d.n_head_kv if kind == "attention" else 0 for kind in d.kinds
     ]
@@ -135,8 +121,7 @@ def _hybrid(config: Config, d: Dims) -> Metadata:
 
 
 def _check_hybrid(config: Config, d: Dims) -> None:
-    blocks.require_silu(config, d)
-    blocks.require(config, "position_embedding_type", "nope")
+    blocks.require(config, hidden_act="silu", position_embedding_type="nope")
     if d.more["inner"] != 2 * d.n_embd:
         raise ModelError(f"{config.name}: llama.cpp's granitehybrid has mamba_expand 2 only")
 
@@ -148,9 +133,9 @@ GRANITE_HYBRID = Family(
         **blocks.embeddings(),
         **blocks.pre_norms(),
         **experts.only("attention", blocks.attention(interleaved=True, biases=False)),
-        **experts.only("mamba", state_space.mamba2(f"{blocks.LAYER}.mamba", norm=True)),
+        **experts.only("mamba", state_space.mamba2(f"{blocks.LAYER}.mamba")),
         **_EXPERTS,
-        **_shared("_shexp"),
+        **_SHARED,
     },
     metadata=_hybrid,
     dims=_hybrid_dims,

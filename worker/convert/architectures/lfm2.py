@@ -6,12 +6,11 @@ from dataclasses import replace
 
 from gguf.constants import Keys
 
-from worker.convert.architectures import blocks, experts
+from worker.convert.architectures import blocks, experts, shapes
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
 from worker.convert.architectures.state_space import as_stored
 from worker.convert.config import Config
 
-_ATTENTION = blocks.ATTENTION
 _FEED_FORWARD = f"{blocks.LAYER}.feed_forward"
 
 
@@ -37,25 +36,15 @@ def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
     return found
 
 
-def _check(config: Config, d: Dims) -> None:
-    blocks.require(config, "conv_bias", False)
-
-
 _RULES: Rules = {
-    "model.embed_tokens.weight": Rule("token_embd.weight", lambda d: (d.n_vocab, d.n_embd)),
+    "model.embed_tokens.weight": Rule("token_embd.weight", shapes.by_token),
     "model.embedding_norm.weight": blocks.norm("token_embd_norm"),
-    "lm_head.weight": Rule("output.weight", lambda d: (d.n_vocab, d.n_embd), optional=True),
-    f"{blocks.LAYER}.operator_norm.weight": blocks.norm("blk.{i}.attn_norm"),
-    f"{blocks.LAYER}.ffn_norm.weight": blocks.norm("blk.{i}.ffn_norm"),
-    **experts.only("attention", blocks.attention(biases=False, output="out_proj")),
+    "lm_head.weight": Rule("output.weight", shapes.by_token, optional=True),
+    **blocks.norms(operator_norm="attn_norm", ffn_norm="ffn_norm"),
     **experts.only(
         "attention",
-        {
-            f"{_ATTENTION}.{x}_layernorm.weight": Rule(
-                f"blk.{{i}}.attn_{x}_norm.weight", lambda d: (d.head_dim,)
-            )
-            for x in "qk"
-        },
+        blocks.attention(biases=False, output="out_proj"),
+        blocks.head_norms("layernorm"),
     ),
     **experts.only(
         "conv",
@@ -66,28 +55,26 @@ _RULES: Rules = {
                 make=as_stored,
                 keep_f32=True,
             ),
-            f"{blocks.LAYER}.conv.in_proj.weight": Rule(
-                "blk.{i}.shortconv.in_proj.weight", lambda d: (3 * d.n_embd, d.n_embd)
-            ),
-            f"{blocks.LAYER}.conv.out_proj.weight": Rule(
-                "blk.{i}.shortconv.out_proj.weight", lambda d: (d.n_embd, d.n_embd)
+            **blocks.weights(
+                f"{blocks.LAYER}.conv",
+                {
+                    "in_proj": ("shortconv.in_proj", shapes.three_squares),
+                    "out_proj": ("shortconv.out_proj", shapes.square),
+                },
             ),
         },
     ),
 }
-_DENSE: Rules = {
-    f"{_FEED_FORWARD}.w1.weight": Rule("blk.{i}.ffn_gate.weight", lambda d: (d.n_ff, d.n_embd)),
-    f"{_FEED_FORWARD}.w2.weight": Rule("blk.{i}.ffn_down.weight", lambda d: (d.n_embd, d.n_ff)),
-    f"{_FEED_FORWARD}.w3.weight": Rule("blk.{i}.ffn_up.weight", lambda d: (d.n_ff, d.n_embd)),
-}
+_GATED = ("w1", "w3", "w2")
+_DENSE = blocks.gated_mlp(_FEED_FORWARD, _GATED)
 
 LFM2 = Family(
     architecture="lfm2",
     names=("Lfm2ForCausalLM",),
     rules={**_RULES, **_DENSE},
-    metadata=lambda config, d: _metadata("lfm2", config, d),
+    metadata=_metadata,
     dims=_dims,
-    check=_check,
+    check=blocks.requires(conv_bias=False),
 )
 
 
@@ -102,20 +89,13 @@ def _moe_dims(config: Config) -> Dims:
     )
 
 
-def _moe(config: Config, d: Dims) -> Metadata:
+def _moe(arch: str, config: Config, d: Dims) -> Metadata:
     return {
-        **_metadata("lfm2moe", config, d),
+        **_metadata(arch, config, d),
         **experts.expert_metadata(config, d),
         Keys.LLM.LEADING_DENSE_BLOCK_COUNT: sum("dense" in kind.split() for kind in d.kinds),
         Keys.LLM.EXPERT_GATING_FUNC: 2,  # Sigmoid.
     }
-
-
-def _check_moe(config: Config, d: Dims) -> None:
-    _check(config, d)
-    blocks.require(config, "norm_topk_prob", True)
-    blocks.require(config, "use_expert_bias", True)
-    blocks.require(config, "routed_scaling_factor", 1.0)
 
 
 LFM2_MOE = Family(
@@ -124,13 +104,18 @@ LFM2_MOE = Family(
     rules={
         **_RULES,
         **experts.only("dense", _DENSE),
-        **experts.only("experts", experts.router(f"{_FEED_FORWARD}.gate.weight")),
-        **experts.only("experts", experts.experts(f"{_FEED_FORWARD}.experts", "w1", "w3", "w2")),
-        **experts.only("experts", experts.score_correction(f"{_FEED_FORWARD}.expert_bias")),
+        **experts.only(
+            "experts",
+            experts.router(f"{_FEED_FORWARD}.gate.weight"),
+            experts.experts(f"{_FEED_FORWARD}.experts", _GATED),
+            experts.score_correction(f"{_FEED_FORWARD}.expert_bias"),
+        ),
     },
     metadata=_moe,
     dims=_moe_dims,
-    check=_check_moe,
+    check=blocks.requires(
+        conv_bias=False, norm_topk_prob=True, use_expert_bias=True, routed_scaling_factor=1.0
+    ),
 )
 
 FAMILIES = (LFM2, LFM2_MOE)

@@ -50,51 +50,33 @@ def _half(first: bool) -> Make:
 
 
 def _expert_rules() -> Rules:
-    def up(d: Dims) -> tuple[int, ...]:
-        return (d.n_expert, d.n_ff_expert, d.n_embd)
-
-    def n_expert(d: Dims) -> int:
-        return d.n_expert
-
     return {
         **experts.router(f"{_FEED_FORWARD}.router.weight"),
         f"{_EXPERTS}.gate_up_proj": (
-            Rule("blk.{i}.ffn_gate_exps.weight", up, make=_half(True), slices=n_expert),
-            Rule("blk.{i}.ffn_up_exps.weight", up, make=_half(False), slices=n_expert),
+            Rule("blk.{i}.ffn_gate_exps.weight", experts.up, make=_half(True), per_expert=True),
+            Rule("blk.{i}.ffn_up_exps.weight", experts.up, make=_half(False), per_expert=True),
         ),
         f"{_EXPERTS}.down_proj": Rule(
-            "blk.{i}.ffn_down_exps.weight",
-            lambda d: (d.n_expert, d.n_embd, d.n_ff_expert),
-            make=transposed,
-            slices=n_expert,
+            "blk.{i}.ffn_down_exps.weight", experts.down, make=transposed, per_expert=True
         ),
         **experts.shared_experts(f"{_FEED_FORWARD}.shared_expert"),
     }
 
 
-def _llama4(config: Config, d: Dims) -> Metadata:
+def _llama4(arch: str, config: Config, d: Dims) -> Metadata:
     return {
-        **blocks.common_metadata("llama4", config, d),
-        **blocks.rms_norm(config),
+        **blocks.rms_metadata(arch, config, d),
         **experts.expert_metadata(config, d),
         Keys.LLM.INTERLEAVE_MOE_LAYER_STEP: config.integer("interleave_moe_layer_step", default=1),
     }
 
 
 def _check(config: Config, d: Dims) -> None:
-    blocks.require_silu(config, d)
-    blocks.require(config, "attention_bias", False)
-    blocks.require(config, "attention_chunk_size", 8192)
-    blocks.require(config, "floor_scale", 8192)
-    blocks.require(config, "attn_scale", 0.1)
-    blocks.require(config, "use_qk_norm", d.n_expert != 128)
+    blocks.require(config, hidden_act="silu", attention_bias=False, attention_chunk_size=8192)
+    blocks.require(config, floor_scale=8192, attn_scale=0.1, use_qk_norm=d.n_expert != 128)
     pattern = [int((i + 1) % 4 != 0) for i in range(d.n_layers)]
-    blocks.require(config, "no_rope_layers", pattern, [])
+    blocks.require(config, no_rope_layers=(pattern, []))
 
-
-_DENSE: Rules = {
-    source.replace(".mlp.", ".feed_forward."): rule for source, rule in blocks.gated_mlp().items()
-}
 
 LLAMA4 = Family(
     architecture="llama4",
@@ -103,7 +85,7 @@ LLAMA4 = Family(
         **blocks.embeddings(),
         **blocks.pre_norms(),
         **blocks.attention(biases=False),
-        **experts.only("dense", _DENSE),
+        **experts.only("dense", blocks.gated_mlp(_FEED_FORWARD)),
         **experts.only("experts", _expert_rules()),
     },
     metadata=_llama4,

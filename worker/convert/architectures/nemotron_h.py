@@ -7,7 +7,7 @@ from dataclasses import replace
 from gguf.constants import Keys
 
 from worker.convert.architectures import blocks, experts, state_space
-from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
+from worker.convert.architectures.rules import Dims, Family, Metadata, Rules
 from worker.convert.config import Config
 from worker.errors import ModelError
 
@@ -43,15 +43,12 @@ def _dims(config: Config) -> Dims:
     return replace(d, kinds=kinds)
 
 
-def _metadata(config: Config, d: Dims) -> Metadata:
+def _metadata(_arch: str, config: Config, d: Dims) -> Metadata:
     epsilon = config.number("layer_norm_epsilon", "norm_eps", default=1e-5)
     n_ff = d.n_ff_expert or d.n_ff
     found: Metadata = {
-        Keys.LLM.BLOCK_COUNT: d.n_layers,
-        Keys.LLM.CONTEXT_LENGTH: config.integer("max_position_embeddings"),
-        Keys.LLM.EMBEDDING_LENGTH: d.n_embd,
+        **blocks.sizes(d, config.integer("max_position_embeddings")),
         Keys.LLM.FEED_FORWARD_LENGTH: [n_ff if k in ("mlp", "moe") else 0 for k in d.kinds],
-        Keys.Attention.HEAD_COUNT: d.n_head,
         Keys.Attention.HEAD_COUNT_KV: [
             d.n_head_kv if kind == "attention" else 0 for kind in d.kinds
         ],
@@ -60,7 +57,7 @@ def _metadata(config: Config, d: Dims) -> Metadata:
         Keys.Attention.LAYERNORM_EPS: epsilon,
         Keys.Attention.LAYERNORM_RMS_EPS: epsilon,
         Keys.LLM.VOCAB_SIZE: d.n_vocab,
-        **state_space.metadata(config, d),
+        **state_space.metadata(d),
     }
     if d.n_expert:
         found |= experts.expert_metadata(config, d)
@@ -74,25 +71,16 @@ def _metadata(config: Config, d: Dims) -> Metadata:
 
 
 def _check(config: Config, d: Dims) -> None:
-    blocks.require(config, "mlp_hidden_act", "relu2")
-    for key in ("use_bias", "attention_bias", "mlp_bias", "mamba_proj_bias"):
-        blocks.require(config, key, False)
-    blocks.require(config, "use_conv_bias", True)
-    blocks.require(config, "n_group", 1)
-    blocks.require(config, "moe_latent_size", None)
-
-
-def _of_mixer(rules: Rules) -> Rules:
-    return {source.replace(blocks.ATTENTION, _MIXER): rule for source, rule in rules.items()}
+    blocks.require(config, mlp_hidden_act="relu2", use_bias=False, attention_bias=False)
+    blocks.require(config, mlp_bias=False, mamba_proj_bias=False, use_conv_bias=True)
+    blocks.require(config, n_group=1, moe_latent_size=None)
 
 
 _RULES: Rules = {
-    "backbone.embeddings.weight": Rule("token_embd.weight", lambda d: (d.n_vocab, d.n_embd)),
-    "backbone.norm_f.weight": blocks.norm("output_norm"),
-    "lm_head.weight": Rule("output.weight", lambda d: (d.n_vocab, d.n_embd), optional=True),
+    **blocks.embeddings("backbone.embeddings", "backbone.norm_f"),
     "backbone.layers.{i}.norm.weight": blocks.norm("blk.{i}.attn_norm"),
-    **experts.only("mamba", state_space.mamba2(_MIXER, norm=True)),
-    **experts.only("attention", _of_mixer(blocks.attention(biases=False))),
+    **experts.only("mamba", state_space.mamba2(_MIXER)),
+    **experts.only("attention", blocks.attention(_MIXER, biases=False)),
 }
 
 
@@ -103,20 +91,7 @@ def _has_experts(config: Config) -> bool:
 NEMOTRON_H = Family(
     architecture="nemotron_h",
     names=("NemotronHForCausalLM",),
-    rules={
-        **_RULES,
-        **experts.only(
-            "mlp",
-            {
-                f"{_MIXER}.up_proj.weight": Rule(
-                    "blk.{i}.ffn_up.weight", lambda d: (d.n_ff, d.n_embd)
-                ),
-                f"{_MIXER}.down_proj.weight": Rule(
-                    "blk.{i}.ffn_down.weight", lambda d: (d.n_embd, d.n_ff)
-                ),
-            },
-        ),
-    },
+    rules={**_RULES, **experts.only("mlp", blocks.mlp(_MIXER))},
     metadata=_metadata,
     dims=_dims,
     roots=("backbone.", "model."),
@@ -134,15 +109,13 @@ NEMOTRON_H_MOE = replace(
     architecture="nemotron_h_moe",
     rules={
         **_RULES,
-        **experts.only("moe", experts.router(f"{_MIXER}.gate.weight")),
-        **experts.only("moe", experts.score_correction(f"{_MIXER}.gate.e_score_correction_bias")),
         **experts.only(
             "moe",
-            _without_gate(
-                experts.experts(f"{_MIXER}.experts", "gate_proj", "up_proj", "down_proj")
-            ),
+            experts.router(f"{_MIXER}.gate.weight"),
+            experts.score_correction(f"{_MIXER}.gate.e_score_correction_bias"),
+            _without_gate(experts.experts(f"{_MIXER}.experts")),
+            _without_gate(experts.shared_experts(f"{_MIXER}.shared_experts")),
         ),
-        **experts.only("moe", _without_gate(experts.shared_experts(f"{_MIXER}.shared_experts"))),
     },
     applies=_has_experts,
     ignored=(r"mtp\..*",),

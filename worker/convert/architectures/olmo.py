@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from worker.convert.architectures import blocks, experts
-from worker.convert.architectures.rules import Dims, Family, Metadata, Rule
+from worker.convert.architectures.rules import Dims, Family, Metadata
 from worker.convert.config import Config
 from worker.errors import ModelError
 
-
-def _olmo2(config: Config, d: Dims) -> Metadata:
-    return blocks.common_metadata("olmo2", config, d) | blocks.rms_norm(config)
-
+_HEAD_NORMS = blocks.weights(
+    blocks.ATTENTION,
+    {
+        "q_norm": ("attn_q_norm", lambda d: (d.q_rows,)),
+        "k_norm": ("attn_k_norm", lambda d: (d.kv_rows,)),
+    },
+)
 
 OLMO2 = Family(
     architecture="olmo2",
@@ -21,29 +24,24 @@ OLMO2 = Family(
         **blocks.embeddings(),
         **blocks.attention(biases=False),
         **blocks.gated_mlp(),
-        f"{blocks.ATTENTION}.q_norm.weight": Rule(
-            "blk.{i}.attn_q_norm.weight", lambda d: (d.q_rows,)
+        **_HEAD_NORMS,
+        **blocks.norms(
+            post_attention_layernorm="post_attention_norm",
+            post_feedforward_layernorm="post_ffw_norm",
         ),
-        f"{blocks.ATTENTION}.k_norm.weight": Rule(
-            "blk.{i}.attn_k_norm.weight", lambda d: (d.kv_rows,)
-        ),
-        f"{blocks.LAYER}.post_attention_layernorm.weight": blocks.norm(
-            "blk.{i}.post_attention_norm"
-        ),
-        f"{blocks.LAYER}.post_feedforward_layernorm.weight": blocks.norm("blk.{i}.post_ffw_norm"),
     },
-    metadata=_olmo2,
+    metadata=blocks.rms_metadata,
     head="always",
-    check=blocks.require_silu,
+    check=blocks.requires(hidden_act="silu"),
 )
 
 
-def _olmo3(config: Config, d: Dims) -> Metadata:
-    return _olmo2(config, d) | blocks.windows(config, d, period=4)
+def _olmo3(arch: str, config: Config, d: Dims) -> Metadata:
+    return blocks.rms_metadata(arch, config, d) | blocks.windows(config, d, period=4)
 
 
 def _check_olmo3(config: Config, d: Dims) -> None:
-    blocks.require_silu(config, d)
+    blocks.require(config, hidden_act="silu")
     local = config.rope("sliding_attention")
     if config.section("rope_parameters").has("sliding_attention"):
         if local.kind != "default" or local.theta != config.rope().theta:
@@ -56,24 +54,9 @@ def _check_olmo3(config: Config, d: Dims) -> None:
 OLMO3 = replace(OLMO2, names=("Olmo3ForCausalLM",), metadata=_olmo3, check=_check_olmo3)
 
 
-def _olmoe_dims(config: Config) -> Dims:
-    d = Dims.of(config)
-    return replace(d, n_expert=config.integer("num_experts"), n_ff_expert=d.n_ff)
-
-
-def _olmoe(config: Config, d: Dims) -> Metadata:
-    return {
-        **blocks.common_metadata("olmoe", config, d),
-        **blocks.rms_norm(config),
-        **experts.expert_metadata(config, d),
-    }
-
-
 def _check_olmoe(config: Config, d: Dims) -> None:
-    blocks.require_silu(config, d)
-    blocks.require(config, "norm_topk_prob", False)
-    blocks.require(config, "num_key_value_heads", d.n_head)
-    blocks.require(config, "clip_qkv", None)
+    blocks.require(config, hidden_act="silu", norm_topk_prob=False)
+    blocks.require(config, num_key_value_heads=d.n_head, clip_qkv=None)
 
 
 OLMOE = Family(
@@ -83,12 +66,12 @@ OLMOE = Family(
         **blocks.embeddings(),
         **blocks.pre_norms(),
         **blocks.attention(biases=False),
-        **{name: rule for name, rule in OLMO2.rules.items() if "self_attn" in name},
+        **_HEAD_NORMS,
         **experts.router(f"{blocks.MLP}.gate.weight"),
-        **experts.experts(f"{blocks.MLP}.experts", "gate_proj", "up_proj", "down_proj"),
+        **experts.experts(f"{blocks.MLP}.experts"),
     },
-    metadata=_olmoe,
-    dims=_olmoe_dims,
+    metadata=experts.metadata,
+    dims=lambda config: experts.dims(config, "num_experts"),
     head="always",
     check=_check_olmoe,
 )

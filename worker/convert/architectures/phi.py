@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import Keys
 
-from worker.convert.architectures import blocks
+from worker.convert.architectures import blocks, shapes
 from worker.convert.architectures.rules import Dims, Family, Metadata, Rule
 from worker.convert.config import Config
 from worker.errors import ModelError
@@ -32,14 +32,10 @@ def _original_context(config: Config) -> int:
     )
 
 
-def _metadata(config: Config, d: Dims) -> Metadata:
+def _metadata(_arch: str, config: Config, d: Dims) -> Metadata:
     context = config.integer("max_position_embeddings")
     found: Metadata = {
-        Keys.LLM.BLOCK_COUNT: d.n_layers,
-        Keys.LLM.CONTEXT_LENGTH: context,
-        Keys.LLM.EMBEDDING_LENGTH: d.n_embd,
-        Keys.LLM.FEED_FORWARD_LENGTH: d.n_ff,
-        Keys.Attention.HEAD_COUNT: d.n_head,
+        **blocks.sizes(d, context),
         Keys.Attention.HEAD_COUNT_KV: d.n_head_kv,
         Keys.LLM.VOCAB_SIZE: d.n_vocab,
         Keys.Rope.DIMENSION_COUNT: _rope_dims(config, d),
@@ -76,7 +72,7 @@ def _factors(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:
 
 
 def _check(config: Config, d: Dims) -> None:
-    blocks.require(config, "hidden_act", "silu")
+    blocks.require(config, hidden_act="silu")
     if config.rope().kind not in ("default", "longrope", "su"):
         raise ModelError(
             f"{config.name}: rope scaling of type {config.rope().kind!r} is not known for phi3; "
@@ -96,12 +92,7 @@ PHI3 = Family(
         f"{blocks.ATTENTION}.o_proj.weight": Rule(
             "blk.{i}.attn_output.weight", lambda d: (d.n_embd, d.q_rows)
         ),
-        f"{blocks.MLP}.gate_up_proj.weight": Rule(
-            "blk.{i}.ffn_up.weight", lambda d: (2 * d.n_ff, d.n_embd)
-        ),
-        f"{blocks.MLP}.down_proj.weight": Rule(
-            "blk.{i}.ffn_down.weight", lambda d: (d.n_embd, d.n_ff)
-        ),
+        **blocks.fused_mlp(),
     },
     metadata=_metadata,
     ignores_window=True,
@@ -110,34 +101,29 @@ PHI3 = Family(
 )
 
 
-def _phi2(config: Config, d: Dims) -> Metadata:
+def _phi2(arch: str, config: Config, d: Dims) -> Metadata:
     return {
-        **blocks.common_metadata("phi2", config, d),
+        **blocks.common_metadata(arch, config, d),
         **blocks.partial_rotary(config, d, 0.5),
         **blocks.layer_norm_epsilon(config),
     }
-
-
-def _check_phi2(config: Config, d: Dims) -> None:
-    blocks.require(config, "hidden_act", "gelu_new", "gelu_pytorch_tanh")
-    blocks.require(config, "qk_layernorm", False)
 
 
 PHI2 = Family(
     architecture="phi2",
     names=("PhiForCausalLM",),
     rules={
-        **blocks.embeddings(norm_name="final_layernorm"),
+        **blocks.embeddings(last_norm="model.final_layernorm"),
         "lm_head.bias": Rule("output.bias", lambda d: (d.n_vocab,)),
         "model.final_layernorm.bias": blocks.norm("output_norm", bias=True),
         **blocks.layer_norm(f"{blocks.LAYER}.input_layernorm", "blk.{i}.attn_norm"),
         **blocks.attention(output="dense"),
-        **blocks.linear(f"{blocks.MLP}.fc1", "blk.{i}.ffn_up", lambda d: (d.n_ff, d.n_embd)),
-        **blocks.linear(f"{blocks.MLP}.fc2", "blk.{i}.ffn_down", lambda d: (d.n_embd, d.n_ff)),
+        **blocks.linear(f"{blocks.MLP}.fc1", "blk.{i}.ffn_up", shapes.up),
+        **blocks.linear(f"{blocks.MLP}.fc2", "blk.{i}.ffn_down", shapes.down),
     },
     metadata=_phi2,
     head="always",
-    check=_check_phi2,
+    check=blocks.requires(hidden_act=("gelu_new", "gelu_pytorch_tanh"), qk_layernorm=False),
 )
 
 FAMILIES = (PHI2, PHI3)

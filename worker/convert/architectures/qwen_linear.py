@@ -95,7 +95,7 @@ def _tiled_behind_keys(sources: Sequence[Array], d: Dims) -> Array:
 
 def _linear(tiled: bool) -> Rules:
     heads: Any = _tiled_heads if tiled else (lambda inner=as_stored: inner)
-    rules = {
+    return {
         f"{_LINEAR}.conv1d.weight": Rule(
             "blk.{i}.ssm_conv1d.weight",
             lambda d: (2 * _keys(d) + _values(d), d.more["kernel"]),
@@ -115,7 +115,6 @@ def _linear(tiled: bool) -> Rules:
             make=_tiled_values(1) if tiled else None,
         ),
     }
-    return rules
 
 
 def _qkv(source: str, make: Make) -> Rule:
@@ -154,20 +153,14 @@ def _attention() -> Rules:
     rules[f"{blocks.ATTENTION}.q_proj.weight"] = Rule(
         "blk.{i}.attn_q.weight", lambda d: (2 * d.q_rows, d.n_embd)
     )
-    norms = {
-        source: replace(rule, plus=1.0)
-        for source, rule in blocks.head_norms().items()
-        if isinstance(rule, Rule)
-    }
-    return {**rules, **norms}
+    return {**rules, **blocks.head_norms(plus=1.0)}
 
 
 def _rules(linear: Rules, feed_forward: Rules) -> Rules:
     return {
         **blocks.embeddings(norm_plus=1.0),
-        f"{blocks.LAYER}.input_layernorm.weight": blocks.norm("blk.{i}.attn_norm", plus=1.0),
-        f"{blocks.LAYER}.post_attention_layernorm.weight": blocks.norm(
-            "blk.{i}.post_attention_norm", plus=1.0
+        **blocks.norms(
+            plus=1.0, input_layernorm="attn_norm", post_attention_layernorm="post_attention_norm"
         ),
         **experts.only("attention", _attention()),
         **experts.only("linear", linear),
@@ -203,16 +196,13 @@ def _qwen35(arch: str, config: Config, d: Dims) -> Metadata:
 
 
 def _check(config: Config, d: Dims) -> None:
-    blocks.require_silu(config, d)
-    blocks.require(config, "attention_bias", False)
-    blocks.require(config, "linear_value_head_dim", d.more["k_dim"])
+    blocks.require(config, hidden_act="silu", attention_bias=False)
+    blocks.require(config, linear_value_head_dim=d.more["k_dim"])
 
 
 def _check_experts(config: Config, d: Dims) -> None:
     _check(config, d)
-    blocks.require(config, "norm_topk_prob", True)
-    blocks.require(config, "decoder_sparse_step", 1)
-    blocks.require(config, "mlp_only_layers", [])
+    blocks.require(config, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])
 
 
 _EXPERTS: Rules = {**qwen.expert_rules(), **qwen.shared_expert()}
@@ -223,7 +213,7 @@ QWEN3_NEXT = Family(
     architecture="qwen3next",
     names=("Qwen3NextForCausalLM",),
     rules=_rules(_NEXT_LINEAR, _EXPERTS),
-    metadata=lambda config, d: _metadata("qwen3next", config, d),
+    metadata=_metadata,
     dims=_expert_dims,
     ignored=_AHEAD,
     check=_check_experts,
@@ -234,7 +224,7 @@ QWEN3_5_MOE = replace(
     architecture="qwen35moe",
     names=("Qwen3_5MoeForCausalLM",),
     rules=_rules(_TILED_LINEAR, _EXPERTS),
-    metadata=lambda config, d: _qwen35("qwen35moe", config, d),
+    metadata=_qwen35,
     roots=("model.", "model.language_model."),
 )
 
@@ -243,7 +233,6 @@ QWEN3_5 = replace(
     architecture="qwen35",
     names=("Qwen3_5ForCausalLM",),
     rules=_rules(_TILED_LINEAR, blocks.gated_mlp()),
-    metadata=lambda config, d: _qwen35("qwen35", config, d),
     dims=_dims,
     check=_check,
 )

@@ -2,7 +2,7 @@
 
 A table maps tensor names of the checkpoint to a `Rule`, which gives the GGUF name and the changes
 of the rows. In a name, `{i}` stands for the layer and `{e}` for the member of a stack (an expert, a
-head).
+head): the output's first axis, in order.
 """
 
 from __future__ import annotations
@@ -84,11 +84,9 @@ class Rule:
     shape: Shape
     optional: bool = False
     """Some checkpoints of the family lack it: a bias, or an output head that is tied."""
-    stack: Callable[[Dims], int] = field(default=lambda d: d.n_expert)
-    """The number of source tensors behind `{e}`; they are joined in order."""
-    interleaved_heads: Callable[[Dims], int] | None = None
-    """The number of rotary heads, if the rows of each hold one half after the other and llama.cpp
-    needs the halves interleaved."""
+    interleaved: bool = False
+    """The rows of each rotary head hold one half after the other, and llama.cpp needs the halves
+    interleaved."""
     plus: float = 0.0
     """This is added to every value: Gemma stores its norm weights less one."""
     rows: Callable[[Dims], tuple[int, int]] | None = None
@@ -97,8 +95,8 @@ class Rule:
     """Computes the tensor, or one member of a stack, from whole source tensors."""
     also: tuple[str, ...] = ()
     """Further source tensors that `make` is given."""
-    slices: Callable[[Dims], int] | None = None
-    """`make` gets one of this many parts of each source at a time: an expert of a stack."""
+    per_expert: bool = False
+    """`make` gets one expert of each source, which is a stack, at a time."""
     kind: str = ""
     """The ggml type of the bytes that `make` returns, whatever the output type; its source tensors
     may then have any type."""
@@ -128,7 +126,8 @@ class Family:
     names: tuple[str, ...]
     """The values of `architectures` in `config.json` that mean this family."""
     rules: Rules
-    metadata: Callable[[Config, Dims], Metadata]
+    metadata: Callable[[str, Config, Dims], Metadata]
+    """Gets the architecture, too."""
     dims: Callable[[Config], Dims] = Dims.of
     roots: tuple[str, ...] = ("model.",)
     """Prefixes of tensor names: first the one in `rules`, then those of other checkpoints."""

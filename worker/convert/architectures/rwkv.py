@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from gguf.constants import Keys
 
-from worker.convert.architectures import blocks
+from worker.convert.architectures import blocks, shapes
 from worker.convert.architectures.rules import Array, Dims, Family, Metadata, Rule, Rules, Shape
 from worker.convert.architectures.state_space import as_stored
 from worker.convert.config import Config
@@ -47,12 +47,9 @@ def _dims(config: Config) -> Dims:
     )
 
 
-def _metadata(config: Config, d: Dims) -> Metadata:
+def _metadata(_arch: str, config: Config, d: Dims) -> Metadata:
     return {
-        Keys.LLM.BLOCK_COUNT: d.n_layers,
-        Keys.LLM.CONTEXT_LENGTH: 1 << 20,  # It has no bound.
-        Keys.LLM.EMBEDDING_LENGTH: d.n_embd,
-        Keys.LLM.FEED_FORWARD_LENGTH: d.n_ff,
+        **blocks.sizes(d, n_positions=1 << 20),  # It has no bound.
         Keys.Attention.HEAD_COUNT: 0,
         Keys.LLM.VOCAB_SIZE: d.n_vocab,
         Keys.WKV.HEAD_SIZE: d.head_dim,
@@ -62,10 +59,7 @@ def _metadata(config: Config, d: Dims) -> Metadata:
 
 
 def _check(config: Config, d: Dims) -> None:
-    blocks.require(config, "hidden_act", "sqrelu")
-    blocks.require(config, "norm_first", True)
-    blocks.require(config, "norm_bias", True)
-    blocks.require(config, "attn", None)
+    blocks.require(config, hidden_act="sqrelu", norm_first=True, norm_bias=True, attn=None)
     widths = config.values.get("value_dim")
     for width in widths if isinstance(widths, list) else [widths]:
         if width not in (None, d.n_embd):
@@ -86,7 +80,7 @@ def _stacked(sources: Sequence[Array], _d: Dims) -> Array:
 
 def _vector(target: str) -> Rule:
     """A vector that some checkpoints store with dimensions of one."""
-    return Rule(target, blocks.vector, make=as_stored)
+    return Rule(target, shapes.vector, make=as_stored)
 
 
 def _lerp(*, is_fused: bool) -> Rules:
@@ -116,7 +110,7 @@ def _low_rank(x: str, *, layers: str = "", stands_for: str = "") -> dict[str, Ru
     parts: dict[str, tuple[int, Shape]] = {
         "lora.0.weight": (1, inner),
         "lora.2.weight": (2, outer),
-        "lora.2.bias": (0, blocks.vector),
+        "lora.2.bias": (0, shapes.vector),
     }
     return {
         f"{_TIME_MIX}.{x}_lora.{source}": Rule(
@@ -140,31 +134,27 @@ def _low_ranks() -> Rules:
 
 
 def _matrices() -> Rules:
-    names = {"r": "receptance", "k": "key", "v": "value", "o": "output"}
-    return {
-        **{
-            f"{_TIME_MIX}.{x}_proj.weight": Rule(
-                f"blk.{{i}}.time_mix_{name}.weight", lambda d: (d.n_embd, d.n_embd)
-            )
-            for x, name in names.items()
-        },
-        f"{_CHANNEL_MIX}.key.weight": Rule(
-            "blk.{i}.channel_mix_key.weight", lambda d: (d.n_ff, d.n_embd)
-        ),
-        f"{_CHANNEL_MIX}.value.weight": Rule(
-            "blk.{i}.channel_mix_value.weight", lambda d: (d.n_embd, d.n_ff)
-        ),
+    time = {
+        "r_proj": ("time_mix_receptance", shapes.square),
+        "k_proj": ("time_mix_key", shapes.square),
+        "v_proj": ("time_mix_value", shapes.square),
+        "o_proj": ("time_mix_output", shapes.square),
     }
+    channel = {
+        "key": ("channel_mix_key", shapes.up),
+        "value": ("channel_mix_value", shapes.down),
+    }
+    return {**blocks.weights(_TIME_MIX, time), **blocks.weights(_CHANNEL_MIX, channel)}
 
 
 RWKV7 = Family(
     architecture=_ARCH,
     names=("RWKV7ForCausalLM",),
     rules={
-        "model.embeddings.weight": Rule("token_embd.weight", lambda d: (d.n_vocab, d.n_embd)),
+        "model.embeddings.weight": Rule("token_embd.weight", shapes.by_token),
         **blocks.layer_norm("model.layers.0.pre_norm", "token_embd_norm"),
         **blocks.layer_norm("model.norm", "output_norm"),
-        "lm_head.weight": Rule("output.weight", lambda d: (d.n_vocab, d.n_embd), optional=True),
+        "lm_head.weight": Rule("output.weight", shapes.by_token, optional=True),
         **blocks.layer_norm(f"{blocks.LAYER}.attn_norm", "blk.{i}.attn_norm"),
         **blocks.layer_norm(f"{blocks.LAYER}.ffn_norm", "blk.{i}.attn_norm_2"),
         **blocks.layer_norm(f"{_TIME_MIX}.g_norm", "blk.{i}.time_mix_ln"),

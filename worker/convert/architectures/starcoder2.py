@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from worker.convert.architectures import blocks
+from worker.convert.architectures import blocks, shapes
 from worker.convert.architectures.rules import Dims, Family, Metadata
 from worker.convert.config import Config
 
 
-def _starcoder2(config: Config, d: Dims) -> Metadata:
-    return {
-        **blocks.common_metadata("starcoder2", config, d),
-        **blocks.layer_norm_epsilon(config),
-    }
-
-
-def _check(config: Config, d: Dims) -> None:
-    blocks.require(config, "hidden_act", "gelu_pytorch_tanh", "gelu_new")
-    blocks.require(config, "use_bias", True)
+def _starcoder2(arch: str, config: Config, d: Dims) -> Metadata:
+    return blocks.common_metadata(arch, config, d) | blocks.layer_norm_epsilon(config)
 
 
 STARCODER2 = Family(
@@ -28,12 +20,12 @@ STARCODER2 = Family(
         **blocks.layer_norm(f"{blocks.LAYER}.input_layernorm", "blk.{i}.attn_norm"),
         **blocks.layer_norm(f"{blocks.LAYER}.post_attention_layernorm", "blk.{i}.ffn_norm"),
         **blocks.attention(),
-        **blocks.linear(f"{blocks.MLP}.c_fc", "blk.{i}.ffn_up", lambda d: (d.n_ff, d.n_embd)),
-        **blocks.linear(f"{blocks.MLP}.c_proj", "blk.{i}.ffn_down", lambda d: (d.n_embd, d.n_ff)),
+        **blocks.linear(f"{blocks.MLP}.c_fc", "blk.{i}.ffn_up", shapes.up),
+        **blocks.linear(f"{blocks.MLP}.c_proj", "blk.{i}.ffn_down", shapes.down),
     },
     metadata=_starcoder2,
     ignores_window=True,
-    check=_check,
+    check=blocks.requires(hidden_act=("gelu_pytorch_tanh", "gelu_new"), use_bias=True),
 )
 
 FAMILIES = (STARCODER2,)

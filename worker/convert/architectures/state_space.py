@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from gguf.constants import Keys
 
-from worker.convert.architectures import blocks
+from worker.convert.architectures import blocks, shapes
 from worker.convert.architectures.rules import Array, Dims, Family, Make, Metadata, Rule, Rules
 from worker.convert.config import Config
 from worker.convert.quantize import to_float32
@@ -32,7 +32,7 @@ def with_sizes(d: Dims, config: Config, n_heads: int) -> Dims:
     )
 
 
-def metadata(config: Config, d: Dims) -> Metadata:
+def metadata(d: Dims) -> Metadata:
     return {
         Keys.SSM.CONV_KERNEL: d.more["kernel"],
         Keys.SSM.INNER_SIZE: d.more["inner"],
@@ -56,13 +56,13 @@ def _channels(d: Dims) -> int:
     return d.more["inner"] + 2 * d.more["groups"] * d.more["state"]
 
 
-def mamba2(prefix: str, *, norm: bool, norm_optional: bool = False) -> Rules:
+def mamba2(prefix: str, *, norm_optional: bool = False) -> Rules:
     """One mixer; published models have no biases of the projections."""
 
     def heads(d: Dims) -> tuple[int, ...]:
         return (d.more["heads"], 1)
 
-    rules = {
+    return {
         f"{prefix}.in_proj.weight": Rule(
             "blk.{i}.ssm_in.weight",
             lambda d: (d.more["inner"] + _channels(d) + d.more["heads"], d.n_embd),
@@ -80,16 +80,14 @@ def mamba2(prefix: str, *, norm: bool, norm_optional: bool = False) -> Rules:
         f"{prefix}.out_proj.weight": Rule(
             "blk.{i}.ssm_out.weight", lambda d: (d.n_embd, d.more["inner"])
         ),
-    }
-    if norm:
-        rules[f"{prefix}.norm.weight"] = Rule(
+        f"{prefix}.norm.weight": Rule(
             "blk.{i}.ssm_norm.weight",
             lambda d: (d.more["groups"], d.more["inner"] // d.more["groups"]),
             make=as_stored,
             optional=norm_optional,
             keep_f32=True,
-        )
-    return rules
+        ),
+    }
 
 
 # --- Mamba 2 alone --------------------------------------------------------------------------
@@ -109,39 +107,27 @@ def _mamba2_dims(config: Config) -> Dims:
     return with_sizes(d, config, n_heads)
 
 
-def _mamba2(config: Config, d: Dims) -> Metadata:
+def _mamba2(_arch: str, config: Config, d: Dims) -> Metadata:
     return {
-        Keys.LLM.BLOCK_COUNT: d.n_layers,
-        Keys.LLM.CONTEXT_LENGTH: 1 << 20,  # Mamba 2 has no limit.
-        Keys.LLM.EMBEDDING_LENGTH: d.n_embd,
-        Keys.LLM.FEED_FORWARD_LENGTH: 0,
-        Keys.Attention.HEAD_COUNT: 0,
+        **blocks.sizes(d, n_positions=1 << 20),  # Mamba 2 has no limit.
         Keys.LLM.VOCAB_SIZE: d.n_vocab,
         Keys.Attention.LAYERNORM_RMS_EPS: config.number("layer_norm_epsilon"),
-        **metadata(config, d),
+        **metadata(d),
     }
-
-
-def _check_mamba2(config: Config, d: Dims) -> None:
-    blocks.require_silu(config, d)
-    blocks.require(config, "use_bias", False)
-    blocks.require(config, "use_conv_bias", True)
 
 
 MAMBA2 = Family(
     architecture="mamba2",
     names=("Mamba2ForCausalLM",),
     rules={
-        "backbone.embeddings.weight": Rule("token_embd.weight", lambda d: (d.n_vocab, d.n_embd)),
-        "backbone.norm_f.weight": blocks.norm("output_norm"),
-        "lm_head.weight": Rule("output.weight", lambda d: (d.n_vocab, d.n_embd), optional=True),
+        **blocks.embeddings("backbone.embeddings", "backbone.norm_f"),
         "backbone.layers.{i}.norm.weight": blocks.norm("blk.{i}.attn_norm"),
-        **mamba2(_MIXER, norm=True),
+        **mamba2(_MIXER),
     },
     metadata=_mamba2,
     dims=_mamba2_dims,
     roots=("backbone.", "model.backbone."),
-    check=_check_mamba2,
+    check=blocks.requires(hidden_act="silu", use_bias=False, use_conv_bias=True),
 )
 
 
@@ -199,22 +185,19 @@ def _falcon_rules() -> Rules:
         return {s: with_scale(s, r) for s, r in rules.items() if not isinstance(r, tuple)}
 
     layer = blocks.LAYER
-    feed_forward = {
-        source.replace(".mlp.", ".feed_forward."): rule
-        for source, rule in blocks.gated_mlp().items()
-    }
-    mixer = dict(mamba2(f"{layer}.mamba", norm=True, norm_optional=True))
+    feed_forward = blocks.gated_mlp(f"{layer}.feed_forward")
+    mixer = dict(mamba2(f"{layer}.mamba", norm_optional=True))
     source = f"{layer}.mamba.in_proj.weight"
     in_proj = mixer[source]
     assert isinstance(in_proj, Rule)
     mixer[source] = replace(in_proj, make=_scaled_input)
     return {
         **scaled(
-            blocks.embeddings(norm_name="final_layernorm"),
+            blocks.embeddings(last_norm="model.final_layernorm"),
             {"embed_tokens.weight": "embedding", "lm_head.weight": "head"},
         ),
-        f"{layer}.input_layernorm.weight": blocks.norm("blk.{i}.attn_norm"),
-        f"{layer}.pre_ff_layernorm.weight": Rule("blk.{i}.ffn_norm", blocks.vector),
+        **blocks.norms(input_layernorm="attn_norm"),
+        f"{layer}.pre_ff_layernorm.weight": Rule("blk.{i}.ffn_norm", shapes.vector),
         **scaled(
             blocks.attention(biases=False),
             {
@@ -229,18 +212,8 @@ def _falcon_rules() -> Rules:
     }
 
 
-def _falcon(config: Config, d: Dims) -> Metadata:
-    return {
-        **blocks.common_metadata("falcon-h1", config, d),
-        **blocks.rms_norm(config),
-        **metadata(config, d),
-    }
-
-
-def _check_falcon(config: Config, d: Dims) -> None:
-    blocks.require_silu(config, d)
-    for key in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
-        blocks.require(config, key, False)
+def _falcon(arch: str, config: Config, d: Dims) -> Metadata:
+    return blocks.rms_metadata(arch, config, d) | metadata(d)
 
 
 FALCON_H1 = Family(
@@ -249,7 +222,13 @@ FALCON_H1 = Family(
     rules=_falcon_rules(),
     metadata=_falcon,
     dims=_falcon_dims,
-    check=_check_falcon,
+    check=blocks.requires(
+        hidden_act="silu",
+        attention_bias=False,
+        mlp_bias=False,
+        mamba_proj_bias=False,
+        projectors_bias=False,
+    ),
 )
 
 FAMILIES = (MAMBA2, FALCON_H1)

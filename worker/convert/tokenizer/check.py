@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gguf.constants import Keys
 
-from worker.convert.architectures import Metadata
+from worker.convert.architectures.rules import Metadata
 from worker.convert.output import header, write_header_to
 from worker.convert.tokenizer import corpus
 from worker.convert.tokenizer.reference import reference
@@ -71,7 +71,7 @@ class TokenCheck:
         """
         with tempfile.TemporaryDirectory(prefix="llorch-convert-") as temporary:
             vocabulary = Path(temporary) / "vocabulary.gguf"
-            write_header_to(header(architecture, metadata), vocabulary, with_tensors=True)
+            write_header_to(header(architecture, metadata), vocabulary)
             try:
                 stdout, stderr = self._child.communicate(f"{vocabulary}\n", TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:
@@ -109,8 +109,8 @@ def _compare(vocabulary: Path, tokenizer: Tokenizer) -> dict[str, Any]:
 
     model = Model(str(vocabulary), LoadOptions(vocab_only=True))
     reason = _NORMALISERS.get(model.metadata(Keys.Tokenizer.MODEL) or "", "")
-    special = [t for t in _special(tokenizer) if t[1] < model.n_vocab]
-    texts = corpus.texts([text for text, _ in special])
+    added = sorted(tokenizer.get_added_tokens_decoder().items())
+    texts = corpus.texts([token.content for i, token in added if i < model.n_vocab])
     differing = []
     for text in texts:
         got = model.tokenize(text, add_special=False, parse_special=True)
@@ -126,11 +126,6 @@ def _compare(vocabulary: Path, tokenizer: Tokenizer) -> dict[str, Any]:
         differing.append(text)
     model.close()
     return {"n_texts": len(texts), "differing": differing, "reason": reason}
-
-
-def _special(tokenizer: Tokenizer) -> list[tuple[str, int]]:
-    added = tokenizer.get_added_tokens_decoder()
-    return [(token.content, i) for i, token in sorted(added.items())]
 
 
 if __name__ == "__main__":

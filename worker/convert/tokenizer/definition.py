@@ -1,9 +1,71 @@
-"""Walks the nested steps of a `tokenizer.json`."""
+"""Vocabularies of byte-level BPE and WordPiece, from `tokenizer.json`, and the walk through the
+nested steps of one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from gguf.constants import TokenType
+
+from worker.convert.tokenizer import pre_tokenizers
+from worker.convert.tokenizer.vocabulary import Vocabulary
+from worker.errors import ModelError
+from worker.llama.source_words import WHOLE_WORDS
+
+_NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
+_WORD_START = "\u2581"
+
+
+def byte_level(tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
+    """A byte-level BPE vocabulary; `pre` replaces the recognised pre-tokenizer."""
+    model = tokenizer["model"]
+    vocabulary = Vocabulary(
+        model="gpt2",
+        pre=pre or pre_tokenizers.recognise(tokenizer),
+        merges=[m if isinstance(m, str) else " ".join(m) for m in model.get("merges", [])],
+    )
+    for text, i in sorted(model["vocab"].items(), key=lambda item: item[1]):
+        vocabulary.put(i, text, TokenType.NORMAL)
+    for step in steps_of(tokenizer.get("normalizer")):
+        if step.get("type") in _NORMAL_FORMS:
+            vocabulary.steps.append(str(step["type"]).lower())
+    vocabulary.split = pre_tokenizers.split_of(vocabulary.pre)
+    if vocabulary.split and model.get("ignore_merges"):
+        vocabulary.steps.append(WHOLE_WORDS)
+    return vocabulary
+
+
+def wordpiece(tokenizer: Mapping[str, Any]) -> Vocabulary:
+    """A WordPiece vocabulary, as BERT has them.
+
+    llama.cpp marks the pieces that begin a word; `tokenizer.json` marks those that continue one.
+    """
+    model = tokenizer["model"]
+    prefix = model.get("continuing_subword_prefix", "##")
+    vocabulary = Vocabulary(model="bert")
+    for text, i in sorted(model["vocab"].items(), key=lambda item: item[1]):
+        inside = text.startswith(prefix)
+        form = text.removeprefix(prefix) if inside else _WORD_START + text
+        vocabulary.put(i, form, TokenType.NORMAL)
+    if (unk := model["vocab"].get(model.get("unk_token"))) is not None:
+        vocabulary.special_ids["unk"] = unk
+    _set_normalizer(vocabulary, tokenizer)
+    return vocabulary
+
+
+def _set_normalizer(vocabulary: Vocabulary, tokenizer: Mapping[str, Any]) -> None:
+    for step in steps_of(tokenizer.get("normalizer")):
+        if step.get("type") != "BertNormalizer":
+            continue
+        if not (step.get("clean_text", True) and step.get("handle_chinese_chars", True)):
+            raise ModelError("tokenizer.json: llama.cpp always cleans texts as BERT does")
+        lowercase = bool(step.get("lowercase", True))
+        accents = step.get("strip_accents")
+        vocabulary.settings["tokenizer.ggml.normalizer.lowercase"] = lowercase
+        vocabulary.settings["tokenizer.ggml.normalizer.strip_accents"] = (
+            lowercase if accents is None else bool(accents)
+        )
 
 
 def steps_of(node: Any) -> Iterator[Mapping[str, Any]]:

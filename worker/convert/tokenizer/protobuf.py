@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from worker.errors import ModelError
 
+_TRAINER = {3: "algorithm", 40: "unk_id", 41: "bos_id", 42: "eos_id"}
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
@@ -54,9 +55,9 @@ def _model(data: bytes) -> SentencePieceModel:
             model.pieces.append(_piece(value))
         elif number == 2 and isinstance(value, bytes):
             for key, setting in _fields(value):
-                _set(
-                    model, key, setting, {3: "algorithm", 40: "unk_id", 41: "bos_id", 42: "eos_id"}
-                )
+                if key in _TRAINER and isinstance(setting, int):
+                    # A negative int32 is stored as 64 bits in two's complement.
+                    setattr(model, _TRAINER[key], setting - (1 << 64) if setting >> 63 else setting)
         elif number == 3 and isinstance(value, bytes):
             for key, setting in _fields(value):
                 if key == 2 and isinstance(setting, bytes):
@@ -68,14 +69,6 @@ def _model(data: bytes) -> SentencePieceModel:
     if not model.pieces:
         raise ValueError("no pieces")
     return model
-
-
-def _set(
-    model: SentencePieceModel, key: int, value: int | bytes | float, names: dict[int, str]
-) -> None:
-    if key in names and isinstance(value, int):
-        # A negative int32 is stored as 64 bits in two's complement.
-        setattr(model, names[key], value - (1 << 64) if value >> 63 else value)
 
 
 def _piece(data: bytes) -> Piece:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.convert.checkpoint import Checkpoint
-from worker.convert.tokenizer import byte_level, rwkv, sentencepiece, tekken, tiktoken, wordpiece
+from worker.convert.tokenizer import definition, rwkv, sentencepiece, tekken, tiktoken
 from worker.convert.tokenizer.protobuf import read_model
 from worker.convert.tokenizer.vocabulary import AddedToken, Vocabulary
 from worker.errors import ModelError
@@ -46,9 +46,9 @@ def _read(checkpoint: Checkpoint, pre: str | None) -> Vocabulary:
     if tokenizer and not isinstance(model, dict):
         raise ModelError(f"{checkpoint.folder / 'tokenizer.json'} has no model")
     if model and model.get("type") == "WordPiece":
-        return wordpiece.from_json(tokenizer)
+        return definition.wordpiece(tokenizer)
     if model and model.get("type") == "BPE" and not sentencepiece.is_sentencepiece_bpe(tokenizer):
-        return byte_level.from_json(tokenizer, pre)
+        return definition.byte_level(tokenizer, pre)
     path = checkpoint.folder / "tokenizer.model"
     if path.is_file():
         vocabulary = sentencepiece.from_model(read_model(path.read_bytes(), str(path)))

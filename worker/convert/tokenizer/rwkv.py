@@ -11,8 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf.constants import TokenType
+
 from worker.convert.tokenizer.tiktoken import letters
-from worker.convert.tokenizer.vocabulary import TokenType, Vocabulary
+from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
-from gguf.constants import Keys
+from gguf.constants import Keys, TokenType
 
 from worker.convert.tokenizer.definition import steps_of
 from worker.convert.tokenizer.protobuf import SentencePieceModel
-from worker.convert.tokenizer.vocabulary import TokenType, Vocabulary
+from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 
 SPACE = "\u2581"

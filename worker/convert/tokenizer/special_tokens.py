@@ -8,7 +8,7 @@ from typing import Any
 
 from gguf.constants import Keys
 
-from worker.convert.architectures import Metadata
+from worker.convert.architectures.rules import Metadata
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
@@ -50,20 +50,21 @@ def special_tokens(
     if embeds or vocabulary.model == "bert":
         post = checkpoint.json("tokenizer.json").get("post_processor")
         last = vocabulary.id_of(_template_tokens(post, first=False) or "")
-        ends = [last] if last is not None else ends
-        ids |= {"eos": last} if last is not None else {}
+        if last is not None:
+            ids["eos"], ends = last, [last]
     if "eos" not in ids and ends:
         ids["eos"] = ends[0]
     for role, i in ids.items():
         found[_SLOTS[role]] = i
     # llama.cpp has three slots for ends, and knows some other ends by their text.
-    unnamed = [i for i in ends if i != ids.get("eos") and not _known_end(vocabulary, i)]
+    tokens = vocabulary.tokens
+    unnamed = [i for i in ends if i != ids.get("eos") and tokens[i] not in _ENDS_BY_NAME]
     for key, i in zip((Keys.Tokenizer.EOT_ID, Keys.Tokenizer.EOM_ID), unnamed, strict=False):
         found[key] = i
     if len(unnamed) > 2:
         raise ModelError(
             f"generation_config.json has {len(ends)} eos_token_id; llama.cpp can be told of 3 and "
-            f"knows others by name, {vocabulary.tokens[unnamed[2]]!r} is not among them"
+            f"knows others by name, {tokens[unnamed[2]]!r} is not among them"
         )
     found[Keys.Tokenizer.ADD_BOS] = _adds(checkpoint, "bos", ids, vocabulary)
     found[Keys.Tokenizer.ADD_EOS] = _adds(checkpoint, "eos", ids, vocabulary)
@@ -153,10 +154,6 @@ def _id_of(checkpoint: Checkpoint, vocabulary: Vocabulary, role: str) -> int | N
         if type(value) is int and 0 <= value < len(vocabulary.tokens):
             return value
     return vocabulary.special_ids.get(role)
-
-
-def _known_end(vocabulary: Vocabulary, i: int) -> bool:
-    return vocabulary.tokens[i] in _ENDS_BY_NAME
 
 
 def _adds(

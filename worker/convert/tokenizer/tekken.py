@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gguf.constants import TokenType
+
 from worker.convert.tokenizer import pre_tokenizers, tiktoken
-from worker.convert.tokenizer.vocabulary import TokenType, Vocabulary
+from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 from worker.models.checkpoint_files import read_json
 

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gguf.constants import TokenType
+
 from worker.convert.tokenizer import pre_tokenizers
-from worker.convert.tokenizer.vocabulary import TokenType, Vocabulary
+from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 from worker.llama.source_words import WHOLE_WORDS
 

@@ -6,25 +6,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 
-from gguf.constants import Keys
+from gguf.constants import Keys, TokenType
 
-from worker.convert.architectures import Metadata
+from worker.convert.architectures.rules import Metadata
 from worker.errors import ModelError
 from worker.llama import source_text, source_words
-
-
-class TokenType(IntEnum):
-    """The values of `tokenizer.ggml.token_type`."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
 
 _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<(pad|mask|unused\d+|reserved_\d+)>", re.DOTALL)
 """Texts that only a template should write, even if their definition does not call them special: in
