@@ -95,6 +95,17 @@ def test_a_value_that_a_type_cannot_hold_is_found(
     assert "blk.1.ffn_up.weight" in sentence and "F16" in sentence
 
 
+@pytest.mark.parametrize("number", ["-1", "0", "1e3", "1025", ""])
+def test_a_number_of_threads_that_computes_nothing_is_refused(
+    number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "model.gguf"
+    with pytest.raises(SystemExit) as left:
+        cli.run([str(TINY), str(target), "--threads", number])
+    assert left.value.code == 2 and not target.exists()
+    assert "--threads" in (told := capsys.readouterr().err) and "from 1 to 1024" in told
+
+
 def test_json_progress_ends_with_the_error(tmp_path: Path) -> None:
     shutil.copytree(DATA / "llama", tmp_path / "llama")
     command = [sys.executable, "-m", "worker.commands.convert", str(tmp_path / "llama")]

@@ -20,6 +20,9 @@ from worker.convert.progress import Reporter, Style, reporter
 from worker.errors import ModelError, WorkerError
 
 
+_MOST_THREADS = 1024
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
@@ -78,6 +81,12 @@ _OTHERS: Mapping[str, tuple[ModuleType, str]] = {
 }
 
 
+def _n_threads(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {_MOST_THREADS}")
+    return int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="llorch-convert", description="SafeTensors in, a verified GGUF out."
@@ -90,7 +99,9 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--imatrix", type=Path, help="importance matrix, for K-quants")
     convert.add_argument("--name", help="the model's name in the file (default: its folder's)")
     convert.add_argument("--pre-tokenizer", metavar="NAME", help=source.PRE_TOKENIZER_HELP)
-    convert.add_argument("--threads", type=int, help="default: one more than processors")
+    convert.add_argument(
+        "--threads", type=_n_threads, metavar="N", help="default: one more than processors"
+    )
     convert.set_defaults(run=_convert)
     for name, (module, text) in _OTHERS.items():
         other = commands.add_parser(name, help=text)
