@@ -19,7 +19,6 @@ from worker.convert.output_types import FORMATS
 from worker.convert.progress import Reporter, Style, reporter
 from worker.errors import ModelError, WorkerError
 
-
 _MOST_THREADS = 1024
 
 
