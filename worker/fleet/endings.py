@@ -105,14 +105,9 @@ def error_of_answer(status: int, body: bytes) -> WorkerError:
         answer = {}
     inner = answer.get("error") if isinstance(answer, dict) else None
     message = (inner if isinstance(inner, dict) else answer).get("message") if answer else None
-    for kind in _subclasses(WorkerError):
-        if kind.status == status and kind.status != 500:
-            return kind(message or f"the worker answered {status}")
-    return WorkerError(message or f"the worker answered {status}")
-
-
-def _subclasses(kind: type[WorkerError]) -> list[type[WorkerError]]:
-    return [each for sub in kind.__subclasses__() for each in (sub, *_subclasses(sub))]
+    kinds = [kind for kind in WorkerError.__subclasses__() if kind.status == status != 500]
+    kind = kinds[0] if kinds else WorkerError
+    return kind(message or f"the worker answered {status}")
 
 
 def _native(error: WorkerError) -> dict[str, Any]:

@@ -40,8 +40,7 @@ class PathReference:
 
 @dataclass(frozen=True, slots=True)
 class HubReference:
-    """A repository on the Hugging Face hub; without `file`, one of SafeTensors or with a single
-    GGUF."""
+    """A Hugging Face repository; without `file`, one of SafeTensors or with a single GGUF."""
 
     repo: str
     revision: str | None = None
@@ -70,16 +69,12 @@ def parse(text: str) -> Reference:
     scheme = re.match(r"([a-z][a-z0-9+.-]*)://", text)
     if scheme:
         raise _wrong(text, f"is a {scheme[1]} address; a model is named by {FORMS}")
-    is_alias = _ALIAS.fullmatch(text) is not None and not text.endswith((".gguf", ".safetensors"))
-    return AliasReference(text) if is_alias else PathReference(Path(text).expanduser())
+    return AliasReference(text) if is_alias(text) else PathReference(Path(text).expanduser())
 
 
-def parse_or_none(text: str) -> Reference | None:
-    """`parse`, but `None` instead of an error."""
-    try:
-        return parse(text)
-    except ConfigError:
-        return None
+def is_alias(text: str) -> bool:
+    is_other = text.startswith("hf:") or text.endswith((".gguf", ".safetensors"))
+    return _ALIAS.fullmatch(text) is not None and not is_other
 
 
 def _parse_hub(text: str) -> HubReference:

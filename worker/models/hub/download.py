@@ -16,6 +16,7 @@ import contextlib
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -70,30 +71,19 @@ async def download(
 
 async def _in_daemon_thread(work: Callable[[threading.Event], _T]) -> _T:
     """Run blocking work so that neither a cancelled task nor the exit waits for it."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[_T] = loop.create_future()
+    done: Future[_T] = Future()
+    done.set_running_or_notify_cancel()  # a cancelled task does not cancel it
     stop = threading.Event()
 
-    def settle(result: _T | None, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
-
     def run() -> None:
-        result, error = None, None
         try:
-            result = work(stop)
-        except BaseException as caught:  # noqa: B036 - handed to whoever awaits
-            error = caught
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, result, error)
+            done.set_result(work(stop))
+        except BaseException as error:  # noqa: B036 - handed to whoever awaits
+            done.set_exception(error)
 
     threading.Thread(target=run, name="model-download", daemon=True).start()
     try:
-        return await done
+        return await asyncio.wrap_future(done)
     finally:
         stop.set()
 

@@ -88,18 +88,14 @@ class Transfer:
         with self._locked(lock):
             if blob.exists():
                 return
-            resumed = _size_of(partial) > 0
-            self._append(file, partial, counter)
-            matches = content_matches(partial, file.etag, pin)
-            if resumed and not matches:
-                # The partial file was not the beginning of this file: start again.
-                partial.unlink()
+            # A partial file may not be the beginning of this file: then once more, from the start.
+            for _ in range(2 if _size_of(partial) else 1):
                 self._append(file, partial, counter)
-                matches = content_matches(partial, file.etag, pin)
-            if not matches:
+                if content_matches(partial, file.etag, pin):
+                    os.replace(partial, blob)
+                    return
                 partial.unlink()
-                raise self._checksum_error(file, pin)
-            os.replace(partial, blob)
+            raise self._checksum_error(file, pin)
 
     def _append(self, file: RemoteFile, partial: Path, counter: _Counter) -> None:
         """Continue `partial` up to the file's full length."""
@@ -143,12 +139,11 @@ class Transfer:
     def _locked(self, path: Path) -> Iterator[None]:
         """Hold the file's lock, which other processes share; gives up when the worker stops."""
         lock = FileLock(path, thread_local=False)
-        while True:
+        while not lock.is_locked:
             if self.stop.is_set():
                 raise Stopped
             with contextlib.suppress(Timeout):
                 lock.acquire(timeout=LOCK_POLL_SECONDS)
-                break
         try:
             yield
         finally:
