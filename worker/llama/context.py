@@ -117,8 +117,7 @@ class Context:
         self._flat.llama_synchronize(self.pointer)
 
     def logits(self, row: int) -> npt.NDArray[np.float32]:
-        """The logits of a row that requested them: shape (vocabulary,), valid until the next
-        `decode`."""
+        """The logits of a row that requested them: (vocabulary,), valid until the next `decode`."""
         pointer = self._flat.llama_get_logits_ith(self.pointer, row)
         address = ctypes.addressof(pointer.contents)
         view = self._rows.get(address)
@@ -128,8 +127,7 @@ class Context:
         return view
 
     def pooled(self, slot: int) -> npt.NDArray[np.float32]:
-        """A copy of a sequence's pooled output: an embedding of shape (n_embd,), or one value for
-        each output of the classifier."""
+        """A copy of a sequence's pooled output: shape (n_embd,), or the classifier's (n_cls_out,)."""
         pointer = self._flat.llama_get_embeddings_seq(self.pointer, slot)
         size = self.model.n_cls_out if self.ranks else self.model.n_embd
         return np.ctypeslib.as_array(pointer, (size,)).copy()
@@ -210,8 +208,7 @@ class Context:
         return self.truncate(target, length, snapshot)
 
     def snapshot(self, slot: int) -> bytes:
-        """The recurrent state of a sequence, or the cells of its windows; empty if llama.cpp
-        fails."""
+        """A sequence's recurrent state, or the cells of its windows; empty if llama.cpp fails."""
         flat, only_partial = self._flat, self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         size = flat.llama_state_seq_get_size_ext(self.pointer, slot, only_partial)
         buffer = (ctypes.c_uint8 * size)()
@@ -230,8 +227,7 @@ class Context:
         return content.data if written == n_bytes else None
 
     def restore(self, slot: int, state: memoryview) -> bool:
-        """Put a state into an empty sequence; returns false, and leaves it empty, if it does not
-        fit."""
+        """Put a state into an empty sequence, which stays empty if it does not fit: then false."""
         content = np.frombuffer(state, np.uint8)
         pointer = content.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         size = len(content)

@@ -107,8 +107,7 @@ def is_inside_repository(name: str) -> bool:
 
 
 def snapshot_of(folder: Path) -> HubReference | None:
-    """The repository and commit of a folder `models--owner--name/snapshots/<commit>` in a hub
-    cache."""
+    """The repository and commit of a hub cache's `models--owner--name/snapshots/<commit>`."""
     *_, repo, kind, commit = ("", "", *Path(os.path.abspath(folder)).parts)
     if not repo.startswith("models--") or kind != "snapshots" or not COMMIT.fullmatch(commit):
         return None

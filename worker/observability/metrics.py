@@ -7,6 +7,7 @@ are set from a `Gauges` at a scrape; everything else is counted as it happens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from worker.lean_imports import without_init
@@ -91,67 +92,50 @@ class Metrics:
         self._worker_id = worker_id
         self._count()
         self._measure()
-        self._gauges = {
-            field: Gauge(name, text, registry=self.registry)
-            for field, (name, text) in _GAUGES.items()
-        }
+        gauge = partial(Gauge, registry=self.registry)
+        self._gauges = {field: gauge(name, text) for field, (name, text) in _GAUGES.items()}
         # The same facts under vLLM's names, which routers read.
-        self._router_gauges = {
-            name: Gauge(f"vllm:{name}", text, registry=self.registry)
-            for name, text in (
-                ("num_requests_waiting", "As worker_queue_depth."),
-                ("num_requests_running", "As worker_requests_running."),
-                ("kv_cache_usage_perc", "KV cells of running requests, of all; 1 is full."),
-                ("gpu_cache_usage_perc", "As vllm:kv_cache_usage_perc."),
-            )
-        }
-        self._router_cache = Gauge(
-            "vllm:cache_config_info",
-            "1; a block is one KV cell.",
-            ("block_size", "num_gpu_blocks"),
-            registry=self.registry,
+        self._router_gauges = (
+            gauge("vllm:num_requests_waiting", "As worker_queue_depth."),
+            gauge("vllm:num_requests_running", "As worker_requests_running."),
+            gauge("vllm:kv_cache_usage_perc", "KV cells of running requests, of all; 1 is full."),
+            gauge("vllm:gpu_cache_usage_perc", "As vllm:kv_cache_usage_perc."),
         )
-        self._router_hit_rate = Gauge(
+        labels = ("block_size", "num_gpu_blocks")
+        self._router_cache = gauge("vllm:cache_config_info", "1; a block is one KV cell.", labels)
+        self._router_hit_rate = gauge(
             "vllm:gpu_prefix_cache_hit_rate",
             "Prompt tokens that were not computed again, of all since the start; 1 is all.",
-            registry=self.registry,
         )
-        self._vram = Gauge(
-            "worker_vram_bytes",
-            "Bytes that the model holds on its device.",
-            ("worker_id",),
-            registry=self.registry,
+        self._vram = gauge(
+            "worker_vram_bytes", "Bytes that the model holds on its device.", ("worker_id",)
         )
 
     def _count(self) -> None:
         """Make the counters."""
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=self.registry)
-
+        counter = partial(Counter, registry=self.registry)
         self._requests = counter(
-            "worker_requests_total", "Accepted requests that ended, by outcome.", "outcome"
+            "worker_requests_total", "Accepted requests that ended, by outcome.", ("outcome",)
         )
         for outcome in OUTCOMES:
             self._requests.labels(outcome)
         self._rejected = counter(
-            "worker_requests_rejected_total", "Requests refused before acceptance.", "code"
+            "worker_requests_rejected_total", "Requests refused before acceptance.", ("code",)
         )
         self._tokens_in = counter("worker_tokens_in_total", "Prompt tokens of accepted requests.")
         self._tokens_cached = counter(
             "worker_tokens_cached_total", "Prompt tokens that were not computed again."
         )
         # vLLM's older and newer names, from which its routers compute a hit rate.
-        self._prefix_queries = [
-            counter(
-                f"vllm:{prefix}prefix_cache_queries_total", "Prompt tokens of started requests."
-            )
-            for prefix in ("", "gpu_")
-        ]
-        self._prefix_hits = [
-            counter(f"vllm:{prefix}prefix_cache_hits_total", "As worker_tokens_cached_total.")
-            for prefix in ("", "gpu_")
-        ]
+        queries, hits = "Prompt tokens of started requests.", "As worker_tokens_cached_total."
+        self._prefix_queries = (
+            counter("vllm:prefix_cache_queries_total", queries),
+            counter("vllm:gpu_prefix_cache_queries_total", queries),
+        )
+        self._prefix_hits = (
+            counter("vllm:prefix_cache_hits_total", hits),
+            counter("vllm:gpu_prefix_cache_hits_total", hits),
+        )
         self._tokens_looked_up = 0
         self._tokens_found = 0
         self._tokens_out = counter("worker_tokens_generated_total", "Tokens sent to clients.")
@@ -166,7 +150,7 @@ class Metrics:
         self._callback_failures = counter(
             "worker_callback_failures_total", "Ready callbacks that the pool did not accept."
         )
-        self._heartbeats = counter("worker_heartbeats_total", "Heartbeats, by result.", "result")
+        self._heartbeats = counter("worker_heartbeats_total", "Heartbeats, by result.", ("result",))
         for result in ("sent", "failed"):
             self._heartbeats.labels(result)
 
@@ -269,11 +253,8 @@ class Metrics:
             gauge.set(float(getattr(snapshot, name)))
         total, in_use = snapshot.kv_cells_total, snapshot.kv_cells_used - snapshot.kv_cells_cached
         usage = in_use / total if total else 0.0
-        for gauge, value in zip(
-            self._router_gauges.values(),
-            (snapshot.queued, snapshot.running, usage, usage),
-            strict=True,
-        ):
+        values = (snapshot.queued, snapshot.running, usage, usage)
+        for gauge, value in zip(self._router_gauges, values, strict=True):
             gauge.set(value)
         self._router_hit_rate.set(self._tokens_found / max(self._tokens_looked_up, 1))
         self._router_cache.clear()

@@ -72,21 +72,16 @@ class Unloaded:
             ) from error
         report, cuts_anywhere = parse(context.load_log), context.cuts_anywhere
         context.close()
-        own = self._own_types()
         # Backends that compute in the same memory (BLAS beside the CPU) share one buffer, but
         # each of them names it here.
         computes = {b.device: b.size_bytes for b in report.buffers if b.kind == "compute"}
+        own = set(computes)
+        if self._device is not None:
+            own &= {self._device.name, placement.buffer_type_name(self._device)}
         return Layout(
             kv=report.kv_bytes,
-            compute=sum(size for device, size in computes.items() if not own or device in own),
-            host_compute=sum(
-                size for device, size in computes.items() if own and device not in own
-            ),
+            compute=sum(computes[device] for device in own),
+            host_compute=sum(computes[device] for device in computes.keys() - own),
             output=report.bytes_of("output"),
             cuts_anywhere=cuts_anywhere,
         )
-
-    def _own_types(self) -> frozenset[str]:
-        if self._device is None:
-            return frozenset()
-        return frozenset({self._device.name, placement.buffer_type_name(self._device)})

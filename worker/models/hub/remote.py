@@ -59,8 +59,7 @@ class RemoteFile:
     name: str
     commit: str
     etag: str
-    """The SHA-256 of a large file or the Git hash of a small one; the name of its blob in the
-    cache."""
+    """The SHA-256 of a large file or the Git hash of a small one; the name of its blob."""
     size_bytes: int | None
     in_xet: bool
     """Whether the hub serves it in content-addressed chunks (Xet)."""
