@@ -62,10 +62,7 @@ class NoCluster(WorkerError):
 
 
 def require_ray() -> None:
-    """
-    Raises:
-        ConfigError: Ray is not installed; the message says how to install it.
-    """
+    """Raises `ConfigError` if Ray is not installed; the message says how to install it."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(f"A fleet runs on Ray, which is not installed here: {INSTALL}")
 
@@ -84,9 +81,7 @@ class Cluster:
     def details(self) -> dict[str, Any]:
         """Serve's report of its applications.
 
-        Raises:
-            NoCluster: no dashboard answers.
-            WorkerError: Ray refuses, in its own words.
+        Raises `NoCluster` if no dashboard answers, `WorkerError` in Ray's own words if it refuses.
         """
         details: dict[str, Any] = self._call("GET").json()
         return details
@@ -160,8 +155,7 @@ class LocalNode:
     def stop(self) -> bool:
         """End Ray's process and all that it runs; returns whether there was any of it.
 
-        Raises:
-            WorkerError: the process has not ended after a minute.
+        Raises `WorkerError` if the process has not ended after a minute.
         """
         if (pid := self.pid) is not None:
             self._end(pid)

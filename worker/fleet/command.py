@@ -168,8 +168,7 @@ def _devices(groups: Iterable[WorkerGroup]) -> Counter[str]:
 def _wait(cluster: Cluster) -> None:
     """Wait until all applications run; prints each change of their states.
 
-    Raises:
-        ModelError: an application does not start; its message carries the worker's reason.
+    Raises `ModelError` if an application does not start; its message carries the worker's reason.
     """
     shown: dict[str, tuple[str, int]] = {}
     while True:

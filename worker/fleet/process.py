@@ -60,11 +60,7 @@ class WorkerProcess:
             print(line, file=sys.stderr, flush=True)
 
     async def until_ready(self) -> None:
-        """Wait until the worker has decoded a token.
-
-        Raises:
-            WorkerError: the worker ended before; the message is the worker's own.
-        """
+        """Wait for its first token; raises `WorkerError` with its last words if it ends before."""
         while True:
             if self.has_left:
                 self._log_reader.join(timeout=5)
@@ -86,11 +82,7 @@ class WorkerProcess:
         return state["running"] + state["queued"]
 
     async def check(self) -> None:
-        """
-        Raises:
-            WorkerError: the worker has ended, or it was killed here because `/health` failed
-                `MAX_MISSES` times in a row.
-        """
+        """Raises `WorkerError` if the worker has ended, or failed so often that it is killed."""
         if self.has_left:
             raise WorkerError(f"the worker has left. {self._last_words()}")
         answer = await self.ask("/health")

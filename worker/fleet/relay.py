@@ -8,7 +8,6 @@ request. Once the client has part of an answer, a lost worker ends the stream wi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -176,10 +175,11 @@ class Relay:
     ) -> None:
         tail = self._tail = Tail(self._ask.path, is_sse=is_sse)
         try:
-            async for events in _events(exchange, tail):
-                if not self._has_begun:
-                    await self._begin(200, _with_worker(answer.headers, worker))
-                await self._chunk(events)
+            while (chunk := await exchange.chunk()) is not None:
+                if events := tail.whole(chunk):
+                    if not self._has_begun:
+                        await self._begin(200, _with_worker(answer.headers, worker))
+                    await self._chunk(events)
         except Lost:
             if not self._has_begun:
                 raise
@@ -230,12 +230,6 @@ async def refuse(error: WorkerError, path: str, correlation_id: str, send: Send)
     message["headers"].append((b"content-length", b"%d" % len(body)))
     await send(message)
     await send({"type": "http.response.body", "body": body})
-
-
-async def _events(exchange: Exchange, tail: Tail) -> AsyncIterator[bytes]:
-    while (chunk := await exchange.chunk()) is not None:
-        if events := tail.whole(chunk):
-            yield events
 
 
 def _with_worker(headers: Headers, worker: Worker | None) -> Headers:

@@ -18,7 +18,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from worker.errors import BackendMismatch
 from worker.lean_imports import without_init
@@ -28,13 +28,8 @@ _LEVELS: dict[int, LogLevel] = {1: "debug", 2: "info", 3: "warning", 4: "error"}
 _CONTINUED = 5
 
 DeviceKind = Literal["cpu", "gpu", "igpu", "accelerator", "meta"]
-_DEVICE_KINDS: dict[int, DeviceKind] = {
-    0: "cpu",
-    1: "gpu",
-    2: "igpu",
-    3: "accelerator",
-    4: "meta",
-}
+_DEVICE_KINDS: dict[int, DeviceKind] = dict(enumerate(get_args(DeviceKind)))
+"""By ggml's number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +99,7 @@ startup_log: list[str] = []
 def load() -> ModuleType:
     """The flat bindings (`llama_cpp.llama_cpp`), with plug-ins loaded and the log connected.
 
-    Raises:
-        BackendMismatch: the wheel is absent, or no backend in it runs on this machine.
+    Raises `BackendMismatch` if the wheel is absent, or no backend in it runs on this machine.
     """
     flat = bindings()
 
@@ -129,11 +123,7 @@ def load() -> ModuleType:
 
 @cache
 def bindings() -> ModuleType:
-    """The flat bindings without the plug-ins: native code is mapped, but no device is used.
-
-    Raises:
-        BackendMismatch: the wheel is absent or broken.
-    """
+    """The bindings without plug-ins; raises `BackendMismatch` if the wheel is absent or broken."""
     try:
         # The package's own `__init__` would import a whole application.
         with without_init("llama_cpp"):

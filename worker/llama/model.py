@@ -58,8 +58,7 @@ _EOG_LINE = re.compile(r"EOG token +=\s*(\d+) ")
 class Model:
     """llama.cpp's model object; no native pointer leaves this room.
 
-    Raises:
-        ModelError: llama.cpp refuses the file; the message has a line of its log.
+    Raises `ModelError` if llama.cpp refuses the file; the message has a line of its log.
     """
 
     def __init__(

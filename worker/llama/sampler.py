@@ -27,10 +27,7 @@ _FORBIDDEN = -math.inf
 
 
 class Sampler:
-    """
-    Raises:
-        InvalidRequest: the grammar or a biased token id is invalid.
-    """
+    """Raises `InvalidRequest` if the grammar or a biased token id is invalid."""
 
     def __init__(
         self,
@@ -64,11 +61,7 @@ class Sampler:
         """Whether the likeliest token is taken as it is; an unwanted end needs the full draw."""
 
     def sample(self, context: Context, row: int) -> int:
-        """Draw the next token from a row's logits and remember it.
-
-        Raises:
-            InferenceFailed: the constraint allows no token.
-        """
+        """Draw the next token; raises `InferenceFailed` if the constraint allows none."""
         logits = context.logits(row)
         if self._is_plain:
             token = int(logits.argmax())

@@ -40,8 +40,7 @@ _SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\.safetensors")
 def checkpoint_files(folder: Path) -> list[Path]:
     """Every file that the conversion depends on, sorted by its path inside the folder.
 
-    Raises:
-        ModelError: the folder has no weights, or lacks a shard.
+    Raises `ModelError` if the folder has no weights, or lacks a shard.
     """
     small = [folder / name for name in (*CONFIG_FILES, INDEX)]
     small += (folder / TEMPLATES).glob("*.jinja")

@@ -178,13 +178,8 @@ async def _follow(stdout: asyncio.StreamReader, on_progress: OnProgress) -> Work
         if "error" in message:
             error = rebuild_error(message["error"])
         elif "phase" in message:
-            on_progress(
-                Progress(
-                    str(message["phase"]),
-                    float(message.get("percent") or 0.0),
-                    message.get("bytes_per_second"),
-                )
-            )
+            percent, rate = message.get("percent") or 0.0, message.get("bytes_per_second")
+            on_progress(Progress(str(message["phase"]), float(percent), rate))
     return error
 
 

@@ -4,11 +4,12 @@ Belongs to the API process; all methods are cheap, thread-safe and never wait fo
 are set from a `Gauges` at a scrape; everything else is counted as it happens.
 """
 
+# ruff: noqa: E501 - the gauges are a table, one a line
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from worker.lean_imports import without_init
 
@@ -27,59 +28,38 @@ _CANCEL_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 _LOAD_SECONDS = (0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
 
 
+def _series(name: str, text: str, default: Any = 0) -> Any:
+    return field(default=default, metadata={"name": name, "text": text})
+
+
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """The gauges at the moment of a scrape."""
+    """The gauges at the moment of a scrape, each with its series and help text."""
 
-    uptime_seconds: float
-    ready: bool
-    resident: bool
+    # fmt: off
+    uptime_seconds: float = _series("worker_uptime_seconds", "Since the start of the worker.", MISSING)
+    ready: bool = _series("worker_ready", "1 when new work is accepted.", MISSING)
+    resident: bool = _series("worker_resident", "1 when residency on the device is proved.", MISSING)
     vram_bytes: int = 0
-    running: int = 0
-    queued: int = 0
-    queued_prompt_tokens: int = 0
-    kv_cells_used: int = 0
-    kv_cells_total: int = 0
-    kv_cells_cached: int = 0
-    last_progress_ms: float = 0.0
-    load_seconds: float = 0.0
-    engine_steps: int = 0
-    decode_seconds: float = 0.0
-    overhead_seconds: float = 0.0
-    sample_seconds: float = 0.0
-    tokens_drafted: int = 0
-    tokens_accepted: int = 0
-    kv_store_written: int = 0
-    kv_store_read: int = 0
-    kv_store_evicted: int = 0
-
-
-_GAUGES = {
-    "uptime_seconds": ("worker_uptime_seconds", "Since the start of the worker."),
-    "ready": ("worker_ready", "1 when new work is accepted."),
-    "resident": ("worker_resident", "1 when residency on the device is proved."),
-    "running": ("worker_requests_running", "Requests that hold a slot."),
-    "queued": ("worker_queue_depth", "Accepted requests without a slot."),
-    "queued_prompt_tokens": ("worker_queue_prompt_tokens", "Prompt tokens of the queued requests."),
-    "kv_cells_used": ("worker_kv_cells_used", "KV cells in use."),
-    "kv_cells_total": ("worker_kv_cells_total", "KV cells there are."),
-    "kv_cells_cached": ("worker_kv_cells_cached", "Used KV cells that are kept only for reuse."),
-    "last_progress_ms": (
-        "worker_last_progress_ms",
-        "Since the engine's last step while it has work.",
-    ),
-    "load_seconds": ("worker_last_load_seconds", "The last load of the model."),
-    "engine_steps": ("worker_engine_steps", "Batches computed since it started."),
-    "decode_seconds": ("worker_engine_decode_seconds", "Time inside decode."),
-    "overhead_seconds": ("worker_engine_overhead_seconds", "Time around decode."),
-    "sample_seconds": ("worker_engine_sample_seconds", "Time inside sampling."),
-    "tokens_drafted": ("worker_engine_tokens_drafted", "Tokens that speculation guessed."),
-    "tokens_accepted": ("worker_engine_tokens_accepted", "Guessed tokens that were right."),
-    "kv_store_written": ("worker_engine_kv_store_written_bytes", "Written to --kv-store."),
-    "kv_store_read": ("worker_engine_kv_store_read_bytes", "Read from --kv-store to go on from."),
-    "kv_store_evicted": ("worker_engine_kv_store_evicted_bytes", "Removed from it for others."),
-}
-"""For each field of the snapshot, its series and help text."""
+    """Of the series that names the worker."""
+    running: int = _series("worker_requests_running", "Requests that hold a slot.")
+    queued: int = _series("worker_queue_depth", "Accepted requests without a slot.")
+    queued_prompt_tokens: int = _series("worker_queue_prompt_tokens", "Prompt tokens of the queued requests.")
+    kv_cells_used: int = _series("worker_kv_cells_used", "KV cells in use.")
+    kv_cells_total: int = _series("worker_kv_cells_total", "KV cells there are.")
+    kv_cells_cached: int = _series("worker_kv_cells_cached", "Used KV cells that are kept only for reuse.")
+    last_progress_ms: float = _series("worker_last_progress_ms", "Since the engine's last step while it has work.")
+    load_seconds: float = _series("worker_last_load_seconds", "The last load of the model.")
+    engine_steps: int = _series("worker_engine_steps", "Batches computed since it started.")
+    decode_seconds: float = _series("worker_engine_decode_seconds", "Time inside decode.")
+    overhead_seconds: float = _series("worker_engine_overhead_seconds", "Time around decode.")
+    sample_seconds: float = _series("worker_engine_sample_seconds", "Time inside sampling.")
+    tokens_drafted: int = _series("worker_engine_tokens_drafted", "Tokens that speculation guessed.")
+    tokens_accepted: int = _series("worker_engine_tokens_accepted", "Guessed tokens that were right.")
+    kv_store_written: int = _series("worker_engine_kv_store_written_bytes", "Written to --kv-store.")
+    kv_store_read: int = _series("worker_engine_kv_store_read_bytes", "Read from --kv-store to go on from.")
+    kv_store_evicted: int = _series("worker_engine_kv_store_evicted_bytes", "Removed from it for others.")
+    # fmt: on
 
 
 class Metrics:
@@ -93,7 +73,11 @@ class Metrics:
         self._count()
         self._measure()
         gauge = partial(Gauge, registry=self.registry)
-        self._gauges = {field: gauge(name, text) for field, (name, text) in _GAUGES.items()}
+        self._gauges = {
+            each.name: gauge(each.metadata["name"], each.metadata["text"])
+            for each in fields(Gauges)
+            if each.metadata
+        }
         # The same facts under vLLM's names, which routers read.
         self._router_gauges = (
             gauge("vllm:num_requests_waiting", "As worker_queue_depth."),

@@ -26,11 +26,7 @@ class Layout:
 
 
 class Unloaded:
-    """A model whose weights are not read.
-
-    Raises:
-        ModelError: llama.cpp refuses the file.
-    """
+    """A model whose weights are not read; raises `ModelError` if llama.cpp refuses the file."""
 
     def __init__(
         self, header: GgufHeader, device: library.Device | None, role: str = "model"
@@ -55,10 +51,7 @@ class Unloaded:
         self._model.close()
 
     def lay_out(self, options: ContextOptions) -> Layout:
-        """
-        Raises:
-            ConfigError: the model cannot run with these options.
-        """
+        """Raises `ConfigError` if the model cannot run with these options."""
         slots = options.n_seq_max
         try:
             context = Context(self._model, options)

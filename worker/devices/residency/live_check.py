@@ -29,10 +29,7 @@ _MOST_PROCESSES = 256
 
 
 def check(selected: Selected, residency: Residency, *, locked: bool = False) -> None:
-    """
-    Raises:
-        ResidencyViolation: the device is gone, is another one, or no longer holds the model.
-    """
+    """Raises `ResidencyViolation` if the device is gone, another, or without the model."""
     device = selected.device
     if device is None:
         _check_memory(residency, locked)

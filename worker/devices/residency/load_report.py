@@ -91,11 +91,7 @@ class LoadReport:
 
 
 def parse(lines: Iterable[str]) -> LoadReport:
-    """Parse the log.
-
-    Raises:
-        ResidencyViolation: a line about placement has an unknown wording.
-    """
+    """Parse the log; raises `ResidencyViolation` if a line about placement is not understood."""
     report = LoadReport()
     for raw in lines:
         line = raw.rstrip()

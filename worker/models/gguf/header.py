@@ -26,9 +26,8 @@ TOKENIZER_KINDS = {
     "llama": "gguf-spm",
     "bert": "gguf-wpm",
     "t5": "gguf-ugm",
-    "rwkv": "gguf-rwkv",
-    "plamo2": "gguf-plamo2",
 }
+"""Where llama.cpp's name for the kind is not the file's."""
 MAX_BLOCKS = 512
 """llama.cpp's own limit on layers."""
 

@@ -124,7 +124,13 @@ class _Download:
             known = self.in_cache(commit) if commit else None
             if known is None:
                 raise
-            self.warn_stale(known.commit, error)
+            get_logger().warning(
+                "model.revision_unchecked",
+                repo=self.ref.repo,
+                revision=self.revision,
+                commit=known.commit,
+                reason=error.details.get("reason"),
+            )
             return known
         except OSError as error:
             raise DownloadError(
@@ -143,9 +149,8 @@ class _Download:
         folder = self.cache.find_checkpoint(commit)
         return Downloaded(folder, commit, is_folder=True) if folder else None
 
-    # --- one GGUF, whole or in parts -----------------------------------------------------
-
     def gguf(self, file: str, commit: str | None = None) -> Downloaded:
+        """One GGUF, whole or in parts."""
         repo, names = self.ref.repo, split_names(file)
         first = remote_file(repo, names[0], commit or self.revision)
         paths = self.cache.find_all(first.commit, names, self.sha256)
@@ -155,9 +160,8 @@ class _Download:
             paths = [self.cache.snapshot(first.commit) / name for name in names]
         return Downloaded(paths[0], first.commit, is_folder=False)
 
-    # --- a repository without a file -----------------------------------------------------
-
     def repository(self) -> Downloaded:
+        """What a repository holds, if no file is named."""
         commit, names = list_files(self.ref.repo, self.revision)
         folder = self.cache.find_checkpoint(commit)
         if folder is None:
@@ -188,19 +192,18 @@ class _Download:
     def only_gguf(self, present: set[str]) -> str:
         ggufs = sorted(name for name in present if name.endswith(".gguf"))
         models = [name for name in ggufs if split_names(name)[0] == name]
-        repo = self.ref.repo
         if not models:
             what = "neither SafeTensors with a config.json nor a GGUF file."
         elif len(models) > 1:
             what = (
-                f"{len(models)} GGUF files; name one, as in hf:{repo}::file={models[0]} "
+                f"{len(models)} GGUF files; name one, as in hf:{self.ref.repo}::file={models[0]} "
                 f"(others: {', '.join(models[1:6])})."
             )
         elif self.safetensors_only:
             what = "a GGUF; the converter needs SafeTensors."
         else:
             return models[0]
-        raise ModelError(f"The repository {repo!r} holds {what}", repo=repo)
+        raise ModelError(f"The repository {self.ref.repo!r} holds {what}", repo=self.ref.repo)
 
     def shards(self, commit: str) -> list[str]:
         """The shards in a checkpoint's index, checked before any is requested."""
@@ -212,12 +215,3 @@ class _Download:
                     repo=self.ref.repo,
                 )
         return shards
-
-    def warn_stale(self, commit: str, error: DownloadError) -> None:
-        get_logger().warning(
-            "model.revision_unchecked",
-            repo=self.ref.repo,
-            revision=self.revision,
-            commit=commit,
-            reason=error.details.get("reason"),
-        )
