@@ -72,9 +72,7 @@ class Selected:
 def select_device(settings: EngineSettings) -> Selected:
     """The device that `settings` ask for.
 
-    Raises:
-        BackendMismatch: this wheel or this machine has no such device; the message names what was
-            found.
+    Raises `BackendMismatch` naming what was found, if wheel or machine have no such device.
     """
     index = hide_other_cards(settings)
     library.load()
@@ -237,11 +235,9 @@ def _refuse_gpu_wheel(devices: list[library.Device]) -> None:
 
 def _gpu_plugin(*backends: BackendName) -> Path | None:
     """A GPU library of the wheel; it may be there without a device."""
-    for backend in backends:
-        for name in _GPU_PLUGINS[backend]:
-            for path in sorted(library.folder().glob(f"libggml-{name}*")):
-                return path
-    return None
+    names = [name for backend in backends for name in _GPU_PLUGINS[backend]]
+    found = (path for name in names for path in sorted(library.folder().glob(f"libggml-{name}*")))
+    return next(found, None)
 
 
 def _why_none(backend: BackendName) -> str:

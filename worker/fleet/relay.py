@@ -57,8 +57,7 @@ class Relay:
         self._has_begun = False
         self._tail: Tail | None = None
         self._refused: tuple[UpstreamAnswer, bytes] | None = None
-        """The answer of a worker that was full or failed; the client gets it if no other worker
-        answers."""
+        """A full or failed worker's answer, which the client gets if no other answers."""
         self._away: tuple[UpstreamAnswer, bytes] | None = None
         """The answer of a worker that drains or loads its model again. It makes the request wait:
         a replacement should appear soon."""

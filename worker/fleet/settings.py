@@ -57,8 +57,7 @@ class WorkerGroup(BaseModel):
     """The number of workers, or the least and the most, between which the load decides."""
     scaling: Scaling | None = None
     surge: bool = False
-    """Whether a roll starts a new worker before it stops an old one. The roll then waits until a
-    device is free."""
+    """Whether a roll, once a device is free, starts a new worker before it stops an old one."""
     device: str | None = Field(None, min_length=1, max_length=100)
     """The Ray resource of which each replica takes one; without it, `GPU` for the CUDA backend."""
     settings: dict[str, Value] = {}
@@ -105,7 +104,6 @@ class WorkerGroup(BaseModel):
 
     @property
     def max_workers(self) -> int:
-        """The most workers that run at once."""
         return (self.replicas if isinstance(self.replicas, int) else self.replicas[1]) + self.surge
 
     @property
@@ -172,9 +170,7 @@ class Fleet(BaseModel):
 def load(path: Path) -> Fleet:
     """Read the fleet's file; the path of a model may be relative to the file's folder.
 
-    Raises:
-        ConfigError: the file cannot be read, is not TOML, or has an invalid field, which the
-            message names.
+    Raises `ConfigError` if it cannot be read, is not TOML, or has an invalid field, which is named.
     """
     try:
         table = tomllib.loads(path.read_text("utf-8"))

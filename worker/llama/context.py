@@ -146,7 +146,6 @@ class Context:
         self._abort[0] = b"\1"
 
     def resume(self) -> None:
-        """Undo `abort`."""
         self._abort[0] = b"\0"
 
     # --- memory ------------------------------------------------------------------------
@@ -166,8 +165,7 @@ class Context:
     def can_cut(self, slot: int, length: int) -> bool:
         """Whether a sequence can be cut to its first `length` positions without a snapshot.
 
-        Recurrent state exists only for the last position, and newer cells overwrite the older ones
-        of a window.
+        Recurrent state exists only for the last position; newer cells overwrite a window's older.
         """
         if length and not self.model.can_truncate and length != self.last_position(slot) + 1:
             return False
@@ -193,8 +191,7 @@ class Context:
     def copy(self, source: int, target: int, length: int, snapshot: bytes | None = None) -> bool:
         """Copy the first `length` positions of `source` to the empty sequence `target`.
 
-        Returns false if the memory cannot be cut there; the contents of `target` are undefined
-        then.
+        Returns false, with undefined contents in `target`, if the memory cannot be cut there.
         """
         # With a split cache, llama.cpp copies only whole streams; the rest is cut off afterwards.
         end = length if self.options.kv_unified else -1
@@ -243,5 +240,4 @@ class Context:
         return int(self._flat.llama_memory_seq_pos_max(self._memory, slot))
 
     def clear(self) -> None:
-        """Empty the whole cache."""
         self._flat.llama_memory_clear(self._memory, False)

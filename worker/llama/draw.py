@@ -16,8 +16,7 @@ import numpy.typing as npt
 Logits = npt.NDArray[np.float32]
 
 COLDEST = 1e-4
-"""A lower temperature counts as zero: different logits would be e^1000 apart, and the division
-would overflow."""
+"""A lower temperature counts as zero: logits would be e^1000 apart, and the division overflow."""
 _SMALLEST_REPETITION_PENALTY = 1e-2
 """Zero would divide logits by zero. At this value, a repeated token wins anyway."""
 _BLOCK = 64
@@ -188,7 +187,6 @@ class Changes:
         return self.remembers or bool(self._row_of)
 
     def remember(self, token: int) -> None:
-        """Record that a token was drawn."""
         if not self.remembers:
             return
         row = self._row_of.setdefault(token, len(self._row_of))

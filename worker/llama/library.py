@@ -140,11 +140,9 @@ def on_abort(listener: Callable[[str], None]) -> None:
 
     It is called on the thread that failed. When it returns, the process ends by SIGABRT.
     """
-
-    def heard(message: bytes) -> None:
-        listener(message.decode("utf-8", "replace"))
-
-    _kept_alive.append(callback := ctypes.CFUNCTYPE(None, ctypes.c_char_p)(heard))
+    told = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+    callback = told(lambda message: listener(message.decode("utf-8", "replace")))
+    _kept_alive.append(callback)
     ggml().ggml_set_abort_callback(callback)
 
 
@@ -246,7 +244,6 @@ def devices() -> list[Device]:
 
 
 def memory_of(device: Device) -> DeviceMemory:
-    """The total and the free memory of the device now."""
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     ggml().ggml_backend_dev_memory(device.handle, ctypes.byref(free), ctypes.byref(total))
     return DeviceMemory(free.value, total.value)

@@ -88,7 +88,7 @@ class Model:
         params.vocab_only = options.vocab_only
         params.no_alloc = options.no_alloc
         params.use_extra_bufts = options.extra_buffer_types
-        self._overrides = tensor_overrides(flat, options.tensor_placement)
+        self._overrides = tensor_overrides(options.tensor_placement)
         if self._overrides is not None:
             params.tensor_buft_overrides = ctypes.cast(self._overrides, ctypes.c_void_p)
         self._split = recorded_split(path)
@@ -155,7 +155,6 @@ class Model:
 
     @cached_property
     def n_cls_out(self) -> int:
-        """The number of the classifier's outputs."""
         return int(self._flat.llama_model_n_cls_out(self.pointer))
 
     @cached_property
@@ -183,7 +182,6 @@ class Model:
 
     @cached_property
     def pair_ends(self) -> list[int]:
-        """Tokens between the texts of a ranked pair; the first also ends the second text."""
         return pair_ends(self.vocab)
 
     @cached_property

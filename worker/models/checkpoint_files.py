@@ -107,9 +107,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def _check_numbering(folder: Path, found: list[Path]) -> None:
     """Without an index, find missing shards by names such as `-00001-of-00003`."""
     numbered = [m for path in found if (m := _SHARD.fullmatch(path.name))]
-    if not numbered:
-        return
-    total = max(int(m[2]) for m in numbered)
+    total = max((int(m[2]) for m in numbered), default=0)
     missing = sorted(set(range(1, total + 1)) - {int(m[1]) for m in numbered})
     if missing:
         raise ModelError(f"{folder} lacks shard {missing[0]} of {total}", path=str(folder))

@@ -127,8 +127,7 @@ async def _convert_into(
         written = attempt / target.name
         arguments = (str(folder), str(written), "--outtype", outtype, "--name", name)
         await run_converter(arguments, str(folder), on_progress)
-        header = await asyncio.to_thread(read_header, written)
-        check_servable(header)
+        check_servable(await asyncio.to_thread(read_header, written))
         os.replace(written, target)
     finally:
         shutil.rmtree(attempt, ignore_errors=True)
@@ -185,8 +184,8 @@ async def _follow(stdout: asyncio.StreamReader, on_progress: OnProgress) -> Work
 
 def rebuild_error(reported: dict[str, Any]) -> WorkerError:
     """Rebuild the error that a child process reported as JSON, in its original class."""
-    details = {str(key): value for key, value in (reported.get("details") or {}).items()}
-    details.pop("message", None)
+    told = reported.get("details") or {}
+    details = {str(key): value for key, value in told.items() if key != "message"}
     kinds = {kind.code: kind for kind in WorkerError.__subclasses__()}
     kind = kinds.get(str(reported.get("code")), ModelError)
     return kind(str(reported.get("message") or "The conversion failed."), **details)

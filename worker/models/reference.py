@@ -1,7 +1,6 @@
 """Parses the value of `--model`: every form of a model reference, as one closed set of types.
 
-Pure: it looks only at the text, never at the disk or the network. `resolve` checks whether the
-thing exists.
+Pure: it looks only at the text, never at the disk or the network. `resolve` looks there.
 """
 
 from __future__ import annotations

@@ -76,7 +76,6 @@ class RegistryEntry:
 
     @property
     def source(self) -> str:
-        """The origin of the model, for a listing."""
         if self.bundled:
             return "bundled"
         return str(self.hub or self.path)

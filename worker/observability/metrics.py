@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from worker.lean_imports import without_init
 
@@ -18,7 +18,6 @@ with without_init("prometheus_client"):  # its `__init__` imports HTTP servers
     from prometheus_client.registry import CollectorRegistry
 
 Outcome = Literal["success", "error", "cancelled", "timeout"]
-OUTCOMES: tuple[Outcome, ...] = ("success", "error", "cancelled", "timeout")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _DURATION_MS = (5, 10, 25, 50, 100, 250, 500, 1e3, 2.5e3, 5e3, 1e4, 3e4, 6e4, 1.2e5, 3e5, 6e5)
@@ -96,12 +95,11 @@ class Metrics:
         )
 
     def _count(self) -> None:
-        """Make the counters."""
         counter = partial(Counter, registry=self.registry)
         self._requests = counter(
             "worker_requests_total", "Accepted requests that ended, by outcome.", ("outcome",)
         )
-        for outcome in OUTCOMES:
+        for outcome in get_args(Outcome):
             self._requests.labels(outcome)
         self._rejected = counter(
             "worker_requests_rejected_total", "Requests refused before acceptance.", ("code",)
@@ -139,8 +137,6 @@ class Metrics:
             self._heartbeats.labels(result)
 
     def _measure(self) -> None:
-        """Make the histograms."""
-
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, text, buckets=buckets, registry=self.registry)
 

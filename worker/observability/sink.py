@@ -1,7 +1,6 @@
 """A stream for log lines whose reader may leave or stop reading without stopping the worker.
 
-Any thread of both processes uses it. A line that cannot be written at once is lost; nothing else
-happens.
+Any thread of both processes uses it. A line that cannot be written at once is lost.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ class Sink:
     """Writes whole lines to the file behind `stream` without waiting for a reader.
 
     A pipe (on Linux) or a socket is written without blocking, through a separate descriptor: other
-    processes write to the shared one, so its flags must not change. Other files are written
-    directly.
+    processes write to the shared one, so its flags must not change. Other files need no care.
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -36,8 +36,6 @@ _TYPE_F32, _TYPE_I32 = 0, 26
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The placement of one model's weights."""
-
     device_bytes: int
     """Bytes on the chosen device; for a CPU backend, in memory."""
     host_bytes: int

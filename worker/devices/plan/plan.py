@@ -23,8 +23,8 @@ class Plan:
     available_bytes: int
     """Bytes free on the device now; for a CPU, what the host or the control group leaves."""
     parts: Mapping[str, int]
-    """Bytes on the device: `weights`, `kv`, `compute`, `output`, `margin`, and `snapshots` or
-    `shelf` if they are there."""
+    """Bytes on the device: `weights`, `kv`, `compute`, `output`, `margin`, and what else
+    there is: `snapshots`, `shelf`, `kv_store`, `draft`."""
     host_parts: Mapping[str, int]
     """Bytes that a GPU worker needs on the host."""
     mapped_beside_bytes: int
@@ -61,9 +61,10 @@ class Plan:
 
     def refusal(self) -> InsufficientVram:
         """The error for a plan that does not fit, with the sizes that would."""
+        parts = ", ".join(f"{name} {size:,}" for name, size in self.parts.items() if size)
         return InsufficientVram(
             f"The model does not fit on {self.device}: {self.needed_bytes:,} bytes are needed "
-            f"({self._parts_sentence()}), {self.available_bytes:,} are available. {self._advice()}",
+            f"({parts}), {self.available_bytes:,} are available. {self._advice()}",
             **self.as_dict(),
         )
 
@@ -111,9 +112,6 @@ class Plan:
         if self.capped and self.context_length < self.trained_context_length:
             text += f" (of the model's {self.trained_context_length:,}, as many as fit)"
         return text
-
-    def _parts_sentence(self) -> str:
-        return ", ".join(f"{name} {size:,}" for name, size in self.parts.items() if size)
 
     def _advice(self) -> str:
         options = []

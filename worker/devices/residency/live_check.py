@@ -80,8 +80,7 @@ def holders(selected: Selected, residency: Residency) -> tuple[int, ...]:
     """Processes that may be this one, if the driver uses other process ids than this system.
 
     In a container with its own process ids, the driver lists the host's. Right after the load, one
-    of the processes with enough bytes on the device is this one. A later process cannot be mistaken
-    for it.
+    of the processes with enough bytes there is this one; no later one can be mistaken for it.
     """
     processes = _nvidia_processes(selected.device) if selected.device is not None else {}
     if os.getpid() in processes:

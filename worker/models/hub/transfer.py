@@ -103,7 +103,7 @@ class Transfer:
             if out.tell() > (file.size_bytes or 0):
                 out.seek(0)
                 out.truncate()
-            counter.begin(out.tell())
+            counter.file_bytes = out.tell()
             http_get(
                 hf_hub_url(self.cache.repo, file.name, revision=file.commit),
                 out,
@@ -176,10 +176,6 @@ class _Counter:
     def percent(self) -> float:
         done = self.finished_bytes + self.file_bytes
         return round(min(100.0, 100 * done / self.total_bytes), 1) if self.total_bytes else 0.0
-
-    def begin(self, n_bytes_here: int) -> None:
-        """Start a file of which `n_bytes_here` are here already."""
-        self.file_bytes = n_bytes_here
 
     def add(self, n_bytes: int) -> None:
         """Count bytes of a transfer; ends the transfer by an exception when the worker stops."""
