@@ -78,8 +78,7 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        path: str = scope["path"]
-        path = path.rstrip("/") or "/"
+        path = str(scope["path"]).rstrip("/") or "/"
         headers: Mapping[bytes, bytes] = dict(scope["headers"])
         given = headers.get(b"x-correlation-id") or headers.get(b"x-request-id")
         correlation_id = given.decode("latin-1") if given else uuid.uuid4().hex

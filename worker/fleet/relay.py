@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import Any
 
 from starlette.types import Send
 
@@ -224,10 +223,9 @@ class Relay:
 async def refuse(error: WorkerError, path: str, correlation_id: str, send: Send) -> None:
     """Answer a request with an error that no worker gave."""
     status, headers, body = refusal(error, path, correlation_id)
-    message: dict[str, Any] = {"type": "http.response.start", "status": status}
-    message["headers"] = [(k.encode(), v.encode()) for k, v in headers.items()]
-    message["headers"].append((b"content-length", b"%d" % len(body)))
-    await send(message)
+    sent = [(k.encode(), v.encode()) for k, v in headers.items()]
+    sent.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": sent})
     await send({"type": "http.response.body", "body": body})
 
 

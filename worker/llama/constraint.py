@@ -52,7 +52,7 @@ class GrammarVocabulary:
         self._tokenizer: Any = None
 
     def tokenizer(self) -> Any:
-        """Raises `InvalidRequest` if llguidance needs tokens that it lacks, as WordPiece does."""
+        """Raises `InvalidRequest` if the vocabulary, as WordPiece, lacks what llguidance needs."""
         with self._lock:
             if self._tokenizer is None:
                 try:
@@ -101,7 +101,7 @@ class GrammarVocabulary:
 
 
 def compile_grammar(tokenizer: Any, grammar: str, field: str) -> Any:
-    """llguidance's matcher; raises `InvalidRequest` if the grammar is invalid or too large."""
+    """A Lark grammar's matcher; raises `InvalidRequest` if invalid, too large, or without text."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(**_COMPILER_LIMITS)

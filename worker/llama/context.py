@@ -181,9 +181,10 @@ class Context:
 
         Returns false if the memory cannot be cut there.
         """
-        only_partial = self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-        if snapshot is not None and not (self._put(slot, snapshot, only_partial) and snapshot):
-            return False
+        if snapshot is not None:
+            only_partial = self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+            if not (self._put(slot, snapshot, only_partial) and snapshot):
+                return False
         if length and not self.can_cut(slot, length):
             return False
         return bool(self._flat.llama_memory_seq_rm(self._memory, slot, length, -1))

@@ -123,7 +123,7 @@ def load() -> ModuleType:
 
 @cache
 def bindings() -> ModuleType:
-    """The bindings without plug-ins; raises `BackendMismatch` if the wheel is absent or broken."""
+    """The bindings alone, which use no device; raises `BackendMismatch` without a sound wheel."""
     try:
         # The package's own `__init__` would import a whole application.
         with without_init("llama_cpp"):

@@ -19,7 +19,7 @@ class Sink:
     """Writes whole lines to the file behind `stream` without waiting for a reader.
 
     A pipe (on Linux) or a socket is written without blocking, through a separate descriptor: other
-    processes write to the shared one, so its flags must not change. Other files need no care.
+    processes write to the shared one, so its flags must not change. Other files are written as is.
     """
 
     def __init__(self, stream: TextIO) -> None:
