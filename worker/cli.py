@@ -12,6 +12,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from worker.commands import SUBCOMMANDS
@@ -21,22 +22,6 @@ from worker.supervisor.spawn import BegunEngine, begin_engine
 
 if TYPE_CHECKING:
     from worker.wire.engine_settings import BackendName
-
-
-def cpu() -> NoReturn:
-    sys.exit(main("cpu", sys.argv[1:]))
-
-
-def cuda() -> NoReturn:
-    sys.exit(main("cuda", sys.argv[1:]))
-
-
-def metal() -> NoReturn:
-    sys.exit(main("metal", sys.argv[1:]))
-
-
-def accelerate() -> NoReturn:
-    sys.exit(main("accelerate", sys.argv[1:]))
 
 
 def main(backend: BackendName, argv: Sequence[str]) -> int:
@@ -109,6 +94,15 @@ def _report(command: str, error: WorkerError) -> int:
         print(f"{command}: {error.message}", file=sys.stderr, flush=True)
     return error.exit_code
 
+
+def _command(backend: BackendName) -> NoReturn:
+    sys.exit(main(backend, sys.argv[1:]))
+
+
+cpu = partial(_command, "cpu")
+cuda = partial(_command, "cuda")
+metal = partial(_command, "metal")
+accelerate = partial(_command, "accelerate")
 
 if __name__ == "__main__":
     cpu()

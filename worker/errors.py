@@ -185,7 +185,6 @@ class CallbackFailed(WorkerError):
     """The pool manager did not accept the ready callback in time."""
 
     code = "CALLBACK_FAILED"
-    exit_code = 1
 
 
 class CrashLoop(WorkerError):

@@ -12,8 +12,7 @@ DISTRIBUTION = "llorch-worker"
 
 @cache
 def own_version() -> str:
-    """The version in the package's metadata; reading it takes a millisecond, and answers name
-    it."""
+    """The version in the package's metadata, kept because reading it takes a millisecond."""
     try:
         return version(DISTRIBUTION)
     except PackageNotFoundError:  # a checkout that was not installed

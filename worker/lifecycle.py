@@ -77,8 +77,7 @@ class Lifecycle:
         self._stop_now = asyncio.Event()
 
     async def serve(self) -> WorkerError | None:
-        """Run the worker to its end; returns the error that ended it, or `None` after a requested
-        stop."""
+        """Run the worker to its end; returns the error that ended it, `None` if it was told to."""
         settings = self._settings
         self._metrics = Metrics(settings.worker_id)
         self._supervisor = Supervisor(settings, self._metrics, begun=self._begun)
@@ -120,8 +119,7 @@ class Lifecycle:
         return server_for(create_app(state), patience, self._metrics.slow_reader_cut)
 
     async def _bring_up(self) -> None:
-        """Resolve, load, announce; returns when the pool manager knows. Raises what prevented
-        it."""
+        """Resolve, load, announce; returns when the pool manager knows, or raises why not."""
         settings = self._settings
         loop = asyncio.get_running_loop()
         report = self._supervisor.report
@@ -284,8 +282,7 @@ class Lifecycle:
         self._stop.set()
 
     def _leave_after(self, seconds: float) -> None:
-        """End the process by force after a time, on a thread of its own, as the event loop may
-        hang."""
+        """End the process by force after a time, on its own thread, as the event loop may hang."""
         timer = threading.Timer(seconds, lambda: os._exit(self._exit_code))
         timer.daemon = True
         timer.start()

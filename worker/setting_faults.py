@@ -35,8 +35,7 @@ def variable_of(name: str) -> str:
 
 
 def explain(error: ValidationError, flags: Mapping[str, Any]) -> ConfigError:
-    """The first fault as one sentence that names where the value came from; all are in
-    `details`."""
+    """The first fault as one sentence that names the value's origin; all are in `details`."""
     faults = error.errors(include_url=False)
     sentences = [_sentence(fault, flags) for fault in faults]
     fields = [_name(fault) for fault in faults]

@@ -224,8 +224,7 @@ FIELDS: Mapping[str, FieldInfo] = {
 
 
 def _aliases(backend: BackendName) -> dict[str, Any]:
-    """Additional variables `MODEL_PATH`, `BIND_ADDR` and `CUDA_DEVICE`, as other workers of a pool
-    read."""
+    """The variables `MODEL_PATH`, `BIND_ADDR` and `CUDA_DEVICE`, as other workers of a pool read."""
     values: dict[str, Any] = {}
     if model := os.environ.get("MODEL_PATH"):
         values["model"] = model

@@ -28,8 +28,8 @@ HELD = Residency(
 )
 
 
-GPU = library.Device(1, "CUDA0", "NVIDIA H100", "gpu", "CUDA", 4711)
-OTHER = replace(GPU, index=2, name="CUDA1", handle=4712)
+GPU = library.Device("CUDA0", "NVIDIA H100", "gpu", "CUDA", 4711)
+OTHER = replace(GPU, name="CUDA1", handle=4712)
 
 
 class Nvml:

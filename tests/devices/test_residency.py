@@ -204,7 +204,7 @@ def test_one_buffer_on_a_second_device_is_enough_to_refuse(
 def test_a_weight_on_the_host_is_refused(config: MakeConfig, gpu: int) -> None:
     given = config("cuda", cuda_device=gpu)
     cpu = next(d for d in library.devices() if d.kind == "cpu")
-    host = placement._lib().ggml_backend_dev_buffer_type(cpu.handle)
+    host = library.ggml().ggml_backend_dev_buffer_type(cpu.handle)
     error = refused(given, tensor_placement=((r"blk\.0\.ffn_down", host),))
     assert "of weights are on the host" in error.message
 
@@ -236,7 +236,7 @@ def test_a_host_buffer_larger_than_the_embedding_is_refused(
 ) -> None:
     monkeypatch.setattr(placement._Meta, "takes_rows", lambda *_: False)
     cpu = next(d for d in library.devices() if d.kind == "cpu")
-    host = placement._lib().ggml_backend_dev_buffer_type(cpu.handle)
+    host = library.ggml().ggml_backend_dev_buffer_type(cpu.handle)
     given = config("cuda", "grouped-q8", cuda_device=gpu)
     error = refused(given, tensor_placement=((r"token_embd|blk\.0\.ffn_down", host),))
     # Where the CPU has a layout of its own for the matrix, the graph's parts give it away first.

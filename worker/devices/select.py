@@ -72,9 +72,7 @@ class Selected:
 def select_device(settings: EngineSettings) -> Selected:
     """The device that `settings` ask for.
 
-    Raises:
-        BackendMismatch: this wheel or this machine has no such device; the message names what was
-            found.
+    Raises `BackendMismatch` naming what was found, if wheel or machine have no such device.
     """
     index = hide_other_cards(settings)
     library.load()
@@ -119,8 +117,7 @@ def _hide_other_cards(index: int) -> int:
 
 
 def wheel_stamp() -> dict[str, Any]:
-    """The build's stamp in the wheel: backend, flags, compiler; empty in a wheel of another
-    origin."""
+    """The build's stamp in the wheel: backend, flags, compiler; empty in others' wheels."""
     try:
         text = (library.folder() / "llorch-build.json").read_text("utf-8")
     except FileNotFoundError:
@@ -140,11 +137,6 @@ def cpu_variant() -> str | None:
 def _label(device: library.Device) -> str:
     """`CUDA0 (NVIDIA H100)`, for sentences."""
     return f"{device.name} ({device.description})"
-
-
-def _is_software(device: library.Device) -> bool:
-    """Whether a device that claims to be a GPU computes on the CPU."""
-    return bool(_SOFTWARE_RENDERER.search(f"{device.name} {device.description}"))
 
 
 def _is_gpu_of(backend: BackendName, device: library.Device) -> bool:
@@ -177,7 +169,7 @@ def _choose(
             found=[device.name for device in candidates],
         )
     device = candidates[index]
-    if _is_software(device) or device.kind == "cpu":
+    if device.kind == "cpu" or _SOFTWARE_RENDERER.search(f"{device.name} {device.description}"):
         raise BackendMismatch(
             f"{_label(device)} is a software renderer: it computes on the CPU while it looks "
             "like a GPU; give the container access to a real GPU.",
@@ -211,15 +203,14 @@ def _load_blas() -> None:
     ggml = library.ggml()
     if any(device.registry == "BLAS" for device in library.devices()):
         return  # built in, or already loaded
-    folder = library.folder() / "optional"
-    for plugin in sorted(folder.glob("libggml-blas.*")):
-        if ggml.ggml_backend_load(os.fsencode(plugin)):
-            return
+    plugin = min((library.folder() / "optional").glob("libggml-blas.*"), default=None)
+    if plugin is None:
+        raise BackendMismatch(
+            "--blas is on, but the installed llama-cpp-python wheel carries no BLAS plug-in; "
+            "leave it off or install a wheel that does."
+        )
+    if not ggml.ggml_backend_load(os.fsencode(plugin)):
         raise BackendMismatch(f"--blas is on, but the plug-in {plugin} cannot be loaded.")
-    raise BackendMismatch(
-        "--blas is on, but the installed llama-cpp-python wheel carries no BLAS plug-in; "
-        "leave it off or install a wheel that does."
-    )
 
 
 def _refuse_gpu_wheel(devices: list[library.Device]) -> None:
@@ -244,11 +235,9 @@ def _refuse_gpu_wheel(devices: list[library.Device]) -> None:
 
 def _gpu_plugin(*backends: BackendName) -> Path | None:
     """A GPU library of the wheel; it may be there without a device."""
-    for backend in backends:
-        for name in _GPU_PLUGINS[backend]:
-            for path in sorted(library.folder().glob(f"libggml-{name}*")):
-                return path
-    return None
+    names = [name for backend in backends for name in _GPU_PLUGINS[backend]]
+    found = (path for name in names for path in sorted(library.folder().glob(f"libggml-{name}*")))
+    return next(found, None)
 
 
 def _why_none(backend: BackendName) -> str:

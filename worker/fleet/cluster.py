@@ -48,8 +48,6 @@ LOCAL_ENVIRONMENT = {
     # HAProxy runs on the same machine and learns at once that a gateway stops.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
 }
-
-
 _MARK = "LOCAL_RAY_OF_LLORCH"
 """A variable in the environment of all processes of a cluster that `up` started."""
 _PROCESSES = Path("/proc")
@@ -62,10 +60,7 @@ class NoCluster(WorkerError):
 
 
 def require_ray() -> None:
-    """
-    Raises:
-        ConfigError: Ray is not installed; the message says how to install it.
-    """
+    """Raises `ConfigError` if Ray is not installed; the message says how to install it."""
     if importlib.util.find_spec("ray") is None:
         raise ConfigError(f"A fleet runs on Ray, which is not installed here: {INSTALL}")
 
@@ -84,9 +79,7 @@ class Cluster:
     def details(self) -> dict[str, Any]:
         """Serve's report of its applications.
 
-        Raises:
-            NoCluster: no dashboard answers.
-            WorkerError: Ray refuses, in its own words.
+        Raises `NoCluster` if no dashboard answers, `WorkerError` in Ray's own words if it refuses.
         """
         details: dict[str, Any] = self._call("GET").json()
         return details
@@ -129,13 +122,6 @@ class LocalNode:
                 return pid
         return None
 
-    def _processes(self) -> list[int]:
-        """All processes of the cluster, by the mark in their environment, which Ray passes on.
-
-        Empty on macOS, which does not show environments.
-        """
-        return [int(each.name) for each in _PROCESSES.glob("[0-9]*") if self._is_marked(each)]
-
     def _is_marked(self, process: Path) -> bool:
         with contextlib.suppress(OSError):  # it ended, or is somebody else's
             mark = f"{_MARK}={self._mark}".encode()
@@ -160,16 +146,16 @@ class LocalNode:
     def stop(self) -> bool:
         """End Ray's process and all that it runs; returns whether there was any of it.
 
-        Raises:
-            WorkerError: the process has not ended after a minute.
+        Raises `WorkerError` if the process has not ended after a minute.
         """
         if (pid := self.pid) is not None:
             self._end(pid)
-        # When the process with the cluster's state is killed, Ray may leave an HAProxy behind.
-        left = self._processes()
+        # When the process with the cluster's state is killed, Ray may leave an HAProxy behind. It
+        # has the mark, as Ray passes its environment on; macOS does not show environments.
+        left = [each for each in _PROCESSES.glob("[0-9]*") if self._is_marked(each)]
         for process in left:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+                os.kill(int(process.name), signal.SIGKILL)
         self._file.unlink(missing_ok=True)
         return pid is not None or bool(left)
 

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn
@@ -152,23 +153,22 @@ def _cluster_details(cluster: Cluster, fleet: Fleet) -> dict[str, object]:
         time.sleep(POLL_SECONDS)
 
 
-def _devices(groups: Iterable[WorkerGroup]) -> dict[str, float]:
+def _devices(groups: Iterable[WorkerGroup]) -> Counter[str]:
     """Custom Ray resources of this machine, one for each replica in the file that needs one.
 
     Ray counts CPUs and GPUs itself.
     """
-    counted: dict[str, float] = {}
+    counted: Counter[str] = Counter()
     for group in groups:
         if group.device not in (None, "GPU", "CPU"):
-            counted[group.device] = counted.get(group.device, 0) + group.max_workers
+            counted[group.device] += group.max_workers
     return counted
 
 
 def _wait(cluster: Cluster) -> None:
     """Wait until all applications run; prints each change of their states.
 
-    Raises:
-        ModelError: an application does not start; its message carries the worker's reason.
+    Raises `ModelError` if an application does not start; its message carries the worker's reason.
     """
     shown: dict[str, tuple[str, int]] = {}
     while True:

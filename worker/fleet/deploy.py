@@ -94,7 +94,6 @@ def running_config(details: Mapping[str, Any]) -> Config | None:
 
 
 def names_of(config: Config) -> list[str]:
-    """The names of the groups in a configuration."""
     return [app["name"] for app in config["applications"] if app["name"] != GATEWAY]
 
 
@@ -162,8 +161,6 @@ def _deployment(group: WorkerGroup) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """The state of one application."""
-
     name: str
     status: str
     message: str

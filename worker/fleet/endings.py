@@ -71,8 +71,8 @@ class Tail:
 
     def _failed_response(self, error: WorkerError) -> dict[str, Any]:
         """`response.failed` with the stream's first response object and the next number."""
-        begun = _json_of(self._first.partition(b"\n\n")[0])
-        last = _json_of(self._last.rstrip(b"\n").rpartition(b"\n\n")[2])
+        begun = json_object(self._first.partition(b"\n\n")[0].rpartition(b"data: ")[2])
+        last = json_object(self._last.rstrip(b"\n").rpartition(b"\n\n")[2].rpartition(b"data: ")[2])
         response = begun.get("response") or {
             "id": "", "object": "response", "created_at": int(time.time()), "output": [],
         }  # fmt: skip
@@ -99,20 +99,12 @@ def refusal(
 
 def error_of_answer(status: int, body: bytes) -> WorkerError:
     """The error in a worker's answer, whichever dialect the answer is in."""
-    try:
-        answer = json.loads(body)
-    except ValueError:
-        answer = {}
-    inner = answer.get("error") if isinstance(answer, dict) else None
-    message = (inner if isinstance(inner, dict) else answer).get("message") if answer else None
-    for kind in _subclasses(WorkerError):
-        if kind.status == status and kind.status != 500:
-            return kind(message or f"the worker answered {status}")
-    return WorkerError(message or f"the worker answered {status}")
-
-
-def _subclasses(kind: type[WorkerError]) -> list[type[WorkerError]]:
-    return [each for sub in kind.__subclasses__() for each in (sub, *_subclasses(sub))]
+    answer = json_object(body)
+    inner = answer.get("error")
+    message = (inner if isinstance(inner, dict) else answer).get("message")
+    kinds = [kind for kind in WorkerError.__subclasses__() if kind.status == status != 500]
+    kind = kinds[0] if kinds else WorkerError
+    return kind(message or f"the worker answered {status}")
 
 
 def _native(error: WorkerError) -> dict[str, Any]:
@@ -124,10 +116,10 @@ def _native(error: WorkerError) -> dict[str, Any]:
     }
 
 
-def _json_of(event: bytes) -> dict[str, Any]:
-    data = event.rpartition(b"data: ")[2]
+def json_object(text: bytes) -> dict[str, Any]:
+    """The text as a JSON object; empty if it is none."""
     try:
-        value = json.loads(data)
-    except ValueError:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

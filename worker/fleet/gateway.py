@@ -8,7 +8,6 @@ it came.
 from __future__ import annotations
 
 import asyncio
-import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,11 +27,11 @@ from worker.errors import (
     WorkerError,
 )
 from worker.fleet.affinity import key_of
-from worker.fleet.endings import refusal
+from worker.fleet.endings import json_object, refusal
 from worker.fleet.metrics import merged
 from worker.fleet.relay import Ask, Relay, refuse
 from worker.fleet.settings import Fleet
-from worker.fleet.table import Table, Worker
+from worker.fleet.table import Table
 from worker.fleet.upstream import fetch
 from worker.observability.metrics import CONTENT_TYPE
 from worker.settings import Settings
@@ -79,8 +78,7 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        path: str = scope["path"]
-        path = path.rstrip("/") or "/"
+        path = str(scope["path"]).rstrip("/") or "/"
         headers: Mapping[bytes, bytes] = dict(scope["headers"])
         given = headers.get(b"x-correlation-id") or headers.get(b"x-request-id")
         correlation_id = given.decode("latin-1") if given else uuid.uuid4().hex
@@ -155,7 +153,8 @@ class Gateway:
 
     def _route(self, ask: Ask) -> str | None:
         """Set the request's fields that routing needs; returns the job's id if it has one."""
-        body = _object(ask.body) if ask.method == "POST" else {}
+        # Where the body is no object, the worker reports the fault.
+        body = json_object(ask.body) if ask.method == "POST" else {}
         ask.key = key_of(body)
         is_late = (b"x-llorch-late-head", b"1") in ask.headers  # a proxy wants no early head
         ask.wants_stream = not is_late and (
@@ -240,17 +239,19 @@ class Gateway:
             answer = worker and await fetch(worker.address, "GET", ask.path, ask.headers)
             if answer and answer[0] != 200:
                 return Plain(*answer)
-            data += _object(answer[1]).get("data", []) if answer else []
+            data += json_object(answer[1]).get("data", []) if answer else []
         return Plain(200, dumps({"object": "list", "data": data}).encode())
 
     async def _cancel(self, ask: Ask) -> Plain:
         """Cancel a job at its worker, or at all workers if this gateway does not know which."""
-        job_id = _object(ask.body).get("job_id")
+        job_id = json_object(ask.body).get("job_id")
         running = self._jobs.get(job_id) if isinstance(job_id, str) else None
         if running is not None:
             running.cancelled = True
         workers = [running.worker] if running and running.worker else self._table.workers()
-        answers = await asyncio.gather(*(_forward(worker, ask) for worker in workers))
+        answers = await asyncio.gather(
+            *(fetch(each.address, "POST", ask.path, ask.headers, ask.body) for each in workers)
+        )
         known = [answer for answer in answers if answer is not None]
         for answer in known:
             if answer[0] != 404:
@@ -265,22 +266,9 @@ class Gateway:
         return Plain(status, body)
 
 
-async def _forward(worker: Worker, ask: Ask) -> tuple[int, bytes] | None:
-    return await fetch(worker.address, "POST", ask.path, ask.headers, ask.body)
-
-
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    """The body as a JSON object; empty if it is none, and the worker then reports the fault."""
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _target(scope: Scope) -> bytes:

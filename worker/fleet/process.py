@@ -7,6 +7,7 @@ on the owner's event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -14,7 +15,6 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from typing import Any
 
 from worker.errors import WorkerError
 from worker.fleet.upstream import fetch
@@ -45,10 +45,6 @@ class WorkerProcess:
         self._log_reader.start()
 
     @property
-    def pid(self) -> int:
-        return self._child.pid
-
-    @property
     def has_left(self) -> bool:
         return self._child.poll() is not None
 
@@ -59,28 +55,23 @@ class WorkerProcess:
             line = raw.decode(errors="replace").rstrip("\n")
             self._last_lines.append(line)
             if self.port is None and '"worker.listening"' in line:
-                self.port = _port_of(line)
+                with contextlib.suppress(ValueError):
+                    self.port = json.loads(line)["port"]
             print(line, file=sys.stderr, flush=True)
 
     async def until_ready(self) -> None:
-        """Wait until the worker has decoded a token.
-
-        Raises:
-            WorkerError: the worker ended before; the message is the worker's own.
-        """
+        """Wait for its first token; raises `WorkerError` with its last words if it ends before."""
         while True:
             if self.has_left:
                 self._log_reader.join(timeout=5)
                 raise WorkerError(self._last_words())
-            if self.port is not None and (await self.ask("/ready") or (0,))[0] == 200:
+            if (await self.ask("/ready") or (0,))[0] == 200:
                 return
             await asyncio.sleep(_READY_EVERY_SECONDS)
 
     async def ask(self, path: str) -> tuple[int, bytes] | None:
         """Status and body of a GET; `None` if the worker does not answer in five seconds."""
-        if self.port is None:
-            return None
-        return await fetch(("127.0.0.1", self.port), "GET", path)
+        return await fetch(("127.0.0.1", self.port), "GET", path) if self.port else None
 
     async def n_requests(self) -> int | None:
         """The worker's requests, waiting and running; `None` if it does not answer."""
@@ -91,11 +82,7 @@ class WorkerProcess:
         return state["running"] + state["queued"]
 
     async def check(self) -> None:
-        """
-        Raises:
-            WorkerError: the worker has ended, or it was killed here because `/health` failed
-                `MAX_MISSES` times in a row.
-        """
+        """Raises `WorkerError` if the worker has ended, or failed so often that it is killed."""
         if self.has_left:
             raise WorkerError(f"the worker has left. {self._last_words()}")
         answer = await self.ask("/health")
@@ -128,12 +115,3 @@ class WorkerProcess:
         plain = [line for line in self._last_lines if not line.startswith("{")]
         words = (plain or list(self._last_lines) or ["It said nothing."])[-1]
         return f"{words} (exit code {code})"
-
-
-def _port_of(line: str) -> int | None:
-    try:
-        event: dict[str, Any] = json.loads(line)
-    except ValueError:
-        return None
-    port = event.get("port")
-    return port if isinstance(port, int) else None

@@ -8,9 +8,7 @@ request. Once the client has part of an answer, a lost worker ends the stream wi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from starlette.types import Send
 
@@ -58,8 +56,7 @@ class Relay:
         self._has_begun = False
         self._tail: Tail | None = None
         self._refused: tuple[UpstreamAnswer, bytes] | None = None
-        """The answer of a worker that was full or failed; the client gets it if no other worker
-        answers."""
+        """A full or failed worker's answer, which the client gets if no other answers."""
         self._away: tuple[UpstreamAnswer, bytes] | None = None
         """The answer of a worker that drains or loads its model again. It makes the request wait:
         a replacement should appear soon."""
@@ -176,10 +173,11 @@ class Relay:
     ) -> None:
         tail = self._tail = Tail(self._ask.path, is_sse=is_sse)
         try:
-            async for events in _events(exchange, tail):
-                if not self._has_begun:
-                    await self._begin(200, _with_worker(answer.headers, worker))
-                await self._chunk(events)
+            while (chunk := await exchange.chunk()) is not None:
+                if events := tail.whole(chunk):
+                    if not self._has_begun:
+                        await self._begin(200, _with_worker(answer.headers, worker))
+                    await self._chunk(events)
         except Lost:
             if not self._has_begun:
                 raise
@@ -225,17 +223,10 @@ class Relay:
 async def refuse(error: WorkerError, path: str, correlation_id: str, send: Send) -> None:
     """Answer a request with an error that no worker gave."""
     status, headers, body = refusal(error, path, correlation_id)
-    message: dict[str, Any] = {"type": "http.response.start", "status": status}
-    message["headers"] = [(k.encode(), v.encode()) for k, v in headers.items()]
-    message["headers"].append((b"content-length", b"%d" % len(body)))
-    await send(message)
+    sent = [(k.encode(), v.encode()) for k, v in headers.items()]
+    sent.append((b"content-length", b"%d" % len(body)))
+    await send({"type": "http.response.start", "status": status, "headers": sent})
     await send({"type": "http.response.body", "body": body})
-
-
-async def _events(exchange: Exchange, tail: Tail) -> AsyncIterator[bytes]:
-    while (chunk := await exchange.chunk()) is not None:
-        if events := tail.whole(chunk):
-            yield events
 
 
 def _with_worker(headers: Headers, worker: Worker | None) -> Headers:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from worker.errors import ConfigError, WorkerError
-from worker.setting_faults import ENV_ONLY, closest
+from worker.setting_faults import ENV_ONLY, closest, flag
 from worker.setting_types import Port
 from worker.settings import FIELDS, Settings
 from worker.wire.engine_settings import BackendName
@@ -57,8 +57,7 @@ class WorkerGroup(BaseModel):
     """The number of workers, or the least and the most, between which the load decides."""
     scaling: Scaling | None = None
     surge: bool = False
-    """Whether a roll starts a new worker before it stops an old one. The roll then waits until a
-    device is free."""
+    """Whether a roll, once a device is free, starts a new worker before it stops an old one."""
     device: str | None = Field(None, min_length=1, max_length=100)
     """The Ray resource of which each replica takes one; without it, `GPU` for the CUDA backend."""
     settings: dict[str, Value] = {}
@@ -99,14 +98,12 @@ class WorkerGroup(BaseModel):
 
     @model_validator(mode="after")
     def _scales_if_it_may(self) -> Self:
-        if isinstance(self.replicas, int):
-            if self.scaling is not None:
-                raise ValueError("scaling needs replicas with the least and the most, as [1, 3]")
+        if isinstance(self.replicas, int) and self.scaling is not None:
+            raise ValueError("scaling needs replicas with the least and the most, as [1, 3]")
         return self
 
     @property
     def max_workers(self) -> int:
-        """The most workers that run at once."""
         return (self.replicas if isinstance(self.replicas, int) else self.replicas[1]) + self.surge
 
     @property
@@ -136,17 +133,14 @@ class WorkerGroup(BaseModel):
 
     def arguments(self) -> list[str]:
         """The command-line flags that all workers of this group share."""
-        given: dict[str, Value] = dict(self.settings)
-        if self.model is not None:
-            given["model"] = self.model
+        given = self.settings if self.model is None else {**self.settings, "model": self.model}
         line: list[str] = []
         for name, value in given.items():
-            flag = f"--{name.replace('_', '-')}"
             if isinstance(value, bool):
-                line.append(flag if value else f"--no-{flag[2:]}")
+                line.append(flag(name if value else f"no_{name}"))
                 continue
             for each in value if isinstance(value, list) else [value]:
-                line += [flag, str(each)]
+                line += [flag(name), str(each)]
         return line
 
 
@@ -172,20 +166,11 @@ class Fleet(BaseModel):
             raise ValueError("workers.name: 'gateway' is the fleet's own; choose another")
         return self
 
-    def group(self, name: str) -> WorkerGroup:
-        for group in self.workers:
-            if group.name == name:
-                return group
-        names = [group.name for group in self.workers]
-        raise ConfigError(f"The fleet has no workers named {name!r}{closest(name, names)}")
-
 
 def load(path: Path) -> Fleet:
     """Read the fleet's file; the path of a model may be relative to the file's folder.
 
-    Raises:
-        ConfigError: the file cannot be read, is not TOML, or has an invalid field, which the
-            message names.
+    Raises `ConfigError` if it cannot be read, is not TOML, or has an invalid field, which is named.
     """
     try:
         table = tomllib.loads(path.read_text("utf-8"))
@@ -193,7 +178,8 @@ def load(path: Path) -> Fleet:
         raise ConfigError(f"The fleet file {path} cannot be read: {error.strerror}.") from None
     except ValueError as error:
         raise ConfigError(f"The fleet file {path} is not TOML: {error}.") from None
-    for group in table.get("workers") or [] if isinstance(table.get("workers"), list) else []:
+    groups = table.get("workers")
+    for group in groups if isinstance(groups, list) else []:
         if isinstance(group, dict) and isinstance(model := group.get("model"), str):
             beside = path.parent / Path(model).expanduser()
             if beside.exists():

@@ -102,8 +102,7 @@ def _holder(key: str, candidates: Iterable[Worker], most: int) -> Worker | None:
 
 
 def _newcomer(key: str, candidates: list[Worker], most: int) -> Worker:
-    """The first worker in the key's order with a free slot; if all slots keep something, the one
-    with the least recently used slot."""
+    """The first worker in the key's order with a free slot, else that of the least used slot."""
     light = [worker for worker in candidates if len(worker.running) < most]
     is_shared = any(key in worker.running for worker in candidates)
     for workers in [light] if is_shared else [light, candidates]:

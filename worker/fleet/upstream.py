@@ -57,10 +57,7 @@ class Exchange:
     async def begin(
         cls, host: str, port: int, method: str, target: bytes, headers: Headers, body: bytes
     ) -> Exchange:
-        """
-        Raises:
-            NotReached: the connect failed, or took longer than three seconds.
-        """
+        """Raises `NotReached` if the connect failed, or took longer than three seconds."""
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 reader, writer = await asyncio.open_connection(host, port)
@@ -75,21 +72,13 @@ class Exchange:
         return cls(reader, writer)
 
     async def head(self) -> UpstreamAnswer:
-        """The status line and headers.
-
-        Raises:
-            Lost: the worker has gone.
-        """
+        """The status line and headers; raises `Lost` if the worker has gone."""
         while not self._has_head:
             await self._more()
         return UpstreamAnswer(self._parser.get_status_code(), self._headers)
 
     async def chunk(self) -> bytes | None:
-        """The part of the body that arrived since the last call; `None` after its end.
-
-        Raises:
-            Lost: the worker has gone.
-        """
+        """What came of the body since the last call; `None` after its end. Raises `Lost`."""
         while not self._parts:
             if self._is_whole:
                 return None

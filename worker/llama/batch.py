@@ -28,10 +28,10 @@ class Batch:
         # once, to the elements of one array.
         self._seq = array("i", [0]) * capacity
         address, _ = self._seq.buffer_info()
-        pointers = ctypes.cast(self.native.seq_id, ctypes.POINTER(ctypes.c_void_p))
-        self._own_pointers = [pointers[i] for i in range(capacity)]
+        self._pointers = ctypes.cast(self.native.seq_id, ctypes.POINTER(ctypes.c_void_p))
+        self._own_pointers = self._pointers[:capacity]
         for row in range(capacity):
-            pointers[row] = address + row * self._seq.itemsize
+            self._pointers[row] = address + row * self._seq.itemsize
         _view(self.native.n_seq_id, capacity, "i")[:] = array("i", [1]) * capacity
 
     @property
@@ -77,9 +77,8 @@ class Batch:
 
     def close(self) -> None:
         # `llama_batch_free` must free what `llama_batch_init` allocated, not this object's array.
-        pointers = ctypes.cast(self.native.seq_id, ctypes.POINTER(ctypes.c_void_p))
         for row, pointer in enumerate(self._own_pointers):
-            pointers[row] = pointer
+            self._pointers[row] = pointer
         self._flat.llama_batch_free(self.native)
 
 

@@ -52,11 +52,7 @@ class GrammarVocabulary:
         self._tokenizer: Any = None
 
     def tokenizer(self) -> Any:
-        """
-        Raises:
-            InvalidRequest: llguidance cannot use this vocabulary (WordPiece lacks the tokens it
-                needs).
-        """
+        """Raises `InvalidRequest` if the vocabulary, as WordPiece, lacks what llguidance needs."""
         with self._lock:
             if self._tokenizer is None:
                 try:
@@ -93,8 +89,7 @@ class GrammarVocabulary:
     def follow(self, constraint: Constraint, prompt: Sequence[int]) -> Follower:
         """Start to follow a constraint after a prompt.
 
-        Raises:
-            InvalidRequest: the constraint cannot be compiled, or allows no answer.
+        Raises `InvalidRequest` if the constraint cannot be compiled, or allows no answer.
         """
         matcher = compile_grammar(self.tokenizer(), constraint.grammar, constraint.field)
         waits_for = b""
@@ -106,11 +101,7 @@ class GrammarVocabulary:
 
 
 def compile_grammar(tokenizer: Any, grammar: str, field: str) -> Any:
-    """llguidance's matcher for a Lark grammar.
-
-    Raises:
-        InvalidRequest: the grammar is invalid, too large, or matches no text.
-    """
+    """A Lark grammar's matcher; raises `InvalidRequest` if invalid, too large, or without text."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(**_COMPILER_LIMITS)
@@ -174,8 +165,7 @@ class Follower:
     def allowed(self, vocab_size: int) -> npt.NDArray[np.bool_]:
         """For each token, whether it may come next.
 
-        Raises:
-            InferenceFailed: the grammar has become too complex at this point of the text.
+        Raises `InferenceFailed` if the grammar has become too complex at this point of the text.
         """
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():

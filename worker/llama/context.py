@@ -40,10 +40,7 @@ class ContextOptions:
 
 
 class Context:
-    """
-    Raises:
-        VramOom: llama.cpp cannot allocate the KV cache or the compute buffers.
-    """
+    """Raises `VramOom` if llama.cpp cannot allocate the KV cache or the compute buffers."""
 
     def __init__(self, model: Model, options: ContextOptions) -> None:
         flat = self._flat = library.load()
@@ -117,8 +114,7 @@ class Context:
         self._flat.llama_synchronize(self.pointer)
 
     def logits(self, row: int) -> npt.NDArray[np.float32]:
-        """The logits of a row that requested them: shape (vocabulary,), valid until the next
-        `decode`."""
+        """The logits of a row that requested them: (vocabulary,), valid until the next `decode`."""
         pointer = self._flat.llama_get_logits_ith(self.pointer, row)
         address = ctypes.addressof(pointer.contents)
         view = self._rows.get(address)
@@ -128,8 +124,7 @@ class Context:
         return view
 
     def pooled(self, slot: int) -> npt.NDArray[np.float32]:
-        """A copy of a sequence's pooled output: an embedding of shape (n_embd,), or one value for
-        each output of the classifier."""
+        """A copy of a sequence's pooled output: shape (n_embd,), or (n_cls_out,) if it ranks."""
         pointer = self._flat.llama_get_embeddings_seq(self.pointer, slot)
         size = self.model.n_cls_out if self.ranks else self.model.n_embd
         return np.ctypeslib.as_array(pointer, (size,)).copy()
@@ -151,7 +146,6 @@ class Context:
         self._abort[0] = b"\1"
 
     def resume(self) -> None:
-        """Undo `abort`."""
         self._abort[0] = b"\0"
 
     # --- memory ------------------------------------------------------------------------
@@ -171,8 +165,7 @@ class Context:
     def can_cut(self, slot: int, length: int) -> bool:
         """Whether a sequence can be cut to its first `length` positions without a snapshot.
 
-        Recurrent state exists only for the last position, and newer cells overwrite the older ones
-        of a window.
+        Recurrent state exists only for the last position; newer cells overwrite a window's older.
         """
         if length and not self.model.can_truncate and length != self.last_position(slot) + 1:
             return False
@@ -188,8 +181,10 @@ class Context:
 
         Returns false if the memory cannot be cut there.
         """
-        if snapshot is not None and not self._put_back(slot, snapshot):
-            return False
+        if snapshot is not None:
+            only_partial = self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+            if not (self._put(slot, snapshot, only_partial) and snapshot):
+                return False
         if length and not self.can_cut(slot, length):
             return False
         return bool(self._flat.llama_memory_seq_rm(self._memory, slot, length, -1))
@@ -197,8 +192,7 @@ class Context:
     def copy(self, source: int, target: int, length: int, snapshot: bytes | None = None) -> bool:
         """Copy the first `length` positions of `source` to the empty sequence `target`.
 
-        Returns false if the memory cannot be cut there; the contents of `target` are undefined
-        then.
+        Returns false, with undefined contents in `target`, if the memory cannot be cut there.
         """
         # With a split cache, llama.cpp copies only whole streams; the rest is cut off afterwards.
         end = length if self.options.kv_unified else -1
@@ -210,13 +204,10 @@ class Context:
         return self.truncate(target, length, snapshot)
 
     def snapshot(self, slot: int) -> bytes:
-        """The recurrent state of a sequence, or the cells of its windows; empty if llama.cpp
-        fails."""
-        flat, only_partial = self._flat, self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-        size = flat.llama_state_seq_get_size_ext(self.pointer, slot, only_partial)
-        buffer = (ctypes.c_uint8 * size)()
-        written = flat.llama_state_seq_get_data_ext(self.pointer, buffer, size, slot, only_partial)
-        return bytes(buffer) if written == size else b""
+        """A sequence's recurrent state, or the cells of its windows; empty if llama.cpp fails."""
+        only_partial = self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        size = self._flat.llama_state_seq_get_size_ext(self.pointer, slot, only_partial)
+        return bytes(self._got(slot, size, only_partial) or b"")
 
     def state_bytes(self, slot: int) -> int:
         """The size of the state of all memory of a sequence."""
@@ -224,37 +215,30 @@ class Context:
 
     def state(self, slot: int, n_bytes: int) -> memoryview | None:
         """A copy of the state of all memory of a sequence; `None` if llama.cpp fails."""
-        content = np.empty(n_bytes, np.uint8)  # llama.cpp writes all of it
-        pointer = content.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        written = self._flat.llama_state_seq_get_data_ext(self.pointer, pointer, n_bytes, slot, 0)
-        return content.data if written == n_bytes else None
+        return self._got(slot, n_bytes, 0)
 
     def restore(self, slot: int, state: memoryview) -> bool:
-        """Put a state into an empty sequence; returns false, and leaves it empty, if it does not
-        fit."""
-        content = np.frombuffer(state, np.uint8)
-        pointer = content.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
-        size = len(content)
-        read = self._flat.llama_state_seq_set_data_ext(self.pointer, pointer, size, slot, 0)
-        if read != size:
+        """Put a state into an empty sequence, which stays empty if it does not fit: then false."""
+        fits = self._put(slot, state, 0)
+        if not fits:
             self.truncate(slot, 0)
-        return bool(read == size)
+        return fits
 
-    def _put_back(self, slot: int, snapshot: bytes) -> bool:
-        buffer = (ctypes.c_uint8 * len(snapshot)).from_buffer_copy(snapshot)
-        read = self._flat.llama_state_seq_set_data_ext(
-            self.pointer,
-            buffer,
-            len(snapshot),
-            slot,
-            self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY,
-        )
-        return bool(snapshot) and read == len(snapshot)
+    def _got(self, slot: int, size: int, flags: int) -> memoryview | None:
+        content = np.empty(size, np.uint8)  # llama.cpp writes all of it
+        pointer = content.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+        written = self._flat.llama_state_seq_get_data_ext(self.pointer, pointer, size, slot, flags)
+        return content.data if written == size else None
+
+    def _put(self, slot: int, state: bytes | memoryview, flags: int) -> bool:
+        content = np.frombuffer(state, np.uint8)
+        pointer, size = content.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), len(content)
+        read = self._flat.llama_state_seq_set_data_ext(self.pointer, pointer, size, slot, flags)
+        return bool(read == size)
 
     def last_position(self, slot: int) -> int:
         """The largest position in a sequence; -1 if it is empty."""
         return int(self._flat.llama_memory_seq_pos_max(self._memory, slot))
 
     def clear(self) -> None:
-        """Empty the whole cache."""
         self._flat.llama_memory_clear(self._memory, False)

@@ -16,8 +16,7 @@ import numpy.typing as npt
 Logits = npt.NDArray[np.float32]
 
 COLDEST = 1e-4
-"""A lower temperature counts as zero: different logits would be e^1000 apart, and the division
-would overflow."""
+"""A lower temperature counts as zero: logits would be e^1000 apart, and the division overflow."""
 _SMALLEST_REPETITION_PENALTY = 1e-2
 """Zero would divide logits by zero. At this value, a repeated token wins anyway."""
 _BLOCK = 64
@@ -100,8 +99,7 @@ class Cut:
 
 
 def largest(logits: Logits, count: int) -> npt.NDArray[np.intp]:
-    """The indices of the `count` largest logits that are not -inf, in falling order; at least
-    one."""
+    """The indices of the `count` largest logits above -inf, in falling order; at least one."""
     n_blocks = len(logits) // _BLOCK
     if count < n_blocks // 2:
         # `count` block maxima are above the bound, so at least as many logits are. A block is every
@@ -169,7 +167,8 @@ class Changes:
     ) -> None:
         self._repetition = max(repetition, _SMALLEST_REPETITION_PENALTY)
         self._frequency, self._presence = frequency, presence
-        self._remembers = repetition != 1.0 or frequency != 0.0 or presence != 0.0
+        self.remembers = repetition != 1.0 or frequency != 0.0 or presence != 0.0
+        """Whether there are penalties, which depend on the tokens that were drawn."""
         # The repetition penalty counts the prompt, too (as in transformers). The other two
         # penalties count only the answer (as at OpenAI).
         said = set(prompt) if repetition != 1.0 else set()
@@ -185,11 +184,10 @@ class Changes:
         self._saved: Logits | None = None
 
     def __bool__(self) -> bool:
-        return self._remembers or bool(self._row_of)
+        return self.remembers or bool(self._row_of)
 
     def remember(self, token: int) -> None:
-        """Record that a token was drawn."""
-        if not self._remembers:
+        if not self.remembers:
             return
         row = self._row_of.setdefault(token, len(self._row_of))
         if row == len(self._ids):

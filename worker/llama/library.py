@@ -18,7 +18,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from worker.errors import BackendMismatch
 from worker.lean_imports import without_init
@@ -28,21 +28,14 @@ _LEVELS: dict[int, LogLevel] = {1: "debug", 2: "info", 3: "warning", 4: "error"}
 _CONTINUED = 5
 
 DeviceKind = Literal["cpu", "gpu", "igpu", "accelerator", "meta"]
-_DEVICE_KINDS: dict[int, DeviceKind] = {
-    0: "cpu",
-    1: "gpu",
-    2: "igpu",
-    3: "accelerator",
-    4: "meta",
-}
+_DEVICE_KINDS: dict[int, DeviceKind] = dict(enumerate(get_args(DeviceKind)))
+"""By ggml's number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     """One entry of the ggml device registry."""
 
-    index: int
-    """Position in the registry."""
     name: str
     """`CPU`, `CUDA0`, `MTL0`, `RPC0`…"""
     description: str
@@ -106,11 +99,16 @@ startup_log: list[str] = []
 def load() -> ModuleType:
     """The flat bindings (`llama_cpp.llama_cpp`), with plug-ins loaded and the log connected.
 
-    Raises:
-        BackendMismatch: the wheel is absent, or no backend in it runs on this machine.
+    Raises `BackendMismatch` if the wheel is absent, or no backend in it runs on this machine.
     """
     flat = bindings()
-    flat.llama_log_set(_log_callback(flat), None)
+
+    @flat.llama_log_callback  # type: ignore[untyped-decorator]
+    def write(level: int, text: bytes, _user_data: Any) -> None:
+        log.write(level, text.decode("utf-8", "replace"))
+
+    _kept_alive.append(write)
+    flat.llama_log_set(write, None)
     # Without plug-ins in the wheel this does nothing; the built-in backends remain.
     with log.capture() as lines:
         _ggml().ggml_backend_load_all_from_path(os.fsencode(folder()))
@@ -125,11 +123,7 @@ def load() -> ModuleType:
 
 @cache
 def bindings() -> ModuleType:
-    """The flat bindings without the plug-ins: native code is mapped, but no device is used.
-
-    Raises:
-        BackendMismatch: the wheel is absent or broken.
-    """
+    """The bindings alone, which use no device; raises `BackendMismatch` without a sound wheel."""
     try:
         # The package's own `__init__` would import a whole application.
         with without_init("llama_cpp"):
@@ -141,25 +135,14 @@ def bindings() -> ModuleType:
     return flat
 
 
-@cache
-def _log_callback(flat: ModuleType) -> Any:
-    @flat.llama_log_callback  # type: ignore[untyped-decorator]
-    def write(level: int, text: bytes, _user_data: Any) -> None:
-        log.write(level, text.decode("utf-8", "replace"))
-
-    return write
-
-
 def on_abort(listener: Callable[[str], None]) -> None:
     """Call `listener` with the message when native code is about to abort this process.
 
     It is called on the thread that failed. When it returns, the process ends by SIGABRT.
     """
-
-    def heard(message: bytes) -> None:
-        listener(message.decode("utf-8", "replace"))
-
-    _kept_alive.append(callback := ctypes.CFUNCTYPE(None, ctypes.c_char_p)(heard))
+    told = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+    callback = told(lambda message: listener(message.decode("utf-8", "replace")))
+    _kept_alive.append(callback)
     ggml().ggml_set_abort_callback(callback)
 
 
@@ -170,6 +153,16 @@ _kept_alive: list[Any] = []
 def folder() -> Path:
     """The wheel's folder of shared libraries and plug-ins."""
     return Path(str(bindings().__file__)).parent / "lib"
+
+
+class InitParams(ctypes.Structure):
+    """`ggml_init_params`."""
+
+    _fields_ = [
+        ("mem_size", ctypes.c_size_t),
+        ("mem_buffer", ctypes.c_void_p),
+        ("no_alloc", ctypes.c_bool),
+    ]
 
 
 @cache
@@ -192,18 +185,26 @@ def _ggml() -> ctypes.CDLL:
         ("ggml_backend_dev_type", ctypes.c_int, [pointer]),
         ("ggml_backend_dev_backend_reg", pointer, [pointer]),
         ("ggml_backend_dev_buffer_type", pointer, [pointer]),
-        ("ggml_backend_buft_name", text, [pointer]),
-        (
-            "ggml_backend_dev_memory",
-            None,
-            [pointer, ctypes.POINTER(size_t), ctypes.POINTER(size_t)],
-        ),
+        ("ggml_backend_dev_memory", None, [pointer, pointer, pointer]),
         ("ggml_backend_dev_get_props", None, [pointer, pointer]),
+        ("ggml_backend_dev_supports_op", ctypes.c_bool, [pointer, pointer]),
+        ("ggml_backend_buft_name", text, [pointer]),
+        ("ggml_backend_buft_get_alignment", size_t, [pointer]),
+        ("ggml_backend_buft_get_alloc_size", size_t, [pointer, pointer]),
+        ("ggml_backend_buft_alloc_buffer", pointer, [pointer, size_t]),
+        ("ggml_backend_buffer_free", None, [pointer]),
         ("ggml_backend_reg_name", text, [pointer]),
         ("ggml_backend_reg_get_proc_address", pointer, [pointer, text]),
         ("ggml_set_abort_callback", pointer, [pointer]),
         ("ggml_version", text, []),
         ("ggml_commit", text, []),
+        ("ggml_init", pointer, [InitParams]),
+        ("ggml_reset", None, [pointer]),
+        ("ggml_free", None, [pointer]),
+        ("ggml_new_tensor", pointer, [pointer, ctypes.c_int, ctypes.c_int, pointer]),
+        ("ggml_get_rows", pointer, [pointer, pointer, pointer]),
+        ("ggml_mul_mat", pointer, [pointer, pointer, pointer]),
+        ("ggml_mul_mat_id", pointer, [pointer, pointer, pointer, pointer]),
     ):
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments
@@ -223,8 +224,8 @@ def trim_heap() -> None:
 
 
 def devices() -> list[Device]:
-    """The devices in ggml's registry. Nothing is asked of the devices themselves: that would
-    initialise each of them and leave a context on it."""
+    """The devices in ggml's registry. They themselves are asked nothing, which would initialise
+    each of them and leave a context on it."""
     lib = ggml()
     found = []
     for index in range(lib.ggml_backend_dev_count()):
@@ -232,7 +233,6 @@ def devices() -> list[Device]:
         registry = lib.ggml_backend_dev_backend_reg(handle)
         found.append(
             Device(
-                index=index,
                 name=lib.ggml_backend_dev_name(handle).decode(),
                 description=lib.ggml_backend_dev_description(handle).decode(),
                 kind=_DEVICE_KINDS.get(lib.ggml_backend_dev_type(handle), "accelerator"),
@@ -244,7 +244,6 @@ def devices() -> list[Device]:
 
 
 def memory_of(device: Device) -> DeviceMemory:
-    """The total and the free memory of the device now."""
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     ggml().ggml_backend_dev_memory(device.handle, ctypes.byref(free), ctypes.byref(total))
     return DeviceMemory(free.value, total.value)

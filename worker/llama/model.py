@@ -58,8 +58,7 @@ _EOG_LINE = re.compile(r"EOG token +=\s*(\d+) ")
 class Model:
     """llama.cpp's model object; no native pointer leaves this room.
 
-    Raises:
-        ModelError: llama.cpp refuses the file; the message has a line of its log.
+    Raises `ModelError` if llama.cpp refuses the file; the message has a line of its log.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class Model:
         params.vocab_only = options.vocab_only
         params.no_alloc = options.no_alloc
         params.use_extra_bufts = options.extra_buffer_types
-        self._overrides = tensor_overrides(flat, options.tensor_placement)
+        self._overrides = tensor_overrides(options.tensor_placement)
         if self._overrides is not None:
             params.tensor_buft_overrides = ctypes.cast(self._overrides, ctypes.c_void_p)
         self._split = recorded_split(path)
@@ -127,26 +126,20 @@ class Model:
 
     def metadata(self, key: str) -> str | None:
         """A scalar of the GGUF header as text; `None` if the key is absent or an array."""
-        name = key.encode()
-        return self._text(
-            lambda b, n: self._flat.llama_model_meta_val_str(self.pointer, name, b, n)
-        )
-
-    def chat_template(self, name: str | None = None) -> str | None:
-        """The template named `name` (`tool_use`…), or the default one."""
-        text = self._flat.llama_model_chat_template(self.pointer, name.encode() if name else None)
-        return text.decode("utf-8", "replace") if text else None
-
-    def _text(self, read: Callable[[Any, int], int]) -> str | None:
-        size = 256
+        read, name, size = self._flat.llama_model_meta_val_str, key.encode(), 256
         while True:
             buffer = ctypes.create_string_buffer(size)
-            length = read(buffer, size)
+            length = read(self.pointer, name, buffer, size)
             if length < 0:
                 return None
             if length < size:
                 return buffer.raw[:length].decode("utf-8", "replace")
             size = length + 1
+
+    def chat_template(self, name: str | None = None) -> str | None:
+        """The template named `name` (`tool_use`…), or the default one."""
+        text = self._flat.llama_model_chat_template(self.pointer, name.encode() if name else None)
+        return text.decode("utf-8", "replace") if text else None
 
     @cached_property
     def size_bytes(self) -> int:
@@ -157,16 +150,11 @@ class Model:
         return int(self._flat.llama_model_n_params(self.pointer))
 
     @cached_property
-    def n_layers(self) -> int:
-        return int(self._flat.llama_model_n_layer(self.pointer))
-
-    @cached_property
     def n_embd(self) -> int:
         return int(self._flat.llama_model_n_embd_out(self.pointer))
 
     @cached_property
     def n_cls_out(self) -> int:
-        """The number of the classifier's outputs."""
         return int(self._flat.llama_model_n_cls_out(self.pointer))
 
     @cached_property
@@ -194,7 +182,6 @@ class Model:
 
     @cached_property
     def pair_ends(self) -> list[int]:
-        """Tokens between the texts of a ranked pair; the first also ends the second text."""
         return pair_ends(self.vocab)
 
     @cached_property
@@ -213,13 +200,15 @@ class Model:
     @cached_property
     def control(self) -> frozenset[int]:
         """Control tokens, which stand for no text."""
-        return frozenset(t for t, attribute in enumerate(self._attributes) if attribute & _CONTROL)
+        return self._tokens_with(_CONTROL)
 
     @cached_property
     def user_defined(self) -> frozenset[int]:
         """Tokens that llama.cpp finds in any text, even if control tokens are not parsed."""
-        marked = enumerate(self._attributes)
-        return frozenset(t for t, attribute in marked if attribute & _USER_DEFINED)
+        return self._tokens_with(_USER_DEFINED)
+
+    def _tokens_with(self, attribute: int) -> frozenset[int]:
+        return frozenset(t for t, found in enumerate(self._attributes) if found & attribute)
 
     @cached_property
     def _attributes(self) -> array[int]:
@@ -242,11 +231,7 @@ class Model:
         found: list[int] = []
         for part in self._source_text.split(text, parse_special=parse_special):
             found += [part] if isinstance(part, int) else self._ids_between(part)
-        if not add_special:
-            return found
-        edges = self._tokenize("", True, False)
-        n_front = int(self.adds_bos)
-        return [*edges[:n_front], *found, *edges[n_front:]]
+        return self._between_edges(found, add_special)
 
     @cached_property
     def _source_text(self) -> SourceText | None:
@@ -281,9 +266,13 @@ class Model:
         found: list[int] = []
         for part in self._cut_at_special_tokens(text):
             found += self._tokenize_at_once(part, False, parse_special)
+        return self._between_edges(found, add_special)
+
+    def _between_edges(self, ids: list[int], add_special: bool) -> list[int]:
+        """With `add_special`, the ids between the BOS and EOS that the model wants."""
         edges = self._tokenize_at_once("", add_special, False)
         n_front = int(self.adds_bos)
-        return [*edges[:n_front], *found, *edges[n_front:]]
+        return [*edges[:n_front], *ids, *edges[n_front:]]
 
     def _cut_at_special_tokens(self, text: str) -> Iterator[str]:
         """Cut a long text before special tokens, so that the parts' tokens are the whole's.
@@ -304,9 +293,8 @@ class Model:
     @cached_property
     def _lstripping(self) -> frozenset[str]:
         """Special tokens that take the white space before them along."""
-        attr = self._flat.llama_vocab_get_attr
         special = self.control | self.user_defined
-        return frozenset(self.token_text(t) for t in special if attr(self.vocab, t) & _LSTRIP)
+        return frozenset(self.token_text(t) for t in special if self._attributes[t] & _LSTRIP)
 
     @cached_property
     def _special_pattern(self) -> re.Pattern[str]:

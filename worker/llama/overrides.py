@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def tensor_overrides(flat: Any, placement: Sequence[tuple[str, int]]) -> Any:
+def tensor_overrides(placement: Sequence[tuple[str, int]]) -> Any:
     """llama.cpp's array of `{pattern, buffer type}`, terminated by an empty pattern."""
     if not placement:
         return None

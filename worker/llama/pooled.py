@@ -23,8 +23,7 @@ class PooledContext:
     def __call__(self, texts: list[list[int]]) -> list[bytes]:
         """Embeddings scaled to length one, or ranks as they are, as 32-bit floats.
 
-        Raises:
-            InferenceFailed: the device cannot compute the texts.
+        Raises `InferenceFailed` if the device cannot compute the texts.
         """
         context, batch = self._context, self._batch
         batch.clear()

@@ -45,7 +45,6 @@ def quantize(
     params.ftype = file_type
     params.nthread = threads
     params.max_buf_size = MAX_BUFFER_BYTES
-    entries = None
     if importance:
         entries = (flat.llama_model_imatrix_data * (len(importance) + 1))()
         for entry, (name, weights) in zip(entries, importance.items(), strict=False):

@@ -27,10 +27,7 @@ _FORBIDDEN = -math.inf
 
 
 class Sampler:
-    """
-    Raises:
-        InvalidRequest: the grammar or a biased token id is invalid.
-    """
+    """Raises `InvalidRequest` if the grammar or a biased token id is invalid."""
 
     def __init__(
         self,
@@ -47,14 +44,6 @@ class Sampler:
         self._min_tokens = sampling.min_tokens
         stops = {token for token in sampling.stop_token_ids if token < model.n_vocab}
         self._ends = sorted(model.eog | stops)
-        self._is_plain = (
-            sampling.temperature < COLDEST
-            and constraint is None
-            and not sampling.min_tokens
-            and not (sampling.logit_bias or _has_penalties(sampling))
-        )
-        """Whether the likeliest token is taken without any change; an unwanted end needs the full
-        draw."""
         self._cut = Cut(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         self._changes = Changes(
             _bias(model, sampling),
@@ -63,13 +52,16 @@ class Sampler:
             sampling.presence_penalty,
             prompt,
         )
+        self._is_plain = (
+            sampling.temperature < COLDEST
+            and constraint is None
+            and not sampling.min_tokens
+            and not (sampling.logit_bias or self._changes.remembers)
+        )
+        """Whether the likeliest token is taken as it is; an unwanted end needs the full draw."""
 
     def sample(self, context: Context, row: int) -> int:
-        """Draw the next token from a row's logits and remember it.
-
-        Raises:
-            InferenceFailed: the constraint allows no token.
-        """
+        """Draw the next token; raises `InferenceFailed` if the constraint allows none."""
         logits = context.logits(row)
         if self._is_plain:
             token = int(logits.argmax())
@@ -110,8 +102,7 @@ class Sampler:
     def _draw_allowed(
         self, follower: Follower, logits: npt.NDArray[np.float32], unwanted: frozenset[int]
     ) -> int:
-        """Draw from the tokens that the mask allows, excluding each one that is refused after
-        all."""
+        """Draw from the tokens that the mask allows, without those that are refused after all."""
         ends = list(self._model.eog)
         if follower.is_waiting:
             left = logits.copy()
@@ -146,14 +137,6 @@ class Sampler:
     def close(self) -> None:
         """Free the constraint's matcher, which can be large."""
         self._follower = None
-
-
-def _has_penalties(sampling: Sampling) -> bool:
-    return (
-        sampling.repetition_penalty != 1.0
-        or sampling.frequency_penalty != 0.0
-        or sampling.presence_penalty != 0.0
-    )
 
 
 def _bias(model: Model, sampling: Sampling) -> dict[int, float]:

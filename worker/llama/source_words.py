@@ -30,8 +30,7 @@ _MAX_CACHED_CHARS = 32
 
 
 def recorded_split(path: str) -> str | None:
-    """The value of `SPLIT` in a GGUF, read before llama.cpp loads the file; `None` for most
-    models."""
+    """The value of `SPLIT` in a GGUF, read before llama.cpp loads it; `None` for most models."""
     key = len(SPLIT).to_bytes(8, "little") + SPLIT.encode() + _STRING.to_bytes(4, "little")
     try:
         with open(path, "rb") as file:

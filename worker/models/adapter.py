@@ -63,16 +63,16 @@ async def resolve_adapter(
 
 def check_adapter(header: GgufHeader, base: GgufHeader) -> None:
     """Refuse a file that is not an adapter of this model, before native code sees it."""
-    kind = header.metadata.get(constants().Keys.General.TYPE)
-    form = header.metadata.get(constants().Keys.Adapter.TYPE)
+    path, keys = str(header.path), constants().Keys
+    kind, form = (header.metadata.get(key) for key in (keys.General.TYPE, keys.Adapter.TYPE))
     if (kind, form) != ("adapter", "lora"):
-        raise ModelError(f"{str(header.path)!r} is no LoRA adapter.", path=str(header.path))
-    alpha = header.metadata.get(constants().Keys.Adapter.LORA_ALPHA, 0.0)
+        raise ModelError(f"{path!r} is no LoRA adapter.", path=path)
+    alpha = header.metadata.get(keys.Adapter.LORA_ALPHA, 0.0)
     if not isinstance(alpha, float) or not math.isfinite(alpha):
         raise ModelError(
-            f"{str(header.path)!r} is no usable LoRA adapter: its alpha is {alpha}, which must be "
-            "a floating-point number.",
-            path=str(header.path),
+            f"{path!r} is no usable LoRA adapter: its alpha is {alpha}, which must be a "
+            "floating-point number.",
+            path=path,
         )
     check_types(header)
     shapes = {tensor.name: tensor.shape for tensor in base.tensors}
@@ -84,20 +84,15 @@ def check_adapter(header: GgufHeader, base: GgufHeader) -> None:
         if name == "token_embd.weight":
             # llama.cpp takes its factors the other way around, and dies if the output is tied.
             raise ModelError(
-                f"The adapter {str(header.path)!r} changes the token embeddings, which is not "
-                "supported; train one without them.",
-                path=str(header.path),
+                f"The adapter {path!r} changes the token embeddings, which is not supported; "
+                "train one without them.",
+                path=path,
             )
-        a, b, weight = parts.get("lora_a"), parts.get("lora_b"), shapes.get(name)
-        if (
-            header.architecture != base.architecture
-            or not (a and b and weight)
-            or not _fit(a, b, weight)
-        ):
+        factors = parts.get("lora_a", ()), parts.get("lora_b", ())
+        if header.architecture != base.architecture or not _fit(*factors, shapes.get(name, ())):
             raise ModelError(
-                f"The adapter {str(header.path)!r} is not one of {str(base.path)!r}: {name} does "
-                "not fit.",
-                path=str(header.path),
+                f"The adapter {path!r} is not one of {str(base.path)!r}: {name} does not fit.",
+                path=path,
             )
 
 

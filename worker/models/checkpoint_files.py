@@ -40,8 +40,7 @@ _SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\.safetensors")
 def checkpoint_files(folder: Path) -> list[Path]:
     """Every file that the conversion depends on, sorted by its path inside the folder.
 
-    Raises:
-        ModelError: the folder has no weights, or lacks a shard.
+    Raises `ModelError` if the folder has no weights, or lacks a shard.
     """
     small = [folder / name for name in (*CONFIG_FILES, INDEX)]
     small += (folder / TEMPLATES).glob("*.jinja")
@@ -49,8 +48,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 
 def check_checkpoint(folder: Path) -> None:
-    """Check that a folder has all that a conversion needs; raises `ModelError` naming what it
-    lacks."""
+    """Check that a folder has all that a conversion needs; raises `ModelError` naming a lack."""
     if not folder.is_dir():
         raise ModelError(f"The folder {str(folder)!r} does not exist.", path=str(folder))
     if not (folder / "config.json").is_file():
@@ -109,9 +107,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def _check_numbering(folder: Path, found: list[Path]) -> None:
     """Without an index, find missing shards by names such as `-00001-of-00003`."""
     numbered = [m for path in found if (m := _SHARD.fullmatch(path.name))]
-    if not numbered:
-        return
-    total = max(int(m[2]) for m in numbered)
+    total = max((int(m[2]) for m in numbered), default=0)
     missing = sorted(set(range(1, total + 1)) - {int(m[1]) for m in numbered})
     if missing:
         raise ModelError(f"{folder} lacks shard {missing[0]} of {total}", path=str(folder))

@@ -19,25 +19,15 @@ def sha256_of_file(path: Path, cache_dir: Path | None = None) -> str:
     real = path.resolve()
     if cache_dir is None:
         return _hash(real)
+    note = cache_dir / "hashes" / f"{hashlib.sha256(os.fsencode(real)).hexdigest()}.json"
     stamp = _stamp(real)
-    remembered = _read_note(_note_path(real, cache_dir))
-    if remembered is not None and remembered.get("stamp") == stamp:
+    remembered = _read_note(note)
+    if remembered.get("stamp") == stamp:
         return str(remembered["sha256"])
     digest = _hash(real)
     if _stamp(real) == stamp:
-        remember_sha256(real, digest, cache_dir)
+        _write_note(note, {"path": str(real), "stamp": stamp, "sha256": digest})
     return digest
-
-
-def remember_sha256(path: Path, sha256: str, cache_dir: Path) -> None:
-    """Remember the hash of a file that was just computed, perhaps under another name."""
-    real = path.resolve()
-    content: dict[str, object] = {"path": str(real), "stamp": _stamp(real), "sha256": sha256}
-    _write_note(_note_path(real, cache_dir), content)
-
-
-def _note_path(real: Path, cache_dir: Path) -> Path:
-    return cache_dir / "hashes" / f"{hashlib.sha256(os.fsencode(real)).hexdigest()}.json"
 
 
 def _hash(path: Path) -> str:
@@ -50,14 +40,14 @@ def _stamp(path: Path) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
-def _read_note(note: Path) -> dict[str, object] | None:
+def _read_note(note: Path) -> dict[str, object]:
+    """What was remembered; empty if there is no such note, or it is damaged."""
     try:
         content = json.loads(note.read_bytes())
     except (OSError, ValueError):
-        return None
-    if not isinstance(content, dict) or not isinstance(content.get("sha256"), str):
-        return None
-    return content
+        return {}
+    is_whole = isinstance(content, dict) and isinstance(content.get("sha256"), str)
+    return content if is_whole else {}
 
 
 def _write_note(note: Path, content: dict[str, object]) -> None:

@@ -18,7 +18,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +38,7 @@ MAX_LINE_BYTES = 2**20
 async def convert_cached(
     folder: Path, *, cache_dir: Path, outtype: str, on_progress: OnProgress, name: str
 ) -> Path:
-    """The GGUF of a SafeTensors folder, from the cache or converted now; `name` becomes its
-    name."""
+    """The GGUF of a SafeTensors folder, from the cache or converted now, with the name `name`."""
     await asyncio.to_thread(check_checkpoint, folder)
     key = await asyncio.to_thread(content_key, folder, cache_dir, on_progress, name)
     target = cache_dir / CONVERTED / key / f"model-{outtype}.gguf"
@@ -106,10 +105,9 @@ async def _locked(path: Path, on_progress: OnProgress) -> AsyncIterator[None]:
     from filelock import FileLock, Timeout
 
     lock = FileLock(path, thread_local=False)
-    while True:
+    while not lock.is_locked:
         try:
             lock.acquire(timeout=0)
-            break
         except Timeout:
             on_progress(Progress("waiting for another worker's conversion", 0.0))
             await asyncio.sleep(LOCK_POLL_SECONDS)
@@ -129,8 +127,7 @@ async def _convert_into(
         written = attempt / target.name
         arguments = (str(folder), str(written), "--outtype", outtype, "--name", name)
         await run_converter(arguments, str(folder), on_progress)
-        header = await asyncio.to_thread(read_header, written)
-        check_servable(header)
+        check_servable(await asyncio.to_thread(read_header, written))
         os.replace(written, target)
     finally:
         shutil.rmtree(attempt, ignore_errors=True)
@@ -180,30 +177,18 @@ async def _follow(stdout: asyncio.StreamReader, on_progress: OnProgress) -> Work
         if "error" in message:
             error = rebuild_error(message["error"])
         elif "phase" in message:
-            on_progress(
-                Progress(
-                    str(message["phase"]),
-                    float(message.get("percent") or 0.0),
-                    message.get("bytes_per_second"),
-                )
-            )
+            percent, rate = message.get("percent") or 0.0, message.get("bytes_per_second")
+            on_progress(Progress(str(message["phase"]), float(percent), rate))
     return error
 
 
 def rebuild_error(reported: dict[str, Any]) -> WorkerError:
     """Rebuild the error that a child process reported as JSON, in its original class."""
-    code = reported.get("code")
-    details = {str(key): value for key, value in (reported.get("details") or {}).items()}
-    details.pop("message", None)
-    kinds = {kind.code: kind for kind in _error_kinds(WorkerError)}
-    kind = kinds.get(code) if isinstance(code, str) else None
-    return (kind or ModelError)(str(reported.get("message") or "The conversion failed."), **details)
-
-
-def _error_kinds(base: type[WorkerError]) -> Iterator[type[WorkerError]]:
-    for kind in base.__subclasses__():
-        yield kind
-        yield from _error_kinds(kind)
+    told = reported.get("details") or {}
+    details = {str(key): value for key, value in told.items() if key != "message"}
+    kinds = {kind.code: kind for kind in WorkerError.__subclasses__()}
+    kind = kinds.get(str(reported.get("code")), ModelError)
+    return kind(str(reported.get("message") or "The conversion failed."), **details)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

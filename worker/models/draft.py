@@ -26,9 +26,7 @@ async def resolve_draft(
 ) -> DraftFile | None:
     """The draft model that the settings name, on this machine; `None` where they name none.
 
-    Raises:
-        ModelError: there is none, or it cannot guess for the model.
-        WorkerError: as `resolve`.
+    Raises `ModelError` if it cannot guess for the model, and what `resolve` raises.
     """
     if settings.draft is None:
         return None

@@ -65,7 +65,6 @@ def _header_lines(header: GgufHeader) -> Iterator[str]:
 
 
 def registry_text(registry: Registry) -> str:
-    """The aliases as a table."""
     head = ("ALIAS", "PARAMETERS", "QUANTIZATION", "CONTEXT", "SIZE", "DESCRIPTION")
     rows = [
         (
@@ -82,7 +81,6 @@ def registry_text(registry: Registry) -> str:
 
 
 def stored_text(stored: Sequence[StoredModel], folder: Path) -> str:
-    """The models in a cache as a table."""
     rows = [
         (
             each.key[:SHOWN_KEY],

@@ -1,7 +1,6 @@
 """Parses the value of `--model`: every form of a model reference, as one closed set of types.
 
-Pure: it looks only at the text, never at the disk or the network. `resolve` checks whether the
-thing exists.
+Pure: it looks only at the text, never at the disk or the network. `resolve` looks there.
 """
 
 from __future__ import annotations
@@ -40,8 +39,7 @@ class PathReference:
 
 @dataclass(frozen=True, slots=True)
 class HubReference:
-    """A repository on the Hugging Face hub; without `file`, one of SafeTensors or with a single
-    GGUF."""
+    """A Hugging Face repository; without `file`, one of SafeTensors or with a single GGUF."""
 
     repo: str
     revision: str | None = None
@@ -70,16 +68,12 @@ def parse(text: str) -> Reference:
     scheme = re.match(r"([a-z][a-z0-9+.-]*)://", text)
     if scheme:
         raise _wrong(text, f"is a {scheme[1]} address; a model is named by {FORMS}")
-    is_alias = _ALIAS.fullmatch(text) is not None and not text.endswith((".gguf", ".safetensors"))
-    return AliasReference(text) if is_alias else PathReference(Path(text).expanduser())
+    return AliasReference(text) if is_alias(text) else PathReference(Path(text).expanduser())
 
 
-def parse_or_none(text: str) -> Reference | None:
-    """`parse`, but `None` instead of an error."""
-    try:
-        return parse(text)
-    except ConfigError:
-        return None
+def is_alias(text: str) -> bool:
+    is_other = text.startswith("hf:") or text.endswith((".gguf", ".safetensors"))
+    return _ALIAS.fullmatch(text) is not None and not is_other
 
 
 def _parse_hub(text: str) -> HubReference:
@@ -112,8 +106,7 @@ def is_inside_repository(name: str) -> bool:
 
 
 def snapshot_of(folder: Path) -> HubReference | None:
-    """The repository and commit of a folder `models--owner--name/snapshots/<commit>` in a hub
-    cache."""
+    """The repository and commit of a hub cache's `models--owner--name/snapshots/<commit>`."""
     *_, repo, kind, commit = ("", "", *Path(os.path.abspath(folder)).parts)
     if not repo.startswith("models--") or kind != "snapshots" or not COMMIT.fullmatch(commit):
         return None

@@ -76,7 +76,6 @@ class RegistryEntry:
 
     @property
     def source(self) -> str:
-        """The origin of the model, for a listing."""
         if self.bundled:
             return "bundled"
         return str(self.hub or self.path)
@@ -107,20 +106,14 @@ def load(models_file: Path | None = None) -> Registry:
     """Read the registry; raises `ConfigError` naming entry and key."""
     path = models_file or default_file()
     if os.path.exists(path) and not os.path.isfile(path):
-        raise ConfigError(
-            f"The models file {str(path)!r} cannot be read: it is not a file.", field="models_file"
-        )
+        raise _wrong(path, "cannot be read: it is not a file")
     try:
         with path.open("rb") as file:
             content = tomllib.load(file)
     except FileNotFoundError:
-        raise ConfigError(
-            f"The models file {str(path)!r} does not exist.", field="models_file"
-        ) from None
+        raise _wrong(path, "does not exist") from None
     except OSError as error:
-        raise ConfigError(
-            f"The models file {str(path)!r} cannot be read: {error.strerror}.", field="models_file"
-        ) from error
+        raise _wrong(path, f"cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise _wrong(path, f"is not valid TOML: {error}") from error
     for key in content:
@@ -146,7 +139,7 @@ def _entry(path: Path, alias: str, written: Any) -> RegistryEntry:
     where = f"models.{alias}"
     if not isinstance(written, dict):
         raise _wrong(path, f"has {where} that is not a table")
-    if not isinstance(reference.parse_or_none(alias), reference.AliasReference):
+    if not reference.is_alias(alias):
         raise _wrong(path, f"has the ill-formed alias {alias!r}; use letters, digits and . _ -")
     table = _table(path, alias, written)
     if sum(map(bool, (table.repo, table.path, table.bundled))) != 1:
@@ -180,8 +173,7 @@ def _table(path: Path, alias: str, written: dict[str, Any]) -> _Table:
 
 
 def _hub_reference(path: Path, where: str, table: _Table) -> HubReference:
-    """A hub reference, checked by the parser of `hf:` references so that one rule holds for
-    both."""
+    """A hub reference, checked by the parser of `hf:` so that one rule holds for both."""
     made = HubReference(table.repo or "", table.revision, table.file)
     try:
         parsed = reference.parse(str(made))

@@ -45,7 +45,6 @@ class ResolvedModel:
 
 
 def bundled_folder() -> Path:
-    """The SafeTensors folder of the model in the package."""
     folder = Path(str(importlib.resources.files("worker") / "assets" / BUNDLED))
     if not folder.is_dir():
         raise ModelError(f"The bundled model is missing from the installation ({folder}).")

@@ -40,10 +40,7 @@ class StoredModel:
         return any(is_held(path) for path in self.files if path.exists())
 
     def remove(self) -> None:
-        """
-        Raises:
-            ModelError: it is in use, or being made.
-        """
+        """Raises `ModelError` if it is in use, or being made."""
         if self.is_used():
             raise ModelError(f"A running worker serves {self.name}; nothing was removed from it.")
         self.delete()

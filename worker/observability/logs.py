@@ -12,7 +12,7 @@ import hashlib
 import logging
 import sys
 from collections.abc import Iterable
-from typing import Any, Literal, TextIO, cast
+from typing import Literal, TextIO, cast
 
 from worker.lean_imports import unavailable
 from worker.observability.sink import Sink
@@ -26,8 +26,6 @@ CLEAR = "\r\x1b[K"
 """Moves to the beginning of a terminal's line and clears it."""
 Format = Literal["auto", "json", "console"]
 
-_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
-
 # Keys whose values inside the worker are texts of users or of the model.
 _PRIVATE = frozenset(
     "prompt text t content messages output outputs token tokens input inputs delta piece "
@@ -39,7 +37,8 @@ def configure(level: str = "info", format: Format = "auto", worker_id: str = "")
     """Send every log line of this process to stderr, as JSON or for a terminal."""
     stream = cast(TextIO, Sink(sys.stderr))
     json_lines = format == "json" or (format == "auto" and not stream.isatty())
-    threshold = _LEVELS["warning" if is_for_people(level, format) else level.lower()]
+    least = "warning" if is_for_people(level, format) else level
+    threshold = logging.getLevelNamesMapping()[least.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -71,13 +70,12 @@ def configure(level: str = "info", format: Format = "auto", worker_id: str = "")
 
 
 def is_for_people(level: str, format: Format) -> bool:
-    """Whether a person reads stderr without having asked for a log; only warnings are logged
-    then."""
+    """Whether a person reads stderr without having asked for more than warnings."""
     return format == "auto" and level == "info" and sys.stderr.isatty()
 
 
-def get_logger(**initial: Any) -> FilteringBoundLogger:
-    return cast(FilteringBoundLogger, structlog.get_logger(**initial))
+def get_logger() -> FilteringBoundLogger:
+    return cast(FilteringBoundLogger, structlog.get_logger())
 
 
 def bind_correlation_id(correlation_id: str) -> None:

@@ -4,10 +4,12 @@ Belongs to the API process; all methods are cheap, thread-safe and never wait fo
 are set from a `Gauges` at a scrape; everything else is counted as it happens.
 """
 
+# ruff: noqa: E501 - the gauges are a table, one a line
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
+from typing import Any, Literal, get_args
 
 from worker.lean_imports import without_init
 
@@ -16,7 +18,6 @@ with without_init("prometheus_client"):  # its `__init__` imports HTTP servers
     from prometheus_client.registry import CollectorRegistry
 
 Outcome = Literal["success", "error", "cancelled", "timeout"]
-OUTCOMES: tuple[Outcome, ...] = ("success", "error", "cancelled", "timeout")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _DURATION_MS = (5, 10, 25, 50, 100, 250, 500, 1e3, 2.5e3, 5e3, 1e4, 3e4, 6e4, 1.2e5, 3e5, 6e5)
@@ -26,59 +27,38 @@ _CANCEL_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 _LOAD_SECONDS = (0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
 
 
+def _series(name: str, text: str, default: Any = 0) -> Any:
+    return field(default=default, metadata={"name": name, "text": text})
+
+
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """The gauges at the moment of a scrape."""
+    """The gauges at the moment of a scrape, each with its series and help text."""
 
-    uptime_seconds: float
-    ready: bool
-    resident: bool
+    # fmt: off
+    uptime_seconds: float = _series("worker_uptime_seconds", "Since the start of the worker.", MISSING)
+    ready: bool = _series("worker_ready", "1 when new work is accepted.", MISSING)
+    resident: bool = _series("worker_resident", "1 when residency on the device is proved.", MISSING)
     vram_bytes: int = 0
-    running: int = 0
-    queued: int = 0
-    queued_prompt_tokens: int = 0
-    kv_cells_used: int = 0
-    kv_cells_total: int = 0
-    kv_cells_cached: int = 0
-    last_progress_ms: float = 0.0
-    load_seconds: float = 0.0
-    engine_steps: int = 0
-    decode_seconds: float = 0.0
-    overhead_seconds: float = 0.0
-    sample_seconds: float = 0.0
-    tokens_drafted: int = 0
-    tokens_accepted: int = 0
-    kv_store_written: int = 0
-    kv_store_read: int = 0
-    kv_store_evicted: int = 0
-
-
-_GAUGES = {
-    "uptime_seconds": ("worker_uptime_seconds", "Since the start of the worker."),
-    "ready": ("worker_ready", "1 when new work is accepted."),
-    "resident": ("worker_resident", "1 when residency on the device is proved."),
-    "running": ("worker_requests_running", "Requests that hold a slot."),
-    "queued": ("worker_queue_depth", "Accepted requests without a slot."),
-    "queued_prompt_tokens": ("worker_queue_prompt_tokens", "Prompt tokens of the queued requests."),
-    "kv_cells_used": ("worker_kv_cells_used", "KV cells in use."),
-    "kv_cells_total": ("worker_kv_cells_total", "KV cells there are."),
-    "kv_cells_cached": ("worker_kv_cells_cached", "Used KV cells that are kept only for reuse."),
-    "last_progress_ms": (
-        "worker_last_progress_ms",
-        "Since the engine's last step while it has work.",
-    ),
-    "load_seconds": ("worker_last_load_seconds", "The last load of the model."),
-    "engine_steps": ("worker_engine_steps", "Batches computed since it started."),
-    "decode_seconds": ("worker_engine_decode_seconds", "Time inside decode."),
-    "overhead_seconds": ("worker_engine_overhead_seconds", "Time around decode."),
-    "sample_seconds": ("worker_engine_sample_seconds", "Time inside sampling."),
-    "tokens_drafted": ("worker_engine_tokens_drafted", "Tokens that speculation guessed."),
-    "tokens_accepted": ("worker_engine_tokens_accepted", "Guessed tokens that were right."),
-    "kv_store_written": ("worker_engine_kv_store_written_bytes", "Written to --kv-store."),
-    "kv_store_read": ("worker_engine_kv_store_read_bytes", "Read from --kv-store to go on from."),
-    "kv_store_evicted": ("worker_engine_kv_store_evicted_bytes", "Removed from it for others."),
-}
-"""For each field of the snapshot, its series and help text."""
+    """Of the series that names the worker."""
+    running: int = _series("worker_requests_running", "Requests that hold a slot.")
+    queued: int = _series("worker_queue_depth", "Accepted requests without a slot.")
+    queued_prompt_tokens: int = _series("worker_queue_prompt_tokens", "Prompt tokens of the queued requests.")
+    kv_cells_used: int = _series("worker_kv_cells_used", "KV cells in use.")
+    kv_cells_total: int = _series("worker_kv_cells_total", "KV cells there are.")
+    kv_cells_cached: int = _series("worker_kv_cells_cached", "Used KV cells that are kept only for reuse.")
+    last_progress_ms: float = _series("worker_last_progress_ms", "Since the engine's last step while it has work.")
+    load_seconds: float = _series("worker_last_load_seconds", "The last load of the model.")
+    engine_steps: int = _series("worker_engine_steps", "Batches computed since it started.")
+    decode_seconds: float = _series("worker_engine_decode_seconds", "Time inside decode.")
+    overhead_seconds: float = _series("worker_engine_overhead_seconds", "Time around decode.")
+    sample_seconds: float = _series("worker_engine_sample_seconds", "Time inside sampling.")
+    tokens_drafted: int = _series("worker_engine_tokens_drafted", "Tokens that speculation guessed.")
+    tokens_accepted: int = _series("worker_engine_tokens_accepted", "Guessed tokens that were right.")
+    kv_store_written: int = _series("worker_engine_kv_store_written_bytes", "Written to --kv-store.")
+    kv_store_read: int = _series("worker_engine_kv_store_read_bytes", "Read from --kv-store to go on from.")
+    kv_store_evicted: int = _series("worker_engine_kv_store_evicted_bytes", "Removed from it for others.")
+    # fmt: on
 
 
 class Metrics:
@@ -91,67 +71,53 @@ class Metrics:
         self._worker_id = worker_id
         self._count()
         self._measure()
+        gauge = partial(Gauge, registry=self.registry)
         self._gauges = {
-            field: Gauge(name, text, registry=self.registry)
-            for field, (name, text) in _GAUGES.items()
+            each.name: gauge(each.metadata["name"], each.metadata["text"])
+            for each in fields(Gauges)
+            if each.metadata
         }
         # The same facts under vLLM's names, which routers read.
-        self._router_gauges = {
-            name: Gauge(f"vllm:{name}", text, registry=self.registry)
-            for name, text in (
-                ("num_requests_waiting", "As worker_queue_depth."),
-                ("num_requests_running", "As worker_requests_running."),
-                ("kv_cache_usage_perc", "KV cells of running requests, of all; 1 is full."),
-                ("gpu_cache_usage_perc", "As vllm:kv_cache_usage_perc."),
-            )
-        }
-        self._router_cache = Gauge(
-            "vllm:cache_config_info",
-            "1; a block is one KV cell.",
-            ("block_size", "num_gpu_blocks"),
-            registry=self.registry,
+        self._router_gauges = (
+            gauge("vllm:num_requests_waiting", "As worker_queue_depth."),
+            gauge("vllm:num_requests_running", "As worker_requests_running."),
+            gauge("vllm:kv_cache_usage_perc", "KV cells of running requests, of all; 1 is full."),
+            gauge("vllm:gpu_cache_usage_perc", "As vllm:kv_cache_usage_perc."),
         )
-        self._router_hit_rate = Gauge(
+        labels = ("block_size", "num_gpu_blocks")
+        self._router_cache = gauge("vllm:cache_config_info", "1; a block is one KV cell.", labels)
+        self._router_hit_rate = gauge(
             "vllm:gpu_prefix_cache_hit_rate",
             "Prompt tokens that were not computed again, of all since the start; 1 is all.",
-            registry=self.registry,
         )
-        self._vram = Gauge(
-            "worker_vram_bytes",
-            "Bytes that the model holds on its device.",
-            ("worker_id",),
-            registry=self.registry,
+        self._vram = gauge(
+            "worker_vram_bytes", "Bytes that the model holds on its device.", ("worker_id",)
         )
 
     def _count(self) -> None:
-        """Make the counters."""
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(name, text, labels, registry=self.registry)
-
+        counter = partial(Counter, registry=self.registry)
         self._requests = counter(
-            "worker_requests_total", "Accepted requests that ended, by outcome.", "outcome"
+            "worker_requests_total", "Accepted requests that ended, by outcome.", ("outcome",)
         )
-        for outcome in OUTCOMES:
+        for outcome in get_args(Outcome):
             self._requests.labels(outcome)
         self._rejected = counter(
-            "worker_requests_rejected_total", "Requests refused before acceptance.", "code"
+            "worker_requests_rejected_total", "Requests refused before acceptance.", ("code",)
         )
         self._tokens_in = counter("worker_tokens_in_total", "Prompt tokens of accepted requests.")
         self._tokens_cached = counter(
             "worker_tokens_cached_total", "Prompt tokens that were not computed again."
         )
         # vLLM's older and newer names, from which its routers compute a hit rate.
-        self._prefix_queries = [
-            counter(
-                f"vllm:{prefix}prefix_cache_queries_total", "Prompt tokens of started requests."
-            )
-            for prefix in ("", "gpu_")
-        ]
-        self._prefix_hits = [
-            counter(f"vllm:{prefix}prefix_cache_hits_total", "As worker_tokens_cached_total.")
-            for prefix in ("", "gpu_")
-        ]
+        queries, hits = "Prompt tokens of started requests.", "As worker_tokens_cached_total."
+        self._prefix_queries = (
+            counter("vllm:prefix_cache_queries_total", queries),
+            counter("vllm:gpu_prefix_cache_queries_total", queries),
+        )
+        self._prefix_hits = (
+            counter("vllm:prefix_cache_hits_total", hits),
+            counter("vllm:gpu_prefix_cache_hits_total", hits),
+        )
         self._tokens_looked_up = 0
         self._tokens_found = 0
         self._tokens_out = counter("worker_tokens_generated_total", "Tokens sent to clients.")
@@ -166,13 +132,11 @@ class Metrics:
         self._callback_failures = counter(
             "worker_callback_failures_total", "Ready callbacks that the pool did not accept."
         )
-        self._heartbeats = counter("worker_heartbeats_total", "Heartbeats, by result.", "result")
+        self._heartbeats = counter("worker_heartbeats_total", "Heartbeats, by result.", ("result",))
         for result in ("sent", "failed"):
             self._heartbeats.labels(result)
 
     def _measure(self) -> None:
-        """Make the histograms."""
-
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(name, text, buckets=buckets, registry=self.registry)
 
@@ -269,11 +233,8 @@ class Metrics:
             gauge.set(float(getattr(snapshot, name)))
         total, in_use = snapshot.kv_cells_total, snapshot.kv_cells_used - snapshot.kv_cells_cached
         usage = in_use / total if total else 0.0
-        for gauge, value in zip(
-            self._router_gauges.values(),
-            (snapshot.queued, snapshot.running, usage, usage),
-            strict=True,
-        ):
+        values = (snapshot.queued, snapshot.running, usage, usage)
+        for gauge, value in zip(self._router_gauges, values, strict=True):
             gauge.set(value)
         self._router_hit_rate.set(self._tokens_found / max(self._tokens_looked_up, 1))
         self._router_cache.clear()

@@ -6,6 +6,7 @@ code. Threads beyond the budget would delay all others at every barrier of a com
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -52,31 +53,25 @@ def _threads(limits: CgroupLimits, root: Path) -> tuple[int, str]:
     parts = [f"{len(allowed)} CPUs allowed", f"{cores} physical cores"]
     threads = cores
     if limits.cpus is not None:
-        quota = math.floor(limits.cpus)
         parts.append(f"quota of {limits.cpus:g} CPUs ({limits.cpus_origin})")
-        threads = min(threads, quota)
-    threads = max(threads, 1)
+        threads = max(min(cores, math.floor(limits.cpus)), 1)
     return threads, f"{threads}: the least of " + ", ".join(parts)
 
 
 def _allowed_cpus(root: Path) -> list[int]:
     """The CPUs that cpusets and the affinity mask allow to this process."""
-    try:
-        status = (root / "proc/self/status").read_text()
-    except OSError:
-        return list(range(os.cpu_count() or 1))  # not Linux
-    for line in status.splitlines():
-        if line.startswith("Cpus_allowed_list:"):
-            allowed = parse_cpu_list(line.partition(":")[2])
-            # The mask may name CPUs that are offline or do not exist.
-            online = _read_cpu_list(root / "sys/devices/system/cpu/online")
-            return [cpu for cpu in allowed if not online or cpu in online] or allowed
+    with contextlib.suppress(OSError):  # there is no such file but on Linux
+        for line in (root / "proc/self/status").read_text().splitlines():
+            if line.startswith("Cpus_allowed_list:"):
+                allowed = parse_cpu_list(line.partition(":")[2])
+                # The mask may name CPUs that are offline or do not exist.
+                online = _read_cpu_list(root / "sys/devices/system/cpu/online")
+                return [cpu for cpu in allowed if not online or cpu in online] or allowed
     return list(range(os.cpu_count() or 1))
 
 
 def _physical_cores(cpus: list[int], root: Path) -> int:
-    """The number of cores behind `cpus`: hardware threads of one core share its arithmetic
-    units."""
+    """The number of cores behind `cpus`: threads of one core share its arithmetic units."""
     if sys.platform == "darwin" and root == _HOST:
         return min(_darwin_performance_cores() or len(cpus), len(cpus))
     cores = set()

@@ -1,8 +1,7 @@
 """The limits of this process's control groups on CPU time and memory, versions 1 and 2.
 
 Reads files below a given root, in any process and thread. Groups nest, and each level may set a
-limit. Every level from this process's group up to the mount's root is read, and the smallest limit
-counts.
+limit. All levels from this process's group up to the mount's root are read; the least counts.
 """
 
 from __future__ import annotations

@@ -29,11 +29,7 @@ _ECX_OF_LEAF = bytes.fromhex("53 89f8 31c9 0fa2 89c8 5b c3")
 
 
 def check() -> None:
-    """Check that this processor has the required instructions.
-
-    Raises:
-        BackendMismatch: it lacks instructions that the worker's libraries use.
-    """
+    """Raises `BackendMismatch` if this processor lacks instructions that our libraries use."""
     if lacking := missing():
         raise BackendMismatch(
             f"this processor lacks {', '.join(lacking)}; the worker needs x86-64-v2, "

@@ -13,10 +13,7 @@ from worker.wire.engine_settings import EngineSettings
 
 
 class DraftPlanner:
-    """
-    Raises:
-        ModelError: llama.cpp refuses the file.
-    """
+    """Raises `ModelError` if llama.cpp refuses the file."""
 
     def __init__(
         self, header: GgufHeader, settings: EngineSettings, device: library.Device | None
@@ -31,8 +28,7 @@ class DraftPlanner:
     def _needed(self, context_length: int) -> tuple[int, int]:
         """Bytes on the device and, beside a GPU, on the host, for sequences of that length.
 
-        Raises:
-            ModelError: its memory cannot be cut back.
+        Raises `ModelError` if its memory cannot be cut back.
         """
         length = min(context_length, self._model.trained_context_length)
         layout = self._model.lay_out(draft_options(self._settings, length, threads=1))

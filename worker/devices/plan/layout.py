@@ -26,11 +26,7 @@ class Layout:
 
 
 class Unloaded:
-    """A model whose weights are not read.
-
-    Raises:
-        ModelError: llama.cpp refuses the file.
-    """
+    """A model whose weights are not read; raises `ModelError` if llama.cpp refuses the file."""
 
     def __init__(
         self, header: GgufHeader, device: library.Device | None, role: str = "model"
@@ -55,10 +51,7 @@ class Unloaded:
         self._model.close()
 
     def lay_out(self, options: ContextOptions) -> Layout:
-        """
-        Raises:
-            ConfigError: the model cannot run with these options.
-        """
+        """Raises `ConfigError` if the model cannot run with these options."""
         slots = options.n_seq_max
         try:
             context = Context(self._model, options)
@@ -72,21 +65,16 @@ class Unloaded:
             ) from error
         report, cuts_anywhere = parse(context.load_log), context.cuts_anywhere
         context.close()
-        own = self._own_types()
         # Backends that compute in the same memory (BLAS beside the CPU) share one buffer, but
         # each of them names it here.
         computes = {b.device: b.size_bytes for b in report.buffers if b.kind == "compute"}
+        own = set(computes)
+        if self._device is not None:
+            own &= {self._device.name, placement.buffer_type_name(self._device)}
         return Layout(
             kv=report.kv_bytes,
-            compute=sum(size for device, size in computes.items() if not own or device in own),
-            host_compute=sum(
-                size for device, size in computes.items() if own and device not in own
-            ),
+            compute=sum(computes[device] for device in own),
+            host_compute=sum(computes[device] for device in computes.keys() - own),
             output=report.bytes_of("output"),
             cuts_anywhere=cuts_anywhere,
         )
-
-    def _own_types(self) -> frozenset[str]:
-        if self._device is None:
-            return frozenset()
-        return frozenset({self._device.name, placement.buffer_type_name(self._device)})

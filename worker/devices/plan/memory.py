@@ -8,6 +8,7 @@ process before the load, and in a process of its own for the `plan` command.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 
@@ -73,11 +74,8 @@ def plan(
             largest `--context-length` and `--slots` that would fit.
         ModelError: llama.cpp refuses the file.
     """
-    planner = _Planner(header, settings, device, budget, model_ref, beside)
-    try:
+    with closing(_Planner(header, settings, device, budget, model_ref, beside)) as planner:
         return planner.plan()
-    finally:
-        planner.close()
 
 
 class _Planner:
@@ -97,10 +95,9 @@ class _Planner:
         self._weight_bytes = self._model.weight_bytes + beside.adapter_bytes
         mapped = self._model.weights.mapped_beside_bytes
         self._mapped_beside_bytes = mapped if settings.maps_file else 0
-        draft = beside.draft
         self._draft: DraftPlanner | None = None
-        if draft is not None and not self._embeds:
-            self._draft = DraftPlanner(draft, settings, device)
+        if beside.draft is not None and not self._embeds:
+            self._draft = DraftPlanner(beside.draft, settings, device)
         self._layout = cache(self._lay_out)
         self._margin = _MARGIN_BYTES[settings.backend]
         self._available = self._available_bytes()
@@ -128,8 +125,7 @@ class _Planner:
         return self._fitted(wanted, lambda n: self._with(self._shared_out(n)), chosen is not None)
 
     def _fitted(self, wanted: int, plan_of: Callable[[int], Plan], is_chosen: bool) -> Plan:
-        """The plan for `wanted`; if that is a default and does not fit, the largest plan that
-        fits."""
+        """The plan for `wanted`; if that is a default and does not fit, the largest that fits."""
         plan = plan_of(wanted)
         if plan.needed_bytes <= (self._available if is_chosen else self._limit_at_least):
             return plan
@@ -159,8 +155,7 @@ class _Planner:
         return max(min(trained, _DEFAULT_LENGTH), min(for_all, _MOST_CELLS))
 
     def _shared_out(self, cells: int) -> KvCache:
-        """Give each slot its part of the cells if the parts are long enough; otherwise use one
-        pool."""
+        """A part of the cells for each slot if the parts are long enough; otherwise one pool."""
         settings, slots = self._settings, self._settings.slots
         length = settings.context_length or min(self._model.trained_context_length, cells)
         if length > cells:
@@ -191,8 +186,7 @@ class _Planner:
         return plan
 
     def _with_shelf(self, plan: Plan) -> Plan:
-        """Plan memory of the host for what idle slots keep of one pool: at most half of what is
-        left."""
+        """Plan at most half of the host's memory that is left for what idle slots keep."""
         if self._embeds or not plan.kv_unified or not self._settings.prefix_cache:
             return plan
         parts = plan.parts if self._device is None else plan.host_parts
@@ -248,7 +242,11 @@ class _Planner:
 
     def _lay_out(self, cells: int, slots: int, unified: bool) -> Layout:
         if cells <= _EXACT_CELLS:
-            return self._lay_out_exactly(cells, slots, unified)
+            length = cells if unified or self._embeds else cells // slots
+            kv = KvCache(cells, length, unified)
+            settings = replace(self._settings, slots=slots)
+            options = context_options(settings, kv, threads=1, embeds=self._embeds)
+            return self._model.lay_out(options)
         # llama.cpp keeps a record of every cell even without allocating it, so a far too large
         # cache would take minutes to lay out. Beyond this size, all parts grow evenly.
         unit = _STEP if unified else _STEP * slots
@@ -262,20 +260,11 @@ class _Planner:
         }
         return replace(second, **grown)
 
-    def _lay_out_exactly(self, cells: int, slots: int, unified: bool) -> Layout:
-        settings = replace(self._settings, slots=slots)
-        length = cells if unified or self._embeds else cells // slots
-        kv = KvCache(cells, length, unified)
-        options = context_options(settings, kv, threads=1, embeds=self._embeds)
-        return self._model.lay_out(options)
-
     # --- what fits -----------------------------------------------------------------------
 
     def _available_bytes(self) -> int:
-        if self._device is None:
-            return self._budget.memory_available_bytes
-        memory = library.memory_of(self._device)
-        if memory.total_bytes == 0:  # the device has no memory of its own to report
+        memory = library.memory_of(self._device) if self._device is not None else None
+        if memory is None or not memory.total_bytes:  # it has no memory of its own to report
             return self._budget.memory_available_bytes
         return memory.free_bytes
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 
 from worker.llama import library
 from worker.models.gguf.header import GgufHeader
-from worker.models.gguf.tensors import TensorEntry, tensor_types
+from worker.models.gguf.tensors import TensorEntry, padded, tensor_types
 
 LOOKED_UP = frozenset(
     {
@@ -37,8 +36,6 @@ _TYPE_F32, _TYPE_I32 = 0, 26
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The placement of one model's weights."""
-
     device_bytes: int
     """Bytes on the chosen device; for a CPU backend, in memory."""
     host_bytes: int
@@ -50,12 +47,10 @@ class Weights:
     """Pages of a mapped file that hold repacked tensors; they stay in memory until it is needed."""
 
 
-def place(header: GgufHeader, device: library.Device | None, *, repack: bool = True) -> Weights:
-    """Place every tensor; with `repack`, the CPU backend's faster layouts are taken into
-    account."""
-    with _meta_tensors() as meta:
+def place(header: GgufHeader, device: library.Device | None) -> Weights:
+    with closing(_Meta()) as meta:
         if device is None:
-            return _place_on_cpu(header, meta, repack)
+            return _place_on_cpu(header, meta)
         return _place_on_gpu(header, device, meta)
 
 
@@ -65,19 +60,19 @@ def tensor_placement(
     """Patterns that place the input layer on the device, for `LoadOptions.tensor_placement`."""
     if device is None:
         return ()
-    buffer_type = _lib().ggml_backend_dev_buffer_type(device.handle)
+    buffer_type = library.ggml().ggml_backend_dev_buffer_type(device.handle)
     return tuple((f"^{re.escape(name)}$", buffer_type) for name in place(header, device).placed)
 
 
 def buffer_type_name(device: library.Device) -> str:
     """The name of the device's memory in llama.cpp's log: `CUDA0`, `RPC0[host:port]`…"""
-    lib = _lib()
+    lib = library.ggml()
     name: bytes = lib.ggml_backend_buft_name(lib.ggml_backend_dev_buffer_type(device.handle))
     return name.decode()
 
 
 def _place_on_gpu(header: GgufHeader, device: library.Device, meta: _Meta) -> Weights:
-    buffer_type = _lib().ggml_backend_dev_buffer_type(device.handle)
+    buffer_type = library.ggml().ggml_backend_dev_buffer_type(device.handle)
     device_bytes = host_bytes = 0
     host: list[str] = []
     placed: list[str] = []
@@ -96,10 +91,10 @@ def _place_on_gpu(header: GgufHeader, device: library.Device, meta: _Meta) -> We
     return Weights(device_bytes, host_bytes, tuple(host), tuple(placed))
 
 
-def _place_on_cpu(header: GgufHeader, meta: _Meta, repack: bool) -> Weights:
+def _place_on_cpu(header: GgufHeader, meta: _Meta) -> Weights:
     [cpu, *_] = [device for device in library.devices() if device.kind == "cpu"]
-    plain_type = _lib().ggml_backend_dev_buffer_type(cpu.handle)
-    faster = _extra_buffer_types(cpu) if repack else []
+    plain_type = library.ggml().ggml_backend_dev_buffer_type(cpu.handle)
+    faster = _extra_buffer_types(cpu)
     n_used = header.metadata.get(f"{header.architecture}.expert_used_count", 1)
     n_experts = n_used if isinstance(n_used, int) else 1
     plain: list[TensorEntry] = []
@@ -122,16 +117,13 @@ def _mapped_bytes(tensors: list[TensorEntry]) -> int:
     ends: dict[int, tuple[int, int]] = {}
     for tensor in tensors:
         first, last = ends.get(tensor.part, (tensor.offset, 0))
-        ends[tensor.part] = (
-            min(first, tensor.offset),
-            max(last, tensor.offset + tensor.n_bytes),
-        )
+        end = tensor.offset + tensor.n_bytes
+        ends[tensor.part] = min(first, tensor.offset), max(last, end)
     return sum(last - first for first, last in ends.values())
 
 
 def _is_tied(header: GgufHeader) -> bool:
-    """Whether the output layer uses the input embedding's weights; an encoder has no output
-    layer."""
+    """Whether the output layer uses the input embedding's weights; an encoder has none."""
     names = {tensor.name for tensor in header.tensors}
     # LFM2 names its output norm as encoders name the one after their embedding.
     has_output = "output_norm.weight" in names or header.architecture.startswith("lfm2")
@@ -140,7 +132,7 @@ def _is_tied(header: GgufHeader) -> bool:
 
 def _extra_buffer_types(cpu: library.Device) -> list[int]:
     """The CPU backend's repacking buffer types, best first."""
-    lib = _lib()
+    lib = library.ggml()
     registry = lib.ggml_backend_dev_backend_reg(cpu.handle)
     address = lib.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_dev_get_extra_bufts")
     if not address:
@@ -156,37 +148,31 @@ def _extra_buffer_types(cpu: library.Device) -> list[int]:
 class _Meta:
     """Tensors without data, made to ask ggml about them."""
 
-    def __init__(self, context: int) -> None:
-        self._context = context
+    def __init__(self) -> None:
+        self._lib = library.ggml()
+        self._context = self._lib.ggml_init(library.InitParams(_META_BYTES, None, True))
         self._dummies: dict[int, int] = {}
 
     def allocated_bytes(self, tensor: TensorEntry, buffer_type: int) -> int:
         """The tensor's bytes in a buffer of that type, with padding."""
-        lib = _lib()
+        lib = self._lib
         size = int(lib.ggml_backend_buft_get_alloc_size(buffer_type, self._tensor(tensor)))
-        alignment = int(lib.ggml_backend_buft_get_alignment(buffer_type))
-        self._reset()
-        return -(-size // alignment) * alignment
+        lib.ggml_reset(self._context)
+        return padded(size, int(lib.ggml_backend_buft_get_alignment(buffer_type)))
 
     def takes_rows(self, tensor: TensorEntry, device: library.Device, buffer_type: int) -> bool:
         """Whether the device can look up rows in a tensor of this type and shape."""
-        lib = _lib()
         weight = self._tensor(tensor, buffer_type)
         rows = self._new(_TYPE_I32, (_PROBED_ROWS,))
-        answer = lib.ggml_backend_dev_supports_op(
-            device.handle, lib.ggml_get_rows(self._context, weight, rows)
-        )
-        self._reset()
-        return bool(answer)
+        return self._supports(device, self._lib.ggml_get_rows(self._context, weight, rows))
 
     def multiplies(
         self, tensor: TensorEntry, device: library.Device, buffer_type: int, n_experts: int
     ) -> bool:
-        """Whether the device can multiply with a matrix in that buffer type, asked as llama.cpp
-        does."""
+        """Whether the device multiplies with a matrix in that buffer type; asked like llama.cpp."""
         if len(tensor.shape) < 2 or not tensor.name.endswith(".weight"):
             return False
-        lib = _lib()
+        lib = self._lib
         weight = self._tensor(tensor, buffer_type)
         width = tensor.shape[0]
         if _EXPERTS.search(tensor.name):
@@ -196,79 +182,34 @@ class _Meta:
         else:
             vectors = self._new(_TYPE_F32, (width, _PROBED_ROWS, *tensor.shape[2:]))
             product = lib.ggml_mul_mat(self._context, weight, vectors)
-        answer = lib.ggml_backend_dev_supports_op(device.handle, product)
-        self._reset()
+        return self._supports(device, product)
+
+    def _supports(self, device: library.Device, operation: int) -> bool:
+        answer = self._lib.ggml_backend_dev_supports_op(device.handle, operation)
+        self._lib.ggml_reset(self._context)
         return bool(answer)
 
     def _tensor(self, tensor: TensorEntry, buffer_type: int | None = None) -> int:
         address = self._new(_type_ids()[tensor.type_name], tensor.shape)
         if buffer_type is not None:
             if buffer_type not in self._dummies:
-                self._dummies[buffer_type] = _lib().ggml_backend_buft_alloc_buffer(buffer_type, 0)
+                dummy = self._lib.ggml_backend_buft_alloc_buffer(buffer_type, 0)
+                self._dummies[buffer_type] = dummy
             field = ctypes.c_void_p.from_address(address + _BUFFER_OFFSET)
             field.value = self._dummies[buffer_type]
         return address
 
     def _new(self, type_id: int, shape: tuple[int, ...]) -> int:
         dimensions = (ctypes.c_int64 * len(shape))(*shape)
-        address: int = _lib().ggml_new_tensor(self._context, type_id, len(shape), dimensions)
+        address: int = self._lib.ggml_new_tensor(self._context, type_id, len(shape), dimensions)
         return address
-
-    def _reset(self) -> None:
-        _lib().ggml_reset(self._context)
 
     def close(self) -> None:
         for buffer in self._dummies.values():
-            _lib().ggml_backend_buffer_free(buffer)
+            self._lib.ggml_backend_buffer_free(buffer)
+        self._lib.ggml_free(self._context)
 
 
 @cache
 def _type_ids() -> dict[str, int]:
     return {name: number for number, (name, *_) in tensor_types().items()}
-
-
-class _InitParams(ctypes.Structure):
-    _fields_ = [
-        ("mem_size", ctypes.c_size_t),
-        ("mem_buffer", ctypes.c_void_p),
-        ("no_alloc", ctypes.c_bool),
-    ]
-
-
-@contextmanager
-def _meta_tensors() -> Iterator[_Meta]:
-    context = _lib().ggml_init(_InitParams(_META_BYTES, None, True))
-    meta = _Meta(context)
-    try:
-        yield meta
-    finally:
-        meta.close()
-        _lib().ggml_free(context)
-
-
-@cache
-def _lib() -> ctypes.CDLL:
-    """ggml's functions for tensors and buffer types, in the library that is already loaded."""
-    lib = ctypes.CDLL("libggml", handle=library.ggml()._handle)
-    size_t, pointer, integer, flag = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int, ctypes.c_bool
-    for name, result, arguments in (
-        ("ggml_init", pointer, [_InitParams]),
-        ("ggml_reset", None, [pointer]),
-        ("ggml_free", None, [pointer]),
-        ("ggml_new_tensor", pointer, [pointer, integer, integer, ctypes.POINTER(ctypes.c_int64)]),
-        ("ggml_get_rows", pointer, [pointer, pointer, pointer]),
-        ("ggml_mul_mat", pointer, [pointer, pointer, pointer]),
-        ("ggml_mul_mat_id", pointer, [pointer, pointer, pointer, pointer]),
-        ("ggml_backend_dev_supports_op", flag, [pointer, pointer]),
-        ("ggml_backend_dev_buffer_type", pointer, [pointer]),
-        ("ggml_backend_dev_backend_reg", pointer, [pointer]),
-        ("ggml_backend_reg_get_proc_address", pointer, [pointer, ctypes.c_char_p]),
-        ("ggml_backend_buft_name", ctypes.c_char_p, [pointer]),
-        ("ggml_backend_buft_get_alignment", size_t, [pointer]),
-        ("ggml_backend_buft_get_alloc_size", size_t, [pointer, pointer]),
-        ("ggml_backend_buft_alloc_buffer", pointer, [pointer, size_t]),
-        ("ggml_backend_buffer_free", None, [pointer]),
-    ):
-        function = getattr(lib, name)
-        function.restype, function.argtypes = result, arguments
-    return lib

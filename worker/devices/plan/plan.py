@@ -6,7 +6,7 @@ Frozen data, so it may cross threads and processes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from typing import Any
 
@@ -16,37 +16,35 @@ _MIB = 1 << 20
 _BAR_WIDTH = 40
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     model: str
     device: str
-    parts: Mapping[str, int]
-    """Bytes on the device: `weights`, `kv`, `compute`, `output`, `margin`, and `snapshots` or
-    `shelf` if they are there."""
     available_bytes: int
     """Bytes free on the device now; for a CPU, what the host or the control group leaves."""
+    parts: Mapping[str, int]
+    """Bytes on the device: `weights`, `kv`, `compute`, `output`, `margin`, and what else
+    there is: `snapshots`, `shelf`, `kv_store`, `draft`."""
+    host_parts: Mapping[str, int]
+    """Bytes that a GPU worker needs on the host."""
+    mapped_beside_bytes: int
+    """Bytes of the mapped file in addition to `weights`, which the system drops if need be."""
     context_length: int
     """The most tokens of one sequence."""
     trained_context_length: int
-    slots: int
-    kv_cells: int = 0
-    """KV cells of all sequences together."""
-    kv_unified: bool = False
-    """Whether the sequences share the cells; otherwise each slot has an equal part."""
-    kv_reason: str = ""
-    """The choice of the KV cache, in words."""
-    host_parts: Mapping[str, int] = field(default_factory=dict)
-    """Bytes that a GPU worker needs on the host."""
-    mapped_beside_bytes: int = 0
-    """Bytes of the mapped file in addition to `weights`; the system drops them when it needs
-    memory."""
     capped: bool = False
     """Whether there are fewer cells than by default, because those would not fit."""
+    slots: int
+    kv_cells: int
+    """KV cells of all sequences together."""
+    kv_unified: bool
+    """Whether the sequences share the cells; otherwise each slot has an equal part."""
+    kv_reason: str
+    """The choice of the KV cache, in words."""
     largest_context_length: int | None = None
     """The largest that fits with these slots; set if the plan does not fit, 0 if none does."""
     largest_slots: int | None = None
-    """The most slots that fit with this context length; set if the plan does not fit, 0 if none
-    does."""
+    """As the above, for the slots with this context length."""
 
     @property
     def needed_bytes(self) -> int:
@@ -63,32 +61,17 @@ class Plan:
 
     def refusal(self) -> InsufficientVram:
         """The error for a plan that does not fit, with the sizes that would."""
+        parts = ", ".join(f"{name} {size:,}" for name, size in self.parts.items() if size)
         return InsufficientVram(
             f"The model does not fit on {self.device}: {self.needed_bytes:,} bytes are needed "
-            f"({self._parts_sentence()}), {self.available_bytes:,} are available. {self._advice()}",
+            f"({parts}), {self.available_bytes:,} are available. {self._advice()}",
             **self.as_dict(),
         )
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "device": self.device,
-            "fits": self.fits,
-            "needed_bytes": self.needed_bytes,
-            "available_bytes": self.available_bytes,
-            "parts": dict(self.parts),
-            "host_parts": dict(self.host_parts),
-            "mapped_beside_bytes": self.mapped_beside_bytes,
-            "context_length": self.context_length,
-            "trained_context_length": self.trained_context_length,
-            "capped": self.capped,
-            "slots": self.slots,
-            "kv_cells": self.kv_cells,
-            "kv_unified": self.kv_unified,
-            "kv_reason": self.kv_reason,
-            "largest_context_length": self.largest_context_length,
-            "largest_slots": self.largest_slots,
-        }
+        """The fields, and what follows from them, in the order in which users see them."""
+        verdict = {"fits": self.fits, "needed_bytes": self.needed_bytes}
+        return {"model": self.model, "device": self.device} | verdict | asdict(self)
 
     @classmethod
     def from_dict(cls, shown: Mapping[str, Any]) -> Plan:
@@ -96,8 +79,7 @@ class Plan:
         return cls(**{each.name: shown[each.name] for each in fields(cls)})
 
     def as_table(self) -> str:
-        """The plan for people: one row for each part, in MiB, with its bar in the map of the
-        device."""
+        """The plan for people: one row for each part, in MiB, with its bar."""
         sharing = "share" if self.kv_unified else "×"
         shared = f"{self.kv_cells:,} cells, each up to " if self.kv_unified else ""
         shape = f"{self.slots} slots {sharing} {shared}{self._length_sentence()}"
@@ -116,12 +98,8 @@ class Plan:
 
     def memory_map(self) -> list[str]:
         """One row for each part. Each bar begins where the last one ends; all have one scale."""
-        rows = [
-            (name, size, begin)
-            for (name, size), begin in zip(
-                self.parts.items(), accumulate(self.parts.values(), initial=0), strict=False
-            )
-        ]
+        begins = accumulate(self.parts.values(), initial=0)
+        rows = list(zip(self.parts, self.parts.values(), begins, strict=False))
         rows += [("needed", self.needed_bytes, 0), ("available", self.available_bytes, 0)]
         whole = max(self.needed_bytes, self.available_bytes, 1)
         return [
@@ -134,9 +112,6 @@ class Plan:
         if self.capped and self.context_length < self.trained_context_length:
             text += f" (of the model's {self.trained_context_length:,}, as many as fit)"
         return text
-
-    def _parts_sentence(self) -> str:
-        return ", ".join(f"{name} {size:,}" for name, size in self.parts.items() if size)
 
     def _advice(self) -> str:
         options = []

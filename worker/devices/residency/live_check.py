@@ -29,19 +29,15 @@ _MOST_PROCESSES = 256
 
 
 def check(selected: Selected, residency: Residency, *, locked: bool = False) -> None:
-    """
-    Raises:
-        ResidencyViolation: the device is gone, is another one, or no longer holds the model.
-    """
+    """Raises `ResidencyViolation` if the device is gone, another, or without the model."""
     device = selected.device
     if device is None:
         _check_memory(residency, locked)
         return
     own_bytes = _own_bytes(_nvidia_processes(device), residency.holder_pids)
-    if all(known.handle != device.handle for known in library.devices()):
-        raise ResidencyViolation(f"{device.name} is no longer the device that the model is on.")
-    memory = library.memory_of(device)
-    if memory.total_bytes != selected.total_bytes:
+    is_there = any(known.handle == device.handle for known in library.devices())
+    memory = library.memory_of(device) if is_there else None
+    if memory is None or memory.total_bytes != selected.total_bytes:
         raise ResidencyViolation(f"{device.name} is no longer the device that the model is on.")
     used_bytes = memory.total_bytes - memory.free_bytes if own_bytes is None else own_bytes
     if used_bytes < residency.device_bytes * _LEAST_SHARE:
@@ -84,8 +80,7 @@ def holders(selected: Selected, residency: Residency) -> tuple[int, ...]:
     """Processes that may be this one, if the driver uses other process ids than this system.
 
     In a container with its own process ids, the driver lists the host's. Right after the load, one
-    of the processes with enough bytes on the device is this one. A later process cannot be mistaken
-    for it.
+    of the processes with enough bytes there is this one; no later one can be mistaken for it.
     """
     processes = _nvidia_processes(selected.device) if selected.device is not None else {}
     if os.getpid() in processes:
@@ -113,8 +108,7 @@ def _nvidia_processes(device: library.Device) -> dict[int, int]:
         ResidencyViolation: the driver has lost this device.
     """
     pci_id = library.pci_id_of(device) if device.registry == "CUDA" else None
-    nvml = _nvml(pci_id) if pci_id is not None else None
-    if nvml is None or pci_id is None:
+    if pci_id is None or (nvml := _nvml(pci_id)) is None:
         return {}
     handle = ctypes.c_void_p()
     code = nvml.nvmlDeviceGetHandleByPciBusId_v2(pci_id.encode(), ctypes.byref(handle))
@@ -137,8 +131,7 @@ def _lost(nvml: ctypes.CDLL, code: int) -> ResidencyViolation:
 
 @cache
 def _nvml(pci_id: str) -> ctypes.CDLL | None:
-    """The management library; `None` if it is absent or does not know the device at the first
-    call."""
+    """The management library; `None` if it is absent or did not know the device at first."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -91,11 +91,7 @@ class LoadReport:
 
 
 def parse(lines: Iterable[str]) -> LoadReport:
-    """Parse the log.
-
-    Raises:
-        ResidencyViolation: a line about placement has an unknown wording.
-    """
+    """Parse the log; raises `ResidencyViolation` if a line about placement is not understood."""
     report = LoadReport()
     for raw in lines:
         line = raw.rstrip()
@@ -146,10 +142,9 @@ def _kv_layer(report: LoadReport, match: re.Match[str]) -> None:
 def _state_layer(report: LoadReport, match: re.Match[str]) -> None:
     """Record a layer's device; if its caches or states have different devices, both are named."""
     layer, device = int(match["layer"]), match["device"]
-    known = report.kv_layer_devices.get(layer, device)
-    report.kv_layer_devices[layer] = (
-        known if device in known.split(" and ") else f"{known} and {device}"
-    )
+    known = report.kv_layer_devices.setdefault(layer, device)
+    if device not in known.split(" and "):
+        report.kv_layer_devices[layer] = f"{known} and {device}"
 
 
 def _offloaded(report: LoadReport, match: re.Match[str]) -> None:
@@ -158,11 +153,11 @@ def _offloaded(report: LoadReport, match: re.Match[str]) -> None:
 
 
 def _kv_sum(report: LoadReport, match: re.Match[str]) -> None:
-    report.kv_bytes += _bytes(match["size"])
+    _state_sum(report, match)
     report.kv_layers_announced += int(match["layers"])
 
 
-def _recurrent_sum(report: LoadReport, match: re.Match[str]) -> None:
+def _state_sum(report: LoadReport, match: re.Match[str]) -> None:
     report.kv_bytes += _bytes(match["size"])
 
 
@@ -186,11 +181,13 @@ def _ignore(_report: LoadReport, _match: re.Match[str]) -> None:
     """Accept a line that names a device but places nothing there."""
 
 
-_SIZE = r"(?P<size>[\d.]+) MiB"
+_DEVICE = r"(?P<device>\S+)"
+_LAYER = rf"layer +(?P<layer>\d+): dev = {_DEVICE}$"
+_SIZE = r"size = +(?P<size>[\d.]+) MiB"
 _TELLING: list[tuple[re.Pattern[str], Callable[[LoadReport, re.Match[str]], None]]] = [
     (re.compile(pattern), apply)
     for pattern, apply in (
-        (rf"load_tensors: +(?P<device>\S+) model buffer size = +{_SIZE}$", _buffer("weights")),
+        (rf"load_tensors: +{_DEVICE} model buffer {_SIZE}$", _buffer("weights")),
         (
             r"load_tensors: layer +(?P<layer>\d+) assigned to device (?P<device>[^,]+), "
             r"is_swa = \d$",
@@ -198,7 +195,7 @@ _TELLING: list[tuple[re.Pattern[str], Callable[[LoadReport, re.Match[str]], None
         ),
         (r"load_tensors: offloaded (?P<count>\d+)/(?P<total>\d+) layers to GPU$", _offloaded),
         (
-            r"tensor (?P<tensor>\S+) \(\d+ MiB \w+\) buffer type overridden to (?P<device>\S+)$",
+            rf"tensor (?P<tensor>\S+) \(\d+ MiB \w+\) buffer type overridden to {_DEVICE}$",
             _overridden,
         ),
         (
@@ -208,33 +205,21 @@ _TELLING: list[tuple[re.Pattern[str], Callable[[LoadReport, re.Match[str]], None
         ),
         (r"model has unused tensor \S+ \(size = (?P<size>\d+) bytes\) -- ignoring$", _unused),
         (r"warning: (?P<reason>(failed to mlock|mlock not supported).*)$", _not_locked),
+        (rf"llama_adapter_lora_init_impl: +{_DEVICE} LoRA buffer {_SIZE}$", _buffer("weights")),
+        (rf"llama_context: +{_DEVICE} +output buffer {_SIZE}$", _buffer("output")),
+        (rf"llama_kv_cache: {_LAYER}", _kv_layer),
+        (rf"llama_kv_cache: +{_DEVICE} KV buffer {_SIZE}$", _buffer("kv")),
+        (rf"llama_kv_cache: {_SIZE} \( *\d+ cells, +(?P<layers>\d+) layers, .+$", _kv_sum),
+        (rf"llama_memory_recurrent, {_LAYER}", _state_layer),
+        (rf"llama_memory_recurrent: +{_DEVICE} RS buffer {_SIZE}$", _buffer("recurrent")),
+        (rf"llama_memory_recurrent: {_SIZE} \( *\d+ cells, .+$", _state_sum),
+        (rf"llama_dsv4_comp_state: {_LAYER}", _state_layer),
         (
-            rf"llama_adapter_lora_init_impl: +(?P<device>\S+) LoRA buffer size = +{_SIZE}$",
-            _buffer("weights"),
-        ),
-        (rf"llama_context: +(?P<device>\S+) +output buffer size = +{_SIZE}$", _buffer("output")),
-        (r"llama_kv_cache: layer +(?P<layer>\d+): dev = (?P<device>\S+)$", _kv_layer),
-        (rf"llama_kv_cache: +(?P<device>\S+) KV buffer size = +{_SIZE}$", _buffer("kv")),
-        (
-            rf"llama_kv_cache: size = +{_SIZE} \( *\d+ cells, +(?P<layers>\d+) layers, .+$",
-            _kv_sum,
-        ),
-        (
-            r"llama_memory_recurrent, layer +(?P<layer>\d+): dev = (?P<device>\S+)$",
-            _state_layer,
-        ),
-        (
-            rf"llama_memory_recurrent: +(?P<device>\S+) RS buffer size = +{_SIZE}$",
+            rf"llama_dsv4_comp_state: +{_DEVICE} DSV4 .+ state buffer {_SIZE}$",
             _buffer("recurrent"),
         ),
-        (rf"llama_memory_recurrent: size = +{_SIZE} \( *\d+ cells, .+$", _recurrent_sum),
-        (r"llama_dsv4_comp_state: layer +(?P<layer>\d+): dev = (?P<device>\S+)$", _state_layer),
-        (
-            rf"llama_dsv4_comp_state: +(?P<device>\S+) DSV4 .+ state buffer size = +{_SIZE}$",
-            _buffer("recurrent"),
-        ),
-        (rf"llama_dsv4_comp_state: .+ layers = \d+, size = +{_SIZE}$", _recurrent_sum),
-        (rf"sched_reserve: +(?P<device>\S+) compute buffer size = +{_SIZE}$", _buffer("compute")),
+        (rf"llama_dsv4_comp_state: .+ layers = \d+, {_SIZE}$", _state_sum),
+        (rf"sched_reserve: +{_DEVICE} compute buffer {_SIZE}$", _buffer("compute")),
         (
             r"sched_reserve: graph.*: nodes = .+, splits = (?P<splits>\d+( / \d+)?), "
             r"input objects = .+$",

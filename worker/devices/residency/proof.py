@@ -60,11 +60,7 @@ def together(model: Residency, draft: Residency) -> Residency:
 
 
 def prove_again(residency: Residency, selected: Selected, *, locked: bool) -> Residency:
-    """The same report again, if live queries of the device agree with it.
-
-    Raises:
-        ResidencyViolation: the device is gone or no longer holds the model.
-    """
+    """The same report; raises `ResidencyViolation` if live queries do not agree with it."""
     live_check.check(selected, residency, locked=locked)
     return residency
 

@@ -26,13 +26,12 @@ TOKENIZER_KINDS = {
     "llama": "gguf-spm",
     "bert": "gguf-wpm",
     "t5": "gguf-ugm",
-    "rwkv": "gguf-rwkv",
-    "plamo2": "gguf-plamo2",
 }
+"""Where llama.cpp's name for the kind is not the file's."""
 MAX_BLOCKS = 512
 """llama.cpp's own limit on layers."""
 
-_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+_PART = re.compile(r"(?P<stem>.*[^/])-\d{5}-of-(?P<count>\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +78,7 @@ class GgufHeader:
         return dict(_bytes_by_type(self.tensors).most_common())
 
     def largest(self, key: str) -> int | None:
-        """The whole number under the key, whose `{arch}` is filled in; if layers differ, the
-        largest."""
+        """The number under the key, whose `{arch}` is filled in; if layers differ, the largest."""
         return _Lookup(self).largest(key.format(arch=self.architecture))
 
     @property
@@ -101,8 +99,7 @@ def read_header(path: Path | str) -> GgufHeader:
 
 
 def current_header(known: object, path: Path) -> GgufHeader:
-    """The header that is known, while the model's files have the size that they had then; else as
-    `read_header` reads it."""
+    """The header that is known, while the model's files have the size that they had then."""
     if isinstance(known, GgufHeader) and known.path == path:
         with contextlib.suppress(OSError):
             if sum(part.stat().st_size for part in known.parts) == known.size_bytes:
@@ -127,15 +124,11 @@ def part_paths(path: Path | str, count: int) -> tuple[Path, ...]:
 
 def split_names(name: str) -> tuple[str, ...]:
     """The names of all parts if `name` is a part of a split model, else `name` alone."""
-    folder, _, base = name.rpartition("/")
-    match = _PART.fullmatch(base)
+    match = _PART.fullmatch(name)
     if match is None:
         return (name,)
-    prefix = f"{folder}/" if folder else ""
     count = int(match["count"])
-    return tuple(
-        f"{prefix}{match['stem']}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)
-    )
+    return tuple(f"{match['stem']}-{n:05}-of-{count:05}.gguf" for n in range(1, count + 1))
 
 
 def _header_of(layout: GgufLayout) -> GgufHeader:

@@ -188,16 +188,17 @@ class _Walker:
     def u64(self, what: str) -> int:
         return int(self.number(_U64, what))
 
-    def string(self, what: str, limit: int = MAX_STRING_BYTES) -> str:
+    def string(self, what: str) -> str:
         """A text value; bytes that are not UTF-8 are replaced."""
         length = self.u64(f"the length of {what}")
-        if length > limit:
-            raise self.fault(f"{what} claims {length} bytes, more than the allowed {limit}")
+        if length > MAX_STRING_BYTES:
+            raise self.fault(
+                f"{what} claims {length} bytes, more than the allowed {MAX_STRING_BYTES}"
+            )
         return self.take(length, what).decode("utf-8", errors="replace")
 
     def name(self, what: str, limit: int) -> str:
-        """The name of a key or tensor; it must be UTF-8, as replacement could make two names
-        equal."""
+        """The name of a key or tensor; UTF-8, as replaced bytes could make two names equal."""
         length = self.u64(f"the length of {what}")
         if not 0 < length <= limit:
             raise self.fault(f"{what} is {length} bytes long instead of 1 to {limit}")

@@ -116,13 +116,14 @@ def _key_length(header: GgufHeader) -> int | None:
 
 def _check_experts(header: GgufHeader) -> None:
     keys = constants().Keys.LLM
-    count, used = header.largest(keys.EXPERT_COUNT), header.largest(keys.EXPERT_USED_COUNT)
-    if (count or 0) <= 1 and header.architecture.startswith("hunyuan"):
+    count = header.largest(keys.EXPERT_COUNT) or 0
+    used = header.largest(keys.EXPERT_USED_COUNT) or 0
+    if count <= 1 and header.architecture.startswith("hunyuan"):
         return  # llama.cpp ignores both there: a dense model's configuration may name one expert
-    if (count or 0) > MAX_EXPERTS:
+    if count > MAX_EXPERTS:
         raise unusable(header.path, f"it claims {count} experts a layer, more than {MAX_EXPERTS}")
-    if (used or 0) > (count or 0) or (count and not used):
-        raise unusable(header.path, f"it claims to use {used or 0} of {count or 0} experts a layer")
+    if used > count or (count and not used):
+        raise unusable(header.path, f"it claims to use {used} of {count} experts a layer")
 
 
 def _check_vocabulary(header: GgufHeader) -> None:

@@ -5,6 +5,7 @@ Runs wherever a GGUF is read; no state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -33,10 +34,7 @@ class TensorEntry:
 
     @property
     def n_elements(self) -> int:
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count
+        return math.prod(self.shape)
 
 
 @cache
@@ -52,8 +50,7 @@ def tensor_types() -> dict[int, tuple[str, int, int]]:
 def place_tensors(
     path: Path, rows: Iterable[Row], *, data_offset: int, alignment: int, size: int
 ) -> tuple[TensorEntry, ...]:
-    """Check that every tensor has a known type and whole blocks, in the file, in order, without
-    gaps."""
+    """Check that tensors have known types and whole blocks, in the file, in order, without gaps."""
     seen: set[str] = set()
     placed: list[TensorEntry] = []
     expected = 0
@@ -84,9 +81,7 @@ def _measure(path: Path, name: str, shape: tuple[int, ...], kind: int) -> tuple[
     if kind not in types:
         raise unusable(path, f"tensor {name!r} has the unknown type {kind}")
     type_name, per_block, block_bytes = types[kind]
-    n_elements = 1
-    for extent in shape:
-        n_elements *= extent
+    n_elements = math.prod(shape)
     if not 0 < n_elements < 2**63:
         raise unusable(path, f"tensor {name!r} has the impossible shape {list(shape)}")
     row = shape[0] if shape else 1

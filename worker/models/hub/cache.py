@@ -21,7 +21,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import constants, try_to_load_from_cache
@@ -68,18 +68,16 @@ class RepoCache:
     def snapshot(self, commit: str) -> Path:
         return self.root / "snapshots" / commit
 
-    def find_all(self, commit: str, names: Iterable[str], pin: str | None) -> list[Path] | None:
-        """A model's files, intact and from one cache, or `None`; `pin` is the SHA-256 of a single
+    def find_all(self, commit: str, names: Sequence[str], pin: str | None) -> list[Path] | None:
+        """A model's files, intact and from one cache, or `None`; `pin` is the SHA-256 of the only
         file.
 
         The worker's own cache comes first, then the user's cache of the hub.
         """
-        wanted = list(names)
         for hub_dir in (self.hub_dir, Path(constants.HF_HUB_CACHE)):
-            found = [self._find(hub_dir, commit, name, pin) for name in wanted]
-            paths = [path for path in found if path is not None]
-            if len(paths) == len(wanted):
-                return paths
+            found = [self._find(hub_dir, commit, name, pin) for name in names]
+            if None not in found:
+                return [path for path in found if path is not None]
         return None
 
     def has(self, commit: str, name: str, pin: str | None = None) -> bool:
@@ -133,6 +131,4 @@ def content_matches(
 def _git_hash(path: Path) -> str:
     digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
     with path.open("rb") as file:
-        while chunk := file.read(2**20):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, lambda: digest).hexdigest()

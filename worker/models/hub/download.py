@@ -16,6 +16,7 @@ import contextlib
 import re
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -70,30 +71,19 @@ async def download(
 
 async def _in_daemon_thread(work: Callable[[threading.Event], _T]) -> _T:
     """Run blocking work so that neither a cancelled task nor the exit waits for it."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[_T] = loop.create_future()
+    done: Future[_T] = Future()
+    done.set_running_or_notify_cancel()  # a cancelled task does not cancel it
     stop = threading.Event()
 
-    def settle(result: _T | None, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(result)  # type: ignore[arg-type]
-
     def run() -> None:
-        result, error = None, None
         try:
-            result = work(stop)
-        except BaseException as caught:  # noqa: B036 - handed to whoever awaits
-            error = caught
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(settle, result, error)
+            done.set_result(work(stop))
+        except BaseException as error:  # noqa: B036 - handed to whoever awaits
+            done.set_exception(error)
 
     threading.Thread(target=run, name="model-download", daemon=True).start()
     try:
-        return await done
+        return await asyncio.wrap_future(done)
     finally:
         stop.set()
 
@@ -134,7 +124,13 @@ class _Download:
             known = self.in_cache(commit) if commit else None
             if known is None:
                 raise
-            self.warn_stale(known.commit, error)
+            get_logger().warning(
+                "model.revision_unchecked",
+                repo=self.ref.repo,
+                revision=self.revision,
+                commit=known.commit,
+                reason=error.details.get("reason"),
+            )
             return known
         except OSError as error:
             raise DownloadError(
@@ -153,9 +149,8 @@ class _Download:
         folder = self.cache.find_checkpoint(commit)
         return Downloaded(folder, commit, is_folder=True) if folder else None
 
-    # --- one GGUF, whole or in parts -----------------------------------------------------
-
     def gguf(self, file: str, commit: str | None = None) -> Downloaded:
+        """One GGUF, whole or in parts."""
         repo, names = self.ref.repo, split_names(file)
         first = remote_file(repo, names[0], commit or self.revision)
         paths = self.cache.find_all(first.commit, names, self.sha256)
@@ -165,9 +160,8 @@ class _Download:
             paths = [self.cache.snapshot(first.commit) / name for name in names]
         return Downloaded(paths[0], first.commit, is_folder=False)
 
-    # --- a repository without a file -----------------------------------------------------
-
     def repository(self) -> Downloaded:
+        """What a repository holds, if no file is named."""
         commit, names = list_files(self.ref.repo, self.revision)
         folder = self.cache.find_checkpoint(commit)
         if folder is None:
@@ -198,19 +192,18 @@ class _Download:
     def only_gguf(self, present: set[str]) -> str:
         ggufs = sorted(name for name in present if name.endswith(".gguf"))
         models = [name for name in ggufs if split_names(name)[0] == name]
-        repo = self.ref.repo
         if not models:
             what = "neither SafeTensors with a config.json nor a GGUF file."
         elif len(models) > 1:
             what = (
-                f"{len(models)} GGUF files; name one, as in hf:{repo}::file={models[0]} "
+                f"{len(models)} GGUF files; name one, as in hf:{self.ref.repo}::file={models[0]} "
                 f"(others: {', '.join(models[1:6])})."
             )
         elif self.safetensors_only:
             what = "a GGUF; the converter needs SafeTensors."
         else:
             return models[0]
-        raise ModelError(f"The repository {repo!r} holds {what}", repo=repo)
+        raise ModelError(f"The repository {self.ref.repo!r} holds {what}", repo=self.ref.repo)
 
     def shards(self, commit: str) -> list[str]:
         """The shards in a checkpoint's index, checked before any is requested."""
@@ -222,12 +215,3 @@ class _Download:
                     repo=self.ref.repo,
                 )
         return shards
-
-    def warn_stale(self, commit: str, error: DownloadError) -> None:
-        get_logger().warning(
-            "model.revision_unchecked",
-            repo=self.ref.repo,
-            revision=self.revision,
-            commit=commit,
-            reason=error.details.get("reason"),
-        )

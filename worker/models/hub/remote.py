@@ -59,8 +59,7 @@ class RemoteFile:
     name: str
     commit: str
     etag: str
-    """The SHA-256 of a large file or the Git hash of a small one; the name of its blob in the
-    cache."""
+    """The SHA-256 of a large file or the Git hash of a small one; the name of its blob."""
     size_bytes: int | None
     in_xet: bool
     """Whether the hub serves it in content-addressed chunks (Xet)."""
@@ -145,35 +144,30 @@ def translated_errors(repo: str, name: str | None) -> Iterator[None]:
 
 def _translated(repo: str, name: str | None, error: BaseException) -> DownloadError:
     what = f"{name!r} of {repo!r}" if name else f"The repository {repo!r}"
-    if isinstance(error, OfflineModeIsEnabled):
-        return DownloadError(
-            f"{what} is not in the cache and offline mode is on; unset HF_HUB_OFFLINE to "
-            "download it.",
-            reason="offline",
-            repo=repo,
-        )
+    reason = "network"
     if isinstance(error, HfHubHTTPError):
         return _http_error(repo, what, error)
-    if isinstance(error, httpx2.HTTPError):
-        return DownloadError(
+    if isinstance(error, OfflineModeIsEnabled):
+        reason = "offline"
+        sentence = (
+            f"{what} is not in the cache and offline mode is on; unset HF_HUB_OFFLINE to "
+            "download it."
+        )
+    elif isinstance(error, httpx2.HTTPError):
+        sentence = (
             f"{what} could not be downloaded: no connection to {constants.ENDPOINT} "
-            f"({type(error).__name__}).",
-            reason="network",
-            repo=repo,
+            f"({type(error).__name__})."
         )
-    if isinstance(error, OSError) and error.errno in DISK_FULL:
-        return DownloadError(
+    elif isinstance(error, OSError) and error.errno in DISK_FULL:
+        reason = "disk_full"
+        sentence = (
             f"The disk is full: {what} could not be stored; what has come so far is kept, and "
-            "the next start goes on from there.",
-            reason="disk_full",
-            repo=repo,
+            "the next start goes on from there."
         )
-    why = error.strerror if isinstance(error, OSError) and error.strerror else "it was cut short"
-    return DownloadError(
-        f"The download of {what} failed: {why}; the next start resumes it.",
-        reason="network",
-        repo=repo,
-    )
+    else:
+        why = getattr(error, "strerror", None) or "it was cut short"
+        sentence = f"The download of {what} failed: {why}; the next start resumes it."
+    return DownloadError(sentence, reason=reason, repo=repo)
 
 
 def _http_error(repo: str, what: str, error: HfHubHTTPError) -> DownloadError:

@@ -88,18 +88,14 @@ class Transfer:
         with self._locked(lock):
             if blob.exists():
                 return
-            resumed = _size_of(partial) > 0
-            self._append(file, partial, counter)
-            matches = content_matches(partial, file.etag, pin)
-            if resumed and not matches:
-                # The partial file was not the beginning of this file: start again.
-                partial.unlink()
+            # A partial file may not be the beginning of this file: then once more, from the start.
+            for _ in range(2 if _size_of(partial) else 1):
                 self._append(file, partial, counter)
-                matches = content_matches(partial, file.etag, pin)
-            if not matches:
+                if content_matches(partial, file.etag, pin):
+                    os.replace(partial, blob)
+                    return
                 partial.unlink()
-                raise self._checksum_error(file, pin)
-            os.replace(partial, blob)
+            raise self._checksum_error(file, pin)
 
     def _append(self, file: RemoteFile, partial: Path, counter: _Counter) -> None:
         """Continue `partial` up to the file's full length."""
@@ -107,7 +103,7 @@ class Transfer:
             if out.tell() > (file.size_bytes or 0):
                 out.seek(0)
                 out.truncate()
-            counter.begin(out.tell())
+            counter.file_bytes = out.tell()
             http_get(
                 hf_hub_url(self.cache.repo, file.name, revision=file.commit),
                 out,
@@ -143,12 +139,11 @@ class Transfer:
     def _locked(self, path: Path) -> Iterator[None]:
         """Hold the file's lock, which other processes share; gives up when the worker stops."""
         lock = FileLock(path, thread_local=False)
-        while True:
+        while not lock.is_locked:
             if self.stop.is_set():
                 raise Stopped
             with contextlib.suppress(Timeout):
                 lock.acquire(timeout=LOCK_POLL_SECONDS)
-                break
         try:
             yield
         finally:
@@ -181,10 +176,6 @@ class _Counter:
     def percent(self) -> float:
         done = self.finished_bytes + self.file_bytes
         return round(min(100.0, 100 * done / self.total_bytes), 1) if self.total_bytes else 0.0
-
-    def begin(self, n_bytes_here: int) -> None:
-        """Start a file of which `n_bytes_here` are here already."""
-        self.file_bytes = n_bytes_here
 
     def add(self, n_bytes: int) -> None:
         """Count bytes of a transfer; ends the transfer by an exception when the worker stops."""
