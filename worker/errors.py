@@ -11,7 +11,10 @@ from typing import Any, ClassVar
 
 
 class WorkerError(Exception):
-    """Base of all failures: a stable `code` and a message of one sentence for the user."""
+    """Base of all failures: a stable `code` and a message of one sentence for the user.
+
+    Each is a direct subclass, so `__subclasses__` finds them all by code or status.
+    """
 
     code: ClassVar[str] = "INFERENCE_FAILED"
     status: ClassVar[int] = 500
