@@ -165,8 +165,7 @@ class Loop:
     # --- decode and its failures -------------------------------------------------------------
 
     def _decode(self, chunks: list[Chunk], draft: list[int]) -> list[Chunk]:
-        """Compute the chunks, or as many of them as possible; returns those that were computed. A
-        draft that was not computed is cleared."""
+        """Compute as many chunks as possible; returns those. Clears a draft that is not computed."""
         while chunks:
             self._backend.fill(chunks, draft)
             sizes = [n for _, _, n in chunks]
