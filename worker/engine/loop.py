@@ -165,7 +165,7 @@ class Loop:
     # --- decode and its failures -------------------------------------------------------------
 
     def _decode(self, chunks: list[Chunk], draft: list[int]) -> list[Chunk]:
-        """Compute as many chunks as possible; returns those. Clears a draft that is not computed."""
+        """Compute as many chunks as possible and return those; clears an uncomputed draft."""
         while chunks:
             self._backend.fill(chunks, draft)
             sizes = [n for _, _, n in chunks]
