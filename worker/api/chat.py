@@ -11,14 +11,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import pydantic_core
-from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    BaseModel,
-    Discriminator,
-    Field,
-    Tag,
-)
+from pydantic import AfterValidator, AliasChoices, BaseModel, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from worker.api.body import Flag, JsonObject, OpenBody, is_deep
@@ -177,20 +170,15 @@ def chat_prompt(body: TemplateBody, state: AppState, *, tools: bool = True) -> C
     if info is not None and not info.model.template_takes_tools:
         messages = with_instruction(messages, given, state.chat_template)
         given = ()
+    defaults = {"enable_thinking": True, "date_string": datetime.now().strftime("%d %b %Y")}
+    goes_on = body.continue_final_message
     return ChatPrompt(
         messages=messages,
         tools=given,
-        add_generation_prompt=(
-            body.add_generation_prompt is not False and not body.continue_final_message
-        ),
-        continue_final_message=body.continue_final_message,
-        template_kwargs=_defaults() | body.template_kwargs,
+        add_generation_prompt=body.add_generation_prompt is not False and not goes_on,
+        continue_final_message=goes_on,
+        template_kwargs=defaults | body.template_kwargs,
     )
-
-
-def _defaults() -> dict[str, Any]:
-    """Default variables of chat templates."""
-    return {"enable_thinking": True, "date_string": datetime.now().strftime("%d %b %Y")}
 
 
 def _parsed(arguments: str | JsonObject) -> Any:

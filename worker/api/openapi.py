@@ -77,7 +77,7 @@ def document(state: AppState, operations: Sequence[Operation]) -> dict[str, Any]
 
 
 def _described(operation: Operation, state: AppState, schemas: Mapping[Any, Any]) -> dict[str, Any]:
-    headers = ["X-Correlation-Id", *(["X-Deadline"] if operation.deadline else [])]
+    headers = ["X-Correlation-Id", *(["X-Deadline"] if 504 in operation.errors else [])]
     content = {media_type: schemas[kind] for media_type, kind in operation.answers.items()}
     answers = {str(operation.status): _answer("as asked", content)}
     refusals = {*operation.errors, *(() if operation.probe else (401, 403))}

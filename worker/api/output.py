@@ -6,8 +6,9 @@ Runs on the API process's event loop.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from worker.supervisor.job import Job, StreamEvent
 from worker.wire.messages import (
@@ -47,13 +48,20 @@ class CallArguments(NamedTuple):
 OutputPiece = Text | Reasoning | CallBegun | CallArguments
 
 
-class Parser(Protocol):
+class Parser(ABC):
     """Splits a model's text into pieces; what it cannot read stays text."""
 
-    def feed(self, text: str) -> list[OutputPiece]: ...
+    def feed(self, text: str) -> list[OutputPiece]:
+        """Take more output; returns the pieces that are certain by now."""
+        return self.run(text, final=False)
 
     def finish(self) -> list[OutputPiece]:
         """The pieces that were held back until the end."""
+        return self.run("", final=True)
+
+    @abstractmethod
+    def run(self, text: str, *, final: bool) -> list[OutputPiece]:
+        """Take more output, or with `final` the end of it."""
 
 
 class Output:

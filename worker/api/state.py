@@ -32,9 +32,6 @@ class AppState:
     body_bytes: int = 0
     """Bytes of all bodies that are being read."""
 
-    def draining(self) -> bool:
-        return self.supervisor.draining
-
     @property
     def model_name(self) -> str:
         """The model's name in answers of all dialects."""

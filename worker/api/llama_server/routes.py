@@ -117,15 +117,15 @@ ROUTES = [
     *COMPLETION_ROUTES,
     Operation(
         "POST", "/tokenize", tokenize, "Text to token ids", {JSON: Tokens},
-        body=TokenizeBody, errors=JOB_ERRORS, deadline=True,
+        body=TokenizeBody, errors=JOB_ERRORS,
     ),
     Operation(
         "POST", "/detokenize", detokenize, "Token ids to text", {JSON: TextContent},
-        body=DetokenizeBody, errors=JOB_ERRORS, deadline=True,
+        body=DetokenizeBody, errors=JOB_ERRORS,
     ),
     Operation(
         "POST", "/apply-template", apply_template, "Messages to a prompt", {JSON: Prompt},
-        body=TemplateBody, errors=JOB_ERRORS, deadline=True,
+        body=TemplateBody, errors=JOB_ERRORS,
     ),
     Operation("GET", "/props", props, "The model's defaults", {JSON: Props}),
     Operation("GET", "/slots", slots, "The sequences that run at once", {JSON: list[SlotAnswer]}),

@@ -118,8 +118,7 @@ def _engine(engine: EngineInfo) -> dict[str, Any]:
 
 
 def _residency(engine: EngineInfo) -> dict[str, Any]:
-    residency = asdict(engine.residency)
-    return {**residency, "device_bytes": engine.residency.device_bytes}
+    return {**asdict(engine.residency), "device_bytes": engine.residency.device_bytes}
 
 
 def _crash(crash: Crash) -> EngineCrash:

@@ -94,14 +94,13 @@ async def read_inference(
     request: Request, state: AppState, *, needs_job_id: bool
 ) -> InferenceRequest:
     deadline = deadline_of(request)
-    body = await read(
-        request, state, inference_body(JobLimits.of(state), needs_job_id=needs_job_id)
-    )
+    model = inference_body(JobLimits.of(state), needs_job_id=needs_job_id)
+    body = await read(request, state, model)
     return InferenceRequest(
-        job_id=body.job_id or new_job_id(),
+        job_id=body.job_id or str(uuid.uuid4()),
         prompt=body.prompt,
         sampling=Sampling(
-            seed=new_seed() if body.seed is None else body.seed,
+            seed=secrets.randbits(64) if body.seed is None else body.seed,
             temperature=body.temperature,
             top_p=body.top_p,
             top_k=body.top_k,
@@ -115,11 +114,3 @@ async def read_inference(
         deterministic=body.deterministic,
         deadline=deadline,
     )
-
-
-def new_seed() -> int:
-    return secrets.randbits(64)
-
-
-def new_job_id() -> str:
-    return str(uuid.uuid4())

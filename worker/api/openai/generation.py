@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pydantic_core
 
@@ -35,6 +36,8 @@ from worker.api.tools.choice import ToolUse, forced_functions
 from worker.errors import ModelNotFound
 from worker.supervisor.job import Job
 from worker.wire.work import InferenceRequest, InfillPrompt, Prompt, Sampling
+
+_ANY_OBJECT = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,48 +201,39 @@ def _constraint_of(body: ChatBody, tools: ToolUse | None) -> RequestedConstraint
         return asked.strictly() if form.json_schema.strict else asked
     if form.schema_ is not None:
         return constraints.json_schema(form.schema_, "response_format.schema")
-    return constraints.json_object("response_format")
+    return constraints.json_schema(_ANY_OBJECT, "response_format")
 
 
 def requested_constraint(body: GenerationBody) -> RequestedConstraint:
     """The constraint in one of llama.cpp's and vLLM's fields; the first that is given wins."""
     given = body.structured_outputs or StructuredOutputs.model_validate({})
     prefix = "structured_outputs."
-    for path, schema in (
-        ("json_schema", body.json_schema),
-        ("guided_json", body.guided_json),
-        (prefix + "json", given.json_),
-    ):
-        if schema is not None:
-            return constraints.json_schema(_schema(schema, path), path)
-    for path, pattern in (("guided_regex", body.guided_regex), (prefix + "regex", given.regex)):
-        if pattern is not None:
-            return constraints.regular_expression(pattern, path)
-    for path, texts in (("guided_choice", body.guided_choice), (prefix + "choice", given.choice)):
-        if texts:
-            return constraints.choice(texts, path)
-    for path, grammar in (
-        ("grammar", body.grammar),
-        ("guided_grammar", body.guided_grammar),
-        (prefix + "grammar", given.grammar),
-    ):
-        if grammar:
-            return constraints.grammar(grammar, path)
-    return (
-        constraints.json_object(prefix + "json_object")
-        if given.json_object
-        else RequestedConstraint()
+    fields: tuple[tuple[str, Any, Callable[[Any, str], RequestedConstraint]], ...] = (
+        ("json_schema", body.json_schema, _json_schema),
+        ("guided_json", body.guided_json, _json_schema),
+        (prefix + "json", given.json_, _json_schema),
+        ("guided_regex", body.guided_regex, constraints.regular_expression),
+        (prefix + "regex", given.regex, constraints.regular_expression),
+        ("guided_choice", body.guided_choice or None, constraints.choice),
+        (prefix + "choice", given.choice or None, constraints.choice),
+        ("grammar", body.grammar or None, constraints.grammar),
+        ("guided_grammar", body.guided_grammar or None, constraints.grammar),
+        (prefix + "grammar", given.grammar or None, constraints.grammar),
+        (prefix + "json_object", _ANY_OBJECT if given.json_object else None, _json_schema),
     )
+    asked = (made(value, path) for path, value, made in fields if value is not None)
+    return next(asked, RequestedConstraint())
 
 
-def _schema(given: str | JsonObject, path: str) -> object:
-    """A schema as JSON; clients also send schemas as text."""
-    if not isinstance(given, str):
-        return given
-    try:
-        return pydantic_core.from_json(given, allow_inf_nan=False)
-    except ValueError:
-        raise invalid([fault(path, "json", f"{path} must be a JSON schema")]) from None
+def _json_schema(given: str | JsonObject, path: str) -> RequestedConstraint:
+    """JSON under a schema; clients also send schemas as text."""
+    schema: object = given
+    if isinstance(given, str):
+        try:
+            schema = pydantic_core.from_json(given, allow_inf_nan=False)
+        except ValueError:
+            raise invalid([fault(path, "json", f"{path} must be a JSON schema")]) from None
+    return constraints.json_schema(schema, path)
 
 
 def _enforced(asked: RequestedConstraint, state: AppState) -> RequestedConstraint:

@@ -22,7 +22,7 @@ from worker.api.jobs import answer
 from worker.api.openai.answers import Embeddings, Ranking
 from worker.api.openai.generation import require_model
 from worker.api.openai.schema import EmbeddingBody, RerankBody, inputs_of
-from worker.api.operation import JOB_ERRORS, JSON, Operation
+from worker.api.operation import JSON, MODEL_ERRORS, Operation
 from worker.api.state import AppState, state_of
 from worker.errors import NotReady
 from worker.wire.engine_info import EngineInfo, ModelInfo
@@ -137,11 +137,11 @@ ROUTES = [
     for operation in (
         Operation(
             "POST", f"{prefix}/embeddings", embeddings, "OpenAI's embeddings", {JSON: Embeddings},
-            body=EmbeddingBody, errors=(*JOB_ERRORS, 404), deadline=True,
+            body=EmbeddingBody, errors=MODEL_ERRORS,
         ),
         Operation(
             "POST", f"{prefix}/rerank", rerank, "Documents by how well they answer a query",
-            {JSON: Ranking}, body=RerankBody, errors=(*JOB_ERRORS, 404), deadline=True,
+            {JSON: Ranking}, body=RerankBody, errors=MODEL_ERRORS,
         ),
     )
 ]  # fmt: skip

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from worker.api.output import OutputPiece, Text
+from worker.api.output import OutputPiece, Parser, Text
 from worker.api.reasoning import Marks, ReasoningSplitter, marks_of
 from worker.api.tools.channels import ChannelParser
 from worker.api.tools.choice import ToolUse
@@ -49,7 +49,7 @@ def conventions_of(template: str | None) -> Conventions:
     return Conventions(dialect_of(template), marks_of(template))
 
 
-class AnswerParser:
+class AnswerParser(Parser):
     """Parses the output of one choice.
 
     `prompt_end` is the end of the rendered prompt. Without `use`, calls stay text.
@@ -68,41 +68,27 @@ class AnswerParser:
         self._splitter: ReasoningSplitter | None = None
         self._calls: CallParser | None = None
         if use is None or use.forced is None:
+            offered = use or ToolUse.of(())
             if conventions.dialect is GPT_OSS:
-                self._alone = ChannelParser(use, splits_reasoning=splits_reasoning)
+                self._alone = ChannelParser(offered, splits_reasoning=splits_reasoning)
                 return
             if conventions.dialect is FUNCTIONARY_3_2:
-                self._alone = RecipientParser(use, prompt_end)
+                self._alone = RecipientParser(offered, prompt_end)
                 return
         if splits_reasoning:
             self._splitter = ReasoningSplitter(conventions.marks, prompt_end)
         if use is not None:
             self._calls = CallParser(use, conventions.dialect)
 
-    def feed(self, text: str) -> list[OutputPiece]:
-        """Take more output; returns the pieces that are certain by now."""
+    def run(self, text: str, *, final: bool) -> list[OutputPiece]:
         if self._alone is not None:
-            return self._alone.feed(text)
-        if self._splitter is None:
-            return self._with_calls([Text(text)])
-        return self._with_calls(self._splitter.feed(text))
-
-    def finish(self) -> list[OutputPiece]:
-        """The remaining pieces at the end of the output."""
-        if self._alone is not None:
-            return self._alone.finish()
-        deltas = self._with_calls(self._splitter.finish() if self._splitter is not None else [])
-        return deltas + (self._calls.finish() if self._calls is not None else [])
-
-    @property
-    def n_calls(self) -> int:
-        parser = self._alone or self._calls
-        return parser.n_calls if parser is not None else 0
-
-    def _with_calls(self, deltas: list[OutputPiece]) -> list[OutputPiece]:
+            return self._alone.run(text, final=final)
+        pieces: list[OutputPiece] = [Text(text)] if text else []
+        if self._splitter is not None:
+            pieces = self._splitter.run(text, final=final)
         if self._calls is None:
-            return deltas
+            return pieces
         found: list[OutputPiece] = []
-        for delta in deltas:
-            found += self._calls.feed(delta.text) if isinstance(delta, Text) else [delta]
-        return found
+        for piece in pieces:
+            found += self._calls.feed(piece.text) if isinstance(piece, Text) else [piece]
+        return found + (self._calls.finish() if final else [])

@@ -29,11 +29,12 @@ class Calls:
         self.count = 0
 
     def is_offered(self, name: str) -> bool:
-        return name in self._use.names
+        return name in self._use.parameters
 
     def may_be_offered(self, begun: str) -> bool:
         """Whether `begun` is the beginning of an offered function's name, or begins with one."""
-        return any(name.startswith(begun) or begun.startswith(name) for name in self._use.names)
+        names = self._use.parameters
+        return any(name.startswith(begun) or begun.startswith(name) for name in names)
 
     def parameters(self, name: str) -> Mapping[str, Any]:
         """The schemas of a function's parameters by name."""
@@ -75,8 +76,6 @@ class Reader(Protocol):
 
     held: str
     """The text that the reader has not used when it is done."""
-    started: bool
-    """Whether the call's name was emitted; from then on it stays a call."""
 
     def advance(self, text: str, *, final: bool) -> Progress:
         """Read more text; `final` means that no more follows."""
@@ -93,6 +92,12 @@ def begun_mark(text: str, marks: tuple[str, ...]) -> int:
                 longest = length
                 break
     return longest
+
+
+def certain_part(text: str, marks: tuple[str, ...], final: bool) -> tuple[str, str]:
+    """The text without an incomplete mark at its end, and that mark; `final`: there is none."""
+    n_kept = 0 if final else begun_mark(text, marks)
+    return text[: len(text) - n_kept], text[len(text) - n_kept :]
 
 
 @lru_cache(maxsize=256)

@@ -13,7 +13,6 @@ from worker.api.openai.structured.constraints import ForcedFunction
 class ToolUse:
     """How a request may call functions."""
 
-    names: frozenset[str]
     forced: str | None
     """The function that must be called; `"*"` for any of them, `None` for no obligation."""
     parallel: bool
@@ -27,7 +26,7 @@ class ToolUse:
         """The use of `tools`, which are in OpenAI's form."""
         functions = [tool["function"] for tool in tools]
         parameters = {function["name"]: function.get("parameters") for function in functions}
-        return cls(frozenset(parameters), forced, parallel, parameters)
+        return cls(forced, parallel, parameters)
 
 
 def forced_functions(tools: Sequence[Mapping[str, Any]], forced: str) -> list[ForcedFunction]:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 class JsonCall:
     """`{"name": …, "arguments": {…}}`, alone or in a list."""
 
-    names: tuple[str, ...] = ("name", "tool_name", "function")
-    arguments: tuple[str, ...] = ("arguments", "parameters")
     name_is_key: bool = False
     """Whether the form is `{"the name": {its arguments}}` instead."""
 

@@ -35,7 +35,7 @@ BOUNDS = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum".split())
 LARGEST = 2**53 - 1
 """The largest integer that every JSON reader represents exactly; wider bounds are narrowed to
 it."""
-_MAX_COUNT = 1_000_000
+MAX_COUNT = 1_000_000
 _MAX_MULTIPLE = 1000
 _MAX_PATTERN_CHARS = 4000
 _UNSUPPORTED_PATTERN = re.compile(r"\\[\\\[(]|\(\?<?[=!]|\\[1-9k]")
@@ -52,10 +52,6 @@ def says_nothing(name: str, value: object) -> bool:
 
 def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def is_enforced_count(value: float) -> bool:
-    return value <= _MAX_COUNT
 
 
 def bound(keyword: str, value: float) -> tuple[str, float] | None:
