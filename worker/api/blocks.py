@@ -1,6 +1,6 @@
 """Answers that consist of blocks, which begin, grow and end one after the other.
 
-Anthropic's messages and OpenAI's responses have this form. Runs on the API process's event loop.
+Anthropic's messages and OpenAI's responses have this form.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A header has a size and a time limit, a body a time limit, what frames a body (the heads of chunks,
 a trailer) the size of a header. Answers that are not read are bounded in time and in bytes. So is
 the number of connections: when one too many comes, the one that has owed the rest of a request for
-longest is closed. Runs on the API process's event loop.
+longest is closed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Turns every failure into an answer in the dialect of the request's path.
-
-Pure functions, on the API process's event loop.
-"""
+"""Turns every failure into an answer in the dialect of the request's path."""
 
 from __future__ import annotations
 
@@ -110,7 +107,6 @@ def error_body(
     retriable: bool = False,
 ) -> dict[str, Any]:
     """An error's body in the dialect of the path."""
-    details = _with_errors(code, message, details or {})
     correlation_id = scope.get("state", {}).get("correlation_id", "")
     match dialect_of(scope["path"]):
         case "anthropic":
@@ -120,7 +116,8 @@ def error_body(
             error = openai_error(code, message, status, details)
             return {"error": error, "correlation_id": correlation_id}
     head = {"code": code, "message": message, "retriable": retriable}
-    return {**head, "correlation_id": correlation_id, **details}
+    known = _with_errors(code, message, details or {})
+    return {**head, "correlation_id": correlation_id, **known}
 
 
 NATIVE_PATHS = ("/v1/inference", "/v1/loading", "/v1/ready", "/v1/health")

@@ -1,8 +1,8 @@
 """Answers that stream: kept alive while silent, and their jobs' end.
 
-Runs on the API process's event loop. There is one `send` per engine frame, whatever its number of
-events. `EventStream.__call__` cancels the jobs in its `finally`: a generator is not notified when
-its client leaves during a blocked `send`.
+There is one `send` per engine frame, whatever its number of events. `EventStream.__call__` cancels
+the jobs in its `finally`: a generator is not notified when its client leaves during a blocked
+`send`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Turns a parsed request into a running job and its answer. On the API process's event loop."""
+"""Turns a parsed request into a running job and its answer."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def respond(
     state = state_of(request)
     jobs = await _start_jobs(state, generation.requests)
     answer = answer_of(generation.outputs(jobs))
-    if not generation.stream:
+    if not generation.body.stream:
         async with closing_on_disconnect(request, *jobs):
             async for index, frame in merged(jobs):
                 for event in frame:

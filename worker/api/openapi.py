@@ -1,7 +1,4 @@
-"""The OpenAPI 3.1 document at `/openapi.json`, made from the routes and their models.
-
-It states this worker's limits. Pure functions, on the API process's event loop.
-"""
+"""The OpenAPI 3.1 document with this worker's limits, made from the routes and their models."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A job's output as pieces, the same for all dialects: text, reasoning, calls, the end.
-
-Runs on the API process's event loop.
-"""
+"""A job's output as pieces, the same for all dialects: text, reasoning, calls, the end."""
 
 from __future__ import annotations
 

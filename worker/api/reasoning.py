@@ -54,18 +54,13 @@ def marks_of(template: str | None) -> Marks:
     return next(found, THINK)
 
 
-def is_open(marks: Marks, prompt_end: str) -> bool:
-    """Whether the prompt ends inside reasoning that the template has opened."""
-    begun = prompt_end.rstrip().rpartition(marks.begin)
-    return bool(begun[1]) and not begun[2].strip()
-
-
 class ReasoningSplitter(Parser):
     """Reasoning that was cut off stays reasoning."""
 
     def __init__(self, marks: Marks, prompt_end: str = "") -> None:
         self._marks = marks
-        self._inside = is_open(marks, prompt_end)
+        self._inside = prompt_end.rstrip().endswith(marks.begin)
+        """Whether the text is reasoning, which the template may already have opened."""
         self._held = ""
         self._blank = ""
         """White space at the end of the reasoning so far; it is dropped when the reasoning ends."""

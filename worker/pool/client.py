@@ -85,20 +85,16 @@ class PoolClient:
                 return attempt
             self._metrics.callback_failed()
             reason = trouble or f"it answered {status}"
+            delay, failure = full_jitter(attempt), None
             if status is not None and 400 <= status < 500 and status not in _RETRIED_4XX:
-                raise CallbackFailed(
-                    f"{manager} refused the ready callback: {reason}.",
-                    status=status,
-                    attempts=attempt,
+                failure = f"refused the ready callback: {reason}"
+            elif time.monotonic() + delay >= deadline:
+                failure = (
+                    f"did not take the ready callback within {self._settings.callback_timeout:g} s "
+                    f"({attempt} attempts); last: {reason}"
                 )
-            delay = full_jitter(attempt)
-            if time.monotonic() + delay >= deadline:
-                raise CallbackFailed(
-                    f"{manager} did not take the ready callback within "
-                    f"{self._settings.callback_timeout:g} s ({attempt} attempts); last: {reason}.",
-                    status=status,
-                    attempts=attempt,
-                )
+            if failure is not None:
+                raise CallbackFailed(f"{manager} {failure}.", status=status, attempts=attempt)
             self._log.warning("callback.retry", attempt=attempt, reason=reason, delay=delay)
             await asyncio.sleep(delay)
 

@@ -1,6 +1,6 @@
 """The engine process as its parent sees it: send commands, receive frames, end it for certain.
 
-Belongs to the event loop of the API process. Each instance is one incarnation of the engine.
+Each instance is one incarnation of the engine.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One request on the API side, from its submission to its one terminal event.
 
-Belongs to the event loop of the API process. The supervisor feeds it with the engine's events, and
-one task reads it. It keeps the request's times and counts it in the metrics exactly once.
+The supervisor feeds it with the engine's events, and one task reads it. It keeps the request's
+times and counts it in the metrics exactly once.
 """
 
 from __future__ import annotations

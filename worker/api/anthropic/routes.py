@@ -1,4 +1,4 @@
-"""Anthropic's paths. Endpoints run on the API process's event loop."""
+"""Anthropic's paths."""
 
 from __future__ import annotations
 

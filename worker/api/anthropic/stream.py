@@ -1,7 +1,4 @@
-"""Anthropic's answers: one message, or the events of its stream.
-
-Runs on the API process's event loop.
-"""
+"""Anthropic's answers: one message, or the events of its stream."""
 
 from __future__ import annotations
 
@@ -17,6 +14,12 @@ from worker.api.errors import anthropic_error, http_status
 from worker.api.output import Output
 from worker.errors import WorkerError
 
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+_REASONS: dict[str, StopReason] = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+}
 _DELTAS = {
     "text": ("text_delta", "text"),
     "reasoning": ("thinking_delta", "thinking"),
@@ -37,7 +40,7 @@ class MessageAnswer(TypedDict):
     role: Literal["assistant"]
     model: str
     content: list[dict[str, Any]]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
 
@@ -81,12 +84,10 @@ class MessageStream(BlockAnswer):
 
     def _message(self, content: list[dict[str, Any]]) -> MessageAnswer:
         output, job = self._output, self._output.job
-        reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None = None
+        reason: StopReason | None = None
         finished = output.finished
         if finished is not None:
-            words: dict[str, Literal["end_turn", "max_tokens", "tool_use"]]
-            words = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-            reason = words[output.finish_reason]
+            reason = _REASONS[output.finish_reason]
             if reason == "end_turn" and finished.stop_sequence is not None:
                 reason = "stop_sequence"
         return {

@@ -1,7 +1,4 @@
-"""llama-server's own paths that generate: `/completion` and `/infill`.
-
-Endpoints run on the API process's event loop.
-"""
+"""llama-server's own paths that generate: `/completion` and `/infill`."""
 
 from __future__ import annotations
 

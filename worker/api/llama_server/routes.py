@@ -1,7 +1,4 @@
-"""llama-server's text tools, and those of its status paths that are true for this worker.
-
-Endpoints run on the API process's event loop.
-"""
+"""llama-server's text tools, and those of its status paths that are true for this worker."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The paths for probes, pools and dashboards.
 
 `/health`, `/ready` and `/metrics` read only what the supervisor already holds, so they answer
-whatever the engine is doing. Runs on the API process's event loop.
+whatever the engine is doing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The worker's own paths for jobs. Endpoints run on the API process's event loop."""
+"""The worker's own paths for jobs."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -12,16 +13,10 @@ from worker.api.encoding import json_response
 from worker.api.event_stream import EventStream, closing_on_disconnect
 from worker.api.jobs import start_job, with_head
 from worker.api.native.answers import CancelAnswer, Draining, Inference
-from worker.api.native.schema import (
-    CancelBody,
-    InferenceBody,
-    JobLimits,
-    inference_body,
-    read_inference,
-)
+from worker.api.native.schema import CancelBody, inference_body, read_inference
 from worker.api.native.stream import NativeEvents, end_event, started_event
 from worker.api.operation import JOB_ERRORS, JSON, NDJSON, SSE, Events, Operation
-from worker.api.state import AppState, state_of
+from worker.api.state import state_of
 from worker.errors import JobNotFound
 from worker.wire.messages import Failed, Finished, Token
 
@@ -79,23 +74,18 @@ async def shutdown(request: Request) -> Response:
     return json_response({"status": "draining"}, 202)
 
 
-def _within_limits(state: AppState) -> type[InferenceBody]:
-    return inference_body(JobLimits.of(state), needs_job_id=False)
-
-
 ROUTES = [
     Operation(
         "POST", "/execute", execute, "Run a job and stream it", {SSE: Events},
-        body=lambda state: inference_body(JobLimits.of(state), needs_job_id=True),
-        errors=JOB_ERRORS,
+        body=partial(inference_body, needs_job_id=True), errors=JOB_ERRORS,
     ),
     Operation(
         "POST", "/v1/inference/stream", inference_stream, "Run a job and stream it", {SSE: Events},
-        body=_within_limits, errors=JOB_ERRORS,
+        body=inference_body, errors=JOB_ERRORS,
     ),
     Operation(
         "POST", "/v1/inference", inference, "Run a job", {JSON: Inference, NDJSON: Events},
-        body=_within_limits, errors=JOB_ERRORS,
+        body=inference_body, errors=JOB_ERRORS,
     ),
     Operation(
         "POST", "/cancel", cancel, "End a job", {JSON: CancelAnswer},

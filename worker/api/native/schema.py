@@ -1,7 +1,6 @@
 """The bodies of the worker's own paths as pydantic models; unknown fields are refused.
 
-The models carry this worker's limits, and `/openapi.json` publishes them. Runs on the API process's
-event loop.
+The models carry this worker's limits, and `/openapi.json` publishes them.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import secrets
 import uuid
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import Field, create_model
 from starlette.requests import Request
@@ -52,33 +51,27 @@ class InferenceBody(Body):
     deterministic: Flag = Field(False, description="alone in its batch, nothing reused")
 
 
-class JobLimits(NamedTuple):
-    """The limits of a job on this worker."""
-
-    prompt_chars: int | None
-    tokens_out: int
-    vocab_size: int
-
-    @classmethod
-    def of(cls, state: AppState) -> JobLimits:
-        return cls(state.settings.max_prompt_chars, state.max_tokens_out, state.vocab_size)
+def inference_body(state: AppState, *, needs_job_id: bool = False) -> type[InferenceBody]:
+    """The body's model with this worker's limits; `/execute` needs a job id."""
+    prompt_chars = state.settings.max_prompt_chars
+    return _inference_body(prompt_chars, state.max_tokens_out, state.vocab_size, needs_job_id)
 
 
 @lru_cache(maxsize=8)
-def inference_body(limits: JobLimits, *, needs_job_id: bool) -> type[InferenceBody]:
-    """The body's model with these limits, for `/execute` (which needs a job id) or
-    `/v1/inference`."""
+def _inference_body(
+    prompt_chars: int | None, tokens_out: int, vocab_size: int, needs_job_id: bool
+) -> type[InferenceBody]:
     fields = InferenceBody.model_fields
     bounded: dict[str, Any] = {
         "prompt": (
-            Annotated[str, Field(min_length=1, max_length=limits.prompt_chars)],
+            Annotated[str, Field(min_length=1, max_length=prompt_chars)],
             Field(description=fields["prompt"].description),
         ),
         "max_tokens": (
-            Annotated[Integer, Field(ge=1, le=limits.tokens_out)],
-            Field(limits.tokens_out),
+            Annotated[Integer, Field(ge=1, le=tokens_out)],
+            Field(tokens_out),
         ),
-        "top_k": (Annotated[Integer, Field(ge=0, le=limits.vocab_size)], Field(0)),
+        "top_k": (Annotated[Integer, Field(ge=0, le=vocab_size)], Field(0)),
     }
     if needs_job_id:
         bounded["job_id"] = (JobId, Field(description=fields["job_id"].description))
@@ -94,8 +87,7 @@ async def read_inference(
     request: Request, state: AppState, *, needs_job_id: bool
 ) -> InferenceRequest:
     deadline = deadline_of(request)
-    model = inference_body(JobLimits.of(state), needs_job_id=needs_job_id)
-    body = await read(request, state, model)
+    body = await read(request, state, inference_body(state, needs_job_id=needs_job_id))
     return InferenceRequest(
         job_id=body.job_id or str(uuid.uuid4()),
         prompt=body.prompt,

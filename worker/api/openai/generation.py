@@ -1,7 +1,6 @@
 """Translates OpenAI's bodies into the engine's requests: one for each prompt and choice.
 
 Checks here what the models cannot express: fields that depend on each other or on the served model.
-Runs on the API process's event loop.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pydantic_core
@@ -27,15 +27,15 @@ from worker.api.openai.schema import (
     inputs_of,
 )
 from worker.api.openai.structured import constraints
-from worker.api.openai.structured.constraints import RequestedConstraint
+from worker.api.openai.structured.constraints import ForcedFunction, RequestedConstraint
 from worker.api.output import Output, Parser
 from worker.api.sampling import MAX_SEED, sampling_of
 from worker.api.state import AppState
 from worker.api.tools.answer import AnswerParser
-from worker.api.tools.choice import ToolUse, forced_functions
+from worker.api.tools.calls import ToolUse
 from worker.errors import ModelNotFound
 from worker.supervisor.job import Job
-from worker.wire.work import InferenceRequest, InfillPrompt, Prompt, Sampling
+from worker.wire.work import InferenceRequest, InfillPrompt, Prompt
 
 _ANY_OBJECT = {"type": "object"}
 
@@ -46,21 +46,18 @@ class Generation:
 
     id: str
     created: int
+    body: GenerationBody
     requests: tuple[InferenceRequest, ...]
     """Choice i is request i: first the `n` choices of the first prompt, then those of the next."""
-    choices_per_prompt: int
-    stream: bool
-    include_usage: bool
-    timings_per_token: bool
-    top_logprobs: int | None = None
+    top_logprobs: int | None
+    not_enforced: tuple[str, ...]
+    """Paths of schema keywords that are not enforced."""
+    parser_of: Callable[[str], Parser] | None = None
+    """Makes the parser of a choice from the end of its prompt."""
     shows_prompt_logprobs: bool = False
     """Whether the answer carries the prompt's log-probabilities in vLLM's form."""
     echo: tuple[str, ...] = ()
     """The text that the answers of each prompt begin with."""
-    parser_of: Callable[[str], Parser] | None = None
-    """Makes the parser of a choice from the end of its prompt."""
-    not_enforced: tuple[str, ...] = ()
-    """Paths of schema keywords that are not enforced."""
 
     def outputs(self, jobs: Sequence[Job]) -> list[Output]:
         return [Output(job, self.parser_of) for job in jobs]
@@ -77,26 +74,25 @@ def chat_generation(
     require_model(body.model, state)
     if faults := _chat_faults(body):
         raise invalid(faults)
-    top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     prompt = chat_prompt(body, state, tools=body.tool_choice != "none")
     tools = _tool_use(body)
     asked = _enforced(_constraint_of(body, tools), state)
     conventions, splits = state.conventions, state.settings.reasoning == "auto"
-    constraint = asked.constraint
-    if constraint is not None and splits:
-        constraint = replace(constraint, reasoning=conventions.reasoning)
-    sampling = sampling_of(body, state, constraint=constraint, logprobs=top_logprobs)
-    generation = _generation(body, prefix, [prompt], sampling, state, deadline)
-    shown = conventions.tokens(calls=tools is not None, reasoning=splits)
-    return replace(
-        generation,
-        requests=tuple(replace(r, shown_tokens=shown) for r in generation.requests),
-        top_logprobs=top_logprobs,
-        parser_of=lambda prompt_end: AnswerParser(
-            conventions, tools, splits_reasoning=splits, prompt_end=prompt_end
-        ),
-        not_enforced=asked.not_enforced,
+    if asked.constraint is not None and splits:
+        constraint = replace(asked.constraint, reasoning=conventions.reasoning)
+        asked = replace(asked, constraint=constraint)
+    generation = _generation(
+        body,
+        prefix,
+        [prompt],
+        asked,
+        state,
+        deadline,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        shown_tokens=conventions.tokens(calls=tools is not None, reasoning=splits),
     )
+    parser_of = partial(AnswerParser, conventions, tools, splits_reasoning=splits)
+    return replace(generation, parser_of=parser_of)
 
 
 def completion_generation(
@@ -106,15 +102,12 @@ def completion_generation(
     if body.max_tokens is None:
         body = body.model_copy(update={"max_tokens": DEFAULT_COMPLETION_TOKENS})
     prompts = [_with_suffix(prompt, body.suffix) for prompt in inputs_of(body.prompt)]
-    generation = text_generation(body, prompts, state, deadline, logprobs=body.logprobs)
     wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
     n_alternatives = max((n for n in wanted if n is not None), default=None)
-    return replace(
-        generation,
-        requests=tuple(replace(r, prompt_logprobs=n_alternatives) for r in generation.requests),
-        top_logprobs=body.logprobs,
-        shows_prompt_logprobs=body.prompt_logprobs is not None,
+    generation = text_generation(
+        body, prompts, state, deadline, logprobs=body.logprobs, prompt_logprobs=n_alternatives
     )
+    return replace(generation, shows_prompt_logprobs=body.prompt_logprobs is not None)
 
 
 def text_generation(
@@ -124,12 +117,20 @@ def text_generation(
     deadline: float | None,
     *,
     logprobs: int | None,
+    prompt_logprobs: int | None = None,
 ) -> Generation:
     """A generation from raw prompts, without a chat template."""
     asked = _enforced(requested_constraint(body), state)
-    sampling = sampling_of(body, state, constraint=asked.constraint, logprobs=logprobs)
-    generation = _generation(body, "cmpl-", prompts, sampling, state, deadline)
-    return replace(generation, not_enforced=asked.not_enforced)
+    return _generation(
+        body,
+        "cmpl-",
+        prompts,
+        asked,
+        state,
+        deadline,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
 
 
 def _with_suffix(prompt: str | tuple[int, ...], suffix: str | None) -> Prompt:
@@ -188,9 +189,12 @@ def _constraint_of(body: ChatBody, tools: ToolUse | None) -> RequestedConstraint
     A forced call leaves no text, so a form of the answer's text is ignored beside it.
     """
     if tools is not None and tools.forced is not None:
-        functions = [tool.for_template() for tool in body.tools]
         several = body.tool_choice == "required" and body.parallel_tool_calls is True
-        forced = forced_functions(functions, tools.forced)
+        forced = [
+            ForcedFunction(f.name, f.parameters, f"tools[{index}].function.parameters")
+            for index, f in enumerate(tool.function for tool in body.tools)
+            if tools.forced in ("*", f.name)
+        ]
         return constraints.forced_calls(forced, several=several)
     form = body.response_format
     if form is None or form.type == "text":
@@ -248,11 +252,16 @@ def _generation(
     body: GenerationBody,
     prefix: str,
     prompts: Sequence[Prompt],
-    sampling: Sampling,
+    asked: RequestedConstraint,
     state: AppState,
     deadline: float | None,
+    *,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    shown_tokens: tuple[str, ...] = (),
 ) -> Generation:
     id = f"{prefix}{uuid.uuid4().hex}"
+    sampling = sampling_of(body, state, constraint=asked.constraint, logprobs=logprobs)
     limit, wanted = state.max_tokens_out, body.max_tokens
     requests: list[InferenceRequest] = []
     for prompt in prompts:
@@ -265,18 +274,12 @@ def _generation(
                     sampling=replace(sampling, seed=(sampling.seed + choice) & MAX_SEED),
                     max_tokens=limit if wanted is None or wanted < 0 else min(wanted, limit),
                     stop=body.stops,
+                    prompt_logprobs=prompt_logprobs,
+                    shown_tokens=shown_tokens,
                     reports_progress=body.return_progress and body.stream,
                     cache_salt=body.salt,
                     deterministic=body.deterministic,
                     deadline=deadline,
                 )
             )
-    return Generation(
-        id=id,
-        created=int(time.time()),
-        requests=tuple(requests),
-        choices_per_prompt=body.n,
-        stream=body.stream,
-        include_usage=body.stream_options.include_usage,
-        timings_per_token=body.timings_per_token,
-    )
+    return Generation(id, int(time.time()), body, tuple(requests), logprobs, asked.not_enforced)

@@ -1,7 +1,6 @@
 """Embeddings as OpenAI answers them, and ranks as Jina and Cohere do.
 
-Ranks are also answered in the form of text-embeddings-inference. Endpoints run on the API process's
-event loop; a thread encodes the embeddings.
+Ranks are also answered in the form of text-embeddings-inference. A thread encodes the embeddings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""OpenAI's paths. Endpoints run on the API process's event loop."""
+"""OpenAI's paths."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def input_tokens(request: Request) -> Response:
-    body = await read(request, state_of(request), ChatBody)
-    return await counted(request, body)
+    return await counted(request, await read(request, state_of(request), ChatBody))
 
 
 async def counted(request: Request, body: ChatBody) -> Response:
@@ -63,13 +62,9 @@ async def completions(request: Request) -> Response:
     generation = completion_generation(body, state, deadline)
     if body.echo:
         prompts = inputs_of(body.prompt)
-        generation = replace(generation, echo=tuple([await _as_text(request, p) for p in prompts]))
+        texts = [p if isinstance(p, str) else await answer(request, Detokenize(p)) for p in prompts]
+        generation = replace(generation, echo=tuple(texts))
     return await _answer(request, generation, CompletionForm())
-
-
-async def _as_text(request: Request, prompt: str | tuple[int, ...]) -> str:
-    """A prompt as text; token ids are detokenized."""
-    return prompt if isinstance(prompt, str) else await answer(request, Detokenize(prompt))
 
 
 async def _answer(request: Request, generation: Generation, form: Form) -> Response:

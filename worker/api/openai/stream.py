@@ -1,7 +1,4 @@
-"""OpenAI's answers: one object, or chunks of a stream that `[DONE]` ends.
-
-Runs on the API process's event loop.
-"""
+"""OpenAI's answers: one object, or chunks of a stream that `[DONE]` ends."""
 
 from __future__ import annotations
 
@@ -114,13 +111,13 @@ class Choices(Answer):
         self._n_finished = 0
         self._head = {
             "id": generation.id,
-            "object": form.chunk_object if generation.stream else form.answer_object,
+            "object": form.chunk_object if generation.body.stream else form.answer_object,
             "created": generation.created,
             "model": model,
             "system_fingerprint": build,
         }
         self._begin = dumps(self._head)[:-1]
-        self._usage = ',"usage":null' if generation.include_usage else ""
+        self._usage = ',"usage":null' if generation.body.stream_options.include_usage else ""
         self._wants_progress = generation.requests[0].reports_progress
 
     # --- streamed ------------------------------------------------------------------------
@@ -135,7 +132,7 @@ class Choices(Answer):
         return f'data: {self._begin},"choices":[{choice}]{self._usage}{extra}}}\n\n'.encode()
 
     def ending(self) -> bytes:
-        if not self._generation.include_usage:
+        if not self._generation.body.stream_options.include_usage:
             return DONE
         last = self._head | {"choices": []} | self._sums()
         return f"data: {dumps(last)}\n\n".encode() + DONE
@@ -183,17 +180,17 @@ class Choices(Answer):
 
     def _echo(self, index: int) -> str:
         generation = self._generation
-        return generation.echo[index // generation.choices_per_prompt] if generation.echo else ""
+        return generation.echo[index // generation.body.n] if generation.echo else ""
 
     def _progress(self, index: int) -> str:
         output, timings = self._outputs[index], ""
-        if self._generation.timings_per_token:
+        if self._generation.body.timings_per_token:
             timings = f',"timings":{dumps(output.timings)}'
         return f',"prompt_progress":{dumps(output.prompt_progress)}{timings}'
 
     def _timings(self, index: int, event: StreamEvent) -> str:
         """Timings of the choice that ended last, for the last chunk with a choice; or of each."""
-        if self._generation.timings_per_token and isinstance(event, Token):
+        if self._generation.body.timings_per_token and isinstance(event, Token):
             return f',"timings":{dumps(self._outputs[index].timings)}'
         if not isinstance(event, Finished) or self._n_finished < len(self._outputs):
             return ""
@@ -209,7 +206,7 @@ class Choices(Answer):
         return self._head | {"choices": choices} | self._sums()
 
     def _sums(self) -> dict[str, Any]:
-        usage = usage_of(self._outputs, self._generation.choices_per_prompt)
+        usage = usage_of(self._outputs, self._generation.body.n)
         return {"usage": usage, "timings": self._outputs[-1].timings}
 
     def _whole_choice(self, index: int, output: Output) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`/v1/responses`. The endpoint runs on the API process's event loop."""
+"""`/v1/responses`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""OpenAI's responses: one object, or the events of its stream.
-
-Runs on the API process's event loop.
-"""
+"""OpenAI's responses: one object, or the events of its stream."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from worker.api.output import OutputPiece, Parser, Text
 from worker.api.reasoning import Marks, ReasoningSplitter, marks_of
+from worker.api.tools.calls import ToolUse
 from worker.api.tools.channels import ChannelParser
-from worker.api.tools.choice import ToolUse
 from worker.api.tools.dialects import FUNCTIONARY_3_2, GPT_OSS, Dialect, dialect_of
 from worker.api.tools.parser import CallParser
 from worker.api.tools.parts import PartsParser
@@ -59,9 +59,9 @@ class AnswerParser(Parser):
         self,
         conventions: Conventions,
         use: ToolUse | None,
+        prompt_end: str = "",
         *,
         splits_reasoning: bool = True,
-        prompt_end: str = "",
     ) -> None:
         self._alone: PartsParser | None = None
         """The parser of a dialect that marks every part of an answer; it replaces the others."""

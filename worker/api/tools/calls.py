@@ -6,18 +6,38 @@ import re
 import secrets
 import string
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 from worker.api.output import CallArguments, CallBegun, OutputPiece
-from worker.api.tools.choice import ToolUse
 
 Progress = Literal["more", "done", "failed"]
 """The state of a reader: it needs more text, the call has ended, or this is no call."""
 
 MAX_HEADER_CHARS = 400
 _LETTERS = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """How a request may call functions."""
+
+    forced: str | None
+    """The function that must be called; `"*"` for any of them, `None` for no obligation."""
+    parallel: bool
+    parameters: Mapping[str, Any]
+    """The schema of each function's parameters, by the function's name."""
+
+    @classmethod
+    def of(
+        cls, tools: Sequence[Mapping[str, Any]], forced: str | None = None, *, parallel: bool = True
+    ) -> ToolUse:
+        """The use of `tools`, which are in OpenAI's form."""
+        functions = [tool["function"] for tool in tools]
+        parameters = {function["name"]: function.get("parameters") for function in functions}
+        return cls(forced, parallel, parameters)
 
 
 class Calls:

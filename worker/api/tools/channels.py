@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 
 from worker.api.output import Reasoning, Text
-from worker.api.tools.calls import begun_mark, certain_part
-from worker.api.tools.choice import ToolUse
+from worker.api.tools.calls import ToolUse, begun_mark, certain_part
 from worker.api.tools.parts import PartsParser
 
 _MESSAGE = "<|message|>"

@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 
 from worker.api.output import OutputPiece, Parser, Text
-from worker.api.tools.calls import Calls, Reader, begun_mark
-from worker.api.tools.choice import ToolUse
+from worker.api.tools.calls import Calls, Reader, ToolUse, begun_mark
 from worker.api.tools.dialects import GENERIC, Dialect
 from worker.api.tools.forms import Form, JsonCall, LiteralCall, NamedCall
 from worker.api.tools.json_calls import NamedReader, ObjectReader

@@ -8,8 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from worker.api.output import OutputPiece, Parser
-from worker.api.tools.calls import Calls
-from worker.api.tools.choice import ToolUse
+from worker.api.tools.calls import Calls, ToolUse
 
 
 class PartsParser(Parser):

@@ -11,7 +11,7 @@ import json
 import re
 
 from worker.api.output import Text
-from worker.api.tools.choice import ToolUse
+from worker.api.tools.calls import ToolUse
 from worker.api.tools.json_calls import JsonValue
 from worker.api.tools.parts import PartsParser
 

@@ -89,7 +89,8 @@ class _Compiler:
             given["const"] = schema["const"]
         beside = _ASSERTIONS & given.keys()
         merged = merged or len(beside & _COMBINED) > (1 if beside <= _COMBINED else 0)
-        merged = merged or len(_list_of(given.get("allOf"))) > 1
+        parts = given.get("allOf")
+        merged = merged or (isinstance(parts, list) and len(parts) > 1)
         out = _Part(self, path, depth, merged, given)
         for name, value in given.items():
             out.add(name, value)
@@ -289,7 +290,10 @@ class _Part:
 
     def _number(self, name: str, value: Any, path: str) -> None:
         if isinstance(value, bool) and name in ("exclusiveMinimum", "exclusiveMaximum"):
-            self._draft_4_exclusive(name, value)
+            # As in draft 4, where it said how the other bound is meant.
+            inclusive: Any = self._given.get("minimum" if name.endswith("Minimum") else "maximum")
+            if value and keywords.is_number(inclusive):
+                self._bound(name, inclusive, path)
         elif not keywords.is_number(value) or (name == "multipleOf" and value <= 0):
             self._fault(path, "type", "must be a number" + " above 0" * (name == "multipleOf"))
         elif name in keywords.COUNTS:
@@ -302,11 +306,6 @@ class _Part:
             self._keep(name, value if is_enforced else None, path)
         else:
             self._bound(name, value, path)
-
-    def _draft_4_exclusive(self, name: str, value: bool) -> None:
-        inclusive: Any = self._given.get("minimum" if name == "exclusiveMinimum" else "maximum")
-        if value and keywords.is_number(inclusive):
-            self._bound(name, inclusive, f"{self._path}.{name}")
 
     def _bound(self, name: str, value: float, path: str) -> None:
         narrowed = keywords.bound(name, value)
@@ -344,7 +343,3 @@ class _Part:
 
     def _fault(self, path: str, constraint: str, expected: str) -> None:
         self._report.fault(path, constraint, f"{path} {expected}")
-
-
-def _list_of(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
