@@ -116,20 +116,23 @@ class Choices(Answer):
             "model": model,
             "system_fingerprint": build,
         }
-        self._begin = dumps(self._head)[:-1]
+        self._begin = f"data: {dumps(self._head)[:-1]}"
         self._usage = ',"usage":null' if generation.body.stream_options.include_usage else ""
         self._wants_progress = generation.requests[0].reports_progress
 
     # --- streamed ------------------------------------------------------------------------
 
-    def parts(self, index: int, event: StreamEvent) -> Iterator[bytes]:
-        for choice in self._choices(index, event):
-            yield self._chunk(choice, self._timings(index, event))
+    def parts(self, index: int, event: StreamEvent) -> list[bytes]:
+        parts = [
+            self._chunk(choice, self._timings(index, event))
+            for choice in self._choices(index, event)
+        ]
         if self._wants_progress and isinstance(event, Started | PromptProgress):
-            yield self._chunk(_choice(index, self._form.last), self._progress(index))
+            parts.append(self._chunk(_choice(index, self._form.last), self._progress(index)))
+        return parts
 
     def _chunk(self, choice: str, extra: str) -> bytes:
-        return f'data: {self._begin},"choices":[{choice}]{self._usage}{extra}}}\n\n'.encode()
+        return f'{self._begin},"choices":[{choice}]{self._usage}{extra}}}\n\n'.encode()
 
     def ending(self) -> bytes:
         if not self._generation.body.stream_options.include_usage:
@@ -143,9 +146,12 @@ class Choices(Answer):
         if isinstance(event, Started) and form.first is not None:
             yield _choice(index, form.first)
         pieces = output.take(event)
-        if isinstance(event, Started | PromptScored):
-            yield from self._echoed(index, event)
-        entries = event.logprobs if isinstance(event, Token | Finished) else ()
+        entries: tuple[TokenLogprob, ...] = ()
+        match event:
+            case Token() | Finished():
+                entries = event.logprobs
+            case Started() | PromptScored():
+                yield from self._echoed(index, event)
         if entries and not any(isinstance(piece, Text) for piece in pieces):
             pieces = [Text(""), *pieces]
         for piece in pieces:

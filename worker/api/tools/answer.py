@@ -83,9 +83,11 @@ class AnswerParser(Parser):
     def run(self, text: str, *, final: bool) -> list[OutputPiece]:
         if self._alone is not None:
             return self._alone.run(text, final=final)
-        pieces: list[OutputPiece] = [Text(text)] if text else []
+        pieces: list[OutputPiece]
         if self._splitter is not None:
             pieces = self._splitter.run(text, final=final)
+        else:
+            pieces = [Text(text)] if text else []
         if self._calls is None:
             return pieces
         found: list[OutputPiece] = []
