@@ -19,8 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MAX_HEAD_BYTES = 64 * 1024
 """The most bytes in a request's line and headers."""
 HEAD_SECONDS = 20.0
-"""Time limit for a request's line and headers, and for a new connection's first request to
-begin."""
+"""For a request's line and headers, and for a new connection's first request to begin."""
 BODY_SECONDS = 120.0
 FRAMING_PER_BYTE = 8
 """Of a body, at most: a chunk of one byte has five around it."""

@@ -156,8 +156,7 @@ def openai_error(
 
 
 def _with_errors(code: str, message: str, details: Mapping[str, Any]) -> dict[str, Any]:
-    """The details with a list of errors, made from the `field` of a refusal by the engine if
-    needed."""
+    """The details with a list of errors; a refusal by the engine only has its `field`."""
     known = dict(details)
     name = known.pop("field", None)
     if code in ("INVALID_REQUEST", "CONTEXT_LENGTH_EXCEEDED") and "errors" not in known:

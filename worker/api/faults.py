@@ -109,8 +109,7 @@ def _unknown(path: str, known: Iterable[str]) -> Fault:
 
 
 def path_of(loc: Iterable[int | str]) -> str:
-    """A path like `messages[0].content`; names of union branches, which begin with `~`, are
-    skipped."""
+    """A path like `messages[0].content`, without names of union branches, which begin with `~`."""
     path = ""
     for step in loc:
         if isinstance(step, int):

@@ -100,8 +100,7 @@ async def _start_jobs(state: AppState, requests: Sequence[InferenceRequest]) -> 
 
 
 async def start_job(state: AppState, request: InferenceRequest) -> Job:
-    """Submit the request; returns once the engine has accepted it, before any status line is
-    sent."""
+    """Submit the request; returns once the engine has accepted it, before any status line."""
     job = await state.supervisor.submit(request)
     try:
         await state.accepted.enter()
@@ -119,8 +118,7 @@ async def start_job(state: AppState, request: InferenceRequest) -> Job:
 
 
 async def answer(request: Request, work: Work) -> Any:
-    """The engine's answer to work that generates no text; it is cancelled when the client
-    leaves."""
+    """The engine's answer to work that generates no text, cancelled when the client leaves."""
     job = state_of(request).supervisor.open(work, deadline_of(request))
     async with closing_on_disconnect(request, job):
         return await job.answer()

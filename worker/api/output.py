@@ -191,8 +191,7 @@ class Call:
 
 
 def usage_of(outputs: Sequence[Output], choices_per_prompt: int) -> dict[str, Any]:
-    """OpenAI's usage. A prompt is counted once for all its choices; its first choice tells what was
-    cached."""
+    """OpenAI's usage. A prompt is counted once; its first choice tells what was cached."""
     prompts = [output.job for output in outputs[::choices_per_prompt]]
     prompt_tokens = sum(job.prompt_tokens for job in prompts)
     tokens_out = sum(o.finished.tokens_out for o in outputs if o.finished is not None)

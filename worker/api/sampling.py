@@ -23,8 +23,7 @@ _DEFAULTS = {
     "min_p": ("general.sampling.min_p", 0.05),
     "repetition_penalty": ("general.sampling.penalty_repeat", 1.0),
 }
-"""By the model file's key, else llama.cpp's: at a plain temperature of 1, small models write
-nonsense."""
+"""The file's key, else llama.cpp's value: at temperature 1, small models write nonsense."""
 
 
 def sampling_of(

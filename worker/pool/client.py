@@ -101,8 +101,7 @@ class PoolClient:
     async def post(
         self, url: str, payload: Mapping[str, Any], timeout_seconds: float
     ) -> tuple[int | None, str]:
-        """Post JSON once; returns the status, or `None` and what went wrong. The body is not
-        read."""
+        """Post JSON once; returns the status, or `None` and what went wrong. Reads no body."""
         import httpx  # imported only by workers with a pool
 
         if self._http is None:

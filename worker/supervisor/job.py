@@ -183,8 +183,7 @@ class Job:
         self.stage_since = time.monotonic()
 
     def accept(self, event: Accepted) -> None:
-        """Record that the engine accepted the job; each engine that replaces another does so
-        again."""
+        """Record that the engine accepted the job, as each one that replaces another does again."""
         self.enter(Stage.ACCEPTED)
         self.prompt_tokens = event.prompt_tokens
         self._prompt_ids = event.prompt_ids

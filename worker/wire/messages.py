@@ -120,14 +120,12 @@ class Started:
     request_id: int
     cached_tokens: int
     prompt_end: str = ""
-    """The last characters of the prompt. They tell whether the chat template has opened
-    reasoning."""
+    """The prompt's last characters tell whether the chat template has opened reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """So many tokens of a prompt are in the cells, reused ones included, `seconds` after its
-    start."""
+    """So many tokens of a prompt, reused ones too, are in the cells `seconds` after its start."""
 
     request_id: int
     n_computed: int
@@ -168,8 +166,7 @@ class TokenColumns(NamedTuple):
 
 
 class PromptScored(NamedTuple):
-    """The log-probabilities of all tokens of a prompt. That of the first is NaN: nothing precedes
-    it."""
+    """Log-probabilities of a prompt's tokens; that of the first is NaN: nothing precedes it."""
 
     request_id: int
     logprobs: tuple[TokenLogprob, ...]
@@ -208,8 +205,7 @@ class Failed:
 
 
 class Stats(NamedTuple):
-    """The engine's state after a step; sent several times a second while it works, and when it
-    becomes idle."""
+    """The engine's state after a step: several times a second while it works, and once idle."""
 
     running: int
     waiting: int

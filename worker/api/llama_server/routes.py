@@ -96,8 +96,7 @@ async def props(request: Request) -> Response:
 
 
 async def slots(request: Request) -> Response:
-    """One entry for each slot. Only the number of busy slots is known; the first ones are shown
-    busy."""
+    """One entry for each slot. Only the number of busy slots is known: the first are shown busy."""
     state = state_of(request)
     info = state.supervisor.info
     context_length = info.model.context_length if info is not None else None

@@ -58,8 +58,7 @@ def _encoded(vectors: Vectors, body: EmbeddingBody, model_name: str) -> Iterator
 
 
 def _shortened(vector: array[float], n: int | None) -> array[float]:
-    """The first `n` dimensions, scaled to length 1, as models trained for shorter vectors
-    expect."""
+    """The first `n` dimensions, scaled to length 1: some models are trained for shorter vectors."""
     if n is None or n == len(vector):
         return vector
     norm = sum(x * x for x in vector[:n]) ** 0.5

@@ -26,8 +26,7 @@ class Conventions:
     marks: Marks
 
     def tokens(self, *, calls: bool, reasoning: bool) -> tuple[str, ...]:
-        """Control tokens that the engine must show as text, so that calls or reasoning can be
-        found."""
+        """Control tokens that the engine must show as text, to tell calls or reasoning by."""
         texts: list[str] = []
         if reasoning:
             texts += [self.marks.begin, self.marks.end, *self.marks.fillers]

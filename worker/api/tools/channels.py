@@ -24,8 +24,7 @@ class ChannelParser(PartsParser):
         super().__init__(use)
         self._splits_reasoning = splits_reasoning
         self._state: str = "begin"
-        """`begin` of the output, `header` of a message, or `text`, `reasoning` or `call` inside
-        one."""
+        """`begin` of the output, `header` of a message, or in one `text`, `reasoning` or `call`."""
 
     def _step(self, final: bool) -> bool:
         if self._state == "begin":

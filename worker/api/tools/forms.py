@@ -31,8 +31,7 @@ class TaggedCall:
     header: re.Pattern[str]
     """Matches the tag with the name; its group `name` is the function."""
     argument: re.Pattern[str]
-    """Matches an argument's tag; its group `key` is the name, `type` says whether it is a
-    string."""
+    """Matches an argument's tag; its group `key` is the name, `type` tells a string."""
     argument_end: tuple[str, ...]
     end: tuple[str, ...]
     begins: str = ""

@@ -56,8 +56,7 @@ class JsonValue:
 
 
 class _Arguments:
-    """Streams the value of the arguments as it comes. A string that holds JSON is sent as a
-    whole."""
+    """Streams the arguments' value as it comes. A string that holds JSON is sent as a whole."""
 
     def __init__(self, start: int) -> None:
         self._value, self._sent = JsonValue(start), start

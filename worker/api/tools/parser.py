@@ -94,8 +94,7 @@ class CallParser(Parser):
     # --- in a section ----------------------------------------------------------------------
 
     def _read_section(self, final: bool) -> bool:
-        """Skip one filler, begin a call, or leave the section; returns false if more text is
-        needed."""
+        """Skip one filler, begin a call or leave the section; false if more text is needed."""
         if not self._held:
             if final:
                 self._leave_section()

@@ -33,8 +33,7 @@ COUNTS = frozenset("minLength maxLength minItems maxItems".split())
 BOUNDS = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum".split())
 
 LARGEST = 2**53 - 1
-"""The largest integer that every JSON reader represents exactly; wider bounds are narrowed to
-it."""
+"""The largest integer that all JSON readers represent exactly; wider bounds become it."""
 MAX_COUNT = 1_000_000
 _MAX_MULTIPLE = 1000
 _MAX_PATTERN_CHARS = 4000
