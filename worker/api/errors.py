@@ -127,10 +127,7 @@ OTHER_PATHS = ("/completion", "/infill", "/rerank")
 
 
 def dialect_of(path: str) -> str:
-    """The dialect of a path's errors.
-
-    Everything under /v1 has OpenAI's form, except Anthropic's messages and the worker's own paths.
-    """
+    """All of /v1 has OpenAI's form, except Anthropic's messages and the worker's own paths."""
     if path.startswith("/v1/messages"):
         return "anthropic"
     if path.startswith(("/v1/", *OPENAI_PATHS, *OTHER_PATHS)) and not path.startswith(NATIVE_PATHS):

@@ -51,8 +51,7 @@ class EventStream(StreamingResponse):
 
     async def stream_response(self, send: Send) -> None:
         await self._send(
-            send,
-            {"type": "http.response.start", "status": 200, "headers": self.raw_headers},
+            send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         )
         if self._keepalive > 0:
             self._start_timer(send)

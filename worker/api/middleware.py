@@ -66,12 +66,8 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [
-                    *message["headers"],
-                    *echoed,
-                    *_ignored_header(scope),
-                    *self._origins.cors(raw),
-                ]
+                added = [*echoed, *_ignored_header(scope), *self._origins.cors(raw)]
+                message["headers"] = [*message["headers"], *added]
             await send(message)
 
         try:

@@ -97,10 +97,7 @@ def _described(operation: Operation, state: AppState, schemas: Mapping[Any, Any]
         "security": [] if operation.probe else [{}, {"bearer": []}],
     }  # fmt: skip
     if (body := operation.body_of(state)) is not None:
-        described["requestBody"] = {
-            "required": True,
-            "content": {JSON: {"schema": schemas[body]}},
-        }
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas[body]}}}
     return described
 
 
@@ -125,9 +122,7 @@ def _refusal(code: int, content: Mapping[str, Any]) -> dict[str, Any]:
 def _answer(description: str, content: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "description": description,
-        "headers": {
-            "X-Correlation-Id": {**_HEADERS["X-Correlation-Id"], "required": True},
-        },
+        "headers": {"X-Correlation-Id": {**_HEADERS["X-Correlation-Id"], "required": True}},
         "content": {media_type: {"schema": schema} for media_type, schema in content.items()},
     }
 

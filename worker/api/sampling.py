@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any
 
 from worker.api.faults import fault, invalid
 from worker.api.openai.schema import SamplingFields
@@ -59,9 +58,8 @@ def sampling_of(
 
 
 def defaults_of(state: AppState) -> dict[str, float]:
-    info = state.supervisor.info
-    metadata: Mapping[str, Any] = info.model.metadata if info is not None else {}
-    return {name: float(metadata.get(key, default)) for name, (key, default) in _DEFAULTS.items()}
+    found = state.metadata
+    return {name: float(found.get(key, default)) for name, (key, default) in _DEFAULTS.items()}
 
 
 def _bias(given: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:

@@ -55,8 +55,7 @@ class PoolClient:
         self._http: httpx.AsyncClient | None = None
 
     async def announce(self, ready: ReadyCallback) -> None:
-        """Send the ready callback until the manager accepts it; raises `CallbackFailed` if it does
-        not.
+        """Send the ready callback until the manager accepts it, else raise `CallbackFailed`.
 
         With `--callback-optional`, a final failure is only logged and counted.
         """

@@ -47,8 +47,7 @@ class LoadModel:
     log_format: Literal["auto", "json", "console"] = "json"
     adapter: Adapter | None = None
     header: object = None
-    """The model's `GgufHeader`, which takes 0.1 s to read where the vocabulary is large, as far as
-    the API process has it."""
+    """The model's `GgufHeader`, if the API process has it: a large one takes 0.1 s to read."""
     draft: DraftFile | None = None
 
 
@@ -102,13 +101,11 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A request to generate or pool was checked, tokenised and queued.
-
-    `prompt_tokens` includes BOS and the template's tokens.
-    """
+    """A request to generate or pool was checked, tokenised and queued."""
 
     request_id: int
     prompt_tokens: int
+    """BOS and the template's tokens included."""
     prompt_ids: bytes = b""
     """The prompt's tokens as 32-bit integers, for the next engine if this one dies."""
 
@@ -141,10 +138,7 @@ class TokenLogprob(NamedTuple):
 
 
 class Token(NamedTuple):
-    """Text that became complete, with the ids of all tokens since the last event.
-
-    `text` is valid UTF-8 and never empty.
-    """
+    """Whole text, valid UTF-8 and never empty, with the ids of all tokens since the last."""
 
     request_id: int
     text: str

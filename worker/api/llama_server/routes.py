@@ -77,7 +77,6 @@ async def apply_template(request: Request) -> Response:
 async def props(request: Request) -> Response:
     state = state_of(request)
     info = state.supervisor.info
-    metadata = info.model.metadata if info is not None else {}
     context_length = info.model.context_length if info is not None else None
     names = {"repetition_penalty": "repeat_penalty"}
     sampling = {names.get(name, name): value for name, value in defaults_of(state).items()}
@@ -87,7 +86,7 @@ async def props(request: Request) -> Response:
             "total_slots": state.settings.engine.slots,
             "model_alias": state.model_name,
             "model_path": state.model_file,  # A folder of this machine is not for clients.
-            "chat_template": metadata.get("tokenizer.chat_template", ""),
+            "chat_template": state.metadata.get("tokenizer.chat_template", ""),
             "modalities": {"vision": False, "audio": False},
             "build_info": f"llorch-worker-{own_version()}",
             "is_sleeping": False,
@@ -101,12 +100,10 @@ async def slots(request: Request) -> Response:
     info = state.supervisor.info
     context_length = info.model.context_length if info is not None else None
     n_slots = info.slots if info is not None else state.settings.engine.slots
-
-    def slot(index: int) -> dict[str, Any]:
-        busy = index < state.supervisor.running
-        return {"id": index, "n_ctx": context_length, "is_processing": busy}
-
-    return json_response([slot(index) for index in range(n_slots)])
+    n_busy = state.supervisor.running
+    return json_response(
+        [{"id": i, "n_ctx": context_length, "is_processing": i < n_busy} for i in range(n_slots)]
+    )
 
 
 ROUTES = [

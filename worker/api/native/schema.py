@@ -14,10 +14,10 @@ from pydantic import Field, create_model
 from starlette.requests import Request
 
 from worker.api.body import Body, Flag, Integer, Number, deadline_of, read
+from worker.api.sampling import MAX_SEED
 from worker.api.state import AppState
 from worker.wire.work import InferenceRequest, Sampling
 
-MAX_SEED = 2**64 - 1
 MAX_JOB_ID_CHARS = 256
 
 JobId = Annotated[str, Field(min_length=1, max_length=MAX_JOB_ID_CHARS)]
@@ -67,10 +67,7 @@ def _inference_body(
             Annotated[str, Field(min_length=1, max_length=prompt_chars)],
             Field(description=fields["prompt"].description),
         ),
-        "max_tokens": (
-            Annotated[Integer, Field(ge=1, le=tokens_out)],
-            Field(tokens_out),
-        ),
+        "max_tokens": (Annotated[Integer, Field(ge=1, le=tokens_out)], Field(tokens_out)),
         "top_k": (Annotated[Integer, Field(ge=0, le=vocab_size)], Field(0)),
     }
     if needs_job_id:

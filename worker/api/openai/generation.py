@@ -31,7 +31,7 @@ from worker.api.openai.structured.constraints import ForcedFunction, RequestedCo
 from worker.api.output import Output, Parser
 from worker.api.sampling import MAX_SEED, sampling_of
 from worker.api.state import AppState
-from worker.api.tools.answer import AnswerParser
+from worker.api.tools.answer import AnswerParser, conventions_of
 from worker.api.tools.calls import ToolUse
 from worker.errors import ModelNotFound
 from worker.supervisor.job import Job
@@ -77,7 +77,7 @@ def chat_generation(
     prompt = chat_prompt(body, state, tools=body.tool_choice != "none")
     tools = _tool_use(body)
     asked = _enforced(_constraint_of(body, tools), state)
-    conventions, splits = state.conventions, state.settings.reasoning == "auto"
+    conventions, splits = conventions_of(state.chat_template), state.settings.reasoning == "auto"
     if asked.constraint is not None and splits:
         constraint = replace(asked.constraint, reasoning=conventions.reasoning)
         asked = replace(asked, constraint=constraint)
@@ -143,8 +143,9 @@ def _with_suffix(prompt: str | tuple[int, ...], suffix: str | None) -> Prompt:
 
 
 def require_model(name: str | None, state: AppState) -> None:
-    """Refuse any other model's name: no model stands in for another one."""
-    if not state.serves(name):
+    """Refuse any other model's name than the configured ones: no model stands in for another."""
+    names = state.settings.served_model_name
+    if name is not None and names and name not in names:
         ours = " or ".join(map(repr, state.model_names))
         message = f"model must be {ours}"
         raise ModelNotFound(message, errors=[fault("model", "unknown", message)])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pydantic_core
@@ -78,8 +78,9 @@ async def rerank(request: Request) -> Response:
     # The first output of a classifier is the score for "this answers the query".
     scores = [array("f", data)[0] for _, data in vectors]
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
-    if body.texts is not None:
-        return json_response(_for_tei(best, scores, texts if body.return_text else None))
+    if body.texts is not None:  # the form of text-embeddings-inference
+        text = {index: {"text": texts[index]} for index in best} if body.return_text else {}
+        return json_response([{"index": i, "score": scores[i], **text.get(i, {})} for i in best])
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": scores[index]} for index in best
     ]
@@ -88,14 +89,6 @@ async def rerank(request: Request) -> Response:
             result["document"] = {"text": texts[result["index"]]}
     whole = {"object": "list", "model": state.model_name, "results": results}
     return json_response(whole | {"usage": _usage(vectors)})
-
-
-def _for_tei(
-    best: Sequence[int], scores: Sequence[float], texts: Sequence[str] | None
-) -> list[dict[str, Any]]:
-    """The form of text-embeddings-inference, whose requests have `texts`."""
-    text = {index: {"text": texts[index]} for index in best} if texts is not None else {}
-    return [{"index": index, "score": scores[index], **text.get(index, {})} for index in best]
 
 
 def _require(model: ModelInfo, what: str) -> None:

@@ -87,9 +87,7 @@ class SamplingFields(OpenBody):
     frequency_penalty: Number | None = Field(None, ge=-2, le=2)
     presence_penalty: Number | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] = Field(
-        {},
-        max_length=1024,
-        description="token id, as a string, to what is added to its logit",
+        {}, max_length=1024, description="token id, as a string, to what is added to its logit"
     )
     seed: Integer | None = Field(None, ge=-(2**63), le=2**64 - 1, description="-1 draws one")
     ignore_eos: Flag = False

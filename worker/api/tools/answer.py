@@ -8,11 +8,10 @@ from functools import lru_cache
 
 from worker.api.output import OutputPiece, Parser, Text
 from worker.api.reasoning import Marks, ReasoningSplitter, marks_of
-from worker.api.tools.calls import ToolUse
+from worker.api.tools.calls import PartsParser, ToolUse
 from worker.api.tools.channels import ChannelParser
 from worker.api.tools.dialects import FUNCTIONARY_3_2, GPT_OSS, Dialect, dialect_of
 from worker.api.tools.parser import CallParser
-from worker.api.tools.parts import PartsParser
 from worker.api.tools.recipients import RecipientParser
 
 _TOKENS = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
@@ -49,10 +48,7 @@ def conventions_of(template: str | None) -> Conventions:
 
 
 class AnswerParser(Parser):
-    """Parses the output of one choice.
-
-    `prompt_end` is the end of the rendered prompt. Without `use`, calls stay text.
-    """
+    """`prompt_end` is the end of the rendered prompt. Without `use`, calls stay text."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The calls of one answer while they are read, and the protocol of their readers. Any thread."""
+"""The calls of one answer while they are read, and what their readers share. Any thread."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import re
 import secrets
 import string
 import uuid
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from worker.api.output import CallArguments, CallBegun, OutputPiece
+from worker.api.output import CallArguments, CallBegun, OutputPiece, Parser
 
 Progress = Literal["more", "done", "failed"]
 """The state of a reader: it needs more text, the call has ended, or this is no call."""
@@ -81,6 +82,31 @@ class Calls:
         return f"call_{uuid.uuid4().hex[:24]}"
 
 
+class PartsParser(Parser):
+    """What the parsers of dialects that mark every part of an answer have in common."""
+
+    def __init__(self, use: ToolUse) -> None:
+        self._calls = Calls(use)
+        self._held = ""
+        """Output that is not understood yet."""
+
+    def run(self, text: str, *, final: bool) -> list[OutputPiece]:
+        self._held += text
+        while self._held and self._step(final):
+            pass
+        if final:
+            self._end_part()
+        deltas, self._calls.deltas = self._calls.deltas, []
+        return deltas
+
+    @abstractmethod
+    def _step(self, final: bool) -> bool:
+        """Read some of what is held; false where more output is needed."""
+
+    def _end_part(self) -> None:
+        """Emit what is only known at the end of a part."""
+
+
 def header_of(
     held: str, pattern: re.Pattern[str], calls: Calls, *, final: bool
 ) -> re.Match[str] | Literal["more", "failed"]:
@@ -89,16 +115,6 @@ def header_of(
     if found is None:
         return "failed" if final or len(held) > MAX_HEADER_CHARS else "more"
     return found if calls.is_offered(found["name"].strip()) else "failed"
-
-
-class Reader(Protocol):
-    """Reads one call from a growing text."""
-
-    held: str
-    """The text that the reader has not used when it is done."""
-
-    def advance(self, text: str, *, final: bool) -> Progress:
-        """Read more text; `final` means that no more follows."""
 
 
 def begun_mark(text: str, marks: tuple[str, ...]) -> int:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 
 from worker.api.output import Reasoning, Text
-from worker.api.tools.calls import ToolUse, begun_mark, certain_part
-from worker.api.tools.parts import PartsParser
+from worker.api.tools.calls import PartsParser, ToolUse, begun_mark, certain_part
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|start|>", "<|channel|>", "<|call|>", "<|return|>")

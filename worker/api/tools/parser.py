@@ -10,12 +10,15 @@ from __future__ import annotations
 import re
 
 from worker.api.output import OutputPiece, Parser, Text
-from worker.api.tools.calls import Calls, Reader, ToolUse, begun_mark
+from worker.api.tools.calls import Calls, ToolUse, begun_mark
 from worker.api.tools.dialects import GENERIC, Dialect
 from worker.api.tools.forms import Form, JsonCall, LiteralCall, NamedCall
 from worker.api.tools.json_calls import NamedReader, ObjectReader
 from worker.api.tools.literal_calls import LiteralReader
 from worker.api.tools.tagged_calls import TaggedReader
+
+Reader = ObjectReader | NamedReader | LiteralReader | TaggedReader
+"""Reads one call from a growing text; what it has not used when it is done is in `held`."""
 
 _WORD = re.compile(r"[^\s<\[{\]}]*")
 _BRACKETS = "[],"

@@ -11,9 +11,8 @@ import json
 import re
 
 from worker.api.output import Text
-from worker.api.tools.calls import ToolUse
+from worker.api.tools.calls import PartsParser, ToolUse
 from worker.api.tools.json_calls import JsonValue
-from worker.api.tools.parts import PartsParser
 
 MARK = ">>>"
 USER = "all"

@@ -32,14 +32,11 @@ write any number of blanks may never stop writing them."""
 
 @dataclass(frozen=True, slots=True)
 class RequestedConstraint:
-    """The constraint that a request asks for.
-
-    `constraint` is `None` if there are `faults`. `not_enforced` holds the paths of keywords that
-    the answer may violate.
-    """
+    """What a request asks for; `constraint` is `None` if there are `faults`."""
 
     constraint: Constraint | None = None
     not_enforced: tuple[str, ...] = ()
+    """Paths of keywords that the answer may violate."""
     faults: tuple[Fault, ...] = ()
 
     def strictly(self) -> RequestedConstraint:

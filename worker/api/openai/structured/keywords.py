@@ -1,7 +1,4 @@
-"""The keywords of JSON schemas: which are enforced, which say nothing, which are not enforced.
-
-Pure data and predicates on single values, any thread.
-"""
+"""The keywords of JSON schemas: which are enforced, say nothing, or are not. Any thread."""
 
 from __future__ import annotations
 
