@@ -15,7 +15,7 @@ from worker.api.output import (
     Text,
 )
 from worker.api.tools.answer import AnswerParser, conventions_of
-from worker.api.tools.choice import ToolUse
+from worker.api.tools.calls import ToolUse
 
 
 @dataclass

@@ -18,7 +18,7 @@ from tests.api.answers import Message, parse
 from tests.api.model_outputs import CASES, HELLO, TOOLS, Case
 from worker.api.reasoning import ALL_MARKS
 from worker.api.tools.answer import conventions_of
-from worker.api.tools.choice import ToolUse
+from worker.api.tools.calls import ToolUse
 from worker.api.tools.dialects import DIALECTS
 
 USE = ToolUse.of(TOOLS)

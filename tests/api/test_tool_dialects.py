@@ -13,7 +13,7 @@ from builds import sdist
 from builds.pins import pins
 from tests.api.answers import parse
 from tests.engine.chats import SPECIAL
-from worker.api.tools.choice import ToolUse
+from worker.api.tools.calls import ToolUse
 from worker.api.tools.dialects import dialect_of
 from worker.engine.text.chat_template import ChatTemplate
 from worker.errors import InvalidRequest

@@ -249,7 +249,7 @@ def lost(supervisor: Supervisor) -> str | None:
 def test_a_device_that_vanishes_ends_the_worker_after_its_streams(
     script: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.supervisor.residency_watch.INTERVAL_SECONDS", 0.1)
+    monkeypatch.setattr("worker.supervisor.supervisor.RESIDENCY_SECONDS", 0.1)
 
     async def test() -> None:
         async with supervised() as supervisor:

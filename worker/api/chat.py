@@ -1,24 +1,16 @@
 """Messages and tools in the one form that all dialects pass to the chat template.
 
-The models here have OpenAI's form; the other dialects are translated into it. Runs on the API
-process's event loop.
+The models here have OpenAI's form; the other dialects are translated into it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import pydantic_core
-from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    BaseModel,
-    Discriminator,
-    Field,
-    Tag,
-)
+from pydantic import AfterValidator, AliasChoices, BaseModel, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from worker.api.body import Flag, JsonObject, OpenBody, is_deep
@@ -43,6 +35,10 @@ def json_kind(value: object) -> str:
 
 ByKind = Discriminator(json_kind)
 Text = Annotated[str, Tag("~text")]
+Item = TypeVar("Item")
+Many = Annotated[tuple[Item, ...], Field(fail_fast=True)]
+TextOr = Annotated[Text | Annotated[Item, Tag("~object")], ByKind]
+TextOrMany = Annotated[Text | Annotated[Many[Item], Tag("~list")], ByKind]
 
 
 def _readable(kind: str) -> str:
@@ -56,18 +52,21 @@ class Part(OpenBody):
     text: str = Field("", validation_alias=AliasChoices("text", "refusal"))
 
 
-Parts = Annotated[tuple[Part, ...], Field(fail_fast=True), Tag("~list")]
-Content = Annotated[Text | Parts, ByKind]
+Content = TextOrMany[Part]
 
 
-def text_of(content: str | tuple[Part, ...] | None) -> str:
+class HasText(Protocol):
+    text: str
+
+
+def text_of(content: str | Iterable[HasText] | None) -> str:
     """The text of a message's content; parts are joined by line ends, no content is ""."""
     return content if isinstance(content, str) else "\n".join(p.text for p in content or ())
 
 
 class FunctionCall(OpenBody):
     name: str = Field(min_length=1, max_length=256)
-    arguments: Annotated[Text | Annotated[JsonObject, Tag("~object")], ByKind] = ""
+    arguments: TextOr[JsonObject] = ""
 
 
 class ToolCall(OpenBody):
@@ -81,9 +80,7 @@ class ChatMessage(OpenBody):
     content: Content | None = None
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: Annotated[tuple[ToolCall, ...], Field(fail_fast=True)] = Field(
-        (), max_length=MAX_CALLS
-    )
+    tool_calls: Many[ToolCall] = Field((), max_length=MAX_CALLS)
     reasoning_content: str | None = Field(
         None, validation_alias=AliasChoices("reasoning_content", "reasoning")
     )
@@ -109,11 +106,6 @@ class ChatMessage(OpenBody):
         return flat
 
 
-Messages = Annotated[
-    tuple[ChatMessage, ...], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
-]
-
-
 class Function(OpenBody):
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
@@ -135,14 +127,11 @@ class Tool(OpenBody):
         return {"type": "function", "function": present}
 
 
-Tools = Annotated[tuple[Tool, ...], Field(fail_fast=True, max_length=MAX_TOOLS)]
-
-
 class TemplateBody(OpenBody):
     """The input of a chat template; the whole body of `/apply-template`."""
 
-    messages: Messages
-    tools: Tools = ()
+    messages: Many[ChatMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
+    tools: Many[Tool] = Field((), max_length=MAX_TOOLS)
     add_generation_prompt: Flag | None = Field(
         None, description="true, unless the last message goes on"
     )
@@ -177,20 +166,15 @@ def chat_prompt(body: TemplateBody, state: AppState, *, tools: bool = True) -> C
     if info is not None and not info.model.template_takes_tools:
         messages = with_instruction(messages, given, state.chat_template)
         given = ()
+    defaults = {"enable_thinking": True, "date_string": datetime.now().strftime("%d %b %Y")}
+    goes_on = body.continue_final_message
     return ChatPrompt(
         messages=messages,
         tools=given,
-        add_generation_prompt=(
-            body.add_generation_prompt is not False and not body.continue_final_message
-        ),
-        continue_final_message=body.continue_final_message,
-        template_kwargs=_defaults() | body.template_kwargs,
+        add_generation_prompt=body.add_generation_prompt is not False and not goes_on,
+        continue_final_message=goes_on,
+        template_kwargs=defaults | body.template_kwargs,
     )
-
-
-def _defaults() -> dict[str, Any]:
-    """Default variables of chat templates."""
-    return {"enable_thinking": True, "date_string": datetime.now().strftime("%d %b %Y")}
 
 
 def _parsed(arguments: str | JsonObject) -> Any:

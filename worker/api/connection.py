@@ -3,7 +3,7 @@
 A header has a size and a time limit, a body a time limit, what frames a body (the heads of chunks,
 a trailer) the size of a header. Answers that are not read are bounded in time and in bytes. So is
 the number of connections: when one too many comes, the one that has owed the rest of a request for
-longest is closed. Runs on the API process's event loop.
+longest is closed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 MAX_HEAD_BYTES = 64 * 1024
 """The most bytes in a request's line and headers."""
 HEAD_SECONDS = 20.0
-"""Time limit for a request's line and headers, and for a new connection's first request to
-begin."""
+"""For a request's line and headers, and for a new connection's first request to begin."""
 BODY_SECONDS = 120.0
 FRAMING_PER_BYTE = 8
 """Of a body, at most: a chunk of one byte has five around it."""

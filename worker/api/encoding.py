@@ -1,7 +1,4 @@
-"""JSON as it is sent: compact UTF-8 that every parser sees as one line.
-
-Pure functions, but for `sliced`, which runs on the API process's event loop.
-"""
+"""JSON as it is sent: compact UTF-8 that every parser sees as one line."""
 
 from __future__ import annotations
 

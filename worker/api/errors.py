@@ -1,7 +1,4 @@
-"""Turns every failure into an answer in the dialect of the request's path.
-
-Pure functions, on the API process's event loop.
-"""
+"""Turns every failure into an answer in the dialect of the request's path."""
 
 from __future__ import annotations
 
@@ -110,7 +107,6 @@ def error_body(
     retriable: bool = False,
 ) -> dict[str, Any]:
     """An error's body in the dialect of the path."""
-    details = _with_errors(code, message, details or {})
     correlation_id = scope.get("state", {}).get("correlation_id", "")
     match dialect_of(scope["path"]):
         case "anthropic":
@@ -120,7 +116,8 @@ def error_body(
             error = openai_error(code, message, status, details)
             return {"error": error, "correlation_id": correlation_id}
     head = {"code": code, "message": message, "retriable": retriable}
-    return {**head, "correlation_id": correlation_id, **details}
+    known = _with_errors(code, message, details or {})
+    return {**head, "correlation_id": correlation_id, **known}
 
 
 NATIVE_PATHS = ("/v1/inference", "/v1/loading", "/v1/ready", "/v1/health")
@@ -130,10 +127,7 @@ OTHER_PATHS = ("/completion", "/infill", "/rerank")
 
 
 def dialect_of(path: str) -> str:
-    """The dialect of a path's errors.
-
-    Everything under /v1 has OpenAI's form, except Anthropic's messages and the worker's own paths.
-    """
+    """All of /v1 has OpenAI's form, except Anthropic's messages and the worker's own paths."""
     if path.startswith("/v1/messages"):
         return "anthropic"
     if path.startswith(("/v1/", *OPENAI_PATHS, *OTHER_PATHS)) and not path.startswith(NATIVE_PATHS):
@@ -159,8 +153,7 @@ def openai_error(
 
 
 def _with_errors(code: str, message: str, details: Mapping[str, Any]) -> dict[str, Any]:
-    """The details with a list of errors, made from the `field` of a refusal by the engine if
-    needed."""
+    """The details with a list of errors; a refusal by the engine only has its `field`."""
     known = dict(details)
     name = known.pop("field", None)
     if code in ("INVALID_REQUEST", "CONTEXT_LENGTH_EXCEEDED") and "errors" not in known:

@@ -1,15 +1,15 @@
 """Answers that stream: kept alive while silent, and their jobs' end.
 
-Runs on the API process's event loop. There is one `send` per engine frame, whatever its number of
-events. `EventStream.__call__` cancels the job in its `finally`: a generator is not notified when
-its client leaves during a blocked `send`.
+There is one `send` per engine frame, whatever its number of events. `EventStream.__call__` cancels
+the jobs in its `finally`: a generator is not notified when its client leaves during a blocked
+`send`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -25,37 +25,36 @@ _SSE_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 class EventStream(StreamingResponse):
-    """A stream of encoded chunks that stays alive while silent."""
+    """A stream of encoded chunks that stays alive while silent; `jobs` end with it."""
 
     def __init__(
         self,
         chunks: AsyncIterator[bytes],
         state: AppState,
-        close: Callable[[], None],
+        jobs: Iterable[Job],
         media_type: str = "text/event-stream; charset=utf-8",
     ) -> None:
         super().__init__(chunks, headers=_SSE_HEADERS, media_type=media_type)
-        self._close = close
+        self._jobs = jobs
         sse = media_type.startswith("text/event-stream")
         self._keepalive = float(state.settings.keepalive) if sse else 0.0
         self._is_blocked = False
         self._last_sent = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._extra: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._close()
+            cancel_all(self._jobs)
 
     async def stream_response(self, send: Send) -> None:
-        loop = asyncio.get_running_loop()
         await self._send(
-            send,
-            {"type": "http.response.start", "status": 200, "headers": self.raw_headers},
+            send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         )
-        period = self._keepalive
-        timer = _Ticker(loop, period, lambda: self._tick(loop, send)) if period > 0 else None
+        if self._keepalive > 0:
+            self._start_timer(send)
         try:
             async for chunk in self.body_iterator:
                 if self._extra is not None:
@@ -64,8 +63,8 @@ class EventStream(StreamingResponse):
                     send, {"type": "http.response.body", "body": chunk, "more_body": True}
                 )
         finally:
-            if timer is not None:
-                timer.stop()
+            if self._timer is not None:
+                self._timer.cancel()
         if self._extra is not None:
             await self._extra
         await self._send(send, {"type": "http.response.body", "body": b"", "more_body": False})
@@ -75,32 +74,26 @@ class EventStream(StreamingResponse):
         await send(message)
         self._is_blocked = False
 
-    def _tick(self, loop: asyncio.AbstractEventLoop, send: Send) -> None:
-        """Called from the loop's timer: speak when all is silent."""
+    def _start_timer(self, send: Send) -> None:
+        """A timer of the loop's own looks after each period, at no cost per event."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._keepalive, self._tick, send)
+
+    def _tick(self, send: Send) -> None:
+        """Speak when all is silent."""
+        self._start_timer(send)
         if not self._is_blocked and time.monotonic() - self._last_sent >= 0.99 * self._keepalive:
             message = {"type": "http.response.body", "body": KEEPALIVE, "more_body": True}
-            self._extra = loop.create_task(self._send(send, message))
+            self._extra = asyncio.create_task(self._send(send, message))
             self._extra.add_done_callback(self._forget_extra)
 
     def _forget_extra(self, task: asyncio.Task[None]) -> None:
         self._extra = None
 
 
-class _Ticker:
-    """Calls back every `period` seconds until it is stopped, at no cost per event."""
-
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, period: float, call: Callable[[], None]
-    ) -> None:
-        self._loop, self._period, self._call = loop, period, call
-        self._handle = loop.call_later(period, self._run)
-
-    def _run(self) -> None:
-        self._handle = self._loop.call_later(self._period, self._run)
-        self._call()
-
-    def stop(self) -> None:
-        self._handle.cancel()
+def cancel_all(jobs: Iterable[Job]) -> None:
+    for job in jobs:
+        job.cancel()
 
 
 @asynccontextmanager
@@ -110,8 +103,7 @@ async def watching(request: Request, *jobs: Job) -> AsyncIterator[None]:
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        for job in jobs:
-            job.cancel()
+        cancel_all(jobs)
 
     watcher = asyncio.create_task(watch())
     try:
@@ -129,5 +121,4 @@ async def closing_on_disconnect(request: Request, *jobs: Job) -> AsyncIterator[N
         async with watching(request, *jobs):
             yield
     finally:
-        for job in jobs:
-            job.cancel()
+        cancel_all(jobs)

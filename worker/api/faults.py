@@ -109,8 +109,7 @@ def _unknown(path: str, known: Iterable[str]) -> Fault:
 
 
 def path_of(loc: Iterable[int | str]) -> str:
-    """A path like `messages[0].content`; names of union branches, which begin with `~`, are
-    skipped."""
+    """A path like `messages[0].content`, without names of union branches, which begin with `~`."""
     path = ""
     for step in loc:
         if isinstance(step, int):
@@ -170,36 +169,27 @@ def _noun(schema: Mapping[str, Any]) -> str:
         case "boolean":
             return "true or false"
         case "string":
-            return "a string" + _size(schema, "Length", "characters")
+            lengths = schema.get("minLength"), schema.get("maxLength")
+            return "a string" + _range(*lengths, unit=" characters")
         case "array":
-            items = _PLURALS.get(schema.get("items", {}).get("type"), "items")
-            return "an array" + (_size(schema, "Items", items) or f" of {items}")
+            items = " " + _PLURALS.get(schema.get("items", {}).get("type"), "items")
+            sizes = _range(schema.get("minItems"), schema.get("maxItems"), unit=items)
+            return "an array" + (sizes or f" of{items}")
         case "object":
             return "an object"
-        case "number":
-            return "a number" + _range(schema)
-        case "integer":
-            return "an integer" + _range(schema)
+        case "number" | "integer" as kind:
+            noun = "a number" if kind == "number" else "an integer"
+            return noun + _range(schema.get("minimum"), schema.get("maximum"), "from")
         case _:
             return "any JSON value"
 
 
-def _size(schema: Mapping[str, Any], suffix: str, unit: str) -> str:
-    low, high = schema.get(f"min{suffix}"), schema.get(f"max{suffix}")
+def _range(low: float | None, high: float | None, link: str = "of", unit: str = "") -> str:
     if low is not None and high is not None:
-        return f" of {low} to {high} {unit}"
+        return f" {link} {_plain(low)} to {_plain(high)}{unit}"
     if high is not None:
-        return f" of at most {high} {unit}"
-    return f" of at least {low} {unit}" if low is not None else ""
-
-
-def _range(schema: Mapping[str, Any]) -> str:
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if low is not None and high is not None:
-        return f" from {_plain(low)} to {_plain(high)}"
-    if high is not None:
-        return f" of at most {_plain(high)}"
-    return f" of at least {_plain(low)}" if low is not None else ""
+        return f" of at most {_plain(high)}{unit}"
+    return f" of at least {_plain(low)}{unit}" if low is not None else ""
 
 
 def _plain(bound: float) -> str:

@@ -1,17 +1,24 @@
-"""Turns a parsed request into a running job and its answer. On the API process's event loop."""
+"""Turns a parsed request into a running job and its answer."""
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from array import array
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from worker.api.body import deadline_of
-from worker.api.event_stream import closing_on_disconnect, watching
+from worker.api.encoding import dumps, json_response
+from worker.api.errors import http_status, openai_error
+from worker.api.event_stream import EventStream, cancel_all, closing_on_disconnect, watching
+from worker.api.openai.generation import Generation
+from worker.api.output import Frame, Output, merged
 from worker.api.state import AppState, state_of
+from worker.errors import WorkerError
 from worker.observability.logs import digest, get_logger
 from worker.supervisor.job import Job, StreamEvent
 from worker.wire.messages import Failed, Finished, Token
@@ -23,22 +30,77 @@ _log = get_logger()
 Item = TypeVar("Item")
 
 
-async def start_jobs(state: AppState, requests: Sequence[InferenceRequest]) -> list[Job]:
+class Answer(ABC):
+    """The answer to a generation in one dialect. Each method raises the error of a failed job."""
+
+    @abstractmethod
+    def take(self, index: int, event: StreamEvent) -> None:
+        """Take an event of choice `index` for the whole answer."""
+
+    @abstractmethod
+    def whole(self) -> Any: ...
+
+    @abstractmethod
+    def parts(self, index: int, event: StreamEvent) -> Iterable[bytes]:
+        """Take an event of choice `index`; returns what it adds to a stream."""
+
+    def failure(self, error: WorkerError) -> bytes:
+        """The end of a stream whose job failed; that of OpenAI's dialects, if not another."""
+        body = openai_error(error.code, error.message, http_status(error), error.details)
+        return f"data: {dumps({'error': body})}\n\n".encode()
+
+    def ending(self) -> bytes:
+        """What follows the last event of a stream."""
+        return b""
+
+
+async def respond(
+    request: Request, generation: Generation, answer_of: Callable[[list[Output]], Answer]
+) -> Response:
+    """Run the jobs of a generation; the response is their answer, streamed if that was asked."""
+    state = state_of(request)
+    jobs = await _start_jobs(state, generation.requests)
+    answer = answer_of(generation.outputs(jobs))
+    if not generation.body.stream:
+        async with closing_on_disconnect(request, *jobs):
+            async for index, frame in merged(jobs):
+                for event in frame:
+                    answer.take(index, event)
+        return json_response(answer.whole())
+    frames = await with_head(request, jobs, merged(jobs), lambda frame: frame[1])
+    return EventStream(_chunks(answer, frames), state, jobs)
+
+
+async def _chunks(answer: Answer, frames: AsyncIterable[Frame]) -> AsyncIterator[bytes]:
+    """The stream in pieces to send: one for each frame, whatever its number of tokens."""
+    async for index, frame in frames:
+        parts: list[bytes] = []
+        try:
+            for event in frame:
+                parts += answer.parts(index, event)
+        except WorkerError as error:
+            yield b"".join(parts) + answer.failure(error)
+            return
+        if parts:
+            yield b"".join(parts)
+    if ending := answer.ending():
+        yield ending
+
+
+async def _start_jobs(state: AppState, requests: Sequence[InferenceRequest]) -> list[Job]:
     """Start all jobs or none: if one is refused, the others are cancelled."""
     jobs: list[Job] = []
     try:
         for request in requests:
             jobs.append(await start_job(state, request))
     except BaseException:
-        for job in jobs:
-            job.cancel()
+        cancel_all(jobs)
         raise
     return jobs
 
 
 async def start_job(state: AppState, request: InferenceRequest) -> Job:
-    """Submit the request; returns once the engine has accepted it, before any status line is
-    sent."""
+    """Submit the request; returns once the engine has accepted it, before any status line."""
     job = await state.supervisor.submit(request)
     try:
         await state.accepted.enter()
@@ -56,8 +118,7 @@ async def start_job(state: AppState, request: InferenceRequest) -> Job:
 
 
 async def answer(request: Request, work: Work) -> Any:
-    """The engine's answer to work that generates no text; it is cancelled when the client
-    leaves."""
+    """The engine's answer to work that generates no text, cancelled when the client leaves."""
     job = state_of(request).supervisor.open(work, deadline_of(request))
     async with closing_on_disconnect(request, job):
         return await job.answer()
@@ -94,8 +155,7 @@ async def with_head(
                 if isinstance(events[-1], Failed):
                     raise events[-1].error
     except BaseException:
-        for job in jobs:
-            job.cancel()
+        cancel_all(jobs)
         raise
     return _chained(held, frames)
 

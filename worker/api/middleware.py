@@ -1,4 +1,4 @@
-"""The gate that every request passes: pure ASGI, on the API process's event loop.
+"""The gate that every request passes: pure ASGI.
 
 It adds a correlation id to logs and answer, checks origin and bearer token, reports ignored fields,
 and writes one log line per request. It reads no body.
@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from worker.api.errors import error_response
+from worker.api.native.probes import ROUTES as PROBE_ROUTES
 from worker.api.origins import OriginRules
 from worker.api.page import is_page_path
 from worker.api.state import AppState
@@ -22,9 +23,8 @@ from worker.api.turnstile import Turnstile
 from worker.errors import InferenceFailed, Unauthorized, WorkerError
 from worker.observability.logs import bind_correlation_id, get_logger
 
-PROBES = ("/health", "/v1/health", "/v2/health/live", "/ready", "/v1/ready", "/v2/health/ready")
-OPEN_PATHS = frozenset((*PROBES, "/metrics"))
-_QUIET_PATHS = frozenset((*OPEN_PATHS, "/info"))
+_OPEN_PATHS = frozenset(route.path for route in PROBE_ROUTES if route.probe)
+_QUIET_PATHS = _OPEN_PATHS | {"/info"}
 _NOT_IN_AN_ID = re.compile(rb"[^A-Za-z0-9._:@/+=-]")
 _NOT_IN_A_FIELD = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _MAX_ID_CHARS = 128
@@ -49,7 +49,7 @@ class Gate:
         began, status = time.monotonic(), 0
         if len(scope["path"]) > 1:
             scope["path"] = scope["path"].rstrip("/") or "/"
-        if scope["path"] not in OPEN_PATHS:
+        if scope["path"] not in _OPEN_PATHS:
             await self._turnstile.enter()
         raw: Sequence[tuple[bytes, bytes]] = scope["headers"]
         headers: Mapping[bytes, bytes] = dict(raw)
@@ -66,12 +66,8 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [
-                    *message["headers"],
-                    *echoed,
-                    *_ignored_header(scope),
-                    *self._origins.cors(raw),
-                ]
+                added = [*echoed, *_ignored_header(scope), *self._origins.cors(raw)]
+                message["headers"] = [*message["headers"], *added]
             await send(message)
 
         try:
@@ -96,7 +92,7 @@ class Gate:
             self._log_line(scope, status, began)
 
     def _authorise(self, path: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        if self._token is None or path in OPEN_PATHS or is_page_path(path):
+        if self._token is None or path in _OPEN_PATHS or is_page_path(path):
             return
         given = [value for name, value in headers if name == b"authorization"]
         tokens = [token for value in given if (token := _bearer(value)) is not None]

@@ -1,7 +1,4 @@
-"""The OpenAPI 3.1 document at `/openapi.json`, made from the routes and their models.
-
-It states this worker's limits. Pure functions, on the API process's event loop.
-"""
+"""The OpenAPI 3.1 document with this worker's limits, made from the routes and their models."""
 
 from __future__ import annotations
 
@@ -77,7 +74,7 @@ def document(state: AppState, operations: Sequence[Operation]) -> dict[str, Any]
 
 
 def _described(operation: Operation, state: AppState, schemas: Mapping[Any, Any]) -> dict[str, Any]:
-    headers = ["X-Correlation-Id", *(["X-Deadline"] if operation.deadline else [])]
+    headers = ["X-Correlation-Id", *(["X-Deadline"] if 504 in operation.errors else [])]
     content = {media_type: schemas[kind] for media_type, kind in operation.answers.items()}
     answers = {str(operation.status): _answer("as asked", content)}
     refusals = {*operation.errors, *(() if operation.probe else (401, 403))}
@@ -100,10 +97,7 @@ def _described(operation: Operation, state: AppState, schemas: Mapping[Any, Any]
         "security": [] if operation.probe else [{}, {"bearer": []}],
     }  # fmt: skip
     if (body := operation.body_of(state)) is not None:
-        described["requestBody"] = {
-            "required": True,
-            "content": {JSON: {"schema": schemas[body]}},
-        }
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas[body]}}}
     return described
 
 
@@ -128,9 +122,7 @@ def _refusal(code: int, content: Mapping[str, Any]) -> dict[str, Any]:
 def _answer(description: str, content: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "description": description,
-        "headers": {
-            "X-Correlation-Id": {**_HEADERS["X-Correlation-Id"], "required": True},
-        },
+        "headers": {"X-Correlation-Id": {**_HEADERS["X-Correlation-Id"], "required": True}},
         "content": {media_type: {"schema": schema} for media_type, schema in content.items()},
     }
 

@@ -16,8 +16,9 @@ JSON = "application/json"
 SSE = "text/event-stream"
 NDJSON = "application/x-ndjson"
 
-CALL_ERRORS = (400, 413, 500, 503)
-JOB_ERRORS = (*CALL_ERRORS, 409, 504)
+JOB_ERRORS = (400, 409, 413, 500, 503, 504)
+MODEL_ERRORS = (*JOB_ERRORS, 404)
+"""Of operations whose body may name a model."""
 
 Events = Annotated[Any, Field(description="one event after the other; the README has them")]
 BodyOf = type[BaseModel] | Callable[[AppState], type[BaseModel]]
@@ -35,16 +36,15 @@ class Operation(Route):
         body: BodyOf | None = None,
         errors: tuple[int, ...] = (),
         status: int = 200,
-        deadline: bool = False,
         probe: bool = False,
     ) -> None:
         """`answers` maps media types to types of answers. `body` may be a function of the worker's
-        state. With `deadline`, `X-Deadline` is read. A `probe` answers without a token, and keeps
-        its own form when the worker is unwell."""
+        state. Where 504 is among `errors`, `X-Deadline` is read. A `probe` answers without a token,
+        and keeps its own form when the worker is unwell."""
         super().__init__(path, endpoint, methods=[method])
         self.method, self.summary, self.answers = method.lower(), summary, answers
         self._body = body
-        self.errors, self.status, self.deadline, self.probe = errors, status, deadline, probe
+        self.errors, self.status, self.probe = errors, status, probe
 
     def body_of(self, state: AppState) -> type[BaseModel] | None:
         if self._body is None or isinstance(self._body, type):

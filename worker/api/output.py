@@ -1,13 +1,11 @@
-"""A job's output as pieces, the same for all dialects: text, reasoning, calls, the end.
-
-Runs on the API process's event loop.
-"""
+"""A job's output as pieces, the same for all dialects: text, reasoning, calls, the end."""
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from worker.supervisor.job import Job, StreamEvent
 from worker.wire.messages import (
@@ -47,13 +45,20 @@ class CallArguments(NamedTuple):
 OutputPiece = Text | Reasoning | CallBegun | CallArguments
 
 
-class Parser(Protocol):
+class Parser(ABC):
     """Splits a model's text into pieces; what it cannot read stays text."""
 
-    def feed(self, text: str) -> list[OutputPiece]: ...
+    def feed(self, text: str) -> list[OutputPiece]:
+        """Take more output; returns the pieces that are certain by now."""
+        return self.run(text, final=False)
 
     def finish(self) -> list[OutputPiece]:
         """The pieces that were held back until the end."""
+        return self.run("", final=True)
+
+    @abstractmethod
+    def run(self, text: str, *, final: bool) -> list[OutputPiece]:
+        """Take more output, or with `final` the end of it."""
 
 
 class Output:
@@ -186,8 +191,7 @@ class Call:
 
 
 def usage_of(outputs: Sequence[Output], choices_per_prompt: int) -> dict[str, Any]:
-    """OpenAI's usage. A prompt is counted once for all its choices; its first choice tells what was
-    cached."""
+    """OpenAI's usage. A prompt is counted once; its first choice tells what was cached."""
     prompts = [output.job for output in outputs[::choices_per_prompt]]
     prompt_tokens = sum(job.prompt_tokens for job in prompts)
     tokens_out = sum(o.finished.tokens_out for o in outputs if o.finished is not None)

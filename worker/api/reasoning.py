@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from worker.api.output import OutputPiece, Reasoning, Text
-from worker.api.tools.calls import begun_mark
+from worker.api.output import OutputPiece, Parser, Reasoning, Text
+from worker.api.tools.calls import certain_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +54,13 @@ def marks_of(template: str | None) -> Marks:
     return next(found, THINK)
 
 
-def is_open(marks: Marks, prompt_end: str) -> bool:
-    """Whether the prompt ends inside reasoning that the template has opened."""
-    begun = prompt_end.rstrip().rpartition(marks.begin)
-    return bool(begun[1]) and not begun[2].strip()
+class ReasoningSplitter(Parser):
+    """Reasoning that was cut off stays reasoning."""
 
-
-class ReasoningSplitter:
     def __init__(self, marks: Marks, prompt_end: str = "") -> None:
         self._marks = marks
-        self._inside = is_open(marks, prompt_end)
+        self._inside = prompt_end.rstrip().endswith(marks.begin)
+        """Whether the text is reasoning, which the template may already have opened."""
         self._held = ""
         self._blank = ""
         """White space at the end of the reasoning so far; it is dropped when the reasoning ends."""
@@ -71,22 +68,12 @@ class ReasoningSplitter:
         """Whether the answer or the reasoning begins here; white space there is dropped."""
         self._said_anything = self._has_thought = False
 
-    def feed(self, text: str) -> list[OutputPiece]:
-        """Take more output; returns the pieces that are certain by now."""
-        return self._run(text, final=False)
-
-    def finish(self) -> list[OutputPiece]:
-        """The remaining pieces; reasoning that was cut off stays reasoning."""
-        return self._run("", final=True)
-
-    def _run(self, text: str, *, final: bool) -> list[OutputPiece]:
+    def run(self, text: str, *, final: bool) -> list[OutputPiece]:
         self._held += text
         deltas: list[OutputPiece] = []
         while self._held:
-            if self._inside:
-                if not self._think(deltas, final):
-                    break
-            elif not self._answer(deltas, final):
+            step = self._think if self._inside else self._answer
+            if not step(deltas, final):
                 break
         return deltas
 
@@ -97,9 +84,7 @@ class ReasoningSplitter:
             self._send_reasoning(before, deltas)
             self._blank, self._at_start = "", True
             return True
-        n_kept = 0 if final else begun_mark(self._held, (self._marks.end,))
-        cut = len(self._held) - n_kept
-        before, self._held = self._held[:cut], self._held[cut:]
+        before, self._held = certain_part(self._held, (self._marks.end,), final)
         self._send_reasoning(before, deltas)
         return False
 
@@ -136,9 +121,7 @@ class ReasoningSplitter:
             self._inside = self._at_start = True
             return True
         looked_for = (marks.begin, *marks.fillers) if marks.anywhere else marks.fillers
-        n_kept = 0 if final else begun_mark(self._held, looked_for)
-        cut = len(self._held) - n_kept
-        text, self._held = self._held[:cut], self._held[cut:]
+        text, self._held = certain_part(self._held, looked_for, final)
         self._send_text(text, deltas)
         return False
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any
 
 from worker.api.faults import fault, invalid
 from worker.api.openai.schema import SamplingFields
@@ -16,21 +15,14 @@ from worker.wire.work import Constraint, Sampling
 
 MAX_SEED = 2**64 - 1
 
-_DEFAULTS: Mapping[str, float] = {
-    "temperature": 0.8,
-    "top_k": 40,
-    "top_p": 0.95,
-    "min_p": 0.05,
-    "repetition_penalty": 1.0,
+_DEFAULTS = {
+    "temperature": ("general.sampling.temp", 0.8),
+    "top_k": ("general.sampling.top_k", 40),
+    "top_p": ("general.sampling.top_p", 0.95),
+    "min_p": ("general.sampling.min_p", 0.05),
+    "repetition_penalty": ("general.sampling.penalty_repeat", 1.0),
 }
-"""llama.cpp's defaults: at a plain temperature of 1, small models write nonsense."""
-_METADATA = {
-    "temperature": "general.sampling.temp",
-    "top_k": "general.sampling.top_k",
-    "top_p": "general.sampling.top_p",
-    "min_p": "general.sampling.min_p",
-    "repetition_penalty": "general.sampling.penalty_repeat",
-}
+"""The file's key, else llama.cpp's value: at temperature 1, small models write nonsense."""
 
 
 def sampling_of(
@@ -66,11 +58,8 @@ def sampling_of(
 
 
 def defaults_of(state: AppState) -> dict[str, float]:
-    info = state.supervisor.info
-    metadata: Mapping[str, Any] = info.model.metadata if info is not None else {}
-    return {
-        name: float(metadata.get(_METADATA[name], default)) for name, default in _DEFAULTS.items()
-    }
+    found = state.metadata
+    return {name: float(found.get(key, default)) for name, (key, default) in _DEFAULTS.items()}
 
 
 def _bias(given: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:

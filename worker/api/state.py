@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import Request
 
-from worker.api.tools.answer import Conventions, conventions_of
 from worker.api.turnstile import Turnstile
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
@@ -32,9 +32,6 @@ class AppState:
     body_bytes: int = 0
     """Bytes of all bodies that are being read."""
 
-    def draining(self) -> bool:
-        return self.supervisor.draining
-
     @property
     def model_name(self) -> str:
         """The model's name in answers of all dialects."""
@@ -51,11 +48,6 @@ class AppState:
         reference, _, file = self.model_ref.partition("::file=")
         return (file or reference.partition("@")[0]).rstrip("/").rsplit("/", 1)[-1]
 
-    def serves(self, name: str | None) -> bool:
-        """Whether the worker serves a model of this name; without configured names, any name."""
-        names = self.settings.served_model_name
-        return name is None or not names or name in names
-
     @property
     def vocab_size(self) -> int:
         info = self.supervisor.info
@@ -70,17 +62,16 @@ class AppState:
         return info.model.context_length if info is not None else 2**31 - 1
 
     @property
-    def chat_template(self) -> str:
-        """The model's chat templates as one text, the one for tools included."""
+    def metadata(self) -> Mapping[str, Any]:
+        """The metadata of the model's file, once it is loaded."""
         info = self.supervisor.info
-        metadata = info.model.metadata if info is not None else {}
-        names = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
-        return "\n".join(str(metadata[name]) for name in names if name in metadata)
+        return info.model.metadata if info is not None else {}
 
     @property
-    def conventions(self) -> Conventions:
-        """How the model writes its answers."""
-        return conventions_of(self.chat_template)
+    def chat_template(self) -> str:
+        """The model's chat templates as one text, the one for tools included."""
+        names = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
+        return "\n".join(str(self.metadata[name]) for name in names if name in self.metadata)
 
 
 def state_of(request: Request) -> AppState:

@@ -55,8 +55,7 @@ class PoolClient:
         self._http: httpx.AsyncClient | None = None
 
     async def announce(self, ready: ReadyCallback) -> None:
-        """Send the ready callback until the manager accepts it; raises `CallbackFailed` if it does
-        not.
+        """Send the ready callback until the manager accepts it, else raise `CallbackFailed`.
 
         With `--callback-optional`, a final failure is only logged and counted.
         """
@@ -85,28 +84,23 @@ class PoolClient:
                 return attempt
             self._metrics.callback_failed()
             reason = trouble or f"it answered {status}"
+            delay, failure = full_jitter(attempt), None
             if status is not None and 400 <= status < 500 and status not in _RETRIED_4XX:
-                raise CallbackFailed(
-                    f"{manager} refused the ready callback: {reason}.",
-                    status=status,
-                    attempts=attempt,
+                failure = f"refused the ready callback: {reason}"
+            elif time.monotonic() + delay >= deadline:
+                failure = (
+                    f"did not take the ready callback within {self._settings.callback_timeout:g} s "
+                    f"({attempt} attempts); last: {reason}"
                 )
-            delay = full_jitter(attempt)
-            if time.monotonic() + delay >= deadline:
-                raise CallbackFailed(
-                    f"{manager} did not take the ready callback within "
-                    f"{self._settings.callback_timeout:g} s ({attempt} attempts); last: {reason}.",
-                    status=status,
-                    attempts=attempt,
-                )
+            if failure is not None:
+                raise CallbackFailed(f"{manager} {failure}.", status=status, attempts=attempt)
             self._log.warning("callback.retry", attempt=attempt, reason=reason, delay=delay)
             await asyncio.sleep(delay)
 
     async def post(
         self, url: str, payload: Mapping[str, Any], timeout_seconds: float
     ) -> tuple[int | None, str]:
-        """Post JSON once; returns the status, or `None` and what went wrong. The body is not
-        read."""
+        """Post JSON once; returns the status, or `None` and what went wrong. Reads no body."""
         import httpx  # imported only by workers with a pool
 
         if self._http is None:

@@ -18,6 +18,7 @@ from worker.pool.client import ATTEMPT_SECONDS, PoolClient
 from worker.pool.rules import FINAL_STATUSES
 
 _LAST_BEAT_RETRY_SECONDS = 0.5
+_log = get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +56,19 @@ class Beat:
     interval_seconds: float
 
 
+@dataclass(slots=True)
 class Heartbeats:
     """`run` sends beats until its last one was accepted. `compose` makes a beat from its number."""
 
-    def __init__(
-        self,
-        client: PoolClient,
-        metrics: Metrics,
-        url: str,
-        interval_seconds: float,
-        compose: Callable[[int], Beat],
-        changed: Callable[[], asyncio.Event],
-    ) -> None:
-        """`changed` returns an event that is set at the next change of the worker's state."""
-        self._client = client
-        self._metrics = metrics
-        self._url = url
-        self._interval_seconds = interval_seconds
-        self._compose = compose
-        self._changed = changed
-        self._log = get_logger()
-        self._sequence = 0
-        self._failing = False
+    _client: PoolClient
+    _metrics: Metrics
+    _url: str
+    _interval_seconds: float
+    _compose: Callable[[int], Beat]
+    _changed: Callable[[], asyncio.Event]
+    """Returns an event that is set at the next change of the worker's state."""
+    _sequence: int = 0
+    _failing: bool = False
 
     async def run(self) -> None:
         while True:
@@ -117,9 +109,9 @@ class Heartbeats:
         taken = status is not None and 200 <= status < 300
         self._metrics.heartbeat(taken)
         if not taken and not self._failing:
-            self._log.warning("heartbeat.failed", reason=trouble or f"it answered {status}")
+            _log.warning("heartbeat.failed", reason=trouble or f"it answered {status}")
         elif taken and self._failing:
-            self._log.info("heartbeat.recovered", sequence=beat.sequence)
+            _log.info("heartbeat.recovered", sequence=beat.sequence)
         self._failing = not taken
         return taken
 

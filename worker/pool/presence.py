@@ -1,7 +1,4 @@
-"""The worker's part in its pool: the ready callback once, heartbeats all the time.
-
-Runs on the API process's event loop. `lifecycle` provides the content.
-"""
+"""The worker's part in its pool, on the event loop: a ready callback once, heartbeats always."""
 
 from __future__ import annotations
 

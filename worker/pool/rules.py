@@ -1,7 +1,4 @@
-"""The worker's promises to its pool manager, as checks on recorded messages.
-
-Pure functions, for `conformance` and for the worker's own tests.
-"""
+"""The worker's promises to its pool manager, as checks on recorded messages. Pure functions."""
 
 from __future__ import annotations
 

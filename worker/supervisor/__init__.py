@@ -1,0 +1,1 @@
+"""The engine as the API process keeps and uses it; belongs to that process's event loop."""

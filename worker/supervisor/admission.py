@@ -1,7 +1,4 @@
-"""Admits requests: limits their number and their prompt tokens, and refuses quarantined ones.
-
-Runs on the event loop of the API process.
-"""
+"""Admits requests: limits their number and their prompt tokens, and refuses quarantined ones."""
 
 from __future__ import annotations
 

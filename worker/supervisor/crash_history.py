@@ -1,7 +1,4 @@
-"""Counts the engine's recent crashes, and computes the delay before the next spawn.
-
-Plain bookkeeping without a clock or a task of its own, used on the event loop of the API process.
-"""
+"""Counts the engine's recent crashes, and computes the delay before the next spawn."""
 
 from __future__ import annotations
 

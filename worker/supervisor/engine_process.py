@@ -1,7 +1,4 @@
-"""The engine process as its parent sees it: send commands, receive frames, end it for certain.
-
-Belongs to the event loop of the API process. Each instance is one incarnation of the engine.
-"""
+"""The engine process as its parent sees it: send commands, receive frames, end it for certain."""
 
 from __future__ import annotations
 
@@ -20,8 +17,7 @@ KILL_WAIT_SECONDS = 5.0
 
 
 class EngineProcess:
-    """`send` takes commands, and `on_frame` gets frames. `lost` is set once, when the engine is
-    gone."""
+    """One incarnation of the engine. `on_frame` gets its frames; `lost` is set once it is gone."""
 
     def __init__(self, begun: BegunEngine, channel: AsyncChannel, lost: asyncio.Event) -> None:
         self.lost = lost

@@ -1,7 +1,6 @@
 """Keeps an engine process alive: spawns it, watches it, replaces it, and gives up in a crash loop.
 
-Belongs to the event loop of the API process. It does not know the requests: it reports to the one
-listener that owns it.
+It does not know the requests: it reports to the one listener that owns it.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ class Guardian:
         self._log = get_logger()
         self.crashes: deque[Crash] = deque(maxlen=LISTED_CRASHES)
         """Newest last."""
-        self._crashes = CrashHistory(settings.crash_limit, settings.crash_window)
+        self._history = CrashHistory(settings.crash_limit, settings.crash_window)
         self._first_ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._engine: EngineProcess | None = None
         self._now = Incarnation()
@@ -159,17 +158,17 @@ class Guardian:
                 self._first_ready.set_exception(error)
                 return
             self._note_crash(how)
-            if self._crashes.is_loop:
+            if self._history.is_loop:
                 crash_loop = CrashLoop(
-                    f"The engine crashed {self._crashes.recent} times within "
+                    f"The engine crashed {self._history.recent} times within "
                     f"{self._settings.crash_window:.0f} s, last: {how}; the limit is "
                     f"{self._settings.crash_limit}.",
-                    crashes=self._crashes.recent,
+                    crashes=self._history.recent,
                 )
                 self.fail(crash_loop)
                 self._listener.on_given_up(crash_loop)
                 return
-            await asyncio.sleep(self._crashes.delay_seconds)
+            await asyncio.sleep(self._history.delay_seconds)
 
     async def _one_engine(self, config: LoadModel) -> str:
         """Spawn an engine and wait until it is gone; returns in words how it ended."""
@@ -199,7 +198,7 @@ class Guardian:
     def _note_crash(self, how: str) -> None:
         now, at = self._now, time.monotonic()
         ready_seconds = 0.0 if now.ready_at is None else at - now.ready_at
-        self._crashes.record(at, ready_seconds, served=now.has_served)
+        self._history.record(at, ready_seconds, served=now.has_served)
         trouble = now.start_error.message if now.start_error else None
         cause = trouble or now.kill_reason or how
         self.crashes.append(Crash(datetime.now(UTC), cause, ready_seconds))
@@ -209,7 +208,7 @@ class Guardian:
             how=how,
             reason=now.kill_reason,
             start_error=trouble,
-            recent=self._crashes.recent,
+            recent=self._history.recent,
             limit=self._settings.crash_limit,
             ready_seconds=round(ready_seconds, 3),
         )

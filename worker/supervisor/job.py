@@ -1,7 +1,7 @@
 """One request on the API side, from its submission to its one terminal event.
 
-Belongs to the event loop of the API process. The supervisor feeds it with the engine's events, and
-one task reads it. It keeps the request's times and counts it in the metrics exactly once.
+The supervisor feeds it with the engine's events, and one task reads it. It keeps the request's
+times and counts it in the metrics exactly once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextvars
 import time
 from array import array
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -70,77 +70,44 @@ class Stage(IntEnum):
     PRODUCING = 4
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Job:
     """Iterating a job gives lists of events, one per engine frame; the last event is terminal.
 
     Frames that arrive while the reader is busy are joined.
     """
 
-    __slots__ = (
-        "_context",
-        "_drop",
-        "_events",
-        "_first_token_at",
-        "_last_token_at",
-        "_metrics",
-        "_prompt_ids",
-        "_sent_ids",
-        "_submitted_at",
-        "_to_replay",
-        "_waiter",
-        "cached_tokens",
-        "crashes_spent",
-        "deadline",
-        "engine_restarts",
-        "has_ended",
-        "is_accepted",
-        "is_suspect",
-        "prompt_tokens",
-        "request_id",
-        "stage",
-        "stage_since",
-        "started_at_unix",
-        "tokens_out",
-        "work",
-    )
-
-    def __init__(
-        self,
-        request_id: int,
-        work: Work,
-        metrics: Metrics,
-        drop: Callable[[Job, WorkerError], None],
-    ) -> None:
-        """`drop` ends the job with an error and makes the engine forget it."""
-        self.request_id = request_id
-        self.work = work
-        self.is_accepted = False
-        self.has_ended = False
-        self.prompt_tokens = 0
-        self.cached_tokens = 0
-        self.tokens_out = 0
-        self.started_at_unix: float | None = None
-        """When it first got a slot; `None` while it waits."""
-        self.engine_restarts = 0
-        """Engines that died while it had a slot."""
-        self.crashes_spent = 0
-        """How many of those count against `--survive-crashes`."""
-        self.is_suspect = False
-        """Whether the last crash was blamed on it."""
-        self.deadline: asyncio.TimerHandle | None = None
-        self._metrics = metrics
-        self._drop = drop
-        self._context = contextvars.copy_context()  # it has the correlation id, for the log
-        self._submitted_at = time.monotonic()
-        self.stage = Stage.SENT
-        self.stage_since = self._submitted_at
-        self._first_token_at: float | None = None
-        self._last_token_at = 0.0
-        self._prompt_ids = b""
-        self._sent_ids: list[int] = []
-        self._to_replay: list[int] = []
-        self._events: list[StreamEvent] = []
-        self._waiter: asyncio.Future[None] | None = None
+    request_id: int
+    work: Work
+    _metrics: Metrics
+    _drop: Callable[[Job, WorkerError], None]
+    """Ends the job with an error and makes the engine forget it."""
+    is_accepted: bool = False
+    has_ended: bool = False
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    tokens_out: int = 0
+    started_at_unix: float | None = None
+    """When it first got a slot; `None` while it waits."""
+    engine_restarts: int = 0
+    """Engines that died while it had a slot."""
+    crashes_spent: int = 0
+    """How many of those count against `--survive-crashes`."""
+    is_suspect: bool = False
+    """Whether the last crash was blamed on it."""
+    deadline: asyncio.TimerHandle | None = None
+    stage: Stage = Stage.SENT
+    stage_since: float = field(default_factory=time.monotonic)
+    _submitted_at: float = field(default_factory=time.monotonic)
+    _context: contextvars.Context = field(default_factory=contextvars.copy_context)
+    """It has the correlation id, for the log."""
+    _first_token_at: float | None = None
+    _last_token_at: float = 0.0
+    _prompt_ids: bytes = b""
+    _sent_ids: list[int] = field(default_factory=list)
+    _to_replay: list[int] = field(default_factory=list)
+    _events: list[StreamEvent] = field(default_factory=list)
+    _waiter: asyncio.Future[None] | None = None
 
     @property
     def job_id(self) -> str | None:
@@ -216,8 +183,7 @@ class Job:
         self.stage_since = time.monotonic()
 
     def accept(self, event: Accepted) -> None:
-        """Record that the engine accepted the job; each engine that replaces another does so
-        again."""
+        """Record that the engine accepted the job, as each one that replaces another does again."""
         self.enter(Stage.ACCEPTED)
         self.prompt_tokens = event.prompt_tokens
         self._prompt_ids = event.prompt_ids

@@ -1,7 +1,4 @@
-"""Remembers requests that are suspected of crashing the engine.
-
-Plain bookkeeping, used on the event loop of the API process.
-"""
+"""Remembers requests that are suspected of crashing the engine."""
 
 from __future__ import annotations
 

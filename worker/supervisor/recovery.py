@@ -1,8 +1,7 @@
 """Decides after the loss of an engine which jobs go on, in which order, and which are blamed.
 
-Plain decisions over the jobs, on the event loop of the API process. A suspect is a job that the
-engine was working on when it died. Suspects go on last and one at a time: if the next engine dies
-too, the culprit is known.
+A suspect is a job that the engine was working on when it died. Suspects go on last and one at a
+time: if the next engine dies too, the culprit is known.
 """
 
 from __future__ import annotations

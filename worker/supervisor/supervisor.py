@@ -1,8 +1,7 @@
 """The engine as the rest of the API process sees it: requests in, streams of events out.
 
 It passes requests to the engine and the engine's events to their jobs. `guardian` owns the process,
-`table` the jobs. Everything runs on the API process's event loop. Only `submit` and `ask` wait for
-the engine: until it accepts, or until it answers.
+`table` the jobs. Only `submit` and `ask` wait for the engine: until it accepts, or answers.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from worker.errors import (
     EngineCrashed,
     InferenceTimeout,
     InvalidRequest,
+    ResidencyViolation,
     ShuttingDown,
     WorkerError,
 )
@@ -30,7 +30,6 @@ from worker.supervisor.crash_history import Crash
 from worker.supervisor.guardian import Guardian
 from worker.supervisor.job import Job, Stage, StreamEvent, by_request
 from worker.supervisor.quarantine import Quarantine
-from worker.supervisor.residency_watch import first_violation
 from worker.supervisor.spawn import ENGINE_ARGV, BegunEngine
 from worker.supervisor.table import JobTable
 from worker.wire.engine_info import EngineInfo
@@ -46,8 +45,10 @@ from worker.wire.messages import (
     Stats,
     Submit,
 )
-from worker.wire.work import InferenceRequest, Work
+from worker.wire.work import InferenceRequest, ProveResidency, Work
 
+RESIDENCY_SECONDS = 15.0
+"""Between two proofs that the model is still where it was placed."""
 DEADLINE_GRACE_SECONDS = 0.25
 """The engine enforces deadlines between two steps; the supervisor does so this much later."""
 
@@ -71,6 +72,10 @@ class Supervisor:
         self.changed = asyncio.Event()
         """Set once, at the next change of `state` or `progress`; a new event then replaces it."""
         self._guardian = Guardian(settings, metrics, self, argv, begun)
+        self.fatal: asyncio.Future[WorkerError] = self._guardian.fatal
+        """Set once, when the worker cannot serve any more and must leave with that error."""
+        self.crashes: Collection[Crash] = self._guardian.crashes
+        """The engine's crashes, newest last."""
         self._jobs = JobTable()
         self._next_request_id = 1
         self._cancelled_at: dict[int, float] = {}
@@ -112,16 +117,6 @@ class Supervisor:
         return self._guardian.info
 
     @property
-    def fatal(self) -> asyncio.Future[WorkerError]:
-        """Set once, when the worker cannot serve any more and must leave with that error."""
-        return self._guardian.fatal
-
-    @property
-    def crashes(self) -> Collection[Crash]:
-        """The engine's crashes, newest last."""
-        return self._guardian.crashes
-
-    @property
     def running(self) -> int:
         return self._jobs.running
 
@@ -141,8 +136,8 @@ class Supervisor:
     @property
     def stalled(self) -> bool:
         """Whether there has been work without progress for the stall timeout."""
-        late = self.stalled_seconds() >= self._settings.stall_timeout
-        return late and self._guardian.condition == "ready"
+        is_late = self.stalled_seconds() >= self._settings.stall_timeout
+        return is_late and self._guardian.condition == "ready"
 
     async def watch_progress(self) -> AsyncIterator[Progress]:
         """The current phase and each later one, until the worker is ready or has failed."""
@@ -245,10 +240,17 @@ class Supervisor:
         return info
 
     async def _watch_residency(self) -> None:
-        error = await first_violation(self.ask)
-        self.residency_lost = error.message
-        self.fail(error)
-        self.report(self.progress)
+        while self.residency_lost is None:
+            await asyncio.sleep(RESIDENCY_SECONDS)
+            try:
+                await self.ask(ProveResidency())
+            except ResidencyViolation as error:
+                self._log.error("residency.lost", message=error.message, **error.details)
+                self.residency_lost = error.message
+                self.fail(error)
+                self.report(self.progress)
+            except WorkerError as error:  # not ready, or just crashed: ask again later
+                self._log.debug("residency.unasked", reason=error.message)
 
     def fail(self, error: WorkerError) -> None:
         """Make the worker leave with `error`."""

@@ -1,7 +1,6 @@
 """The live jobs, each from its submission until its terminal event.
 
-Belongs to the supervisor, on the event loop of the API process. A job leaves only through `end`, so
-it gets exactly one terminal event.
+A job leaves only through `end`, so it gets exactly one terminal event.
 """
 
 from __future__ import annotations

@@ -37,8 +37,7 @@ class AsyncChannel(asyncio.Protocol):
         return channel
 
     def send(self, command: Command) -> None:
-        """Queue one command. It is dropped silently once the engine is gone, which `on_lost`
-        reports."""
+        """Queue one command; dropped silently once the engine is gone, which `on_lost` reports."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode(command))
 

@@ -47,8 +47,7 @@ class LoadModel:
     log_format: Literal["auto", "json", "console"] = "json"
     adapter: Adapter | None = None
     header: object = None
-    """The model's `GgufHeader`, which takes 0.1 s to read where the vocabulary is large, as far as
-    the API process has it."""
+    """The model's `GgufHeader`, if the API process has it: a large one takes 0.1 s to read."""
     draft: DraftFile | None = None
 
 
@@ -102,13 +101,11 @@ class StartFailed:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A request to generate or pool was checked, tokenised and queued.
-
-    `prompt_tokens` includes BOS and the template's tokens.
-    """
+    """A request to generate or pool was checked, tokenised and queued."""
 
     request_id: int
     prompt_tokens: int
+    """BOS and the template's tokens included."""
     prompt_ids: bytes = b""
     """The prompt's tokens as 32-bit integers, for the next engine if this one dies."""
 
@@ -120,14 +117,12 @@ class Started:
     request_id: int
     cached_tokens: int
     prompt_end: str = ""
-    """The last characters of the prompt. They tell whether the chat template has opened
-    reasoning."""
+    """The prompt's last characters tell whether the chat template has opened reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptProgress:
-    """So many tokens of a prompt are in the cells, reused ones included, `seconds` after its
-    start."""
+    """So many tokens of a prompt, reused ones too, are in the cells `seconds` after its start."""
 
     request_id: int
     n_computed: int
@@ -143,10 +138,7 @@ class TokenLogprob(NamedTuple):
 
 
 class Token(NamedTuple):
-    """Text that became complete, with the ids of all tokens since the last event.
-
-    `text` is valid UTF-8 and never empty.
-    """
+    """Whole text, valid UTF-8 and never empty, with the ids of all tokens since the last."""
 
     request_id: int
     text: str
@@ -168,8 +160,7 @@ class TokenColumns(NamedTuple):
 
 
 class PromptScored(NamedTuple):
-    """The log-probabilities of all tokens of a prompt. That of the first is NaN: nothing precedes
-    it."""
+    """Log-probabilities of a prompt's tokens; that of the first is NaN: nothing precedes it."""
 
     request_id: int
     logprobs: tuple[TokenLogprob, ...]
@@ -208,8 +199,7 @@ class Failed:
 
 
 class Stats(NamedTuple):
-    """The engine's state after a step; sent several times a second while it works, and when it
-    becomes idle."""
+    """The engine's state after a step: several times a second while it works, and once idle."""
 
     running: int
     waiting: int

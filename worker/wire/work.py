@@ -38,8 +38,7 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     constraint: Constraint | None = None
     logprobs: int | None = None
-    """The number of alternatives per token; `None` disables log-probabilities, 0 has only the drawn
-    token's."""
+    """Alternatives per token; 0 has only the drawn token's, `None` no log-probabilities."""
     ignore_eos: bool = False
     min_tokens: int = 0
     """No end is drawn before this many tokens."""
@@ -160,5 +159,4 @@ class ProveResidency:
 
 
 Work = InferenceRequest | Tokenize | Detokenize | ApplyTemplate | Embed | Rank | ProveResidency
-"""Everything that a request can ask of the engine. An `InferenceRequest` is answered by a stream of
-events, all others by one value."""
+"""An `InferenceRequest` is answered by a stream of events, all others by one value."""

@@ -1,4 +1,4 @@
-"""Anthropic's paths. Endpoints run on the API process's event loop."""
+"""Anthropic's paths."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from worker.api.anthropic.stream import MessageAnswer, MessageStream, TokenCount
 from worker.api.body import deadline_of, read_as
 from worker.api.chat import chat_prompt
 from worker.api.encoding import json_response
-from worker.api.event_stream import EventStream, closing_on_disconnect
-from worker.api.jobs import count_tokens, start_jobs, with_head
+from worker.api.jobs import count_tokens, respond
 from worker.api.openai.generation import chat_generation, require_model
-from worker.api.operation import JOB_ERRORS, JSON, SSE, Events, Operation
-from worker.api.output import merged
+from worker.api.operation import JSON, MODEL_ERRORS, SSE, Events, Operation
 from worker.api.state import state_of
 
 
@@ -22,13 +20,11 @@ async def messages(request: Request) -> Response:
     state, deadline = state_of(request), deadline_of(request)
     chat = await read_as(request, state, MessagesBody, chat_of)
     generation = chat_generation(chat, state, deadline, prefix="msg_")
-    jobs = await start_jobs(state, generation.requests)
-    stream = MessageStream(generation.id, state.model_name, generation.outputs(jobs)[0])
-    if not generation.stream:
-        async with closing_on_disconnect(request, *jobs):
-            return json_response(await stream.whole(merged(jobs)))
-    frames = await with_head(request, jobs, merged(jobs), lambda frame: frame[1])
-    return EventStream(stream.chunks(frames), state, jobs[0].cancel)
+    return await respond(
+        request,
+        generation,
+        lambda outputs: MessageStream(generation.id, state.model_name, outputs[0]),
+    )
 
 
 async def counted(request: Request) -> Response:
@@ -42,11 +38,10 @@ async def counted(request: Request) -> Response:
 ROUTES = [
     Operation(
         "POST", "/v1/messages", messages, "Anthropic's messages",
-        {JSON: MessageAnswer, SSE: Events},
-        body=MessagesBody, errors=(*JOB_ERRORS, 404), deadline=True,
+        {JSON: MessageAnswer, SSE: Events}, body=MessagesBody, errors=MODEL_ERRORS,
     ),
     Operation(
         "POST", "/v1/messages/count_tokens", counted, "Tokens of a prompt",
-        {JSON: TokenCount}, body=PromptBody, errors=(*JOB_ERRORS, 404), deadline=True,
+        {JSON: TokenCount}, body=PromptBody, errors=MODEL_ERRORS,
     ),
 ]  # fmt: skip

@@ -1,17 +1,14 @@
-"""Anthropic's bodies as pydantic models, translated into a chat in OpenAI's form.
-
-Runs on the API process's event loop.
-"""
+"""Anthropic's bodies as pydantic models, translated into a chat in OpenAI's form."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, Tag, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from worker.api.body import Flag, Integer, JsonObject, Number, OpenBody
-from worker.api.chat import MAX_MESSAGES, MAX_TOOLS, ByKind, Text
+from worker.api.chat import MAX_MESSAGES, MAX_TOOLS, TextOrMany, text_of
 from worker.api.openai.schema import MAX_STOPS, ChatBody
 
 
@@ -28,9 +25,7 @@ class TextBlock(OpenBody):
     text: str = ""
 
 
-TextContent = Annotated[
-    Text | Annotated[tuple[TextBlock, ...], Field(fail_fast=True), Tag("~list")], ByKind
-]
+TextContent = TextOrMany[TextBlock]
 
 
 class ContentBlock(TextBlock):
@@ -45,9 +40,7 @@ class ContentBlock(TextBlock):
 
 class TurnMessage(OpenBody):
     role: Literal["user", "assistant", "system"]
-    content: Annotated[
-        Text | Annotated[tuple[ContentBlock, ...], Field(fail_fast=True), Tag("~list")], ByKind
-    ]
+    content: TextOrMany[ContentBlock]
 
 
 class ClientTool(OpenBody):
@@ -97,7 +90,9 @@ class MessagesBody(PromptBody):
 
 def chat_of(body: PromptBody) -> ChatBody:
     """The same chat in OpenAI's form. The answer continues a last message of the assistant."""
-    messages = [*_system(body), *(flat for message in body.messages for flat in _flat(message))]
+    system = text_of(body.system)
+    messages = [{"role": "system", "content": system}] if system else []
+    messages += [flat for message in body.messages for flat in _flat(message)]
     chat: dict[str, Any] = {"model": body.model, "messages": messages}
     if body.messages[-1].role == "assistant":
         chat |= {"continue_final_message": True, "add_generation_prompt": False}
@@ -117,15 +112,6 @@ def chat_of(body: PromptBody) -> ChatBody:
     return ChatBody.model_validate(chat)
 
 
-def _text(content: str | tuple[TextBlock, ...]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
-
-
-def _system(body: PromptBody) -> list[dict[str, Any]]:
-    text = _text(body.system or "")
-    return [{"role": "system", "content": text}] if text else []
-
-
 def _tool(tool: ClientTool) -> dict[str, Any]:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
     return {"type": "function", "function": function}
@@ -137,7 +123,7 @@ def _flat(message: TurnMessage) -> list[dict[str, Any]]:
         return [{"role": message.role, "content": message.content}]
     blocks = message.content
     results = [
-        {"role": "tool", "tool_call_id": b.tool_use_id, "content": _text(b.content)}
+        {"role": "tool", "tool_call_id": b.tool_use_id, "content": text_of(b.content)}
         for b in blocks
         if b.type == "tool_result"
     ]

@@ -1,21 +1,16 @@
-"""llama-server's own paths that generate: `/completion` and `/infill`.
-
-Endpoints run on the API process's event loop.
-"""
+"""llama-server's own paths that generate: `/completion` and `/infill`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from worker.api.body import deadline_of, read
-from worker.api.encoding import dumps, json_response
-from worker.api.errors import http_status, openai_error
-from worker.api.event_stream import EventStream, closing_on_disconnect
-from worker.api.jobs import start_jobs, with_head
+from worker.api.encoding import dumps
+from worker.api.jobs import Answer, respond
 from worker.api.llama_server.schema import (
     Chosen,
     Completion,
@@ -26,10 +21,10 @@ from worker.api.llama_server.schema import (
 from worker.api.openai.generation import require_model, text_generation
 from worker.api.openai.logprobs import native_logprobs
 from worker.api.openai.schema import inputs_of
-from worker.api.operation import JOB_ERRORS, JSON, SSE, Events, Operation
-from worker.api.output import Frame, Output, Text, merged
+from worker.api.operation import JSON, MODEL_ERRORS, SSE, Events, Operation
+from worker.api.output import Output, Text
 from worker.api.state import state_of
-from worker.errors import WorkerError
+from worker.supervisor.job import StreamEvent
 from worker.wire.messages import Finished, PromptProgress, Started, Token, TokenLogprob
 from worker.wire.work import InferenceRequest, InfillPrompt, Prompt
 
@@ -59,40 +54,27 @@ async def _answer(request: Request, body: NativeBody, prompts: Sequence[Prompt])
     logprobs = body.n_probs or None
     generation = text_generation(body, prompts, state, deadline_of(request), logprobs=logprobs)
     request.scope["state"].setdefault("ignored_fields", []).extend(generation.not_enforced)
-    jobs = await start_jobs(state, generation.requests)
-    answers = [
-        NativeAnswer(index, state.model_name, output, body, asked)
-        for index, (output, asked) in enumerate(
-            zip(generation.outputs(jobs), generation.requests, strict=True)
+
+    def answer(outputs: Sequence[Output]) -> NativeAnswers:
+        choices = enumerate(zip(outputs, generation.requests, strict=True))
+        return NativeAnswers(
+            [NativeAnswer(index, state.model_name, *choice, body) for index, choice in choices]
         )
-    ]
-    if not generation.stream:
-        async with closing_on_disconnect(request, *jobs):
-            async for index, frame in merged(jobs):
-                for event in frame:
-                    answers[index].take(event)
-        whole = [each.whole() for each in answers]
-        return json_response(whole if len(whole) > 1 else whole[0])
-    frames = await with_head(request, jobs, merged(jobs), lambda frame: frame[1])
 
-    def close() -> None:
-        for job in jobs:
-            job.cancel()
-
-    return EventStream(_chunks(answers, frames), state, close)
+    return await respond(request, generation, answer)
 
 
 class NativeAnswer:
     """The answer of one choice in llama-server's form."""
 
     def __init__(
-        self, index: int, model: str, output: Output, body: NativeBody, asked: InferenceRequest
+        self, index: int, model: str, output: Output, asked: InferenceRequest, body: NativeBody
     ) -> None:
-        self._index, self._model, self._output, self._body = index, model, output, body
-        self._asked = asked
+        self._index, self._model, self._output = index, model, output
+        self._asked, self._body = asked, body
         self._tokens: list[int] = []
 
-    def take(self, event: Any) -> dict[str, Any] | None:
+    def take(self, event: StreamEvent) -> dict[str, Any] | None:
         """The chunk of a stream for one event; `None` if it adds nothing."""
         pieces = self._output.take(event)
         match event:
@@ -153,6 +135,24 @@ class NativeAnswer:
         return _only(self._body.response_fields, answer)
 
 
+class NativeAnswers(Answer):
+    """The answers of all choices of one request."""
+
+    def __init__(self, answers: Sequence[NativeAnswer]) -> None:
+        self._answers = answers
+
+    def take(self, index: int, event: StreamEvent) -> None:
+        self._answers[index].take(event)
+
+    def whole(self) -> Any:
+        whole = [each.whole() for each in self._answers]
+        return whole if len(whole) > 1 else whole[0]
+
+    def parts(self, index: int, event: StreamEvent) -> Iterator[bytes]:
+        if (part := self._answers[index].take(event)) is not None:
+            yield f"data: {dumps(part)}\n\n".encode()
+
+
 def _settings(request: InferenceRequest, body: NativeBody) -> dict[str, Any]:
     """What the answer was really sampled with, under llama-server's names."""
     sampling = request.sampling
@@ -191,32 +191,14 @@ def _only(paths: Sequence[str], answer: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-async def _chunks(
-    answers: Sequence[NativeAnswer], frames: AsyncIterable[Frame]
-) -> AsyncIterator[bytes]:
-    async for index, frame in frames:
-        encoded: list[str] = []
-        try:
-            for event in frame:
-                if (part := answers[index].take(event)) is not None:
-                    encoded.append(f"data: {dumps(part)}\n\n")
-        except WorkerError as error:
-            body = openai_error(error.code, error.message, http_status(error), error.details)
-            encoded.append(f"data: {dumps({'error': body})}\n\n")
-            yield "".join(encoded).encode()
-            return
-        if encoded:
-            yield "".join(encoded).encode()
-
-
 ROUTES = [
     Operation(
         "POST", "/completion", completion, "llama-server's completions",
         {JSON: Completion | Chosen | list[Completion | Chosen], SSE: Events},
-        body=NativeCompletionBody, errors=(*JOB_ERRORS, 404), deadline=True,
+        body=NativeCompletionBody, errors=MODEL_ERRORS,
     ),
     Operation(
         "POST", "/infill", infill, "The text in a gap", {JSON: Completion | Chosen, SSE: Events},
-        body=InfillBody, errors=(*JOB_ERRORS, 404), deadline=True,
+        body=InfillBody, errors=MODEL_ERRORS,
     ),
 ]  # fmt: skip

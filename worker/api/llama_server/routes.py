@@ -1,7 +1,4 @@
-"""llama-server's text tools, and those of its status paths that are true for this worker.
-
-Endpoints run on the API process's event loop.
-"""
+"""llama-server's text tools, and those of its status paths that are true for this worker."""
 
 from __future__ import annotations
 
@@ -80,7 +77,6 @@ async def apply_template(request: Request) -> Response:
 async def props(request: Request) -> Response:
     state = state_of(request)
     info = state.supervisor.info
-    metadata = info.model.metadata if info is not None else {}
     context_length = info.model.context_length if info is not None else None
     names = {"repetition_penalty": "repeat_penalty"}
     sampling = {names.get(name, name): value for name, value in defaults_of(state).items()}
@@ -90,7 +86,7 @@ async def props(request: Request) -> Response:
             "total_slots": state.settings.engine.slots,
             "model_alias": state.model_name,
             "model_path": state.model_file,  # A folder of this machine is not for clients.
-            "chat_template": metadata.get("tokenizer.chat_template", ""),
+            "chat_template": state.metadata.get("tokenizer.chat_template", ""),
             "modalities": {"vision": False, "audio": False},
             "build_info": f"llorch-worker-{own_version()}",
             "is_sleeping": False,
@@ -99,33 +95,30 @@ async def props(request: Request) -> Response:
 
 
 async def slots(request: Request) -> Response:
-    """One entry for each slot. Only the number of busy slots is known; the first ones are shown
-    busy."""
+    """One entry for each slot. Only the number of busy slots is known: the first are shown busy."""
     state = state_of(request)
     info = state.supervisor.info
     context_length = info.model.context_length if info is not None else None
     n_slots = info.slots if info is not None else state.settings.engine.slots
-
-    def slot(index: int) -> dict[str, Any]:
-        busy = index < state.supervisor.running
-        return {"id": index, "n_ctx": context_length, "is_processing": busy}
-
-    return json_response([slot(index) for index in range(n_slots)])
+    n_busy = state.supervisor.running
+    return json_response(
+        [{"id": i, "n_ctx": context_length, "is_processing": i < n_busy} for i in range(n_slots)]
+    )
 
 
 ROUTES = [
     *COMPLETION_ROUTES,
     Operation(
         "POST", "/tokenize", tokenize, "Text to token ids", {JSON: Tokens},
-        body=TokenizeBody, errors=JOB_ERRORS, deadline=True,
+        body=TokenizeBody, errors=JOB_ERRORS,
     ),
     Operation(
         "POST", "/detokenize", detokenize, "Token ids to text", {JSON: TextContent},
-        body=DetokenizeBody, errors=JOB_ERRORS, deadline=True,
+        body=DetokenizeBody, errors=JOB_ERRORS,
     ),
     Operation(
         "POST", "/apply-template", apply_template, "Messages to a prompt", {JSON: Prompt},
-        body=TemplateBody, errors=JOB_ERRORS, deadline=True,
+        body=TemplateBody, errors=JOB_ERRORS,
     ),
     Operation("GET", "/props", props, "The model's defaults", {JSON: Props}),
     Operation("GET", "/slots", slots, "The sequences that run at once", {JSON: list[SlotAnswer]}),

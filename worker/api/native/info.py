@@ -1,7 +1,4 @@
-"""`/info` and `/openapi.json`: the facts about this worker that do not change.
-
-Runs on the API process's event loop.
-"""
+"""`/info` and `/openapi.json`: the facts about this worker that do not change."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from starlette.responses import Response
 
 from worker.api.body import MAX_NESTING
 from worker.api.encoding import json_response
-from worker.api.native.answers import EngineCrash, Info, OpenApiDocument
+from worker.api.native.answers import ConversionAnswer, EngineCrash, Info, OpenApiDocument
 from worker.api.native.schema import MAX_JOB_ID_CHARS
 from worker.api.openapi import document
 from worker.api.operation import JSON, Operation
@@ -37,8 +34,6 @@ _LIMITS = (
     "stall_timeout",
     "drain_timeout",
 )
-
-_MANIFEST = ("source", "revision", "source_sha256", "outtype", "version", "difference")
 
 
 async def info(request: Request) -> Response:
@@ -87,7 +82,7 @@ def _model(engine: EngineInfo) -> dict[str, Any]:
 
 def _conversion(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     """The manifest that llorch-convert wrote into the file; `None` for other files."""
-    found = {key: metadata.get(f"llorch.convert.{key}") for key in _MANIFEST}
+    found = {key: metadata.get(f"llorch.convert.{key}") for key in ConversionAnswer.__annotations__}
     return found if any(found.values()) else None
 
 
@@ -118,8 +113,7 @@ def _engine(engine: EngineInfo) -> dict[str, Any]:
 
 
 def _residency(engine: EngineInfo) -> dict[str, Any]:
-    residency = asdict(engine.residency)
-    return {**residency, "device_bytes": engine.residency.device_bytes}
+    return {**asdict(engine.residency), "device_bytes": engine.residency.device_bytes}
 
 
 def _crash(crash: Crash) -> EngineCrash:

@@ -1,13 +1,14 @@
 """The paths for probes, pools and dashboards.
 
 `/health`, `/ready` and `/metrics` read only what the supervisor already holds, so they answer
-whatever the engine is doing. Runs on the API process's event loop.
+whatever the engine is doing.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
@@ -56,7 +57,8 @@ async def ready(request: Request) -> Response:
     state = state_of(request)
     supervisor = state.supervisor
     name = _state_name(state)
-    if name == "ready" and not _residency_is_lost(state):
+    residency_lost = supervisor.residency_lost
+    if name == "ready" and residency_lost is None:
         busy = supervisor.running + supervisor.queued > 0
         return json_response({"ready": True, "state": "busy" if busy else "idle"})
     body: dict[str, Any] = {
@@ -65,17 +67,13 @@ async def ready(request: Request) -> Response:
         "phase": supervisor.progress.phase,
         "percent": supervisor.progress.percent,
     }
-    if _residency_is_lost(state):
-        body |= {"state": "recovering", "residency_lost": supervisor.residency_lost}
+    if residency_lost is not None:
+        body |= {"state": "recovering", "residency_lost": residency_lost}
     return json_response(body, 503)
 
 
 def _state_name(state: AppState) -> str:
-    return "draining" if state.draining() else state.supervisor.state
-
-
-def _residency_is_lost(state: AppState) -> bool:
-    return state.supervisor.residency_lost is not None
+    return "draining" if state.supervisor.draining else state.supervisor.state
 
 
 async def loading_progress(request: Request) -> Response:
@@ -83,20 +81,15 @@ async def loading_progress(request: Request) -> Response:
 
     async def chunks() -> AsyncIterator[bytes]:
         async for progress in state.supervisor.watch_progress():
-            yield sse(_progress_event(progress))
+            yield _progress_event(progress)
         if state.supervisor.state == "ready":
-            yield sse(_progress_event(Progress(phase="ready", percent=100.0)))
+            yield _progress_event(Progress(phase="ready", percent=100.0))
 
-    return EventStream(chunks(), state, close=lambda: None)
+    return EventStream(chunks(), state, jobs=())
 
 
-def _progress_event(progress: Progress) -> dict[str, Any]:
-    return {
-        "type": "progress",
-        "phase": progress.phase,
-        "percent": progress.percent,
-        "bytes_per_second": progress.bytes_per_second,
-    }
+def _progress_event(progress: Progress) -> bytes:
+    return sse({"type": "progress", **asdict(progress)})
 
 
 async def metrics(request: Request) -> Response:
@@ -104,7 +97,7 @@ async def metrics(request: Request) -> Response:
     supervisor, info, stats = state.supervisor, state.supervisor.info, state.supervisor.stats
     snapshot = Gauges(
         uptime_seconds=time.monotonic() - state.started_at,
-        ready=_state_name(state) == "ready" and not _residency_is_lost(state),
+        ready=_state_name(state) == "ready" and supervisor.residency_lost is None,
         resident=supervisor.is_resident,
         vram_bytes=info.residency.device_bytes if info else 0,
         running=supervisor.running,

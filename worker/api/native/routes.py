@@ -1,7 +1,8 @@
-"""The worker's own paths for jobs. Endpoints run on the API process's event loop."""
+"""The worker's own paths for jobs."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -12,40 +13,32 @@ from worker.api.encoding import json_response
 from worker.api.event_stream import EventStream, closing_on_disconnect
 from worker.api.jobs import start_job, with_head
 from worker.api.native.answers import CancelAnswer, Draining, Inference
-from worker.api.native.schema import (
-    CancelBody,
-    InferenceBody,
-    JobLimits,
-    inference_body,
-    read_inference,
-)
+from worker.api.native.schema import CancelBody, inference_body, read_inference
 from worker.api.native.stream import NativeEvents, end_event, started_event
 from worker.api.operation import JOB_ERRORS, JSON, NDJSON, SSE, Events, Operation
-from worker.api.state import AppState, state_of
+from worker.api.state import state_of
 from worker.errors import JobNotFound
 from worker.wire.messages import Failed, Finished, Token
 
 
 async def execute(request: Request) -> Response:
-    return await _streamed(request, needs_job_id=True)
+    return await inference_stream(request, needs_job_id=True)
 
 
-async def inference_stream(request: Request) -> Response:
-    return await _streamed(request, needs_job_id=False)
-
-
-async def _streamed(request: Request, *, needs_job_id: bool, framed: bool = True) -> Response:
+async def inference_stream(
+    request: Request, *, needs_job_id: bool = False, framed: bool = True
+) -> Response:
     state = state_of(request)
     job = await start_job(state, await read_inference(request, state, needs_job_id=needs_job_id))
     media_type = "text/event-stream; charset=utf-8" if framed else "application/x-ndjson"
     frames = await with_head(request, [job], aiter(job), lambda frame: frame)
     chunks = NativeEvents(job, state, framed=framed).chunks(frames)
-    return EventStream(chunks, state, job.cancel, media_type)
+    return EventStream(chunks, state, [job], media_type)
 
 
 async def inference(request: Request) -> Response:
     if "application/x-ndjson" in request.headers.get("accept", ""):
-        return await _streamed(request, needs_job_id=False, framed=False)
+        return await inference_stream(request, framed=False)
     state = state_of(request)
     job = await start_job(state, await read_inference(request, state, needs_job_id=False))
     texts: list[str] = []
@@ -81,23 +74,18 @@ async def shutdown(request: Request) -> Response:
     return json_response({"status": "draining"}, 202)
 
 
-def _within_limits(state: AppState) -> type[InferenceBody]:
-    return inference_body(JobLimits.of(state), needs_job_id=False)
-
-
 ROUTES = [
     Operation(
         "POST", "/execute", execute, "Run a job and stream it", {SSE: Events},
-        body=lambda state: inference_body(JobLimits.of(state), needs_job_id=True),
-        errors=JOB_ERRORS, deadline=True,
+        body=partial(inference_body, needs_job_id=True), errors=JOB_ERRORS,
     ),
     Operation(
         "POST", "/v1/inference/stream", inference_stream, "Run a job and stream it", {SSE: Events},
-        body=_within_limits, errors=JOB_ERRORS, deadline=True,
+        body=inference_body, errors=JOB_ERRORS,
     ),
     Operation(
         "POST", "/v1/inference", inference, "Run a job", {JSON: Inference, NDJSON: Events},
-        body=_within_limits, errors=JOB_ERRORS, deadline=True,
+        body=inference_body, errors=JOB_ERRORS,
     ),
     Operation(
         "POST", "/cancel", cancel, "End a job", {JSON: CancelAnswer},

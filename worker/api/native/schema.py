@@ -1,7 +1,6 @@
 """The bodies of the worker's own paths as pydantic models; unknown fields are refused.
 
-The models carry this worker's limits, and `/openapi.json` publishes them. Runs on the API process's
-event loop.
+The models carry this worker's limits, and `/openapi.json` publishes them.
 """
 
 from __future__ import annotations
@@ -9,16 +8,16 @@ from __future__ import annotations
 import secrets
 import uuid
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import Field, create_model
 from starlette.requests import Request
 
 from worker.api.body import Body, Flag, Integer, Number, deadline_of, read
+from worker.api.sampling import MAX_SEED
 from worker.api.state import AppState
 from worker.wire.work import InferenceRequest, Sampling
 
-MAX_SEED = 2**64 - 1
 MAX_JOB_ID_CHARS = 256
 
 JobId = Annotated[str, Field(min_length=1, max_length=MAX_JOB_ID_CHARS)]
@@ -52,33 +51,24 @@ class InferenceBody(Body):
     deterministic: Flag = Field(False, description="alone in its batch, nothing reused")
 
 
-class JobLimits(NamedTuple):
-    """The limits of a job on this worker."""
-
-    prompt_chars: int | None
-    tokens_out: int
-    vocab_size: int
-
-    @classmethod
-    def of(cls, state: AppState) -> JobLimits:
-        return cls(state.settings.max_prompt_chars, state.max_tokens_out, state.vocab_size)
+def inference_body(state: AppState, *, needs_job_id: bool = False) -> type[InferenceBody]:
+    """The body's model with this worker's limits; `/execute` needs a job id."""
+    prompt_chars = state.settings.max_prompt_chars
+    return _inference_body(prompt_chars, state.max_tokens_out, state.vocab_size, needs_job_id)
 
 
 @lru_cache(maxsize=8)
-def inference_body(limits: JobLimits, *, needs_job_id: bool) -> type[InferenceBody]:
-    """The body's model with these limits, for `/execute` (which needs a job id) or
-    `/v1/inference`."""
+def _inference_body(
+    prompt_chars: int | None, tokens_out: int, vocab_size: int, needs_job_id: bool
+) -> type[InferenceBody]:
     fields = InferenceBody.model_fields
     bounded: dict[str, Any] = {
         "prompt": (
-            Annotated[str, Field(min_length=1, max_length=limits.prompt_chars)],
+            Annotated[str, Field(min_length=1, max_length=prompt_chars)],
             Field(description=fields["prompt"].description),
         ),
-        "max_tokens": (
-            Annotated[Integer, Field(ge=1, le=limits.tokens_out)],
-            Field(limits.tokens_out),
-        ),
-        "top_k": (Annotated[Integer, Field(ge=0, le=limits.vocab_size)], Field(0)),
+        "max_tokens": (Annotated[Integer, Field(ge=1, le=tokens_out)], Field(tokens_out)),
+        "top_k": (Annotated[Integer, Field(ge=0, le=vocab_size)], Field(0)),
     }
     if needs_job_id:
         bounded["job_id"] = (JobId, Field(description=fields["job_id"].description))
@@ -94,14 +84,12 @@ async def read_inference(
     request: Request, state: AppState, *, needs_job_id: bool
 ) -> InferenceRequest:
     deadline = deadline_of(request)
-    body = await read(
-        request, state, inference_body(JobLimits.of(state), needs_job_id=needs_job_id)
-    )
+    body = await read(request, state, inference_body(state, needs_job_id=needs_job_id))
     return InferenceRequest(
-        job_id=body.job_id or new_job_id(),
+        job_id=body.job_id or str(uuid.uuid4()),
         prompt=body.prompt,
         sampling=Sampling(
-            seed=new_seed() if body.seed is None else body.seed,
+            seed=secrets.randbits(64) if body.seed is None else body.seed,
             temperature=body.temperature,
             top_p=body.top_p,
             top_k=body.top_k,
@@ -115,11 +103,3 @@ async def read_inference(
         deterministic=body.deterministic,
         deadline=deadline,
     )
-
-
-def new_seed() -> int:
-    return secrets.randbits(64)
-
-
-def new_job_id() -> str:
-    return str(uuid.uuid4())

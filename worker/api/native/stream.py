@@ -1,7 +1,4 @@
-"""The native stream: a job's events as server-sent events or as lines of JSON.
-
-Runs on the API process's event loop.
-"""
+"""The native stream: a job's events as server-sent events or as lines of JSON."""
 
 from __future__ import annotations
 
@@ -28,9 +25,8 @@ class NativeEvents:
         self._job = job
         self._state = state
         self._encode = sse if framed else ndjson
-        head, tail = (b"event: token\ndata: ", b"\n\n") if framed else (b"", b"\n")
-        self._token_head = head.decode() + '{"type":"token","t":'
-        self._token_tail = "]}" + tail.decode()
+        head, tail = ("event: token\ndata: ", "\n\n") if framed else ("", "\n")
+        self._token_head, self._token_tail = head + '{"type":"token","t":', "]}" + tail
         self._index = 0
         self._interval = state.settings.metrics_interval_ms / 1000
         self._metrics_due = 0.0

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from worker.api.output import FinishReason
+
 Count = Annotated[int, Field(ge=0)]
-FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class CachedTokens(TypedDict):

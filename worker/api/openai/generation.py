@@ -1,7 +1,6 @@
 """Translates OpenAI's bodies into the engine's requests: one for each prompt and choice.
 
 Checks here what the models cannot express: fields that depend on each other or on the served model.
-Runs on the API process's event loop.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import pydantic_core
 
@@ -26,15 +27,17 @@ from worker.api.openai.schema import (
     inputs_of,
 )
 from worker.api.openai.structured import constraints
-from worker.api.openai.structured.constraints import RequestedConstraint
+from worker.api.openai.structured.constraints import ForcedFunction, RequestedConstraint
 from worker.api.output import Output, Parser
 from worker.api.sampling import MAX_SEED, sampling_of
 from worker.api.state import AppState
-from worker.api.tools.answer import AnswerParser
-from worker.api.tools.choice import ToolUse, forced_functions
+from worker.api.tools.answer import AnswerParser, conventions_of
+from worker.api.tools.calls import ToolUse
 from worker.errors import ModelNotFound
 from worker.supervisor.job import Job
-from worker.wire.work import InferenceRequest, InfillPrompt, Prompt, Sampling
+from worker.wire.work import InferenceRequest, InfillPrompt, Prompt
+
+_ANY_OBJECT = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +46,18 @@ class Generation:
 
     id: str
     created: int
+    body: GenerationBody
     requests: tuple[InferenceRequest, ...]
     """Choice i is request i: first the `n` choices of the first prompt, then those of the next."""
-    choices_per_prompt: int
-    stream: bool
-    include_usage: bool
-    timings_per_token: bool
-    top_logprobs: int | None = None
+    top_logprobs: int | None
+    not_enforced: tuple[str, ...]
+    """Paths of schema keywords that are not enforced."""
+    parser_of: Callable[[str], Parser] | None = None
+    """Makes the parser of a choice from the end of its prompt."""
     shows_prompt_logprobs: bool = False
     """Whether the answer carries the prompt's log-probabilities in vLLM's form."""
     echo: tuple[str, ...] = ()
     """The text that the answers of each prompt begin with."""
-    parser_of: Callable[[str], Parser] | None = None
-    """Makes the parser of a choice from the end of its prompt."""
-    not_enforced: tuple[str, ...] = ()
-    """Paths of schema keywords that are not enforced."""
 
     def outputs(self, jobs: Sequence[Job]) -> list[Output]:
         return [Output(job, self.parser_of) for job in jobs]
@@ -74,26 +74,25 @@ def chat_generation(
     require_model(body.model, state)
     if faults := _chat_faults(body):
         raise invalid(faults)
-    top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     prompt = chat_prompt(body, state, tools=body.tool_choice != "none")
     tools = _tool_use(body)
     asked = _enforced(_constraint_of(body, tools), state)
-    conventions, splits = state.conventions, state.settings.reasoning == "auto"
-    constraint = asked.constraint
-    if constraint is not None and splits:
-        constraint = replace(constraint, reasoning=conventions.reasoning)
-    sampling = sampling_of(body, state, constraint=constraint, logprobs=top_logprobs)
-    generation = _generation(body, prefix, [prompt], sampling, state, deadline)
-    shown = conventions.tokens(calls=tools is not None, reasoning=splits)
-    return replace(
-        generation,
-        requests=tuple(replace(r, shown_tokens=shown) for r in generation.requests),
-        top_logprobs=top_logprobs,
-        parser_of=lambda prompt_end: AnswerParser(
-            conventions, tools, splits_reasoning=splits, prompt_end=prompt_end
-        ),
-        not_enforced=asked.not_enforced,
+    conventions, splits = conventions_of(state.chat_template), state.settings.reasoning == "auto"
+    if asked.constraint is not None and splits:
+        constraint = replace(asked.constraint, reasoning=conventions.reasoning)
+        asked = replace(asked, constraint=constraint)
+    generation = _generation(
+        body,
+        prefix,
+        [prompt],
+        asked,
+        state,
+        deadline,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        shown_tokens=conventions.tokens(calls=tools is not None, reasoning=splits),
     )
+    parser_of = partial(AnswerParser, conventions, tools, splits_reasoning=splits)
+    return replace(generation, parser_of=parser_of)
 
 
 def completion_generation(
@@ -103,15 +102,12 @@ def completion_generation(
     if body.max_tokens is None:
         body = body.model_copy(update={"max_tokens": DEFAULT_COMPLETION_TOKENS})
     prompts = [_with_suffix(prompt, body.suffix) for prompt in inputs_of(body.prompt)]
-    generation = text_generation(body, prompts, state, deadline, logprobs=body.logprobs)
     wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
     n_alternatives = max((n for n in wanted if n is not None), default=None)
-    return replace(
-        generation,
-        requests=tuple(replace(r, prompt_logprobs=n_alternatives) for r in generation.requests),
-        top_logprobs=body.logprobs,
-        shows_prompt_logprobs=body.prompt_logprobs is not None,
+    generation = text_generation(
+        body, prompts, state, deadline, logprobs=body.logprobs, prompt_logprobs=n_alternatives
     )
+    return replace(generation, shows_prompt_logprobs=body.prompt_logprobs is not None)
 
 
 def text_generation(
@@ -121,12 +117,20 @@ def text_generation(
     deadline: float | None,
     *,
     logprobs: int | None,
+    prompt_logprobs: int | None = None,
 ) -> Generation:
     """A generation from raw prompts, without a chat template."""
     asked = _enforced(requested_constraint(body), state)
-    sampling = sampling_of(body, state, constraint=asked.constraint, logprobs=logprobs)
-    generation = _generation(body, "cmpl-", prompts, sampling, state, deadline)
-    return replace(generation, not_enforced=asked.not_enforced)
+    return _generation(
+        body,
+        "cmpl-",
+        prompts,
+        asked,
+        state,
+        deadline,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
 
 
 def _with_suffix(prompt: str | tuple[int, ...], suffix: str | None) -> Prompt:
@@ -139,8 +143,9 @@ def _with_suffix(prompt: str | tuple[int, ...], suffix: str | None) -> Prompt:
 
 
 def require_model(name: str | None, state: AppState) -> None:
-    """Refuse any other model's name: no model stands in for another one."""
-    if not state.serves(name):
+    """Refuse any other model's name than the configured ones: no model stands in for another."""
+    names = state.settings.served_model_name
+    if name is not None and names and name not in names:
         ours = " or ".join(map(repr, state.model_names))
         message = f"model must be {ours}"
         raise ModelNotFound(message, errors=[fault("model", "unknown", message)])
@@ -185,9 +190,12 @@ def _constraint_of(body: ChatBody, tools: ToolUse | None) -> RequestedConstraint
     A forced call leaves no text, so a form of the answer's text is ignored beside it.
     """
     if tools is not None and tools.forced is not None:
-        functions = [tool.for_template() for tool in body.tools]
         several = body.tool_choice == "required" and body.parallel_tool_calls is True
-        forced = forced_functions(functions, tools.forced)
+        forced = [
+            ForcedFunction(f.name, f.parameters, f"tools[{index}].function.parameters")
+            for index, f in enumerate(tool.function for tool in body.tools)
+            if tools.forced in ("*", f.name)
+        ]
         return constraints.forced_calls(forced, several=several)
     form = body.response_format
     if form is None or form.type == "text":
@@ -198,48 +206,39 @@ def _constraint_of(body: ChatBody, tools: ToolUse | None) -> RequestedConstraint
         return asked.strictly() if form.json_schema.strict else asked
     if form.schema_ is not None:
         return constraints.json_schema(form.schema_, "response_format.schema")
-    return constraints.json_object("response_format")
+    return constraints.json_schema(_ANY_OBJECT, "response_format")
 
 
 def requested_constraint(body: GenerationBody) -> RequestedConstraint:
     """The constraint in one of llama.cpp's and vLLM's fields; the first that is given wins."""
     given = body.structured_outputs or StructuredOutputs.model_validate({})
     prefix = "structured_outputs."
-    for path, schema in (
-        ("json_schema", body.json_schema),
-        ("guided_json", body.guided_json),
-        (prefix + "json", given.json_),
-    ):
-        if schema is not None:
-            return constraints.json_schema(_schema(schema, path), path)
-    for path, pattern in (("guided_regex", body.guided_regex), (prefix + "regex", given.regex)):
-        if pattern is not None:
-            return constraints.regular_expression(pattern, path)
-    for path, texts in (("guided_choice", body.guided_choice), (prefix + "choice", given.choice)):
-        if texts:
-            return constraints.choice(texts, path)
-    for path, grammar in (
-        ("grammar", body.grammar),
-        ("guided_grammar", body.guided_grammar),
-        (prefix + "grammar", given.grammar),
-    ):
-        if grammar:
-            return constraints.grammar(grammar, path)
-    return (
-        constraints.json_object(prefix + "json_object")
-        if given.json_object
-        else RequestedConstraint()
+    fields: tuple[tuple[str, Any, Callable[[Any, str], RequestedConstraint]], ...] = (
+        ("json_schema", body.json_schema, _json_schema),
+        ("guided_json", body.guided_json, _json_schema),
+        (prefix + "json", given.json_, _json_schema),
+        ("guided_regex", body.guided_regex, constraints.regular_expression),
+        (prefix + "regex", given.regex, constraints.regular_expression),
+        ("guided_choice", body.guided_choice or None, constraints.choice),
+        (prefix + "choice", given.choice or None, constraints.choice),
+        ("grammar", body.grammar or None, constraints.grammar),
+        ("guided_grammar", body.guided_grammar or None, constraints.grammar),
+        (prefix + "grammar", given.grammar or None, constraints.grammar),
+        (prefix + "json_object", _ANY_OBJECT if given.json_object else None, _json_schema),
     )
+    asked = (made(value, path) for path, value, made in fields if value is not None)
+    return next(asked, RequestedConstraint())
 
 
-def _schema(given: str | JsonObject, path: str) -> object:
-    """A schema as JSON; clients also send schemas as text."""
-    if not isinstance(given, str):
-        return given
-    try:
-        return pydantic_core.from_json(given, allow_inf_nan=False)
-    except ValueError:
-        raise invalid([fault(path, "json", f"{path} must be a JSON schema")]) from None
+def _json_schema(given: str | JsonObject, path: str) -> RequestedConstraint:
+    """JSON under a schema; clients also send schemas as text."""
+    schema: object = given
+    if isinstance(given, str):
+        try:
+            schema = pydantic_core.from_json(given, allow_inf_nan=False)
+        except ValueError:
+            raise invalid([fault(path, "json", f"{path} must be a JSON schema")]) from None
+    return constraints.json_schema(schema, path)
 
 
 def _enforced(asked: RequestedConstraint, state: AppState) -> RequestedConstraint:
@@ -254,11 +253,16 @@ def _generation(
     body: GenerationBody,
     prefix: str,
     prompts: Sequence[Prompt],
-    sampling: Sampling,
+    asked: RequestedConstraint,
     state: AppState,
     deadline: float | None,
+    *,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+    shown_tokens: tuple[str, ...] = (),
 ) -> Generation:
     id = f"{prefix}{uuid.uuid4().hex}"
+    sampling = sampling_of(body, state, constraint=asked.constraint, logprobs=logprobs)
     limit, wanted = state.max_tokens_out, body.max_tokens
     requests: list[InferenceRequest] = []
     for prompt in prompts:
@@ -271,18 +275,12 @@ def _generation(
                     sampling=replace(sampling, seed=(sampling.seed + choice) & MAX_SEED),
                     max_tokens=limit if wanted is None or wanted < 0 else min(wanted, limit),
                     stop=body.stops,
+                    prompt_logprobs=prompt_logprobs,
+                    shown_tokens=shown_tokens,
                     reports_progress=body.return_progress and body.stream,
                     cache_salt=body.salt,
                     deterministic=body.deterministic,
                     deadline=deadline,
                 )
             )
-    return Generation(
-        id=id,
-        created=int(time.time()),
-        requests=tuple(requests),
-        choices_per_prompt=body.n,
-        stream=body.stream,
-        include_usage=body.stream_options.include_usage,
-        timings_per_token=body.timings_per_token,
-    )
+    return Generation(id, int(time.time()), body, tuple(requests), logprobs, asked.not_enforced)

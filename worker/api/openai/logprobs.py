@@ -55,8 +55,7 @@ def completion_logprobs(entries: Sequence[TokenLogprob], text_offset: int) -> di
 
 
 def prompt_offset(entries: Sequence[TokenLogprob], text: str) -> int:
-    """The offset of a prompt's first token in its text; negative if the tokens add a BOS or a
-    space."""
+    """The offset of a prompt's first token in its text; negative after an added BOS or space."""
     return len(text) - len(b"".join(entry.piece for entry in entries).decode("utf-8", "ignore"))
 
 

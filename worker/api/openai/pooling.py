@@ -1,14 +1,13 @@
 """Embeddings as OpenAI answers them, and ranks as Jina and Cohere do.
 
-Ranks are also answered in the form of text-embeddings-inference. Endpoints run on the API process's
-event loop; a thread encodes the embeddings.
+Ranks are also answered in the form of text-embeddings-inference. A thread encodes the embeddings.
 """
 
 from __future__ import annotations
 
 import base64
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pydantic_core
@@ -22,7 +21,7 @@ from worker.api.jobs import answer
 from worker.api.openai.answers import Embeddings, Ranking
 from worker.api.openai.generation import require_model
 from worker.api.openai.schema import EmbeddingBody, RerankBody, inputs_of
-from worker.api.operation import JOB_ERRORS, JSON, Operation
+from worker.api.operation import JSON, MODEL_ERRORS, Operation
 from worker.api.state import AppState, state_of
 from worker.errors import NotReady
 from worker.wire.engine_info import EngineInfo, ModelInfo
@@ -59,8 +58,7 @@ def _encoded(vectors: Vectors, body: EmbeddingBody, model_name: str) -> Iterator
 
 
 def _shortened(vector: array[float], n: int | None) -> array[float]:
-    """The first `n` dimensions, scaled to length 1, as models trained for shorter vectors
-    expect."""
+    """The first `n` dimensions, scaled to length 1: some models are trained for shorter vectors."""
     if n is None or n == len(vector):
         return vector
     norm = sum(x * x for x in vector[:n]) ** 0.5
@@ -80,8 +78,9 @@ async def rerank(request: Request) -> Response:
     # The first output of a classifier is the score for "this answers the query".
     scores = [array("f", data)[0] for _, data in vectors]
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
-    if body.texts is not None:
-        return json_response(_for_tei(best, scores, texts if body.return_text else None))
+    if body.texts is not None:  # the form of text-embeddings-inference
+        text = {index: {"text": texts[index]} for index in best} if body.return_text else {}
+        return json_response([{"index": i, "score": scores[i], **text.get(i, {})} for i in best])
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": scores[index]} for index in best
     ]
@@ -90,14 +89,6 @@ async def rerank(request: Request) -> Response:
             result["document"] = {"text": texts[result["index"]]}
     whole = {"object": "list", "model": state.model_name, "results": results}
     return json_response(whole | {"usage": _usage(vectors)})
-
-
-def _for_tei(
-    best: Sequence[int], scores: Sequence[float], texts: Sequence[str] | None
-) -> list[dict[str, Any]]:
-    """The form of text-embeddings-inference, whose requests have `texts`."""
-    text = {index: {"text": texts[index]} for index in best} if texts is not None else {}
-    return [{"index": index, "score": scores[index], **text.get(index, {})} for index in best]
 
 
 def _require(model: ModelInfo, what: str) -> None:
@@ -137,11 +128,11 @@ ROUTES = [
     for operation in (
         Operation(
             "POST", f"{prefix}/embeddings", embeddings, "OpenAI's embeddings", {JSON: Embeddings},
-            body=EmbeddingBody, errors=(*JOB_ERRORS, 404), deadline=True,
+            body=EmbeddingBody, errors=MODEL_ERRORS,
         ),
         Operation(
             "POST", f"{prefix}/rerank", rerank, "Documents by how well they answer a query",
-            {JSON: Ranking}, body=RerankBody, errors=(*JOB_ERRORS, 404), deadline=True,
+            {JSON: Ranking}, body=RerankBody, errors=MODEL_ERRORS,
         ),
     )
 ]  # fmt: skip

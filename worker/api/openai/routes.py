@@ -1,4 +1,4 @@
-"""OpenAI's paths. Endpoints run on the API process's event loop."""
+"""OpenAI's paths."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from starlette.responses import Response
 from worker.api.body import deadline_of, read
 from worker.api.chat import chat_prompt
 from worker.api.encoding import json_response
-from worker.api.event_stream import EventStream, closing_on_disconnect
-from worker.api.jobs import answer, count_tokens, start_jobs, with_head
+from worker.api.jobs import answer, count_tokens, respond
 from worker.api.openai.answers import (
     ChatCompletion,
     InputTokens,
@@ -31,8 +30,7 @@ from worker.api.openai.pooling import ROUTES as POOLING_ROUTES
 from worker.api.openai.pooling import info_of
 from worker.api.openai.schema import ChatBody, CompletionBody, inputs_of
 from worker.api.openai.stream import ChatForm, Choices, CompletionForm, Form
-from worker.api.operation import JOB_ERRORS, JSON, SSE, Events, Operation
-from worker.api.output import merged
+from worker.api.operation import JSON, MODEL_ERRORS, SSE, Events, Operation
 from worker.api.state import AppState, state_of
 from worker.errors import ModelNotFound
 from worker.installation import own_version
@@ -46,8 +44,7 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def input_tokens(request: Request) -> Response:
-    body = await read(request, state_of(request), ChatBody)
-    return await counted(request, body)
+    return await counted(request, await read(request, state_of(request), ChatBody))
 
 
 async def counted(request: Request, body: ChatBody) -> Response:
@@ -65,31 +62,20 @@ async def completions(request: Request) -> Response:
     generation = completion_generation(body, state, deadline)
     if body.echo:
         prompts = inputs_of(body.prompt)
-        generation = replace(generation, echo=tuple([await _as_text(request, p) for p in prompts]))
+        texts = [p if isinstance(p, str) else await answer(request, Detokenize(p)) for p in prompts]
+        generation = replace(generation, echo=tuple(texts))
     return await _answer(request, generation, CompletionForm())
-
-
-async def _as_text(request: Request, prompt: str | tuple[int, ...]) -> str:
-    """A prompt as text; token ids are detokenized."""
-    return prompt if isinstance(prompt, str) else await answer(request, Detokenize(prompt))
 
 
 async def _answer(request: Request, generation: Generation, form: Form) -> Response:
     state = state_of(request)
     request.scope["state"].setdefault("ignored_fields", []).extend(generation.not_enforced)
-    jobs = await start_jobs(state, generation.requests)
     build = f"llorch-worker-{own_version()}"
-    choices = Choices(generation, form, generation.outputs(jobs), state.model_name, build)
-    if not generation.stream:
-        async with closing_on_disconnect(request, *jobs):
-            return json_response(await choices.whole(merged(jobs)))
-    frames = await with_head(request, jobs, merged(jobs), lambda frame: frame[1])
-
-    def close() -> None:
-        for job in jobs:
-            job.cancel()
-
-    return EventStream(choices.chunks(frames), state, close)
+    return await respond(
+        request,
+        generation,
+        lambda outputs: Choices(generation, form, outputs, state.model_name, build),
+    )
 
 
 # --- models ------------------------------------------------------------------------------
@@ -137,17 +123,15 @@ ROUTES = POOLING_ROUTES + [
     for operation in (
         Operation(
             "POST", f"{prefix}/chat/completions", chat_completions, "OpenAI's chat completions",
-            {JSON: ChatCompletion, SSE: Events},
-            body=ChatBody, errors=(*JOB_ERRORS, 404), deadline=True,
+            {JSON: ChatCompletion, SSE: Events}, body=ChatBody, errors=MODEL_ERRORS,
         ),
         Operation(
             "POST", f"{prefix}/chat/completions/input_tokens", input_tokens, "Tokens of a prompt",
-            {JSON: InputTokens}, body=ChatBody, errors=(*JOB_ERRORS, 404), deadline=True,
+            {JSON: InputTokens}, body=ChatBody, errors=MODEL_ERRORS,
         ),
         Operation(
             "POST", f"{prefix}/completions", completions, "OpenAI's completions",
-            {JSON: TextCompletion, SSE: Events},
-            body=CompletionBody, errors=(*JOB_ERRORS, 404), deadline=True,
+            {JSON: TextCompletion, SSE: Events}, body=CompletionBody, errors=MODEL_ERRORS,
         ),
         Operation(
             "GET", f"{prefix}/models", models, "The model served", {JSON: Models}, errors=(503,)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, Discriminator, Field, Tag
 
 from worker.api.body import Flag, Integer, JsonObject, Number, OpenBody
-from worker.api.chat import ByKind, TemplateBody, Text
+from worker.api.chat import ByKind, Item, Many, TemplateBody, Text, TextOr
 
 MAX_CHOICES = 32
 MAX_PROMPTS = 256
@@ -87,19 +87,17 @@ class SamplingFields(OpenBody):
     frequency_penalty: Number | None = Field(None, ge=-2, le=2)
     presence_penalty: Number | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] = Field(
-        {},
-        max_length=1024,
-        description="token id, as a string, to what is added to its logit",
+        {}, max_length=1024, description="token id, as a string, to what is added to its logit"
     )
     seed: Integer | None = Field(None, ge=-(2**63), le=2**64 - 1, description="-1 draws one")
     ignore_eos: Flag = False
     min_tokens: Integer = Field(0, ge=0, le=2**31 - 1, description="before so many nothing ends it")
-    stop_token_ids: Annotated[tuple[TokenId, ...], Field(fail_fast=True)] = Field(
+    stop_token_ids: Many[TokenId] = Field(
         (), max_length=MAX_STOPS, description="they end the answer as the model's own end does"
     )
 
 
-Schema = Annotated[Text | Annotated[JsonObject, Tag("~object")], ByKind]
+Schema = TextOr[JsonObject]
 
 
 class StructuredOutputs(OpenBody):
@@ -157,6 +155,10 @@ class GenerationBody(SamplingFields):
         return " ".join(f"{n}={v}" for n in names if (v := getattr(self, n))) or None
 
 
+ToolWord = Annotated[Literal["none", "auto", "required"], Tag("~text")]
+WordOr = Annotated[ToolWord | Annotated[Item, Tag("~object")], ByKind]
+
+
 class FunctionName(OpenBody):
     name: str = Field(min_length=1, max_length=256)
 
@@ -186,14 +188,7 @@ class ChatBody(GenerationBody, TemplateBody):
     logprobs: Flag = False
     top_logprobs: Integer | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     response_format: ResponseFormat | None = None
-    tool_choice: (
-        Annotated[
-            Annotated[Literal["none", "auto", "required"], Tag("~text")]
-            | Annotated[FunctionChoice, Tag("~object")],
-            ByKind,
-        ]
-        | None
-    ) = None
+    tool_choice: WordOr[FunctionChoice] | None = None
     parallel_tool_calls: Flag | None = Field(
         None,
         description="false: one call at most; true: where a call is required, several may come",
@@ -244,10 +239,7 @@ class Document(OpenBody):
     text: str
 
 
-Documents = Annotated[
-    tuple[Annotated[Text | Annotated[Document, Tag("~object")], ByKind], ...],
-    Field(fail_fast=True, min_length=1, max_length=MAX_DOCUMENTS),
-]
+Documents = Annotated[Many[TextOr[Document]], Field(min_length=1, max_length=MAX_DOCUMENTS)]
 
 
 class RerankBody(OpenBody):

@@ -1,16 +1,12 @@
-"""OpenAI's answers: one object, or chunks of a stream that `[DONE]` ends.
-
-Runs on the API process's event loop. Each engine frame becomes one piece to send, whatever its
-number of tokens.
-"""
+"""OpenAI's answers: one object, or chunks of a stream that `[DONE]` ends."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from worker.api.encoding import dumps, quoted
-from worker.api.errors import http_status, openai_error
+from worker.api.jobs import Answer
 from worker.api.openai.generation import Generation
 from worker.api.openai.logprobs import (
     chat_logprobs,
@@ -20,17 +16,14 @@ from worker.api.openai.logprobs import (
 )
 from worker.api.output import (
     AssistantMessage,
-    Call,
     CallArguments,
     CallBegun,
-    Frame,
     Output,
     OutputPiece,
     Reasoning,
     Text,
     usage_of,
 )
-from worker.errors import WorkerError
 from worker.supervisor.job import StreamEvent
 from worker.wire.messages import (
     Finished,
@@ -44,39 +37,25 @@ from worker.wire.messages import (
 DONE = b"data: [DONE]\n\n"
 
 
-class Form(Protocol):
-    """The differences between chat and plain completions."""
-
-    chunk_object: str
-    answer_object: str
-    first: str | None
-    """The first content of a streamed choice, as JSON."""
-    last: str
-    """The content beside the finish reason, as JSON."""
-
-    def delta(self, piece: OutputPiece) -> str | None:
-        """A piece as the content of a streamed choice, as JSON; `None` if this form does not show
-        it."""
-
-    def choice(self, message: AssistantMessage) -> dict[str, Any]: ...
-
-    def logprobs(self, entries: Sequence[TokenLogprob], text_offset: int) -> dict[str, Any]: ...
-
-
 class ChatForm:
+    """What chat completions have of their own."""
+
     chunk_object = "chat.completion.chunk"
     answer_object = "chat.completion"
     first: str | None = '"delta":{"role":"assistant","content":"","refusal":null}'
+    """The first content of a streamed choice, as JSON."""
     last = '"delta":{}'
+    """The content beside the finish reason, as JSON."""
 
     def delta(self, piece: OutputPiece) -> str | None:
+        """A piece as the content of a streamed choice, as JSON; `None` if it is not shown."""
         match piece:
             case Text(text):
                 return f'"delta":{{"content":{quoted(text)}}}'
             case Reasoning(text):
                 return f'"delta":{{"reasoning_content":{quoted(text)}}}'
             case CallBegun(index, id, name):
-                call = {"index": index, **call_object(id, name, "")}
+                call = {"index": index, **_call_object(id, name)}
                 return f'"delta":{{"tool_calls":[{dumps(call)}]}}'
             case CallArguments(index, text):
                 function = f'{{"index":{index},"function":{{"arguments":{quoted(text)}}}}}'
@@ -88,7 +67,9 @@ class ChatForm:
             answer["reasoning_content"] = message.reasoning
         if message.calls:
             answer["content"] = message.text or None
-            answer["tool_calls"] = [_call_of(call) for call in message.calls]
+            answer["tool_calls"] = [
+                _call_object(call.id, call.name, call.arguments) for call in message.calls
+            ]
         return {"message": answer}
 
     def logprobs(self, entries: Sequence[TokenLogprob], text_offset: int) -> dict[str, Any]:
@@ -96,6 +77,8 @@ class ChatForm:
 
 
 class CompletionForm:
+    """What plain completions have in its place."""
+
     chunk_object = answer_object = "text_completion"
     first: str | None = None
     last = '"text":""'
@@ -110,74 +93,65 @@ class CompletionForm:
         return completion_logprobs(entries, text_offset)
 
 
-def call_object(id: str, name: str, arguments: str) -> dict[str, Any]:
+Form = ChatForm | CompletionForm
+
+
+def _call_object(id: str, name: str, arguments: str = "") -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _call_of(call: Call) -> dict[str, Any]:
-    return call_object(call.id, call.name, call.arguments)
-
-
-class Choices:
+class Choices(Answer):
     """All choices of one request, streamed or whole."""
 
     def __init__(
-        self,
-        generation: Generation,
-        form: Form,
-        outputs: Sequence[Output],
-        model: str,
-        build: str,
+        self, generation: Generation, form: Form, outputs: Sequence[Output], model: str, build: str
     ) -> None:
         self._generation, self._form, self._outputs = generation, form, outputs
         self._offsets = [0] * len(outputs)
         self._n_finished = 0
         self._head = {
             "id": generation.id,
-            "object": form.chunk_object if generation.stream else form.answer_object,
+            "object": form.chunk_object if generation.body.stream else form.answer_object,
             "created": generation.created,
             "model": model,
             "system_fingerprint": build,
         }
+        self._begin = f"data: {dumps(self._head)[:-1]}"
+        self._usage = ',"usage":null' if generation.body.stream_options.include_usage else ""
+        self._wants_progress = generation.requests[0].reports_progress
 
     # --- streamed ------------------------------------------------------------------------
 
-    async def chunks(self, frames: AsyncIterable[Frame]) -> AsyncIterator[bytes]:
-        head = dumps(self._head)[:-1]
-        usage = ',"usage":null' if self._generation.include_usage else ""
-        wants_progress = self._generation.requests[0].reports_progress
-        async for index, frame in frames:
-            encoded: list[str] = []
-            try:
-                for event in frame:
-                    for part in self._parts(index, event):
-                        timings = self._timings(index, event)
-                        encoded.append(f'data: {head},"choices":[{part}]{usage}{timings}}}\n\n')
-                    if wants_progress and isinstance(event, Started | PromptProgress):
-                        part, progress = _choice(index, self._form.last), self._progress(index)
-                        encoded.append(f'data: {head},"choices":[{part}]{usage}{progress}}}\n\n')
-            except WorkerError as error:
-                yield "".join(encoded).encode() + _failure(error)
-                return
-            if encoded:
-                yield "".join(encoded).encode()
-        if self._generation.include_usage:
-            counted = usage_of(self._outputs, self._generation.choices_per_prompt)
-            last = self._head | {"choices": [], "usage": counted}
-            last |= {"timings": self._outputs[-1].timings}
-            yield f"data: {dumps(last)}\n\n".encode() + DONE
-        else:
-            yield DONE
+    def parts(self, index: int, event: StreamEvent) -> list[bytes]:
+        parts = [
+            self._chunk(choice, self._timings(index, event))
+            for choice in self._choices(index, event)
+        ]
+        if self._wants_progress and isinstance(event, Started | PromptProgress):
+            parts.append(self._chunk(_choice(index, self._form.last), self._progress(index)))
+        return parts
 
-    def _parts(self, index: int, event: StreamEvent) -> Iterator[str]:
+    def _chunk(self, choice: str, extra: str) -> bytes:
+        return f'{self._begin},"choices":[{choice}]{self._usage}{extra}}}\n\n'.encode()
+
+    def ending(self) -> bytes:
+        if not self._generation.body.stream_options.include_usage:
+            return DONE
+        last = self._head | {"choices": []} | self._sums()
+        return f"data: {dumps(last)}\n\n".encode() + DONE
+
+    def _choices(self, index: int, event: StreamEvent) -> Iterator[str]:
         """The choice objects, as JSON, for one event."""
         form, output = self._form, self._outputs[index]
         if isinstance(event, Started) and form.first is not None:
             yield _choice(index, form.first)
         pieces = output.take(event)
-        if isinstance(event, Started | PromptScored):
-            yield from self._echoed(index, event)
-        entries = event.logprobs if isinstance(event, Token | Finished) else ()
+        entries: tuple[TokenLogprob, ...] = ()
+        match event:
+            case Token() | Finished():
+                entries = event.logprobs
+            case Started() | PromptScored():
+                yield from self._echoed(index, event)
         if entries and not any(isinstance(piece, Text) for piece in pieces):
             pieces = [Text(""), *pieces]
         for piece in pieces:
@@ -212,19 +186,17 @@ class Choices:
 
     def _echo(self, index: int) -> str:
         generation = self._generation
-        if not generation.echo:
-            return ""
-        return generation.echo[index // generation.choices_per_prompt]
+        return generation.echo[index // generation.body.n] if generation.echo else ""
 
     def _progress(self, index: int) -> str:
         output, timings = self._outputs[index], ""
-        if self._generation.timings_per_token:
+        if self._generation.body.timings_per_token:
             timings = f',"timings":{dumps(output.timings)}'
         return f',"prompt_progress":{dumps(output.prompt_progress)}{timings}'
 
     def _timings(self, index: int, event: StreamEvent) -> str:
         """Timings of the choice that ended last, for the last chunk with a choice; or of each."""
-        if self._generation.timings_per_token and isinstance(event, Token):
+        if self._generation.body.timings_per_token and isinstance(event, Token):
             return f',"timings":{dumps(self._outputs[index].timings)}'
         if not isinstance(event, Finished) or self._n_finished < len(self._outputs):
             return ""
@@ -232,15 +204,16 @@ class Choices:
 
     # --- whole ---------------------------------------------------------------------------
 
-    async def whole(self, frames: AsyncIterable[Frame]) -> dict[str, Any]:
-        async for index, frame in frames:
-            for event in frame:
-                self._outputs[index].take(event)
-        return self._head | {
-            "choices": [self._whole_choice(i, output) for i, output in enumerate(self._outputs)],
-            "usage": usage_of(self._outputs, self._generation.choices_per_prompt),
-            "timings": self._outputs[-1].timings,
-        }
+    def take(self, index: int, event: StreamEvent) -> None:
+        self._outputs[index].take(event)
+
+    def whole(self) -> dict[str, Any]:
+        choices = [self._whole_choice(i, output) for i, output in enumerate(self._outputs)]
+        return self._head | {"choices": choices} | self._sums()
+
+    def _sums(self) -> dict[str, Any]:
+        usage = usage_of(self._outputs, self._generation.body.n)
+        return {"usage": usage, "timings": self._outputs[-1].timings}
 
     def _whole_choice(self, index: int, output: Output) -> dict[str, Any]:
         generation, prompt, logprobs = self._generation, output.prompt_logprobs, None
@@ -262,8 +235,3 @@ class Choices:
 
 def _choice(index: int, content: str, logprobs: str = "null", reason: str = "null") -> str:
     return f'{{"index":{index},{content},"logprobs":{logprobs},"finish_reason":{reason}}}'
-
-
-def _failure(error: WorkerError) -> bytes:
-    body = openai_error(error.code, error.message, http_status(error), error.details)
-    return f"data: {dumps({'error': body})}\n\n".encode()

@@ -1,4 +1,4 @@
-"""`/v1/responses`. The endpoint runs on the API process's event loop."""
+"""`/v1/responses`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from worker.api.body import deadline_of, read_as
-from worker.api.encoding import json_response
-from worker.api.event_stream import EventStream, closing_on_disconnect
-from worker.api.jobs import start_jobs, with_head
+from worker.api.jobs import respond
 from worker.api.openai.answers import InputTokens
 from worker.api.openai.generation import chat_generation
 from worker.api.openai.routes import counted
-from worker.api.operation import JOB_ERRORS, JSON, SSE, Events, Operation
-from worker.api.output import merged
+from worker.api.operation import JSON, MODEL_ERRORS, SSE, Events, Operation
+from worker.api.output import Output
 from worker.api.responses.schema import ResponsesBody, chat_of, hosted_tools
 from worker.api.responses.stream import ResponseAnswer, ResponseStream
 from worker.api.state import state_of
@@ -25,14 +23,12 @@ async def responses(request: Request) -> Response:
     generation = chat_generation(chat, state, deadline, prefix="resp_")
     ignored = request.scope["state"].setdefault("ignored_fields", [])
     ignored += [*hosted_tools(body), *generation.not_enforced]
-    jobs = await start_jobs(state, generation.requests)
-    output = generation.outputs(jobs)[0]
-    stream = ResponseStream(generation.id, generation.created, state.model_name, body, output)
-    if not generation.stream:
-        async with closing_on_disconnect(request, *jobs):
-            return json_response(await stream.whole(merged(jobs)))
-    frames = await with_head(request, jobs, merged(jobs), lambda frame: frame[1])
-    return EventStream(stream.chunks(frames), state, jobs[0].cancel)
+
+    def answer(outputs: list[Output]) -> ResponseStream:
+        id, created = generation.id, generation.created
+        return ResponseStream(id, created, state.model_name, body, outputs[0])
+
+    return await respond(request, generation, answer)
 
 
 async def input_tokens(request: Request) -> Response:
@@ -46,12 +42,11 @@ ROUTES = [
     for operation in (
         Operation(
             "POST", path, responses, "OpenAI's responses, nothing stored",
-            {JSON: ResponseAnswer, SSE: Events},
-            body=ResponsesBody, errors=(*JOB_ERRORS, 404), deadline=True,
+            {JSON: ResponseAnswer, SSE: Events}, body=ResponsesBody, errors=MODEL_ERRORS,
         ),
         Operation(
             "POST", f"{path}/input_tokens", input_tokens, "Tokens of a prompt",
-            {JSON: InputTokens}, body=ResponsesBody, errors=(*JOB_ERRORS, 404), deadline=True,
+            {JSON: InputTokens}, body=ResponsesBody, errors=MODEL_ERRORS,
         ),
     )
 ]  # fmt: skip

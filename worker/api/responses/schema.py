@@ -1,6 +1,6 @@
 """The bodies of OpenAI's responses as pydantic models, translated into chat completions.
 
-Nothing is stored here, so a body has the whole conversation. Runs on the API process's event loop.
+Nothing is stored here, so a body has the whole conversation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import Field, Tag
 from worker.api.body import Flag, Integer, JsonObject, Number, OpenBody
 from worker.api.chat import MAX_MESSAGES, MAX_TOOLS, ByKind, Content, Text, text_of
 from worker.api.faults import fault, invalid
-from worker.api.openai.schema import ChatBody
+from worker.api.openai.schema import ChatBody, WordOr
 
 
 class Thought(OpenBody):
@@ -78,14 +78,7 @@ class ResponsesBody(OpenBody):
     top_p: Number | None = Field(None, ge=0, le=1)
     stream: Flag = False
     tools: tuple[FunctionTool, ...] = Field((), fail_fast=True, max_length=MAX_TOOLS)
-    tool_choice: (
-        Annotated[
-            Annotated[Literal["none", "auto", "required"], Tag("~text")]
-            | Annotated[NamedChoice, Tag("~object")],
-            ByKind,
-        ]
-        | None
-    ) = None
+    tool_choice: WordOr[NamedChoice] | None = None
     parallel_tool_calls: Flag | None = None
     text: TextOptions = TextOptions()
     reasoning: Effort = Effort()
@@ -142,10 +135,9 @@ def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
                 message = {"role": "tool", "tool_call_id": item.call_id, "content": output}
                 messages.append(message)
             case "reasoning":
-                thought = "\n".join(each.text for each in item.summary)
                 # The full text, if this worker wrote it.
                 full = item.content if isinstance(item.content, tuple) else ()
-                thought = "\n".join(part.text for part in full) or thought
+                thought = text_of(full) or text_of(item.summary)
                 messages.append({"role": "assistant", "reasoning_content": thought})
             case _:
                 place = f"input[{index}].type"

@@ -1,26 +1,20 @@
-"""OpenAI's responses: one object, or the events of its stream.
-
-Runs on the API process's event loop.
-"""
+"""OpenAI's responses: one object, or the events of its stream."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from worker.api.blocks import Blocks, BlockStep, OutputBlock
+from worker.api.blocks import BlockAnswer, BlockStep, Event, OutputBlock
 from worker.api.encoding import sse
 from worker.api.errors import http_status, openai_error
-from worker.api.output import Frame, Output
+from worker.api.output import Output
 from worker.api.responses.schema import ResponsesBody
 from worker.errors import WorkerError
-from worker.supervisor.job import StreamEvent
-from worker.wire.messages import Finished, Started
 
-Event = dict[str, Any]
 _DELTAS = {
     "text": "response.output_text",
     "reasoning": "response.reasoning_text",
@@ -40,58 +34,36 @@ class ResponseAnswer(TypedDict):
     usage: dict[str, Any] | None
 
 
-class ResponseStream:
-    """One answer, whole or streamed."""
-
+class ResponseStream(BlockAnswer):
     def __init__(
         self, id: str, created: int, model: str, body: ResponsesBody, output: Output
     ) -> None:
-        self._id, self._created, self._model = id, created, model
-        self._body, self._output = body, output
-        self._blocks = Blocks()
+        super().__init__(output)
+        self._id, self._created, self._model, self._body = id, created, model, body
         self._ids: dict[int, str] = {}
         self._n_events = 0
 
-    async def whole(self, frames: AsyncIterable[Frame]) -> dict[str, Any]:
-        async for _, frame in frames:
-            for event in frame:
-                for _ in self._blocks.take(self._output.take(event)):
-                    pass
+    def whole(self) -> dict[str, Any]:
         return self._response(self._end_status)
 
-    async def chunks(self, frames: AsyncIterable[Frame]) -> AsyncIterator[bytes]:
-        async for _, frame in frames:
-            encoded: list[bytes] = []
-            try:
-                for event in frame:
-                    encoded += map(self._numbered, self._events(event))
-            except WorkerError as error:
-                body = openai_error(error.code, error.message, http_status(error), error.details)
-                failed = self._response("failed") | {"error": body}
-                event_ = {"type": "response.failed", "response": failed}
-                yield b"".join(encoded) + self._numbered(event_)
-                return
-            if encoded:
-                yield b"".join(encoded)
+    def failure(self, error: WorkerError) -> bytes:
+        body = openai_error(error.code, error.message, http_status(error), error.details)
+        failed = self._response("failed") | {"error": body}
+        return self._encoded({"type": "response.failed", "response": failed})
 
-    def _numbered(self, event: Event) -> bytes:
+    def _encoded(self, event: Event) -> bytes:
         number, self._n_events = self._n_events, self._n_events + 1
         return sse({**event, "sequence_number": number})
 
-    def _events(self, event: StreamEvent) -> Iterator[Event]:
-        pieces = self._output.take(event)
-        if isinstance(event, Started):
-            for kind in ("created", "in_progress"):
-                yield {"type": f"response.{kind}", "response": self._response("in_progress")}
-        for step in self._blocks.take(pieces):
-            yield from self._step(step)
-        if isinstance(event, Finished):
-            for step in self._blocks.finish():
-                yield from self._step(step)
-            status = self._end_status
-            yield {"type": f"response.{status}", "response": self._response(status)}
+    def _first_events(self) -> Iterator[Event]:
+        for kind in ("created", "in_progress"):
+            yield {"type": f"response.{kind}", "response": self._response("in_progress")}
 
-    def _step(self, step: BlockStep) -> Iterator[Event]:
+    def _last_events(self) -> Iterator[Event]:
+        status = self._end_status
+        yield {"type": f"response.{status}", "response": self._response(status)}
+
+    def _step_events(self, step: BlockStep) -> Iterator[Event]:
         block = step.block
         place = {"output_index": block.index, "item_id": self._id_of(block)}
         if block.kind != "call":
@@ -130,7 +102,7 @@ class ResponseStream:
 
     def _ended_item(self, block: OutputBlock) -> dict[str, Any]:
         """A finished item; the last one of an answer that was cut off is incomplete."""
-        finished, is_last = self._output.finished, block.index == len(self._blocks.all) - 1
+        finished, is_last = self._output.finished, block.index == len(self._blocks) - 1
         is_cut = finished is not None and is_last and self._end_status == "incomplete"
         return self._item(block, "incomplete" if is_cut else "completed")
 
@@ -157,7 +129,7 @@ class ResponseStream:
             "created_at": self._created,
             "status": status,
             "model": self._model,
-            "output": [self._ended_item(block) for block in self._blocks.all] if ended else [],
+            "output": [self._ended_item(block) for block in self._blocks] if ended else [],
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"}
             if status == "incomplete"

@@ -6,13 +6,12 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from worker.api.output import OutputPiece, Text
+from worker.api.output import OutputPiece, Parser, Text
 from worker.api.reasoning import Marks, ReasoningSplitter, marks_of
+from worker.api.tools.calls import PartsParser, ToolUse
 from worker.api.tools.channels import ChannelParser
-from worker.api.tools.choice import ToolUse
 from worker.api.tools.dialects import FUNCTIONARY_3_2, GPT_OSS, Dialect, dialect_of
 from worker.api.tools.parser import CallParser
-from worker.api.tools.parts import PartsParser
 from worker.api.tools.recipients import RecipientParser
 
 _TOKENS = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
@@ -26,8 +25,7 @@ class Conventions:
     marks: Marks
 
     def tokens(self, *, calls: bool, reasoning: bool) -> tuple[str, ...]:
-        """Control tokens that the engine must show as text, so that calls or reasoning can be
-        found."""
+        """Control tokens that the engine must show as text, to tell calls or reasoning by."""
         texts: list[str] = []
         if reasoning:
             texts += [self.marks.begin, self.marks.end, *self.marks.fillers]
@@ -49,60 +47,45 @@ def conventions_of(template: str | None) -> Conventions:
     return Conventions(dialect_of(template), marks_of(template))
 
 
-class AnswerParser:
-    """Parses the output of one choice.
-
-    `prompt_end` is the end of the rendered prompt. Without `use`, calls stay text.
-    """
+class AnswerParser(Parser):
+    """`prompt_end` is the end of the rendered prompt. Without `use`, calls stay text."""
 
     def __init__(
         self,
         conventions: Conventions,
         use: ToolUse | None,
+        prompt_end: str = "",
         *,
         splits_reasoning: bool = True,
-        prompt_end: str = "",
     ) -> None:
         self._alone: PartsParser | None = None
         """The parser of a dialect that marks every part of an answer; it replaces the others."""
         self._splitter: ReasoningSplitter | None = None
         self._calls: CallParser | None = None
         if use is None or use.forced is None:
+            offered = use or ToolUse.of(())
             if conventions.dialect is GPT_OSS:
-                self._alone = ChannelParser(use, splits_reasoning=splits_reasoning)
+                self._alone = ChannelParser(offered, splits_reasoning=splits_reasoning)
                 return
             if conventions.dialect is FUNCTIONARY_3_2:
-                self._alone = RecipientParser(use, prompt_end)
+                self._alone = RecipientParser(offered, prompt_end)
                 return
         if splits_reasoning:
             self._splitter = ReasoningSplitter(conventions.marks, prompt_end)
         if use is not None:
             self._calls = CallParser(use, conventions.dialect)
 
-    def feed(self, text: str) -> list[OutputPiece]:
-        """Take more output; returns the pieces that are certain by now."""
+    def run(self, text: str, *, final: bool) -> list[OutputPiece]:
         if self._alone is not None:
-            return self._alone.feed(text)
-        if self._splitter is None:
-            return self._with_calls([Text(text)])
-        return self._with_calls(self._splitter.feed(text))
-
-    def finish(self) -> list[OutputPiece]:
-        """The remaining pieces at the end of the output."""
-        if self._alone is not None:
-            return self._alone.finish()
-        deltas = self._with_calls(self._splitter.finish() if self._splitter is not None else [])
-        return deltas + (self._calls.finish() if self._calls is not None else [])
-
-    @property
-    def n_calls(self) -> int:
-        parser = self._alone or self._calls
-        return parser.n_calls if parser is not None else 0
-
-    def _with_calls(self, deltas: list[OutputPiece]) -> list[OutputPiece]:
+            return self._alone.run(text, final=final)
+        pieces: list[OutputPiece]
+        if self._splitter is not None:
+            pieces = self._splitter.run(text, final=final)
+        else:
+            pieces = [Text(text)] if text else []
         if self._calls is None:
-            return deltas
+            return pieces
         found: list[OutputPiece] = []
-        for delta in deltas:
-            found += self._calls.feed(delta.text) if isinstance(delta, Text) else [delta]
-        return found
+        for piece in pieces:
+            found += self._calls.feed(piece.text) if isinstance(piece, Text) else [piece]
+        return found + (self._calls.finish() if final else [])

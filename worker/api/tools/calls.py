@@ -1,4 +1,4 @@
-"""The calls of one answer while they are read, and the protocol of their readers. Any thread."""
+"""The calls of one answer while they are read, and what their readers share. Any thread."""
 
 from __future__ import annotations
 
@@ -6,18 +6,39 @@ import re
 import secrets
 import string
 import uuid
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
-from worker.api.output import CallArguments, CallBegun, OutputPiece
-from worker.api.tools.choice import ToolUse
+from worker.api.output import CallArguments, CallBegun, OutputPiece, Parser
 
 Progress = Literal["more", "done", "failed"]
 """The state of a reader: it needs more text, the call has ended, or this is no call."""
 
 MAX_HEADER_CHARS = 400
 _LETTERS = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """How a request may call functions."""
+
+    forced: str | None
+    """The function that must be called; `"*"` for any of them, `None` for no obligation."""
+    parallel: bool
+    parameters: Mapping[str, Any]
+    """The schema of each function's parameters, by the function's name."""
+
+    @classmethod
+    def of(
+        cls, tools: Sequence[Mapping[str, Any]], forced: str | None = None, *, parallel: bool = True
+    ) -> ToolUse:
+        """The use of `tools`, which are in OpenAI's form."""
+        functions = [tool["function"] for tool in tools]
+        parameters = {function["name"]: function.get("parameters") for function in functions}
+        return cls(forced, parallel, parameters)
 
 
 class Calls:
@@ -29,11 +50,12 @@ class Calls:
         self.count = 0
 
     def is_offered(self, name: str) -> bool:
-        return name in self._use.names
+        return name in self._use.parameters
 
     def may_be_offered(self, begun: str) -> bool:
         """Whether `begun` is the beginning of an offered function's name, or begins with one."""
-        return any(name.startswith(begun) or begun.startswith(name) for name in self._use.names)
+        names = self._use.parameters
+        return any(name.startswith(begun) or begun.startswith(name) for name in names)
 
     def parameters(self, name: str) -> Mapping[str, Any]:
         """The schemas of a function's parameters by name."""
@@ -60,6 +82,31 @@ class Calls:
         return f"call_{uuid.uuid4().hex[:24]}"
 
 
+class PartsParser(Parser):
+    """What the parsers of dialects that mark every part of an answer have in common."""
+
+    def __init__(self, use: ToolUse) -> None:
+        self._calls = Calls(use)
+        self._held = ""
+        """Output that is not understood yet."""
+
+    def run(self, text: str, *, final: bool) -> list[OutputPiece]:
+        self._held += text
+        while self._held and self._step(final):
+            pass
+        if final:
+            self._end_part()
+        deltas, self._calls.deltas = self._calls.deltas, []
+        return deltas
+
+    @abstractmethod
+    def _step(self, final: bool) -> bool:
+        """Read some of what is held; false where more output is needed."""
+
+    def _end_part(self) -> None:
+        """Emit what is only known at the end of a part."""
+
+
 def header_of(
     held: str, pattern: re.Pattern[str], calls: Calls, *, final: bool
 ) -> re.Match[str] | Literal["more", "failed"]:
@@ -68,18 +115,6 @@ def header_of(
     if found is None:
         return "failed" if final or len(held) > MAX_HEADER_CHARS else "more"
     return found if calls.is_offered(found["name"].strip()) else "failed"
-
-
-class Reader(Protocol):
-    """Reads one call from a growing text."""
-
-    held: str
-    """The text that the reader has not used when it is done."""
-    started: bool
-    """Whether the call's name was emitted; from then on it stays a call."""
-
-    def advance(self, text: str, *, final: bool) -> Progress:
-        """Read more text; `final` means that no more follows."""
 
 
 def begun_mark(text: str, marks: tuple[str, ...]) -> int:
@@ -93,6 +128,12 @@ def begun_mark(text: str, marks: tuple[str, ...]) -> int:
                 longest = length
                 break
     return longest
+
+
+def certain_part(text: str, marks: tuple[str, ...], final: bool) -> tuple[str, str]:
+    """The text without an incomplete mark at its end, and that mark; `final`: there is none."""
+    n_kept = 0 if final else begun_mark(text, marks)
+    return text[: len(text) - n_kept], text[len(text) - n_kept :]
 
 
 @lru_cache(maxsize=256)

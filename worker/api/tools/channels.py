@@ -9,9 +9,7 @@ from __future__ import annotations
 import re
 
 from worker.api.output import Reasoning, Text
-from worker.api.tools.calls import begun_mark
-from worker.api.tools.choice import ToolUse
-from worker.api.tools.parts import PartsParser
+from worker.api.tools.calls import PartsParser, ToolUse, begun_mark, certain_part
 
 _MESSAGE = "<|message|>"
 _ENDS = ("<|end|>", "<|start|>", "<|channel|>", "<|call|>", "<|return|>")
@@ -21,12 +19,11 @@ _MAX_HEADER_CHARS = 400
 
 
 class ChannelParser(PartsParser):
-    def __init__(self, use: ToolUse | None, *, splits_reasoning: bool) -> None:
+    def __init__(self, use: ToolUse, *, splits_reasoning: bool) -> None:
         super().__init__(use)
         self._splits_reasoning = splits_reasoning
         self._state: str = "begin"
-        """`begin` of the output, `header` of a message, or `text`, `reasoning` or `call` inside
-        one."""
+        """`begin` of the output, `header` of a message, or in one `text`, `reasoning` or `call`."""
 
     def _step(self, final: bool) -> bool:
         if self._state == "begin":
@@ -57,9 +54,9 @@ class ChannelParser(PartsParser):
         self._held = behind
         recipient = _RECIPIENT.search(header)
         channel = header.rpartition("<|channel|>")[2]
-        if recipient and self._calls is not None and self._calls.is_offered(recipient[1]):
+        if recipient and self._calls.is_offered(recipient[1]):
             self._state = "call"
-            self._start_call(recipient[1])
+            self._calls.start(recipient[1])
         elif channel.startswith("analysis") and self._splits_reasoning:
             self._state = "reasoning"
         else:
@@ -69,10 +66,8 @@ class ChannelParser(PartsParser):
     def _body(self, final: bool) -> bool:
         places = [(place, end) for end in _ENDS if (place := self._held.find(end)) >= 0]
         if not places:
-            n_kept = 0 if final else begun_mark(self._held, _ENDS)
-            cut = len(self._held) - n_kept
-            self._send(self._held[:cut])
-            self._held = self._held[cut:]
+            text, self._held = certain_part(self._held, _ENDS, final)
+            self._send(text)
             return False
         place, end = min(places)
         self._send(self._held[:place])
@@ -86,11 +81,7 @@ class ChannelParser(PartsParser):
         if not text:
             return
         if self._state == "call":
-            self._add_arguments(text)
-        elif self._state == "reasoning":
-            self._deltas.append(Reasoning(text))
+            self._calls.arguments(text)
         else:
-            self._deltas.append(Text(text))
-
-    def _end_part(self) -> None:
-        """Everything is known before the end."""
+            kind = Reasoning if self._state == "reasoning" else Text
+            self._calls.deltas.append(kind(text))

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 class JsonCall:
     """`{"name": …, "arguments": {…}}`, alone or in a list."""
 
-    names: tuple[str, ...] = ("name", "tool_name", "function")
-    arguments: tuple[str, ...] = ("arguments", "parameters")
     name_is_key: bool = False
     """Whether the form is `{"the name": {its arguments}}` instead."""
 
@@ -33,8 +31,7 @@ class TaggedCall:
     header: re.Pattern[str]
     """Matches the tag with the name; its group `name` is the function."""
     argument: re.Pattern[str]
-    """Matches an argument's tag; its group `key` is the name, `type` says whether it is a
-    string."""
+    """Matches an argument's tag; its group `key` is the name, `type` tells a string."""
     argument_end: tuple[str, ...]
     end: tuple[str, ...]
     begins: str = ""

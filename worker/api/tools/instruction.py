@@ -25,8 +25,7 @@ TemplateMessage = Mapping[str, Any]
 def with_instruction(
     messages: Sequence[TemplateMessage], tools: Sequence[Mapping[str, Any]], template: str
 ) -> tuple[TemplateMessage, ...]:
-    """Add the functions to the system message, or to the first message if there is no system
-    role."""
+    """Add the functions to the system message; without a system role to the first message."""
     plain = _in_words(messages)
     if tools:
         lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]

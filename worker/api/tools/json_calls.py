@@ -8,6 +8,8 @@ import re
 from worker.api.tools.calls import Calls, Progress, header_of
 from worker.api.tools.forms import JsonCall, NamedCall
 
+_NAMES = ("name", "tool_name", "function")
+_ARGUMENTS = ("arguments", "parameters")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _BLANKS = re.compile(r"[\s,]*")
 _SIGNS = re.compile(r'["\\{}\[\]]')
@@ -54,8 +56,7 @@ class JsonValue:
 
 
 class _Arguments:
-    """Streams the value of the arguments as it comes. A string that holds JSON is sent as a
-    whole."""
+    """Streams the arguments' value as it comes. A string that holds JSON is sent as a whole."""
 
     def __init__(self, start: int) -> None:
         self._value, self._sent = JsonValue(start), start
@@ -93,10 +94,8 @@ class ObjectReader:
 
     def advance(self, text: str, *, final: bool) -> Progress:
         self.held += text
-        while True:
-            progress = self._step()
-            if progress is not None:
-                break
+        while (progress := self._step()) is None:
+            pass
         if progress == "failed" and self.started:  # ignore what follows the arguments
             self.held = self.held[self._at :]
             return "done"
@@ -147,32 +146,26 @@ class ObjectReader:
         if place == len(self.held):
             return "more"
         assert self._key is not None
+        begins = self._key in _ARGUMENTS and self._name is not None and not self.started
         if self._form.name_is_key and self._name is None:
-            return self._begin_named(self._key, place)
-        is_arguments = self._key in self._form.arguments
-        if is_arguments and self._name is not None and not self.started:
+            if not self._calls.is_offered(self._key):
+                return "failed"
+            self._name, begins = self._key, True
+        if begins:
             self._start()
             self._arguments = _Arguments(place)
         else:
             self._value = JsonValue(place)
         return None
 
-    def _begin_named(self, name: str, place: int) -> Progress | None:
-        if not self._calls.is_offered(name):
-            return "failed"
-        self._name = name
-        self._start()
-        self._arguments = _Arguments(place)
-        return None
-
     def _member(self, raw: str) -> Progress | None:
         key, self._key = self._key, None
-        if key in self._form.names and self._name is None:
+        if key in _NAMES and self._name is None:
             name = _decoded(raw) if raw.startswith('"') else None
             if name is None or not self._calls.is_offered(name):
                 return "failed"
             self._name = name
-        elif key in self._form.arguments and self._early is None:
+        elif key in _ARGUMENTS and self._early is None:
             self._early = raw
         return None
 
@@ -214,16 +207,13 @@ class NamedReader:
             if not self.held:
                 return "more"
             if self.held[0] not in "{[":
-                return self._without_arguments()
+                self._calls.arguments("{}")
+                return "done"
             self._arguments = _Arguments(0)
         end = self._arguments.advance(self.held, self._calls)
         if end is None:
             return "more"
         self.held = self.held[end:]
-        return "done"
-
-    def _without_arguments(self) -> Progress:
-        self._calls.arguments("{}")
         return "done"
 
 

@@ -25,7 +25,7 @@ MAX_CHARS = 200_000
 class LiteralReader:
     def __init__(self, form: LiteralCall, calls: Calls) -> None:
         self._form, self._calls = form, calls
-        self.held, self.started = "", False
+        self.held = ""
 
     def advance(self, text: str, *, final: bool) -> Progress:
         self.held += text
@@ -38,7 +38,6 @@ class LiteralReader:
         if not found:
             return "failed"
         for name, arguments in found:
-            self.started = True
             self._calls.start(name)
             if arguments is not None:
                 self._calls.arguments(json.dumps(arguments, ensure_ascii=False))

@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import re
 
-from worker.api.output import OutputPiece, Text
-from worker.api.tools.calls import Calls, Reader, begun_mark
-from worker.api.tools.choice import ToolUse
+from worker.api.output import OutputPiece, Parser, Text
+from worker.api.tools.calls import Calls, ToolUse, begun_mark
 from worker.api.tools.dialects import GENERIC, Dialect
 from worker.api.tools.forms import Form, JsonCall, LiteralCall, NamedCall
 from worker.api.tools.json_calls import NamedReader, ObjectReader
 from worker.api.tools.literal_calls import LiteralReader
 from worker.api.tools.tagged_calls import TaggedReader
 
+Reader = ObjectReader | NamedReader | LiteralReader | TaggedReader
+"""Reads one call from a growing text; what it has not used when it is done is in `held`."""
+
 _WORD = re.compile(r"[^\s<\[{\]}]*")
 _BRACKETS = "[],"
 
 
-class CallParser:
+class CallParser(Parser):
     def __init__(self, use: ToolUse, dialect: Dialect) -> None:
         # Every model writes a forced call as bare JSON.
         self._dialect = GENERIC if use.forced is not None else dialect
@@ -39,23 +41,7 @@ class CallParser:
         self._reader: Reader | None = None
         self._at_start, self._follows_call = True, False
 
-    def feed(self, text: str) -> list[OutputPiece]:
-        """Take more of the answer; returns the pieces that are certain by now."""
-        return self._run(text, final=False)
-
-    def finish(self) -> list[OutputPiece]:
-        """The remaining pieces at the end of the answer."""
-        deltas = self._run("", final=True)
-        if self._blank and not self._calls.count:
-            deltas.append(Text(self._blank))
-        self._blank = ""
-        return deltas
-
-    @property
-    def n_calls(self) -> int:
-        return self._calls.count
-
-    def _run(self, text: str, *, final: bool) -> list[OutputPiece]:
+    def run(self, text: str, *, final: bool) -> list[OutputPiece]:
         self._held += text
         going = True
         while going:
@@ -66,6 +52,10 @@ class CallParser:
             else:
                 going = self._read_text(final)
         deltas, self._calls.deltas = self._calls.deltas, []
+        if final:
+            if self._blank and not self._calls.count:
+                deltas.append(Text(self._blank))
+            self._blank = ""
         return deltas
 
     # --- in text ---------------------------------------------------------------------------
@@ -107,8 +97,7 @@ class CallParser:
     # --- in a section ----------------------------------------------------------------------
 
     def _read_section(self, final: bool) -> bool:
-        """Skip one filler, begin a call, or leave the section; returns false if more text is
-        needed."""
+        """Skip one filler, begin a call or leave the section; false if more text is needed."""
         if not self._held:
             if final:
                 self._leave_section()

@@ -11,9 +11,8 @@ import json
 import re
 
 from worker.api.output import Text
-from worker.api.tools.choice import ToolUse
+from worker.api.tools.calls import PartsParser, ToolUse
 from worker.api.tools.json_calls import JsonValue
-from worker.api.tools.parts import PartsParser
 
 MARK = ">>>"
 USER = "all"
@@ -21,9 +20,9 @@ _BEGUN_MARK = re.compile(r">{1,3}\Z|>>>[^\n>]*\Z")
 
 
 class RecipientParser(PartsParser):
-    def __init__(self, use: ToolUse | None, prompt_end: str) -> None:
+    def __init__(self, use: ToolUse, prompt_end: str) -> None:
         super().__init__(use)
-        self._use = use
+        self._recipients = {USER, *use.parameters}
         # A prefilled answer, or one whose prompt asks for no part, is text.
         self._at_header = prompt_end.endswith(MARK)
         self._recipient = USER
@@ -58,14 +57,10 @@ class RecipientParser(PartsParser):
             self._recipient = USER
             return True
         self._held, self._recipient = behind, name
-        if name != USER and self._calls is not None:
-            self._start_call(name)
+        if name != USER:
+            self._calls.start(name)
             self._said, self._n_sent, self._object = "", 0, JsonValue(0)
         return True
-
-    @property
-    def _recipients(self) -> frozenset[str]:
-        return frozenset((USER,)) | (self._use.names if self._use is not None else frozenset())
 
     def _next_part(self) -> int | None:
         """The place of a mark that a recipient follows; Python's own prompt is not one."""
@@ -80,21 +75,22 @@ class RecipientParser(PartsParser):
         return any(each.startswith(name) for each in self._recipients)
 
     def _send(self, text: str) -> None:
-        if self._recipient == USER or self._calls is None:
+        if self._recipient == USER:
             if text:
-                self._deltas.append(Text(text))
+                self._calls.deltas.append(Text(text))
             return
         self._said = (self._said + text) if self._said else text.lstrip()
         if self._object is not None and self._said.startswith("{"):
             end = self._object.end(self._said)
-            self._add_arguments(self._said[self._n_sent : end])
+            self._calls.arguments(self._said[self._n_sent : end])
             self._n_sent = len(self._said)
             if end is not None:
                 self._object = None
 
     def _end_part(self) -> None:
         """End a call. Code instead of JSON is the value of the function's first parameter."""
-        if self._recipient != USER and self._calls is not None and not self._n_sent:
+        if self._recipient != USER and not self._n_sent:
             parameters, value = list(self._calls.parameters(self._recipient)), self._said.rstrip()
-            self._add_arguments(json.dumps({parameters[0]: value} if parameters and value else {}))
+            call = {parameters[0]: value} if parameters and value else {}
+            self._calls.arguments(json.dumps(call))
         self._recipient = USER

@@ -37,16 +37,13 @@ class TaggedReader:
             found = header_of(self.held, self._form.header, self._calls, final=final)
             if isinstance(found, str):
                 return found
-            self._begin(found["name"].strip(), found.end())
-        while True:
-            progress = self._step(final)
-            if progress is not None:
-                return progress
-
-    def _begin(self, name: str, end: int) -> None:
-        self.started, self.held = True, self.held[end:]
-        self._parameters = self._calls.parameters(name)
-        self._calls.start(name)
+            self.started, self.held = True, self.held[found.end() :]
+            name = found["name"].strip()
+            self._parameters = self._calls.parameters(name)
+            self._calls.start(name)
+        while (progress := self._step(final)) is None:
+            pass
+        return progress
 
     def _step(self, final: bool) -> Progress | None:
         if self._value is not None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from worker.api.faults import MAX_FAULTS, Fault
+from worker.api.faults import MAX_FAULTS, Fault, fault
 from worker.api.openai.structured.gbnf import GbnfError, to_lark
 from worker.api.openai.structured.schema import Compiled, compile_schema, compile_schemas
 from worker.wire.work import Constraint
@@ -32,26 +32,22 @@ write any number of blanks may never stop writing them."""
 
 @dataclass(frozen=True, slots=True)
 class RequestedConstraint:
-    """The constraint that a request asks for.
-
-    `constraint` is `None` if there are `faults`. `not_enforced` holds the paths of keywords that
-    the answer may violate.
-    """
+    """What a request asks for; `constraint` is `None` if there are `faults`."""
 
     constraint: Constraint | None = None
     not_enforced: tuple[str, ...] = ()
-    faults: tuple[Fault, ...] = field(default=())
+    """Paths of keywords that the answer may violate."""
+    faults: tuple[Fault, ...] = ()
 
     def strictly(self) -> RequestedConstraint:
         """The same request, refused if a keyword cannot be enforced."""
         if self.faults or not self.not_enforced:
             return self
-        return RequestedConstraint(
-            faults=tuple(
-                _fault(path, "unsupported", f"{path} cannot be enforced; leave it out or strict")
-                for path in self.not_enforced[:MAX_FAULTS]
-            )
+        faults = (
+            fault(path, "unsupported", f"{path} cannot be enforced; leave it out or strict")
+            for path in self.not_enforced[:MAX_FAULTS]
         )
+        return RequestedConstraint(faults=tuple(faults))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +57,6 @@ class ForcedFunction:
     name: str
     parameters: object
     path: str
-
-
-def json_object(path: str) -> RequestedConstraint:
-    """Any JSON object."""
-    return _of_schema(compile_schema({"type": "object"}, path), path)
 
 
 def json_schema(schema: object, path: str) -> RequestedConstraint:
@@ -81,7 +72,7 @@ def forced_calls(functions: Sequence[ForcedFunction], *, several: bool) -> Reque
         schema = function.parameters
         if isinstance(schema, dict) and schema.get("type", "object") != "object":
             message = f"{function.path}.type must be 'object'"
-            compiled.faults.append(_fault(f"{function.path}.type", "const", message))
+            compiled.faults.append(fault(f"{function.path}.type", "const", message))
     calls = [
         {
             "type": "object",
@@ -101,12 +92,10 @@ def regular_expression(pattern: str, path: str) -> RequestedConstraint:
     """A text that the regular expression matches as a whole."""
     if len(pattern) > MAX_PATTERN_CHARS:
         return _refused(path, f"{path} has more than {MAX_PATTERN_CHARS} characters")
+    if not pattern:
+        return _refused(path, f"{path} is empty")
     escaped = re.sub(r"\\.|/", lambda m: r"\/" if m[0] == "/" else m[0], pattern, flags=re.DOTALL)
-    return (
-        RequestedConstraint(Constraint(f"start: /{escaped}/", path))
-        if pattern
-        else _refused(path, f"{path} is empty")
-    )
+    return RequestedConstraint(Constraint(f"start: /{escaped}/", path))
 
 
 def choice(texts: Sequence[str], path: str) -> RequestedConstraint:
@@ -136,9 +125,7 @@ def grammar(text: str, path: str) -> RequestedConstraint:
 def _of_schema(compiled: Compiled, path: str) -> RequestedConstraint:
     if compiled.faults:
         return RequestedConstraint(faults=tuple(compiled.faults))
-    schema: Any = compiled.schema
-    if schema is True:
-        schema = {}
+    schema: Any = {} if compiled.schema is True else compiled.schema
     if schema is False:
         return _refused(path, f"{path} allows no answer")
     text = json.dumps({"x-guidance": _JSON_LAYOUT, **schema})
@@ -149,14 +136,9 @@ def _of_schema(compiled: Compiled, path: str) -> RequestedConstraint:
 
 def _parameters(schema: object) -> object:
     """The schema of a function's arguments; without one, any object is allowed."""
-    if schema is None or schema == {} or schema == {"type": "object"}:
-        return {"type": "object"}
+    schema = {} if schema is None else schema
     return {"type": "object", **schema} if isinstance(schema, dict) else schema
 
 
 def _refused(path: str, message: str) -> RequestedConstraint:
-    return RequestedConstraint(faults=(_fault(path, "unsupported", message),))
-
-
-def _fault(path: str, constraint: str, message: str) -> Fault:
-    return {"field": path, "constraint": constraint, "message": message}
+    return RequestedConstraint(faults=(fault(path, "unsupported", message),))

@@ -20,8 +20,7 @@ def are_disjoint(branches: Sequence[object], *, says_constants: bool) -> bool:
     """
     if len(branches) > _MAX_BRANCHES:
         return False
-    pairs = combinations(branches, 2)
-    return all(_differ(left, right, says_constants) for left, right in pairs)
+    return all(_differ(*pair, says_constants) for pair in combinations(branches, 2))
 
 
 def _differ(left: object, right: object, says_constants: bool) -> bool:
@@ -42,8 +41,6 @@ def _differ(left: object, right: object, says_constants: bool) -> bool:
 
 def _types(schema: Mapping[str, object]) -> set[str]:
     kinds = schema.get("type")
-    if kinds is None and "properties" in schema and "required" in schema:
-        return set()
     listed = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
     return {"number" if kind == "integer" else kind for kind in listed if isinstance(kind, str)}
 

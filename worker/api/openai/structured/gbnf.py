@@ -6,6 +6,8 @@ terminals, `[a-z]+ "end"` would never reach its end. Pure functions, any thread.
 
 from __future__ import annotations
 
+import string
+
 MAX_BYTES = 32_000
 MAX_RULES = 400
 MAX_SYMBOLS = 4000
@@ -173,7 +175,11 @@ class _Parser:
         if kind in _ESCAPES:
             return _ESCAPES[kind]
         digits = self._text[self._at : self._at + _HEX_DIGITS.get(kind, 0)]
-        if not digits or len(digits) < _HEX_DIGITS[kind] or not _is_hex(digits):
+        if (
+            not digits
+            or len(digits) < _HEX_DIGITS[kind]
+            or not set(digits) <= set(string.hexdigits)
+        ):
             raise self._error(f"unknown escape \\{kind}")
         self._at += len(digits)
         return self._checked(int(digits, 16))
@@ -217,7 +223,3 @@ def _character(code: int) -> str:
 
 def _is_count(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 9
-
-
-def _is_hex(text: str) -> bool:
-    return all(digit in "0123456789abcdefABCDEF" for digit in text)

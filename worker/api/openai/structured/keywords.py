@@ -1,7 +1,4 @@
-"""The keywords of JSON schemas: which are enforced, which say nothing, which are not enforced.
-
-Pure data and predicates on single values, any thread.
-"""
+"""The keywords of JSON schemas: which are enforced, say nothing, or are not. Any thread."""
 
 from __future__ import annotations
 
@@ -33,9 +30,8 @@ COUNTS = frozenset("minLength maxLength minItems maxItems".split())
 BOUNDS = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum".split())
 
 LARGEST = 2**53 - 1
-"""The largest integer that every JSON reader represents exactly; wider bounds are narrowed to
-it."""
-_MAX_COUNT = 1_000_000
+"""The largest integer that all JSON readers represent exactly; wider bounds become it."""
+MAX_COUNT = 1_000_000
 _MAX_MULTIPLE = 1000
 _MAX_PATTERN_CHARS = 4000
 _UNSUPPORTED_PATTERN = re.compile(r"\\[\\\[(]|\(\?<?[=!]|\\[1-9k]")
@@ -52,10 +48,6 @@ def says_nothing(name: str, value: object) -> bool:
 
 def is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def is_enforced_count(value: float) -> bool:
-    return value <= _MAX_COUNT
 
 
 def bound(keyword: str, value: float) -> tuple[str, float] | None:

@@ -5,7 +5,7 @@ The limits protect native code from schemas that would take it long. Any thread.
 
 from __future__ import annotations
 
-from worker.api.faults import MAX_FAULTS, Fault
+from worker.api.faults import MAX_FAULTS, Fault, fault
 
 MAX_BYTES = 256_000
 MAX_DEPTH = 48
@@ -31,7 +31,7 @@ class SchemaReport:
 
     def fault(self, path: str, constraint: str, message: str) -> None:
         if len(self.faults) < MAX_FAULTS:
-            self.faults.append({"field": path, "constraint": constraint, "message": message})
+            self.faults.append(fault(path, constraint, message))
 
     def leave_out(self, path: str) -> None:
         if path not in self.not_enforced:

@@ -80,9 +80,8 @@ class _Compiler:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
-            self.report.fault(
-                path, "type", f"{path} must be a JSON schema: an object, true or false"
-            )
+            expected = "must be a JSON schema: an object, true or false"
+            self.report.fault(path, "type", f"{path} {expected}")
             return True
         self.report.count_schema(depth)
         given = {name: value for name, value in schema.items() if value is not None}
@@ -90,7 +89,8 @@ class _Compiler:
             given["const"] = schema["const"]
         beside = _ASSERTIONS & given.keys()
         merged = merged or len(beside & _COMBINED) > (1 if beside <= _COMBINED else 0)
-        merged = merged or len(_list_of(given.get("allOf"))) > 1
+        parts = given.get("allOf")
+        merged = merged or (isinstance(parts, list) and len(parts) > 1)
         out = _Part(self, path, depth, merged, given)
         for name, value in given.items():
             out.add(name, value)
@@ -124,8 +124,7 @@ class _Compiler:
                 branch = resolve(self._document, branch["$ref"])
             return branch
 
-        found = [followed(branch) for branch in branches]
-        return are_disjoint(found, says_constants=not merged)
+        return are_disjoint(list(map(followed, branches)), says_constants=not merged)
 
 
 _COMBINED = frozenset(("$ref", "anyOf", "oneOf", "allOf"))
@@ -215,11 +214,17 @@ class _Part:
     def _visit(self, schema: object, path: str) -> Any:
         return self._compiler.visit(schema, path, self._depth + 1, merged=self._merged)
 
-    def _combination(self, name: str, parts: object, path: str) -> None:
-        if not isinstance(parts, list) or not parts:
+    def _visit_all(self, schemas: object, path: str) -> list[Any]:
+        """The schemas of a list; none after a fault."""
+        if not isinstance(schemas, list) or not schemas:
             self._fault(path, "type", "must be a list of schemas with at least one in it")
+            return []
+        return [self._visit(part, f"{path}[{index}]") for index, part in enumerate(schemas)]
+
+    def _combination(self, name: str, parts: Any, path: str) -> None:
+        visited = self._visit_all(parts, path)
+        if not visited:
             return
-        visited = [self._visit(part, f"{path}[{index}]") for index, part in enumerate(parts)]
         if name == "oneOf":
             if len(parts) > 1 and not self._compiler.are_disjoint(parts, merged=self._merged):
                 self._report.leave_out(path)
@@ -275,11 +280,8 @@ class _Part:
 
     def _items(self, name: str, value: object, path: str) -> None:
         if name == "prefixItems" or (name == "items" and isinstance(value, list)):
-            if not isinstance(value, list) or not value:
-                self._fault(path, "type", "must be a list of schemas with at least one in it")
-                return
-            parts = [self._visit(part, f"{path}[{index}]") for index, part in enumerate(value)]
-            self._out["prefixItems"] = parts
+            if parts := self._visit_all(value, path):
+                self._out["prefixItems"] = parts
         elif name == "additionalItems":
             if isinstance(self._given.get("items"), list):  # its name before 2020
                 self._out["items"] = self._visit(value, path)
@@ -288,28 +290,22 @@ class _Part:
 
     def _number(self, name: str, value: Any, path: str) -> None:
         if isinstance(value, bool) and name in ("exclusiveMinimum", "exclusiveMaximum"):
-            self._draft_4_exclusive(name, value)
+            # As in draft 4, where it said how the other bound is meant.
+            inclusive: Any = self._given.get("minimum" if name.endswith("Minimum") else "maximum")
+            if value and keywords.is_number(inclusive):
+                self._bound(name, inclusive, path)
         elif not keywords.is_number(value) or (name == "multipleOf" and value <= 0):
             self._fault(path, "type", "must be a number" + " above 0" * (name == "multipleOf"))
         elif name in keywords.COUNTS:
             if value < 0 or value != int(value):
                 self._fault(path, "type", "must be a whole number from 0")
-            elif keywords.is_enforced_count(value):
-                self._out[name] = int(value)
             else:
-                self._report.leave_out(path)
+                self._keep(name, int(value) if value <= keywords.MAX_COUNT else None, path)
         elif name == "multipleOf":
-            if self._merged or not keywords.is_small_multiple(value):
-                self._report.leave_out(path)
-            else:
-                self._out[name] = value
+            is_enforced = not self._merged and keywords.is_small_multiple(value)
+            self._keep(name, value if is_enforced else None, path)
         else:
             self._bound(name, value, path)
-
-    def _draft_4_exclusive(self, name: str, value: bool) -> None:
-        inclusive: Any = self._given.get("minimum" if name == "exclusiveMinimum" else "maximum")
-        if value and keywords.is_number(inclusive):
-            self._bound(name, inclusive, f"{self._path}.{name}")
 
     def _bound(self, name: str, value: float, path: str) -> None:
         narrowed = keywords.bound(name, value)
@@ -336,15 +332,14 @@ class _Part:
             elif not {"pattern", "allOf"} & self._given.keys() and not self._is_number:
                 self._report.leave_out(path)
         else:
-            text = keywords.pattern(value, self._given.get("format"))
-            if text is None:
-                self._report.leave_out(path)
-            else:
-                self._out[name] = text
+            self._keep(name, keywords.pattern(value, self._given.get("format")), path)
+
+    def _keep(self, name: str, value: object, path: str) -> None:
+        """Enforce a keyword with this value; `None` says that it cannot be enforced."""
+        if value is None:
+            self._report.leave_out(path)
+        else:
+            self._out[name] = value
 
     def _fault(self, path: str, constraint: str, expected: str) -> None:
         self._report.fault(path, constraint, f"{path} {expected}")
-
-
-def _list_of(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
