@@ -159,7 +159,7 @@ def test_a_dropped_connection_frees_its_sequence(worker: WorkerProcess) -> None:
         parts = response.iter_raw()  # dropping the iterator would close the connection
         next(parts)
         assert worker.get("/ready").json() == {"ready": True, "state": "busy"}
-    worker.wait_idle(2)
+    worker.wait_idle()
     assert worker.metric('worker_requests_total{outcome="cancelled"}') == before + 1
 
 
@@ -273,4 +273,4 @@ def test_a_stream_that_nobody_reads_does_not_hold_the_others(worker: WorkerProce
     with worker.streaming("Once", max_tokens=900, ignore_eos=True) as idle:
         assert idle.status_code == 200
         assert worker.execute(FRANCE, temperature=0).text.endswith("Paris.")
-    until(lambda: worker.get("/health").json()["running"] == 0, 5, lambda: "still running")
+    until(lambda: worker.get("/health").json()["running"] == 0, 60, lambda: "still running")

@@ -108,14 +108,14 @@ def test_a_hostile_grammar_takes_no_time(text: str) -> None:
     """100 ms is the bound on an idle machine; three tries and room for a busy one."""
     times = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()
         asked = grammar(text, "grammar")
         if asked.constraint is not None:
             try:
                 answer(asked.constraint.grammar, seed=1, max_bytes=1, field="grammar")
             except InvalidRequest:
                 pass
-        times.append(time.perf_counter() - began)
+        times.append(time.process_time() - began)
     assert min(times) < 0.25
 
 

@@ -23,7 +23,8 @@ HEALTH_SECONDS = 2.0
 
 def post(worker: WorkerProcess, path: str, **headers: str) -> httpx.Response:
     given = {name.replace("_", "-"): value for name, value in headers.items()}
-    return httpx.post(worker.base_url + path, content=b'{"content":"a"}', headers=given)
+    content = b'{"content":"a"}'
+    return httpx.post(worker.base_url + path, content=content, headers=given, timeout=60)
 
 
 def is_healthy(worker: WorkerProcess) -> bool:
@@ -236,7 +237,11 @@ def test_a_body_that_is_dear_to_read_holds_nobody_up(worker: WorkerProcess, name
     with ThreadPoolExecutor(1) as pool, worker.client() as client:
         headers = JSON | {"Connection": "close"}
         answer = pool.submit(
-            httpx.post, worker.base_url + path, content=COSTLY[name], headers=headers
+            httpx.post,
+            worker.base_url + path,
+            content=COSTLY[name],
+            headers=headers,
+            timeout=60,
         )
         while not answer.done():
             began = time.monotonic()
