@@ -1,7 +1,7 @@
 """Chaos: clients, kills, stops, aborts and a manager that restarts, all at once, for a while.
 
-`python -m tests.e2e.chaos --seconds 600` (`make chaos`) prints the figures; `test_chaos` runs a
-minute of the same. Every request carries something that tells it from the others, so that an
+`python -m tests.e2e.chaos --seconds 600` (`make chaos`) prints the figures; `test_chaos` runs half
+a minute of the same. Every request carries something that tells it from the others, so that an
 answer which belongs to another one is seen.
 """
 

@@ -39,6 +39,6 @@ def stopped_before_renaming_to(path: Path, folder: Path) -> dict[str, str]:
 
 def _running(code: str, path: Path, folder: Path) -> dict[str, str]:
     folder = folder / "at-start"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     (folder / "sitecustomize.py").write_text(code.format(path=str(path)))
     return {"PYTHONPATH": os.pathsep.join((str(folder), str(ROOT)))}
