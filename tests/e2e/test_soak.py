@@ -1,4 +1,4 @@
-"""A quarter of a minute of many clients that come, leave and cancel: nothing leaks, nothing is mixed up."""
+"""Many clients that come, leave and cancel: nothing leaks, nothing is mixed up."""
 
 from __future__ import annotations
 

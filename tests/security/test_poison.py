@@ -17,7 +17,7 @@ from tests.security.poisoned_engine import (
 from tests.support.worker import WorkerProcess, until
 
 POISONED = [sys.executable, "-m", "tests.security.poisoned_command"]
-LONG = {"max_tokens": 900, "ignore_eos": True, "temperature": 0}
+LONG = {"max_tokens": 600, "ignore_eos": True, "temperature": 0}
 N_NEIGHBOURS = 4
 
 
