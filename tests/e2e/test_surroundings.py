@@ -34,7 +34,7 @@ def is_ready(url: str) -> bool:
 def story(url: str, job_id: str) -> sse.Stream:
     body: dict[str, Any] = {"job_id": job_id, "prompt": "Once upon a time", "max_tokens": 20}
     body["ignore_eos"] = True  # so that there is text
-    with httpx.stream("POST", f"{url}/execute", json=body, trust_env=False) as response:
+    with httpx.stream("POST", f"{url}/execute", json=body, trust_env=False, timeout=60) as response:
         return sse.collect(response.iter_raw())
 
 

@@ -157,6 +157,14 @@ class WorkerProcess:
     def wait_metric(self, name: str, value: float) -> None:
         until(lambda: self.metric(name) == value, PATIENCE_S, lambda: self.get("/metrics").text)
 
+    def wait_for_free_cells(self) -> None:
+        """Until no cells are left of sequences that are gone, but those that are kept for reuse."""
+
+        def are_free() -> bool:
+            return self.metric("worker_kv_cells_used") == self.metric("worker_kv_cells_cached")
+
+        until(are_free, PATIENCE_S, lambda: self.get("/metrics").text)
+
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.pid).children(recursive=True)
 
