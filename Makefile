@@ -51,7 +51,7 @@ attack: setup ## half a minute of each attack on a real worker, with /health and
 	$(VENV)/bin/pytest -m long -rP tests/security/test_under_attack.py tests/security/test_network.py
 
 long: setup ## the tests that take minutes and need nothing more: fuzz, proxies, a crowd, vocabularies, 200 engines killed under streams, a fresh clone
-	$(VENV)/bin/pytest -m long -rP tests/api tests/convert tests/engine tests/security tests/e2e tests/builds/test_fresh_clone.py
+	$(VENV)/bin/pytest -m long -rP tests/api tests/convert tests/engine tests/security tests/e2e tests/models/test_resolve.py tests/builds/test_fresh_clone.py
 
 wheel: setup ## build dist/$(BACKEND)/*.whl and its SHA256SUMS
 	$(PY) -m builds $(BACKEND)

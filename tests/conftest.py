@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -44,6 +46,14 @@ class StartWorker(Protocol):
         wait_ready: bool = True,
         cache_dir: Path | None = None,
     ) -> WorkerProcess: ...
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_certificate_store() -> Iterator[None]:
+    """For all HTTP clients of the tests: to load it takes each of them 50 ms of computing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ def probe(port: int) -> list[float]:
     """Milliseconds of each request until stdin ends."""
     took_ms: list[float] = []
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.settimeout(10)
+        connection.settimeout(120)
         while not select.select([sys.stdin], [], [], PAUSE_SECONDS)[0]:
             began = time.perf_counter()
             connection.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")

@@ -175,7 +175,7 @@ PIECES = st.one_of(
 TEMPLATES = sorted({case.template for case in CASES})
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     name=st.sampled_from(TEMPLATES),
     pieces=st.lists(PIECES, max_size=12),
@@ -194,13 +194,13 @@ def test_no_output_breaks_a_parser(
 
 
 def test_no_output_takes_long() -> None:
-    """Four thousand characters behind any beginning, one at a time."""
+    """Two thousand characters behind any beginning, one at a time."""
     for name in TEMPLATES:
         for text in ('{"name": "edit", "arguments": {"a": "', "<", "<tool_call>", "[", "{", "edit"):
-            output = text + "x{[<" * 1_000
+            output = text + "x{[<" * 500
             began = time.process_time()
             parse(output, template(name), USE, 1)
-            assert time.process_time() - began < 2.0, (name, text)
+            assert time.process_time() - began < 0.5, (name, text)
 
 
 def test_the_forced_form_is_read_whatever_the_dialect() -> None:

@@ -45,9 +45,9 @@ def health_times(worker: WorkerProcess) -> Iterator[dict[str, list[float]]]:
     probes = {"health": spawn(str(worker.port)), "control": spawn(str(port))}
     yield times
     for name, process in probes.items():
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=120)
         times[name] = sorted(json.loads(output))
-    control.communicate(timeout=30)
+    control.communicate(timeout=120)
 
 
 def p99(times: list[float]) -> float:
@@ -91,7 +91,7 @@ async def crowd(port: int) -> list[bytes]:
     "limit_ms",
     [
         # What a blocked event loop exceeds also on a machine that does other work meanwhile.
-        100,
+        200,
         # The target, for a machine that is left alone.
         pytest.param(10, marks=pytest.mark.long),
     ],
@@ -100,7 +100,7 @@ def test_a_thousand_connections_at_once(start_worker: StartWorker, limit_ms: flo
     worker = start_worker("--slots", "16")
     process = psutil.Process(worker.pid)
     asyncio.run(crowd(worker.port))  # once for warmth: allocators keep what they got
-    worker.wait_idle(30)
+    worker.wait_idle()
     before = process.memory_info().rss
     for _ in range(3):  # on a machine that is shared, the best of three rounds is the worker's
         with health_times(worker) as times:
@@ -114,7 +114,7 @@ def test_a_thousand_connections_at_once(start_worker: StartWorker, limit_ms: flo
         }
         print(f"{dict(outcomes)}, {grown / 2**20:.1f} MiB more, {told}")
         assert grown < 50 * 2**20, f"{grown} bytes more"
-        worker.wait_idle(30)
+        worker.wait_idle()
         # What the machine adds for any server is not the worker's.
         if p99(times["health"]) < limit_ms + p99(times["control"]):
             return
@@ -144,6 +144,7 @@ def test_a_full_queue_refuses_at_once(start_worker: StartWorker) -> None:
     long: Any = {"prompt": "Once", "max_tokens": 1000, "ignore_eos": True}
     with worker.streaming(**long) as running, worker.streaming(**long) as waiting:
         assert running.status_code == waiting.status_code == 200
+        worker.freeze_engine()  # so that the first does not end meanwhile
         with worker.client() as client:
             client.get("/health")
             took = []
@@ -156,7 +157,7 @@ def test_a_full_queue_refuses_at_once(start_worker: StartWorker) -> None:
                 assert int(answer.headers["retry-after"]) >= 1
             chat = client.post("/v1/completions", json={"prompt": "Once"})
             assert chat.status_code == 503 and chat.json()["error"]["code"] == "queue_full"
-    assert sorted(took)[4] < 0.02, took
+    assert sorted(took)[4] < 0.1, took
 
 
 def test_a_reader_that_stops_is_cut_and_costs_nobody(start_worker: StartWorker) -> None:
@@ -178,7 +179,7 @@ def test_a_reader_that_stops_is_cut_and_costs_nobody(start_worker: StartWorker) 
         lazy.connect(("127.0.0.1", worker.port))
         head = f"POST /v1/chat/completions HTTP/1.1\r\n{HEADERS}content-length: {len(body)}\r\n\r\n"
         lazy.sendall(head.encode() + body)
-        until(lambda: worker.get("/health").json()["running"] == 8, 20, lambda: "not started")
+        until(lambda: worker.get("/health").json()["running"] == 8, 60, lambda: "not started")
         assert worker.execute("Once upon a time", max_tokens=4, temperature=0).text == (
             ", there was a"
         )
@@ -187,7 +188,7 @@ def test_a_reader_that_stops_is_cut_and_costs_nobody(start_worker: StartWorker) 
             120,
             lambda: str(worker.get("/health").json()) + worker.get("/metrics").text,
         )
-        worker.wait_idle(30)
+        worker.wait_idle()
         received = b""
         while chunk := lazy.recv(65536):
             received += chunk

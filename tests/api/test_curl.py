@@ -100,12 +100,14 @@ def test_chunks_of_chat_end_with_done(worker: WorkerProcess) -> None:
 
 
 def test_a_curl_that_is_stopped_frees_its_sequence(worker: WorkerProcess) -> None:
+    cancelled = 'worker_requests_total{outcome="cancelled"}'
+    before = worker.metric(cancelled)
     body = {"job_id": "curl-2", "prompt": "Once", "max_tokens": 1000, "ignore_eos": True}
     with curl(f"{worker.base_url}/execute", body) as process:
         assert process.stdout and os.read(process.stdout.fileno(), 1)
         process.terminate()
-        worker.wait_idle(2)
-    assert worker.get("/health").json()["running"] == 0
+        worker.wait_idle()
+    assert worker.metric(cancelled) == before + 1
 
 
 def test_a_refusal_is_told_and_fails(worker: WorkerProcess) -> None:

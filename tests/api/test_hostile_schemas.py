@@ -114,12 +114,12 @@ def test_a_hostile_schema_takes_no_time(name: str) -> None:
     """100 ms is the bound on an idle machine; three tries and room for a busy one."""
     times = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()
         asked = json_schema(HOSTILE[name], "s")
         if asked.constraint is not None:
             try:
                 answer(asked.constraint.grammar, seed=1, max_bytes=1)
             except InvalidRequest:
                 pass
-        times.append(time.perf_counter() - began)
+        times.append(time.process_time() - began)
     assert min(times) < 0.15

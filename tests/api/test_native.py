@@ -159,7 +159,7 @@ def test_a_dropped_connection_frees_its_sequence(worker: WorkerProcess) -> None:
         parts = response.iter_raw()  # dropping the iterator would close the connection
         next(parts)
         assert worker.get("/ready").json() == {"ready": True, "state": "busy"}
-    worker.wait_idle(2)
+    worker.wait_idle()
     assert worker.metric('worker_requests_total{outcome="cancelled"}') == before + 1
 
 
@@ -202,16 +202,16 @@ def test_a_deadline_that_is_past_ends_it_before_any_work(worker: WorkerProcess) 
 def test_a_deadline_that_passes_midway_ends_the_stream(worker: WorkerProcess) -> None:
     body = {"prompt": "Once", "max_tokens": 1000, "ignore_eos": True}
     with httpx.Client(base_url=worker.base_url, timeout=60) as client:
-        soon = {"X-Deadline": str(int(time.time() * 1000) + 500)}
+        soon = {"X-Deadline": str(int(time.time() * 1000) + 1000)}
         began = time.monotonic()
         answer = client.post("/v1/inference/stream", json=body, headers=soon)
         took = time.monotonic() - began
     assert answer.status_code == 200, answer.text
     stream = collect([answer.content])
     if stream.events[-1]["type"] == "end":  # a fast machine was done in time
-        assert took < 0.6
+        assert stream.end["decode_time_ms"] < 1100
     else:
-        assert stream.error["code"] == "INFERENCE_TIMEOUT" and took < 5
+        assert stream.error["code"] == "INFERENCE_TIMEOUT" and took < 30
 
 
 @pytest.mark.parametrize("value", ["soon", "-5", "1.5", "9" * 30, ""])
@@ -273,4 +273,4 @@ def test_a_stream_that_nobody_reads_does_not_hold_the_others(worker: WorkerProce
     with worker.streaming("Once", max_tokens=900, ignore_eos=True) as idle:
         assert idle.status_code == 200
         assert worker.execute(FRANCE, temperature=0).text.endswith("Paris.")
-    until(lambda: worker.get("/health").json()["running"] == 0, 5, lambda: "still running")
+    until(lambda: worker.get("/health").json()["running"] == 0, 60, lambda: "still running")

@@ -273,13 +273,15 @@ def test_the_async_client(worker: WorkerProcess) -> None:
 def test_a_closed_stream_frees_its_sequence(
     client: OpenAI, model: str, worker: WorkerProcess
 ) -> None:
+    cancelled = 'worker_requests_total{outcome="cancelled"}'
+    before = worker.metric(cancelled)
     stream = client.completions.create(
         model=model, prompt="Once", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
     )
     next(iter(stream))
     stream.close()
-    worker.wait_idle(2)
-    assert worker.get("/health").json()["running"] == 0
+    worker.wait_idle()
+    assert worker.metric(cancelled) == before + 1
 
 
 def test_a_conversation_may_be_sent_back(client: OpenAI, model: str) -> None:

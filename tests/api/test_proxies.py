@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
@@ -85,11 +85,11 @@ def proxy(kind: str, folder: Path, worker: WorkerProcess, timeout_s: int | None)
             return False
 
     try:
-        until(answers, 10, lambda: (folder / "output").read_text())
+        until(answers, 60, lambda: (folder / "output").read_text())
         yield base_url
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(60)
 
 
 def stream_after_wait(worker: WorkerProcess, base_urls: list[str], wait_s: float) -> list[Stream]:
@@ -107,24 +107,25 @@ def stream_after_wait(worker: WorkerProcess, base_urls: list[str], wait_s: float
         except httpx.RemoteProtocolError:
             bodies[base_url] += b""
 
-    with worker.streaming("Once", max_tokens=1000, ignore_eos=True) as first:
-        parts = first.iter_raw()
-        next(parts)
+    with ExitStack() as held:
+        # More than one, so that the slot does not get free before the engine is frozen.
+        for _ in range(3):
+            held.enter_context(worker.streaming("Once", max_tokens=1000, ignore_eos=True))
         threads = [threading.Thread(target=run, args=(base_url,)) for base_url in base_urls]
-        waiting = 0.0
+        waiting = worker.metric("worker_queue_prompt_tokens")
         for thread in threads:
             thread.start()
             # A prompt counts once the engine has accepted it; only then does the answer begin.
             until(
                 lambda before=waiting: worker.metric("worker_queue_prompt_tokens") > before,
-                20,
+                60,
                 lambda: worker.stderr,
             )
             waiting = worker.metric("worker_queue_prompt_tokens")
         worker.freeze_engine()
         time.sleep(wait_s)
         worker.thaw_engine()
-    # The job that held the slot is gone with its connection; now it is the waiting ones' turn.
+    # The jobs that held the slot are gone with their connections; now it is the waiting ones' turn.
     for thread in threads:
         thread.join()
     assert set(bodies) == set(base_urls)
@@ -135,16 +136,18 @@ def stream_after_wait(worker: WorkerProcess, base_urls: list[str], wait_s: float
 def test_a_wait_longer_than_the_proxys_patience(
     start_worker: StartWorker, tmp_path: Path, kind: str
 ) -> None:
-    """Everything is a thirtieth of its usual length: patience, comments and wait."""
+    """Comments come as much more often than usual as the proxy is less patient."""
     worker = start_worker("--slots", "1", "--keepalive", "0.5")
-    with proxy(kind, tmp_path / kind, worker, timeout_s=2) as base_url:
-        (stream,) = stream_after_wait(worker, [base_url], 4.0)
+    with proxy(kind, tmp_path / kind, worker, timeout_s=4) as base_url:
+        (stream,) = stream_after_wait(worker, [base_url], 6.0)
     assert stream.comments >= 6 and stream.text == ", there was a gentle fox named Otto"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_events_pass_a_proxy_one_by_one(worker: WorkerProcess, tmp_path: Path, kind: str) -> None:
     """Nothing is held back until the end: the first token is there while the job runs."""
+    cancelled = 'worker_requests_total{outcome="cancelled"}'
+    before = worker.metric(cancelled)
     with proxy(kind, tmp_path / kind, worker, timeout_s=None) as base_url:
         body = {"job_id": f"via-{kind}", "prompt": "Once", "max_tokens": 1000, "ignore_eos": True}
         with httpx.stream("POST", f"{base_url}/execute", json=body, timeout=60) as answer:
@@ -153,7 +156,8 @@ def test_events_pass_a_proxy_one_by_one(worker: WorkerProcess, tmp_path: Path, k
             while b"event: token" not in received:
                 received += next(parts)
             assert worker.get("/health").json()["running"] >= 1
-        worker.wait_idle(10)  # the proxy told the worker that its client had left
+        worker.wait_idle()
+    assert worker.metric(cancelled) == before + 1, "the proxy tells that its client has left"
 
 
 @pytest.mark.long

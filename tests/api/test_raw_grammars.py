@@ -77,7 +77,7 @@ def test_a_grammar_that_is_none_is_refused_by_name(text: str, reason: str) -> No
         raise AssertionError(fault["message"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(text=st.text(st.sampled_from('ab r"[]()|*+?{}1,::==\n\\-^.#x/<'), max_size=60))
 def test_no_text_breaks_the_reader_of_grammars(text: str) -> None:
     for candidate in (text, f"root ::= {text}", f"start: {text}"):
@@ -108,14 +108,14 @@ def test_a_hostile_grammar_takes_no_time(text: str) -> None:
     """100 ms is the bound on an idle machine; three tries and room for a busy one."""
     times = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = time.process_time()
         asked = grammar(text, "grammar")
         if asked.constraint is not None:
             try:
                 answer(asked.constraint.grammar, seed=1, max_bytes=1, field="grammar")
             except InvalidRequest:
                 pass
-        times.append(time.perf_counter() - began)
+        times.append(time.process_time() - began)
     assert min(times) < 0.25
 
 

@@ -53,7 +53,7 @@ def test_hostile_schemas_hold_nobody_up(worker: WorkerProcess) -> None:
             assert field == "body" or field.startswith("response_format.json_schema.schema")
     assert worker.engine_pid == engine_pid and not worker.logs("engine.crashed")
     # A millisecond on an idle machine; no schema takes longer than this on a busy one.
-    assert sorted(delays)[len(delays) * 95 // 100] < 0.25
+    assert sorted(delays)[len(delays) * 95 // 100] < 0.6, sorted(delays)
 
 
 @pytest.mark.parametrize(

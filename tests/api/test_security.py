@@ -19,21 +19,12 @@ CHAT = f"<|im_start|>user\nHello, my name is {CANARY}.<|im_end|>\n<|im_start|>as
 def test_a_token_guards_everything_but_the_probes(start_worker: StartWorker) -> None:
     worker = start_worker(env={"LLORCH_WORKER_TOKEN": TOKEN})
     document = worker_document(worker)
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            if path == "/shutdown":
-                continue
-            url = worker.base_url + path.replace("{model}", "tiny-model")
-            for header in ({}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": TOKEN}):
-                answer = httpx.request(method, url, headers=header)
-                if operation["security"] == []:
-                    assert answer.status_code == 200, path
-                    continue
-                assert answer.status_code == 401, path
-                assert answer.headers["www-authenticate"] == "Bearer"
-                body = answer.json()
-                code = body.get("error", body).get("code", "unauthorized")
-                assert code.upper() == "UNAUTHORIZED"
+    with worker.client() as client:
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                if path != "/shutdown":
+                    is_open = operation["security"] == []
+                    guarded(client, method, path.replace("{model}", "tiny-model"), is_open)
     refused = httpx.post(f"{worker.base_url}/shutdown")
     assert refused.status_code == 401 and worker.is_ready()
     answer = httpx.post(
@@ -43,6 +34,19 @@ def test_a_token_guards_everything_but_the_probes(start_worker: StartWorker) -> 
     )
     assert answer.status_code == 200
     assert TOKEN not in worker.stderr + worker.stdout
+
+
+def guarded(client: httpx.Client, method: str, path: str, is_open: bool) -> None:
+    for header in ({}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": TOKEN}):
+        answer = client.request(method, path, headers=header)
+        if is_open:
+            assert answer.status_code == 200, path
+            continue
+        assert answer.status_code == 401, path
+        assert answer.headers["www-authenticate"] == "Bearer"
+        body = answer.json()
+        code = body.get("error", body).get("code", "unauthorized")
+        assert code.upper() == "UNAUTHORIZED"
 
 
 def worker_document(worker: WorkerProcess) -> dict[str, dict[str, dict[str, dict[str, object]]]]:

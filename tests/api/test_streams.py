@@ -56,9 +56,9 @@ def test_a_frame_of_several_events_arrives_in_order(scripted: ScriptedFactory) -
 
 def test_comments_keep_a_queued_stream_alive(scripted: ScriptedFactory) -> None:
     worker = scripted(keepalive=0.05)
-    worker.supervisor.script = [0.4, *story("a")]
+    worker.supervisor.script = [1.5, *story("a")]
     stream = execute(worker.base_url)
-    assert 4 <= stream.comments <= 9
+    assert 6 <= stream.comments <= 35, "30, fewer where the machine is held up meanwhile"
     assert stream.text == "a"
 
 
@@ -72,8 +72,9 @@ def test_metrics_events_come_at_their_interval(scripted: ScriptedFactory) -> Non
     worker = scripted(metrics_interval_ms=250)
     frames = story(*"abcdefghij")
     worker.supervisor.script = [part for frame in frames for part in (frame, 0.08)]
+    began = time.monotonic()
     metrics = execute(worker.base_url).named("metrics")
-    assert 2 <= len(metrics) <= 4
+    assert 2 <= len(metrics) <= (time.monotonic() - began) / 0.25
     assert all(m["job_id"] == "job-1" and m["tokens_out"] >= 1 for m in metrics)
     assert [m["tokens_out"] for m in metrics] == sorted(m["tokens_out"] for m in metrics)
     assert all(m["vram_bytes"] == 0 and m["decode_time_ms"] > 0 for m in metrics)
@@ -144,7 +145,7 @@ def test_a_client_that_leaves_an_unstreamed_answer_cancels_its_job(
     worker = scripted()
     worker.supervisor.script = [60.0]
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{worker.base_url}/v1/inference", json=JOB, timeout=0.3)
+        httpx.post(f"{worker.base_url}/v1/inference", json=JOB, timeout=1.0)
     _wait_until(lambda: worker.supervisor.cancelled == ["job-1"])
 
 
@@ -163,7 +164,7 @@ def test_cancel_ends_the_stream(scripted: ScriptedFactory) -> None:
     assert unknown.status_code == 404 and unknown.json()["code"] == "JOB_NOT_FOUND"
 
 
-def _wait_until(condition: object, seconds: float = 2.0) -> None:
+def _wait_until(condition: object, seconds: float = 60.0) -> None:
     assert callable(condition)
     end = time.monotonic() + seconds
     while not condition():

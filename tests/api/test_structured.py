@@ -155,7 +155,7 @@ def check_a_schema(schema: Any, seed: int) -> None:
         jsonschema.validate(value, promised, cls=jsonschema.Draft202012Validator)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32))
 @example(schema={"type": "integer", "multipleOf": 7, "minimum": -0.5}, seed=1)
 def test_every_forced_output_is_valid(schema: Any, seed: int) -> None:

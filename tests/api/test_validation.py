@@ -152,8 +152,8 @@ def test_limits_are_the_settings(start_worker: Any) -> None:
 def test_two_million_errors_are_never_built(worker: WorkerProcess) -> None:
     body = b'{"tokens":[' + b",".join([b"-1"] * 1_300_000) + b"]}"
     began = time.perf_counter()
-    answer = httpx.post(f"{worker.base_url}/detokenize", content=body, headers=JSON, timeout=30)
-    assert time.perf_counter() - began < 3
+    answer = httpx.post(f"{worker.base_url}/detokenize", content=body, headers=JSON, timeout=60)
+    assert time.perf_counter() - began < 10, "a third of a second on a quiet machine"
     assert answer.status_code == 400 and len(answer.content) < 10_000
     few = worker.post("/detokenize", {"tokens": [-1] * 200_000})
     assert [fault["field"] for fault in few.json()["errors"]] == ["tokens[0]"]

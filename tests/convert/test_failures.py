@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.convert.test_parity import DATA, checkpoint
+from tests.support.held import stopped_before_renaming_to
 from worker.commands import convert as cli
 from worker.models.gguf.header import read_header
 
@@ -119,7 +120,7 @@ def test_json_progress_ends_with_the_error(tmp_path: Path) -> None:
 def test_a_killed_conversion_leaves_no_model_and_the_next_one_succeeds(tmp_path: Path) -> None:
     source, target = checkpoint("llama", tmp_path), tmp_path / "model.gguf"
     command = [sys.executable, "-m", "worker.commands.convert", str(source), str(target)]
-    child = subprocess.Popen([*command, "--progress", "json"], stdout=subprocess.PIPE, text=True)
+    child = conversion(command, target, tmp_path)
     assert child.stdout is not None and "check" in child.stdout.readline()
     child.send_signal(signal.SIGKILL)
     child.wait()
@@ -127,6 +128,16 @@ def test_a_killed_conversion_leaves_no_model_and_the_next_one_succeeds(tmp_path:
     assert not target.exists()
     assert subprocess.run([*command, "--progress", "none"], check=False).returncode == 0
     assert target.exists() and not target.with_name("model.gguf.partial").exists()
+
+
+def conversion(command: list[str], target: Path, folder: Path) -> subprocess.Popen[str]:
+    """It stands still before its last step, so that it is not whole when it is to be killed."""
+    return subprocess.Popen(
+        [*command, "--progress", "json"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | stopped_before_renaming_to(target, folder),
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,19 +159,20 @@ def test_quantised_types_verify_against_their_source(
     assert cli.run(["verify", str(other), str(target), "--progress", "none"]) == 3
 
 
-@pytest.mark.parametrize("phase", ["convert", "quantize", "verify"])
-def test_a_kill_in_any_phase_leaves_nothing_that_loads(phase: str, tmp_path: Path) -> None:
-    source, target = TINY, tmp_path / "model.gguf"
+def test_a_kill_in_any_phase_leaves_nothing_that_loads(tmp_path: Path) -> None:
+    source, target = TINY, tmp_path / "out" / "model.gguf"
+    target.parent.mkdir()
     command = [sys.executable, "-m", "worker.commands.convert", str(source), str(target)]
     command += ["--outtype", "q4_k_m"]
-    child = subprocess.Popen([*command, "--progress", "json"], stdout=subprocess.PIPE, text=True)
-    assert child.stdout is not None
-    while json.loads(child.stdout.readline()).get("phase") != phase:
-        pass
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
-    assert all(path.suffix == ".partial" for path in tmp_path.iterdir())
+    for phase in ("convert", "quantize", "verify"):  # each beginning with what the last one left
+        child = conversion(command, target, tmp_path)
+        assert child.stdout is not None
+        while json.loads(child.stdout.readline()).get("phase") != phase:
+            pass
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        assert all(path.suffix == ".partial" for path in target.parent.iterdir())
     assert subprocess.run([*command, "--progress", "none"], check=False).returncode == 0
     assert cli.run(["verify", str(source), str(target), "--progress", "none"]) == 0
     assert not target.with_name("model.gguf.partial").exists()

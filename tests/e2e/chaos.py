@@ -1,7 +1,7 @@
 """Chaos: clients, kills, stops, aborts and a manager that restarts, all at once, for a while.
 
-`python -m tests.e2e.chaos --seconds 600` (`make chaos`) prints the figures; `test_chaos` runs a
-minute of the same. Every request carries something that tells it from the others, so that an
+`python -m tests.e2e.chaos --seconds 600` (`make chaos`) prints the figures; `test_chaos` runs half
+a minute of the same. Every request carries something that tells it from the others, so that an
 answer which belongs to another one is seen.
 """
 
@@ -236,8 +236,8 @@ def _run(chaos: Chaos, seconds: float, port: int, messages: list[PoolMessage]) -
     for thread in [attacker, *threads]:
         thread.join(90)
     figures.seconds = round(time.monotonic() - began, 1)
-    worker.wait_ready(120)
-    worker.wait_idle(30)
+    worker.wait_ready()
+    worker.wait_idle()
     figures.ready_at_the_end = worker.is_ready()
     after = sizes(worker)
     figures.fds, figures.rss_mib = (before[0], after[0]), (before[1], after[1])

@@ -24,7 +24,7 @@ from tests.support import sse
 from tests.support.worker import WorkerProcess
 
 N_STREAMS = 8
-FIELDS = {"max_tokens": 400, "ignore_eos": True, "temperature": 0}
+FIELDS = {"max_tokens": 240, "ignore_eos": True, "temperature": 0}
 NAMES = ("Otto", "Lily", "Max", "Ruby", "Ella", "Sam", "Zoe", "Tom")
 ROUNDING = 0.02
 """Two log-probabilities that are nearer than this may change places: KV cells are 16 bits wide,

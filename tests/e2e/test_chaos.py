@@ -1,4 +1,4 @@
-"""Forty seconds of chaos; `make chaos` is ten minutes."""
+"""Half a minute of chaos; `make chaos` is ten minutes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.e2e import chaos
 
-SECONDS = 40
+SECONDS = 30
 FDS_OF_LIVE_STREAMS = 2 * chaos.N_CLIENTS
 """Connections, of clients and of the manager, that happen to be open at a count."""
 

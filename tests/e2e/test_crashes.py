@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,6 +17,7 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support import sse
+from tests.support.held import engines_held_by
 from tests.support.worker import WorkerProcess, new_job_id, until
 
 LONG = {"max_tokens": 1000, "ignore_eos": True}
@@ -24,7 +26,7 @@ LONG = {"max_tokens": 1000, "ignore_eos": True}
 def in_flight(running: WorkerProcess, n: int) -> None:
     until(
         lambda: running.get("/health").json()["running"] >= n,
-        10,
+        60,
         lambda: str(running.get("/health").json()),
         running,
     )
@@ -52,7 +54,7 @@ def test_a_death_ends_no_stream(start_worker: StartWorker, name: str) -> None:
     # Cells computed one by one and in one batch differ in the last bits: a near tie may fall
     # otherwise, but not at once.
     assert stream.ids[:200] == whole.ids[:200]
-    running.wait_ready(20)
+    running.wait_ready()
     assert running.engine_pid != first
     assert name in running.wait_log("engine.crashed")["how"]
     assert running.execute("Once", max_tokens=5, ignore_eos=True).end["tokens_out"] >= 1
@@ -67,8 +69,12 @@ def test_a_death_ends_no_stream(start_worker: StartWorker, name: str) -> None:
     assert running.stop() == 0
 
 
-def test_a_worker_may_be_told_to_end_streams_with_their_engine(start_worker: StartWorker) -> None:
-    running = start_worker("--survive-crashes", "0")
+def test_a_worker_may_be_told_to_end_streams_with_their_engine(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    hold = tmp_path / "hold"
+    running = start_worker("--survive-crashes", "0", env=engines_held_by(hold))
+    hold.touch()
     stream = crash_in_mid_stream(running, signal.SIGKILL, "One day")
     assert stream.error["code"] == "ENGINE_CRASHED" and stream.error["retriable"] is True
     ready = running.get("/ready")
@@ -76,7 +82,8 @@ def test_a_worker_may_be_told_to_end_streams_with_their_engine(start_worker: Sta
     assert running.get("/health").status_code == 200
     refused = running.post("/execute", {"job_id": "x", "prompt": "Hi"})
     assert refused.status_code == 503 and refused.json()["retriable"] is True
-    running.wait_ready(20)
+    hold.unlink()
+    running.wait_ready()
     assert running.stop() == 0
 
 
@@ -145,8 +152,8 @@ def test_requests_that_had_not_started_are_served_by_the_next_engine(
             pool.submit(running.execute, f"One day, number {n}", max_tokens=5, ignore_eos=True)
             for n in range(3)
         ]
-        assert first.result(30).end["engine_restarts"] == 1
-        ends = [each.result(30).end for each in queued]
+        assert first.result(120).end["engine_restarts"] == 1
+        ends = [each.result(120).end for each in queued]
         assert all(end["tokens_out"] >= 1 and "engine_restarts" not in end for end in ends)
     assert running.stop() == 0
 
@@ -158,7 +165,7 @@ def crash_after_queueing(running: WorkerProcess, n_queued: int) -> sse.Stream:
         running.freeze_engine()  # so that the queue cannot drain meanwhile
         until(
             lambda: running.get("/health").json()["queued"] == n_queued,
-            10,
+            60,
             lambda: str(running.get("/health").json()),
         )
         os.kill(running.engine_pid, signal.SIGKILL)
@@ -172,12 +179,12 @@ def test_a_request_suspected_twice_is_refused(start_worker: StartWorker) -> None
         chunks = response.iter_raw()
         seen = [next(chunks)]
         for n in (1, 2):  # it is alone, so nobody else can be to blame
-            until(lambda n=n: len(running.logs("engine.spawned")) == n, 20, lambda: "no engine")
-            running.wait_ready(20)
+            until(lambda n=n: len(running.logs("engine.spawned")) == n, 60, lambda: "no engine")
+            running.wait_ready()
             in_flight(running, 1)
             os.kill(running.engine_pid, signal.SIGABRT)
         assert sse.collect([*seen, *chunks]).error["code"] == "ENGINE_CRASHED"
-    running.wait_ready(20)
+    running.wait_ready()
     again = {"job_id": new_job_id(), "prompt": poison, "seed": 5, **LONG}
     refused = running.post("/execute", again)
     assert refused.status_code == 400 and refused.json()["code"] == "INVALID_REQUEST"
@@ -189,18 +196,18 @@ def test_a_request_suspected_twice_is_refused(start_worker: StartWorker) -> None
 
 def test_a_crash_loop_ends_the_worker(start_worker: StartWorker) -> None:
     running = start_worker("--crash-limit", "2")
-    for _ in range(2):
+    for n in (2, 3):
         os.kill(running.engine_pid, signal.SIGKILL)
-        until(lambda: not running.is_ready(), 5, lambda: "still ready")
-        running.wait_ready(20)
+        until(lambda n=n: len(running.logs("engine.spawned")) == n, 60, lambda: "no engine")
+        running.wait_ready()
     os.kill(running.engine_pid, signal.SIGKILL)
-    assert running.wait(15) == 8
+    assert running.wait(60) == 8
     assert running.logs("worker.failed")[0]["code"] == "ENGINE_CRASH_LOOP"
     assert "3 times" in running.stderr.strip().splitlines()[-1]
 
 
 def test_a_stall_is_unhealthy_then_replaced(start_worker: StartWorker) -> None:
-    running = start_worker("--stall-timeout", "1.5")
+    running = start_worker("--stall-timeout", "3")
     first = running.engine_pid
     with running.streaming("One day", **LONG) as response:
         chunks = response.iter_raw()
@@ -208,8 +215,9 @@ def test_a_stall_is_unhealthy_then_replaced(start_worker: StartWorker) -> None:
         stopped_at = time.monotonic()
         running.freeze_engine()
         assert running.get("/health").status_code == 200, "not yet"
-        until(lambda: running.get("/health").status_code == 503, 3, lambda: "healthy all the time")
-        assert time.monotonic() - stopped_at >= 1.4
+        until(lambda: running.get("/health").status_code == 503, 60, lambda: "healthy all the time")
+        # Not three: on a busy machine the last step before the stop may be older than that.
+        assert time.monotonic() - stopped_at >= 1.5
         stream = sse.collect([*seen, *chunks])
     assert stream.end["engine_restarts"] == 1
     assert running.engine_pid != first and not psutil.pid_exists(first)
@@ -244,21 +252,25 @@ def test_idle_and_slow_but_moving_are_healthy(start_worker: StartWorker) -> None
 
 
 def slow_down(pid: int, stop: threading.Event) -> None:
+    """It runs for 10 ms of its own computing, however long a busy machine takes for them."""
+    engine = psutil.Process(pid)
     while not stop.is_set():
-        os.kill(pid, signal.SIGSTOP)
+        engine.suspend()
         time.sleep(0.09)
-        os.kill(pid, signal.SIGCONT)
-        time.sleep(0.01)
+        computed, until_s = sum(engine.cpu_times()[:2]), time.monotonic() + 1
+        engine.resume()
+        while sum(engine.cpu_times()[:2]) == computed and time.monotonic() < until_s:
+            time.sleep(0.002)
 
 
 def test_a_pause_of_the_worker_itself_is_no_stall(start_worker: StartWorker) -> None:
     """As when a laptop sleeps or a debugger holds it: it must not blame the engine."""
-    running = start_worker("--stall-timeout", "0.5")
+    running = start_worker("--stall-timeout", "2")
     with running.streaming("One day", **LONG) as response:
         chunks = response.iter_raw()
         seen = [next(chunks)]
         running.signal(signal.SIGSTOP)
-        time.sleep(3)
+        time.sleep(5)
         running.signal(signal.SIGCONT)
         stream = sse.collect([*seen, *chunks])
     assert stream.end["tokens_out"] == 1000
@@ -277,6 +289,6 @@ def test_no_engine_outlives_a_parent_that_was_killed(
     running.kill()
     until(
         lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE,
-        5,
+        60,
         lambda: f"the engine is {engine.status()}",
     )

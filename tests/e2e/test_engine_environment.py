@@ -9,7 +9,9 @@ from worker.supervisor.spawn import SPINS_AT_BARRIERS
 
 
 def spins(start_worker: StartWorker, **given: str) -> str | None:
-    return psutil.Process(start_worker(env=given).engine_pid).environ().get("GOMP_SPINCOUNT")
+    worker = start_worker(env=given, wait_ready=False)
+    engine_pid = worker.wait_log("engine.spawned")["pid"]
+    return psutil.Process(engine_pid).environ().get("GOMP_SPINCOUNT")
 
 
 def test_threads_wait_for_a_short_time_unless_the_operator_says_how(

@@ -28,8 +28,8 @@ def turn(worker: WorkerProcess, so_far: list[int], text: str) -> tuple[list[int]
 def kill(worker: WorkerProcess) -> None:
     first = worker.engine_pid
     os.kill(first, signal.SIGKILL)
-    until(lambda: worker.engine_pid != first, 20, lambda: worker.stderr[-2000:], worker)
-    worker.wait_ready(20)
+    until(lambda: worker.engine_pid != first, 60, lambda: worker.stderr[-2000:], worker)
+    worker.wait_ready()
 
 
 def check(start_worker: StartWorker, folder: Path, *flags: str) -> tuple[list[int], list[int]]:
@@ -39,7 +39,7 @@ def check(start_worker: StartWorker, folder: Path, *flags: str) -> tuple[list[in
     said, _ = turn(running, [], WORDS)
     until(
         lambda: running.metric("worker_engine_kv_store_written_bytes") > 0,
-        10,
+        60,
         lambda: running.stderr[-2000:],
     )
     kill(running)
@@ -78,5 +78,5 @@ def test_a_folder_that_others_may_write_to_stops_the_start(
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
     running = start_worker("--kv-store", str(tmp_path / "open"), wait_ready=False)
-    assert running.process.wait(30) == 2
+    assert running.process.wait(60) == 2
     assert "chmod 700" in running.stderr

@@ -124,7 +124,7 @@ def test_the_printed_line_streams_a_story(start_worker: StartWorker) -> None:
         return [x.strip() for x in running.stdout.splitlines() if x.strip().startswith("curl")]
 
     # `/ready` answers a moment before the lines are printed.
-    until(lambda: bool(printed()), 30, lambda: running.stdout)
+    until(lambda: bool(printed()), 60, lambda: running.stdout)
     (line,) = printed()
     done = subprocess.run(
         ["sh", "-c", line.replace("curl -N", "curl -sN")],

@@ -13,6 +13,7 @@ import pytest
 
 import worker as package
 from tests.conftest import StartWorker
+from tests.support.held import engines_held_by
 from tests.support.worker import Exit, run_to_exit
 
 BUNDLED = Path(next(iter(package.__path__))) / "assets" / "tiny-model"
@@ -96,7 +97,7 @@ def test_secrets_are_not_flags(warm_cache: Path) -> None:
 def test_help_is_complete_and_quick(warm_cache: Path) -> None:
     before = time.monotonic()
     exit = run_to_exit("--help", cache_dir=warm_cache)
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 15, "half a second on a quiet machine"
     assert exit.code == 0 and exit.stderr == ""
     for words in ("--model", "--callback-url", "LLORCH_WORKER_TOKEN", "exit codes", "8080"):
         assert words in exit.stdout
@@ -108,10 +109,13 @@ def test_the_port_answers_first_and_phases_follow(
 ) -> None:
     """On an empty cache, so that the start takes the conversion's time too."""
     before = time.monotonic()
-    running = start_worker(wait_ready=False, cache_dir=tmp_path / "cold")
+    hold = tmp_path / "hold"
+    env = engines_held_by(hold)
+    hold.touch()
+    running = start_worker(wait_ready=False, cache_dir=tmp_path / "cold", env=env)
     health = running.get("/health")
     assert health.status_code == 200 and health.json()["status"] == "healthy"
-    assert time.monotonic() - before < 12, "1 s on a quiet machine"
+    assert time.monotonic() - before < 30, "1 s on a quiet machine"
     first = running.get("/ready")
     assert first.status_code == 503
     assert first.json()["state"] == "loading" and first.json()["ready"] is False
@@ -119,6 +123,7 @@ def test_the_port_answers_first_and_phases_follow(
     refused_work = running.post("/execute", {"job_id": "early", "prompt": "Hi"})
     assert refused_work.status_code == 503 and refused_work.json()["code"] == "NOT_READY"
     with httpx.stream("GET", f"{running.base_url}/v1/loading/progress", timeout=60) as response:
+        hold.unlink()
         lines = [line for line in response.iter_lines() if line.startswith("data:")]
     assert len(lines) > 1
     running.wait_ready()

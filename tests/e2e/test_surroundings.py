@@ -34,7 +34,7 @@ def is_ready(url: str) -> bool:
 def story(url: str, job_id: str) -> sse.Stream:
     body: dict[str, Any] = {"job_id": job_id, "prompt": "Once upon a time", "max_tokens": 20}
     body["ignore_eos"] = True  # so that there is text
-    with httpx.stream("POST", f"{url}/execute", json=body, trust_env=False) as response:
+    with httpx.stream("POST", f"{url}/execute", json=body, trust_env=False, timeout=60) as response:
         return sse.collect(response.iter_raw())
 
 
@@ -53,7 +53,7 @@ def worker_logging_to(stderr: Any, stdout: Any, cache_dir: Path) -> Iterator[tup
         yield process, f"http://127.0.0.1:{port}"
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 def test_a_log_whose_reader_left(warm_cache: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_log_whose_reader_left(warm_cache: Path) -> None:
         until(lambda: is_ready(url), 60, lambda: f"exit code {process.poll()}")
         assert story(url, "a").end["tokens_out"] >= 1
         assert httpx.post(f"{url}/shutdown", json={}, trust_env=False).status_code == 202
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 def test_a_log_on_a_full_disk(warm_cache: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_log_on_a_full_disk(warm_cache: Path) -> None:
             until(lambda: is_ready(url), 60, lambda: f"exit code {process.poll()}")
             assert story(url, "a").end["tokens_out"] >= 1
             process.terminate()
-            assert process.wait(20) == 0
+            assert process.wait(60) == 0
 
 
 def test_a_full_disk_stops_the_conversion_with_a_sentence(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_full_disk_stops_the_conversion_with_a_sentence(tmp_path: Path) -> Non
     cache.mkdir()
     limited = ["sh", "-c", 'ulimit -f 2000; exec "$@"', "sh", *installed(), "--port", "0"]
     done = subprocess.run(
-        limited, capture_output=True, env=environment(cache), cwd=tmp_path, timeout=60
+        limited, capture_output=True, env=environment(cache), cwd=tmp_path, timeout=120
     )
     stderr = done.stderr.decode()
     assert done.returncode in (3, 6), stderr[-2000:]
@@ -117,7 +117,7 @@ def test_a_clock_that_jumps(
     with serving() as manager:
         running = start_worker(
             *manager.heartbeat_flags(),
-            *("--stall-timeout", "2"),
+            *("--stall-timeout", "60"),
             env={"LD_PRELOAD": str(clock_jump), "CLOCK_JUMP_FILE": str(setting)},
         )
         manager.wait_for_status("ready")
@@ -131,7 +131,7 @@ def test_a_clock_that_jumps(
                 stream = sse.collect([*seen, *chunks])
             assert stream.end["tokens_out"] == 900, "its deadline had been taken before the jump"
             n_beats = len(manager.beats)
-            manager.wait_for(n_beats=n_beats + 3, timeout_s=5)
+            manager.wait_for(n_beats=n_beats + 3)
             health = running.get("/health").json()
             assert 0 < health["uptime_seconds"] < 120
             late = {"X-Deadline": str(int((time.time() + jump_s + 60) * 1000))}
@@ -153,7 +153,7 @@ def test_connections_that_say_nothing(start_worker: StartWorker) -> None:
         assert running.get("/health").status_code == 200
         stopping = threading.Thread(target=running.stop)
         stopping.start()
-        stopping.join(15)
+        stopping.join(60)
         assert running.process.poll() == 0
     finally:
         for connection in idle:
@@ -170,7 +170,7 @@ def test_standard_files_that_are_closed(warm_cache: Path) -> None:
         until(lambda: is_ready(url), 60, lambda: f"exit code {process.poll()}")
         assert story(url, "a").end["tokens_out"] >= 1
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(60)

@@ -35,7 +35,7 @@ def scripted() -> tuple[str, ...]:
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             await test()
 
     asyncio.run(bounded())

@@ -122,7 +122,7 @@ def test_a_long_text_has_the_tokens_of_its_whole_and_costs_no_more_than_its_leng
     whole = model._tokenize_at_once(long, False, True)
     assert len(long) > 2 * MAX_TEXT_CHARS
     assert model.tokenize(long, add_special=False, parse_special=True) == whole
-    began = time.monotonic()
+    began = time.process_time()
     model.tokenize(text * (200_000 // len(text)), add_special=False, parse_special=True)
-    assert time.monotonic() - began < 3
+    assert time.process_time() - began < 3
     model.close()

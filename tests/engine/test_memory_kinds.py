@@ -122,7 +122,7 @@ def run_rounds(kind: Kind, *, kv_unified: bool, rounds: Iterable[int]) -> tuple[
 
 @pytest.mark.parametrize(("kind", "kv_unified"), CASES)
 def test_streams_say_what_each_says_alone(kind: Kind, kv_unified: bool) -> None:
-    preempted, cancelled = run_rounds(kind, kv_unified=kv_unified, rounds=(0, 3, 4))
+    preempted, cancelled = run_rounds(kind, kv_unified=kv_unified, rounds=(0, 3))
     assert cancelled
     if kv_unified and kind != "recurrent":  # whose states have a place for every slot
         assert preempted

@@ -84,7 +84,7 @@ def test_a_prompt_in_small_pieces_gives_the_same_answer() -> None:
 def test_deterministic_requests_repeat_bit_by_bit_among_other_streams(engine: RealEngine) -> None:
     options: dict[str, Any] = {"temperature": 1.0, "seed": 7, "logprobs": 0}
     texts, logprobs = set(), set()
-    for batch in range(10):
+    for batch in range(5):
         own = [
             engine.submit(STORY, max_tokens=24, deterministic=True, **options) for _ in range(10)
         ]

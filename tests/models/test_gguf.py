@@ -104,9 +104,9 @@ def test_a_large_vocabulary_is_read_fast(tmp_path: Path) -> None:
     vocab = [f"word{index}" for index in range(150_000)]
     path = write_gguf(tmp_path / "m.gguf", vocab=vocab, tensors=False)
     read_header(path)
-    started = time.perf_counter()
+    started = time.process_time()  # which does not pass while other processes have the CPU
     header = read_header(path)
-    elapsed = time.perf_counter() - started
+    elapsed = time.process_time() - started
     assert header.vocab_size == 150_000
     assert elapsed < 1, f"took {elapsed:.3f} s"
 

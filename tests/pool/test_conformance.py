@@ -101,7 +101,7 @@ def test_the_kit_watches_a_real_worker_and_says_conforms(start_worker: StartWork
             assert isinstance(body, dict)
             return body
 
-        until(lambda: verdict()["messages"]["callback"] == 1, 30, lambda: str(verdict()))
+        until(lambda: verdict()["messages"]["callback"] == 1, 60, lambda: str(verdict()))
         assert running.stop() == 0
         assert verdict()["conforms"] is True, verdict()
         stray = httpx.post(f"{url}/heartbeat", json={"status": "?"}, trust_env=False)

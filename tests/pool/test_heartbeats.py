@@ -42,8 +42,9 @@ def test_a_life_in_beats(start_worker: StartWorker) -> None:
         seen = len(manager.beats)
         manager.wait_for(n_beats=seen + 3)
         stop.set()
-        thread.join(30)
+        thread.join(60)
         assert running.stop() == 0
+        manager.wait_for_status("draining")  # the manager counts a message after its answer
         last = len(manager.beats)
         time.sleep(0.5)
         assert len(manager.beats) == last
@@ -71,12 +72,14 @@ def test_the_draining_beat_goes_out_at_once(start_worker: StartWorker) -> None:
             target=lambda: running.execute("One day", max_tokens=1000, ignore_eos=True)
         )
         thread.start()
-        until(lambda: running.get("/health").json()["running"] == 1, 5, lambda: "not running")
+        until(lambda: running.get("/health").json()["running"] == 1, 60, lambda: "not running")
+        running.freeze_engine()  # the drain lasts, and the next beat is due in a minute
         before = time.monotonic()
         running.signal(signal.SIGTERM)
-        manager.wait_for_status("draining", 5)
-        assert time.monotonic() - before < 1
-        thread.join(30)
+        manager.wait_for_status("draining")
+        assert time.monotonic() - before < 30
+        running.thaw_engine()
+        thread.join(60)
         assert running.wait() == 0
         assert stop.is_set() is False
         assert manager.verdict() == []
@@ -89,10 +92,10 @@ def test_a_crash_is_told_and_the_recovery_too(start_worker: StartWorker) -> None
         os.kill(running.engine_pid, signal.SIGKILL)
         until(
             lambda: "recovering" in [m.payload["state"] for m in manager.beats],
-            2,
+            60,
             lambda: str(manager.statuses),
         )
-        until(lambda: manager.statuses[-1] == "ready", 20, lambda: str(manager.statuses))
+        until(lambda: manager.statuses[-1] == "ready", 60, lambda: str(manager.statuses))
         running.wait_ready()
         assert running.stop() == 0
 
@@ -110,11 +113,11 @@ def test_a_manager_in_trouble_never_stops_serving(start_worker: StartWorker, rep
         for _ in range(3):
             assert running.execute("Once", max_tokens=5, ignore_eos=True).end["tokens_out"] >= 1
             time.sleep(0.2)
-        running.wait_log("heartbeat.failed", 10)
+        running.wait_log("heartbeat.failed")
         assert running.metric('worker_heartbeats_total{result="failed"}') >= 1
         assert running.is_ready() and running.get("/health").status_code == 200
         manager.reply = answer_ok
-        running.wait_log("heartbeat.recovered", 15)
+        running.wait_log("heartbeat.recovered")
         assert len(running.logs("heartbeat.failed")) < 4, "a change is logged, not every failure"
         assert running.stop() == 0
 
@@ -131,12 +134,13 @@ def test_a_manager_that_restarts_learns_everything_from_one_beat(
     time.sleep(0.6)  # away for some intervals
     assert running.execute("Once", max_tokens=3, ignore_eos=True).end["tokens_out"] >= 1
     with serving(port) as manager:
-        manager.wait_for(n_beats=1, timeout_s=5)
+        manager.wait_for(n_beats=1)
         beat = manager.beats[0].payload
         static = ("worker_id", "incarnation", "uri", "model_ref", "slots", "vram_bytes", "device")
         assert {key: beat[key] for key in static} == {key: before[key] for key in static}
         assert beat["sequence"] > before["sequence"]
         assert running.stop() == 0
+        manager.wait_for_status("draining")
         assert manager.statuses[-1] == "draining"
 
 
@@ -148,4 +152,4 @@ def test_a_stop_does_not_wait_for_a_manager_that_hangs(start_worker: StartWorker
         time.sleep(0.5)
         before = time.monotonic()
         assert running.stop() == 0
-        assert time.monotonic() - before < 5
+        assert time.monotonic() - before < 15, "2 s on a quiet machine; the manager takes 30"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.pool_manager import answers, answers_garbage, hangs_up, serving
-from tests.support.worker import run_to_exit
+from tests.support.worker import run_to_exit, until
 
 PAYLOAD = {
     "worker_id", "model_ref", "vram_bytes", "uri", "backend", "device", "capabilities",
@@ -62,7 +62,9 @@ def test_it_is_sent_again_until_it_is_taken(start_worker: StartWorker, reply: An
         manager.wait_for(n_callbacks=2)
         assert running.execute("Once", max_tokens=3, ignore_eos=True).end["tokens_out"] >= 1
         manager.reply = answers()  # type: ignore[assignment]
-        running.wait_log("callback.accepted", 30)
+        running.wait_log("callback.accepted")
+        # The manager counts a message after its answer.
+        until(lambda: any(m.accepted for m in manager.callbacks), 60, lambda: "none is counted")
         n_sent = len(manager.callbacks)
         time.sleep(0.5)
         assert len(manager.callbacks) == n_sent
@@ -77,6 +79,7 @@ def test_a_refusal_is_final(warm_cache: Path) -> None:
         exit = run_to_exit(
             "--port", "0", "--callback-url", f"{manager.url}/ready", cache_dir=warm_cache
         )
+        manager.wait_for(n_callbacks=1)
         assert len(manager.callbacks) == 1
     assert exit.code == 1
     assert exit.failure["code"] == "CALLBACK_FAILED"
@@ -90,7 +93,7 @@ def test_nobody_there_ends_the_worker_in_time(warm_cache: Path) -> None:
     exit = run_to_exit(
         "--port", "0", "--callback-url", url, "--callback-timeout", "2", cache_dir=warm_cache
     )
-    assert time.monotonic() - before < 15
+    assert time.monotonic() - before < 60, "3 s on a quiet machine; otherwise it has no end"
     assert exit.code == 1 and exit.failure["code"] == "CALLBACK_FAILED"
     assert "2 s" in exit.sentence
 
@@ -99,7 +102,7 @@ def test_an_optional_callback_never_ends_the_worker(start_worker: StartWorker) -
     with serving() as manager:
         manager.reply = answers(404)  # type: ignore[assignment]
         running = start_worker("--callback-url", f"{manager.url}/ready", "--callback-optional")
-        running.wait_log("callback.given_up", 30)
+        running.wait_log("callback.given_up")
         assert running.is_ready()
         assert running.execute("Once", max_tokens=3, ignore_eos=True).end["tokens_out"] >= 1
         assert running.stop() == 0

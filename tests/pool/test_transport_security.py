@@ -38,12 +38,9 @@ def certificate(tmp_path: Path) -> Path:
 
 @contextmanager
 def serving_tls(certificate: Path) -> Iterator[PoolManager]:
-    with serving() as manager:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(certificate)
-        manager.socket = context.wrap_socket(
-            manager.socket, server_side=True, do_handshake_on_connect=False
-        )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    with serving(tls=context) as manager:
         yield manager
 
 
@@ -53,7 +50,7 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(
     with serving_tls(certificate) as manager:
         url = manager.url.replace("http:", "https:") + "/ready"
         running = start_worker("--callback-url", url, "--callback-optional")
-        line = running.wait_log("callback.retry", 30)
+        line = running.wait_log("callback.retry")
         assert "CERTIFICATE_VERIFY_FAILED" in line["reason"]
         assert manager.callbacks == [] and running.is_ready()
 
@@ -87,7 +84,7 @@ def test_a_proxy_of_the_environment_is_used(start_worker: StartWorker) -> None:
         running = start_worker(
             *("--callback-url", "http://manager.invalid/ready"), env={"HTTP_PROXY": address}
         )
-        running.wait_log("callback.accepted", 30)
+        running.wait_log("callback.accepted")
         proxy.shutdown()
         thread.join(10)
     assert asked == ["http://manager.invalid/ready"]

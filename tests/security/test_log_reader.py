@@ -37,7 +37,7 @@ def test_a_log_reader_that_stops_reading_stops_nothing(
     os.close(writer)
     url = f"http://127.0.0.1:{port}"
     try:
-        with httpx.Client(base_url=url, trust_env=False, timeout=20) as http:
+        with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
             deadline = time.monotonic() + 60
             while not is_ready(http):
                 assert process.poll() is None and time.monotonic() < deadline
@@ -47,7 +47,7 @@ def test_a_log_reader_that_stops_reading_stops_nothing(
                 assert http.post("/v1/inference", json=body).status_code == 200
             assert http.get("/health").status_code == 200
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()

@@ -17,7 +17,7 @@ from tests.security.poisoned_engine import (
 from tests.support.worker import WorkerProcess, until
 
 POISONED = [sys.executable, "-m", "tests.security.poisoned_command"]
-LONG = {"max_tokens": 900, "ignore_eos": True, "temperature": 0}
+LONG = {"max_tokens": 600, "ignore_eos": True, "temperature": 0}
 N_NEIGHBOURS = 4
 
 
@@ -39,7 +39,7 @@ def test_the_neighbours_of_poison_end_well(
     expected = worker.execute("One day", **LONG).ids
     with ThreadPoolExecutor(N_NEIGHBOURS) as pool:
         streams = [pool.submit(worker.execute, "One day", **LONG) for _ in range(N_NEIGHBOURS)]
-        until(lambda: worker.get("/health").json()["running"] == N_NEIGHBOURS, 20, lambda: "slow")
+        until(lambda: worker.get("/health").json()["running"] == N_NEIGHBOURS, 60, lambda: "slow")
         assert poison(worker, seed) == 500
         ends = [stream.result(120) for stream in streams]
     for stream in ends:

@@ -37,7 +37,7 @@ def test_credentials_in_the_pool_s_urls_are_never_logged(start_worker: StartWork
         *("--callback-url", lost, "--heartbeat-url", lost),
         *("--callback-timeout", "1", "--callback-optional"),
     )
-    again.wait_log("callback.given_up", 20)
+    again.wait_log("callback.given_up")
     for each in (running, again):
         each.stop()
         assert "hunter2" not in each.stderr + each.stdout

@@ -199,7 +199,7 @@ def held(worker: WorkerProcess, name: str, attack: Attack, counts: list[str], ch
     assert set(watch.chats) <= {"right", "503"} and (watch.chats["right"] or not chats)
     assert growth < GROWTH_BYTES
     assert worker.engine_pid == engine and not worker.logs("engine.crashed")
-    worker.wait_idle(60)
+    worker.wait_idle()
     assert worker.is_ready()
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 
-from tests.support.worker import until
+from tests.support.worker import PATIENCE_S, until
 from worker.pool.conformance import Manager, answer_ok, send_json
 from worker.pool.rules import PoolMessage
 
@@ -34,20 +35,26 @@ class PoolManager(Manager):
     def statuses(self) -> list[str]:
         return [message.payload["status"] for message in self.beats]
 
-    def wait_for(self, n_callbacks: int = 0, n_beats: int = 0, timeout_s: float = 30) -> None:
+    def wait_for(self, n_callbacks: int = 0, n_beats: int = 0) -> None:
         until(
             lambda: len(self.callbacks) >= n_callbacks and len(self.beats) >= n_beats,
-            timeout_s,
+            PATIENCE_S,
             lambda: f"{len(self.callbacks)} callbacks, {len(self.beats)} beats",
         )
 
-    def wait_for_status(self, status: str, timeout_s: float = 30) -> None:
-        until(lambda: status in self.statuses, timeout_s, lambda: f"beats: {self.statuses}")
+    def wait_for_status(self, status: str) -> None:
+        until(lambda: status in self.statuses, PATIENCE_S, lambda: f"beats: {self.statuses}")
 
 
 @contextmanager
-def serving(port: int = 0, token: str | None = None) -> Iterator[PoolManager]:
+def serving(
+    port: int = 0, token: str | None = None, tls: ssl.SSLContext | None = None
+) -> Iterator[PoolManager]:
     manager = PoolManager(port=port, token=token)
+    if tls is not None:
+        manager.socket = tls.wrap_socket(
+            manager.socket, server_side=True, do_handshake_on_connect=False
+        )
     thread = threading.Thread(target=manager.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:

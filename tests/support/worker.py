@@ -22,6 +22,8 @@ from tests.support import sse
 
 ROOT = Path(__file__).resolve().parents[2]
 _counter = itertools.count()
+PATIENCE_S = 120.0
+"""How long to wait for what comes in a moment on a quiet machine; costs nothing when it comes."""
 _ALIASES = {"MODEL_PATH", "BIND_ADDR", "CUDA_DEVICE"}
 
 
@@ -78,7 +80,7 @@ class WorkerProcess:
             )
         worker = cls(process, folder)
         try:
-            worker.port = int(worker.wait_log("worker.listening", 60)["port"])
+            worker.port = int(worker.wait_log("worker.listening")["port"])
             if wait_ready:
                 worker.wait_ready()
         except BaseException:
@@ -106,7 +108,7 @@ class WorkerProcess:
     # --- requests ---
 
     def get(self, path: str) -> httpx.Response:
-        with self.client(timeout=10) as client:
+        with self.client() as client:
             return client.get(path)
 
     def post(self, path: str, body: Any) -> httpx.Response:
@@ -135,10 +137,10 @@ class WorkerProcess:
         except httpx.TransportError:
             return False
 
-    def wait_ready(self, timeout_s: float = 120) -> None:
+    def wait_ready(self, timeout_s: float = PATIENCE_S) -> None:
         until(self.is_ready, timeout_s, lambda: f"not ready:\n{self.stderr[-4000:]}", self)
 
-    def wait_idle(self, timeout_s: float = 10) -> None:
+    def wait_idle(self, timeout_s: float = PATIENCE_S) -> None:
         def idle() -> bool:
             health = self.get("/health").json()
             return bool(health["running"] + health["queued"] == 0)
@@ -151,6 +153,17 @@ class WorkerProcess:
             if line.startswith(name + " "):
                 return float(line.rsplit(" ", 1)[1])
         raise AssertionError(f"no series {name}")
+
+    def wait_metric(self, name: str, value: float) -> None:
+        until(lambda: self.metric(name) == value, PATIENCE_S, lambda: self.get("/metrics").text)
+
+    def wait_for_free_cells(self) -> None:
+        """Until no cells are left of sequences that are gone, but those that are kept for reuse."""
+
+        def are_free() -> bool:
+            return self.metric("worker_kv_cells_used") == self.metric("worker_kv_cells_cached")
+
+        until(are_free, PATIENCE_S, lambda: self.get("/metrics").text)
 
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.pid).children(recursive=True)
@@ -176,7 +189,7 @@ class WorkerProcess:
         """The JSON lines of stderr so far, of one event or all."""
         return [line for line in json_lines(self.stderr) if event in (None, line.get("event"))]
 
-    def wait_log(self, event: str, timeout_s: float = 10) -> dict[str, Any]:
+    def wait_log(self, event: str, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         until(
             lambda: bool(self.logs(event)),
             timeout_s,
@@ -190,10 +203,10 @@ class WorkerProcess:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def wait(self, timeout_s: float = 60) -> int:
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
         return self.process.wait(timeout_s)
 
-    def stop(self, timeout_s: float = 60) -> int:
+    def stop(self, timeout_s: float = PATIENCE_S) -> int:
         """SIGTERM and wait; the exit code."""
         if self.process.poll() is None:
             self.signal(signal.SIGTERM)
@@ -206,7 +219,7 @@ class WorkerProcess:
     def kill(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(PATIENCE_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +247,7 @@ def run_to_exit(
     env: Mapping[str, str] | None = None,
     backend: str = "cpu",
     command: Sequence[str] | None = None,
-    timeout_s: float = 60,
+    timeout_s: float = PATIENCE_S,
 ) -> Exit:
     """Start a worker that is expected to leave by itself."""
     done = subprocess.run(
@@ -290,7 +303,7 @@ def freeze(pid: int) -> None:
         states = {stat.rpartition(")")[2].split()[0] for stat in stats}
         return states == {"T"}
 
-    until(is_frozen, 10, lambda: f"process {pid} goes on after SIGSTOP")
+    until(is_frozen, PATIENCE_S, lambda: f"process {pid} goes on after SIGSTOP")
 
 
 def until(
