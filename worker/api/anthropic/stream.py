@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 import pydantic_core
@@ -60,27 +59,27 @@ class MessageStream(BlockAnswer):
     def failure(self, error: WorkerError) -> bytes:
         return sse({"type": "error", "error": anthropic_error(error.message, http_status(error))})
 
-    def _first_events(self) -> Iterator[Event]:
-        yield {"type": "message_start", "message": self._message([])}
+    def _first_events(self) -> list[Event]:
+        return [{"type": "message_start", "message": self._message([])}]
 
-    def _step_events(self, step: BlockStep) -> Iterator[Event]:
+    def _step_events(self, step: BlockStep) -> list[Event]:
         index = step.block.index
         match step.what:
             case "begun":
                 block = _block(step.block)
-                yield {"type": "content_block_start", "index": index, "content_block": block}
+                return [{"type": "content_block_start", "index": index, "content_block": block}]
             case "grown":
                 kind, name = _DELTAS[step.block.kind]
                 delta = {"type": kind, name: step.text}
-                yield {"type": "content_block_delta", "index": index, "delta": delta}
+                return [{"type": "content_block_delta", "index": index, "delta": delta}]
             case "ended":
-                yield {"type": "content_block_stop", "index": index}
+                return [{"type": "content_block_stop", "index": index}]
 
-    def _last_events(self) -> Iterator[Event]:
+    def _last_events(self) -> list[Event]:
         ended = self._message([])
         delta = {"stop_reason": ended["stop_reason"], "stop_sequence": ended["stop_sequence"]}
-        yield {"type": "message_delta", "delta": delta, "usage": ended["usage"]}
-        yield {"type": "message_stop"}
+        last = {"type": "message_delta", "delta": delta, "usage": ended["usage"]}
+        return [last, {"type": "message_stop"}]
 
     def _message(self, content: list[dict[str, Any]]) -> MessageAnswer:
         output, job = self._output, self._output.job

@@ -119,20 +119,9 @@ class Choices(Answer):
         self._begin = f"data: {dumps(self._head)[:-1]}"
         self._usage = ',"usage":null' if generation.body.stream_options.include_usage else ""
         self._wants_progress = generation.requests[0].reports_progress
+        self._times_tokens = generation.body.timings_per_token
 
     # --- streamed ------------------------------------------------------------------------
-
-    def parts(self, index: int, event: StreamEvent) -> list[bytes]:
-        parts = [
-            self._chunk(choice, self._timings(index, event))
-            for choice in self._choices(index, event)
-        ]
-        if self._wants_progress and isinstance(event, Started | PromptProgress):
-            parts.append(self._chunk(_choice(index, self._form.last), self._progress(index)))
-        return parts
-
-    def _chunk(self, choice: str, extra: str) -> bytes:
-        return f'{self._begin},"choices":[{choice}]{self._usage}{extra}}}\n\n'.encode()
 
     def ending(self) -> bytes:
         if not self._generation.body.stream_options.include_usage:
@@ -140,11 +129,10 @@ class Choices(Answer):
         last = self._head | {"choices": []} | self._sums()
         return f"data: {dumps(last)}\n\n".encode() + DONE
 
-    def _choices(self, index: int, event: StreamEvent) -> Iterator[str]:
-        """The choice objects, as JSON, for one event."""
+    def parts(self, index: int, event: StreamEvent) -> Iterator[bytes]:
         form, output = self._form, self._outputs[index]
         if isinstance(event, Started) and form.first is not None:
-            yield _choice(index, form.first)
+            yield self._chunk(index, form.first)
         pieces = output.take(event)
         entries: tuple[TokenLogprob, ...] = ()
         match event:
@@ -164,25 +152,35 @@ class Choices(Answer):
                     logprobs = dumps(form.logprobs(entries, self._offsets[index]))
                     entries = ()
                 self._offsets[index] += len(piece.text)
-            yield _choice(index, delta, logprobs)
+            yield self._chunk(index, delta, logprobs, more=self._timings(index, event))
         if isinstance(event, Finished):
             self._n_finished += 1
-            yield _choice(index, form.last, reason=f'"{output.finish_reason}"')
+            reason, timings = f'"{output.finish_reason}"', self._timings(index, event)
+            yield self._chunk(index, form.last, reason=reason, more=timings)
+        if self._wants_progress and isinstance(event, Started | PromptProgress):
+            yield self._chunk(index, form.last, more=self._progress(index))
 
-    def _echoed(self, index: int, event: Started | PromptScored) -> Iterator[str]:
+    def _chunk(
+        self, index: int, content: str, logprobs: str = "null", reason: str = "null", more: str = ""
+    ) -> bytes:
+        """A chunk with one choice, whose `content` is JSON; `more` stands beside the choice."""
+        choice = f'{{"index":{index},{content},"logprobs":{logprobs},"finish_reason":{reason}}}'
+        return f'{self._begin},"choices":[{choice}]{self._usage}{more}}}\n\n'.encode()
+
+    def _echoed(self, index: int, event: Started | PromptScored) -> Iterator[bytes]:
         """The prompt's log-probabilities and its echo, when an event completes them."""
         generation, output = self._generation, self._outputs[index]
         wants_logprobs = generation.echo and generation.top_logprobs is not None
         if isinstance(event, PromptScored) and generation.shows_prompt_logprobs:
             logprobs = dumps(prompt_logprobs(event.logprobs))
-            yield _choice(index, f'"text":"","prompt_logprobs":{logprobs}')
+            yield self._chunk(index, f'"text":"","prompt_logprobs":{logprobs}')
         if generation.echo and isinstance(event, PromptScored if wants_logprobs else Started):
             text, entries = self._echo(index), output.prompt_logprobs
             logprobs = "null"
             if wants_logprobs:
                 logprobs = dumps(self._form.logprobs(entries, prompt_offset(entries, text)))
             self._offsets[index] = len(text)
-            yield _choice(index, f'"text":{quoted(text)}', logprobs)
+            yield self._chunk(index, f'"text":{quoted(text)}', logprobs)
 
     def _echo(self, index: int) -> str:
         generation = self._generation
@@ -190,13 +188,13 @@ class Choices(Answer):
 
     def _progress(self, index: int) -> str:
         output, timings = self._outputs[index], ""
-        if self._generation.body.timings_per_token:
+        if self._times_tokens:
             timings = f',"timings":{dumps(output.timings)}'
         return f',"prompt_progress":{dumps(output.prompt_progress)}{timings}'
 
     def _timings(self, index: int, event: StreamEvent) -> str:
         """Timings of the choice that ended last, for the last chunk with a choice; or of each."""
-        if self._generation.body.timings_per_token and isinstance(event, Token):
+        if self._times_tokens and isinstance(event, Token):
             return f',"timings":{dumps(self._outputs[index].timings)}'
         if not isinstance(event, Finished) or self._n_finished < len(self._outputs):
             return ""
@@ -231,7 +229,3 @@ class Choices(Answer):
             "logprobs": logprobs,
             "finish_reason": output.finish_reason,
         }
-
-
-def _choice(index: int, content: str, logprobs: str = "null", reason: str = "null") -> str:
-    return f'{{"index":{index},{content},"logprobs":{logprobs},"finish_reason":{reason}}}'
