@@ -2,9 +2,9 @@
 
 `python -m tests.models.native_loads MODEL SCRATCH N [ADAPTER]`: N random changes of one byte of the
 header, then each number of the metadata at its extremes and with its high bits changed (all of
-them only if N is large). With an adapter it is the adapter's header that is damaged, and the model stays as
-it is. Only what our own checks let through is loaded. Prints one JSON object: outcomes by name, and
-a description of each that died by a signal.
+them only if N is large). With an adapter it is the adapter's header that is damaged, and the model
+stays as it is. Only what our own checks let through is loaded. Prints one JSON object: outcomes by
+name, and a description of each that died by a signal.
 """
 
 from __future__ import annotations
