@@ -19,12 +19,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.support import sse
 from tests.support.worker import WorkerProcess
 
 N_STREAMS = 8
-FIELDS = {"max_tokens": 240, "ignore_eos": True, "temperature": 0}
+N_TOKENS = 240
+FIELDS: dict[str, Any] = {"max_tokens": N_TOKENS, "ignore_eos": True, "temperature": 0}
 NAMES = ("Otto", "Lily", "Max", "Ruby", "Ella", "Sam", "Zoe", "Tom")
 ROUNDING = 0.02
 """Two log-probabilities that are nearer than this may change places: KV cells are 16 bits wide,
@@ -59,6 +61,16 @@ class Alone:
     ids: list[int]
     margins: list[float]
     """Of each token's log-probability over that of the next best that might be chosen."""
+
+    def parting(self, ids: list[int]) -> int | None:
+        """Where as many ids first differ; `None` if nowhere."""
+        pairs = enumerate(zip(ids, self.ids, strict=True))
+        return next((index for index, (own, other) in pairs if own != other), None)
+
+    def is_told_by(self, ids: list[int]) -> bool:
+        """Whether the ids are the same, or differ first where rounding may choose the other."""
+        first = self.parting(ids)
+        return first is None or self.margins[first] < ROUNDING
 
 
 @dataclass(slots=True)
@@ -118,8 +130,7 @@ class Survival:
         if last["type"] != "end" or not n_ids == last["tokens_out"] == len(whole.ids):
             figures.broken.append(f"{name}: {n_ids} ids, {last}")
             return
-        pairs = enumerate(zip(stream.ids, whole.ids, strict=True))
-        first = next((index for index, (own, other) in pairs if own != other), None)
+        first = whole.parting(stream.ids)
         if first is None:
             figures.equal += 1
             return
@@ -134,8 +145,8 @@ class Survival:
             )
 
 
-def alone(worker: WorkerProcess, text: str) -> Alone:
-    fields = FIELDS | {"deterministic": True}
+def alone(worker: WorkerProcess, text: str, n_tokens: int = N_TOKENS) -> Alone:
+    fields = FIELDS | {"max_tokens": n_tokens, "deterministic": True}
     ids = worker.execute(text, **fields).ids
     answer = worker.post("/v1/completions", {"prompt": text, **fields, "logprobs": 4}).json()
     shown = answer["choices"][0]["logprobs"]
@@ -144,7 +155,7 @@ def alone(worker: WorkerProcess, text: str) -> Alone:
         # What is likelier than the chosen token is an end of the text, which may not be chosen.
         below = sorted((each for each in top.values() if each <= chosen), reverse=True)
         margins.append(chosen - below[1])
-    assert len(margins) == len(ids) == FIELDS["max_tokens"]
+    assert len(margins) == len(ids) == n_tokens
     return Alone(ids, margins)
 
 

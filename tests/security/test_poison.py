@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from tests.conftest import StartWorker
+from tests.e2e import survival
 from tests.security.poisoned_engine import (
     ABORTS_IN_INTAKE,
     ABORTS_IN_LOOP,
@@ -17,7 +19,7 @@ from tests.security.poisoned_engine import (
 from tests.support.worker import WorkerProcess, until
 
 POISONED = [sys.executable, "-m", "tests.security.poisoned_command"]
-LONG = {"max_tokens": 600, "ignore_eos": True, "temperature": 0}
+LONG: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True, "temperature": 0}
 N_NEIGHBOURS = 4
 
 
@@ -36,16 +38,16 @@ def test_the_neighbours_of_poison_end_well(
     start_worker: StartWorker, seed: int, n_crashes: int
 ) -> None:
     worker = start_worker(command=POISONED)
-    expected = worker.execute("One day", **LONG).ids
+    expected = survival.alone(worker, "One day", LONG["max_tokens"])
     with ThreadPoolExecutor(N_NEIGHBOURS) as pool:
         streams = [pool.submit(worker.execute, "One day", **LONG) for _ in range(N_NEIGHBOURS)]
         until(lambda: worker.get("/health").json()["running"] == N_NEIGHBOURS, 60, lambda: "slow")
         assert poison(worker, seed) == 500
         ends = [stream.result(120) for stream in streams]
     for stream in ends:
-        assert stream.end["tokens_out"] == len(expected) == len(stream.ids)
+        assert stream.end["tokens_out"] == len(expected.ids) == len(stream.ids)
         assert stream.end.get("engine_restarts", 0) == n_crashes
-        assert stream.ids[:100] == expected[:100]
+        assert expected.is_told_by(stream.ids)
     assert worker.metric("worker_engine_crashes_total") == n_crashes
     worker.wait_ready()
     if n_crashes:
