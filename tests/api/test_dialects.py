@@ -101,6 +101,13 @@ def test_a_tool_is_used_and_its_result_read(worker: WorkerProcess) -> None:
     assert json.loads(arguments)["where"] in ("up", "down")
 
 
+def test_what_a_forced_call_does_not_hold_is_named(worker: WorkerProcess) -> None:
+    unique = {"type": "object", "properties": {"n": {"type": "array", "uniqueItems": True}}}
+    fields = {"tools": [{"name": "count", "input_schema": unique}], "max_tokens": 8}
+    answer = message(worker, messages=user("Count!"), tool_choice={"type": "any"}, **fields)
+    assert answer.status_code == 200 and "uniqueItems" in answer.headers["x-ignored-fields"]
+
+
 def test_a_call_that_is_cut_off_keeps_what_it_has(worker: WorkerProcess) -> None:
     text = {"type": "object", "properties": {"t": {"type": "string", "minLength": 400}}}
     tools = [{"name": "say", "input_schema": text | {"required": ["t"]}}]

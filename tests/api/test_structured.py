@@ -301,8 +301,18 @@ def test_a_discriminated_union_is_enforced() -> None:
         "discriminator": {"propertyName": "kind", "mapping": {"cat": "#/$defs/cat"}},
     }
     assert holds(union, {"kind": "dog"}) and not holds(union, {"kind": "cow"})
-    overlapping = {"oneOf": [{"type": "number"}, {"type": "integer"}]}
-    assert enforced(overlapping)[1] == ("s.oneOf",)
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        ({"type": "number"}, {"type": "integer"}),
+        ({"enum": [1, {"a": 1, "b": 2}]}, {"const": {"b": 2, "a": 1}}),
+        ({"const": {"a": [1, 2]}}, {"const": {"a": [1.0, 2]}}),
+    ],
+)
+def test_branches_that_allow_the_same_are_not_taken_for_others(branches: tuple[Any, Any]) -> None:
+    assert enforced({"oneOf": [*branches]})[1] == ("s.oneOf",)
 
 
 @pytest.mark.parametrize(

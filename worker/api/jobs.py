@@ -57,8 +57,12 @@ class Answer(ABC):
 async def respond(
     request: Request, generation: Generation, answer_of: Callable[[list[Output]], Answer]
 ) -> Response:
-    """Run the jobs of a generation; the response is their answer, streamed if that was asked."""
+    """Run the jobs of a generation; the response is their answer, streamed if that was asked.
+
+    Its head names the keywords of schemas that are not enforced.
+    """
     state = state_of(request)
+    request.scope["state"].setdefault("ignored_fields", []).extend(generation.not_enforced)
     jobs = await _start_jobs(state, generation.requests)
     answer = answer_of(generation.outputs(jobs))
     if not generation.body.stream:

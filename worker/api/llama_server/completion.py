@@ -53,7 +53,6 @@ async def _answer(request: Request, body: NativeBody, prompts: Sequence[Prompt])
     # Clients that send every field write 0 for "off".
     logprobs = body.n_probs or None
     generation = text_generation(body, prompts, state, deadline_of(request), logprobs=logprobs)
-    request.scope["state"].setdefault("ignored_fields", []).extend(generation.not_enforced)
 
     def answer(outputs: Sequence[Output]) -> NativeAnswers:
         choices = enumerate(zip(outputs, generation.requests, strict=True))

@@ -69,7 +69,6 @@ async def completions(request: Request) -> Response:
 
 async def _answer(request: Request, generation: Generation, form: Form) -> Response:
     state = state_of(request)
-    request.scope["state"].setdefault("ignored_fields", []).extend(generation.not_enforced)
     build = f"llorch-worker-{own_version()}"
     return await respond(
         request,

@@ -21,8 +21,7 @@ async def responses(request: Request) -> Response:
     state, deadline = state_of(request), deadline_of(request)
     body, chat = await read_as(request, state, ResponsesBody, lambda body: (body, chat_of(body)))
     generation = chat_generation(chat, state, deadline, prefix="resp_")
-    ignored = request.scope["state"].setdefault("ignored_fields", [])
-    ignored += [*hosted_tools(body), *generation.not_enforced]
+    request.scope["state"].setdefault("ignored_fields", []).extend(hosted_tools(body))
 
     def answer(outputs: list[Output]) -> ResponseStream:
         id, created = generation.id, generation.created

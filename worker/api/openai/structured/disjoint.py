@@ -74,10 +74,18 @@ def _constants(schema: object) -> set[str] | None:
         values = schema["enum"]
     else:
         return None
-    if any(isinstance(value, float | int) and not isinstance(value, bool) for value in values):
-        return {json.dumps(float(v)) if _is_number(v) else json.dumps(v) for v in values}
-    return {json.dumps(value, sort_keys=True) for value in values}
+    return {json.dumps(_normal(value), sort_keys=True) for value in values}
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53
+def _normal(value: object) -> object:
+    """The same for all values that are equal in JSON, where 1 is 1.0."""
+    match value:
+        case bool():
+            return value
+        case int() if abs(value) < 2**53:
+            return float(value)
+        case list():
+            return [_normal(each) for each in value]
+        case dict():
+            return {name: _normal(each) for name, each in value.items()}
+    return value
