@@ -46,13 +46,12 @@ def crash_in_mid_stream(
 
 @pytest.mark.parametrize("name", ["SIGABRT", "SIGSEGV", "SIGKILL"])
 def test_a_death_ends_no_stream(start_worker: StartWorker, name: str) -> None:
-    running = start_worker()
+    running = start_worker(*survival.EXACT)
     first = running.engine_pid
     whole = survival.alone(running, "One day", LONG["max_tokens"])
     stream = crash_in_mid_stream(running, signal.Signals[name], "One day", temperature=0)
     assert stream.end["engine_restarts"] == 1
     assert stream.end["tokens_out"] == 1000 and len(stream.ids) == len(whole.ids)
-    # Cells computed one by one and in one batch differ in the last bits.
     assert whole.is_told_by(stream.ids)
     running.wait_ready()
     assert running.engine_pid != first
@@ -99,7 +98,7 @@ def test_a_worker_may_be_told_to_end_streams_with_their_engine(
 def test_what_shapes_an_answer_is_continued_too(
     start_worker: StartWorker, fields: dict[str, Any]
 ) -> None:
-    running = start_worker("--slots", "1")
+    running = start_worker("--slots", "1", *survival.EXACT)
     whole = running.execute("One day", **LONG, **fields)
     stream = crash_in_mid_stream(running, signal.SIGKILL, "One day", **fields)
     assert stream.end["engine_restarts"] == 1

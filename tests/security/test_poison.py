@@ -37,7 +37,7 @@ def poison(worker: WorkerProcess, seed: int) -> int:
 def test_the_neighbours_of_poison_end_well(
     start_worker: StartWorker, seed: int, n_crashes: int
 ) -> None:
-    worker = start_worker(command=POISONED)
+    worker = start_worker(*survival.EXACT, command=POISONED)
     expected = survival.alone(worker, "One day", LONG["max_tokens"])
     with ThreadPoolExecutor(N_NEIGHBOURS) as pool:
         streams = [pool.submit(worker.execute, "One day", **LONG) for _ in range(N_NEIGHBOURS)]
