@@ -309,10 +309,17 @@ def test_a_discriminated_union_is_enforced() -> None:
         ({"type": "number"}, {"type": "integer"}),
         ({"enum": [1, {"b": 2, "a": 1}]}, {"const": {"a": 1, "b": 2}}),
         ({"const": {"a": [1, 2]}}, {"const": {"a": [1.0, 2]}}),
+        ({"const": 0}, {"const": -0.0}),
+        ({"const": 2**60}, {"enum": [2.0**60]}),
     ],
 )
 def test_branches_that_allow_the_same_are_not_taken_for_others(branches: tuple[Any, Any]) -> None:
     assert enforced({"oneOf": [*branches]})[1] == ("s.oneOf",)
+
+
+def test_branches_with_other_constants_are_told_apart() -> None:
+    branches = [True, 1, "1", None, [1], [True], {"a": 1}, {"a": True}, {}, []]
+    assert enforced({"oneOf": [{"const": each} for each in branches]})[1] == ()
 
 
 @pytest.mark.parametrize(

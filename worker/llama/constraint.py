@@ -52,7 +52,7 @@ class GrammarVocabulary:
         self._tokenizer: Any = None
 
     def tokenizer(self) -> Any:
-        """Raises `InvalidRequest` if the vocabulary, as WordPiece, lacks what llguidance needs."""
+        """Raises `InvalidRequest` if the vocabulary lacks what llguidance needs, as WordPiece does."""
         with self._lock:
             if self._tokenizer is None:
                 try:
@@ -101,7 +101,10 @@ class GrammarVocabulary:
 
 
 def compile_grammar(tokenizer: Any, grammar: str, field: str) -> Any:
-    """A Lark grammar's matcher; raises `InvalidRequest` if invalid, too large, or without text."""
+    """llguidance's matcher for a Lark grammar.
+
+    Raises `InvalidRequest` if the grammar is invalid, too large, or matches no text.
+    """
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(**_COMPILER_LIMITS)

@@ -165,7 +165,8 @@ class Context:
     def can_cut(self, slot: int, length: int) -> bool:
         """Whether a sequence can be cut to its first `length` positions without a snapshot.
 
-        Recurrent state exists only for the last position; newer cells overwrite a window's older.
+        Recurrent state exists only for the last position, and newer cells overwrite the older ones
+        of a window.
         """
         if length and not self.model.can_truncate and length != self.last_position(slot) + 1:
             return False
@@ -181,10 +182,9 @@ class Context:
 
         Returns false if the memory cannot be cut there.
         """
-        if snapshot is not None:
-            only_partial = self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-            if not (self._put(slot, snapshot, only_partial) and snapshot):
-                return False
+        only_partial = self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        if snapshot is not None and not (snapshot and self._put(slot, snapshot, only_partial)):
+            return False
         if length and not self.can_cut(slot, length):
             return False
         return bool(self._flat.llama_memory_seq_rm(self._memory, slot, length, -1))
@@ -218,7 +218,8 @@ class Context:
         return self._got(slot, n_bytes, 0)
 
     def restore(self, slot: int, state: memoryview) -> bool:
-        """Put a state into an empty sequence, which stays empty if it does not fit: then false."""
+        """Put a state into an empty sequence; if it does not fit, returns false and leaves the
+        sequence empty."""
         fits = self._put(slot, state, 0)
         if not fits:
             self.truncate(slot, 0)

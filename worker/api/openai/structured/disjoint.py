@@ -6,9 +6,9 @@ discriminator). Pure functions, any thread.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 _MAX_BRANCHES = 64
 
@@ -65,7 +65,7 @@ def _have_other_constants(left: object, right: object) -> bool:
     return values[0] is not None and values[1] is not None and not values[0] & values[1]
 
 
-def _constants(schema: object) -> set[str] | None:
+def _constants(schema: object) -> set[Any] | None:
     if not isinstance(schema, Mapping):
         return None
     if "const" in schema:
@@ -74,18 +74,16 @@ def _constants(schema: object) -> set[str] | None:
         values = schema["enum"]
     else:
         return None
-    return {json.dumps(_normal(value), sort_keys=True) for value in values}
+    return {_key(value) for value in values}
 
 
-def _normal(value: object) -> object:
-    """The same for all values that are equal in JSON, where 1 is 1.0."""
+def _key(value: Any) -> Any:
+    """Hashable, and equal for values that are equal in JSON, where 1 is 1.0 but not true."""
     match value:
         case bool():
-            return value
-        case int() if abs(value) < 2**53:
-            return float(value)
+            return ("bool", value)
         case list():
-            return [_normal(each) for each in value]
+            return ("list", *map(_key, value))
         case dict():
-            return {name: _normal(each) for name, each in value.items()}
+            return frozenset((name, _key(each)) for name, each in value.items())
     return value
