@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from worker.errors import ConfigError
 from worker.flags import parse_flags
-from worker.settings import Settings
+from worker.setting_faults import ENV_ONLY
+from worker.settings import BACKEND_FIELDS, FIELDS, Settings
 from worker.wire.engine_settings import BackendName
 
 
@@ -45,6 +46,41 @@ def test_flags_win_over_variables_over_the_file_over_defaults(
     assert settings.keepalive == 15
     monkeypatch.setenv("LLORCH_CONFIG", str(config))
     assert load().engine.micro_batch == 10
+
+
+VALID = {
+    "batch": "1024",
+    "callback_url": "http://manager:9200/ready",
+    "context_length": "64",
+    "heartbeat_url": "http://manager:9200/beat",
+    "kv_cells": "512",
+    "max_body_bytes": "4096",
+    "metrics_interval_ms": "250",
+    "n_gpu_layers": "0",
+    "speculate": "ngram",
+}
+FLAGS = sorted(FIELDS.keys() - ENV_ONLY - BACKEND_FIELDS.keys() - {"config"})
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_every_flag_is_a_variable_and_a_key_of_the_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def value(settings: Settings) -> object:
+        return getattr(settings if hasattr(settings, name) else settings.engine, name)
+
+    info, flag = FIELDS[name], name.replace("_", "-")
+    is_switch = info.annotation is bool or bool in get_args(info.annotation)
+    words = [each for each in get_args(info.annotation) if isinstance(each, str)]
+    text = VALID.get(name, words[-1] if words else "false" if is_switch else "1")
+    by_flag = load(f"--no-{flag}") if is_switch else load(f"--{flag}", text)
+    monkeypatch.setenv(f"LLORCH_{name.upper()}", text)
+    assert value(load()) == value(by_flag)
+    monkeypatch.delenv(f"LLORCH_{name.upper()}")
+    config = tmp_path / "c.toml"
+    is_bare = isinstance(value(by_flag), int | float)
+    config.write_text(f"{name} = {text if is_bare else repr(text)}\n")
+    assert value(load("--config", str(config))) == value(by_flag)
 
 
 def test_the_aliases_are_read_and_lose_to_our_own_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ class GrammarVocabulary:
         self._tokenizer: Any = None
 
     def tokenizer(self) -> Any:
-        """Raises `InvalidRequest` if the vocabulary lacks what llguidance needs, as WordPiece does."""
+        """Raises `InvalidRequest` if llguidance lacks tokens in this vocabulary (WordPiece)."""
         with self._lock:
             if self._tokenizer is None:
                 try:
