@@ -48,7 +48,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 
 def check_checkpoint(folder: Path) -> None:
-    """Check that a folder has all that a conversion needs; raises `ModelError` naming a lack."""
+    """Raises `ModelError` naming what a folder lacks that a conversion needs."""
     if not folder.is_dir():
         raise ModelError(f"The folder {str(folder)!r} does not exist.", path=str(folder))
     if not (folder / "config.json").is_file():

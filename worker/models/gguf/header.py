@@ -99,7 +99,8 @@ def read_header(path: Path | str) -> GgufHeader:
 
 
 def current_header(known: object, path: Path) -> GgufHeader:
-    """The header that is known, while the model's files have the size that they had then."""
+    """The header that is known, while the model's files have the size that they had then; else it
+    is read anew."""
     if isinstance(known, GgufHeader) and known.path == path:
         with contextlib.suppress(OSError):
             if sum(part.stat().st_size for part in known.parts) == known.size_bytes:
