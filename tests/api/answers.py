@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.api.output import (
+from worker.api.chat.output import (
     CallArguments,
     CallBegun,
     OutputPiece,
     Reasoning,
     Text,
 )
-from worker.api.tools.answer import AnswerParser, conventions_of
-from worker.api.tools.calls import ToolUse
+from worker.api.chat.parse.answer import AnswerParser, conventions_of
+from worker.api.chat.parse.calls import ToolUse
 
 
 @dataclass

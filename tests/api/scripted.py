@@ -16,9 +16,9 @@ from typing import Any, cast
 
 import uvicorn
 
-from worker.api.app import create_app
-from worker.api.connection import protocol_with
-from worker.api.state import AppState
+from worker.api.http.app import create_app
+from worker.api.http.connection import protocol_with
+from worker.api.http.state import AppState
 from worker.errors import WorkerError
 from worker.observability.metrics import Metrics
 from worker.settings import Settings

@@ -16,10 +16,10 @@ from builds import sdist
 from builds.pins import pins
 from tests.api.answers import Message, parse
 from tests.api.model_outputs import CASES, HELLO, TOOLS, Case
-from worker.api.reasoning import ALL_MARKS
-from worker.api.tools.answer import conventions_of
-from worker.api.tools.calls import ToolUse
-from worker.api.tools.dialects import DIALECTS
+from worker.api.chat.parse.answer import conventions_of
+from worker.api.chat.parse.calls import ToolUse
+from worker.api.chat.parse.dialects import DIALECTS
+from worker.api.chat.parse.reasoning import ALL_MARKS
 
 USE = ToolUse.of(TOOLS)
 
@@ -99,8 +99,8 @@ def test_one_call_at_most_where_one_is_asked_for() -> None:
 
 def test_arguments_stream_as_they_come() -> None:
     """A long text argument is not held back until it is whole."""
-    from worker.api.output import CallArguments
-    from worker.api.tools.answer import AnswerParser
+    from worker.api.chat.output import CallArguments
+    from worker.api.chat.parse.answer import AnswerParser
 
     for name, head in (("Qwen3-Coder", "<function=python>\n<parameter=code>\n"),):
         parser = AnswerParser(conventions_of(template(name)), USE)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.byte_walk import answer
-from worker.api.openai.structured.constraints import json_schema
+from worker.api.chat.constrain.constraints import json_schema
 from worker.errors import InvalidRequest
 
 

@@ -12,8 +12,8 @@ from starlette.requests import Request
 
 from tests.conftest import StartWorker
 from tests.support.worker import WorkerProcess
-from worker.api.body import _read_parts
-from worker.api.state import AppState
+from worker.api.http.body import _read_parts
+from worker.api.http.state import AppState
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 PARIS = "The capital of France is Paris."

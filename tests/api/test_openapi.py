@@ -15,7 +15,7 @@ from openapi_spec_validator import validate
 
 from tests.conftest import StartWorker
 from tests.support.worker import WorkerProcess
-from worker.api.app import ROUTES
+from worker.api.http.app import ROUTES
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 GOOD: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.byte_walk import accepts, answer
-from worker.api.openai.structured.constraints import (
+from worker.api.chat.constrain.constraints import (
     RequestedConstraint,
     choice,
     grammar,

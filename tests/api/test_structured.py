@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, StringConstraints
 
 from tests.support.byte_walk import accepts, answer
-from worker.api.openai.structured.constraints import json_schema
+from worker.api.chat.constrain.constraints import json_schema
 from worker.errors import InvalidRequest
 
 SAFE = 2**53 - 1

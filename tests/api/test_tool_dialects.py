@@ -13,8 +13,8 @@ from builds import sdist
 from builds.pins import pins
 from tests.api.answers import parse
 from tests.engine.chats import SPECIAL
-from worker.api.tools.calls import ToolUse
-from worker.api.tools.dialects import dialect_of
+from worker.api.chat.parse.calls import ToolUse
+from worker.api.chat.parse.dialects import dialect_of
 from worker.engine.text.chat_template import ChatTemplate
 from worker.errors import InvalidRequest
 from worker.wire.work import ChatPrompt

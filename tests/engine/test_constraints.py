@@ -12,7 +12,7 @@ import pytest
 from builds import sdist
 from builds.pins import pins
 from tests.engine.real_engine import RealEngine
-from worker.api.openai.structured.constraints import grammar, json_schema, regular_expression
+from worker.api.chat.constrain.constraints import grammar, json_schema, regular_expression
 from worker.errors import InvalidRequest
 from worker.llama.constraint import GrammarVocabulary
 from worker.llama.model import LoadOptions, Model

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from tests.conftest import StartWorker
 from tests.models.hub_server import COMMIT, OTHER_COMMIT, TOKEN, Hub, Repo
-from worker.api.native.answers import Info
+from worker.api.dialects.native.answers import Info
 from worker.commands import convert as cli
 from worker.installation import own_version
 from worker.models.gguf.header import read_header

@@ -10,8 +10,14 @@ import json
 import time
 from typing import Any
 
-from worker.api.encoding import dumps, sse
-from worker.api.errors import anthropic_error, dialect_of, error_body, http_status, openai_error
+from worker.api.http.encoding import dumps, sse
+from worker.api.http.errors import (
+    anthropic_error,
+    dialect_of,
+    error_body,
+    http_status,
+    openai_error,
+)
 from worker.errors import WorkerError
 
 _TERMINAL = (

@@ -16,8 +16,8 @@ from urllib.parse import quote
 
 from starlette.types import Receive, Scope, Send
 
-from worker.api.encoding import dumps
-from worker.api.origins import OriginRules
+from worker.api.http.encoding import dumps
+from worker.api.http.origins import OriginRules
 from worker.errors import (
     DuplicateJob,
     Forbidden,

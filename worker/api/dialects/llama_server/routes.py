@@ -1,0 +1,125 @@
+"""llama-server's text tools, and those of its status paths that are true for this worker."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from worker.api.chat.prompt import TemplateBody, chat_prompt
+from worker.api.chat.run import answer
+from worker.api.chat.sampling import defaults_of
+from worker.api.dialects.llama_server.completion import ROUTES as COMPLETION_ROUTES
+from worker.api.dialects.llama_server.schema import (
+    DetokenizeBody,
+    Prompt,
+    Props,
+    SlotAnswer,
+    TextContent,
+    TokenizeBody,
+    Tokens,
+)
+from worker.api.http.body import read
+from worker.api.http.encoding import dumps, json_response, sliced
+from worker.api.http.operation import JOB_ERRORS, JSON, Operation
+from worker.api.http.state import state_of
+from worker.installation import own_version
+from worker.wire.work import ApplyTemplate, Detokenize, Tokenize, Tokenized
+
+_TOKENS_AT_ONCE = 4096
+
+
+async def tokenize(request: Request) -> Response:
+    body = await read(request, state_of(request), TokenizeBody)
+    work = Tokenize(body.content, add_special=body.add_special, with_pieces=body.with_pieces)
+    tokens: Tokenized = await answer(request, work)
+    return await sliced(_encoded(tokens))
+
+
+def _encoded(tokens: Tokenized) -> Iterator[bytes]:
+    """In parts: one call of C code holds every thread up while it runs."""
+    ids, sizes = array("i", tokens.ids), array("i", tokens.sizes)
+    yield b'{"tokens":['
+    start = 0
+    for first in range(0, len(ids), _TOKENS_AT_ONCE):
+        some: list[Any] = ids[first : first + _TOKENS_AT_ONCE].tolist()
+        if sizes:
+            for index, id in enumerate(some):
+                end = start + sizes[first + index]
+                some[index] = {"id": id, "piece": _text_or_bytes(tokens.pieces[start:end])}
+                start = end
+        yield (b"," if first else b"") + dumps(some)[1:-1].encode()
+    yield b"]}"
+
+
+def _text_or_bytes(piece: bytes) -> str | list[int]:
+    """A token's text, or its bytes if it is only a part of a character."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+async def detokenize(request: Request) -> Response:
+    body = await read(request, state_of(request), DetokenizeBody)
+    return json_response({"content": await answer(request, Detokenize(body.tokens))})
+
+
+async def apply_template(request: Request) -> Response:
+    state = state_of(request)
+    body = await read(request, state, TemplateBody)
+    return json_response({"prompt": await answer(request, ApplyTemplate(chat_prompt(body, state)))})
+
+
+async def props(request: Request) -> Response:
+    state = state_of(request)
+    info = state.supervisor.info
+    context_length = info.model.context_length if info is not None else None
+    names = {"repetition_penalty": "repeat_penalty"}
+    sampling = {names.get(name, name): value for name, value in defaults_of(state).items()}
+    return json_response(
+        {
+            "default_generation_settings": {"n_ctx": context_length, "params": sampling},
+            "total_slots": state.settings.engine.slots,
+            "model_alias": state.model_name,
+            "model_path": state.model_file,  # A folder of this machine is not for clients.
+            "chat_template": state.metadata.get("tokenizer.chat_template", ""),
+            "modalities": {"vision": False, "audio": False},
+            "build_info": f"llorch-worker-{own_version()}",
+            "is_sleeping": False,
+        }
+    )
+
+
+async def slots(request: Request) -> Response:
+    """One entry for each slot. Only the number of busy slots is known: the first are shown busy."""
+    state = state_of(request)
+    info = state.supervisor.info
+    context_length = info.model.context_length if info is not None else None
+    n_slots = info.slots if info is not None else state.settings.engine.slots
+    n_busy = state.supervisor.running
+    return json_response(
+        [{"id": i, "n_ctx": context_length, "is_processing": i < n_busy} for i in range(n_slots)]
+    )
+
+
+ROUTES = [
+    *COMPLETION_ROUTES,
+    Operation(
+        "POST", "/tokenize", tokenize, "Text to token ids", {JSON: Tokens},
+        body=TokenizeBody, errors=JOB_ERRORS,
+    ),
+    Operation(
+        "POST", "/detokenize", detokenize, "Token ids to text", {JSON: TextContent},
+        body=DetokenizeBody, errors=JOB_ERRORS,
+    ),
+    Operation(
+        "POST", "/apply-template", apply_template, "Messages to a prompt", {JSON: Prompt},
+        body=TemplateBody, errors=JOB_ERRORS,
+    ),
+    Operation("GET", "/props", props, "The model's defaults", {JSON: Props}),
+    Operation("GET", "/slots", slots, "The sequences that run at once", {JSON: list[SlotAnswer]}),
+]  # fmt: skip

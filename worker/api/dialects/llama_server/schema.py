@@ -1,0 +1,118 @@
+"""llama-server's bodies and answers that OpenAI's API does not have. Pure data, any thread."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired
+
+from pydantic import AliasChoices, Field
+from typing_extensions import TypedDict
+
+from worker.api.dialects.openai.schema import (
+    MAX_PROMPTS,
+    MAX_TOP_LOGPROBS,
+    GenerationBody,
+    TokenId,
+    prompts_of_at_most,
+)
+from worker.api.http.body import Flag, Integer, OpenBody
+
+
+class TokenizeBody(OpenBody):
+    content: str = Field(validation_alias=AliasChoices("content", "prompt"))
+    add_special: Flag = Field(False, description="add BOS as the model wants it")
+    with_pieces: Flag = Field(False, description="answer each token's text beside its id")
+
+
+class DetokenizeBody(OpenBody):
+    tokens: tuple[TokenId, ...] = Field(fail_fast=True)
+
+
+class Tokens(TypedDict):
+    tokens: list[int] | list[dict[str, Any]]
+
+
+class TextContent(TypedDict):
+    content: str
+
+
+class Prompt(TypedDict):
+    prompt: str
+
+
+class Props(TypedDict):
+    default_generation_settings: dict[str, Any]
+    total_slots: int
+    model_alias: str
+    model_path: str
+    chat_template: str
+    modalities: dict[str, bool]
+    build_info: str
+    is_sleeping: bool
+
+
+class SlotAnswer(TypedDict):
+    id: int
+    n_ctx: int | None
+    is_processing: bool
+
+
+class NativeBody(GenerationBody):
+    """The common fields of llama-server's own paths that generate."""
+
+    n_probs: Integer | None = Field(
+        None,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="log-probabilities of the answer's tokens and of so many alternatives",
+    )
+    return_tokens: Flag = Field(False, description="answer the tokens' ids beside the text")
+    response_fields: tuple[str, ...] = Field(
+        (),
+        max_length=64,
+        description="the whole answer has these fields alone; a/b is field b of field a",
+    )
+
+
+class NativeCompletionBody(NativeBody):
+    """`POST /completion`."""
+
+    prompt: prompts_of_at_most(MAX_PROMPTS)  # type: ignore[valid-type]
+
+
+class ProjectFile(OpenBody):
+    filename: str
+    text: str
+
+
+class InfillBody(NativeBody):
+    """`POST /infill`."""
+
+    input_prefix: str
+    input_suffix: str
+    prompt: str = Field("", description="goes on where input_prefix ends")
+    input_extra: tuple[ProjectFile, ...] = Field(
+        (), max_length=256, description="other files of the project"
+    )
+
+
+Chosen = dict[str, Any]
+"""The part of a completion that `response_fields` chose, by path."""
+
+
+class Completion(TypedDict):
+    index: int
+    content: str
+    tokens: list[int]
+    stop: bool
+    model: str
+    tokens_predicted: int
+    tokens_evaluated: int
+    tokens_cached: int
+    generation_settings: dict[str, Any]
+    prompt: NotRequired[str | list[int]]
+    has_new_line: bool
+    truncated: bool
+    stop_type: Literal["none", "eos", "limit", "word"]
+    stopping_word: str
+    timings: dict[str, float]
+    completion_probabilities: NotRequired[list[dict[str, Any]]]

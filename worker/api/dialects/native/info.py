@@ -1,0 +1,135 @@
+"""`/info` and `/openapi.json`: the facts about this worker that do not change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from worker.api.dialects.native.answers import ConversionAnswer, EngineCrash, Info, OpenApiDocument
+from worker.api.dialects.native.schema import MAX_JOB_ID_CHARS
+from worker.api.http.body import MAX_NESTING
+from worker.api.http.encoding import json_response
+from worker.api.http.openapi import document
+from worker.api.http.operation import JSON, Operation
+from worker.api.http.state import AppState, state_of
+from worker.installation import own_version
+from worker.observability.logs import digest
+from worker.supervisor.crash_history import Crash
+from worker.wire.engine_info import EngineInfo
+
+_LIMITS = (
+    "max_queued_requests",
+    "max_queued_prompt_tokens",
+    "max_prompt_chars",
+    "max_tokens_out",
+    "max_body_bytes",
+    "metrics_interval_ms",
+    "keepalive",
+    "slow_reader_timeout",
+    "stall_timeout",
+    "drain_timeout",
+)
+
+
+async def info(request: Request) -> Response:
+    state = state_of(request)
+    engine = state.supervisor.info
+    return json_response(
+        {
+            "worker_id": state.worker_id,
+            "incarnation": state.incarnation,
+            "version": own_version(),
+            "backend": state.settings.backend,
+            "model_ref": state.model_ref,
+            "protocol": "sse",
+            "limits": _limits(state),
+            "model": _model(engine) if engine is not None else None,
+            "engine": _engine(engine) if engine is not None else None,
+            "residency": _residency(engine) if engine is not None else None,
+            "engine_crashes": [_crash(crash) for crash in state.supervisor.crashes],
+        }
+    )
+
+
+def _limits(state: AppState) -> dict[str, Any]:
+    settings = state.settings
+    return {
+        "slots": settings.engine.slots,
+        **{name: getattr(settings, name) for name in _LIMITS},
+        "max_tokens_out": state.max_tokens_out,
+        "max_nesting": MAX_NESTING,
+        "max_job_id_chars": MAX_JOB_ID_CHARS,
+    }
+
+
+def _model(engine: EngineInfo) -> dict[str, Any]:
+    model = asdict(engine.model)
+    # The canonical form: equal metadata has an equal digest on every worker.
+    canonical = json.dumps(model["metadata"], sort_keys=True, default=str)
+    if model["adapter"] is not None:
+        del model["adapter"]["path"]  # A path of this machine is not for clients.
+    return {
+        **model,
+        "metadata_sha256": digest(canonical),
+        "conversion": _conversion(model["metadata"]),
+    }
+
+
+def _conversion(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The manifest that llorch-convert wrote into the file; `None` for other files."""
+    found = {key: metadata.get(f"llorch.convert.{key}") for key in ConversionAnswer.__annotations__}
+    return found if any(found.values()) else None
+
+
+def _engine(engine: EngineInfo) -> dict[str, Any]:
+    return {
+        "device": engine.device,
+        "device_total_bytes": engine.device_total_bytes,
+        "slots": engine.slots,
+        "kv": {
+            "cells": engine.kv_cells,
+            "unified": engine.kv_unified,
+            "reason": engine.kv_reason,
+            "shelf_bytes": engine.shelf_bytes,
+            "store_bytes": engine.kv_store_bytes,
+        },
+        "speculation": asdict(engine.speculation),
+        "batch": engine.batch,
+        "micro_batch": engine.micro_batch,
+        "inter_token_target_ms": engine.inter_token_target_ms,
+        "threads": engine.threads,
+        "threads_derivation": engine.threads_derivation,
+        "cpu_variant": engine.cpu_variant,
+        "versions": dict(engine.versions),
+        "build": dict(engine.build),
+        "plan": dict(engine.plan),
+        "load_seconds": round(engine.load_seconds, 3),
+    }
+
+
+def _residency(engine: EngineInfo) -> dict[str, Any]:
+    return {**asdict(engine.residency), "device_bytes": engine.residency.device_bytes}
+
+
+def _crash(crash: Crash) -> EngineCrash:
+    return {
+        "at": crash.at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "cause": crash.cause,
+        "ready_seconds": round(crash.ready_seconds, 3),
+    }
+
+
+async def openapi(request: Request) -> Response:
+    operations = [route for route in request.app.routes if isinstance(route, Operation)]
+    return json_response(document(state_of(request), operations))
+
+
+ROUTES = [
+    Operation("GET", "/info", info, "What is static about the worker", {JSON: Info}),
+    Operation("GET", "/openapi.json", openapi, "This document", {JSON: OpenApiDocument}),
+]

@@ -1,0 +1,105 @@
+"""The bodies of the worker's own paths as pydantic models; unknown fields are refused.
+
+The models carry this worker's limits, and `/openapi.json` publishes them.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from functools import lru_cache
+from typing import Annotated, Any
+
+from pydantic import Field, create_model
+from starlette.requests import Request
+
+from worker.api.chat.sampling import MAX_SEED
+from worker.api.http.body import Body, Flag, Integer, Number, deadline_of, read
+from worker.api.http.state import AppState
+from worker.wire.work import InferenceRequest, Sampling
+
+MAX_JOB_ID_CHARS = 256
+
+JobId = Annotated[str, Field(min_length=1, max_length=MAX_JOB_ID_CHARS)]
+Stop = Annotated[str, Field(min_length=1, max_length=100)]
+
+
+class InferenceBody(Body):
+    """A job in the worker's native form; an absent field has the contract's default."""
+
+    job_id: JobId | None = Field(None, description="names the job; unique among the running ones")
+    prompt: str = Field(min_length=1, description="raw text; special tokens in it are recognised")
+    max_tokens: Integer | None = Field(None, ge=1, description="default: what the context leaves")
+    temperature: Number = Field(1.0, ge=0, le=2, description="0 is greedy")
+    top_p: Number = Field(1.0, ge=0, le=1, description="1 is off")
+    top_k: Integer = Field(0, ge=0, description="0 is off")
+    min_p: Number = Field(0.0, ge=0, le=1, description="0 is off")
+    repetition_penalty: Number = Field(1.0, ge=0, le=2, description="1 is off")
+    stop: tuple[Stop, ...] = Field(
+        (), max_length=4, description="texts that end the output; none of them is sent"
+    )
+    seed: Integer | None = Field(
+        None, ge=0, le=MAX_SEED, description="drawn when absent; the one that was used is echoed"
+    )
+    ignore_eos: Flag = False
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=128,
+        description="prompt prefixes are reused only under the same salt",
+    )
+    deterministic: Flag = Field(False, description="alone in its batch, nothing reused")
+
+
+def inference_body(state: AppState, *, needs_job_id: bool = False) -> type[InferenceBody]:
+    """The body's model with this worker's limits; `/execute` needs a job id."""
+    prompt_chars = state.settings.max_prompt_chars
+    return _inference_body(prompt_chars, state.max_tokens_out, state.vocab_size, needs_job_id)
+
+
+@lru_cache(maxsize=8)
+def _inference_body(
+    prompt_chars: int | None, tokens_out: int, vocab_size: int, needs_job_id: bool
+) -> type[InferenceBody]:
+    fields = InferenceBody.model_fields
+    bounded: dict[str, Any] = {
+        "prompt": (
+            Annotated[str, Field(min_length=1, max_length=prompt_chars)],
+            Field(description=fields["prompt"].description),
+        ),
+        "max_tokens": (Annotated[Integer, Field(ge=1, le=tokens_out)], Field(tokens_out)),
+        "top_k": (Annotated[Integer, Field(ge=0, le=vocab_size)], Field(0)),
+    }
+    if needs_job_id:
+        bounded["job_id"] = (JobId, Field(description=fields["job_id"].description))
+    name = "ExecuteRequest" if needs_job_id else "InferenceRequest"
+    return create_model(name, __base__=InferenceBody, **bounded)
+
+
+class CancelBody(Body):
+    job_id: JobId
+
+
+async def read_inference(
+    request: Request, state: AppState, *, needs_job_id: bool
+) -> InferenceRequest:
+    deadline = deadline_of(request)
+    body = await read(request, state, inference_body(state, needs_job_id=needs_job_id))
+    return InferenceRequest(
+        job_id=body.job_id or str(uuid.uuid4()),
+        prompt=body.prompt,
+        sampling=Sampling(
+            seed=secrets.randbits(64) if body.seed is None else body.seed,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k,
+            min_p=body.min_p,
+            repetition_penalty=body.repetition_penalty,
+            ignore_eos=body.ignore_eos,
+        ),
+        max_tokens=body.max_tokens or state.max_tokens_out,
+        stop=body.stop,
+        cache_salt=body.cache_salt,
+        deterministic=body.deterministic,
+        deadline=deadline,
+    )

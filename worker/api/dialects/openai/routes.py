@@ -1,0 +1,143 @@
+"""OpenAI's paths."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from worker.api.chat.prompt import chat_prompt
+from worker.api.chat.run import answer, count_tokens, respond
+from worker.api.dialects.openai.answers import (
+    ChatCompletion,
+    InputTokens,
+    ModelEntry,
+    Models,
+    TextCompletion,
+)
+from worker.api.dialects.openai.generation import (
+    Generation,
+    chat_generation,
+    completion_generation,
+    require_model,
+)
+from worker.api.dialects.openai.schema import ChatBody, CompletionBody, inputs_of
+from worker.api.dialects.openai.stream import ChatForm, Choices, CompletionForm, Form
+from worker.api.http.body import deadline_of, read
+from worker.api.http.encoding import json_response
+from worker.api.http.operation import JSON, MODEL_ERRORS, SSE, Events, Operation
+from worker.api.http.state import AppState, state_of
+from worker.api.pooling.embeddings import ROUTES as POOLING_ROUTES
+from worker.api.pooling.embeddings import info_of
+from worker.errors import ModelNotFound
+from worker.installation import own_version
+from worker.wire.work import Detokenize
+
+
+async def chat_completions(request: Request) -> Response:
+    state, deadline = state_of(request), deadline_of(request)
+    body = await read(request, state, ChatBody)
+    return await _answer(request, chat_generation(body, state, deadline), ChatForm())
+
+
+async def input_tokens(request: Request) -> Response:
+    return await counted(request, await read(request, state_of(request), ChatBody))
+
+
+async def counted(request: Request, body: ChatBody) -> Response:
+    """How many tokens a chat's prompt has, as OpenAI answers it."""
+    state = state_of(request)
+    require_model(body.model, state)
+    prompt = chat_prompt(body, state, tools=body.tool_choice != "none")
+    n_tokens = await count_tokens(request, prompt)
+    return json_response({"object": "response.input_tokens", "input_tokens": n_tokens})
+
+
+async def completions(request: Request) -> Response:
+    state, deadline = state_of(request), deadline_of(request)
+    body = await read(request, state, CompletionBody)
+    generation = completion_generation(body, state, deadline)
+    if body.echo:
+        prompts = inputs_of(body.prompt)
+        texts = [p if isinstance(p, str) else await answer(request, Detokenize(p)) for p in prompts]
+        generation = replace(generation, echo=tuple(texts))
+    return await _answer(request, generation, CompletionForm())
+
+
+async def _answer(request: Request, generation: Generation, form: Form) -> Response:
+    state = state_of(request)
+    build = f"llorch-worker-{own_version()}"
+    return await respond(
+        request,
+        generation,
+        lambda outputs: Choices(generation, form, outputs, state.model_name, build),
+    )
+
+
+# --- models ------------------------------------------------------------------------------
+
+
+async def models(request: Request) -> Response:
+    state = state_of(request)
+    return json_response(
+        {"object": "list", "data": [_model(state, name) for name in state.model_names]}
+    )
+
+
+async def model(request: Request) -> Response:
+    state = state_of(request)
+    name = request.path_params["model"]
+    if name not in state.model_names:
+        served = " and ".join(map(repr, state.model_names))
+        raise ModelNotFound(f"this worker serves {served} and no other model")
+    return json_response(_model(state, name))
+
+
+def _model(state: AppState, name: str) -> dict[str, Any]:
+    info = info_of(state)
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(time.time() - (time.monotonic() - state.started_at)),
+        "owned_by": "llorch-worker",
+        "root": state.model_name,
+        "parent": None,
+        "meta": {
+            "n_vocab": info.model.vocab_size,
+            "n_ctx": info.model.context_length,
+            "n_ctx_train": info.model.trained_context_length,
+            "n_embd": info.model.embedding_length,
+            "n_params": info.model.n_params,
+            "size": info.model.size_bytes,
+        },
+    }
+
+
+ROUTES = POOLING_ROUTES + [
+    operation
+    for prefix in ("/v1", "")
+    for operation in (
+        Operation(
+            "POST", f"{prefix}/chat/completions", chat_completions, "OpenAI's chat completions",
+            {JSON: ChatCompletion, SSE: Events}, body=ChatBody, errors=MODEL_ERRORS,
+        ),
+        Operation(
+            "POST", f"{prefix}/chat/completions/input_tokens", input_tokens, "Tokens of a prompt",
+            {JSON: InputTokens}, body=ChatBody, errors=MODEL_ERRORS,
+        ),
+        Operation(
+            "POST", f"{prefix}/completions", completions, "OpenAI's completions",
+            {JSON: TextCompletion, SSE: Events}, body=CompletionBody, errors=MODEL_ERRORS,
+        ),
+        Operation(
+            "GET", f"{prefix}/models", models, "The model served", {JSON: Models}, errors=(503,)
+        ),
+        Operation(
+            "GET", f"{prefix}/models/{{model:path}}", model, "The model served",
+            {JSON: ModelEntry}, errors=(404, 503),
+        ),
+    )
+]  # fmt: skip

@@ -1,0 +1,173 @@
+"""OpenAI's responses: one object, or the events of its stream."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
+
+from worker.api.chat.blocks import BlockAnswer, BlockStep, Event, OutputBlock
+from worker.api.chat.output import Output
+from worker.api.dialects.responses.schema import ResponsesBody
+from worker.api.http.encoding import sse
+from worker.api.http.errors import http_status, openai_error
+from worker.errors import WorkerError
+
+_DELTAS = {
+    "text": "response.output_text",
+    "reasoning": "response.reasoning_text",
+    "call": "response.function_call_arguments",
+}
+
+
+class ResponseAnswer(TypedDict):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    model: str
+    output: list[dict[str, Any]]
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, Any] | None
+    usage: dict[str, Any] | None
+
+
+class ResponseStream(BlockAnswer):
+    def __init__(
+        self, id: str, created: int, model: str, body: ResponsesBody, output: Output
+    ) -> None:
+        super().__init__(output)
+        self._id, self._created, self._model, self._body = id, created, model, body
+        self._ids: dict[int, str] = {}
+        self._n_events = 0
+
+    def whole(self) -> dict[str, Any]:
+        return self._response(self._end_status)
+
+    def failure(self, error: WorkerError) -> bytes:
+        body = openai_error(error.code, error.message, http_status(error), error.details)
+        failed = self._response("failed") | {"error": body}
+        return self._encoded({"type": "response.failed", "response": failed})
+
+    def _encoded(self, event: Event) -> bytes:
+        number, self._n_events = self._n_events, self._n_events + 1
+        return sse({**event, "sequence_number": number})
+
+    def _first_events(self) -> Iterator[Event]:
+        for kind in ("created", "in_progress"):
+            yield {"type": f"response.{kind}", "response": self._response("in_progress")}
+
+    def _last_events(self) -> Iterator[Event]:
+        status = self._end_status
+        yield {"type": f"response.{status}", "response": self._response(status)}
+
+    def _step_events(self, step: BlockStep) -> Iterator[Event]:
+        block = step.block
+        place = {"output_index": block.index, "item_id": self._id_of(block)}
+        if block.kind != "call":
+            place["content_index"] = 0
+        match step.what:
+            case "begun":
+                item = self._item(block, "in_progress")
+                yield {"type": "response.output_item.added", "output_index": block.index,
+                       "item": item}  # fmt: skip
+                if block.kind == "text":
+                    yield {"type": "response.content_part.added", **place, "part": _part(block)}
+            case "grown":
+                extra: Event = {"logprobs": []} if block.kind == "text" else {}
+                yield {"type": f"{_DELTAS[block.kind]}.delta", **place, "delta": step.text, **extra}
+            case "ended":
+                whole: Event = {"arguments" if block.kind == "call" else "text": block.text}
+                if block.kind == "text":
+                    whole["logprobs"] = []
+                if block.kind == "call":
+                    whole["name"] = block.name
+                yield {"type": f"{_DELTAS[block.kind]}.done", **place, **whole}
+                if block.kind == "text":
+                    yield {"type": "response.content_part.done", **place, "part": _part(block)}
+                yield {"type": "response.output_item.done", "output_index": block.index,
+                       "item": self._ended_item(block)}  # fmt: skip
+
+    # --- the whole -----------------------------------------------------------------------
+
+    @property
+    def _end_status(self) -> Literal["completed", "incomplete"]:
+        return "incomplete" if self._output.finish_reason == "length" else "completed"
+
+    def _id_of(self, block: OutputBlock) -> str:
+        prefix = {"text": "msg", "reasoning": "rs", "call": "fc"}[block.kind]
+        return self._ids.setdefault(block.index, f"{prefix}_{uuid.uuid4().hex}")
+
+    def _ended_item(self, block: OutputBlock) -> dict[str, Any]:
+        """A finished item; the last one of an answer that was cut off is incomplete."""
+        finished, is_last = self._output.finished, block.index == len(self._blocks) - 1
+        is_cut = finished is not None and is_last and self._end_status == "incomplete"
+        return self._item(block, "incomplete" if is_cut else "completed")
+
+    def _item(self, block: OutputBlock, status: str) -> dict[str, Any]:
+        head = {"id": self._id_of(block), "status": status}
+        begun = status == "in_progress"
+        match block.kind:
+            case "text":
+                content = [] if begun else [_part(block)]
+                return {**head, "type": "message", "role": "assistant", "content": content}
+            case "reasoning":
+                thought = [] if begun else [{"type": "reasoning_text", "text": block.text}]
+                return {**head, "type": "reasoning", "summary": [], "content": thought}
+            case "call":
+                call = {"call_id": block.id, "name": block.name, "arguments": block.text}
+                return {**head, "type": "function_call", **call}
+
+    def _response(self, status: str) -> dict[str, Any]:
+        body, ended = self._body, status != "in_progress"
+        form = body.text.format
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "model": self._model,
+            "output": [self._ended_item(block) for block in self._blocks] if ended else [],
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"}
+            if status == "incomplete"
+            else None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "tools": [tool.model_dump() for tool in body.tools],
+            "tool_choice": _choice(body),
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "text": {"format": {"type": form.type if form is not None else "text"}},
+            "reasoning": {"effort": body.reasoning.effort, "summary": None},
+            "previous_response_id": None,
+            "truncation": "disabled",
+            "store": False,
+            "metadata": {},
+            "usage": self._usage() if ended else None,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        job, finished = self._output.job, self._output.finished
+        n_out = finished.tokens_out if finished is not None else job.tokens_out
+        return {
+            "input_tokens": job.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": job.cached_tokens},
+            "output_tokens": n_out,
+            "output_tokens_details": {"reasoning_tokens": self._output.reasoning_tokens},
+            "total_tokens": job.prompt_tokens + n_out,
+        }
+
+
+def _choice(body: ResponsesBody) -> object:
+    choice = body.tool_choice
+    if choice is None:
+        return "auto"
+    return choice if isinstance(choice, str) else choice.model_dump()
+
+
+def _part(block: OutputBlock) -> dict[str, Any]:
+    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}

@@ -1,0 +1,326 @@
+"""Parses a request's bytes into a frozen pydantic model; no dict is passed on.
+
+`Body` is the base of the worker's own schemas, where an unknown field is an error. `OpenBody` is
+the base of all others, where null counts as absent and unknown fields are ignored by name. Sizes
+are checked before anything is built from them. Runs on the API process's event loop and, for large
+bodies, on a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Annotated, Any, TypeVar
+
+import pydantic_core
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema
+from starlette.requests import Request
+
+from worker.api.http.faults import MAX_FAULTS, fault, faults_of, invalid, unknown_fields
+from worker.api.http.state import AppState
+from worker.background import background_thread
+from worker.errors import InferenceTimeout, PayloadTooLarge, QueueFull
+
+MAX_NESTING = 64
+MAX_VALUES = 2**18
+"""In one body, counted by its commas."""
+MAX_OBJECTS = 2**14
+MAX_NAMES = 2**16
+"""In the objects of one body."""
+SMALL_BYTES = 32 * 1024
+"""A larger body is read by a thread, one after the other, while the event loop goes on."""
+MAX_FIELDS = 256
+"""The most fields in one open object."""
+MAX_BODY_BYTES_AT_ONCE = 32 * 2**20
+"""The most bytes of all bodies that are being read."""
+_LEAVES = frozenset({str, int, float, bool, dict, type(None)})
+"""Types of fields that hold no body; asking a model's class takes several times as long."""
+_SLICE_BYTES = 64 * 1024
+_BOM = b"\xef\xbb\xbf"
+# Also one that does not end, which would otherwise be looked for from each of its quotes.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
+_readers = background_thread("bodies")
+
+
+# --- types -------------------------------------------------------------------------------
+
+
+Integer = Annotated[int, Field(strict=True)]
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Flag = Annotated[bool, Field(strict=True)]
+JsonObject = dict[str, Any]
+
+
+def _whole(value: Any) -> Any:
+    """A whole number as `int`: JSON has one kind of number, so 1.0 is an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+class Body(BaseModel):
+    """A closed object: an unknown field is refused by name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_integers(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: _whole(item) for name, item in value.items()}
+
+
+class OpenBody(BaseModel):
+    """An open object: null counts as absent, and unknown fields stay in `model_extra`."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False, defer_build=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if len(value) > MAX_FIELDS:
+            message = f"must have at most {MAX_FIELDS} fields"
+            raise pydantic_core.PydanticCustomError("body.maxProperties", message)
+        return {name: _whole(item) for name, item in value.items() if item is not None}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """The schema with all aliases of each field, and with null for each optional field."""
+        schema = handler(core)
+        plain = handler.resolve_ref_schema(schema)
+        properties, required = plain.get("properties", {}), plain.get("required", ())
+        for name, part in properties.items():
+            if name not in required and {"type": "null"} not in part.get("anyOf", ()):
+                properties[name] = {"anyOf": [part, {"type": "null"}]}
+        for field in cls.model_fields.values():
+            if isinstance(field.validation_alias, AliasChoices):
+                first, *others = map(str, field.validation_alias.choices)
+                properties |= {name: properties[first] for name in others if first in properties}
+        return schema
+
+
+AnyBody = TypeVar("AnyBody", bound=BaseModel)
+Form = TypeVar("Form")
+
+
+# --- reading -----------------------------------------------------------------------------
+
+
+async def read(request: Request, state: AppState, model: type[AnyBody]) -> AnyBody:
+    """Read the request's body as `model`.
+
+    Raises:
+        InvalidRequest: the body is invalid; it has every fault, or the first 32.
+        PayloadTooLarge: the body has more bytes than this worker takes.
+    """
+    return await read_as(request, state, model, lambda body: body)
+
+
+async def read_as(
+    request: Request, state: AppState, model: type[AnyBody], form: Callable[[AnyBody], Form]
+) -> Form:
+    """What `form` makes of the body; both off the event loop if the body is large.
+
+    Raises what `read` does, and what `form` raises.
+    """
+    parts = await _read_parts(request, state)
+    n_bytes = sum(map(len, parts))
+    try:
+        if n_bytes <= SMALL_BYTES:
+            found, ignored = _read(parts, model, form)
+        else:
+            loop = asyncio.get_running_loop()
+            found, ignored = await loop.run_in_executor(_readers, _read, parts, model, form)
+    finally:
+        state.body_bytes -= n_bytes
+    if ignored:
+        if state.settings.strict:
+            raise unknown_fields(ignored, model)
+        request.scope["state"]["ignored_fields"] = ignored
+    return found
+
+
+def _read(
+    parts: list[bytearray], model: type[AnyBody], form: Callable[[AnyBody], Form]
+) -> tuple[Form, list[str]]:
+    """The body in its form, and the names of its fields that are not looked at."""
+    value = parse(b"".join(parts))
+    try:
+        body = model.model_validate(value)
+    except ValidationError as error:
+        raise invalid(faults_of(error, model)) from None
+    return form(body), ignored_fields(body)
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """A JSON object, bounded in the number of its values and objects and in its nesting."""
+    body = body.removeprefix(_BOM)
+    if not body or body.isspace():
+        raise invalid([fault("", "type", "the body is empty; it must be a JSON object")])
+    if (
+        _has_more(body, b",", MAX_VALUES)
+        or _has_more(body, b"{", MAX_OBJECTS)
+        or _has_more(body, b":", MAX_NAMES)
+    ):
+        _check_counts(body)
+    try:
+        value = pydantic_core.from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        # The parser's message says what it expected and where, without quoting the body.
+        raise invalid([fault("", "json", f"the body is not valid JSON: {error}")]) from None
+    if not isinstance(value, dict):
+        raise invalid([fault("", "type", "the body must be a JSON object", value)])
+    if len(value) > MAX_FIELDS:
+        message = f"the body must have at most {MAX_FIELDS} fields"
+        raise invalid([fault("", "maxProperties", message)])
+    if body.count(b"{") + body.count(b"[") > MAX_NESTING and is_deep(value):
+        message = f"the body is nested deeper than {MAX_NESTING} levels"
+        raise invalid([fault("", "nesting", message)])
+    return value
+
+
+def _has_more(body: bytes, byte: bytes, limit: int) -> bool:
+    """Whether the byte occurs more often, in strings or outside of them."""
+    n_found = 0
+    for at in range(0, len(body), _SLICE_BYTES):
+        n_found += body.count(byte, at, at + _SLICE_BYTES)
+        if n_found > limit:
+            return True
+    return False
+
+
+def _check_counts(body: bytes) -> None:
+    """Count what is outside of strings, until it is too much."""
+    n_values = n_objects = n_names = n_slices = 0
+    for start, end in _between_strings(body):
+        n_values += body.count(b",", start, end)
+        n_objects += body.count(b"{", start, end)
+        n_names += body.count(b":", start, end)
+        n_slices += 1
+        if n_values > MAX_VALUES or n_slices > 2 * MAX_VALUES:
+            message = f"the body has more than {MAX_VALUES} values; send them in several requests"
+            raise invalid([fault("", "maxItems", message)])
+        if n_objects > MAX_OBJECTS or n_names > MAX_NAMES:
+            message = f"the body has more than {MAX_OBJECTS} objects or {MAX_NAMES} names in them"
+            raise invalid([fault("", "maxItems", message)])
+
+
+def _between_strings(body: bytes) -> Iterator[tuple[int, int]]:
+    """Start and end of what is outside of strings, in slices."""
+    at = 0
+    while at < len(body):
+        quote = body.find(b'"', at, at + _SLICE_BYTES)
+        end = min(at + _SLICE_BYTES, len(body)) if quote < 0 else quote
+        yield at, end
+        string = _STRING.match(body, end) if quote >= 0 else None
+        at = string.end() if string else end
+
+
+async def _read_parts(request: Request, state: AppState) -> list[bytearray]:
+    """The body in parts of some 64 KiB, however small the pieces are in which it comes. Whoever
+    parses it joins them, because that takes milliseconds.
+
+    Its bytes count among those that are being read until the caller has done with them.
+    """
+    limit = state.settings.max_body_bytes
+
+    def refuse(found: str) -> PayloadTooLarge:
+        return PayloadTooLarge(
+            f"the body has {found} bytes; this worker takes at most {limit} bytes",
+            limit_bytes=limit,
+        )
+
+    declared = request.headers.get("content-length", "")
+    if declared.isascii() and declared.isdigit() and int(declared) > limit:
+        raise refuse(declared)
+    parts: list[bytearray] = []
+    n_bytes = 0
+    try:
+        async for chunk in request.stream():
+            if not parts or len(parts[-1]) >= _SLICE_BYTES:
+                parts.append(bytearray())
+            parts[-1] += chunk
+            n_bytes += len(chunk)
+            state.body_bytes += len(chunk)
+            if n_bytes > limit:
+                raise refuse(f"more than {limit}")
+            if state.body_bytes > max(MAX_BODY_BYTES_AT_ONCE, limit):
+                message = "too many bodies are being sent at once"
+                raise QueueFull(message, retry_after_seconds=1)
+        return parts
+    except BaseException:
+        state.body_bytes -= n_bytes
+        raise
+
+
+def is_deep(value: object) -> bool:
+    """Whether objects and lists are nested deeper than `MAX_NESTING`."""
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        if depth > MAX_NESTING:
+            return True
+        level = [
+            child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item)  # type: ignore[attr-defined]
+            if type(child) is dict or type(child) is list
+        ]
+    return False
+
+
+def ignored_fields(body: BaseModel) -> list[str]:
+    """The names of unknown fields in open objects, at most 32."""
+    if not isinstance(body, OpenBody):
+        return []
+    return list(islice(dict.fromkeys(_extras(body, "")), MAX_FAULTS))
+
+
+def _extras(body: OpenBody, path: str) -> Iterator[str]:
+    prefix = f"{path}." if path else ""
+    for name in body.model_extra or ():
+        yield prefix + name
+    for name, item in vars(body).items():
+        if type(item) in _LEAVES:
+            continue
+        if isinstance(item, OpenBody):
+            yield from _extras(item, prefix + name)
+        elif isinstance(item, tuple) and item and isinstance(item[0], OpenBody):
+            for each in item:
+                yield from _extras(each, f"{prefix}{name}[]")
+
+
+def deadline_of(request: Request) -> float | None:
+    """`X-Deadline` (Unix ms) on the monotonic clock.
+
+    Raises:
+        InvalidRequest: the header is not a number of milliseconds.
+        InferenceTimeout: the deadline has passed.
+    """
+    raw = request.headers.get("x-deadline")
+    if raw is None:
+        return None
+    if not (raw.isascii() and raw.isdigit() and len(raw) <= 15):
+        message = "X-Deadline must be a point in time in whole milliseconds since 1970 (Unix time)"
+        raise invalid([fault("X-Deadline", "type", message)])
+    seconds_left = int(raw) / 1000 - time.time()
+    if seconds_left <= 0:
+        raise InferenceTimeout(
+            f"the deadline in X-Deadline passed {-seconds_left:.3f} seconds before any work"
+        )
+    return time.monotonic() + seconds_left

@@ -1,0 +1,106 @@
+"""The listening socket and the HTTP server on it. Runs on the main thread's event loop."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from worker.api.http.connection import protocol_with
+from worker.errors import ConfigError, PortInUse
+
+KEEP_ALIVE_SECONDS = 75
+"""Idle connections stay open longer than those of usual proxies and clients (60 s), so that none of
+them sends a request into a connection that is being closed."""
+CLOSE_SECONDS = 2
+"""After the drain, open connections have this long to take their last bytes."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the lifecycle stops it, after the drain."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        # A garbage collection blocks the event loop. Permanent objects are excluded from it, and
+        # collections run less often.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
+
+
+def server_for(app: ASGIApp, patience_seconds: float, on_cut: Callable[[], None]) -> Server:
+    """A client that leaves its answer unread for `patience_seconds` is cut, and counted."""
+    return Server(
+        uvicorn.Config(
+            app,
+            http=protocol_with(patience_seconds, on_cut),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        )
+    )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Open a listening socket; raises `PortInUse` or `ConfigError`."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, socket.gaierror) else "not a host name"
+        raise ConfigError(
+            f"--host is {host!r}, which does not resolve to an address: {reason}.", field="host"
+        ) from None
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise _explain(error, host, port) from None
+    return listener
+
+
+def _explain(error: OSError, host: str, port: int) -> PortInUse | ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        return PortInUse(
+            f"Port {port} on {host} is in use by another process; choose another --port, "
+            "or 0 for any free one.",
+            port=port,
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return ConfigError(
+            f"--port is {port}, which this user may not listen on; choose one over 1023.",
+            field="port",
+        )
+    return ConfigError(
+        f"--host is {host!r}, which cannot be listened on: {error.strerror}.", field="host"
+    )
+
+
+def is_loopback(listener: socket.socket) -> bool:
+    host = str(listener.getsockname()[0])
+    return host == "::1" or host.startswith("127.")
+
+
+def is_wildcard(host: str) -> bool:
+    return host in ("0.0.0.0", "::", "[::]", "")
+
+
+def uri_of(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

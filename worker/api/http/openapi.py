@@ -1,0 +1,132 @@
+"""The OpenAPI 3.1 document with this worker's limits, made from the routes and their models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from worker.api.http.errors import AnthropicError, NativeError, OpenAIError, dialect_of
+from worker.api.http.operation import JSON, Operation
+from worker.api.http.state import AppState
+from worker.installation import own_version
+
+_HEADERS: dict[str, dict[str, Any]] = {
+    "X-Correlation-Id": {
+        "description": "names the request in logs and answer; made up when absent",
+        "schema": {"type": "string", "maxLength": 128, "pattern": "^[A-Za-z0-9._:@/+=-]+$"},
+    },
+    "X-Deadline": {
+        "description": "Unix time in milliseconds after which the request is given up",
+        "schema": {"type": "integer", "minimum": 0, "maximum": 10**15 - 1},
+    },
+}
+_ERRORS = {"native": NativeError, "openai": OpenAIError, "anthropic": AnthropicError}
+_REASONS = {
+    400: "the request is at fault; its faults are listed",
+    401: "the bearer token is missing or wrong",
+    403: "a Host, an Origin or a content type that a web page could have sent",
+    404: "it is not known here",
+    409: "a job of that id is running",
+    413: "the body is too large",
+    500: "the engine failed",
+    503: "not now: loading, queue full or shutting down",
+    504: "the deadline has passed",
+}
+
+
+def document(state: AppState, operations: Sequence[Operation]) -> dict[str, Any]:
+    """The document for this worker, with its limits and its model's vocabulary size."""
+    types: dict[Any, None] = dict.fromkeys(_ERRORS.values())
+    for operation in operations:
+        types |= dict.fromkeys((operation.body_of(state), *operation.answers.values()))
+    types.pop(None, None)
+    refs, definitions = TypeAdapter.json_schemas(
+        [(kind, "validation", TypeAdapter(kind)) for kind in types],
+        ref_template="#/components/schemas/{model}",
+    )
+    schemas = {kind: refs[kind, "validation"] for kind in types}
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        path = operation.path.replace(":path}", "}")
+        paths.setdefault(path, {})[operation.method] = _described(operation, state, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "llorch-worker",
+            "version": own_version(),
+            "description": "One model on one device, behind a pool manager.",
+            "license": {"name": "GPL-3.0-or-later", "identifier": "GPL-3.0-or-later"},
+        },
+        "paths": paths,
+        "components": {
+            "schemas": definitions.get("$defs", {}),
+            "securitySchemes": {
+                "bearer": {
+                    "type": "http",
+                    "scheme": "bearer",
+                    "description": "needed when LLORCH_WORKER_TOKEN is set",
+                }
+            },
+        },
+    }
+
+
+def _described(operation: Operation, state: AppState, schemas: Mapping[Any, Any]) -> dict[str, Any]:
+    headers = ["X-Correlation-Id", *(["X-Deadline"] if 504 in operation.errors else [])]
+    content = {media_type: schemas[kind] for media_type, kind in operation.answers.items()}
+    answers = {str(operation.status): _answer("as asked", content)}
+    refusals = {*operation.errors, *(() if operation.probe else (401, 403))}
+    for code in sorted(refusals):
+        refusal = schemas[_ERRORS[dialect_of(operation.path)]]
+        answers[str(code)] = (
+            _answer("not well, or not ready", content)
+            if operation.probe
+            else _refusal(code, {JSON: refusal})
+        )
+    described: dict[str, Any] = {
+        "operationId": _operation_id(operation),
+        "summary": operation.summary,
+        "parameters": [
+            *_path_parameters(operation),
+            *({"name": name, "in": "header", "required": False, **_HEADERS[name]}
+              for name in headers),
+        ],
+        "responses": answers,
+        "security": [] if operation.probe else [{}, {"bearer": []}],
+    }  # fmt: skip
+    if (body := operation.body_of(state)) is not None:
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas[body]}}}
+    return described
+
+
+def _path_parameters(operation: Operation) -> list[dict[str, Any]]:
+    schema = {"type": "string", "minLength": 1}
+    return [
+        {"name": name, "in": "path", "required": True, "schema": schema}
+        for name in operation.param_convertors
+    ]
+
+
+def _refusal(code: int, content: Mapping[str, Any]) -> dict[str, Any]:
+    answer = _answer(_REASONS[code], content)
+    if code == 503:
+        answer["headers"]["Retry-After"] = {
+            "description": "seconds, when the queue is full",
+            "schema": {"type": "integer", "minimum": 1},
+        }
+    return answer
+
+
+def _answer(description: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "description": description,
+        "headers": {"X-Correlation-Id": {**_HEADERS["X-Correlation-Id"], "required": True}},
+        "content": {media_type: {"schema": schema} for media_type, schema in content.items()},
+    }
+
+
+def _operation_id(operation: Operation) -> str:
+    words = operation.path.replace("{model:path}", "by_name").strip("/").replace(".", "/")
+    return operation.method + "_" + words.replace("/", "_").replace("-", "_")
