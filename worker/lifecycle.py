@@ -111,7 +111,6 @@ class Lifecycle:
             worker_id=self._settings.worker_id,
             model_ref=self._settings.model or "tiny-model",
             incarnation=self._incarnation,
-            started_at=self._started_at,
             request_shutdown=self._request_stop,
         )
         self._state = state
@@ -203,16 +202,16 @@ class Lifecycle:
 
     def _beat(self, sequence: int) -> Beat:
         """The worker's whole state now, as a heartbeat."""
-        settings, supervisor = self._settings, self._supervisor
-        info, stats, engine = supervisor.info, supervisor.stats, settings.engine
+        settings, status = self._settings, self._supervisor.status()
+        info, engine = status.info, settings.engine
         return Beat(
             worker_id=settings.worker_id,
             incarnation=self._incarnation,
             sequence=sequence,
-            status=supervisor.status,
-            state=supervisor.state,
-            phase=supervisor.progress.phase,
-            percent=supervisor.progress.percent,
+            status=status.pool_status,
+            state=status.state,
+            phase=status.progress.phase,
+            percent=status.progress.percent,
             uri=self._uri,
             model_ref=self._state.model_ref,
             backend=settings.backend,
@@ -221,17 +220,17 @@ class Lifecycle:
             protocol="sse",
             version=own_version(),
             slots=info.slots if info else engine.slots,
-            context_length=info.model.context_length if info else engine.context_length,
-            running=supervisor.running,
-            queued=supervisor.queued,
-            queued_prompt_tokens=supervisor.queued_prompt_tokens,
-            kv_cells_used=stats.kv_cells_used if stats else 0,
-            kv_cells_total=stats.kv_cells_total if stats else 0,
-            resident=supervisor.is_resident,
-            residency_lost=supervisor.residency_lost,
-            vram_bytes=info.residency.device_bytes if info else 0,
-            last_progress_ms=round(supervisor.last_progress_ms, 1),
-            uptime_seconds=round(time.monotonic() - self._started_at, 3),
+            context_length=status.context_length or engine.context_length,
+            running=status.running,
+            queued=status.queued,
+            queued_prompt_tokens=status.queued_prompt_tokens,
+            kv_cells_used=status.stats.kv_cells_used,
+            kv_cells_total=status.stats.kv_cells_total,
+            resident=status.resident,
+            residency_lost=status.residency_lost,
+            vram_bytes=status.vram_bytes,
+            last_progress_ms=round(status.last_progress_ms, 1),
+            uptime_seconds=round(status.uptime_seconds, 3),
             interval_seconds=settings.heartbeat_interval,
         )
 
@@ -277,7 +276,7 @@ class Lifecycle:
         if self._supervisor.draining:
             return
         self._supervisor.begin_draining()
-        self._log.info("worker.draining", running=self._supervisor.running)
+        self._log.info("worker.draining", running=self._supervisor.status().running)
         self._leave_after(self._settings.drain_timeout + EXIT_MARGIN_SECONDS)
         self._stop.set()
 

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import uvicorn
 
+from tests.support.status import ready_status
 from worker.api.http.app import create_app
 from worker.api.http.connection import protocol_with
 from worker.api.http.state import AppState
@@ -23,6 +24,7 @@ from worker.errors import WorkerError
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
 from worker.supervisor.job import Job, StreamEvent
+from worker.supervisor.status import WorkerStatus
 from worker.supervisor.supervisor import Supervisor
 from worker.wire.engine_info import EngineInfo
 from worker.wire.messages import (
@@ -32,7 +34,6 @@ from worker.wire.messages import (
     Finished,
     Progress,
     Started,
-    Stats,
     Token,
 )
 from worker.wire.work import InferenceRequest, Work
@@ -54,17 +55,7 @@ class ScriptedSupervisor:
 
     def __init__(self, metrics: Metrics, info: EngineInfo | None = None) -> None:
         self.metrics = metrics
-        self.draining = False
-        self.state = "ready"
-        self.progress = Progress("ready", 100.0)
         self.info = info
-        self.stats: Stats | None = None
-        self.running = 0
-        self.queued = 0
-        self.queued_prompt_tokens = 0
-        self.last_progress_ms = 0.0
-        self.stalled = False
-        self.residency_lost: str | None = None
         self.script: Sequence[Step] = story("a")
         self.refusal: WorkerError | None = None
         self.replies: Callable[[Work], Any] = lambda work: None
@@ -115,6 +106,9 @@ class ScriptedSupervisor:
         job.feed([Answered(1, self.replies(work))])
         return job
 
+    def status(self) -> WorkerStatus:
+        return ready_status(info=self.info)
+
     async def watch_progress(self) -> AsyncIterator[Progress]:
         for progress in self.progresses:
             yield progress
@@ -134,7 +128,6 @@ class ScriptedWorker:
             worker_id="scripted",
             model_ref="tiny",
             incarnation="00000000-0000-0000-0000-000000000000",
-            started_at=time.monotonic(),
             request_shutdown=self._count_shutdown,
         )
         self.base_url = ""

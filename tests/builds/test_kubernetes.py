@@ -24,8 +24,9 @@ from tests.builds.manifests import (
     scaler_fields,
     schemas,
 )
+from tests.support.status import ready_status
 from worker.flags import parse_flags
-from worker.observability.metrics import Gauges, Metrics
+from worker.observability.metrics import Metrics
 from worker.setting_faults import ENV_PREFIX
 from worker.settings import FIELDS, Settings
 
@@ -217,6 +218,6 @@ def test_keda_counts_what_the_worker_writes() -> None:
 
 def _series() -> dict[str, str]:
     """The series of `/metrics`: name → kind."""
-    text = Metrics("worker").exposition(Gauges(uptime_seconds=1, ready=True, resident=True))
+    text = Metrics("worker").exposition(ready_status())
     typed = [line for line in text.decode().splitlines() if line.startswith("# TYPE ")]
     return {name: kind for _, _, name, kind in (line.split(" ") for line in typed)}

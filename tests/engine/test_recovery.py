@@ -70,7 +70,7 @@ class TestCrashes:
                 waiting = await supervisor.submit(request("queue", "c"))
                 unread = asyncio.create_task(supervisor.submit(request("ignore", "d")))
                 question = asyncio.create_task(supervisor.ask(Tokenize("silence")))
-                await until(lambda: supervisor.queued == 3)
+                await until(lambda: supervisor.status().queued == 3)
                 first_pid = engine_pid(supervisor)
                 await asyncio.sleep(0.05)
                 kill_engine(supervisor)
@@ -83,7 +83,7 @@ class TestCrashes:
                 assert text_of(events["a"]) == "a b" and stream.engine_restarts == 1
                 events["b"] += await next_token(other)
                 assert text_of(events["b"]) == "c d"
-                assert supervisor.queued == 3 and supervisor.running == 1
+                assert supervisor.status().queued == 3 and supervisor.status().running == 1
                 for each in (other, waiting):
                     each.cancel()
                 supervisor.cancel("d")
@@ -182,7 +182,7 @@ class TestCrashes:
                 work = InferenceRequest("deep", chat, Sampling(seed=1), max_tokens=8)
                 error = await failure_of(supervisor.submit(work))
                 assert isinstance(error, InvalidRequest)
-                assert supervisor.queued == 0 and supervisor.last_progress_ms == 0
+                assert supervisor.status().queued == 0 and supervisor.status().last_progress_ms == 0
                 assert isinstance((await all_of(await supervisor.submit(request("say x"))))[-1],
                                   Finished)  # fmt: skip
 
@@ -227,11 +227,11 @@ class TestCrashes:
         async def test() -> None:
             async with supervised(stall_timeout=1.0) as supervisor:
                 await asyncio.sleep(1.2)
-                assert not supervisor.stalled  # idle for longer than the timeout
+                assert not supervisor.status().is_stalled  # idle for longer than the timeout
                 pid = engine_pid(supervisor)
                 job = await supervisor.submit(request("hold"))
-                await until(lambda: supervisor.stalled)
-                assert supervisor.last_progress_ms >= 1000
+                await until(lambda: supervisor.status().is_stalled)
+                assert supervisor.status().last_progress_ms >= 1000
                 assert engine_pid(supervisor) == pid
                 last = (await all_of(job))[-1]
                 assert isinstance(last, Failed) and isinstance(last.error, EngineCrashed)
@@ -243,7 +243,7 @@ class TestCrashes:
 
 
 def lost(supervisor: Supervisor) -> str | None:
-    return supervisor.residency_lost
+    return supervisor.status().residency_lost
 
 
 def test_a_device_that_vanishes_ends_the_worker_after_its_streams(
@@ -261,7 +261,7 @@ def test_a_device_that_vanishes_ends_the_worker_after_its_streams(
             assert isinstance(error, ResidencyViolation) and error.exit_code == 5
             assert lost(supervisor) == "CUDA0 is gone."
             assert isinstance(await failure_of(supervisor.submit(request("say x"))), NotReady)
-            assert supervisor.running == 1, "what runs may finish"
+            assert supervisor.status().running == 1, "what runs may finish"
             running.cancel()
 
     run(test)

@@ -56,9 +56,9 @@ class TestRequests:
                 assert (job.prompt_tokens, job.seed) == (3, 7)
                 events = await all_of(job)
                 assert [type(e) for e in events] == [Started, Token, Token, Token, Finished]
-                assert supervisor.running == supervisor.queued == 0
-                assert supervisor.last_progress_ms == 0
-                assert supervisor.stats is not None
+                assert supervisor.status().running == supervisor.status().queued == 0
+                assert supervisor.status().last_progress_ms == 0
+                assert supervisor.status().stats.kv_cells_total == 64
 
         run(test)
 
@@ -76,7 +76,7 @@ class TestRequests:
             async with supervised() as supervisor:
                 assert supervisor.cancel("j") is False
                 job = await supervisor.submit(request("hold"))
-                assert supervisor.running == 1
+                assert supervisor.status().running == 1
                 os.kill(engine_pid(supervisor), signal.SIGSTOP)  # nobody waits for its word
                 assert supervisor.cancel("j") is True
                 events = await all_of(job)
@@ -85,7 +85,7 @@ class TestRequests:
                 assert isinstance(events[-1].error, Cancelled)
                 job.cancel()
                 assert supervisor.cancel("j") is True
-                assert supervisor.running == 0
+                assert supervisor.status().running == 0
 
         run(test)
 
@@ -107,11 +107,11 @@ class TestRequests:
         async def test() -> None:
             async with supervised() as supervisor:
                 pending = asyncio.create_task(supervisor.submit(request("ignore")))
-                await until(lambda: supervisor.queued == 1)
+                await until(lambda: supervisor.status().queued == 1)
                 pending.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await pending
-                assert supervisor.queued == 0
+                assert supervisor.status().queued == 0
 
         run(test)
 
@@ -130,7 +130,7 @@ class TestRequests:
         async def test() -> None:
             async with supervised(max_queued_prompt_tokens=3) as supervisor:
                 await supervisor.submit(request("queue", "a"))
-                assert supervisor.queued_prompt_tokens == 3
+                assert supervisor.status().queued_prompt_tokens == 3
                 error = await failure_of(supervisor.submit(request("say x", "b")))
                 assert isinstance(error, QueueFull)
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.status import ready_status
 from worker.fleet.metrics import merged
-from worker.observability.metrics import Gauges, Metrics
+from worker.observability.metrics import Metrics
 
 
 def exposition(running: int) -> str:
     metrics = Metrics("w")
     metrics.request_ended("success", 12.0)
-    return metrics.exposition(Gauges(1.0, True, True, running=running, kv_cells_total=8)).decode()
+    return metrics.exposition(ready_status(running=running)).decode()
 
 
 def test_every_series_of_every_worker_is_there_once() -> None:

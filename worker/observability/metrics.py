@@ -1,14 +1,14 @@
 """The worker's metrics for Prometheus, in a registry of their own.
 
 Belongs to the API process; all methods are cheap, thread-safe and never wait for the engine. Gauges
-are set from a `Gauges` at a scrape; everything else is counted as it happens.
+are set at a scrape; everything else is counted as it happens.
 """
 
 # ruff: noqa: E501 - the gauges are a table, one a line
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
+from operator import attrgetter
 from typing import Any, Literal, get_args
 
 from worker.lean_imports import without_init
@@ -27,38 +27,48 @@ _CANCEL_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2
 _LOAD_SECONDS = (0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
 
 
-def _series(name: str, text: str, default: Any = 0) -> Any:
-    return field(default=default, metadata={"name": name, "text": text})
-
-
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """The gauges at the moment of a scrape, each with its series and help text."""
-
-    # fmt: off
-    uptime_seconds: float = _series("worker_uptime_seconds", "Since the start of the worker.", MISSING)
-    ready: bool = _series("worker_ready", "1 when new work is accepted.", MISSING)
-    resident: bool = _series("worker_resident", "1 when residency on the device is proved.", MISSING)
-    vram_bytes: int = 0
-    """Of the series that names the worker."""
-    running: int = _series("worker_requests_running", "Requests that hold a slot.")
-    queued: int = _series("worker_queue_depth", "Accepted requests without a slot.")
-    queued_prompt_tokens: int = _series("worker_queue_prompt_tokens", "Prompt tokens of the queued requests.")
-    kv_cells_used: int = _series("worker_kv_cells_used", "KV cells in use.")
-    kv_cells_total: int = _series("worker_kv_cells_total", "KV cells there are.")
-    kv_cells_cached: int = _series("worker_kv_cells_cached", "Used KV cells that are kept only for reuse.")
-    last_progress_ms: float = _series("worker_last_progress_ms", "Since the engine's last step while it has work.")
-    load_seconds: float = _series("worker_last_load_seconds", "The last load of the model.")
-    engine_steps: int = _series("worker_engine_steps", "Batches computed since it started.")
-    decode_seconds: float = _series("worker_engine_decode_seconds", "Time inside decode.")
-    overhead_seconds: float = _series("worker_engine_overhead_seconds", "Time around decode.")
-    sample_seconds: float = _series("worker_engine_sample_seconds", "Time inside sampling.")
-    tokens_drafted: int = _series("worker_engine_tokens_drafted", "Tokens that speculation guessed.")
-    tokens_accepted: int = _series("worker_engine_tokens_accepted", "Guessed tokens that were right.")
-    kv_store_written: int = _series("worker_engine_kv_store_written_bytes", "Written to --kv-store.")
-    kv_store_read: int = _series("worker_engine_kv_store_read_bytes", "Read from --kv-store to go on from.")
-    kv_store_evicted: int = _series("worker_engine_kv_store_evicted_bytes", "Removed from it for others.")
-    # fmt: on
+# Each with its help text and where a `WorkerStatus` has its value.
+_GAUGES = (
+    ("worker_uptime_seconds", "Since the start of the worker.", "uptime_seconds"),
+    ("worker_ready", "1 when new work is accepted.", "is_ready"),
+    ("worker_resident", "1 when residency on the device is proved.", "resident"),
+    ("worker_requests_running", "Requests that hold a slot.", "running"),
+    ("worker_queue_depth", "Accepted requests without a slot.", "queued"),
+    ("worker_queue_prompt_tokens", "Prompt tokens of the queued requests.", "queued_prompt_tokens"),
+    ("worker_kv_cells_used", "KV cells in use.", "stats.kv_cells_used"),
+    ("worker_kv_cells_total", "KV cells there are.", "stats.kv_cells_total"),
+    (
+        "worker_kv_cells_cached",
+        "Used KV cells that are kept only for reuse.",
+        "stats.kv_cells_cached",
+    ),
+    (
+        "worker_last_progress_ms",
+        "Since the engine's last step while it has work.",
+        "last_progress_ms",
+    ),
+    ("worker_last_load_seconds", "The last load of the model.", "load_seconds"),
+    ("worker_engine_steps", "Batches computed since it started.", "stats.steps"),
+    ("worker_engine_decode_seconds", "Time inside decode.", "stats.decode_seconds"),
+    ("worker_engine_overhead_seconds", "Time around decode.", "stats.overhead_seconds"),
+    ("worker_engine_sample_seconds", "Time inside sampling.", "stats.sample_seconds"),
+    ("worker_engine_tokens_drafted", "Tokens that speculation guessed.", "stats.tokens_drafted"),
+    ("worker_engine_tokens_accepted", "Guessed tokens that were right.", "stats.tokens_accepted"),
+    ("worker_engine_kv_store_written_bytes", "Written to --kv-store.", "stats.kv_store_written"),
+    (
+        "worker_engine_kv_store_read_bytes",
+        "Read from --kv-store to go on from.",
+        "stats.kv_store_read",
+    ),
+    (
+        "worker_engine_kv_store_evicted_bytes",
+        "Removed from it for others.",
+        "stats.kv_store_evicted",
+    ),
+    # The same facts under vLLM's names, which routers read.
+    ("vllm:num_requests_waiting", "As worker_queue_depth.", "queued"),
+    ("vllm:num_requests_running", "As worker_requests_running.", "running"),
+)
 
 
 class Metrics:
@@ -72,15 +82,8 @@ class Metrics:
         self._count()
         self._measure()
         gauge = partial(Gauge, registry=self.registry)
-        self._gauges = {
-            each.name: gauge(each.metadata["name"], each.metadata["text"])
-            for each in fields(Gauges)
-            if each.metadata
-        }
-        # The same facts under vLLM's names, which routers read.
-        self._router_gauges = (
-            gauge("vllm:num_requests_waiting", "As worker_queue_depth."),
-            gauge("vllm:num_requests_running", "As worker_requests_running."),
+        self._gauges = [(gauge(name, text), attrgetter(path)) for name, text, path in _GAUGES]
+        self._router_usage = (
             gauge("vllm:kv_cache_usage_perc", "KV cells of running requests, of all; 1 is full."),
             gauge("vllm:gpu_cache_usage_perc", "As vllm:kv_cache_usage_perc."),
         )
@@ -224,18 +227,17 @@ class Metrics:
 
     # --- exposition ----------------------------------------------------------------------
 
-    def exposition(self, snapshot: Gauges) -> bytes:
-        """The Prometheus text of all series."""
+    def exposition(self, status: Any) -> bytes:
+        """The Prometheus text of all series; the gauges are those of a `WorkerStatus`."""
         from prometheus_client.exposition import generate_latest
 
-        self._vram.labels(self._worker_id).set(snapshot.vram_bytes)
-        for name, gauge in self._gauges.items():
-            gauge.set(float(getattr(snapshot, name)))
-        total, in_use = snapshot.kv_cells_total, snapshot.kv_cells_used - snapshot.kv_cells_cached
-        usage = in_use / total if total else 0.0
-        values = (snapshot.queued, snapshot.running, usage, usage)
-        for gauge, value in zip(self._router_gauges, values, strict=True):
-            gauge.set(value)
+        self._vram.labels(self._worker_id).set(status.vram_bytes)
+        for gauge, value_in in self._gauges:
+            gauge.set(float(value_in(status)))
+        stats = status.stats
+        in_use, total = stats.kv_cells_used - stats.kv_cells_cached, stats.kv_cells_total
+        for gauge in self._router_usage:
+            gauge.set(in_use / total if total else 0.0)
         self._router_hit_rate.set(self._tokens_found / max(self._tokens_looked_up, 1))
         self._router_cache.clear()
         self._router_cache.labels("1", str(total)).set(1)

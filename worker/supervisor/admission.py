@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 from worker.errors import InvalidRequest, NotReady, QueueFull, ShuttingDown
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
 from worker.supervisor.job import Job
 from worker.supervisor.quarantine import Quarantine
+from worker.supervisor.status import State
 from worker.supervisor.table import JobTable
 from worker.wire.messages import Progress
-
-State = Literal["loading", "ready", "recovering", "draining", "failed"]
-"""The state of the whole worker; it takes work only when `ready`."""
 
 
 class Admission:

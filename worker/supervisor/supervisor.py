@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from worker.errors import (
@@ -25,12 +25,12 @@ from worker.observability.logs import get_logger
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
 from worker.supervisor import recovery
-from worker.supervisor.admission import Admission, State
-from worker.supervisor.crash_history import Crash
+from worker.supervisor.admission import Admission
 from worker.supervisor.guardian import Guardian
 from worker.supervisor.job import Job, Stage, StreamEvent, by_request
 from worker.supervisor.quarantine import Quarantine
 from worker.supervisor.spawn import ENGINE_ARGV, BegunEngine
+from worker.supervisor.status import NO_STATS, State, WorkerStatus
 from worker.supervisor.table import JobTable
 from worker.wire.engine_info import EngineInfo
 from worker.wire.messages import (
@@ -61,9 +61,10 @@ class Supervisor:
         argv: Sequence[str] = ENGINE_ARGV,
         begun: BegunEngine | None = None,
     ) -> None:
-        self.progress = Progress("starting", 0.0)
-        self.stats: Stats | None = None
-        self.residency_lost: str | None = None
+        self._started_at = time.monotonic()
+        self._progress = Progress("starting", 0.0)
+        self._stats = NO_STATS
+        self._residency_lost: str | None = None
         self._settings = settings
         self._metrics = metrics
         self._log = get_logger()
@@ -74,8 +75,6 @@ class Supervisor:
         self._guardian = Guardian(settings, metrics, self, argv, begun)
         self.fatal: asyncio.Future[WorkerError] = self._guardian.fatal
         """Set once, when the worker cannot serve any more and must leave with that error."""
-        self.crashes: Collection[Crash] = self._guardian.crashes
-        """The engine's crashes, newest last."""
         self._jobs = JobTable()
         self._next_request_id = 1
         self._cancelled_at: dict[int, float] = {}
@@ -95,62 +94,43 @@ class Supervisor:
         return "draining" if self.draining and condition != "failed" else condition
 
     @property
-    def status(self) -> str:
-        """The state in the terms of a pool manager."""
-        match self.state:
-            case "failed" | "draining" as final:
-                return final
-            case "ready" if self.residency_lost is None:
-                return "busy" if self._jobs else "ready"
-            case _:
-                return "loading"
-
-    @property
-    def is_resident(self) -> bool:
-        """Whether the model was proven to be on its device, and no later proof has failed."""
-        info = self.info
-        return info is not None and info.residency.resident and self.residency_lost is None
-
-    @property
     def info(self) -> EngineInfo | None:
         """The info of the engine that serves, or of the last one that did."""
         return self._guardian.info
 
-    @property
-    def running(self) -> int:
-        return self._jobs.running
-
-    @property
-    def queued(self) -> int:
-        return self._jobs.queued
-
-    @property
-    def queued_prompt_tokens(self) -> int:
-        return self._jobs.queued_prompt_tokens
-
-    @property
-    def last_progress_ms(self) -> float:
-        """How long the engine has owed a step or an acceptance; 0 if it owes none."""
-        return self.stalled_seconds() * 1e3
-
-    @property
-    def stalled(self) -> bool:
-        """Whether there has been work without progress for the stall timeout."""
-        is_late = self.stalled_seconds() >= self._settings.stall_timeout
-        return is_late and self._guardian.condition == "ready"
+    def status(self) -> WorkerStatus:
+        """The worker's state now, for everything that tells it."""
+        info, serves = self.info, self._guardian.condition == "ready"
+        stalled_seconds = self.stalled_seconds()
+        return WorkerStatus(
+            state=self.state,
+            progress=self._progress,
+            uptime_seconds=time.monotonic() - self._started_at,
+            running=self._jobs.running,
+            queued=self._jobs.queued,
+            queued_prompt_tokens=self._jobs.queued_prompt_tokens,
+            stalled_seconds=stalled_seconds,
+            is_stalled=serves and stalled_seconds >= self._settings.stall_timeout,
+            resident=serves and info is not None and info.residency.resident,
+            residency_lost=self._residency_lost,
+            error=self.fatal.result() if self.fatal.done() else None,
+            info=info,
+            stats=self._stats,
+            crashes=tuple(self._guardian.crashes),
+        )
 
     async def watch_progress(self) -> AsyncIterator[Progress]:
         """The current phase and each later one, until the worker is ready or has failed."""
         while True:
             changed = self.changed
-            yield self.progress
+            yield self._progress
             if self.state not in ("loading", "recovering"):
                 return
             await changed.wait()
 
     def report(self, progress: Progress) -> None:
         """Set the phase and percentage; `lifecycle` reports the phases before the engine's."""
-        self.progress = progress
+        self._progress = progress
         changed, self.changed = self.changed, asyncio.Event()
         changed.set()
 
@@ -189,7 +169,7 @@ class Supervisor:
         """
         job = Job(self._next_request_id, work, self._metrics, self._drop)
         try:
-            self._admission.check(job, self._jobs, self.state, self.progress)
+            self._admission.check(job, self._jobs, self.state, self._progress)
             self._jobs.add(job)
         except WorkerError as error:
             self._metrics.request_rejected(error.code)
@@ -240,26 +220,26 @@ class Supervisor:
         return info
 
     async def _watch_residency(self) -> None:
-        while self.residency_lost is None:
+        while self._residency_lost is None:
             await asyncio.sleep(RESIDENCY_SECONDS)
             try:
                 await self.ask(ProveResidency())
             except ResidencyViolation as error:
                 self._log.error("residency.lost", message=error.message, **error.details)
-                self.residency_lost = error.message
+                self._residency_lost = error.message
                 self.fail(error)
-                self.report(self.progress)
             except WorkerError as error:  # not ready, or just crashed: ask again later
                 self._log.debug("residency.unasked", reason=error.message)
 
     def fail(self, error: WorkerError) -> None:
         """Make the worker leave with `error`."""
         self._guardian.fail(error)
+        self.report(self._progress)
 
     def begin_draining(self) -> None:
         """Take no new work from now on; accepted requests go on."""
         self.draining = True
-        self.report(self.progress)
+        self.report(self._progress)
         if not self._jobs:
             self._drained.set()
 
@@ -287,7 +267,7 @@ class Supervisor:
         self._send_held()
 
     def on_lost(self, error: EngineCrashed, in_hand: frozenset[int]) -> None:
-        self.stats = None
+        self._stats = NO_STATS
         self._holds_jobs = True
         self._cancelled_at.clear()
         survives = self._settings.survive_crashes
@@ -301,7 +281,7 @@ class Supervisor:
         self._holds_jobs = any(job.stage == Stage.HELD for job in self._jobs)
 
     def on_given_up(self, error: WorkerError) -> None:
-        self.report(self.progress)
+        self.report(self._progress)
         for job in self._jobs:
             self._end(job, error)
 
@@ -309,7 +289,7 @@ class Supervisor:
         for event in events:
             match event:
                 case Stats():
-                    self.stats = event
+                    self._stats = event
                     self._step_at = time.monotonic()
                 case Accepted():
                     self._intake_at = time.monotonic()

@@ -24,8 +24,6 @@ class AppState:
     worker_id: str
     model_ref: str
     incarnation: str
-    started_at: float
-    """A time of `time.monotonic()`."""
     request_shutdown: Callable[[], None]
     accepted: Turnstile = field(default_factory=Turnstile)
     """Accepted jobs pass through it one at a time."""

@@ -116,7 +116,7 @@ def info_of(state: AppState) -> EngineInfo:
     """
     info = state.supervisor.info
     if info is None:
-        progress = state.supervisor.progress
+        progress = state.supervisor.status().progress
         message = f"the model is not loaded yet ({progress.phase}, {progress.percent:.0f} %)"
         raise NotReady(message, phase=progress.phase, percent=progress.percent)
     return info

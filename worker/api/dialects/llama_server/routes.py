@@ -76,8 +76,7 @@ async def apply_template(request: Request) -> Response:
 
 async def props(request: Request) -> Response:
     state = state_of(request)
-    info = state.supervisor.info
-    context_length = info.model.context_length if info is not None else None
+    context_length = state.supervisor.status().context_length
     names = {"repetition_penalty": "repeat_penalty"}
     sampling = {names.get(name, name): value for name, value in defaults_of(state).items()}
     return json_response(
@@ -97,12 +96,13 @@ async def props(request: Request) -> Response:
 async def slots(request: Request) -> Response:
     """One entry for each slot. Only the number of busy slots is known: the first are shown busy."""
     state = state_of(request)
-    info = state.supervisor.info
-    context_length = info.model.context_length if info is not None else None
-    n_slots = info.slots if info is not None else state.settings.engine.slots
-    n_busy = state.supervisor.running
+    status = state.supervisor.status()
+    n_slots = status.info.slots if status.info is not None else state.settings.engine.slots
     return json_response(
-        [{"id": i, "n_ctx": context_length, "is_processing": i < n_busy} for i in range(n_slots)]
+        [
+            {"id": i, "n_ctx": status.context_length, "is_processing": i < status.running}
+            for i in range(n_slots)
+        ]
     )
 
 

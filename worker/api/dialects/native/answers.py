@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
+from worker.supervisor.status import State
 from worker.wire.engine_settings import BackendName
 from worker.wire.messages import StopReason
 
@@ -28,7 +29,7 @@ class Health(TypedDict):
     backend: BackendName
     device: str | None
     last_progress_ms: Amount
-    state: str
+    state: State
     running: Count
     queued: Count
     reason: NotRequired[str]
@@ -38,10 +39,10 @@ class Health(TypedDict):
 
 class ReadyAnswer(TypedDict):
     ready: bool
-    state: Literal["idle", "busy", "loading", "draining", "recovering", "failed"]
+    state: State | Literal["idle", "busy"]
     phase: NotRequired[str]
     percent: NotRequired[Annotated[float, Field(ge=0, le=100)]]
-    residency_lost: NotRequired[str | None]
+    residency_lost: NotRequired[str]
 
 
 class ConversionAnswer(TypedDict):

@@ -38,7 +38,8 @@ _LIMITS = (
 
 async def info(request: Request) -> Response:
     state = state_of(request)
-    engine = state.supervisor.info
+    status = state.supervisor.status()
+    engine = status.info
     return json_response(
         {
             "worker_id": state.worker_id,
@@ -51,7 +52,7 @@ async def info(request: Request) -> Response:
             "model": _model(engine) if engine is not None else None,
             "engine": _engine(engine) if engine is not None else None,
             "residency": _residency(engine) if engine is not None else None,
-            "engine_crashes": [_crash(crash) for crash in state.supervisor.crashes],
+            "engine_crashes": [_crash(crash) for crash in status.crashes],
         }
     )
 

@@ -101,7 +101,7 @@ def _model(state: AppState, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": int(time.time() - (time.monotonic() - state.started_at)),
+        "created": int(time.time() - state.supervisor.status().uptime_seconds),
         "owned_by": "llorch-worker",
         "root": state.model_name,
         "parent": None,
