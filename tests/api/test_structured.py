@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, StringConstraints
 
 from tests.support.byte_walk import accepts, answer
-from worker.api.chat.constrain.constraints import json_schema
+from worker.api.chat.constrain.constrain import constrain
+from worker.api.chat.format import JsonSchema
 from worker.errors import InvalidRequest
 
 SAFE = 2**53 - 1
@@ -26,9 +27,8 @@ ZOD = Path(__file__).parents[1] / "data/zod_schemas.json"
 
 def enforced(schema: Any) -> tuple[str, tuple[str, ...]]:
     """The grammar for a schema that must be accepted, and what it leaves out."""
-    asked = json_schema(schema, "s")
-    assert not asked.faults and asked.constraint is not None, asked.faults
-    return asked.constraint.grammar, asked.not_enforced
+    found = constrain(JsonSchema(schema, "s"))
+    return found.constraint.grammar, found.not_enforced
 
 
 def holds(schema: Any, value: Any) -> bool:
@@ -141,9 +141,10 @@ def without(schema: Any, paths: tuple[str, ...], path: str = "s") -> Any:
 
 def check_a_schema(schema: Any, seed: int) -> None:
     """Walk through a schema's answers: each is valid under what was promised."""
-    asked = json_schema(schema, "s")
-    assume(asked.constraint is not None)
-    assert asked.constraint is not None
+    try:
+        asked = constrain(JsonSchema(schema, "s"))
+    except InvalidRequest:
+        assume(False)
     try:
         found = answer(asked.constraint.grammar, seed, max_bytes=150)
     except InvalidRequest as error:
@@ -337,7 +338,13 @@ def test_branches_with_other_constants_are_told_apart() -> None:
     ],
 )
 def test_what_is_not_enforced_is_named_and_strict_refuses_it(schema: Any, path: str) -> None:
-    asked = json_schema(schema, "s")
-    assert asked.not_enforced == (path,) and not asked.faults
-    assert [fault["field"] for fault in asked.strictly().faults] == [path]
-    assert answer(enforced(schema)[0], seed=1, max_bytes=50) != ""
+    grammar, not_enforced = enforced(schema)
+    assert not_enforced == (path,)
+    assert answer(grammar, seed=1, max_bytes=50) != ""
+    for asked, strict in (
+        (JsonSchema(schema, "s"), True),
+        (JsonSchema(schema, "s", strict=True), False),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            constrain(asked, strict=strict)
+        assert [fault["field"] for fault in refused.value.details["errors"]] == [path]

@@ -12,7 +12,8 @@ import pytest
 from builds import sdist
 from builds.pins import pins
 from tests.engine.real_engine import RealEngine
-from worker.api.chat.constrain.constraints import grammar, json_schema, regular_expression
+from worker.api.chat.constrain.constrain import constrain
+from worker.api.chat.format import Expression, Grammar, JsonSchema
 from worker.errors import InvalidRequest
 from worker.llama.constraint import GrammarVocabulary
 from worker.llama.model import LoadOptions, Model
@@ -35,9 +36,7 @@ def engine() -> Iterator[RealEngine]:
 
 
 def constraint(text: str) -> Constraint:
-    asked = grammar(text, "grammar")
-    assert asked.constraint is not None, asked.faults
-    return asked.constraint
+    return constrain(Grammar(text, "grammar")).constraint
 
 
 @pytest.mark.parametrize(
@@ -82,10 +81,10 @@ def test_tiny_temperatures_are_greedy(engine: RealEngine) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_schema_and_a_pattern_are_followed(engine: RealEngine, seed: int) -> None:
-    schema = json_schema(SCHEMA, "s").constraint
+    schema = constrain(JsonSchema(SCHEMA, "s")).constraint
     found = json.loads(engine.generate(CAPITAL, constraint=schema, seed=seed, temperature=1.5))
     assert 0 <= found["n"] <= 99
-    date = regular_expression(r"(19|20)\d\d/[01]\d", "guided_regex").constraint
+    date = constrain(Expression(r"(19|20)\d\d/[01]\d", "guided_regex")).constraint
     text = engine.generate(CAPITAL, constraint=date, seed=seed, temperature=1.5)
     assert len(text) == 7 and text[:2] in ("19", "20") and text[4] == "/"
 
@@ -134,9 +133,8 @@ def _ids(engine: RealEngine, text: str) -> list[int]:
 @pytest.mark.parametrize("name", ["gpt-2", "llama-spm", "phi-3", "starcoder", "falcon"])
 def test_constraints_work_with_every_kind_of_vocabulary(name: str) -> None:
     vocabulary, model = published(name)
-    asked = json_schema({"type": "object", "properties": {"a": {"type": "string"}}}, "s")
-    assert asked.constraint is not None
-    follower = vocabulary.follow(asked.constraint, [])
+    schema = {"type": "object", "properties": {"a": {"type": "string"}}}
+    follower = vocabulary.follow(constrain(JsonSchema(schema, "s")).constraint, [])
     opening = model.tokenize("{", add_special=False, parse_special=False)
     for token in opening:
         # SentencePiece puts a blank in front of a text; the answer begins without one.

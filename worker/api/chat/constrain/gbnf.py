@@ -1,225 +1,182 @@
-"""Rewrites raw grammars in llama.cpp's GBNF as Lark for llguidance.
+"""Rewrites raw grammars in llama.cpp's GBNF as Lark for llguidance, token by token.
 
-Every character becomes a terminal of its own, because llguidance's lexer is greedy: with longer
-terminals, `[a-z]+ "end"` would never reach its end. Pure functions, any thread.
+Each character becomes a terminal of its own, because llguidance's lexer is greedy: with longer
+terminals, `[a-z]+ "end"` would never reach its end. llguidance's own `gbnf_to_lark` joins them, so
+that nothing follows `root ::= word "end"` with `word ::= [a-z]+`. Pure functions, any thread.
 """
 
 from __future__ import annotations
 
-import string
+import re
+
+from worker.api.http.faults import fault, invalid
+from worker.errors import InvalidRequest
 
 MAX_BYTES = 32_000
 MAX_RULES = 400
 MAX_SYMBOLS = 4000
-"""The most characters in all literals, classes and rule names."""
+"""The most tokens and characters of literals and classes in all rules."""
 _MAX_DEPTH = 32
 _MAX_REPETITIONS = 100_000
-_ESCAPES = {"n": 10, "r": 13, "t": 9, "\\": 92, '"': 34, "[": 91, "]": 93, "-": 45}
-_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+
+_CHARACTER = r"""(?:\\x[0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\U[0-9a-fA-F]{8}|\\[nrt\\"\[\]-]|[^\\])"""
+_TOKEN = re.compile(
+    rf"""(?P<blank> [ \t]+ | \#[^\r\n]* )
+    | (?P<line_end> [\r\n]+ )
+    | (?P<rule> [\w-]+ ) [ \t]* ::=
+    | (?P<name> [\w-]+ )
+    | "(?P<literal> (?: (?!") {_CHARACTER} )*+ )"
+    | \[(?P<negated> \^? )(?P<members> (?: (?!\]) {_CHARACTER} )++ )\]
+    | (?P<repetition> [*+?] | \{{ [ ]* \d{{1,8}} [ ]* (?: , [ ]* (?: \d{{1,8}} )? [ ]* )? \}} )
+    | (?P<sign> [().|] )
+    """,
+    re.VERBOSE | re.ASCII,
+)
+_LETTER = re.compile(_CHARACTER)
+_MEMBER = re.compile(f"({_CHARACTER})(?:-({_CHARACTER}))?")
+_ESCAPED = {"n": 10, "r": 13, "t": 9}
+_NOT_READ = {
+    '"': "a text has no end, or an unknown escape",
+    "[": "a class has no end, no characters or an unknown escape",
+    "{": "expected {n}, {n,} or {n,m}",
+    "<": "tokens cannot be named in a grammar here",
+    "!": "tokens cannot be named in a grammar here",
+}
+"""What is wrong where no token begins, by the character there."""
 
 
-class GbnfError(ValueError):
-    """The fault of a grammar, with its line."""
-
-
-def to_lark(text: str) -> str:
+def to_lark(text: str, path: str) -> str:
     """
     Raises:
-        GbnfError: the grammar is invalid or too large.
+        InvalidRequest: the grammar is invalid or too large; `path` is the field at fault.
     """
-    if len(text.encode("utf-8", "replace")) > MAX_BYTES:
-        raise GbnfError(f"it has more than {MAX_BYTES} bytes")
-    return _Parser(text).grammar()
+    return _Reader(text, path).read()
 
 
-class _Parser:
-    def __init__(self, text: str) -> None:
-        self._text, self._at, self._depth, self._n_symbols = text, 0, 0, 0
-        self._names: dict[str, str] = {"root": "start"}
-        self._rules: dict[str, str] = {}
+class _Reader:
+    def __init__(self, text: str, path: str) -> None:
+        self._text, self._path, self._at = text, path, 0
+        self._names = {"root": "start"}
+        """Every rule that was named so far, with its name in Lark."""
+        self._rules: dict[str, list[str]] = {}
+        self._rule: list[str] | None = None
+        """The rule that is being read, in Lark; `None` between two."""
+        self._depth = self._n_symbols = 0
 
-    def grammar(self) -> str:
-        self._skip(lines=True)
+    def read(self) -> str:
+        if len(self._text.encode("utf-8", "replace")) > MAX_BYTES:
+            raise self._refusal(f"it has more than {MAX_BYTES} bytes")
         while self._at < len(self._text):
-            name = self._name()
-            self._skip()
-            if not self._text.startswith("::=", self._at):
-                raise self._error("expected ::=")
-            self._at += 3
-            self._skip(lines=True)
-            self._rules[self._reference(name)] = self._alternatives(nested=False)
-            if self._peek() not in ("", "\n", "\r"):
-                raise self._error("expected the end of the rule")
-            self._skip(lines=True)
+            token = _TOKEN.match(self._text, self._at)
+            if token is None:
+                reason = _NOT_READ.get(self._text[self._at], "no part of a grammar begins so")
+                raise self._error(reason)
+            self._take(token)
+            self._at = token.end()
+        self._end_rule()
         for name, lark_name in self._names.items():
             if lark_name not in self._rules:
-                raise GbnfError(f"there is no rule {name!r}")
-        return "\n".join(f"{name}: {body}" for name, body in self._rules.items())
+                raise self._refusal(f"there is no rule {name!r}")
+        return "\n".join(f"{name}: {' '.join(parts)}" for name, parts in self._rules.items())
 
-    def _reference(self, name: str) -> str:
-        if name not in self._names and len(self._names) > MAX_RULES:
-            raise GbnfError(f"it has more than {MAX_RULES} rules")
-        return self._names.setdefault(name, f"r{len(self._names)}")
+    def _take(self, token: re.Match[str]) -> None:
+        kind, found = token.lastgroup, token[0]
+        if kind == "blank":
+            return
+        if kind == "line_end":
+            if not self._depth and not self._expects_a_part:
+                self._end_rule()
+            return
+        if kind == "rule":
+            if self._rule is not None:
+                raise self._error("expected the end of the rule")
+            self._rule = self._rules[self._lark_name(token["rule"])] = []
+            return
+        if self._rule is None:
+            raise self._error("expected ::=")
+        self._count(1)
+        match kind:
+            case "name":
+                self._rule.append(self._lark_name(found))
+            case "literal":
+                self._rule.append(self._literal(token["literal"]))
+            case "members":
+                self._rule.append(f"/[{token['negated']}{self._members(token['members'])}]/")
+            case "repetition":
+                if self._expects_a_part or self._rule[-1][-1] in "*+?}":
+                    raise self._error("a repetition must follow a part; ( ) make a part of several")
+                if any(int(n) > _MAX_REPETITIONS for n in re.findall(r"\d+", found)):
+                    raise self._error(f"more than {_MAX_REPETITIONS} repetitions")
+                self._rule[-1] += found.replace(" ", "")
+            case _:
+                self._sign(self._rule, found)
 
-    def _count(self) -> None:
-        self._n_symbols += 1
-        if self._n_symbols > MAX_SYMBOLS:
-            raise GbnfError(f"it has more than {MAX_SYMBOLS} symbols")
+    @property
+    def _expects_a_part(self) -> bool:
+        """Whether an alternative has just begun, whose parts may stand on a line of their own."""
+        return self._rule is not None and self._rule[-1:] in ([], ["("], ["|"])
 
-    def _alternatives(self, *, nested: bool) -> str:
-        parts = [self._sequence(nested=nested)]
-        while self._peek() == "|":
-            self._at += 1
-            self._skip(lines=True)
-            parts.append(self._sequence(nested=nested))
-        return " | ".join(parts)
-
-    def _sequence(self, *, nested: bool) -> str:
-        parts: list[str] = []
-        while True:
-            item = self._item()
-            if item is None:
-                return " ".join(parts) or '""'
-            self._skip(lines=nested)
-            repetition = self._repetition(lines=nested)
-            parts.append(f"({item}){repetition}" if repetition else item)
-            self._skip(lines=nested)
-
-    def _item(self) -> str | None:
-        self._count()
-        sign = self._peek()
-        if sign == '"':
-            return self._literal()
-        if sign == "[":
-            return self._class()
+    def _sign(self, rule: list[str], sign: str) -> None:
         if sign == ".":
-            self._at += 1
-            return "/(?s:.)/"
-        if sign == "(":
-            return self._group()
-        if sign in ("<", "!"):
-            raise self._error("tokens cannot be named in a grammar here")
-        if sign.isalnum():
-            return self._reference(self._name())
-        return None
-
-    def _group(self) -> str:
-        self._depth += 1
+            rule.append("/(?s:.)/")
+            return
+        if sign != "(" and self._expects_a_part:
+            rule.append('""')
+        self._depth += (sign == "(") - (sign == ")")
+        if self._depth < 0:
+            raise self._error("expected the end of the rule")
         if self._depth > _MAX_DEPTH:
             raise self._error("groups are nested too deeply")
-        self._at += 1
-        self._skip(lines=True)
-        body = self._alternatives(nested=True)
-        if self._peek() != ")":
+        rule.append(sign)
+
+    def _end_rule(self) -> None:
+        if self._depth:
             raise self._error("expected )")
-        self._at += 1
-        self._depth -= 1
-        return f"({body})"
+        if self._rule is not None and self._expects_a_part:
+            self._rule.append('""')
+        self._rule = None
 
-    def _literal(self) -> str:
-        self._at += 1
-        parts = []
-        while self._peek() != '"':
-            self._count()
-            parts.append(f"/{_character(self._character())}/")
-        self._at += 1
-        return f"({' '.join(parts)})" if parts else '""'
+    def _lark_name(self, name: str) -> str:
+        if name not in self._names and len(self._names) > MAX_RULES:
+            raise self._refusal(f"it has more than {MAX_RULES} rules")
+        return self._names.setdefault(name, f"r{len(self._names)}")
 
-    def _class(self) -> str:
-        self._at += 1
-        negated = self._peek() == "^"
-        self._at += negated
-        parts = []
-        while self._peek() != "]":
-            low = high = self._character()
-            if self._peek() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
-                self._at += 1
-                high = self._character()
-            if low > high:
+    def _literal(self, text: str) -> str:
+        codes = [self._code(each) for each in _LETTER.findall(text)]
+        self._count(len(codes))
+        return "(" + " ".join(f"/\\x{{{code:x}}}/" for code in codes) + ")" if codes else '("")'
+
+    def _members(self, text: str) -> str:
+        ranges = []
+        for low, high in _MEMBER.findall(text):
+            first, last = self._code(low), self._code(high or low)
+            if first > last:
                 raise self._error("a range of characters goes backwards")
-            parts.append(f"{_character(low)}-{_character(high)}")
-        self._at += 1
-        if not parts:
-            raise self._error("a class has no characters")
-        return f"/[{'^' * negated}{''.join(parts)}]/"
+            ranges.append(f"\\x{{{first:x}}}-\\x{{{last:x}}}")
+        self._count(len(ranges))
+        return "".join(ranges)
 
-    def _repetition(self, *, lines: bool) -> str:
-        sign = self._peek()
-        if sign and sign in "*+?":
-            self._at += 1
-            return sign
-        if sign != "{":
-            return ""
-        self._at += 1
-        end = self._text.find("}", self._at)
-        low, comma, high = self._text[self._at : end].partition(",")
-        limits = [limit.strip() for limit in (low, high)]
-        if end < 0 or not all(_is_count(limit) for limit in limits if limit) or not limits[0]:
-            raise self._error("expected {n}, {n,} or {n,m}")
-        if any(int(limit) > _MAX_REPETITIONS for limit in limits if limit):
-            raise self._error(f"more than {_MAX_REPETITIONS} repetitions")
-        self._at = end + 1
-        return f"{{{limits[0]}{comma}{limits[1]}}}"
-
-    # --- characters ------------------------------------------------------------------------
-
-    def _character(self) -> int:
-        sign = self._peek()
-        self._at += 1
-        if sign != "\\":
-            if not sign:
-                raise self._error("the grammar ends too early")
-            return self._checked(ord(sign))
-        kind = self._peek()
-        self._at += 1
-        if kind in _ESCAPES:
-            return _ESCAPES[kind]
-        digits = self._text[self._at : self._at + _HEX_DIGITS.get(kind, 0)]
-        if (
-            not digits
-            or len(digits) < _HEX_DIGITS[kind]
-            or not set(digits) <= set(string.hexdigits)
-        ):
-            raise self._error(f"unknown escape \\{kind}")
-        self._at += len(digits)
-        return self._checked(int(digits, 16))
-
-    def _checked(self, code: int) -> int:
+    def _code(self, text: str) -> int:
+        """Of a character, or of an escape."""
+        if text[0] != "\\":
+            code = ord(text)
+        elif len(text) > 2:
+            code = int(text[2:], 16)
+        else:
+            code = _ESCAPED.get(text[1], ord(text[1]))
         if code > 0x10FFFF or 0xD800 <= code < 0xE000:
             raise self._error("not a Unicode character")
         return code
 
-    def _name(self) -> str:
-        start = self._at
-        while self._peek().isalnum() or self._peek() in ("-", "_"):
-            self._at += 1
-        if start == self._at:
-            raise self._error("expected a rule's name")
-        return self._text[start : self._at]
+    def _count(self, n: int) -> None:
+        self._n_symbols += n
+        if self._n_symbols > MAX_SYMBOLS:
+            raise self._refusal(f"it has more than {MAX_SYMBOLS} symbols")
 
-    def _skip(self, *, lines: bool = False) -> None:
-        """Skip blanks and comments; with `lines`, line ends too."""
-        blanks = " \t\r\n" if lines else " \t"
-        while sign := self._peek():
-            if sign == "#":
-                end = self._text.find("\n", self._at)
-                self._at = end if end >= 0 else len(self._text)
-            elif sign in blanks:
-                self._at += 1
-            else:
-                return
-
-    def _peek(self) -> str:
-        return self._text[self._at : self._at + 1]
-
-    def _error(self, message: str) -> GbnfError:
+    def _error(self, reason: str) -> InvalidRequest:
         line = self._text.count("\n", 0, self._at) + 1
-        return GbnfError(f"line {line}: {message}")
+        return self._refusal(f"line {line}: {reason}")
 
-
-def _character(code: int) -> str:
-    return f"\\x{{{code:x}}}"
-
-
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 9
+    def _refusal(self, reason: str) -> InvalidRequest:
+        message = f"{self._path} is not a valid grammar: {reason}"
+        return invalid([fault(self._path, "unsupported", message)])

@@ -9,57 +9,36 @@ functions, any thread.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from worker.api.chat.constrain import keywords
 from worker.api.chat.constrain.disjoint import are_disjoint, constants_in
-from worker.api.chat.constrain.pointer import NOTHING, resolve
-from worker.api.chat.constrain.report import MAX_BYTES, SchemaReport, TooLarge
-from worker.api.http.faults import Fault
+from worker.api.chat.constrain.report import MAX_BYTES, MAX_DEPTH, SchemaReport, TooLarge, below
+from worker.api.http.faults import invalid
 
 Schema = Mapping[str, Any]
 
 
-@dataclass(slots=True)
-class Compiled:
-    """The `schema` that the answer follows, and the paths of the keywords that it leaves out."""
+class Schemas:
+    """Compiles schemas that share one table of definitions.
 
-    schema: Any
-    not_enforced: list[str]
-    faults: list[Fault]
-
-
-def compile_schemas(documents: Sequence[tuple[str, object]]) -> tuple[list[Any], Compiled]:
-    """Compile several documents with one table of definitions, `schema["$defs"]`.
-
-    A document is a path for messages and a schema. Its `$ref`s point into itself.
+    The `$ref`s of each point into itself.
     """
-    compiler = _Compiler()
-    roots = [compiler.document(schema, path) for path, schema in documents]
-    definitions = {"$defs": compiler.targets} if compiler.targets else {}
-    report = compiler.report
-    return roots, Compiled(definitions, report.not_enforced, report.faults)
 
-
-def compile_schema(schema: object, path: str) -> Compiled:
-    """Compile one document."""
-    (root,), result = compile_schemas([(path, schema)])
-    result.schema = {**root, **result.schema} if isinstance(root, dict) else root
-    return result
-
-
-class _Compiler:
     def __init__(self) -> None:
         self.report = SchemaReport()
-        self.targets: dict[str, Any] = {}
+        self.definitions: dict[str, Any] = {}
+        """The targets of all references, compiled; `$ref` names them `#/$defs/…`."""
+        self._referrers: dict[str, str] = {}
+        """The path of the first reference to each definition."""
         self._names: dict[tuple[int, str, bool], str] = {}
         self._document: object = None
         self._path = ""
         self._n_documents = 0
 
-    def document(self, schema: object, path: str) -> Any:
+    def compiled(self, schema: object, path: str) -> Any:
+        """The schema to enforce for `schema`; `path` is its place in the request."""
         self._document, self._path = schema, path
         self._n_documents += 1
         try:
@@ -74,6 +53,21 @@ class _Compiler:
             self.report.fault(path, "type", f"{path} must be JSON")
         return True
 
+    def finished(self) -> tuple[str, ...]:
+        """The paths of the keywords that are not enforced.
+
+        Raises:
+            InvalidRequest: a schema is invalid, too large, or has no value that ends.
+        """
+        if not self.report.faults:
+            for name in _endless(self.definitions):
+                path = self._referrers[name]
+                message = f"{path} never ends: each value under it must hold another one"
+                self.report.fault(path, "unsupported", message)
+        if self.report.faults:
+            raise invalid(self.report.faults)
+        return tuple(self.report.not_enforced)
+
     def visit(self, schema: object, path: str, depth: int, *, merged: bool) -> Any:
         """The schema to enforce for `schema`. `merged` means that other schemas hold at the same
         place: this one must stay open, and sizes multiply."""
@@ -83,7 +77,9 @@ class _Compiler:
             expected = "must be a JSON schema: an object, true or false"
             self.report.fault(path, "type", f"{path} {expected}")
             return True
-        self.report.count_schema(depth)
+        self.report.count(1, "parts")
+        if depth > MAX_DEPTH:
+            raise TooLarge(f"it is more than {MAX_DEPTH} levels deep")
         given = {name: value for name, value in schema.items() if value is not None}
         if "const" in schema:
             given["const"] = schema["const"]
@@ -105,26 +101,89 @@ class _Compiler:
             return {}
         key = (self._n_documents, pointer, merged)
         if key not in self._names:
-            found = resolve(self._document, pointer)
-            if found is NOTHING:
+            found = _resolved(self._document, pointer)
+            if found is _NOTHING:
                 self.report.fault(path, "unknown", f"{path} points at nothing")
                 return {}
-            self.report.count_target(len(self._names))
+            self.report.count(1, "targets of references")
             name = self._names[key] = f"d{len(self._names)}"
+            self._referrers[name] = path
             # The name is assigned before the visit, because the target may refer to itself.
-            where = self._path + pointer[1:].replace("/", ".")
-            self.targets[name] = self.visit(found, where, depth + 1, merged=merged)
-        return {"$ref": f"#/$defs/{self._names[key]}"}
+            where = self._path
+            for step in pointer.split("/")[1:]:
+                where = below(where, step)
+            self.definitions[name] = self.visit(found, where, depth + 1, merged=merged)
+        return {"$ref": _DEFINITIONS + self._names[key]}
 
     def are_disjoint(self, branches: Sequence[object], *, merged: bool) -> bool:
         def followed(branch: object) -> object:
             for _ in range(8):
                 if not (isinstance(branch, Mapping) and isinstance(branch.get("$ref"), str)):
                     break
-                branch = resolve(self._document, branch["$ref"])
+                branch = _resolved(self._document, branch["$ref"])
             return branch
 
         return are_disjoint(list(map(followed, branches)), says_constants=not merged)
+
+
+_DEFINITIONS = "#/$defs/"
+_NOTHING = object()
+
+
+def _resolved(document: object, pointer: str) -> object:
+    """The target of a JSON pointer in a fragment (`#/$defs/a`), or `_NOTHING`."""
+    found = document
+    for step in pointer[1:].split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping):
+            found = found.get(key, _NOTHING)
+        elif isinstance(found, list) and key.isascii() and key.isdigit() and len(key) < 6:
+            found = found[int(key)] if int(key) < len(found) else _NOTHING
+        else:
+            return _NOTHING
+    return found
+
+
+def _endless(definitions: Mapping[str, Any]) -> list[str]:
+    """The definitions whose values all hold another value of theirs, and so on without an end."""
+    endless = dict(definitions)
+    while found := [name for name, schema in endless.items() if _ends(schema, endless)]:
+        for name in found:
+            del endless[name]
+    return list(endless)
+
+
+def _ends(schema: Any, endless: Mapping[str, Any]) -> bool:
+    """Whether the compiled schema has a value that ends, if none of `endless` has one."""
+    if not isinstance(schema, dict) or "const" in schema or "enum" in schema:
+        return True
+    if schema.get("$ref", "").removeprefix(_DEFINITIONS) in endless:
+        return False
+    if "anyOf" in schema and not any(_ends(part, endless) for part in schema["anyOf"]):
+        return False
+    if not all(_ends(part, endless) for part in schema.get("allOf", ())):
+        return False
+    kinds = schema.get("type", ())
+    kinds = {kinds} if isinstance(kinds, str) else set(kinds)
+    if not kinds or kinds - {"object", "array"}:
+        return True
+    if "object" in kinds and all(_ends(part, endless) for part in _required_members(schema)):
+        return True
+    return "array" in kinds and all(_ends(part, endless) for part in _required_items(schema))
+
+
+def _required_members(schema: Schema) -> Iterator[Any]:
+    """The schemas of the members that each object has."""
+    properties = schema.get("properties", {})
+    other = schema.get("additionalProperties", True)
+    return (properties.get(name, other) for name in schema.get("required", ()))
+
+
+def _required_items(schema: Schema) -> list[Any]:
+    """The schemas of the items that each list has."""
+    n_items, first = schema.get("minItems", 0), list(schema.get("prefixItems", ()))
+    rest = [schema.get("items", True)] if n_items > len(first) else []
+    return first[:n_items] + rest
 
 
 _COMBINED = frozenset(("$ref", "anyOf", "oneOf", "allOf"))
@@ -144,21 +203,21 @@ class _Part:
     order of the answer's properties."""
 
     def __init__(
-        self, compiler: _Compiler, path: str, depth: int, merged: bool, given: Schema
+        self, schemas: Schemas, path: str, depth: int, merged: bool, given: Schema
     ) -> None:
-        self._compiler, self._report = compiler, compiler.report
+        self._schemas, self._report = schemas, schemas.report
         self._path, self._depth = path, depth
         self._merged, self._given = merged, given
         self._out: dict[str, Any] = {}
 
     def add(self, name: str, value: Any) -> None:
-        path = f"{self._path}.{name}"
+        path = below(self._path, name)
         if name in keywords.NOT_ENFORCED:
             is_closed = name == "unevaluatedProperties" and self._closes
             if not is_closed and not keywords.says_nothing(name, value):
                 self._report.leave_out(path)
         elif name == "$ref":
-            self._out |= self._compiler.target(value, path, self._depth, merged=self._merged)
+            self._out |= self._schemas.target(value, path, self._depth, merged=self._merged)
         elif name in ("anyOf", "oneOf", "allOf"):
             self._combination(name, value, path)
         elif name == "type":
@@ -212,7 +271,7 @@ class _Part:
     # --- keywords --------------------------------------------------------------------------
 
     def _visit(self, schema: object, path: str) -> Any:
-        return self._compiler.visit(schema, path, self._depth + 1, merged=self._merged)
+        return self._schemas.visit(schema, path, self._depth + 1, merged=self._merged)
 
     def _visit_all(self, schemas: object, path: str) -> list[Any]:
         """The schemas of a list; none after a fault."""
@@ -226,7 +285,7 @@ class _Part:
         if not visited:
             return
         if name == "oneOf":
-            if len(parts) > 1 and not self._compiler.are_disjoint(parts, merged=self._merged):
+            if len(parts) > 1 and not self._schemas.are_disjoint(parts, merged=self._merged):
                 self._report.leave_out(path)
             name = "anyOf"
         if name == "allOf" and len(visited) == 1 and not self._merged and visited[0] is not False:
@@ -247,26 +306,25 @@ class _Part:
             self._out["type"] = value if isinstance(value, str) else list(dict.fromkeys(kinds))
 
     def _values(self, name: str, value: object, path: str) -> None:
-        if name == "enum" and (not isinstance(value, list) or not value):
+        values = value if name == "enum" else [value]
+        if not isinstance(values, list) or not values:
             self._fault(path, "type", "must be a list of values with at least one in it")
             return
-        self._report.count_values(len(value) if isinstance(value, list) and name == "enum" else 1)
+        self._report.count(len(values), "values in enum and const")
         self._out[name] = value
 
     def _members(self, name: str, value: object, path: str) -> None:
         if not isinstance(value, Mapping):
             self._fault(path, "type", "must be an object with a schema for each name")
             return
-        self._report.count_properties(len(value))
+        self._report.count_names(len(value), "properties")
         members: dict[str, Any] = {}
         for key, part in value.items():
-            text: str | None = key
-            if name == "patternProperties":
-                text = keywords.pattern(key, None)
+            text = keywords.pattern(key, None) if name == "patternProperties" else key
             if text is None:
-                self._report.leave_out(f"{path}.{key}")
+                self._report.leave_out(below(path, key))
             else:
-                members[text] = self._visit(part, f"{path}.{key}")
+                members[text] = self._visit(part, below(path, key))
         self._out[name] = members
 
     def _required(self, value: object, path: str) -> None:
@@ -275,7 +333,7 @@ class _Part:
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             self._fault(path, "type", "must be a list of property names")
             return
-        self._report.count_required(len(value))
+        self._report.count_names(len(value), "required names")
         self._out["required"] = list(dict.fromkeys(value))
 
     def _items(self, name: str, value: object, path: str) -> None:

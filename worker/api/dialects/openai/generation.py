@@ -14,8 +14,16 @@ from typing import Any
 
 import pydantic_core
 
-from worker.api.chat.constrain import constraints
-from worker.api.chat.constrain.constraints import ForcedFunction, RequestedConstraint
+from worker.api.chat.constrain.constrain import Constrained, constrain
+from worker.api.chat.format import (
+    Choices,
+    Expression,
+    ForcedCalls,
+    ForcedFunction,
+    Format,
+    Grammar,
+    JsonSchema,
+)
 from worker.api.chat.output import Output, Parser
 from worker.api.chat.parse.answer import AnswerParser, conventions_of
 from worker.api.chat.parse.calls import ToolUse
@@ -76,16 +84,16 @@ def chat_generation(
         raise invalid(faults)
     prompt = chat_prompt(body, state, tools=body.tool_choice != "none")
     tools = _tool_use(body)
-    asked = _enforced(_constraint_of(body, tools), state)
     conventions, splits = conventions_of(state.chat_template), state.settings.reasoning == "auto"
-    if asked.constraint is not None and splits:
-        constraint = replace(asked.constraint, reasoning=conventions.reasoning)
-        asked = replace(asked, constraint=constraint)
+    constrained = _constrained(_format_of(body, tools), state)
+    if constrained is not None and splits:
+        constraint = replace(constrained.constraint, reasoning=conventions.reasoning)
+        constrained = Constrained(constraint, constrained.not_enforced)
     generation = _generation(
         body,
         prefix,
         [prompt],
-        asked,
+        constrained,
         state,
         deadline,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
@@ -120,12 +128,11 @@ def text_generation(
     prompt_logprobs: int | None = None,
 ) -> Generation:
     """A generation from raw prompts, without a chat template."""
-    asked = _enforced(requested_constraint(body), state)
     return _generation(
         body,
         "cmpl-",
         prompts,
-        asked,
+        _constrained(requested_format(body), state),
         state,
         deadline,
         logprobs=logprobs,
@@ -184,53 +191,52 @@ def _tool_use(body: ChatBody) -> ToolUse | None:
     )
 
 
-def _constraint_of(body: ChatBody, tools: ToolUse | None) -> RequestedConstraint:
-    """The constraint of the answer: a forced call, else what the body's own fields ask for.
+def _format_of(body: ChatBody, tools: ToolUse | None) -> Format | None:
+    """The form of the answer: a forced call, else what the body's own fields ask for.
 
     A forced call leaves no text, so a form of the answer's text is ignored beside it.
     """
     if tools is not None and tools.forced is not None:
         several = body.tool_choice == "required" and body.parallel_tool_calls is True
-        forced = [
+        forced = (
             ForcedFunction(f.name, f.parameters, f"tools[{index}].function.parameters")
             for index, f in enumerate(tool.function for tool in body.tools)
             if tools.forced in ("*", f.name)
-        ]
-        return constraints.forced_calls(forced, several=several)
+        )
+        return ForcedCalls(tuple(forced), several)
     form = body.response_format
     if form is None or form.type == "text":
-        return requested_constraint(body)
+        return requested_format(body)
     if form.json_schema is not None:
-        path = "response_format.json_schema.schema"
-        asked = constraints.json_schema(form.json_schema.schema_, path)
-        return asked.strictly() if form.json_schema.strict else asked
+        path, strict = "response_format.json_schema.schema", form.json_schema.strict is True
+        return JsonSchema(form.json_schema.schema_, path, strict)
     if form.schema_ is not None:
-        return constraints.json_schema(form.schema_, "response_format.schema")
-    return constraints.json_schema(_ANY_OBJECT, "response_format")
+        return JsonSchema(form.schema_, "response_format.schema")
+    return JsonSchema(_ANY_OBJECT, "response_format")
 
 
-def requested_constraint(body: GenerationBody) -> RequestedConstraint:
-    """The constraint in one of llama.cpp's and vLLM's fields; the first that is given wins."""
+def requested_format(body: GenerationBody) -> Format | None:
+    """The form in one of llama.cpp's and vLLM's fields; the first that is given wins."""
     given = body.structured_outputs or StructuredOutputs.model_validate({})
     prefix = "structured_outputs."
-    fields: tuple[tuple[str, Any, Callable[[Any, str], RequestedConstraint]], ...] = (
+    fields: tuple[tuple[str, Any, Callable[[Any, str], Format]], ...] = (
         ("json_schema", body.json_schema, _json_schema),
         ("guided_json", body.guided_json, _json_schema),
         (prefix + "json", given.json_, _json_schema),
-        ("guided_regex", body.guided_regex, constraints.regular_expression),
-        (prefix + "regex", given.regex, constraints.regular_expression),
-        ("guided_choice", body.guided_choice or None, constraints.choice),
-        (prefix + "choice", given.choice or None, constraints.choice),
-        ("grammar", body.grammar or None, constraints.grammar),
-        ("guided_grammar", body.guided_grammar or None, constraints.grammar),
-        (prefix + "grammar", given.grammar or None, constraints.grammar),
+        ("guided_regex", body.guided_regex, Expression),
+        (prefix + "regex", given.regex, Expression),
+        ("guided_choice", body.guided_choice or None, Choices),
+        (prefix + "choice", given.choice or None, Choices),
+        ("grammar", body.grammar or None, Grammar),
+        ("guided_grammar", body.guided_grammar or None, Grammar),
+        (prefix + "grammar", given.grammar or None, Grammar),
         (prefix + "json_object", _ANY_OBJECT if given.json_object else None, _json_schema),
     )
     asked = (made(value, path) for path, value, made in fields if value is not None)
-    return next(asked, RequestedConstraint())
+    return next(asked, None)
 
 
-def _json_schema(given: str | JsonObject, path: str) -> RequestedConstraint:
+def _json_schema(given: str | JsonObject, path: str) -> JsonSchema:
     """JSON under a schema; clients also send schemas as text."""
     schema: object = given
     if isinstance(given, str):
@@ -238,22 +244,18 @@ def _json_schema(given: str | JsonObject, path: str) -> RequestedConstraint:
             schema = pydantic_core.from_json(given, allow_inf_nan=False)
         except ValueError:
             raise invalid([fault(path, "json", f"{path} must be a JSON schema")]) from None
-    return constraints.json_schema(schema, path)
+    return JsonSchema(schema, path)
 
 
-def _enforced(asked: RequestedConstraint, state: AppState) -> RequestedConstraint:
-    if state.settings.strict:
-        asked = asked.strictly()
-    if asked.faults:
-        raise invalid(asked.faults)
-    return asked
+def _constrained(asked: Format | None, state: AppState) -> Constrained | None:
+    return None if asked is None else constrain(asked, strict=state.settings.strict)
 
 
 def _generation(
     body: GenerationBody,
     prefix: str,
     prompts: Sequence[Prompt],
-    asked: RequestedConstraint,
+    constrained: Constrained | None,
     state: AppState,
     deadline: float | None,
     *,
@@ -262,7 +264,8 @@ def _generation(
     shown_tokens: tuple[str, ...] = (),
 ) -> Generation:
     id = f"{prefix}{uuid.uuid4().hex}"
-    sampling = sampling_of(body, state, constraint=asked.constraint, logprobs=logprobs)
+    constraint, not_enforced = constrained or (None, ())
+    sampling = sampling_of(body, state, constraint=constraint, logprobs=logprobs)
     limit, wanted = state.max_tokens_out, body.max_tokens
     requests: list[InferenceRequest] = []
     for prompt in prompts:
@@ -283,4 +286,4 @@ def _generation(
                     deadline=deadline,
                 )
             )
-    return Generation(id, int(time.time()), body, tuple(requests), logprobs, asked.not_enforced)
+    return Generation(id, int(time.time()), body, tuple(requests), logprobs, not_enforced)

@@ -1,0 +1,137 @@
+"""Turns the form that is asked of an answer into a Lark grammar that llguidance enforces.
+
+All limits on size are checked here and in the modules that this one calls. Whatever passes them
+compiles in the engine in less than 100 ms. Pure functions, any thread.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NamedTuple
+
+from worker.api.chat.constrain.gbnf import to_lark
+from worker.api.chat.constrain.schema import Schemas
+from worker.api.chat.format import (
+    Choices,
+    Expression,
+    ForcedCalls,
+    ForcedFunction,
+    Format,
+    Grammar,
+    JsonSchema,
+)
+from worker.api.http.faults import fault, invalid
+from worker.errors import InvalidRequest
+from worker.wire.work import Constraint
+
+MAX_PATTERN_CHARS = 4000
+MAX_CHOICES = 1000
+MAX_GRAMMAR_BYTES = 16_000
+MAX_GRAMMAR_LINES = 400
+MAX_FORCED_CALLS = 16
+"""The most calls in one answer: a small model without a limit may never stop calling."""
+
+_JSON_LAYOUT = {"whitespace_pattern": r"[ \t]{1,8}|\r?\n[ \t]{0,64}"}
+"""White space in JSON: a few blanks on a line, or one line end and an indentation. A model that may
+write any number of blanks may never stop writing them."""
+
+
+class Constrained(NamedTuple):
+    constraint: Constraint
+    not_enforced: tuple[str, ...] = ()
+    """Paths of the schema's keywords that the answer may violate."""
+
+
+def constrain(asked: Format, *, strict: bool = False) -> Constrained:
+    """The constraint for the form that is asked.
+
+    Raises:
+        InvalidRequest: the form is invalid, too large or, if this or `asked` is strict, cannot be
+            enforced whole.
+    """
+    match asked:
+        case JsonSchema(schema, path):
+            schemas = Schemas()
+            found = _json(schemas, schemas.compiled(schema, path), path)
+            strict = strict or asked.strict
+        case ForcedCalls(functions, several):
+            found = _forced_calls(functions, several)
+        case Expression(pattern, path):
+            found = Constrained(Constraint(_of_expression(pattern, path), path))
+        case Choices(texts, path):
+            found = Constrained(Constraint(_of_choices(texts, path), path))
+        case Grammar(text, path):
+            found = Constrained(Constraint(_of_grammar(text, path), path))
+    if strict and found.not_enforced:
+        message = "{} cannot be enforced; leave it out or strict"
+        raise invalid(
+            fault(path, "unsupported", message.format(path)) for path in found.not_enforced
+        )
+    return found
+
+
+def _forced_calls(functions: tuple[ForcedFunction, ...], several: bool) -> Constrained:
+    schemas = Schemas()
+    calls = []
+    for function in functions:
+        parameters = {"type": "object", **(function.parameters or {})}
+        if parameters["type"] != "object":
+            path = f"{function.path}.type"
+            schemas.report.fault(path, "const", f"{path} must be 'object'")
+        call = {
+            "name": {"const": function.name},
+            "arguments": schemas.compiled(parameters, function.path),
+        }
+        calls.append(
+            {
+                "type": "object",
+                "properties": call,
+                "required": list(call),
+                "additionalProperties": False,
+            }
+        )
+    one: dict[str, Any] = {"anyOf": calls}
+    many = {"type": "array", "items": one, "minItems": 1, "maxItems": MAX_FORCED_CALLS}
+    return _json(schemas, many if several else one, "tools")
+
+
+def _json(schemas: Schemas, root: Any, path: str) -> Constrained:
+    not_enforced = schemas.finished()
+    if root is False:
+        raise _refusal(path, "allows no answer")
+    schema = {"x-guidance": _JSON_LAYOUT, **(root if isinstance(root, dict) else {})}
+    if schemas.definitions:
+        schema["$defs"] = schemas.definitions
+    return Constrained(Constraint(f"start: %json {json.dumps(schema)}", path), not_enforced)
+
+
+def _of_expression(pattern: str, path: str) -> str:
+    if len(pattern) > MAX_PATTERN_CHARS:
+        raise _refusal(path, f"has more than {MAX_PATTERN_CHARS} characters")
+    if not pattern:
+        raise _refusal(path, "is empty")
+    escaped = re.sub(r"\\.|/", lambda m: r"\/" if m[0] == "/" else m[0], pattern, flags=re.DOTALL)
+    return f"start: /{escaped}/"
+
+
+def _of_choices(texts: tuple[str, ...], path: str) -> str:
+    if not texts or len(texts) > MAX_CHOICES or sum(map(len, texts)) > MAX_GRAMMAR_BYTES:
+        limits = f"1 to {MAX_CHOICES} texts of {MAX_GRAMMAR_BYTES} characters in all"
+        raise _refusal(path, f"must be {limits}")
+    return "start: " + " | ".join(json.dumps(t, ensure_ascii=False) for t in dict.fromkeys(texts))
+
+
+def _of_grammar(text: str, path: str) -> str:
+    if not re.search(r"^\s*(?:%llguidance\b|start\s*:(?!:=))", text, re.MULTILINE):
+        return to_lark(text, path)
+    if len(text) > MAX_GRAMMAR_BYTES or text.count("\n") > MAX_GRAMMAR_LINES:
+        limits = f"{MAX_GRAMMAR_BYTES} characters in {MAX_GRAMMAR_LINES} lines"
+        raise _refusal(path, f"has more than {limits}")
+    if "%json" in text or "%regex" in text:
+        raise _refusal(path, "must not hold %json or %regex; send a schema instead")
+    return text
+
+
+def _refusal(path: str, reason: str) -> InvalidRequest:
+    return invalid([fault(path, "unsupported", f"{path} {reason}")])
