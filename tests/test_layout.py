@@ -92,6 +92,17 @@ def test_imports_go_one_way() -> None:
     assert back_edges == []
 
 
+def test_http_knows_no_dialect() -> None:
+    known = {"http"}
+    strangers = [
+        f"{name_of(path)}:{line} imports {module}"
+        for path in sources(WORKER / "api" / "http")
+        for module, line in imports(parsed(path))
+        if module.startswith("worker.api.") and module.split(".")[2] not in known
+    ]
+    assert strangers == []
+
+
 def test_only_its_two_ends_import_the_pipe() -> None:
     strangers = [
         f"{name_of(path)}:{line}"

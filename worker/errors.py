@@ -1,7 +1,7 @@
 """Every failure that a user can meet, each with its wire code, HTTP status and exit code.
 
-Any room may raise them, on either side of the engine pipe. `api/errors` turns them into HTTP
-answers, each dialect's `stream` into the last event of a stream, and `cli` into an exit code.
+Any room may raise them, on either side of the engine pipe. Each dialect of `api` turns
+them into HTTP answers and into the last event of a stream, and `cli` into an exit code.
 `details` has numbers and paths for machines.
 """
 
@@ -70,6 +70,20 @@ class ModelNotFound(WorkerError):
 
     code = "MODEL_NOT_FOUND"
     status = 404
+
+
+class PathNotFound(WorkerError):
+    """There is nothing at the path of a request."""
+
+    code = "NOT_FOUND"
+    status = 404
+
+
+class MethodNotAllowed(WorkerError):
+    """`details["allowed"]` has the methods of the path."""
+
+    code = "METHOD_NOT_ALLOWED"
+    status = 405
 
 
 class DuplicateJob(WorkerError):

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import uvicorn
 
-from worker.api.http.app import build_schemas, create_app
+from worker.api.app import build_schemas, create_app
 from worker.api.http.listen import Server, is_loopback, is_wildcard, listen, server_for, uri_of
 from worker.api.http.state import AppState
 from worker.errors import WorkerError

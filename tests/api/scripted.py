@@ -17,7 +17,7 @@ from typing import Any, cast
 import uvicorn
 
 from tests.support.status import ready_status
-from worker.api.http.app import create_app
+from worker.api.app import create_app
 from worker.api.http.connection import protocol_with
 from worker.api.http.state import AppState
 from worker.errors import WorkerError

@@ -250,3 +250,48 @@ def test_reasoning_tokens_are_counted(start_worker: StartWorker, tmp_path: Path)
     usage = worker.post("/v1/chat/completions", chat).json()["usage"]
     counted = {"reasoning_tokens": usage["completion_tokens"]}
     assert usage["completion_tokens_details"] == counted and counted["reasoning_tokens"] > 0
+
+
+# --- failures ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/nothing", {"code", "message", "retriable", "correlation_id"}),
+        ("/v1/nothing", {"error", "correlation_id"}),
+        ("/v1/messages/nothing", {"type", "error", "request_id"}),
+        ("/v1/messagesque", {"error", "correlation_id"}),
+    ],
+)
+def test_a_path_that_does_not_exist_has_the_form_of_its_neighbours(
+    worker: WorkerProcess, path: str, fields: set[str]
+) -> None:
+    answer = worker.get(path)
+    assert answer.status_code == 404 and answer.json().keys() == fields
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/execute", {"code", "message", "retriable", "correlation_id"}),
+        ("/v1/inference", {"code", "message", "retriable", "correlation_id"}),
+        ("/tokenize", {"code", "message", "retriable", "correlation_id"}),
+        ("/completion", {"error", "correlation_id"}),
+        ("/chat/completions", {"error", "correlation_id"}),
+        ("/v1/responses", {"error", "correlation_id"}),
+        ("/v1/messages", {"type", "error", "request_id"}),
+    ],
+)
+def test_each_operation_refuses_in_the_form_of_its_dialect(
+    worker: WorkerProcess, path: str, fields: set[str]
+) -> None:
+    wrong_method = httpx.delete(worker.base_url + path)
+    assert wrong_method.status_code == 405 and wrong_method.headers["allow"] == "POST"
+    url, page = worker.base_url + path, {"Origin": "https://example.org"}
+    from_a_page = httpx.post(url, json={}, headers=page)
+    assert from_a_page.status_code == 403
+    no_object = httpx.post(url, json=[])
+    assert no_object.status_code == 400
+    for answer in (wrong_method, from_a_page, no_object):
+        assert fields <= answer.json().keys()

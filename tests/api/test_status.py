@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.engine.supervised import engine_pid, request, run, script, supervised, until
-from worker.api.http.app import create_app
+from worker.api.app import create_app
 from worker.api.http.state import AppState
 from worker.errors import CallbackFailed
 from worker.observability.metrics import Metrics

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.fleet.scripted import Conversation, call, fleet_of
+from worker.api.http.operation import NDJSON
 from worker.errors import EngineCrashed
 from worker.fleet.endings import Tail
 
@@ -75,7 +76,7 @@ async def test_responses_fail_with_the_response_that_was_begun() -> None:
 
 
 def test_lines_of_json() -> None:
-    tail = Tail("/v1/inference", is_sse=False)
+    tail = Tail("/v1/inference", NDJSON)
     assert tail.whole(b'{"type":"token"}\n{"ty') == b'{"type":"token"}\n'
     ending = tail.ending(EngineCrashed("lost"))
     assert ending.endswith(b"}\n") and json.loads(ending)["code"] == "ENGINE_CRASHED"

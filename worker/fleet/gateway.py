@@ -16,7 +16,9 @@ from urllib.parse import quote
 
 from starlette.types import Receive, Scope, Send
 
+from worker.api.app import ROUTES
 from worker.api.http.encoding import dumps
+from worker.api.http.operation import JSON, SSE
 from worker.api.http.origins import OriginRules
 from worker.errors import (
     DuplicateJob,
@@ -41,7 +43,6 @@ _READY = frozenset(("/ready", "/v1/ready", "/v2/health/ready"))
 _MODELS = frozenset(("/v1/models", "/models"))
 _JOBS = frozenset(("/execute", "/v1/inference", "/v1/inference/stream"))
 _LOOPBACK = ("127.0.0.1", "::1")
-_ALWAYS_STREAMS = frozenset(("/execute", "/v1/inference/stream"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Gateway:
         try:
             raw = [(name.lower(), value) for name, value in scope["headers"]]
             self._check_peer(scope)
-            self._rules.check(scope["method"], path, scope["http_version"], raw)
+            self._rules.check(scope["method"], scope["http_version"], raw)
             ask = Ask(
                 scope["method"], path, _target(scope), self._checked(raw, correlation_id),
                 await self._body(receive), correlation_id,
@@ -157,9 +158,10 @@ class Gateway:
         body = json_object(ask.body) if ask.method == "POST" else {}
         ask.key = key_of(body)
         is_late = (b"x-llorch-late-head", b"1") in ask.headers  # a proxy wants no early head
-        ask.wants_stream = not is_late and (
-            ask.path in _ALWAYS_STREAMS or body.get("stream") is True
-        )
+        operation = ROUTES.at(ask.path).operations.get(ask.method)
+        answers = operation.answers if operation is not None else {}
+        asks = body.get("stream") is True or JSON not in answers
+        ask.wants_stream = asks and SSE in answers and not is_late
         if len(self._fleet.workers) > 1:
             ask.group = self._group_of(body.get("model"), ask.path)
         job_id = body.get("job_id") if ask.path in _JOBS else None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Send
 
+from worker.api.http.operation import NDJSON, SSE
 from worker.errors import Cancelled, EngineCrashed, NotReady, WorkerError
 from worker.fleet.endings import KEEPALIVE, Tail, error_of_answer, refusal
 from worker.fleet.table import REST_SECONDS, Table, Worker
@@ -129,10 +130,9 @@ class Relay:
     async def _pass_back(self, worker: Worker, exchange: Exchange) -> bool:
         """Pass the worker's answer to the client; `False` if another worker should be tried."""
         answer = await self._head(exchange)
-        kind = answer.header(b"content-type")
-        is_sse = kind.startswith(b"text/event-stream")
-        if answer.status == 200 and (is_sse or kind.startswith(b"application/x-ndjson")):
-            await self._stream(worker, exchange, answer, is_sse=is_sse)
+        media_type = answer.header(b"content-type").decode("latin-1").partition(";")[0]
+        if answer.status == 200 and media_type in (SSE, NDJSON):
+            await self._stream(worker, exchange, answer, media_type)
             return True
         body = await exchange.rest()
         if answer.status == 503 and self._ask.only is None:
@@ -162,16 +162,16 @@ class Relay:
             while not (await asyncio.wait({waiting}, timeout=KEEPALIVE_SECONDS))[0]:
                 if not self._has_begun:
                     await self._begin(200, self._own_headers())
-                    self._tail = Tail(self._ask.path, is_sse=True)
+                    self._tail = Tail(self._ask.path, SSE)
                 await self._chunk(KEEPALIVE)
             return waiting.result()
         finally:
             waiting.cancel()
 
     async def _stream(
-        self, worker: Worker, exchange: Exchange, answer: UpstreamAnswer, *, is_sse: bool
+        self, worker: Worker, exchange: Exchange, answer: UpstreamAnswer, media_type: str
     ) -> None:
-        tail = self._tail = Tail(self._ask.path, is_sse=is_sse)
+        tail = self._tail = Tail(self._ask.path, media_type)
         try:
             while (chunk := await exchange.chunk()) is not None:
                 if events := tail.whole(chunk):
@@ -214,7 +214,7 @@ class Relay:
 
     async def _fail(self, error: WorkerError) -> None:
         if self._has_begun:
-            ending = (self._tail or Tail(self._ask.path, is_sse=True)).ending(error)
+            ending = (self._tail or Tail(self._ask.path, SSE)).ending(error)
             await self._send({"type": "http.response.body", "body": ending})
             return
         await refuse(error, self._ask.path, self._ask.correlation_id, self._send)

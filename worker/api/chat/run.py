@@ -14,8 +14,7 @@ from starlette.responses import Response
 from worker.api.chat.output import Frame, Output, merged
 from worker.api.dialects.openai.generation import Generation
 from worker.api.http.body import deadline_of
-from worker.api.http.encoding import dumps, json_response
-from worker.api.http.errors import http_status, openai_error
+from worker.api.http.encoding import json_response
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect, watching
 from worker.api.http.state import AppState, state_of
 from worker.errors import WorkerError
@@ -44,10 +43,9 @@ class Answer(ABC):
     def parts(self, index: int, event: StreamEvent) -> Iterable[bytes]:
         """Take an event of choice `index`; returns what it adds to a stream."""
 
+    @abstractmethod
     def failure(self, error: WorkerError) -> bytes:
-        """The end of a stream whose job failed; that of OpenAI's dialects, if not another."""
-        body = openai_error(error.code, error.message, http_status(error), error.details)
-        return f"data: {dumps({'error': body})}\n\n".encode()
+        """The end of a stream whose job failed."""
 
     def ending(self) -> bytes:
         """What follows the last event of a stream."""

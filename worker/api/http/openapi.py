@@ -7,8 +7,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from worker.api.http.errors import AnthropicError, NativeError, OpenAIError, dialect_of
-from worker.api.http.operation import JSON, Operation
+from worker.api.http.operation import JSON, Dialect, Operation
 from worker.api.http.state import AppState
 from worker.installation import own_version
 
@@ -22,7 +21,6 @@ _HEADERS: dict[str, dict[str, Any]] = {
         "schema": {"type": "integer", "minimum": 0, "maximum": 10**15 - 1},
     },
 }
-_ERRORS = {"native": NativeError, "openai": OpenAIError, "anthropic": AnthropicError}
 _REASONS = {
     400: "the request is at fault; its faults are listed",
     401: "the bearer token is missing or wrong",
@@ -36,11 +34,13 @@ _REASONS = {
 }
 
 
-def document(state: AppState, operations: Sequence[Operation]) -> dict[str, Any]:
+def document(state: AppState, dialects: Sequence[Dialect]) -> dict[str, Any]:
     """The document for this worker, with its limits and its model's vocabulary size."""
-    types: dict[Any, None] = dict.fromkeys(_ERRORS.values())
-    for operation in operations:
-        types |= dict.fromkeys((operation.body_of(state), *operation.answers.values()))
+    types: dict[Any, None] = {}
+    for dialect in dialects:
+        types[dialect.errors.schema] = None
+        for operation in dialect.operations:
+            types |= dict.fromkeys((operation.body_of(state), *operation.answers.values()))
     types.pop(None, None)
     refs, definitions = TypeAdapter.json_schemas(
         [(kind, "validation", TypeAdapter(kind)) for kind in types],
@@ -48,9 +48,12 @@ def document(state: AppState, operations: Sequence[Operation]) -> dict[str, Any]
     )
     schemas = {kind: refs[kind, "validation"] for kind in types}
     paths: dict[str, dict[str, Any]] = {}
-    for operation in operations:
-        path = operation.path.replace(":path}", "}")
-        paths.setdefault(path, {})[operation.method] = _described(operation, state, schemas)
+    for dialect in dialects:
+        refusal = schemas[dialect.errors.schema]
+        for operation in dialect.operations:
+            path = operation.path.replace(":path}", "}")
+            described = _described(operation, refusal, state, schemas)
+            paths.setdefault(path, {})[operation.method.lower()] = described
     return {
         "openapi": "3.1.0",
         "info": {
@@ -73,13 +76,13 @@ def document(state: AppState, operations: Sequence[Operation]) -> dict[str, Any]
     }
 
 
-def _described(operation: Operation, state: AppState, schemas: Mapping[Any, Any]) -> dict[str, Any]:
+def _described(
+    operation: Operation, refusal: Any, state: AppState, schemas: Mapping[Any, Any]
+) -> dict[str, Any]:
     headers = ["X-Correlation-Id", *(["X-Deadline"] if 504 in operation.errors else [])]
     content = {media_type: schemas[kind] for media_type, kind in operation.answers.items()}
     answers = {str(operation.status): _answer("as asked", content)}
-    refusals = {*operation.errors, *(() if operation.probe else (401, 403))}
-    for code in sorted(refusals):
-        refusal = schemas[_ERRORS[dialect_of(operation.path)]]
+    for code in sorted({*operation.errors, *(() if operation.probe else (401, 403))}):
         answers[str(code)] = (
             _answer("not well, or not ready", content)
             if operation.probe
@@ -105,7 +108,7 @@ def _path_parameters(operation: Operation) -> list[dict[str, Any]]:
     schema = {"type": "string", "minLength": 1}
     return [
         {"name": name, "in": "path", "required": True, "schema": schema}
-        for name in operation.param_convertors
+        for name in operation.parameters
     ]
 
 
@@ -129,4 +132,4 @@ def _answer(description: str, content: Mapping[str, Any]) -> dict[str, Any]:
 
 def _operation_id(operation: Operation) -> str:
     words = operation.path.replace("{model:path}", "by_name").strip("/").replace(".", "/")
-    return operation.method + "_" + words.replace("/", "_").replace("-", "_")
+    return operation.method.lower() + "_" + words.replace("/", "_").replace("-", "_")

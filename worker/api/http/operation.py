@@ -1,16 +1,22 @@
-"""A route with the types of its body and answers, from which `/openapi.json` is made. Pure data."""
+"""An operation of the HTTP API, and the dialect that it belongs to. Pure data, any thread.
+
+An operation says what it takes and answers; `/openapi.json` is made from that. Its dialect says in
+which form its failures are told, before a stream begins and in the middle of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from worker.api.http.state import AppState
+from worker.errors import WorkerError
 
 JSON = "application/json"
 SSE = "text/event-stream"
@@ -21,32 +27,70 @@ MODEL_ERRORS = (*JOB_ERRORS, 404)
 """Of operations whose body may name a model."""
 
 Events = Annotated[Any, Field(description="one event after the other; the README has them")]
+Endpoint = Callable[[Request], Awaitable[Response]]
 BodyOf = type[BaseModel] | Callable[[AppState], type[BaseModel]]
 
 
-class Operation(Route):
-    def __init__(
-        self,
-        method: str,
-        path: str,
-        endpoint: Callable[[Request], Awaitable[Response]],
-        summary: str,
-        answers: Mapping[str, Any],
-        *,
-        body: BodyOf | None = None,
-        errors: tuple[int, ...] = (),
-        status: int = 200,
-        probe: bool = False,
-    ) -> None:
-        """`answers` maps media types to types of answers. `body` may be a function of the worker's
-        state. Where 504 is among `errors`, `X-Deadline` is read. A `probe` answers without a token,
-        and keeps its own form when the worker is unwell."""
-        super().__init__(path, endpoint, methods=[method])
-        self.method, self.summary, self.answers = method.lower(), summary, answers
-        self._body = body
-        self.errors, self.status, self.probe = errors, status, probe
+@dataclass(frozen=True, slots=True)
+class Operation:
+    method: str
+    path: str
+    """May end with a parameter, as `{name:path}`."""
+    endpoint: Endpoint
+    summary: str
+    answers: Mapping[str, Any]
+    """The types of the answers by media type."""
+    body: BodyOf | None = None
+    """The type of the body, or a function that makes it from the worker's state."""
+    errors: tuple[int, ...] = ()
+    """The statuses of its failures. Where 504 is among them, `X-Deadline` is read."""
+    status: int = 200
+    probe: bool = False
+    """Whether it is for probes: public, quiet, and in its own form when the worker is unwell."""
+    public: bool = False
+    """Whether it is answered without a token."""
+    quiet: bool = False
+    """Whether its requests are logged for debugging only."""
+    always_json: bool = False
+    """Whether it needs a JSON content type also without a body: no web page's form sends that."""
+
+    @property
+    def parameters(self) -> list[str]:
+        return re.findall(r"{(\w+)", self.path)
 
     def body_of(self, state: AppState) -> type[BaseModel] | None:
-        if self._body is None or isinstance(self._body, type):
-            return self._body
-        return self._body(state)
+        if self.body is None or isinstance(self.body, type):
+            return self.body
+        return self.body(state)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorForm:
+    """How a failure is answered before the first byte."""
+
+    body: Callable[[WorkerError, str], Mapping[str, Any]]
+    """Makes the body from the error and the request's correlation id."""
+    schema: Any
+
+
+@dataclass(frozen=True, slots=True)
+class StreamForm:
+    """How a stream ends. A gateway reads it, which ends the stream of a worker that it lost."""
+
+    is_end: Callable[[bytes], bool]
+    """Whether an event or line is the stream's last."""
+    failure: Callable[[WorkerError, bytes, bytes], bytes]
+    """Makes the last event of a stream that failed, from the error and the stream's first and
+    latest events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Operations that tell failures in the same form."""
+
+    operations: Sequence[Operation]
+    errors: ErrorForm
+    streams: Mapping[str, StreamForm] = field(default_factory=dict)
+    """By media type."""
+    root: str | None = None
+    """A path that does not exist is refused in the form of the dialect with the nearest root."""

@@ -28,8 +28,11 @@ class OriginRules:
         self._origins = {origin.rstrip("/").lower() for origin in settings.allow_origin}
         self._needs_json = settings.worker_token is None
 
-    def check(self, method: str, path: str, version: str, headers: Headers) -> None:
-        """
+    def check(
+        self, method: str, version: str, headers: Headers, *, always_json: bool = False
+    ) -> None:
+        """Check a request; with `always_json`, a POST without a body needs its content type too.
+
         Raises:
             Forbidden: a web page may have sent the request.
         """
@@ -48,7 +51,7 @@ class OriginRules:
                     "Origin is not one that may use this worker; --allow-origin adds it"
                 )
         if self._needs_json and method == "POST" and not _is_json(headers):
-            if path == "/shutdown" or _has_body(headers):
+            if always_json or _has_body(headers):
                 raise Forbidden("a POST needs Content-Type: application/json")
 
     def cors(self, headers: Headers) -> list[tuple[bytes, bytes]]:

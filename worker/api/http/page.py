@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import importlib.resources
 import mimetypes
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from importlib.resources.abc import Traversable
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
-_PREFIX = "/page/"
+from worker.api.http.errors import FLAT
+from worker.api.http.operation import Dialect, Endpoint, Operation
+
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -31,19 +32,15 @@ _HEADERS = {
 _SERVED = (".html", ".css", ".js", ".svg")
 
 
-def page_routes() -> list[Route]:
-    """The routes of `/` and of the files that it loads."""
+def page() -> Dialect:
+    """`/` and the files that it loads, which hold no secret and need no token."""
     folder = importlib.resources.files("worker") / "assets" / "page"
-    routes = []
+    operations = []
     for name, data in _files(folder):
-        path = "/" if name == "index.html" else _PREFIX + name
-        routes.append(Route(path, _answer_with(data, name), methods=["GET"]))
-    return routes
-
-
-def is_page_path(path: str) -> bool:
-    """Whether the path is one of the page's files, which hold no secret and need no token."""
-    return path == "/" or path.startswith(_PREFIX)
+        path = "/" if name == "index.html" else f"/page/{name}"
+        answer = _answer_with(data, name)
+        operations.append(Operation("GET", path, answer, "A file of the page", {}, public=True))
+    return Dialect(operations, FLAT)
 
 
 def _files(folder: Traversable, above: str = "") -> Iterator[tuple[str, bytes]]:
@@ -54,7 +51,7 @@ def _files(folder: Traversable, above: str = "") -> Iterator[tuple[str, bytes]]:
             yield above + entry.name, entry.read_bytes()
 
 
-def _answer_with(data: bytes, name: str) -> Callable[[Request], Awaitable[Response]]:
+def _answer_with(data: bytes, name: str) -> Endpoint:
     """An endpoint that answers with these bytes, or with 304 if the client has them."""
     kind = "text/javascript" if name.endswith(".js") else mimetypes.guess_type(name)[0]
     tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'

@@ -73,5 +73,5 @@ class AppState:
 
 
 def state_of(request: Request) -> AppState:
-    state: AppState = request.app.state.worker
+    state: AppState = request.app.state
     return state

@@ -122,7 +122,7 @@ def info_of(state: AppState) -> EngineInfo:
     return info
 
 
-ROUTES = [
+OPERATIONS = [
     operation
     for prefix in ("/v1", "")
     for operation in (

@@ -7,12 +7,13 @@ from starlette.responses import Response
 
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.run import count_tokens, respond
+from worker.api.dialects.anthropic.errors import ERRORS, STREAM
 from worker.api.dialects.anthropic.schema import MessagesBody, PromptBody, chat_of
 from worker.api.dialects.anthropic.stream import MessageAnswer, MessageStream, TokenCount
 from worker.api.dialects.openai.generation import chat_generation, require_model
 from worker.api.http.body import deadline_of, read_as
 from worker.api.http.encoding import json_response
-from worker.api.http.operation import JSON, MODEL_ERRORS, SSE, Events, Operation
+from worker.api.http.operation import JSON, MODEL_ERRORS, SSE, Dialect, Events, Operation
 from worker.api.http.state import state_of
 
 
@@ -35,7 +36,7 @@ async def counted(request: Request) -> Response:
     return json_response({"input_tokens": await count_tokens(request, prompt)})
 
 
-ROUTES = [
+OPERATIONS = [
     Operation(
         "POST", "/v1/messages", messages, "Anthropic's messages",
         {JSON: MessageAnswer, SSE: Events}, body=MessagesBody, errors=MODEL_ERRORS,
@@ -45,3 +46,4 @@ ROUTES = [
         {JSON: TokenCount}, body=PromptBody, errors=MODEL_ERRORS,
     ),
 ]  # fmt: skip
+DIALECT = Dialect(OPERATIONS, ERRORS, {SSE: STREAM}, root="/v1/messages/")

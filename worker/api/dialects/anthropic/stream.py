@@ -9,8 +9,7 @@ from typing_extensions import TypedDict
 
 from worker.api.chat.blocks import BlockAnswer, BlockStep, Event, OutputBlock
 from worker.api.chat.output import Output
-from worker.api.http.encoding import sse
-from worker.api.http.errors import anthropic_error, http_status
+from worker.api.dialects.anthropic.errors import failure
 from worker.errors import WorkerError
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -57,7 +56,7 @@ class MessageStream(BlockAnswer):
         return self._message([_block(block) for block in self._blocks])
 
     def failure(self, error: WorkerError) -> bytes:
-        return sse({"type": "error", "error": anthropic_error(error.message, http_status(error))})
+        return failure(error)
 
     def _first_events(self) -> list[Event]:
         return [{"type": "message_start", "message": self._message([])}]

@@ -22,8 +22,18 @@ from worker.api.dialects.openai.logprobs import native_logprobs
 from worker.api.dialects.openai.schema import inputs_of
 from worker.api.http.body import deadline_of, read
 from worker.api.http.encoding import dumps
-from worker.api.http.operation import JSON, MODEL_ERRORS, SSE, Events, Operation
+from worker.api.http.errors import NESTED, error_object
+from worker.api.http.operation import (
+    JSON,
+    MODEL_ERRORS,
+    SSE,
+    Dialect,
+    Events,
+    Operation,
+    StreamForm,
+)
 from worker.api.http.state import state_of
+from worker.errors import WorkerError
 from worker.supervisor.job import StreamEvent
 from worker.wire.messages import Finished, PromptProgress, Started, Token, TokenLogprob
 from worker.wire.work import InferenceRequest, InfillPrompt, Prompt
@@ -151,6 +161,14 @@ class NativeAnswers(Answer):
         if (part := self._answers[index].take(event)) is not None:
             yield f"data: {dumps(part)}\n\n".encode()
 
+    def failure(self, error: WorkerError) -> bytes:
+        return _failure(error)
+
+
+def _failure(error: WorkerError) -> bytes:
+    """The last event of a stream that failed."""
+    return f"data: {dumps({'error': error_object(error)})}\n\n".encode()
+
 
 def _settings(request: InferenceRequest, body: NativeBody) -> dict[str, Any]:
     """What the answer was really sampled with, under llama-server's names."""
@@ -190,7 +208,7 @@ def _only(paths: Sequence[str], answer: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-ROUTES = [
+OPERATIONS = [
     Operation(
         "POST", "/completion", completion, "llama-server's completions",
         {JSON: Completion | Chosen | list[Completion | Chosen], SSE: Events},
@@ -201,3 +219,8 @@ ROUTES = [
         body=InfillBody, errors=MODEL_ERRORS,
     ),
 ]  # fmt: skip
+STREAM = StreamForm(
+    lambda event: b'"stop":true' in event or event.startswith(b'data: {"error":'),
+    lambda error, first, last: _failure(error),
+)
+COMPLETIONS = Dialect(OPERATIONS, NESTED, {SSE: STREAM})

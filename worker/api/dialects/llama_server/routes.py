@@ -12,7 +12,6 @@ from starlette.responses import Response
 from worker.api.chat.prompt import TemplateBody, chat_prompt
 from worker.api.chat.run import answer
 from worker.api.chat.sampling import defaults_of
-from worker.api.dialects.llama_server.completion import ROUTES as COMPLETION_ROUTES
 from worker.api.dialects.llama_server.schema import (
     DetokenizeBody,
     Prompt,
@@ -24,7 +23,8 @@ from worker.api.dialects.llama_server.schema import (
 )
 from worker.api.http.body import read
 from worker.api.http.encoding import dumps, json_response, sliced
-from worker.api.http.operation import JOB_ERRORS, JSON, Operation
+from worker.api.http.errors import FLAT
+from worker.api.http.operation import JOB_ERRORS, JSON, Dialect, Operation
 from worker.api.http.state import state_of
 from worker.installation import own_version
 from worker.wire.work import ApplyTemplate, Detokenize, Tokenize, Tokenized
@@ -106,8 +106,7 @@ async def slots(request: Request) -> Response:
     )
 
 
-ROUTES = [
-    *COMPLETION_ROUTES,
+OPERATIONS = [
     Operation(
         "POST", "/tokenize", tokenize, "Text to token ids", {JSON: Tokens},
         body=TokenizeBody, errors=JOB_ERRORS,
@@ -123,3 +122,4 @@ ROUTES = [
     Operation("GET", "/props", props, "The model's defaults", {JSON: Props}),
     Operation("GET", "/slots", slots, "The sequences that run at once", {JSON: list[SlotAnswer]}),
 ]  # fmt: skip
+TEXT_TOOLS = Dialect(OPERATIONS, FLAT)

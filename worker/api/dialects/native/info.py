@@ -126,11 +126,10 @@ def _crash(crash: Crash) -> EngineCrash:
 
 
 async def openapi(request: Request) -> Response:
-    operations = [route for route in request.app.routes if isinstance(route, Operation)]
-    return json_response(document(state_of(request), operations))
+    return json_response(document(state_of(request), request.app.dialects))
 
 
-ROUTES = [
-    Operation("GET", "/info", info, "What is static about the worker", {JSON: Info}),
+OPERATIONS = [
+    Operation("GET", "/info", info, "What is static about the worker", {JSON: Info}, quiet=True),
     Operation("GET", "/openapi.json", openapi, "This document", {JSON: OpenApiDocument}),
 ]

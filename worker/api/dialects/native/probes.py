@@ -98,7 +98,7 @@ async def metrics(request: Request) -> Response:
 
 _IS_WELL = "Is the worker alive and well?"
 _TAKES_WORK = "May it be given work?"
-ROUTES = [
+OPERATIONS = [
     *(
         Operation("GET", path, health, _IS_WELL, {JSON: Health}, errors=(503,), probe=True)
         for path in ("/health", "/v1/health", "/v2/health/live")

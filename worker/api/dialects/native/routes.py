@@ -10,12 +10,21 @@ from starlette.responses import Response
 
 from worker.api.chat.run import start_job, with_head
 from worker.api.dialects.native.answers import CancelAnswer, Draining, Inference
+from worker.api.dialects.native.info import OPERATIONS as DESCRIPTIONS
+from worker.api.dialects.native.probes import OPERATIONS as PROBES
 from worker.api.dialects.native.schema import CancelBody, inference_body, read_inference
-from worker.api.dialects.native.stream import NativeEvents, end_event, started_event
+from worker.api.dialects.native.stream import (
+    EVENT_STREAM,
+    LINE_STREAM,
+    NativeEvents,
+    end_event,
+    started_event,
+)
 from worker.api.http.body import read
 from worker.api.http.encoding import json_response
+from worker.api.http.errors import FLAT
 from worker.api.http.event_stream import EventStream, closing_on_disconnect
-from worker.api.http.operation import JOB_ERRORS, JSON, NDJSON, SSE, Events, Operation
+from worker.api.http.operation import JOB_ERRORS, JSON, NDJSON, SSE, Dialect, Events, Operation
 from worker.api.http.state import state_of
 from worker.errors import JobNotFound
 from worker.wire.messages import Failed, Finished, Token
@@ -74,7 +83,7 @@ async def shutdown(request: Request) -> Response:
     return json_response({"status": "draining"}, 202)
 
 
-ROUTES = [
+OPERATIONS = [
     Operation(
         "POST", "/execute", execute, "Run a job and stream it", {SSE: Events},
         body=partial(inference_body, needs_job_id=True), errors=JOB_ERRORS,
@@ -92,6 +101,14 @@ ROUTES = [
         body=CancelBody, errors=(400, 404, 413, 500), status=202,
     ),
     Operation(
-        "POST", "/shutdown", shutdown, "Finish what runs, then leave", {JSON: Draining}, status=202
+        "POST", "/shutdown", shutdown, "Finish what runs, then leave", {JSON: Draining}, status=202,
+        always_json=True,
     ),
 ]  # fmt: skip
+
+DIALECT = Dialect(
+    [*PROBES, *OPERATIONS, *DESCRIPTIONS],
+    FLAT,
+    {SSE: EVENT_STREAM, NDJSON: LINE_STREAM},
+    root="/",
+)

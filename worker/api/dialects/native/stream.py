@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from worker.api.http.encoding import dumps, quoted, sse
+from worker.api.http.operation import StreamForm
 from worker.api.http.state import AppState
 from worker.errors import WorkerError
 from worker.supervisor.job import Job, StreamEvent
@@ -110,3 +111,13 @@ def error_event(error: WorkerError) -> dict[str, Any]:
         "message": error.message,
         "retriable": error.retriable,
     }
+
+
+EVENT_STREAM = StreamForm(
+    lambda event: event.startswith((b"event: end\n", b"event: error\n")),
+    lambda error, first, last: sse(error_event(error)),
+)
+LINE_STREAM = StreamForm(
+    lambda line: line.startswith((b'{"type":"end"', b'{"type":"error"')),
+    lambda error, first, last: ndjson(error_event(error)),
+)

@@ -25,12 +25,13 @@ from worker.api.dialects.openai.generation import (
     require_model,
 )
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody, inputs_of
-from worker.api.dialects.openai.stream import ChatForm, Choices, CompletionForm, Form
+from worker.api.dialects.openai.stream import CHUNK_STREAM, ChatForm, Choices, CompletionForm, Form
 from worker.api.http.body import deadline_of, read
 from worker.api.http.encoding import json_response
-from worker.api.http.operation import JSON, MODEL_ERRORS, SSE, Events, Operation
+from worker.api.http.errors import NESTED
+from worker.api.http.operation import JSON, MODEL_ERRORS, SSE, Dialect, Events, Operation
 from worker.api.http.state import AppState, state_of
-from worker.api.pooling.embeddings import ROUTES as POOLING_ROUTES
+from worker.api.pooling.embeddings import OPERATIONS as POOLING
 from worker.api.pooling.embeddings import info_of
 from worker.errors import ModelNotFound
 from worker.installation import own_version
@@ -116,7 +117,7 @@ def _model(state: AppState, name: str) -> dict[str, Any]:
     }
 
 
-ROUTES = POOLING_ROUTES + [
+OPERATIONS = POOLING + [
     operation
     for prefix in ("/v1", "")
     for operation in (
@@ -141,3 +142,4 @@ ROUTES = POOLING_ROUTES + [
         ),
     )
 ]  # fmt: skip
+DIALECT = Dialect(OPERATIONS, NESTED, {SSE: CHUNK_STREAM}, root="/v1/")

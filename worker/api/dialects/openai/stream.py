@@ -24,6 +24,9 @@ from worker.api.dialects.openai.logprobs import (
     prompt_offset,
 )
 from worker.api.http.encoding import dumps, quoted
+from worker.api.http.errors import error_object
+from worker.api.http.operation import StreamForm
+from worker.errors import WorkerError
 from worker.supervisor.job import StreamEvent
 from worker.wire.messages import (
     Finished,
@@ -35,6 +38,17 @@ from worker.wire.messages import (
 )
 
 DONE = b"data: [DONE]\n\n"
+
+
+def failure(error: WorkerError) -> bytes:
+    """The last event of a stream that failed."""
+    return f"data: {dumps({'error': error_object(error)})}\n\n".encode()
+
+
+CHUNK_STREAM = StreamForm(
+    lambda event: event.startswith((b"data: [DONE]", b'data: {"error":')),
+    lambda error, first, last: failure(error),
+)
 
 
 class ChatForm:
@@ -122,6 +136,9 @@ class Choices(Answer):
         self._times_tokens = generation.body.timings_per_token
 
     # --- streamed ------------------------------------------------------------------------
+
+    def failure(self, error: WorkerError) -> bytes:
+        return failure(error)
 
     def ending(self) -> bytes:
         if not self._generation.body.stream_options.include_usage:

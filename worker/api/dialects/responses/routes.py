@@ -11,9 +11,10 @@ from worker.api.dialects.openai.answers import InputTokens
 from worker.api.dialects.openai.generation import chat_generation
 from worker.api.dialects.openai.routes import counted
 from worker.api.dialects.responses.schema import ResponsesBody, chat_of, hosted_tools
-from worker.api.dialects.responses.stream import ResponseAnswer, ResponseStream
+from worker.api.dialects.responses.stream import STREAM, ResponseAnswer, ResponseStream
 from worker.api.http.body import deadline_of, read_as
-from worker.api.http.operation import JSON, MODEL_ERRORS, SSE, Events, Operation
+from worker.api.http.errors import NESTED
+from worker.api.http.operation import JSON, MODEL_ERRORS, SSE, Dialect, Events, Operation
 from worker.api.http.state import state_of
 
 
@@ -35,7 +36,7 @@ async def input_tokens(request: Request) -> Response:
     return await counted(request, chat)
 
 
-ROUTES = [
+OPERATIONS = [
     operation
     for path in ("/v1/responses", "/responses")
     for operation in (
@@ -49,3 +50,4 @@ ROUTES = [
         ),
     )
 ]  # fmt: skip
+DIALECT = Dialect(OPERATIONS, NESTED, {SSE: STREAM})

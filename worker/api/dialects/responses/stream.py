@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -12,7 +14,8 @@ from worker.api.chat.blocks import BlockAnswer, BlockStep, Event, OutputBlock
 from worker.api.chat.output import Output
 from worker.api.dialects.responses.schema import ResponsesBody
 from worker.api.http.encoding import sse
-from worker.api.http.errors import http_status, openai_error
+from worker.api.http.errors import error_object
+from worker.api.http.operation import StreamForm
 from worker.errors import WorkerError
 
 _DELTAS = {
@@ -47,8 +50,7 @@ class ResponseStream(BlockAnswer):
         return self._response(self._end_status)
 
     def failure(self, error: WorkerError) -> bytes:
-        body = openai_error(error.code, error.message, http_status(error), error.details)
-        failed = self._response("failed") | {"error": body}
+        failed = self._response("failed") | {"error": error_object(error)}
         return self._encoded({"type": "response.failed", "response": failed})
 
     def _encoded(self, event: Event) -> bytes:
@@ -171,3 +173,30 @@ def _choice(body: ResponsesBody) -> object:
 
 def _part(block: OutputBlock) -> dict[str, Any]:
     return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
+
+
+# --- the end of a stream, seen from outside ------------------------------------------------
+
+_ENDS = tuple(f"event: response.{end}\n".encode() for end in ("completed", "incomplete", "failed"))
+
+
+def _failure(error: WorkerError, first: bytes, last: bytes) -> bytes:
+    """`response.failed` with the response of the stream's first event and the next number."""
+    response = _data(first).get("response") or {
+        "id": "", "object": "response", "created_at": int(time.time()), "output": [],
+    }  # fmt: skip
+    return sse(
+        {
+            "type": "response.failed",
+            "response": {**response, "status": "failed", "error": error_object(error)},
+            "sequence_number": int(_data(last).get("sequence_number", -1)) + 1,
+        }
+    )
+
+
+def _data(event: bytes) -> dict[str, Any]:
+    data = event.rpartition(b"data: ")[2]
+    return json.loads(data) if data else {}
+
+
+STREAM = StreamForm(lambda event: event.startswith(_ENDS), _failure)

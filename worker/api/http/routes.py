@@ -1,0 +1,84 @@
+"""Finds the operations of a path. Pure data, any thread."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from starlette.routing import compile_path
+
+from worker.api.http.operation import Dialect, Operation
+from worker.errors import MethodNotAllowed, PathNotFound
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is at a path."""
+
+    dialect: Dialect
+    operations: Mapping[str, Operation]
+    """By method; empty if there is no such path."""
+    parameters: Mapping[str, str]
+
+    @property
+    def is_public(self) -> bool:
+        return any(each.public or each.probe for each in self.operations.values())
+
+    @property
+    def is_quiet(self) -> bool:
+        return any(each.quiet or each.probe for each in self.operations.values())
+
+    @property
+    def is_probe(self) -> bool:
+        return any(each.probe for each in self.operations.values())
+
+    def operation(self, method: str) -> Operation:
+        """
+        Raises:
+            PathNotFound: there is no such path.
+            MethodNotAllowed: the path has other methods.
+        """
+        if not self.operations:
+            raise PathNotFound("there is no such path; /openapi.json lists the ones there are")
+        if (found := self.operations.get(method)) is None:
+            message = "this path does not take that method"
+            raise MethodNotAllowed(message, allowed=sorted(self.operations))
+        return found
+
+
+class Routes:
+    """All operations of all dialects by their paths. Of two at one place, the first counts."""
+
+    def __init__(self, dialects: Sequence[Dialect]) -> None:
+        by_path: dict[str, tuple[Dialect, dict[str, Operation]]] = {}
+        for dialect in dialects:
+            for operation in dialect.operations:
+                _, methods = by_path.setdefault(operation.path, (dialect, {}))
+                for method in _methods(operation):
+                    methods.setdefault(method, operation)
+        self._fixed: dict[str, Place] = {}
+        self._patterns: list[tuple[re.Pattern[str], Place]] = []
+        for path, (dialect, methods) in by_path.items():
+            place = Place(dialect, methods, {})
+            if "{" in path:
+                self._patterns.append((compile_path(path)[0], place))
+            else:
+                self._fixed[path] = place
+        rooted = [(each.root, each) for each in dialects if each.root is not None]
+        self._roots = sorted(rooted, key=lambda found: -len(found[0]))
+
+    def at(self, path: str) -> Place:
+        if (place := self._fixed.get(path)) is not None:
+            return place
+        for pattern, place in self._patterns:
+            if match := pattern.match(path):
+                return Place(place.dialect, place.operations, match.groupdict())
+        return Place(self._nearest(path), {}, {})
+
+    def _nearest(self, path: str) -> Dialect:
+        return next(dialect for root, dialect in self._roots if f"{path}/".startswith(root))
+
+
+def _methods(operation: Operation) -> Iterable[str]:
+    return ("GET", "HEAD") if operation.method == "GET" else (operation.method,)
