@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 from worker.commands import SUBCOMMANDS
 from worker.devices.cpu import instructions
 from worker.errors import WorkerError
-from worker.supervisor.spawn import BegunEngine, begin_engine
+from worker.supervisor.engine_process import EngineProcess
 
 if TYPE_CHECKING:
     from worker.wire.engine_settings import BackendName
@@ -29,15 +29,14 @@ def main(backend: BackendName, argv: Sequence[str]) -> int:
     _open_standard_files()
     name = argv[0] if argv and argv[0] in SUBCOMMANDS else None
     serves = name is None and not {"-h", "--help"}.intersection(argv)
-    with contextlib.ExitStack() as ends:
-        begun = None
+    with contextlib.closing(EngineProcess()) as engine:
         if serves and not instructions.missing():
-            begun = ends.enter_context(begin_engine())
-        return _obey(backend, name, argv[1:] if name else argv, begun)
+            engine.spawn()
+        return _obey(backend, name, argv[1:] if name else argv, engine)
 
 
 def _obey(
-    backend: BackendName, name: str | None, argv: Sequence[str], begun: BegunEngine | None
+    backend: BackendName, name: str | None, argv: Sequence[str], engine: EngineProcess
 ) -> int:
     from worker.observability import logs
 
@@ -56,7 +55,7 @@ def _obey(
             return int(command.run(settings, as_json=as_json))
         from worker.lifecycle import run
 
-        run(settings, begun)
+        run(settings, engine)
         return 0
     except WorkerError as error:
         return _report(f"llorch-{backend}", error)

@@ -36,7 +36,7 @@ from worker.pool.client import ReadyCallback
 from worker.pool.heartbeat import Beat
 from worker.pool.presence import Presence
 from worker.settings import Settings
-from worker.supervisor.spawn import BegunEngine
+from worker.supervisor.engine_process import EngineProcess
 from worker.supervisor.supervisor import Supervisor
 from worker.wire.engine_info import EngineInfo
 from worker.wire.messages import LoadModel, Progress
@@ -45,27 +45,25 @@ EXIT_MARGIN_SECONDS = 4.5
 """Time for the exit after the drain timeout; then the process is ended by force."""
 
 
-def run(settings: Settings, begun: BegunEngine | None = None) -> None:
+def run(settings: Settings, engine: EngineProcess) -> None:
     """Serve until stopped; raises the `WorkerError` that ended the worker, if one did.
 
-    `begun` is the engine process for the first load.
+    `engine` is for the first load; it may be spawned already.
     """
     listener = listen(settings.host, settings.port)
     # /health would wait several times for Python's 5 ms while threads read and write JSON.
     sys.setswitchinterval(0.0005)
     loop_factory = uvicorn.Config(_nothing, log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        error = runner.run(Lifecycle(settings, listener, begun).serve())
+        error = runner.run(Lifecycle(settings, listener, engine).serve())
     if error is not None:
         raise error
 
 
 class Lifecycle:
-    def __init__(
-        self, settings: Settings, listener: socket.socket, begun: BegunEngine | None
-    ) -> None:
+    def __init__(self, settings: Settings, listener: socket.socket, engine: EngineProcess) -> None:
         self._settings = settings
-        self._begun = begun
+        self._engine = engine
         self._listener = listener
         self._log = get_logger()
         self._started_at = time.monotonic()
@@ -80,7 +78,7 @@ class Lifecycle:
         """Run the worker to its end; returns the error that ended it, `None` if it was told to."""
         settings = self._settings
         self._metrics = Metrics(settings.worker_id)
-        self._supervisor = Supervisor(settings, self._metrics, begun=self._begun)
+        self._supervisor = Supervisor(settings, self._metrics, self._engine)
         self._install_signals()
         server = self._http_server()
         self._presence = Presence(settings, self._metrics)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psutil
 
 from tests.conftest import StartWorker
-from worker.supervisor.spawn import SPINS_AT_BARRIERS
+from worker.supervisor.engine_process import SPINS_AT_BARRIERS
 
 
 def spins(start_worker: StartWorker, **given: str) -> str | None:

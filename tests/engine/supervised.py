@@ -17,6 +17,7 @@ from worker.errors import (
 )
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
+from worker.supervisor.engine_process import EngineProcess
 from worker.supervisor.job import Job, StreamEvent
 from worker.supervisor.supervisor import Supervisor
 from worker.wire.engine_settings import EngineSettings
@@ -57,7 +58,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
 
 @asynccontextmanager
 async def supervised(**settings: Any) -> AsyncIterator[Supervisor]:
-    supervisor = Supervisor(Settings(**settings), Metrics("w"), scripted())
+    supervisor = Supervisor(Settings(**settings), Metrics("w"), EngineProcess(scripted()))
     try:
         await supervisor.start(CONFIG)
         yield supervisor

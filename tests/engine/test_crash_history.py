@@ -11,6 +11,7 @@ from worker.supervisor.crash_history import (
     FIRST_DELAY_SECONDS,
     LONGEST_DELAY_SECONDS,
     SETTLED_SECONDS,
+    Crash,
     CrashHistory,
 )
 from worker.supervisor.quarantine import Quarantine, fingerprint
@@ -19,14 +20,18 @@ from worker.wire.work import Constraint, InferenceRequest, Sampling
 REQUEST = InferenceRequest("j", "a prompt", Sampling(seed=1), max_tokens=5)
 
 
+def crash(at_seconds: float = 0.0, *, ready_seconds: float = 0.0, served: bool = False) -> Crash:
+    return Crash("killed by SIGABRT", ready_seconds, served, at_seconds=at_seconds)
+
+
 def test_a_loop_is_more_crashes_than_the_limit_within_the_window() -> None:
     history = CrashHistory(limit=2, window_seconds=10)
     for now in (0.0, 1.0):
-        history.record(now, 0, served=False)
+        history.record(crash(now))
     assert not history.is_loop
-    history.record(10.5, 0, served=False)
+    history.record(crash(10.5))
     assert history.recent == 2 and not history.is_loop, "the first has left the window"
-    history.record(10.6, 0, served=False)
+    history.record(crash(10.6))
     assert history.is_loop
 
 
@@ -34,14 +39,14 @@ def test_delays_double_within_a_series_and_start_again_after_a_recovery() -> Non
     history = CrashHistory(limit=1000, window_seconds=10)
     delays = []
     for _ in range(12):
-        history.record(0, 0, served=False)
+        history.record(crash())
         delays.append(history.delay_seconds)
     assert delays[:3] == [FIRST_DELAY_SECONDS * n for n in (1, 2, 4)]
     assert delays[-1] == LONGEST_DELAY_SECONDS
-    history.record(0, SETTLED_SECONDS, served=False)
+    history.record(crash(ready_seconds=SETTLED_SECONDS))
     assert history.delay_seconds == FIRST_DELAY_SECONDS
-    history.record(0, 0, served=False)
-    history.record(0, 0, served=True)
+    history.record(crash())
+    history.record(crash(served=True))
     assert history.delay_seconds == FIRST_DELAY_SECONDS
 
 

@@ -40,6 +40,7 @@ from worker.errors import (
 )
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
+from worker.supervisor.engine_process import EngineProcess
 from worker.supervisor.supervisor import Supervisor
 from worker.wire.messages import Failed, Finished, Started, Token
 from worker.wire.work import Tokenize
@@ -184,7 +185,7 @@ class TestStart:
         script(start)
 
         async def test() -> None:
-            supervisor = Supervisor(Settings(), Metrics("w"), scripted())
+            supervisor = Supervisor(Settings(), Metrics("w"), EngineProcess(scripted()))
             error = await failure_of(supervisor.start(CONFIG))
             assert isinstance(error, kind) and words in error.message
             assert supervisor.state == "failed"
@@ -196,7 +197,7 @@ class TestStart:
         self, script: Callable[..., None]
     ) -> None:
         async def test() -> None:
-            supervisor = Supervisor(Settings(), Metrics("w"), scripted())
+            supervisor = Supervisor(Settings(), Metrics("w"), EngineProcess(scripted()))
             assert supervisor.state == "loading"
             assert isinstance(await failure_of(supervisor.submit(request("say x"))), NotReady)
             phases: list[str] = []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from worker.supervisor import spawn
+from worker.supervisor import engine_process
 
 if __name__ == "__main__":
-    spawn.ENGINE_ARGV = (sys.executable, "-P", "-m", "tests.security.poisoned_engine")
+    engine_process.ENGINE_ARGV = (sys.executable, "-P", "-m", "tests.security.poisoned_engine")
     from worker.cli import cpu
 
     cpu()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 FIRST_DELAY_SECONDS = 0.1
 LONGEST_DELAY_SECONDS = 15.0
@@ -18,11 +19,14 @@ LISTED_CRASHES = 16
 class Crash:
     """An unexpected end of an engine process."""
 
-    at: datetime
-    """In UTC."""
     cause: str
     ready_seconds: float
     """How long the engine was ready; 0 if it died before that."""
+    served: bool
+    """Whether it had finished a request."""
+    at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    """In UTC, for people."""
+    at_seconds: float = field(default_factory=time.monotonic)
 
 
 class CrashHistory:
@@ -31,27 +35,34 @@ class CrashHistory:
     def __init__(self, limit: int, window_seconds: float) -> None:
         self._limit = limit
         self._window_seconds = window_seconds
-        self._crashes: deque[float] = deque()
-        self._series = 0
+        self._crashes: deque[Crash] = deque(maxlen=max(limit + 1, LISTED_CRASHES))
 
-    def record(self, now: float, ready_seconds: float, *, served: bool) -> None:
-        """Record a crash at `now`; `served` says whether that engine finished a request."""
-        self._crashes.append(now)
-        while self._crashes[0] < now - self._window_seconds:
-            self._crashes.popleft()
-        settled = served or ready_seconds >= SETTLED_SECONDS
-        self._series = 1 if settled else self._series + 1
+    def record(self, crash: Crash) -> None:
+        self._crashes.append(crash)
+
+    @property
+    def latest(self) -> tuple[Crash, ...]:
+        """The last 16, newest last."""
+        return tuple(self._crashes)[-LISTED_CRASHES:]
 
     @property
     def recent(self) -> int:
-        return len(self._crashes)
+        """The number of crashes in the window that ends with the last one."""
+        since = self._crashes[-1].at_seconds - self._window_seconds if self._crashes else 0.0
+        return sum(crash.at_seconds >= since for crash in self._crashes)
 
     @property
     def is_loop(self) -> bool:
-        return len(self._crashes) > self._limit
+        return self.recent > self._limit
 
     @property
     def delay_seconds(self) -> float:
-        """The delay before the next engine is spawned."""
-        doubled = FIRST_DELAY_SECONDS * 2.0 ** min(max(self._series - 1, 0), 16)
-        return min(doubled, LONGEST_DELAY_SECONDS)
+        """The delay before the next engine is spawned: doubled since the last recovery."""
+        doublings = 0
+        for crash in reversed(self._crashes):
+            if crash.served or crash.ready_seconds >= SETTLED_SECONDS:
+                break
+            doublings += 1
+        else:
+            doublings -= 1
+        return min(FIRST_DELAY_SECONDS * 2.0 ** min(max(doublings, 0), 16), LONGEST_DELAY_SECONDS)

@@ -1,65 +1,192 @@
-"""The engine process as its parent sees it: send commands, receive frames, end it for certain."""
+"""One engine process as its parent has it: spawn it, send commands, receive frames, end it.
+
+The first engine is spawned before the API process knows its settings, so that both processes import
+their modules at the same time; it then waits for its first command. Until `connect`, this module
+therefore imports nothing heavy. Runs on the API process's main thread, later on its event loop.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
+import os
 import signal
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from worker.supervisor.spawn import BegunEngine
-from worker.wire.async_channel import AsyncChannel
-from worker.wire.messages import Command, Event
+import worker
+from worker.errors import WorkerError
+from worker.wire.black_box import BlackBox
 
+if TYPE_CHECKING:
+    from worker.wire.async_channel import AsyncChannel
+    from worker.wire.messages import Command, Event
+
+ENGINE_ARGV: Sequence[str] = (sys.executable, "-P", "-m", "worker.engine.process")
+ENVIRONMENT_PREFIXES = (
+    *("PATH", "HOME", "USER", "LANG", "LC_", "TZ", "TMPDIR", "XDG_", "PYTHON", "VIRTUAL_ENV"),
+    *("LD_", "DYLD_", "MALLOC_", "GLIBC_", "ASAN_", "UBSAN_", "OMP_", "GOMP_", "KMP_"),
+    *("MKL_", "OPENBLAS_", "BLIS_", "VECLIB_", "GGML_", "LLAMA_"),
+    *("CUDA_", "NVIDIA_", "NCCL_", "MTL_", "METAL_"),
+)
+"""Prefixes of the variables that the engine inherits; its settings come through the pipe."""
+SPINS_AT_BARRIERS = "1000"
+"""How often an OpenMP thread looks before it sleeps at a barrier: for some 10 µs, by libgomp's own
+estimate.
+
+libgomp's default lasts milliseconds. It is no faster on idle cores, and beside a process that keeps
+a core busy a token takes ten times as long with it (`streams1`, `busy1` of `make bench`).
+"""
+LEAVE_SECONDS = 0.5
+"""Time for a process to leave by itself once its pipe is closed; a core dump takes a moment."""
 KILL_WAIT_SECONDS = 5.0
 """A process inside a driver call may take a moment to die of SIGKILL."""
 
 
 class EngineProcess:
-    """One incarnation of the engine. `on_frame` gets its frames; `lost` is set once it is gone."""
+    """One incarnation of the engine, from before its spawn to its end."""
 
-    def __init__(self, begun: BegunEngine, channel: AsyncChannel, lost: asyncio.Event) -> None:
-        self.lost = lost
-        self.black_box = begun.black_box
-        self._process = begun.process
-        self._channel = channel
+    def __init__(self, argv: Sequence[str] | None = None) -> None:
+        self._argv = argv
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: AsyncChannel | None = None
+        self.connected_at = self.last_frame_at = time.monotonic()
+        self.ready_at: float | None = None
+        """When it had decoded a token and served from then on."""
+        self.phase = "preflight"
+        self.has_served = False
+        """Whether it has finished a request."""
+        self.start_error: WorkerError | None = None
+        """Its own report of why its start failed."""
+        self.kill_reason: str | None = None
+        self.is_lost = False
+        """Whether its end of the pipe is closed."""
 
-    @classmethod
-    async def adopt(
-        cls, begun: BegunEngine, on_frame: Callable[[list[Event]], None]
-    ) -> EngineProcess:
-        lost = asyncio.Event()
-        channel = await AsyncChannel.open(begun.pipe, on_frame, lost.set)
-        return cls(begun, channel, lost)
+    def successor(self) -> EngineProcess:
+        """The next incarnation, by the same command."""
+        return EngineProcess(self._argv)
+
+    def spawn(self) -> None:
+        """Start the process, unless it is started; it exits when the pipe is closed.
+
+        Raises `OSError` if memory or processes are short.
+        """
+        if self._process is not None:
+            return
+        ours, theirs = socket.socketpair()
+        file = BlackBox.create_file()
+        try:
+            self._black_box = BlackBox(file)
+            self._process = subprocess.Popen(
+                [*(self._argv or ENGINE_ARGV), "--fd", str(theirs.fileno())]
+                + ["--black-box", str(file)],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what native code prints goes to the log
+                pass_fds=[theirs.fileno(), file],
+                env=engine_environment(),
+                # A session of its own keeps Ctrl-C in the terminal from the engine: the worker
+                # handles it.
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(file)
+        self._pipe = ours
+
+    async def connect(self, on_frame: Callable[[list[Event]], None]) -> None:
+        """Attach a spawned process to the event loop; `on_frame` gets each of its frames."""
+        import asyncio
+
+        from worker.wire.async_channel import AsyncChannel
+
+        self._gone = asyncio.Event()
+        self.connected_at = self.last_frame_at = time.monotonic()
+        self._channel = await AsyncChannel.open(self._pipe, on_frame, self._on_lost)
+
+    def _on_lost(self) -> None:
+        self.is_lost = True
+        self._gone.set()
+
+    async def until_lost(self) -> None:
+        await self._gone.wait()
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
+    def pid(self) -> int | None:
+        """The process id, from the spawn until the process was reaped."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
+
+    @property
+    def serves(self) -> bool:
+        return self.ready_at is not None and not self.is_lost
+
+    @property
+    def ready_seconds(self) -> float:
+        """How long it has been ready; 0 if it never was."""
+        return 0.0 if self.ready_at is None else time.monotonic() - self.ready_at
+
+    @property
+    def suspects(self) -> frozenset[int]:
+        """Ids of the requests that its threads have in hand, or had when it died."""
+        return self._black_box.suspects
 
     def send(self, command: Command) -> None:
-        self._channel.send(command)
+        """Send a command; it is lost if the process is. Raises if it cannot be pickled."""
+        if self._channel is not None:
+            self._channel.send(command)
 
     def kill(self) -> None:
         """Send SIGKILL, which also works on a suspended or stuck process."""
-        with contextlib.suppress(ProcessLookupError):
+        if self._process is not None:
             self._process.kill()
 
     async def end(self) -> str:
         """Make sure that the process is gone, reap it, and return in words how it ended."""
-        # The pipe is closed, so the process is leaving; a core dump may take a moment.
-        left = await self._has_left(0.5)
-        self._channel.close()
+        assert self._process is not None
+        left = await self._has_left(LEAVE_SECONDS)
+        if self._channel is not None:
+            self._channel.close()
         if not left:
             self.kill()
             await self._has_left(KILL_WAIT_SECONDS)
         return how_it_ended(self._process.returncode)
 
     async def _has_left(self, within_seconds: float) -> bool:
+        import asyncio
+
+        assert self._process is not None
         deadline = time.monotonic() + within_seconds
         while self._process.poll() is None and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
         return self._process.returncode is not None
+
+    def close(self) -> None:
+        """Kill and reap the process, without an event loop; harmless if there is none."""
+        if self._process is not None:
+            self._pipe.close()
+            self._process.kill()
+            self._process.wait()
+
+
+def engine_environment() -> dict[str, str]:
+    """The engine's environment: what compute libraries and Python read, and no secret."""
+    allowed = {
+        name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIXES)
+    }
+    if "OMP_WAIT_POLICY" not in allowed:
+        allowed.setdefault("GOMP_SPINCOUNT", SPINS_AT_BARRIERS)
+    # PYTHONPATH has the package's root, and -P excludes the working directory: a folder called
+    # "worker" there is never imported.
+    root = str(Path(next(iter(worker.__path__))).parent)
+    inherited = os.environ.get("PYTHONPATH")
+    allowed["PYTHONPATH"] = os.pathsep.join([root, inherited]) if inherited else root
+    return allowed
 
 
 def how_it_ended(returncode: int | None) -> str:

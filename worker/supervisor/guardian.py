@@ -1,25 +1,22 @@
 """Keeps an engine process alive: spawns it, watches it, replaces it, and gives up in a crash loop.
 
-It does not know the requests: it reports to the one listener that owns it.
+It does not know the requests: it reports what happens to the supervisor that owns it. Runs on the
+API process's event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, Literal
 
 from worker.errors import CrashLoop, EngineCrashed, InsufficientVram, ModelError, WorkerError
 from worker.observability.logs import get_logger
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
-from worker.supervisor.crash_history import LISTED_CRASHES, Crash, CrashHistory
+from worker.supervisor.crash_history import Crash, CrashHistory
 from worker.supervisor.engine_process import EngineProcess
-from worker.supervisor.spawn import ENGINE_ARGV, BegunEngine, begin_engine
 from worker.wire.engine_info import EngineInfo
 from worker.wire.messages import (
     Answered,
@@ -33,86 +30,47 @@ from worker.wire.messages import (
     Stop,
 )
 
+if TYPE_CHECKING:
+    from worker.supervisor.supervisor import Supervisor
+
 Condition = Literal["loading", "ready", "recovering", "failed"]
-
-
-class EngineListener(Protocol):
-    """The receiver of the guardian's reports."""
-
-    def report(self, progress: Progress) -> None:
-        """Report how far a start has come."""
-
-    def on_ready(self) -> None:
-        """An engine serves: the first one, or a replacement."""
-
-    def on_events(self, events: list[Event]) -> None:
-        """The engine sent one frame of events."""
-
-    def on_lost(self, error: EngineCrashed, in_hand: frozenset[int]) -> None:
-        """The engine that served is gone, and another may follow.
-
-        `in_hand` has the ids of the requests that its threads were working on when it died.
-        """
-
-    def on_given_up(self, error: WorkerError) -> None:
-        """No other engine follows."""
-
-    def stalled_seconds(self) -> float:
-        """How long the engine has had work without making progress."""
-
-
-@dataclass(slots=True)
-class Incarnation:
-    """One engine process, from its spawn to its end."""
-
-    spawned_at: float = field(default_factory=time.monotonic)
-    last_frame_at: float = field(default_factory=time.monotonic)
-    ready_at: float | None = None
-    phase: str = "preflight"
-    has_served: bool = False
-    """Whether it has finished a request."""
-    start_error: WorkerError | None = None
-    kill_reason: str | None = None
 
 
 class Guardian:
     def __init__(
-        self,
-        settings: Settings,
-        metrics: Metrics,
-        listener: EngineListener,
-        argv: Sequence[str] = ENGINE_ARGV,
-        begun: BegunEngine | None = None,
+        self, settings: Settings, metrics: Metrics, supervisor: Supervisor, engine: EngineProcess
     ) -> None:
-        self.condition: Condition = "loading"
+        """`engine` is for the first load; it may be spawned already."""
+        self.engine = engine
+        """The engine that serves or starts, or the last one that did."""
         self.info: EngineInfo | None = None
         """The info of the engine that serves, or of the last one that did."""
         self.resumed_at = 0.0
         """When this process last resumed after it had been suspended."""
         self.fatal: asyncio.Future[WorkerError] = asyncio.get_running_loop().create_future()
         """Set once, when the worker cannot serve any more and must leave with that error."""
+        self.crashes = CrashHistory(settings.crash_limit, settings.crash_window)
         self._settings = settings
         self._metrics = metrics
-        self._listener = listener
-        self._argv = argv
-        self._begun = begun
+        self._supervisor = supervisor
         self._log = get_logger()
-        self.crashes: deque[Crash] = deque(maxlen=LISTED_CRASHES)
-        """Newest last."""
-        self._history = CrashHistory(settings.crash_limit, settings.crash_window)
         self._first_ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
-        self._engine: EngineProcess | None = None
-        self._now = Incarnation()
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def condition(self) -> Condition:
+        if self.fatal.done():
+            return "failed"
+        if self.engine.serves:
+            return "ready"
+        return "loading" if self.info is None else "recovering"
 
     def send(self, command: Command) -> None:
         """Send a command; it is lost if there is no engine. Raises if it cannot be pickled."""
-        if self._engine is not None:
-            self._engine.send(command)
+        self.engine.send(command)
 
     def fail(self, error: WorkerError) -> None:
         """Make the worker leave with `error`, unless it already leaves with another."""
-        self.condition = "failed"
         if not self.fatal.done():
             self.fatal.set_result(error)
 
@@ -128,10 +86,9 @@ class Guardian:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._engine is not None:
-            engine, self._engine = self._engine, None
-            engine.send(Stop())
-            self._log.info("engine.stopped", how=await engine.end())
+        if tasks and self.engine.pid is not None:
+            self.engine.send(Stop())
+            self._log.info("engine.stopped", how=await self.engine.end())
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a task that ends with the guardian; if it fails, the worker must leave."""
@@ -151,100 +108,90 @@ class Guardian:
         """Run one engine after the other, until the first start fails or the crashes are a loop."""
         while True:
             how = await self._one_engine(config)
-            if not self._first_ready.done():
-                self.condition = "failed"
-                now = self._now
-                error = now.start_error or start_failure(now.kill_reason or how, now.phase)
+            if self.info is None:
+                error = self.engine.start_error or start_failure(self.engine, how)
+                self.fail(error)
                 self._first_ready.set_exception(error)
                 return
-            self._note_crash(how)
-            if self._history.is_loop:
+            self._record_crash(how)
+            if self.crashes.is_loop:
+                recent = self.crashes.recent
                 crash_loop = CrashLoop(
-                    f"The engine crashed {self._history.recent} times within "
-                    f"{self._settings.crash_window:.0f} s, last: {how}; the limit is "
-                    f"{self._settings.crash_limit}.",
-                    crashes=self._history.recent,
+                    f"The engine crashed {recent} times within {self._settings.crash_window:.0f} "
+                    f"s, last: {how}; the limit is {self._settings.crash_limit}.",
+                    crashes=recent,
                 )
                 self.fail(crash_loop)
-                self._listener.on_given_up(crash_loop)
+                self._supervisor.on_given_up(crash_loop)
                 return
-            await asyncio.sleep(self._history.delay_seconds)
+            await asyncio.sleep(self.crashes.delay_seconds)
+            self.engine = self.engine.successor()
 
     async def _one_engine(self, config: LoadModel) -> str:
         """Spawn an engine and wait until it is gone; returns in words how it ended."""
-        self._now = Incarnation()
+        engine = self.engine
         try:
-            begun, self._begun = self._begun or begin_engine(self._argv), None
-            engine = await EngineProcess.adopt(begun, self._on_frame)
+            engine.spawn()
+            await engine.connect(self._on_frame)
         except OSError as trouble:  # memory or processes are short for now
             return f"not spawned: {trouble.strerror}"
-        self._engine = engine
         engine.send(config)
         self._log.info("engine.spawned", pid=engine.pid)
-        if self._first_ready.done():
+        if self.info is not None:
             self._metrics.engine_respawned()
-        await engine.lost.wait()
-        if self._first_ready.done():
-            self.condition = "recovering"
-            self._listener.report(Progress("recovering", 0.0))
-        if self._now.ready_at is not None:
-            reason = self._now.kill_reason or "died"
-            error = EngineCrashed(f"The engine process {reason}; try again.")
-            self._listener.on_lost(error, engine.black_box.suspects)
-        how = await engine.end()
-        self._engine = None
-        return how
+        await engine.until_lost()
+        if self.info is not None:
+            self._supervisor.report(Progress("recovering", 0.0))
+        if engine.ready_at is not None:
+            error = EngineCrashed(f"The engine process {engine.kill_reason or 'died'}; try again.")
+            self._supervisor.on_lost(error, engine.suspects)
+        return await engine.end()
 
-    def _note_crash(self, how: str) -> None:
-        now, at = self._now, time.monotonic()
-        ready_seconds = 0.0 if now.ready_at is None else at - now.ready_at
-        self._history.record(at, ready_seconds, served=now.has_served)
-        trouble = now.start_error.message if now.start_error else None
-        cause = trouble or now.kill_reason or how
-        self.crashes.append(Crash(datetime.now(UTC), cause, ready_seconds))
+    def _record_crash(self, how: str) -> None:
+        engine = self.engine
+        trouble = engine.start_error.message if engine.start_error else None
+        cause = trouble or engine.kill_reason or how
+        crash = Crash(cause, engine.ready_seconds, engine.has_served)
+        self.crashes.record(crash)
         self._metrics.engine_crashed()
         self._log.error(
             "engine.crashed",
             how=how,
-            reason=now.kill_reason,
+            reason=engine.kill_reason,
             start_error=trouble,
-            recent=self._history.recent,
+            recent=self.crashes.recent,
             limit=self._settings.crash_limit,
-            ready_seconds=round(ready_seconds, 3),
+            ready_seconds=round(crash.ready_seconds, 3),
         )
 
     # --- watch ---
 
     def _on_frame(self, events: list[Event]) -> None:
-        now = self._now
-        now.last_frame_at = time.monotonic()
-        if now.ready_at is None:
-            self._follow_start(events)
-        elif not now.has_served:
-            now.has_served = any(isinstance(event, Finished | Answered) for event in events)
-        self._listener.on_events(events)
+        engine = self.engine
+        engine.last_frame_at = time.monotonic()
+        if engine.ready_at is None:
+            self._follow_start(engine, events)
+        elif not engine.has_served:
+            engine.has_served = any(isinstance(event, Finished | Answered) for event in events)
+        self._supervisor.on_events(events)
 
-    def _follow_start(self, events: list[Event]) -> None:
+    def _follow_start(self, engine: EngineProcess, events: list[Event]) -> None:
         for event in events:
             match event:
                 case Progress():
-                    self._now.phase = event.phase
-                    self._listener.report(event)
+                    engine.phase = event.phase
+                    self._supervisor.report(event)
                 case StartFailed():
-                    self._now.start_error = event.error
-                case Ready():
-                    self._on_ready(event.info)
-
-    def _on_ready(self, info: EngineInfo) -> None:
-        self.info = info
-        self.condition = "ready"
-        self._now.ready_at = time.monotonic()
-        seconds = self._now.ready_at - self._now.spawned_at
-        self._metrics.engine_loaded(seconds)
-        self._log.info("engine.ready", pid=info.pid, seconds=round(seconds, 3))
-        self._listener.on_ready()
-        if not self._first_ready.done():
-            self._first_ready.set_result(info)
+                    engine.start_error = event.error
+                case Ready(info=info):
+                    self.info = info
+                    engine.ready_at = time.monotonic()
+                    seconds = engine.ready_at - engine.connected_at
+                    self._metrics.engine_loaded(seconds)
+                    self._log.info("engine.ready", pid=info.pid, seconds=round(seconds, 3))
+                    self._supervisor.on_ready()
+                    if not self._first_ready.done():
+                        self._first_ready.set_result(info)
 
     async def _watch(self) -> None:
         """Kill an engine that makes no progress; `_guard` then replaces it."""
@@ -257,25 +204,26 @@ class Guardian:
         while True:
             before = time.monotonic()
             await asyncio.sleep(tick)
-            now = self._now
-            if time.monotonic() - before > tick + 1.0:
+            engine, now = self.engine, time.monotonic()
+            if now - before > tick + 1.0:
                 # This process itself was suspended; the pipe may hold frames that it has not read.
-                self.resumed_at = now.last_frame_at = time.monotonic()
-            elif now.ready_at is None:
-                if time.monotonic() - now.last_frame_at > start_patience:
+                self.resumed_at = engine.last_frame_at = now
+            elif engine.ready_at is None:
+                if now - engine.last_frame_at > start_patience:
                     self._kill(f"was silent for {start_patience:.0f} s of its start and was killed")
-            elif self._listener.stalled_seconds() >= patience:
+            elif self._supervisor.stalled_seconds() >= patience:
                 self._kill(f"made no progress for {patience:.1f} s and was killed")
 
     def _kill(self, reason: str) -> None:
-        if self._engine is not None and self._now.kill_reason is None:
-            self._now.kill_reason = reason
-            self._log.error("engine.stalled", pid=self._engine.pid, reason=reason)
-            self._engine.kill()
+        if self.engine.pid is not None and self.engine.kill_reason is None:
+            self.engine.kill_reason = reason
+            self._log.error("engine.stalled", pid=self.engine.pid, reason=reason)
+            self.engine.kill()
 
 
-def start_failure(how: str, phase: str) -> WorkerError:
+def start_failure(engine: EngineProcess, how: str) -> WorkerError:
     """The error for a first engine that died without a report."""
+    how, phase = engine.kill_reason or how, engine.phase
     if how == "killed by SIGKILL":
         return InsufficientVram(
             f"The engine process was killed in phase {phase!r}, most likely by the kernel for "

@@ -107,7 +107,8 @@ class Job:
     _sent_ids: list[int] = field(default_factory=list)
     _to_replay: list[int] = field(default_factory=list)
     _events: list[StreamEvent] = field(default_factory=list)
-    _waiter: asyncio.Future[None] | None = None
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when `_events` or `is_accepted` may have changed."""
 
     @property
     def job_id(self) -> str | None:
@@ -140,7 +141,8 @@ class Job:
     async def accepted(self) -> None:
         """Wait until the engine has accepted the job; raises its refusal."""
         while not self.is_accepted and not self._events:
-            await self._next_events()
+            self._news.clear()
+            await self._news.wait()
         if not self.is_accepted and isinstance(last := self._events[-1], Failed):
             raise last.error
 
@@ -165,16 +167,10 @@ class Job:
         while not self._events:
             if self.has_ended:
                 raise StopAsyncIteration
-            await self._next_events()
+            self._news.clear()
+            await self._news.wait()
         events, self._events = self._events, []
         return events
-
-    async def _next_events(self) -> None:
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
 
     # --- the supervisor's side ---
 
@@ -190,7 +186,7 @@ class Job:
         if not self.is_accepted:
             self.is_accepted = True
             self._metrics.request_accepted(event.prompt_tokens)
-            self._wake()
+            self._news.set()
 
     def submission(self) -> Work:
         """The work to send to the engine; after a crash, what is left of it.
@@ -253,7 +249,7 @@ class Job:
             case Failed(error=error):
                 self._end(_OUTCOMES.get(error.code, "error"), error.code)
         self._events += events
-        self._wake()
+        self._news.set()
 
     def _start(self, event: Started) -> None:
         self.enter(Stage.STARTED)
@@ -299,7 +295,3 @@ class Job:
             cached_tokens=self.cached_tokens,
             duration_ms=round(duration_ms, 3),
         )
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)

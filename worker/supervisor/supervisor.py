@@ -1,15 +1,16 @@
 """The engine as the rest of the API process sees it: requests in, streams of events out.
 
 It passes requests to the engine and the engine's events to their jobs. `guardian` owns the process,
-`table` the jobs. Only `submit` and `ask` wait for the engine: until it accepts, or answers.
+`job_table` the jobs. Only `submit` and `ask` wait for the engine: until it accepts, or answers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import pickle
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 from worker.errors import (
@@ -17,6 +18,8 @@ from worker.errors import (
     EngineCrashed,
     InferenceTimeout,
     InvalidRequest,
+    NotReady,
+    QueueFull,
     ResidencyViolation,
     ShuttingDown,
     WorkerError,
@@ -25,13 +28,12 @@ from worker.observability.logs import get_logger
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
 from worker.supervisor import recovery
-from worker.supervisor.admission import Admission
+from worker.supervisor.engine_process import EngineProcess
 from worker.supervisor.guardian import Guardian
 from worker.supervisor.job import Job, Stage, StreamEvent, by_request
+from worker.supervisor.job_table import JobTable
 from worker.supervisor.quarantine import Quarantine
-from worker.supervisor.spawn import ENGINE_ARGV, BegunEngine
 from worker.supervisor.status import NO_STATS, State, WorkerStatus
-from worker.supervisor.table import JobTable
 from worker.wire.engine_info import EngineInfo
 from worker.wire.messages import (
     Accepted,
@@ -55,12 +57,9 @@ DEADLINE_GRACE_SECONDS = 0.25
 
 class Supervisor:
     def __init__(
-        self,
-        settings: Settings,
-        metrics: Metrics,
-        argv: Sequence[str] = ENGINE_ARGV,
-        begun: BegunEngine | None = None,
+        self, settings: Settings, metrics: Metrics, engine: EngineProcess | None = None
     ) -> None:
+        """`engine` is for the first load; without it one is spawned then."""
         self._started_at = time.monotonic()
         self._progress = Progress("starting", 0.0)
         self._stats = NO_STATS
@@ -72,9 +71,7 @@ class Supervisor:
         self._drained = asyncio.Event()
         self.changed = asyncio.Event()
         """Set once, at the next change of `state` or `progress`; a new event then replaces it."""
-        self._guardian = Guardian(settings, metrics, self, argv, begun)
-        self.fatal: asyncio.Future[WorkerError] = self._guardian.fatal
-        """Set once, when the worker cannot serve any more and must leave with that error."""
+        self._guardian = Guardian(settings, metrics, self, engine or EngineProcess())
         self._jobs = JobTable()
         self._next_request_id = 1
         self._cancelled_at: dict[int, float] = {}
@@ -82,7 +79,6 @@ class Supervisor:
         self._holds_jobs = False
         """Whether jobs of an engine that died still wait for the next engine."""
         self._quarantine = Quarantine(settings.crash_window)
-        self._admission = Admission(settings, metrics, self._quarantine)
         self._step_at = self._intake_at = 0.0
         """When the engine last computed a step, and when it last accepted a request."""
 
@@ -116,8 +112,13 @@ class Supervisor:
             error=self.fatal.result() if self.fatal.done() else None,
             info=info,
             stats=self._stats,
-            crashes=tuple(self._guardian.crashes),
+            crashes=self._guardian.crashes.latest,
         )
+
+    @property
+    def fatal(self) -> asyncio.Future[WorkerError]:
+        """Set once, when the worker cannot serve any more and must leave with that error."""
+        return self._guardian.fatal
 
     async def watch_progress(self) -> AsyncIterator[Progress]:
         """The current phase and each later one, until the worker is ready or has failed."""
@@ -169,7 +170,7 @@ class Supervisor:
         """
         job = Job(self._next_request_id, work, self._metrics, self._drop)
         try:
-            self._admission.check(job, self._jobs, self.state, self._progress)
+            self._check_admission(job)
             self._jobs.add(job)
         except WorkerError as error:
             self._metrics.request_rejected(error.code)
@@ -184,6 +185,41 @@ class Supervisor:
             job.deadline = loop.call_later(remaining, self._drop, job, passed)
         self._send(job)
         return job
+
+    def _check_admission(self, job: Job) -> None:
+        """Check that the job may join the others.
+
+        Raises:
+            ShuttingDown, NotReady: the worker takes no work in this state.
+            InvalidRequest: the request is in quarantine.
+            QueueFull: too many requests, or too many prompt tokens, are waiting.
+        """
+        if self.state == "draining":
+            raise ShuttingDown("The worker is shutting down and takes no new work.")
+        if self.state != "ready":
+            phase, percent = self._progress.phase, self._progress.percent
+            raise NotReady(
+                f"The worker is {self.state}: {phase}, {percent:.0f} %.",
+                phase=phase,
+                percent=percent,
+            )
+        if job.is_internal:
+            return
+        if job.work in self._quarantine:
+            self._metrics.request_quarantined()
+            message = "This request is suspected of two engine crashes and is refused for now."
+            fault = {"field": "prompt", "constraint": "quarantine", "message": message}
+            raise InvalidRequest(message, errors=[fault])
+        limits = self._settings
+        full = None
+        if len(self._jobs) >= limits.engine.slots + limits.max_queued_requests:
+            full = f"{limits.max_queued_requests} requests"
+        elif self._jobs.queued_prompt_tokens >= limits.max_queued_prompt_tokens:
+            full = f"{limits.max_queued_prompt_tokens} prompt tokens"
+        if full is not None:
+            pace = self._jobs.seconds_per_job
+            wait = 1 if pace is None else min(max(math.ceil(pace * self._jobs.queued), 1), 120)
+            raise QueueFull(f"The queue is full: {full} are waiting.", retry_after_seconds=wait)
 
     def _send(self, job: Job) -> None:
         """Send the job to the engine; a job that cannot be pickled ends here."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 
 from worker.devices import preflight
-from worker.supervisor import spawn
+from worker.supervisor import engine_process
 
 if __name__ == "__main__":
     setting = sys.argv.pop(1)
     start = (sys.executable, "-P", "-m")
-    spawn.ENGINE_ARGV = (*start, "tests.devices.support.gpu_engine", setting)
+    engine_process.ENGINE_ARGV = (*start, "tests.devices.support.gpu_engine", setting)
     preflight.CHILD = (*start, "tests.devices.support.gpu_preflight", setting)
     from worker.cli import cuda
 
