@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -32,9 +33,8 @@ from worker.models.resolve import resolve
 from worker.observability.logs import get_logger, is_for_people
 from worker.observability.metrics import Metrics
 from worker.observability.terminal import LiveLine, first_request, ready_text
-from worker.pool.client import ReadyCallback
-from worker.pool.heartbeat import Beat
-from worker.pool.presence import Presence
+from worker.pool.client import PoolClient
+from worker.pool.heartbeat import Heartbeats
 from worker.settings import Settings
 from worker.supervisor.engine_process import EngineProcess
 from worker.supervisor.supervisor import Supervisor
@@ -73,6 +73,7 @@ class Lifecycle:
         self._exit_code = 0
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
+        self._heartbeats: Heartbeats | None = None
 
     async def serve(self) -> WorkerError | None:
         """Run the worker to its end; returns the error that ended it, `None` if it was told to."""
@@ -81,10 +82,18 @@ class Lifecycle:
         self._supervisor = Supervisor(settings, self._metrics, self._engine)
         self._install_signals()
         server = self._http_server()
-        self._presence = Presence(settings, self._metrics)
+        self._pool = PoolClient(settings, self._metrics)
         serving = asyncio.create_task(server.serve(sockets=[self._listener]))
         self._log_listening()
-        self._presence.begin(self._beat, lambda: self._supervisor.changed)
+        if settings.heartbeat_url is not None:
+            self._heartbeats = Heartbeats(
+                self._pool,
+                self._metrics,
+                settings.heartbeat_url,
+                settings.heartbeat_interval,
+                self._beat,
+                lambda: self._supervisor.changed,
+            )
         bring_up = asyncio.create_task(self._bring_up())
         showing = asyncio.create_task(self._show_start())
         try:
@@ -113,7 +122,7 @@ class Lifecycle:
         )
         self._state = state
         patience = self._settings.slow_reader_timeout
-        return server_for(create_app(state), patience, self._metrics.slow_reader_cut)
+        return server_for(create_app(state), patience, self._metrics.slow_readers.inc)
 
     async def _bring_up(self) -> None:
         """Resolve, load, announce; returns when the pool manager knows, or raises why not."""
@@ -166,7 +175,7 @@ class Lifecycle:
             line = first_request(self._uri, settings.worker_token is not None)
             # On a thread of its own: if nobody reads stdout, this blocks, but serving must not.
             threading.Thread(target=_print, args=(line,), daemon=True).start()
-        await self._presence.announce(self._ready_callback(info))
+        await self._pool.announce(self._callback())
 
     async def _show_start(self) -> None:
         """For a person at a terminal: a live line during the load, then what is served."""
@@ -183,54 +192,44 @@ class Lifecycle:
             text = ready_text(self._uri, self._state.model_ref, info, page=page)
             print(text, end="", file=sys.stderr, flush=True)
 
-    def _ready_callback(self, info: EngineInfo) -> ReadyCallback:
-        return ReadyCallback(
-            worker_id=self._settings.worker_id,
-            model_ref=self._state.model_ref,
-            vram_bytes=info.residency.device_bytes,
-            uri=self._uri,
-            backend=self._settings.backend,
-            device=info.device,
-            capabilities=capabilities(info),
-            slots=info.slots,
-            context_length=info.model.context_length,
-            incarnation=self._incarnation,
-            version=own_version(),
-        )
-
-    def _beat(self, sequence: int) -> Beat:
-        """The worker's whole state now, as a heartbeat."""
+    def _callback(self) -> dict[str, Any]:
+        """What the pool manager is told once the worker is ready."""
         settings, status = self._settings, self._supervisor.status()
         info, engine = status.info, settings.engine
-        return Beat(
-            worker_id=settings.worker_id,
-            incarnation=self._incarnation,
-            sequence=sequence,
-            status=status.pool_status,
-            state=status.state,
-            phase=status.progress.phase,
-            percent=status.progress.percent,
-            uri=self._uri,
-            model_ref=self._state.model_ref,
-            backend=settings.backend,
-            device=info.device if info else None,
-            capabilities=capabilities(info) if info else [],
-            protocol="sse",
-            version=own_version(),
-            slots=info.slots if info else engine.slots,
-            context_length=status.context_length or engine.context_length,
-            running=status.running,
-            queued=status.queued,
-            queued_prompt_tokens=status.queued_prompt_tokens,
-            kv_cells_used=status.stats.kv_cells_used,
-            kv_cells_total=status.stats.kv_cells_total,
-            resident=status.resident,
-            residency_lost=status.residency_lost,
-            vram_bytes=status.vram_bytes,
-            last_progress_ms=round(status.last_progress_ms, 1),
-            uptime_seconds=round(status.uptime_seconds, 3),
-            interval_seconds=settings.heartbeat_interval,
-        )
+        return {
+            "worker_id": settings.worker_id,
+            "incarnation": self._incarnation,
+            "uri": self._uri,
+            "protocol": "sse",
+            "version": own_version(),
+            "model_ref": self._state.model_ref,
+            "backend": settings.backend,
+            "device": info.device if info else None,
+            "capabilities": capabilities(info) if info else [],
+            "slots": info.slots if info else engine.slots,
+            "context_length": status.context_length or engine.context_length,
+            "vram_bytes": status.vram_bytes,
+        }
+
+    def _beat(self) -> dict[str, Any]:
+        """The worker's whole state now, as a heartbeat."""
+        status = self._supervisor.status()
+        return self._callback() | {
+            "status": status.pool_status,
+            "state": status.state,
+            "phase": status.progress.phase,
+            "percent": status.progress.percent,
+            "running": status.running,
+            "queued": status.queued,
+            "queued_prompt_tokens": status.queued_prompt_tokens,
+            "kv_cells_used": status.stats.kv_cells_used,
+            "kv_cells_total": status.stats.kv_cells_total,
+            "resident": status.resident,
+            "residency_lost": status.residency_lost,
+            "last_progress_ms": round(status.last_progress_ms, 1),
+            "uptime_seconds": round(status.uptime_seconds, 3),
+            "interval_seconds": self._settings.heartbeat_interval,
+        }
 
     def _log_listening(self) -> None:
         settings = self._settings
@@ -322,13 +321,18 @@ class Lifecycle:
         server.force_exit = self._stop_now.is_set()
         ends = await asyncio.gather(
             self._supervisor.stop(),
-            self._presence.end(now=self._stop_now.is_set()),
+            self._leave_pool(),
             serving,
             return_exceptions=True,
         )
         for trouble in ends:
             if isinstance(trouble, BaseException):
                 self._log.error("worker.stop_trouble", exc_info=trouble)
+
+    async def _leave_pool(self) -> None:
+        if self._heartbeats is not None:
+            await self._heartbeats.end(now=self._stop_now.is_set())
+        await self._pool.close()
 
 
 def capabilities(info: EngineInfo) -> list[str]:

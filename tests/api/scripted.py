@@ -141,7 +141,7 @@ class ScriptedWorker:
         config = uvicorn.Config(
             create_app(self.state),
             http=protocol_with(
-                self.state.settings.slow_reader_timeout, self.metrics.slow_reader_cut
+                self.state.settings.slow_reader_timeout, self.metrics.slow_readers.inc
             ),
             log_config=None,
             access_log=False,

@@ -11,7 +11,7 @@ from worker.observability.metrics import Metrics
 
 def exposition(running: int) -> str:
     metrics = Metrics("w")
-    metrics.request_ended("success", 12.0)
+    metrics.requests.labels("success").inc()
     return metrics.exposition(ready_status(running=running)).decode()
 
 

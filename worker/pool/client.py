@@ -10,7 +10,6 @@ import asyncio
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -29,24 +28,6 @@ LONGEST_DELAY_SECONDS = 10.0
 _RETRIED_4XX = frozenset({408, 425, 429})
 
 
-@dataclass(frozen=True, slots=True)
-class ReadyCallback:
-    """The payload of the ready callback, as the contract defines it."""
-
-    worker_id: str
-    model_ref: str
-    vram_bytes: int
-    uri: str
-    backend: str
-    device: str
-    capabilities: list[str]
-    slots: int
-    context_length: int
-    incarnation: str
-    version: str
-    protocol: str = "sse"
-
-
 class PoolClient:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings = settings
@@ -54,7 +35,7 @@ class PoolClient:
         self._log = get_logger()
         self._http: httpx.AsyncClient | None = None
 
-    async def announce(self, ready: ReadyCallback) -> None:
+    async def announce(self, payload: Mapping[str, Any]) -> None:
         """Send the ready callback until the manager accepts it, else raise `CallbackFailed`.
 
         With `--callback-optional`, a final failure is only logged and counted.
@@ -63,7 +44,7 @@ class PoolClient:
         if url is None:
             return
         try:
-            attempts = await self._post_until_taken(url, asdict(ready))
+            attempts = await self._post_until_taken(url, payload)
         except CallbackFailed as error:
             if not self._settings.callback_optional:
                 raise
@@ -82,7 +63,7 @@ class PoolClient:
             status, trouble = await self.post(url, payload, min(ATTEMPT_SECONDS, remaining))
             if status is not None and 200 <= status < 300:
                 return attempt
-            self._metrics.callback_failed()
+            self._metrics.callback_failures.inc()
             reason = trouble or f"it answered {status}"
             delay, failure = full_jitter(attempt), None
             if status is not None and 400 <= status < 500 and status not in _RETRIED_4XX:

@@ -8,122 +8,111 @@ that says `draining` or `failed` is the last.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 from worker.observability.logs import get_logger
 from worker.observability.metrics import Metrics
 from worker.pool.client import ATTEMPT_SECONDS, PoolClient
 from worker.pool.rules import FINAL_STATUSES
 
+LAST_BEAT_SECONDS = 2.0
+"""How long the exit may wait for the last heartbeat to be accepted."""
 _LAST_BEAT_RETRY_SECONDS = 0.5
 _log = get_logger()
 
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """Everything that a manager needs; it need not remember earlier beats."""
-
-    worker_id: str
-    incarnation: str
-    sequence: int
-    status: str
-    """`loading`, `ready`, `busy`, `draining` or `failed`: what a manager acts on."""
-    state: str
-    """The worker's own state, which distinguishes `recovering` from `loading`."""
-    phase: str
-    percent: float
-    uri: str
-    model_ref: str
-    backend: str
-    device: str | None
-    capabilities: list[str]
-    protocol: str
-    version: str
-    slots: int
-    context_length: int | None
-    running: int
-    queued: int
-    queued_prompt_tokens: int
-    kv_cells_used: int
-    kv_cells_total: int
-    resident: bool
-    residency_lost: str | None
-    vram_bytes: int
-    last_progress_ms: float
-    uptime_seconds: float
-    interval_seconds: float
+Beat = Mapping[str, Any]
+"""Everything that a manager needs; it need not remember earlier beats."""
 
 
-@dataclass(slots=True)
 class Heartbeats:
-    """`run` sends beats until its last one was accepted. `compose` makes a beat from its number."""
+    """Sends beats to one URL until the last one was accepted."""
 
-    _client: PoolClient
-    _metrics: Metrics
-    _url: str
-    _interval_seconds: float
-    _compose: Callable[[int], Beat]
-    _changed: Callable[[], asyncio.Event]
-    """Returns an event that is set at the next change of the worker's state."""
-    _sequence: int = 0
-    _failing: bool = False
+    def __init__(
+        self,
+        client: PoolClient,
+        metrics: Metrics,
+        url: str,
+        interval_seconds: float,
+        compose: Callable[[], Beat],
+        changed: Callable[[], asyncio.Event],
+    ) -> None:
+        """`compose` makes a beat of the state now; `changed` gives an event that is set at the
+        next change of it."""
+        self._client = client
+        self._metrics = metrics
+        self._url = url
+        self._interval_seconds = interval_seconds
+        self._compose = compose
+        self._changed = changed
+        self._is_failing = False
+        self._task = asyncio.create_task(self._run())
 
-    async def run(self) -> None:
+    async def end(self, *, now: bool) -> None:
+        """Give the last beat a moment to be accepted, or none."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._task, 0 if now else LAST_BEAT_SECONDS)
+
+    async def _run(self) -> None:
+        sequence = 0
+        while True:
+            sequence += 1
+            beat = {**self._compose(), "sequence": sequence}
+            sent_at = time.monotonic()
+            accepted = await self._send_unless_outdated(beat)
+            if _is_final(beat) and accepted:
+                return
+            is_urgent = _is_final(self._compose())
+            pause = _LAST_BEAT_RETRY_SECONDS if is_urgent else self._interval_seconds
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(sent_at + pause - time.monotonic()):
+                    await self._until(partial(_is_news, last=beat))
+
+    async def _until(self, holds: Callable[[Beat], bool]) -> None:
+        """Wait until the state is as `holds` says."""
         while True:
             changed = self._changed()
-            self._sequence += 1
-            beat = self._compose(self._sequence)
-            sent_at = time.monotonic()
-            taken = await self._send_unless_outdated(beat)
-            if beat.status in FINAL_STATUSES and taken:
+            if holds(self._compose()):
                 return
-            urgent = self._compose(0).status in FINAL_STATUSES
-            pause = _LAST_BEAT_RETRY_SECONDS if urgent else self._interval_seconds
-            await self._sleep_until_news(beat, changed, sent_at + pause)
+            await changed.wait()
 
     async def _send_unless_outdated(self, beat: Beat) -> bool:
         """Send the beat; one that hangs is given up as soon as the last beat is due."""
         sending = asyncio.create_task(self._send(beat))
+        last_is_due = asyncio.create_task(
+            self._until(lambda now: _is_final(now) and not _is_final(beat))
+        )
         try:
-            while True:
-                news = asyncio.create_task(self._changed().wait())
-                try:
-                    await asyncio.wait({sending, news}, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    news.cancel()
-                if sending.done():
-                    return sending.result()
-                if beat.status not in FINAL_STATUSES and (
-                    self._compose(0).status in FINAL_STATUSES
-                ):
-                    return False
+            await asyncio.wait({sending, last_is_due}, return_when=asyncio.FIRST_COMPLETED)
+            return sending.done() and sending.result()
         finally:
             sending.cancel()
+            last_is_due.cancel()
 
     async def _send(self, beat: Beat) -> bool:
         status, trouble = await self._client.post(
-            self._url, asdict(beat), min(ATTEMPT_SECONDS, max(1.0, self._interval_seconds))
+            self._url, beat, min(ATTEMPT_SECONDS, max(1.0, self._interval_seconds))
         )
-        taken = status is not None and 200 <= status < 300
-        self._metrics.heartbeat(taken)
-        if not taken and not self._failing:
+        accepted = status is not None and 200 <= status < 300
+        self._metrics.heartbeats.labels("sent" if accepted else "failed").inc()
+        if not accepted and not self._is_failing:
             _log.warning("heartbeat.failed", reason=trouble or f"it answered {status}")
-        elif taken and self._failing:
-            _log.info("heartbeat.recovered", sequence=beat.sequence)
-        self._failing = not taken
-        return taken
+        elif accepted and self._is_failing:
+            _log.info("heartbeat.recovered", sequence=beat["sequence"])
+        self._is_failing = not accepted
+        return accepted
 
-    async def _sleep_until_news(self, last: Beat, changed: asyncio.Event, due_at: float) -> None:
-        """Sleep until `due_at`, or until the state differs from the last beat's."""
-        while (remaining := due_at - time.monotonic()) > 0:
-            try:
-                await asyncio.wait_for(changed.wait(), remaining)
-            except TimeoutError:
-                return
-            changed = self._changed()
-            now = self._compose(0)
-            busy_or_ready = {now.status, last.status} <= {"ready", "busy"}
-            if now.state != last.state or (now.status != last.status and not busy_or_ready):
-                return
+
+def _is_final(beat: Beat) -> bool:
+    return beat["status"] in FINAL_STATUSES
+
+
+def _is_news(now: Beat, last: Beat) -> bool:
+    """Whether a manager should know of the change at once."""
+    busy_or_ready = {now["status"], last["status"]} <= {"ready", "busy"}
+    return bool(
+        now["state"] != last["state"] or (now["status"] != last["status"] and not busy_or_ready)
+    )

@@ -138,7 +138,7 @@ class Guardian:
         engine.send(config)
         self._log.info("engine.spawned", pid=engine.pid)
         if self.info is not None:
-            self._metrics.engine_respawned()
+            self._metrics.respawns.inc()
         await engine.until_lost()
         if self.info is not None:
             self._supervisor.report(Progress("recovering", 0.0))
@@ -153,7 +153,7 @@ class Guardian:
         cause = trouble or engine.kill_reason or how
         crash = Crash(cause, engine.ready_seconds, engine.has_served)
         self.crashes.record(crash)
-        self._metrics.engine_crashed()
+        self._metrics.crashes.inc()
         self._log.error(
             "engine.crashed",
             how=how,
@@ -187,7 +187,7 @@ class Guardian:
                     self.info = info
                     engine.ready_at = time.monotonic()
                     seconds = engine.ready_at - engine.connected_at
-                    self._metrics.engine_loaded(seconds)
+                    self._metrics.load.observe(seconds)
                     self._log.info("engine.ready", pid=info.pid, seconds=round(seconds, 3))
                     self._supervisor.on_ready()
                     if not self._first_ready.done():

@@ -185,7 +185,7 @@ class Job:
         self._prompt_ids = event.prompt_ids
         if not self.is_accepted:
             self.is_accepted = True
-            self._metrics.request_accepted(event.prompt_tokens)
+            self._metrics.tokens_in.inc(event.prompt_tokens)
             self._news.set()
 
     def submission(self) -> Work:
@@ -255,18 +255,15 @@ class Job:
         self.enter(Stage.STARTED)
         self.started_at_unix = time.time()
         self.cached_tokens = event.cached_tokens
-        self._metrics.request_started(
-            time.monotonic() - self._submitted_at,
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=event.cached_tokens,
-        )
+        self._metrics.queue_wait.observe(time.monotonic() - self._submitted_at)
+        self._metrics.looked_up(self.prompt_tokens, event.cached_tokens)
 
     def _count_tokens(self, n_tokens: int) -> None:
         self.stage = Stage.PRODUCING
         now = time.monotonic()
         if self._first_token_at is None:
             self._first_token_at = now
-            self._metrics.first_token(now - self._submitted_at)
+            self._metrics.first_token.observe(now - self._submitted_at)
             self._metrics.tokens(n_tokens, None)
         else:
             self._metrics.tokens(n_tokens, (now - self._last_token_at) / n_tokens)
@@ -278,10 +275,11 @@ class Job:
         if self.is_internal:
             return
         if not self.is_accepted and reason is not None:
-            self._metrics.request_rejected(reason)
+            self._metrics.rejected.labels(reason).inc()
             return
         duration_ms = (time.monotonic() - self._submitted_at) * 1000
-        self._metrics.request_ended(outcome, duration_ms)
+        self._metrics.requests.labels(outcome).inc()
+        self._metrics.duration_ms.observe(duration_ms)
         self._context.run(self._log_end, outcome, reason, duration_ms)
 
     def _log_end(self, outcome: Outcome, reason: str | None, duration_ms: float) -> None:

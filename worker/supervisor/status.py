@@ -82,5 +82,11 @@ class WorkerStatus:
         return self.info.model.context_length if self.info is not None else None
 
     @property
+    def kv_usage(self) -> float:
+        """The share of KV cells that running requests hold."""
+        in_use = self.stats.kv_cells_used - self.stats.kv_cells_cached
+        return in_use / self.stats.kv_cells_total if self.stats.kv_cells_total else 0.0
+
+    @property
     def load_seconds(self) -> float:
         return self.info.load_seconds if self.info is not None else 0.0

@@ -173,7 +173,7 @@ class Supervisor:
             self._check_admission(job)
             self._jobs.add(job)
         except WorkerError as error:
-            self._metrics.request_rejected(error.code)
+            self._metrics.rejected.labels(error.code).inc()
             raise
         self._next_request_id += 1
         if isinstance(work, InferenceRequest):
@@ -206,7 +206,7 @@ class Supervisor:
         if job.is_internal:
             return
         if job.work in self._quarantine:
-            self._metrics.request_quarantined()
+            self._metrics.quarantined.inc()
             message = "This request is suspected of two engine crashes and is refused for now."
             fault = {"field": "prompt", "constraint": "quarantine", "message": message}
             raise InvalidRequest(message, errors=[fault])
@@ -343,7 +343,7 @@ class Supervisor:
             if isinstance(stream[-1], Finished | Answered | Failed):
                 cancelled_at = self._cancelled_at.pop(request_id, None)
                 if cancelled_at is not None:  # its cells are free now
-                    self._metrics.request_cancelled(time.monotonic() - cancelled_at)
+                    self._metrics.cancel.observe(time.monotonic() - cancelled_at)
             return
         if job.engine_restarts:
             try:
