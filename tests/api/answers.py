@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.api.chat.output import (
-    CallArguments,
-    CallBegun,
-    OutputPiece,
+from worker.api.chat.delta import (
+    Arguments,
+    Call,
+    Delta,
     Reasoning,
     Text,
 )
@@ -30,7 +30,7 @@ class Message:
         return [(call["name"], json.loads(call["arguments"])) for call in self.calls]
 
 
-def message_of(deltas: Iterable[OutputPiece]) -> Message:
+def message_of(deltas: Iterable[Delta]) -> Message:
     """Checks on the way that calls begin, grow and end in order."""
     message = Message()
     for delta in deltas:
@@ -39,10 +39,10 @@ def message_of(deltas: Iterable[OutputPiece]) -> Message:
                 message.content += text
             case Reasoning(text):
                 message.reasoning += text
-            case CallBegun(number, call_id, name):
+            case Call(number, call_id, name):
                 assert number == len(message.calls) and call_id
                 message.calls.append({"id": call_id, "name": name, "arguments": ""})
-            case CallArguments(number, text):
+            case Arguments(number, text):
                 assert number == len(message.calls) - 1 and text
                 message.calls[-1]["arguments"] += text
     return message
@@ -60,7 +60,7 @@ def parse(
     parser = AnswerParser(
         conventions_of(template), use, prompt_end=prompt_end, splits_reasoning=splits_reasoning
     )
-    deltas: list[OutputPiece] = []
+    deltas: list[Delta] = []
     for start in range(0, len(output), size):
         deltas += parser.feed(output[start : start + size])
     return message_of(deltas + parser.finish())

@@ -99,14 +99,14 @@ def test_one_call_at_most_where_one_is_asked_for() -> None:
 
 def test_arguments_stream_as_they_come() -> None:
     """A long text argument is not held back until it is whole."""
-    from worker.api.chat.output import CallArguments
+    from worker.api.chat.delta import Arguments
     from worker.api.chat.parse.answer import AnswerParser
 
     for name, head in (("Qwen3-Coder", "<function=python>\n<parameter=code>\n"),):
         parser = AnswerParser(conventions_of(template(name)), USE)
         parser.feed(head)
         sent = [parser.feed("word " * 8) for _ in range(5)]
-        assert all(any(isinstance(d, CallArguments) for d in deltas) for deltas in sent[1:])
+        assert all(any(isinstance(d, Arguments) for d in deltas) for deltas in sent[1:])
 
 
 @pytest.mark.parametrize("splits", [True, False])

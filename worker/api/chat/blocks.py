@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from worker.api.chat.output import CallArguments, CallBegun, Output, OutputPiece, Reasoning, Text
+from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
+from worker.api.chat.output import Output
 from worker.api.chat.run import Answer
 from worker.api.http.encoding import sse
 from worker.supervisor.job import StreamEvent
@@ -77,12 +78,12 @@ class BlockAnswer(Answer):
 
     # --- the blocks ------------------------------------------------------------------------
 
-    def _steps(self, pieces: Iterable[OutputPiece]) -> Iterator[BlockStep]:
+    def _steps(self, pieces: Iterable[Delta]) -> Iterator[BlockStep]:
         for piece in pieces:
             match piece:
-                case CallBegun(_, id, name):
+                case Call(_, id, name):
                     yield from self._begin("call", id, name)
-                case CallArguments(_, text):
+                case Arguments(_, text):
                     assert self._open is not None
                     yield self._grow(self._open, text)
                 case Reasoning(text) | Text(text):

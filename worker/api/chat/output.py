@@ -1,12 +1,12 @@
-"""A job's output as pieces, the same for all dialects: text, reasoning, calls, the end."""
+"""A job's output as deltas and as what they add up to, the same for all dialects."""
 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
+from worker.api.chat.delta import Arguments, Call, Delta, Parser, Reasoning, Text
 from worker.supervisor.job import Job, StreamEvent
 from worker.wire.messages import (
     Failed,
@@ -19,46 +19,6 @@ from worker.wire.messages import (
 )
 
 FinishReason = Literal["stop", "length", "tool_calls"]
-
-
-class Text(NamedTuple):
-    text: str
-
-
-class Reasoning(NamedTuple):
-    text: str
-
-
-class CallBegun(NamedTuple):
-    """The beginning of a call. Its arguments follow as parts of a JSON text."""
-
-    call: int
-    id: str
-    name: str
-
-
-class CallArguments(NamedTuple):
-    call: int
-    text: str
-
-
-OutputPiece = Text | Reasoning | CallBegun | CallArguments
-
-
-class Parser(ABC):
-    """Splits a model's text into pieces; what it cannot read stays text."""
-
-    def feed(self, text: str) -> list[OutputPiece]:
-        """Take more output; returns the pieces that are certain by now."""
-        return self.run(text, final=False)
-
-    def finish(self) -> list[OutputPiece]:
-        """The pieces that were held back until the end."""
-        return self.run("", final=True)
-
-    @abstractmethod
-    def run(self, text: str, *, final: bool) -> list[OutputPiece]:
-        """Take more output, or with `final` the end of it."""
 
 
 class Output:
@@ -78,13 +38,13 @@ class Output:
         self._parser: Parser | None = None
         self._parser_of = parser_of
 
-    def take(self, event: StreamEvent) -> list[OutputPiece]:
+    def take(self, event: StreamEvent) -> list[Delta]:
         """The pieces that an event adds.
 
         Raises:
             WorkerError: the job failed.
         """
-        pieces: list[OutputPiece] = []
+        pieces: list[Delta] = []
         match event:
             case Token(_, text, ids, logprobs):
                 pieces = [Text(text)] if self._parser is None else self._parser.feed(text)
@@ -107,7 +67,7 @@ class Output:
             self.message.add(piece)
         return pieces
 
-    def _count_reasoning(self, n_tokens: int, pieces: list[OutputPiece]) -> None:
+    def _count_reasoning(self, n_tokens: int, pieces: list[Delta]) -> None:
         """Count the tokens of the reasoning, its marks included."""
         self._n_unread += n_tokens
         if any(isinstance(piece, Reasoning) for piece in pieces):
@@ -163,17 +123,17 @@ class AssistantMessage:
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self.logprobs: list[TokenLogprob] = []
-        self.calls: list[Call] = []
+        self.calls: list[FoundCall] = []
 
-    def add(self, piece: OutputPiece) -> None:
+    def add(self, piece: Delta) -> None:
         match piece:
             case Text(text):
                 self._texts.append(text)
             case Reasoning(text):
                 self._reasoning.append(text)
-            case CallBegun(_, id, name):
-                self.calls.append(Call(id, name))
-            case CallArguments(call, text):
+            case Call(_, id, name):
+                self.calls.append(FoundCall(id, name))
+            case Arguments(call, text):
                 self.calls[call].arguments += text
 
     @property
@@ -185,7 +145,7 @@ class AssistantMessage:
         return "".join(self._reasoning)
 
 
-class Call:
+class FoundCall:
     def __init__(self, id: str, name: str) -> None:
         self.id, self.name, self.arguments = id, name, ""
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from worker.api.chat.output import OutputPiece, Parser, Text
+from worker.api.chat.delta import Delta, Parser, Text
 from worker.api.chat.parse.calls import PartsParser, ToolUse
 from worker.api.chat.parse.channels import ChannelParser
 from worker.api.chat.parse.dialects import FUNCTIONARY_3_2, GPT_OSS, Dialect, dialect_of
@@ -75,17 +75,17 @@ class AnswerParser(Parser):
         if use is not None:
             self._calls = CallParser(use, conventions.dialect)
 
-    def run(self, text: str, *, final: bool) -> list[OutputPiece]:
+    def run(self, text: str, *, final: bool) -> list[Delta]:
         if self._alone is not None:
             return self._alone.run(text, final=final)
-        pieces: list[OutputPiece]
+        pieces: list[Delta]
         if self._splitter is not None:
             pieces = self._splitter.run(text, final=final)
         else:
             pieces = [Text(text)] if text else []
         if self._calls is None:
             return pieces
-        found: list[OutputPiece] = []
+        found: list[Delta] = []
         for piece in pieces:
             found += self._calls.feed(piece.text) if isinstance(piece, Text) else [piece]
         return found + (self._calls.finish() if final else [])

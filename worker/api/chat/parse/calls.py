@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from worker.api.chat.output import CallArguments, CallBegun, OutputPiece, Parser
+from worker.api.chat.delta import Arguments, Call, Delta, Parser
 
 Progress = Literal["more", "done", "failed"]
 """The state of a reader: it needs more text, the call has ended, or this is no call."""
@@ -46,7 +46,7 @@ class Calls:
 
     def __init__(self, use: ToolUse, id_length: int | None = None) -> None:
         self._use, self._id_length = use, id_length
-        self.deltas: list[OutputPiece] = []
+        self.deltas: list[Delta] = []
         self.count = 0
 
     def is_offered(self, name: str) -> bool:
@@ -66,11 +66,11 @@ class Calls:
     def start(self, name: str, call_id: str | None = None) -> None:
         self.count += 1
         if self._is_wanted:
-            self.deltas.append(CallBegun(self.count - 1, call_id or self._new_id(), name))
+            self.deltas.append(Call(self.count - 1, call_id or self._new_id(), name))
 
     def arguments(self, text: str) -> None:
         if text and self._is_wanted:
-            self.deltas.append(CallArguments(self.count - 1, text))
+            self.deltas.append(Arguments(self.count - 1, text))
 
     @property
     def _is_wanted(self) -> bool:
@@ -90,7 +90,7 @@ class PartsParser(Parser):
         self._held = ""
         """Output that is not understood yet."""
 
-    def run(self, text: str, *, final: bool) -> list[OutputPiece]:
+    def run(self, text: str, *, final: bool) -> list[Delta]:
         self._held += text
         while self._held and self._step(final):
             pass

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from worker.api.chat.output import Reasoning, Text
+from worker.api.chat.delta import Reasoning, Text
 from worker.api.chat.parse.calls import PartsParser, ToolUse, begun_mark, certain_part
 
 _MESSAGE = "<|message|>"

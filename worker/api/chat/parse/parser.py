@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from worker.api.chat.output import OutputPiece, Parser, Text
+from worker.api.chat.delta import Delta, Parser, Text
 from worker.api.chat.parse.calls import Calls, ToolUse, begun_mark
 from worker.api.chat.parse.dialects import GENERIC, Dialect
 from worker.api.chat.parse.forms import Form, JsonCall, LiteralCall, NamedCall
@@ -41,7 +41,7 @@ class CallParser(Parser):
         self._reader: Reader | None = None
         self._at_start, self._follows_call = True, False
 
-    def run(self, text: str, *, final: bool) -> list[OutputPiece]:
+    def run(self, text: str, *, final: bool) -> list[Delta]:
         self._held += text
         going = True
         while going:

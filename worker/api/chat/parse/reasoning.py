@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from worker.api.chat.output import OutputPiece, Parser, Reasoning, Text
+from worker.api.chat.delta import Delta, Parser, Reasoning, Text
 from worker.api.chat.parse.calls import certain_part
 
 
@@ -68,16 +68,16 @@ class ReasoningSplitter(Parser):
         """Whether the answer or the reasoning begins here; white space there is dropped."""
         self._said_anything = self._has_thought = False
 
-    def run(self, text: str, *, final: bool) -> list[OutputPiece]:
+    def run(self, text: str, *, final: bool) -> list[Delta]:
         self._held += text
-        deltas: list[OutputPiece] = []
+        deltas: list[Delta] = []
         while self._held:
             step = self._think if self._inside else self._answer
             if not step(deltas, final):
                 break
         return deltas
 
-    def _think(self, deltas: list[OutputPiece], final: bool) -> bool:
+    def _think(self, deltas: list[Delta], final: bool) -> bool:
         before, found, behind = self._held.partition(self._marks.end)
         if found:
             self._inside, self._has_thought, self._held = False, True, behind
@@ -88,7 +88,7 @@ class ReasoningSplitter(Parser):
         self._send_reasoning(before, deltas)
         return False
 
-    def _send_reasoning(self, text: str, deltas: list[OutputPiece]) -> None:
+    def _send_reasoning(self, text: str, deltas: list[Delta]) -> None:
         if self._at_start:
             text = text.lstrip()
             self._at_start = not text
@@ -98,7 +98,7 @@ class ReasoningSplitter(Parser):
         if kept:
             deltas.append(Reasoning(kept))
 
-    def _answer(self, deltas: list[OutputPiece], final: bool) -> bool:
+    def _answer(self, deltas: list[Delta], final: bool) -> bool:
         marks = self._marks
         begun = self._held.lstrip()
         if not self._said_anything and not final and marks.begin.startswith(begun):
@@ -125,7 +125,7 @@ class ReasoningSplitter(Parser):
         self._send_text(text, deltas)
         return False
 
-    def _send_text(self, text: str, deltas: list[OutputPiece]) -> None:
+    def _send_text(self, text: str, deltas: list[Delta]) -> None:
         for filler in self._marks.fillers:
             text = text.replace(filler, "")
         if self._at_start and self._has_thought:

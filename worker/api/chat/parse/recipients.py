@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 
-from worker.api.chat.output import Text
+from worker.api.chat.delta import Text
 from worker.api.chat.parse.calls import PartsParser, ToolUse
 from worker.api.chat.parse.json_calls import JsonValue
 

@@ -8,7 +8,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.chat.output import Output, Text
+from worker.api.chat.delta import Text
+from worker.api.chat.output import Output
 from worker.api.chat.run import Answer, respond
 from worker.api.dialects.llama_server.schema import (
     Chosen,

@@ -15,6 +15,7 @@ from typing import Any
 import pydantic_core
 
 from worker.api.chat.constrain.constrain import Constrained, constrain
+from worker.api.chat.delta import Parser
 from worker.api.chat.format import (
     Choices,
     Expression,
@@ -24,7 +25,7 @@ from worker.api.chat.format import (
     Grammar,
     JsonSchema,
 )
-from worker.api.chat.output import Output, Parser
+from worker.api.chat.output import Output
 from worker.api.chat.parse.answer import AnswerParser, conventions_of
 from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.prompt import chat_prompt

@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from worker.api.chat.output import (
-    AssistantMessage,
-    CallArguments,
-    CallBegun,
-    Output,
-    OutputPiece,
-    Reasoning,
-    Text,
-    usage_of,
-)
+from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
+from worker.api.chat.output import AssistantMessage, Output, usage_of
 from worker.api.chat.run import Answer
 from worker.api.dialects.openai.generation import Generation
 from worker.api.dialects.openai.logprobs import (
@@ -61,17 +53,17 @@ class ChatForm:
     last = '"delta":{}'
     """The content beside the finish reason, as JSON."""
 
-    def delta(self, piece: OutputPiece) -> str | None:
+    def delta(self, piece: Delta) -> str | None:
         """A piece as the content of a streamed choice, as JSON; `None` if it is not shown."""
         match piece:
             case Text(text):
                 return f'"delta":{{"content":{quoted(text)}}}'
             case Reasoning(text):
                 return f'"delta":{{"reasoning_content":{quoted(text)}}}'
-            case CallBegun(index, id, name):
+            case Call(index, id, name):
                 call = {"index": index, **_call_object(id, name)}
                 return f'"delta":{{"tool_calls":[{dumps(call)}]}}'
-            case CallArguments(index, text):
+            case Arguments(index, text):
                 function = f'{{"index":{index},"function":{{"arguments":{quoted(text)}}}}}'
                 return f'"delta":{{"tool_calls":[{function}]}}'
 
@@ -97,7 +89,7 @@ class CompletionForm:
     first: str | None = None
     last = '"text":""'
 
-    def delta(self, piece: OutputPiece) -> str | None:
+    def delta(self, piece: Delta) -> str | None:
         return f'"text":{quoted(piece.text)}' if isinstance(piece, Text) else None
 
     def choice(self, message: AssistantMessage) -> dict[str, Any]:
