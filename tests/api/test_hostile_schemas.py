@@ -170,7 +170,7 @@ HOSTILE = {
 
 
 def test_long_names_do_not_become_long_paths() -> None:
-    inner = {f"p{i}": {"not": {}, "if": {}} for i in range(400)}
+    inner: dict[str, Any] = {f"p{i}": {"not": {}, "if": {}} for i in range(400)}
     found = constrain(JsonSchema({"properties": {"x" * 100_000: {"properties": inner}}}, "s"))
     assert sum(map(len, found.not_enforced)) < 400 * 800
 
