@@ -8,10 +8,13 @@ from typing import Any
 
 from starlette.requests import Request
 
+from worker.api.http.faults import fault
 from worker.api.http.turnstile import Turnstile
+from worker.errors import ModelNotFound, NotReady
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
 from worker.supervisor.supervisor import Supervisor
+from worker.wire.engine_info import EngineInfo
 
 
 @dataclass(slots=True)
@@ -45,6 +48,28 @@ class AppState:
         """The name of the model's file or checkpoint, as it was asked for, without a folder."""
         reference, _, file = self.model_ref.partition("::file=")
         return (file or reference.partition("@")[0]).rstrip("/").rsplit("/", 1)[-1]
+
+    def require_model(self, name: str | None) -> None:
+        """Refuse any other model's name than the configured ones: no model stands in for another.
+
+        Raises:
+            ModelNotFound: the name is not one that this worker answers to.
+        """
+        served = self.settings.served_model_name
+        if name is not None and served and name not in served:
+            message = f"model must be {' or '.join(map(repr, self.model_names))}"
+            raise ModelNotFound(message, errors=[fault("model", "unknown", message)])
+
+    def loaded(self) -> EngineInfo:
+        """
+        Raises:
+            NotReady: the model is still loading.
+        """
+        if (info := self.supervisor.info) is not None:
+            return info
+        progress = self.supervisor.status().progress
+        message = f"the model is not loaded yet ({progress.phase}, {progress.percent:.0f} %)"
+        raise NotReady(message, phase=progress.phase, percent=progress.percent)
 
     @property
     def vocab_size(self) -> int:

@@ -10,7 +10,7 @@ from worker.api.chat.run import count_tokens, respond
 from worker.api.dialects.anthropic.errors import ERRORS, STREAM
 from worker.api.dialects.anthropic.schema import MessagesBody, PromptBody, chat_of
 from worker.api.dialects.anthropic.stream import MessageAnswer, MessageStream, TokenCount
-from worker.api.dialects.openai.generation import chat_generation, require_model
+from worker.api.dialects.openai.generation import chat_generation
 from worker.api.http.body import deadline_of, read_as
 from worker.api.http.encoding import json_response
 from worker.api.http.operation import JSON, MODEL_ERRORS, SSE, Dialect, Events, Operation
@@ -31,7 +31,7 @@ async def messages(request: Request) -> Response:
 async def counted(request: Request) -> Response:
     state = state_of(request)
     chat = await read_as(request, state, PromptBody, chat_of)
-    require_model(chat.model, state)
+    state.require_model(chat.model)
     prompt = chat_prompt(chat, state, tools=chat.tool_choice != "none")
     return json_response({"input_tokens": await count_tokens(request, prompt)})
 

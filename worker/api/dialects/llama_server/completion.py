@@ -11,6 +11,7 @@ from starlette.responses import Response
 from worker.api.chat.delta import Text
 from worker.api.chat.output import Output
 from worker.api.chat.run import Answer, respond
+from worker.api.dialects.llama_server.rerank import OPERATIONS as RERANK
 from worker.api.dialects.llama_server.schema import (
     Chosen,
     Completion,
@@ -18,7 +19,7 @@ from worker.api.dialects.llama_server.schema import (
     NativeBody,
     NativeCompletionBody,
 )
-from worker.api.dialects.openai.generation import require_model, text_generation
+from worker.api.dialects.openai.generation import text_generation
 from worker.api.dialects.openai.logprobs import native_logprobs
 from worker.api.dialects.openai.schema import inputs_of
 from worker.api.http.body import deadline_of, read
@@ -60,7 +61,7 @@ async def infill(request: Request) -> Response:
 
 async def _answer(request: Request, body: NativeBody, prompts: Sequence[Prompt]) -> Response:
     state = state_of(request)
-    require_model(body.model, state)
+    state.require_model(body.model)
     # Clients that send every field write 0 for "off".
     logprobs = body.n_probs or None
     generation = text_generation(body, prompts, state, deadline_of(request), logprobs=logprobs)
@@ -224,4 +225,4 @@ STREAM = StreamForm(
     lambda event: b'"stop":true' in event or event.startswith(b'data: {"error":'),
     lambda error, first, last: _failure(error),
 )
-COMPLETIONS = Dialect(OPERATIONS, NESTED, {SSE: STREAM})
+COMPLETIONS = Dialect([*OPERATIONS, *RERANK], NESTED, {SSE: STREAM})

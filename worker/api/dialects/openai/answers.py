@@ -89,46 +89,6 @@ class TextCompletion(TypedDict):
     timings: dict[str, float]
 
 
-class Embedding(TypedDict):
-    object: Literal["embedding"]
-    index: Count
-    embedding: list[float] | str
-
-
-class EmbeddingUsage(TypedDict):
-    prompt_tokens: Count
-    total_tokens: Count
-
-
-class Embeddings(TypedDict):
-    object: Literal["list"]
-    data: list[Embedding]
-    model: str
-    usage: EmbeddingUsage
-
-
-class RankedDocument(TypedDict):
-    index: Count
-    relevance_score: float
-    document: NotRequired[dict[str, str]]
-
-
-class ScoredText(TypedDict):
-    index: Count
-    score: float
-    text: NotRequired[str]
-
-
-class Ranked(TypedDict):
-    object: Literal["list"]
-    model: str
-    results: list[RankedDocument]
-    usage: EmbeddingUsage
-
-
-Ranking = Ranked | list[ScoredText]
-
-
 class ModelEntry(TypedDict):
     id: str
     object: Literal["model"]

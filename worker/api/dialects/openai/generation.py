@@ -42,7 +42,6 @@ from worker.api.dialects.openai.schema import (
 from worker.api.http.body import JsonObject
 from worker.api.http.faults import Fault, fault, invalid
 from worker.api.http.state import AppState
-from worker.errors import ModelNotFound
 from worker.supervisor.job import Job
 from worker.wire.work import InferenceRequest, InfillPrompt, Prompt
 
@@ -80,7 +79,7 @@ def chat_generation(
         InvalidRequest: the fields do not fit together, or not with this model.
         ModelNotFound: the model's name is not one that this worker answers to.
     """
-    require_model(body.model, state)
+    state.require_model(body.model)
     if faults := _chat_faults(body):
         raise invalid(faults)
     prompt = chat_prompt(body, state, tools=body.tool_choice != "none")
@@ -107,7 +106,7 @@ def chat_generation(
 def completion_generation(
     body: CompletionBody, state: AppState, deadline: float | None
 ) -> Generation:
-    require_model(body.model, state)
+    state.require_model(body.model)
     if body.max_tokens is None:
         body = body.model_copy(update={"max_tokens": DEFAULT_COMPLETION_TOKENS})
     prompts = [_with_suffix(prompt, body.suffix) for prompt in inputs_of(body.prompt)]
@@ -148,15 +147,6 @@ def _with_suffix(prompt: str | tuple[int, ...], suffix: str | None) -> Prompt:
         message = "suffix goes with a prompt of text only"
         raise invalid([fault("suffix", "conflict", message)])
     return InfillPrompt(prompt, suffix)
-
-
-def require_model(name: str | None, state: AppState) -> None:
-    """Refuse any other model's name than the configured ones: no model stands in for another."""
-    names = state.settings.served_model_name
-    if name is not None and names and name not in names:
-        ours = " or ".join(map(repr, state.model_names))
-        message = f"model must be {ours}"
-        raise ModelNotFound(message, errors=[fault("model", "unknown", message)])
 
 
 def _chat_faults(body: ChatBody) -> list[Fault]:

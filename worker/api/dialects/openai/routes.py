@@ -18,11 +18,11 @@ from worker.api.dialects.openai.answers import (
     Models,
     TextCompletion,
 )
+from worker.api.dialects.openai.embeddings import OPERATIONS as EMBEDDINGS
 from worker.api.dialects.openai.generation import (
     Generation,
     chat_generation,
     completion_generation,
-    require_model,
 )
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody, inputs_of
 from worker.api.dialects.openai.stream import CHUNK_STREAM, ChatForm, Choices, CompletionForm, Form
@@ -31,8 +31,6 @@ from worker.api.http.encoding import json_response
 from worker.api.http.errors import NESTED
 from worker.api.http.operation import JSON, MODEL_ERRORS, SSE, Dialect, Events, Operation
 from worker.api.http.state import AppState, state_of
-from worker.api.pooling.embeddings import OPERATIONS as POOLING
-from worker.api.pooling.embeddings import info_of
 from worker.errors import ModelNotFound
 from worker.installation import own_version
 from worker.wire.work import Detokenize
@@ -51,7 +49,7 @@ async def input_tokens(request: Request) -> Response:
 async def counted(request: Request, body: ChatBody) -> Response:
     """How many tokens a chat's prompt has, as OpenAI answers it."""
     state = state_of(request)
-    require_model(body.model, state)
+    state.require_model(body.model)
     prompt = chat_prompt(body, state, tools=body.tool_choice != "none")
     n_tokens = await count_tokens(request, prompt)
     return json_response({"object": "response.input_tokens", "input_tokens": n_tokens})
@@ -98,7 +96,7 @@ async def model(request: Request) -> Response:
 
 
 def _model(state: AppState, name: str) -> dict[str, Any]:
-    info = info_of(state)
+    info = state.loaded()
     return {
         "id": name,
         "object": "model",
@@ -117,7 +115,7 @@ def _model(state: AppState, name: str) -> dict[str, Any]:
     }
 
 
-OPERATIONS = POOLING + [
+OPERATIONS = [
     operation
     for prefix in ("/v1", "")
     for operation in (
@@ -142,4 +140,4 @@ OPERATIONS = POOLING + [
         ),
     )
 ]  # fmt: skip
-DIALECT = Dialect(OPERATIONS, NESTED, {SSE: CHUNK_STREAM}, root="/v1/")
+DIALECT = Dialect([*OPERATIONS, *EMBEDDINGS], NESTED, {SSE: CHUNK_STREAM}, root="/v1/")

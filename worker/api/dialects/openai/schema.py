@@ -15,8 +15,6 @@ from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody
 
 MAX_CHOICES = 32
 MAX_PROMPTS = 256
-MAX_EMBEDDING_INPUTS = 2048
-MAX_DOCUMENTS = 2048
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 128
 DEFAULT_COMPLETION_TOKENS = 16
@@ -223,37 +221,3 @@ class CompletionBody(GenerationBody):
     suffix: str | None = Field(
         None, description="what comes after the answer; needs fill-in-the-middle tokens"
     )
-
-
-class EmbeddingBody(OpenBody):
-    """`POST /v1/embeddings`."""
-
-    input: prompts_of_at_most(MAX_EMBEDDING_INPUTS)  # type: ignore[valid-type]
-    model: str | None = Field(None, max_length=1024)
-    encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Integer | None = Field(None, ge=1)
-    user: str | None = None
-
-
-class Document(OpenBody):
-    text: str
-
-
-Documents = Annotated[Many[TextOr[Document]], Field(min_length=1, max_length=MAX_DOCUMENTS)]
-
-
-class RerankBody(OpenBody):
-    """`POST /v1/rerank`; with `texts`, in the form of text-embeddings-inference."""
-
-    query: str
-    documents: Documents | None = None
-    texts: Documents | None = None
-    model: str | None = Field(None, max_length=1024)
-    top_n: Integer | None = Field(None, ge=1, description="the best so many; all by default")
-    return_documents: Flag = False
-    return_text: Flag = False
-
-    @property
-    def document_texts(self) -> tuple[str, ...]:
-        given = self.documents or self.texts or ()
-        return tuple(each if isinstance(each, str) else each.text for each in given)

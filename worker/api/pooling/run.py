@@ -1,0 +1,84 @@
+"""Asks the engine for vectors and ranks of texts, for whichever dialect was asked.
+
+A model pools or generates, and a pooling one makes embeddings or ranks: what it was not made for is
+refused by name. Runs on the API process's event loop.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from starlette.requests import Request
+
+from worker.api.chat.run import answer
+from worker.api.http.faults import fault, invalid
+from worker.api.http.state import state_of
+from worker.wire.engine_info import ModelInfo
+from worker.wire.work import Embed, Rank
+
+
+class Embedding(NamedTuple):
+    """One text's vector as the engine sends it."""
+
+    n_tokens: int
+    data: bytes
+    """32-bit floats."""
+
+    def values(self, n: int | None = None) -> array[float]:
+        """The first `n` dimensions, scaled to length 1: some models are trained for shorter
+        vectors."""
+        vector = array("f", self.data)
+        if n is None or n == len(vector):
+            return vector
+        norm = sum(x * x for x in vector[:n]) ** 0.5
+        return array("f", [x / norm for x in vector[:n]]) if norm else vector[:n]
+
+
+class Ranks(NamedTuple):
+    scores: list[float]
+    """One for each document, in their order."""
+    n_tokens: int
+
+
+async def embed(
+    request: Request, inputs: Sequence[str | tuple[int, ...]], dimensions: int | None = None
+) -> list[Embedding]:
+    """
+    Raises:
+        InvalidRequest: the model makes no embeddings, or none of so many dimensions.
+        NotReady: the model is still loading.
+    """
+    model = state_of(request).loaded().model
+    _require(model, "embeddings")
+    if dimensions is not None and dimensions > model.embedding_length:
+        message = f"dimensions must be at most {model.embedding_length} with this model"
+        raise invalid([fault("dimensions", "maximum", message, dimensions)])
+    return [Embedding(*each) for each in await answer(request, Embed(tuple(inputs)))]
+
+
+async def rank(request: Request, query: str, documents: Sequence[str]) -> Ranks:
+    """
+    Raises:
+        InvalidRequest: the model ranks nothing.
+        NotReady: the model is still loading.
+    """
+    _require(state_of(request).loaded().model, "ranks")
+    vectors: list[tuple[int, bytes]] = await answer(request, Rank(query, tuple(documents)))
+    # The first output of a classifier is the score for "this answers the query".
+    scores = [array("f", data)[0] for _, data in vectors]
+    return Ranks(scores, sum(n_tokens for n_tokens, _ in vectors))
+
+
+def _require(model: ModelInfo, what: str) -> None:
+    """Refuse a use that the model was not made for: its output would be meaningless."""
+    if model.pooling is None:
+        message = f"model: this model generates text and makes no {what} (it does not pool)"
+    elif what == "ranks" and model.pooling != "rank":
+        message = "model: this model makes embeddings and ranks nothing; send to /v1/embeddings"
+    elif what == "embeddings" and model.pooling == "rank":
+        message = "model: this model ranks documents and makes no embeddings; send to /v1/rerank"
+    else:
+        return
+    raise invalid([fault("model", "unsupported", message)])
