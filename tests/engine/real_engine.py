@@ -48,6 +48,7 @@ class RealEngine:
         store: Path | None = None,
         binding: str = "of this model and layout",
         drafter: Drafter | None = None,
+        batch: int = 2048,
         **limits: Any,
     ) -> None:
         self.model = Model(str(path or bundled_gguf("f32")))
@@ -55,6 +56,8 @@ class RealEngine:
         options = ContextOptions(
             n_ctx=n_cells,
             n_seq_max=slots,
+            n_batch=batch,
+            n_ubatch=min(batch, 512),
             threads=1,
             kv_type="f32",
             kv_unified=kv_unified,
@@ -76,7 +79,7 @@ class RealEngine:
             )
             self.keeper = Keeper(self.store, self.backend)
         self.scheduler = Scheduler(
-            Limits(n_slots=slots, n_cells=n_cells, batch=2048, **(settings | limits)),
+            Limits(n_slots=slots, n_cells=n_cells, batch=batch, **(settings | limits)),
             self.backend,
             self.keeper,
         )

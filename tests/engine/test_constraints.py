@@ -68,6 +68,37 @@ def test_a_constraint_holds_whatever_the_sampler_is_told(
         assert engine.end(request_id).stop_reason == "EOS"
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_stop_token_is_drawn_before_min_tokens_under_a_constraint(
+    engine: RealEngine, temperature: float
+) -> None:
+    digits = {token for digit in "0123456789" for token in _ids(engine, digit)}
+    some = tuple(sorted(digits))[:9]
+    for seed in range(5):
+        request_id = engine.submit(
+            CAPITAL,
+            constraint=constraint("root ::= [0-9]{40}"),
+            stop_token_ids=some,
+            min_tokens=12,
+            seed=seed,
+            temperature=temperature,
+            max_tokens=40,
+        )
+        engine.run()
+        assert engine.end(request_id).tokens_out >= 12
+
+
+def test_a_stop_token_that_alone_is_allowed_ends_the_answer_before_min_tokens(
+    engine: RealEngine,
+) -> None:
+    (only,) = _ids(engine, "7")
+    request_id = engine.submit(
+        CAPITAL, constraint=constraint('root ::= "7"{40}'), stop_token_ids=(only,), min_tokens=12
+    )
+    engine.run()
+    assert engine.end(request_id).stop_reason == "EOS"
+
+
 def test_a_bias_against_what_is_needed_gives_way(engine: RealEngine) -> None:
     needed = {token for text in ("yes!", "no!", "y", "n") for token in _ids(engine, text)}
     bias = tuple((token, -100.0) for token in needed)

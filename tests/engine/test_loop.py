@@ -340,7 +340,7 @@ def test_a_request_cancelled_in_the_queue_is_never_started() -> None:
 
 def test_a_stop_ends_the_stream_and_is_not_sent() -> None:
     engine = Engine()
-    prompt = b"some prompt"
+    prompt = b"a prompt"
     answer = expected_answer(prompt, 20, CONTEXT).decode()
     stop = answer[5:8]
     engine.submit(1, prompt, max_tokens=20, stop=("#", stop))

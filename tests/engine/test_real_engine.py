@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
 from tests.engine.real_engine import RealEngine
-from worker.errors import InvalidRequest
-from worker.wire.messages import Finished
+from tests.support.bundled import bundled_gguf
+from worker.errors import InferenceFailed, InvalidRequest
+from worker.wire.messages import Failed, Finished
 from worker.wire.work import Sampling
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -233,3 +237,20 @@ def test_control_tokens_are_shown_where_they_are_asked_for(engine: RealEngine) -
     assert len(start) == 1 and engine.backend.piece(start[0]) == b""
     assert engine.backend.piece(start[0], ("<|im_start|>",)) == b"<|im_start|>"
     assert engine.prompts.detokenize((*start, *start)) == "<|im_start|>" * 2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_weights_that_are_no_numbers_fail_the_request_by_name(
+    tmp_path: Path, temperature: float
+) -> None:
+    broken = tmp_path / "broken.gguf"
+    shutil.copy(bundled_gguf("f32"), broken)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(broken, "r+").tensors}
+    tensors["output_norm.weight"].data[0] = np.nan
+    engine = RealEngine(path=broken)
+    request_id = engine.submit("Once upon a time", temperature=temperature)
+    engine.run()
+    (*_, last) = engine.events[request_id]
+    assert isinstance(last, Failed) and isinstance(last.error, InferenceFailed)
+    assert "NaN: its weights" in last.error.message
+    engine.close()

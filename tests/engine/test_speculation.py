@@ -115,11 +115,25 @@ def test_right_guesses_bring_several_tokens_a_step() -> None:
     assert engine.stats.tokens_drafted >= engine.stats.tokens_accepted
 
 
-def draft_model(path: Path) -> DraftModel:
+def draft_model(path: Path, batch: int = 64) -> DraftModel:
     """Of that file, with room for one sequence; it lives as long as the test session."""
     model = Model(str(path))
-    context = Context(model, ContextOptions(n_ctx=CONTEXT_OF_REAL, n_batch=64, kv_type="f32"))
+    context = Context(model, ContextOptions(n_ctx=CONTEXT_OF_REAL, n_batch=batch, kv_type="f32"))
     return DraftModel(context, model.n_vocab)
+
+
+@pytest.mark.parametrize("batch", [2, 8, 15])
+def test_guesses_fit_a_small_batch(plain: RealEngine, batch: int) -> None:
+    asked = plain.submit(STORY, max_tokens=40)
+    plain.run()
+    drafter = draft_model(bundled_gguf("f32"), batch=batch)
+    engine = RealEngine(slots=2, drafter=drafter, batch=batch, prefill_alone=batch)
+    speculation = guessed(engine)
+    again = engine.submit(STORY, max_tokens=40)
+    engine.run()
+    assert engine.text(again) == plain.text(asked)
+    assert speculation.n_accepted
+    engine.close()
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
@@ -247,7 +261,7 @@ def played(row_cost: float, hits: float, n_tokens: int = 1500) -> float:
     engine = Engine()
     sequence = make_sequence(engine.backend, 1, bytes(range(12)) * 2, max_tokens=9999)
     sequence.n_most = 9999
-    speculation = Speculation(Lookup(), engine.backend.is_eog, pace)
+    speculation = Speculation(Lookup(), engine.backend.is_eog, pace, 2048)
     text = [i % 12 if dice.random() < hits else dice.randrange(12) for i in range(n_tokens)]
     at, seconds = 0, 0.0
     while at < n_tokens:
@@ -304,7 +318,7 @@ def served(to_read: float, a_guess: float, hits: float, n_out: int, n_requests: 
     pace, dice = Pace(1.0, 8), random.Random(1)
     pace.measured(1, 0, 1.0)
     engine, guesser = Engine(), Guesser(to_read, a_guess)
-    speculation = Speculation(guesser, engine.backend.is_eog, pace, lambda: guesser.now)
+    speculation = Speculation(guesser, engine.backend.is_eog, pace, 2048, lambda: guesser.now)
     for request_id in range(n_requests):
         sequence = make_sequence(engine.backend, request_id, b"abc", max_tokens=n_out)
         sequence.n_most = n_out + 3

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.engine.text.detokenizer import Detokenizer
-from worker.engine.text.stops import StopMatcher
+from worker.engine.text.stops import StopMatcher, _State
+from worker.errors import InvalidRequest
 
 CORPUS = (
     "plain English, naïve café, Straße",
@@ -94,3 +95,51 @@ def test_only_what_may_become_a_stop_is_held_back() -> None:
     assert matcher.feed("a#b##") == ("a#b", None)
     assert matcher.feed("x st") == ("##x ", None)
     assert matcher.feed("op")[1] == "stop"
+
+
+def steps_of(matcher: StopMatcher, text: str) -> int:
+    """The states that an automaton enters, as a measure of its work."""
+    n_steps = 0
+    after = _State.after
+
+    def counted(state: _State, character: str) -> _State:
+        nonlocal n_steps
+        n_steps += 1
+        return after(state, character)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_State, "after", counted)
+        for character in text:
+            matcher.feed(character)
+    return n_steps
+
+
+def test_the_work_of_a_character_does_not_grow_with_the_stops() -> None:
+    few, many = ["aab"], ["a" * 60 + chr(0x4E00 + n) for n in range(128)]
+    text = "a" * 5000
+    assert steps_of(StopMatcher(few), text) == steps_of(StopMatcher(many), text) == len(text)
+
+
+def test_stops_of_more_characters_than_an_automaton_has_are_refused_by_name() -> None:
+    StopMatcher(["a" * 64] * 128)
+    with pytest.raises(InvalidRequest, match="at most 8192 characters; they have 8193") as refusal:
+        StopMatcher(["a" * 64] * 128 + ["b"])
+    assert refusal.value.details["field"] == "stop"
+
+
+def naive(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """By definition: the stop with the first end; of those that end there, the longest."""
+    for end in range(len(text) + 1):
+        here = [stop for stop in stops if text[:end].endswith(stop)]
+        if here:
+            longest = max(here, key=len)
+            return text[: end - len(longest)], longest
+    return text, None
+
+
+@given(
+    st.text("ab", max_size=40),
+    st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=6),
+)
+def test_a_stop_is_found_by_its_definition(text: str, stops: list[str]) -> None:
+    assert run_stops(text, stops, list(range(1, len(text)))) == naive(text, stops)

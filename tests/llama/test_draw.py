@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from worker.errors import InferenceFailed
 from worker.llama import library
 from worker.llama.draw import Changes, Cut, dice, largest
 
@@ -116,10 +117,9 @@ def test_what_is_forbidden_is_never_drawn(n_vocab: int, cut: Cut) -> None:
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_logits_that_are_no_numbers_end_nothing(cut: Cut) -> None:
-    for broken in (np.full(BLOCKS, np.nan, np.float32), np.full(BLOCKS, FORBIDDEN)):
-        with np.errstate(invalid="ignore"):
-            assert 0 <= cut.draw(broken, 0.5) < BLOCKS
+def test_a_row_that_forbids_everything_ends_nothing(cut: Cut) -> None:
+    with np.errstate(invalid="ignore"):
+        assert 0 <= cut.draw(np.full(BLOCKS, FORBIDDEN), 0.5) < BLOCKS
 
 
 def test_dice_are_even_and_those_of_neighbours_are_not_alike() -> None:
@@ -172,3 +172,15 @@ def test_changes_are_llama_cpp_s_and_leave_no_trace(
     np.testing.assert_allclose(logits, candidates["logit"], rtol=1e-5, atol=1e-5)
     changes.take_back(logits)
     assert (logits == before).all()
+
+
+@pytest.mark.parametrize("cut", [*CUTS, Cut(temperature=0.0)], ids=str)
+@pytest.mark.parametrize("n_vocab", [SMALL, BLOCKS])
+def test_a_row_with_nan_is_an_error_of_the_model(cut: Cut, n_vocab: int) -> None:
+    for place in (0, n_vocab // 2, n_vocab - 1):
+        logits = row(n_vocab)
+        logits[place] = np.nan
+        with pytest.raises(InferenceFailed, match="NaN: its weights"):
+            cut.draw(logits, 0.5)
+    with pytest.raises(InferenceFailed, match="NaN: its weights"):
+        cut.draw(np.full(n_vocab, np.nan, np.float32), 0.5)

@@ -12,7 +12,7 @@ from worker.llama.batch import Batch
 from worker.llama.context import Context
 
 _MOST_BEHIND = 16
-"""Tokens that are taken in together with the next guess."""
+"""Tokens that are taken in together with the next guess, if a batch holds as many."""
 
 
 class DraftModel:
@@ -28,6 +28,7 @@ class DraftModel:
         """`n_vocab`: tokens that the large model knows too. `keeps`: for the next stream."""
         self._context, self._n_vocab, self._keeps = context, n_vocab, keeps
         self._batch = Batch(context.options.n_batch)
+        self._most_behind = min(_MOST_BEHIND, self._batch.capacity)
         self._request_id = -1
         self._salt: str | None = None
         self._tokens: list[int] = []
@@ -40,16 +41,16 @@ class DraftModel:
                 self._cut(0)
             self._request_id, self._salt = sequence.request_id, sequence.request.cache_salt
         tokens = sequence.tokens
-        if len(tokens) + _MOST_BEHIND > self._context.n_ctx:
+        if len(tokens) + self._most_behind > self._context.n_ctx:
             return False
         n_known = min(common_length(self._tokens, tokens), len(tokens) - 1)
         if n_known < len(self._tokens):
             self._cut(n_known)
         n_behind = len(tokens) - n_known
-        if n_behind > _MOST_BEHIND:
+        if n_behind > self._most_behind:
             n_now = min(n_behind - 1, self._batch.capacity)
             self._compute(tokens[n_known : n_known + n_now])
-        return len(tokens) - len(self._tokens) <= _MOST_BEHIND
+        return len(tokens) - len(self._tokens) <= self._most_behind
 
     def guess(self, sequence: Sequence, most: int) -> list[int]:
         guesses: list[int] = []

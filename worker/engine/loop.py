@@ -46,7 +46,9 @@ class Loop:
         self.speculation: Speculation | None = None
         # Where memory cannot be cut back, a wrong guess could not be taken out again.
         if drafter is not None and backend.cuts_anywhere:
-            self.speculation = Speculation(drafter, backend.is_eog, scheduler.pace, clock)
+            self.speculation = Speculation(
+                drafter, backend.is_eog, scheduler.pace, scheduler.limits.batch, clock
+            )
         self._in_hand = (black_box or BlackBox()).in_hand
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._sequences: dict[int, Sequence] = {}

@@ -72,9 +72,12 @@ class Speculation:
         drafter: Drafter,
         is_eog: Callable[[int], bool],
         pace: Pace,
+        batch: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`batch`: the most rows of one batch, of which the stream's own token has one."""
         self._drafter, self._is_eog, self._pace, self._clock = drafter, is_eog, pace, clock
+        self._most = min(MOST_GUESSES, batch - 1)
         self._stream = _Stream(-1, 0.0)
         self._acceptance = drafter.first_acceptance
         """The mean of all streams."""
@@ -94,7 +97,7 @@ class Speculation:
         """Guesses for the tokens that follow, as many as are worth it; none for a request whose
         rows must be its own."""
         plain = self._pace.decode_seconds(1)
-        room = min(MOST_GUESSES, sequence.n_most - len(sequence.tokens) - 1)
+        room = min(self._most, sequence.n_most - len(sequence.tokens) - 1)
         request = sequence.request
         if request.deterministic or request.sampling.logprobs is not None or room < 1 or not plain:
             return []

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from worker.errors import InferenceFailed
+
 Logits = npt.NDArray[np.float32]
 
 COLDEST = 1e-4
@@ -53,9 +55,15 @@ class Cut:
     min_p: float = 0.0
 
     def draw(self, logits: Logits, number: float) -> int:
-        """The index of the token at `number` from [0, 1) in the cumulative distribution."""
+        """The index of the token at `number` from [0, 1) in the cumulative distribution.
+
+        Raises:
+            InferenceFailed: a logit is NaN.
+        """
         if self.temperature < COLDEST:
-            return int(logits.argmax())
+            return likeliest(logits)
+        if math.isnan(logits.max()):
+            raise not_a_number()
         kept = self._kept(logits)
         if kept is None:
             return _pick(_weights(logits, self.temperature), number)
@@ -96,6 +104,22 @@ class Cut:
             guess *= 16
         everything = largest(logits, len(logits))
         return everything[: self._nucleus(weights[everything])]
+
+
+def likeliest(logits: Logits) -> int:
+    """The index of the largest logit; raises `InferenceFailed` if one is NaN."""
+    token = int(logits.argmax())  # of a row with NaN, it is the first of these
+    if math.isnan(logits[token]):
+        raise not_a_number()
+    return token
+
+
+def not_a_number() -> InferenceFailed:
+    """The error of outputs that hold NaN, which no sampler can order."""
+    return InferenceFailed(
+        "the model computed NaN: its weights are damaged, or their numbers overflow in the types "
+        "that it computes with"
+    )
 
 
 def largest(logits: Logits, count: int) -> npt.NDArray[np.intp]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from worker.errors import InferenceFailed
 from worker.llama.batch import Batch
 from worker.llama.context import Context
+from worker.llama.draw import not_a_number
 
 SHARED_TOKENS = 1024
 """The most tokens of texts that share a decode. Attention reads all of them for each text, so with
@@ -23,7 +26,7 @@ class PooledContext:
     def __call__(self, texts: list[list[int]]) -> list[bytes]:
         """Embeddings scaled to length one, or ranks as they are, as 32-bit floats.
 
-        Raises `InferenceFailed` if the device cannot compute the texts.
+        Raises `InferenceFailed` if the device cannot compute the texts, or computes NaN.
         """
         context, batch = self._context, self._batch
         batch.clear()
@@ -35,6 +38,8 @@ class PooledContext:
             if outcome != "ok":
                 raise InferenceFailed(f"the device cannot compute the texts ({outcome})")
             vectors = [context.pooled(slot) for slot in range(len(texts))]
+            if any(math.isnan(vector.sum()) for vector in vectors):
+                raise not_a_number()
         finally:
             context.clear()
         if context.ranks:

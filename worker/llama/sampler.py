@@ -19,7 +19,7 @@ import numpy.typing as npt
 from worker.errors import InferenceFailed, InvalidRequest
 from worker.llama.constraint import Follower, GrammarVocabulary
 from worker.llama.context import Context
-from worker.llama.draw import COLDEST, Changes, Cut, dice, largest
+from worker.llama.draw import COLDEST, Changes, Cut, dice, largest, likeliest
 from worker.llama.model import Model
 from worker.wire.work import Sampling
 
@@ -43,7 +43,7 @@ class Sampler:
         self._unwanted = model.eog if sampling.ignore_eos else frozenset()
         self._min_tokens = sampling.min_tokens
         stops = {token for token in sampling.stop_token_ids if token < model.n_vocab}
-        self._ends = sorted(model.eog | stops)
+        self._ends = model.eog | stops
         self._cut = Cut(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         self._changes = Changes(
             _bias(model, sampling),
@@ -61,22 +61,27 @@ class Sampler:
         """Whether the likeliest token is taken as it is; an unwanted end needs the full draw."""
 
     def sample(self, context: Context, row: int) -> int:
-        """Draw the next token; raises `InferenceFailed` if the constraint allows none."""
+        """Draw the next token.
+
+        Raises:
+            InferenceFailed: the constraint allows no token, or the logits are no numbers.
+        """
         logits = context.logits(row)
         if self._is_plain:
-            token = int(logits.argmax())
+            token = likeliest(logits)
             if token not in self._unwanted:
                 return token
         if self._n_drawn >= self._min_tokens:
             return self._draw(logits, self._unwanted)
         if self._follower is not None:
-            return self._draw(logits, self._model.eog)
-        saved = logits[self._ends]
-        logits[self._ends] = _FORBIDDEN
+            return self._draw(logits, self._ends)
+        ends = list(self._ends)
+        saved = logits[ends]
+        logits[ends] = _FORBIDDEN
         try:
             return self._draw(logits, self._unwanted)
         finally:
-            logits[self._ends] = saved
+            logits[ends] = saved
 
     def guess(self, logits: npt.NDArray[np.float32], ahead: int) -> int:
         """The token that would be drawn from another model's logits, so many tokens further on,
@@ -103,20 +108,19 @@ class Sampler:
         self, follower: Follower, logits: npt.NDArray[np.float32], unwanted: frozenset[int]
     ) -> int:
         """Draw from the tokens that the mask allows, without those that are refused after all."""
-        ends = list(self._model.eog)
         if follower.is_waiting:
             left = logits.copy()
-            left[ends] = _FORBIDDEN
+            left[[*self._model.eog, *unwanted]] = _FORBIDDEN
         else:
             allowed = follower.allowed(len(logits))
             left = np.where(allowed, logits, np.float32(_FORBIDDEN))
-            if unwanted and allowed[ends].any():
-                # An unwanted end is excluded while any other token is allowed.
-                left[ends] = _FORBIDDEN
-                if left.max() == _FORBIDDEN:
-                    end = next(token for token in ends if allowed[token])
-                    if follower.take(end):
-                        return end
+            ends = [token for token in unwanted if allowed[token]]
+            # An unwanted end is excluded while any other token is allowed.
+            left[ends] = _FORBIDDEN
+            if ends and left.max() == _FORBIDDEN:
+                end = max(ends, key=logits.__getitem__)
+                if follower.take(end):
+                    return end
         attempt = 0
         while left.max() > _FORBIDDEN:
             attempt += 1

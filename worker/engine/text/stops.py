@@ -1,17 +1,79 @@
-"""Finds stop sequences in a stream of text, even across the borders of tokens."""
+"""Finds stop sequences in a stream of text, even across the borders of tokens.
+
+All stops of a request are one automaton (Aho and Corasick 1975), so a character costs the same
+however many stops there are and however long they are.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from functools import lru_cache
+
+from worker.errors import InvalidRequest
+
+MAX_STOP_CHARS = 8192
+"""In all stops of a request: the automaton has a state for each, and is built before the answer."""
+
+
+class _State:
+    """The longest end of the text so far with which a stop begins."""
+
+    __slots__ = ("depth", "next", "shorter", "stop")
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        """The length of that end."""
+        self.next: dict[str, _State] = {}
+        self.shorter: _State | None = None
+        """The state of the next shorter such end; the start has none."""
+        self.stop: str | None = None
+        """The longest stop that is complete here."""
+
+    def after(self, character: str) -> _State:
+        state: _State | None = self
+        while state is not None:
+            if (found := state.next.get(character)) is not None:
+                return found
+            start, state = state, state.shorter
+        return start
+
+
+@lru_cache(maxsize=8)
+def _automaton(stops: tuple[str, ...]) -> _State:
+    start = _State(0)
+    for stop in stops:
+        state = start
+        for character in stop:
+            state = state.next.setdefault(character, _State(state.depth + 1))
+        state.stop = stop
+    reached = deque([start])
+    while reached:
+        state = reached.popleft()
+        for character, longer in state.next.items():
+            longer.shorter = state.shorter.after(character) if state.shorter is not None else start
+            longer.stop = longer.stop or longer.shorter.stop
+            reached.append(longer)
+    return start
 
 
 class StopMatcher:
     """Finds the stop that is complete first, and holds back only text that may become a stop."""
 
-    __slots__ = ("_held", "_stops")
+    __slots__ = ("_held", "_start", "_state")
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        self._stops = tuple(stops)
+        """
+        Raises:
+            InvalidRequest: the stops are too long.
+        """
+        if (n_chars := sum(map(len, stops))) > MAX_STOP_CHARS:
+            raise InvalidRequest(
+                f"stop: all stops together must have at most {MAX_STOP_CHARS} characters; "
+                f"they have {n_chars}",
+                field="stop",
+            )
+        self._start = self._state = _automaton(tuple(stops)) if stops else None
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, str | None]:
@@ -21,31 +83,20 @@ class StopMatcher:
         complete at once, the longest. The answer thus does not depend on how the text was cut into
         pieces.
         """
-        if not self._stops:
+        state = self._state
+        if state is None:
             return text, None
-        text = self._held + text
-        found: tuple[int, int, str] | None = None
-        for stop in self._stops:
-            start = text.find(stop)
-            if start >= 0:
-                candidate = (start + len(stop), start, stop)
-                found = candidate if found is None else min(found, candidate)
-        if found is not None:
-            self._held = ""
-            return text[: found[1]], found[2]
-        n_held = max(_overlap(text, stop) for stop in self._stops)
-        self._held = text[len(text) - n_held :]
-        return text[: len(text) - n_held], None
+        n_held, text = len(self._held), self._held + text
+        for end in range(n_held + 1, len(text) + 1):
+            state = state.after(text[end - 1])
+            if state.stop is not None:
+                self._held, self._state = "", self._start
+                return text[: end - len(state.stop)], state.stop
+        self._state, n_sent = state, len(text) - state.depth
+        self._held = text[n_sent:]
+        return text[:n_sent], None
 
     def finish(self) -> str:
         """The text that was held back for a stop that did not come."""
-        held, self._held = self._held, ""
+        held, self._held, self._state = self._held, "", self._start
         return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `stop`."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
