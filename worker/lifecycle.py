@@ -29,7 +29,7 @@ from worker.installation import own_version
 from worker.models.adapter import resolve_adapter
 from worker.models.draft import resolve_draft
 from worker.models.in_use import hold
-from worker.models.resolve import resolve
+from worker.models.resolve import BUNDLED, resolve_for
 from worker.observability.logs import get_logger, is_for_people
 from worker.observability.metrics import Metrics
 from worker.observability.terminal import LiveLine, first_request, ready_text
@@ -116,7 +116,7 @@ class Lifecycle:
             supervisor=self._supervisor,
             metrics=self._metrics,
             worker_id=self._settings.worker_id,
-            model_ref=self._settings.model or "tiny-model",
+            model_ref=self._settings.model or BUNDLED,
             incarnation=self._incarnation,
             request_shutdown=self._request_stop,
         )
@@ -133,14 +133,7 @@ class Lifecycle:
         def on_progress(progress: Progress) -> None:  # helper threads call it, too
             loop.call_soon_threadsafe(report, progress)
 
-        resolved = await resolve(
-            settings.model,
-            models_file=settings.models_file,
-            cache_dir=settings.cache_path,
-            outtype=settings.outtype,
-            on_progress=on_progress,
-        )
-        self._state.model_ref = resolved.model_ref
+        resolved = await resolve_for(settings, settings.model, on_progress)
         self._log.info("model.resolved", model_ref=resolved.model_ref, kind=resolved.kind)
         adapter = await resolve_adapter(
             settings.lora, resolved.gguf_path, settings.cache_path, on_progress

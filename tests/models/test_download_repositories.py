@@ -72,7 +72,7 @@ def test_a_sharded_checkpoint_is_fetched_by_its_index(hub: Hub, tmp_path: Path) 
         }
     )
     got, _ = fetch("hf:o/w", tmp_path / "cache")
-    assert got.is_folder
+    assert got.path.is_dir()
     assert sorted(p.name for p in got.path.iterdir()) == [
         "config.json",
         "model-1.safetensors",

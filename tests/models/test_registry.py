@@ -48,7 +48,7 @@ def test_an_entry_is_read_whole(tmp_path: Path) -> None:
     assert story.hub == HubReference("owner/repo", "v1", "sub/story-00001-of-00002.gguf")
     assert (story.sha256, story.context_length) == ("a" * 64, 4096)
     assert story.source == "hf:owner/repo@v1::file=sub/story-00001-of-00002.gguf"
-    assert loaded.find("local.one").path == tmp_path / "models/x.gguf"
+    assert loaded.find("local.one").path == str(tmp_path / "models/x.gguf")
     assert loaded.find("checkpoint").hub == HubReference("owner/weights")
     assert list(loaded.entries) == ["story", "local.one", "checkpoint"]
 

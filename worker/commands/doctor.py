@@ -28,7 +28,7 @@ from worker.models import reference
 from worker.models.adapter import resolve_adapter
 from worker.models.checkpoint_files import check_checkpoint
 from worker.models.draft import resolve_draft
-from worker.models.resolve import ResolvedModel, resolve
+from worker.models.resolve import resolve_for
 from worker.settings import Settings
 from worker.wire.engine_settings import Adapter
 from worker.wire.messages import DraftFile
@@ -188,7 +188,7 @@ def _model(settings: Settings) -> tuple[Check, str | None]:
             text = f"{name} would be converted by the first start; its memory is not known before"
             return Check("model", "unknown", text), None
         os.environ["HF_HUB_OFFLINE"] = "1"  # a diagnosis downloads nothing
-        path = str(resolve_model(settings, settings.model).gguf_path)
+        path = str(asyncio.run(resolve_for(settings, settings.model)).gguf_path)
     except DownloadError as error:
         if error.details.get("reason") == "offline":
             text = f"{name} is not in the cache yet; the first start downloads it"
@@ -236,18 +236,6 @@ def _checkpoint_folder(settings: Settings) -> Path | None:
     return path if path is not None and path.is_dir() else None
 
 
-def resolve_model(settings: Settings, ref: str | None) -> ResolvedModel:
-    """The model as a worker with these settings would find it."""
-    return asyncio.run(
-        resolve(
-            ref,
-            models_file=settings.models_file,
-            cache_dir=settings.cache_path,
-            outtype=settings.outtype,
-        )
-    )
-
-
 # --- with native code --------------------------------------------------------------------
 
 
@@ -259,7 +247,7 @@ def _ask_native_code(
     child: Sequence[str] | None,
 ) -> Findings:
     try:
-        trial_path = str(resolve_model(settings, None).gguf_path)
+        trial_path = str(asyncio.run(resolve_for(settings, None)).gguf_path)
     except WorkerError:
         trial_path = None  # the check of the model or the cache has reported why
     questions = Questions(

@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import json
 
-from worker.commands.doctor import resolve_model
 from worker.devices import preflight
 from worker.devices.plan.plan import Plan
 from worker.errors import InsufficientVram, ModelError
 from worker.models.adapter import resolve_adapter
 from worker.models.draft import resolve_draft
+from worker.models.resolve import resolve_for
 from worker.settings import Settings
 
 _PLAN_SECONDS = 120.0
@@ -27,7 +27,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
         InsufficientVram: the model does not fit; the plan is printed before.
         WorkerError: as at a start.
     """
-    resolved = resolve_model(settings, settings.model)
+    resolved = asyncio.run(resolve_for(settings, settings.model))
     path = str(resolved.gguf_path)
     adapter = asyncio.run(resolve_adapter(settings.lora, resolved.gguf_path, settings.cache_path))
     draft = asyncio.run(resolve_draft(settings, resolved.gguf_path))

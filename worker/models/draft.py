@@ -11,7 +11,7 @@ from pathlib import Path
 from worker.errors import ModelError
 from worker.models.gguf.constants import constants
 from worker.models.gguf.header import GgufHeader, read_header
-from worker.models.resolve import resolve
+from worker.models.resolve import resolve_for
 from worker.settings import Settings
 from worker.wire.messages import DraftFile, OnProgress
 
@@ -26,17 +26,11 @@ async def resolve_draft(
 ) -> DraftFile | None:
     """The draft model that the settings name, on this machine; `None` where they name none.
 
-    Raises `ModelError` if it cannot guess for the model, and what `resolve` raises.
+    Raises `ModelError` if it cannot guess for the model, and what `resolve_for` raises.
     """
     if settings.draft is None:
         return None
-    found = await resolve(
-        settings.draft,
-        models_file=settings.models_file,
-        cache_dir=settings.cache_path,
-        outtype=settings.outtype,
-        on_progress=on_progress,
-    )
+    found = await resolve_for(settings, settings.draft, on_progress)
     await asyncio.to_thread(_check, found.gguf_path, model_path)
     return DraftFile(str(found.gguf_path), found.model_ref)
 

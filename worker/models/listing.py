@@ -68,14 +68,14 @@ def registry_text(registry: Registry) -> str:
     head = ("ALIAS", "PARAMETERS", "QUANTIZATION", "CONTEXT", "SIZE", "DESCRIPTION")
     rows = [
         (
-            entry.alias,
+            alias,
             entry.parameters or "",
             entry.quantization or "",
             str(entry.context_length or ""),
             size_text(entry.size_bytes) if entry.size_bytes else "",
             entry.description or entry.source,
         )
-        for entry in registry.entries.values()
+        for alias, entry in registry.entries.items()
     ]
     return f"{_table([head, *rows])}\n\nfrom {registry.file}"
 

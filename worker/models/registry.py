@@ -33,21 +33,22 @@ _NOUNS = {
     "greater_than": "a positive whole number",
     "bool_type": "true or false",
 }
-"""The expected value of a field of `_Table`, by the type of pydantic's error."""
+"""The expected value of a field, by the type of pydantic's error."""
 
 _Text = Annotated[str, Field(min_length=1)]
 _Count = Annotated[int, Field(gt=0)]
 
 
-class _Table(BaseModel):
-    """A table `[models.ALIAS]` as it is written."""
+class RegistryEntry(BaseModel):
+    """A table `[models.ALIAS]`; exactly one of `repo`, `path` and `bundled` is given."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     repo: _Text | None = None
     revision: _Text | None = None
     file: _Text | None = None
     sha256: _Text | None = None
     path: _Text | None = None
+    """As it is written it may be relative to the registry's folder; once loaded it is not."""
     bundled: bool = False
     size_bytes: _Count | None = None
     quantization: _Text | None = None
@@ -55,30 +56,13 @@ class _Table(BaseModel):
     parameters: _Text | None = None
     description: _Text | None = None
 
-
-_SOURCES = {"repo", "revision", "file", "path"}
-
-
-@dataclass(frozen=True, slots=True)
-class RegistryEntry:
-    """One alias. Exactly one of `hub`, `path` and `bundled` says where the model is."""
-
-    alias: str
-    hub: HubReference | None = None
-    path: Path | None = None
-    bundled: bool = False
-    sha256: str | None = None
-    size_bytes: int | None = None
-    quantization: str | None = None
-    context_length: int | None = None
-    parameters: str | None = None
-    description: str | None = None
+    @property
+    def hub(self) -> HubReference | None:
+        return HubReference(self.repo, self.revision, self.file) if self.repo else None
 
     @property
     def source(self) -> str:
-        if self.bundled:
-            return "bundled"
-        return str(self.hub or self.path)
+        return "bundled" if self.bundled else str(self.hub or self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,47 +125,44 @@ def _entry(path: Path, alias: str, written: Any) -> RegistryEntry:
         raise _wrong(path, f"has {where} that is not a table")
     if not reference.is_alias(alias):
         raise _wrong(path, f"has the ill-formed alias {alias!r}; use letters, digits and . _ -")
-    table = _table(path, alias, written)
-    if sum(map(bool, (table.repo, table.path, table.bundled))) != 1:
+    try:
+        entry = RegistryEntry.model_validate(written)
+    except ValidationError as error:
+        raise _wrong(path, _first_fault(where, error)) from None
+    if sum(map(bool, (entry.repo, entry.path, entry.bundled))) != 1:
         raise _wrong(path, f"must give exactly one of repo, path and bundled in {where}")
     for key in ("revision", "file", "sha256"):
-        if key in written and not table.repo:
+        if key in written and not entry.repo:
             raise _wrong(path, f"gives {where}.{key} without {where}.repo")
-    if table.sha256 and not (table.file and _SHA256.fullmatch(table.sha256)):
+    if entry.sha256 and not (entry.file and _SHA256.fullmatch(entry.sha256)):
         raise _wrong(
             path, f"must give {where}.sha256 as 64 lower-case hex digits beside {where}.file"
         )
-    return RegistryEntry(
-        alias=alias,
-        hub=_hub_reference(path, where, table) if table.repo else None,
-        path=path.parent / Path(table.path).expanduser() if table.path else None,
-        **table.model_dump(exclude=_SOURCES),
-    )
+    if entry.hub is not None:
+        _check_hub(path, where, entry.hub)
+    if entry.path is None:
+        return entry
+    return entry.model_copy(update={"path": str(path.parent / Path(entry.path).expanduser())})
 
 
-def _table(path: Path, alias: str, written: dict[str, Any]) -> _Table:
+def _first_fault(where: str, error: ValidationError) -> str:
+    fault = error.errors(include_url=False)[0]
+    key, known = str(fault["loc"][0]), list(RegistryEntry.model_fields)
+    if fault["type"] != "extra_forbidden":
+        return f"has {where}.{key} that is not {_NOUNS[fault['type']]}"
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {near[0]}" if near else f"known are {', '.join(known)}"
+    return f"has the unknown key {where}.{key}; {hint}"
+
+
+def _check_hub(path: Path, where: str, hub: HubReference) -> None:
+    """Check a hub reference by the parser of `hf:`, so that one rule holds for both."""
     try:
-        return _Table.model_validate(written)
-    except ValidationError as error:
-        entry = error.errors(include_url=False)[0]
-    key = str(entry["loc"][0])
-    if entry["type"] != "extra_forbidden":
-        raise _wrong(path, f"has models.{alias}.{key} that is not {_NOUNS[entry['type']]}")
-    near = difflib.get_close_matches(key, _Table.model_fields, n=1)
-    hint = f"did you mean {near[0]}" if near else f"known are {', '.join(_Table.model_fields)}"
-    raise _wrong(path, f"has the unknown key models.{alias}.{key}; {hint}")
-
-
-def _hub_reference(path: Path, where: str, table: _Table) -> HubReference:
-    """A hub reference, checked by the parser of `hf:` so that one rule holds for both."""
-    made = HubReference(table.repo or "", table.revision, table.file)
-    try:
-        parsed = reference.parse(str(made))
+        parsed = reference.parse(str(hub))
     except WorkerError as error:
         raise _wrong(path, f"has a wrong source in {where}: {error.message}") from error
-    if parsed != made:
-        raise _wrong(path, f"has a wrong source in {where}: {made} is ambiguous")
-    return made
+    if parsed != hub:
+        raise _wrong(path, f"has a wrong source in {where}: {hub} is ambiguous")
 
 
 def _wrong(path: Path, what: str) -> ConfigError:

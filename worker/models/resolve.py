@@ -12,7 +12,7 @@ import importlib.resources
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from worker.errors import ModelError
 from worker.installation import default_cache_dir
@@ -22,11 +22,8 @@ from worker.models.conversion import convert_cached
 from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.servable import check_servable
 from worker.models.reference import HubReference, PathReference, Reference, name_of
-from worker.models.registry import RegistryEntry
+from worker.settings import Settings
 from worker.wire.messages import OnProgress, Progress
-
-if TYPE_CHECKING:
-    from worker.models.hub.download import Downloaded
 
 BUNDLED = "tiny-model"
 
@@ -51,6 +48,19 @@ def bundled_folder() -> Path:
     return folder
 
 
+async def resolve_for(
+    settings: Settings, ref: str | None, on_progress: OnProgress = lambda progress: None
+) -> ResolvedModel:
+    """As `resolve`, with the places and the weight type that the settings name."""
+    return await resolve(
+        ref,
+        models_file=settings.models_file,
+        cache_dir=settings.cache_path,
+        outtype=settings.outtype,
+        on_progress=on_progress,
+    )
+
+
 async def resolve(
     ref: str | None,
     *,
@@ -68,14 +78,13 @@ async def resolve(
     if ref is None or ref == BUNDLED:
         found = await _resolve_path(bundled_folder(), BUNDLED, cache, outtype, on_progress)
         return replace(found, kind="bundled")
-    target = await asyncio.to_thread(_look_up, reference.parse(ref), models_file)
-    if target.bundled:
+    place, sha256 = await asyncio.to_thread(_look_up, reference.parse(ref), models_file)
+    if place is None:
         return await resolve(None, cache_dir=cache, outtype=outtype, on_progress=on_progress)
-    if target.hub is None:
-        assert target.path is not None
-        return await _resolve_path(target.path.absolute(), ref, cache, outtype, on_progress)
-    downloaded = await _download(target, cache, on_progress)
-    local = await _resolve_path(downloaded.path, ref, cache, outtype, on_progress)
+    if isinstance(place, Path):
+        return await _resolve_path(place.absolute(), ref, cache, outtype, on_progress)
+    path = await _download(place, sha256, cache, on_progress)
+    local = await _resolve_path(path, ref, cache, outtype, on_progress)
     return replace(local, kind="hub")
 
 
@@ -90,49 +99,60 @@ async def resolve_checkpoint(
 
     Raises `ModelError` if it names a GGUF or nothing, otherwise as `resolve` does.
     """
-    target = await asyncio.to_thread(_look_up, reference.parse(ref), models_file)
-    path = target.path.absolute() if target.path is not None else None
-    if (target.hub is not None and target.hub.file is not None) or (path and os.path.isfile(path)):
+    place, sha256 = await asyncio.to_thread(_look_up, reference.parse(ref), models_file)
+    if place.file is not None if isinstance(place, HubReference) else os.path.isfile(place or ""):
         raise ModelError(
             f"{ref!r} is a file; the converter needs a folder or a repository of SafeTensors."
         )
-    if target.hub is not None:
+    if isinstance(place, HubReference):
         cache = (cache_dir or default_cache_dir()).absolute()
-        path = (await _download(target, cache, on_progress, safetensors_only=True)).path
-    folder = path or bundled_folder()
+        folder = await _download(place, sha256, cache, on_progress, safetensors_only=True)
+    else:
+        folder = bundled_folder() if place is None else place.absolute()
     await asyncio.to_thread(check_checkpoint, folder)
     return folder
 
 
 async def _download(
-    target: RegistryEntry, cache: Path, on_progress: OnProgress, safetensors_only: bool = False
-) -> Downloaded:
+    place: HubReference,
+    sha256: str | None,
+    cache: Path,
+    on_progress: OnProgress,
+    *,
+    safetensors_only: bool = False,
+) -> Path:
     # A model on this machine does not need these imports.
     from worker.models.hub.download import download
 
-    assert target.hub is not None
-    return await download(
-        target.hub,
+    found = await download(
+        place,
         cache_dir=cache,
-        sha256=target.sha256,
+        sha256=sha256,
         on_progress=on_progress,
         safetensors_only=safetensors_only,
     )
+    return found.path
 
 
-def _look_up(parsed: Reference, models_file: Path | None) -> RegistryEntry:
-    """Any reference as a registry entry; an alias precedes a path of the same name."""
+def _look_up(
+    parsed: Reference, models_file: Path | None
+) -> tuple[HubReference | Path | None, str | None]:
+    """Where a model is, and its SHA-256 if it is pinned; `None` is the bundled one's place.
+
+    An alias precedes a path of the same name.
+    """
     if isinstance(parsed, HubReference):
-        return RegistryEntry(alias="", hub=parsed)
+        return parsed, None
     if isinstance(parsed, PathReference):
-        return RegistryEntry(alias="", path=parsed.path)
+        return parsed.path, None
     known = registry.load(models_file)
-    path = Path(parsed.alias)
-    if parsed.alias == BUNDLED and BUNDLED not in known.entries:
-        return RegistryEntry(alias=BUNDLED, bundled=True)
-    if parsed.alias not in known.entries and os.path.exists(path):
-        return RegistryEntry(alias="", path=path)
-    return known.find(parsed.alias)
+    if parsed.alias not in known.entries:
+        if parsed.alias == BUNDLED:
+            return None, None
+        if os.path.exists(parsed.alias):
+            return Path(parsed.alias), None
+    entry = known.find(parsed.alias)
+    return entry.hub or (Path(entry.path) if entry.path else None), entry.sha256
 
 
 async def _resolve_path(

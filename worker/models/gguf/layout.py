@@ -107,9 +107,7 @@ class GgufLayout:
 
     path: Path
     version: int
-    alignment: int
     size_bytes: int
-    data_offset: int
     values: dict[str, Scalar]
     value_types: dict[str, str]
     arrays: dict[str, GgufArray]
@@ -234,9 +232,7 @@ class _Walker:
         return GgufLayout(
             path=self.path,
             version=version,
-            alignment=alignment,
             size_bytes=self.size,
-            data_offset=data_offset,
             values=values,
             value_types=types,
             arrays=arrays,

@@ -43,7 +43,6 @@ class Downloaded:
 
     path: Path
     commit: str
-    is_folder: bool
 
 
 async def download(
@@ -145,9 +144,9 @@ class _Download:
         """The files of the reference at a commit, or `None` unless all are here."""
         if self.ref.file is not None:
             paths = self.cache.find_all(commit, split_names(self.ref.file), self.sha256)
-            return Downloaded(paths[0], commit, is_folder=False) if paths else None
+            return Downloaded(paths[0], commit) if paths else None
         folder = self.cache.find_checkpoint(commit)
-        return Downloaded(folder, commit, is_folder=True) if folder else None
+        return Downloaded(folder, commit) if folder else None
 
     def gguf(self, file: str, commit: str | None = None) -> Downloaded:
         """One GGUF, whole or in parts."""
@@ -158,7 +157,7 @@ class _Download:
             others = [remote_file(repo, name, first.commit) for name in names[1:]]
             self.transfer.fetch_all([first, *others], self.sha256)
             paths = [self.cache.snapshot(first.commit) / name for name in names]
-        return Downloaded(paths[0], first.commit, is_folder=False)
+        return Downloaded(paths[0], first.commit)
 
     def repository(self) -> Downloaded:
         """What a repository holds, if no file is named."""
@@ -170,7 +169,7 @@ class _Download:
                 return self.gguf(chosen[0], commit)
             self.transfer.fetch_all([remote_file(self.ref.repo, name, commit) for name in chosen])
             folder = self.cache.snapshot(commit)
-        return Downloaded(folder, commit, is_folder=True)
+        return Downloaded(folder, commit)
 
     def choose(self, commit: str, present: set[str]) -> list[str]:
         """The files of a SafeTensors checkpoint, weights last, or the repository's only GGUF."""
