@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -34,9 +34,13 @@ def variable_of(name: str) -> str:
     return ENV_PREFIX + name.upper()
 
 
-def explain(error: ValidationError, flags: Mapping[str, Any]) -> ConfigError:
-    """The first fault as one sentence that names the value's origin; all are in `details`."""
+def explain(error: ValidationError, flags: Mapping[str, Any], order: Sequence[str]) -> ConfigError:
+    """The first fault as one sentence that names the value's origin; all are in `details`.
+
+    The faults come in `order`, that of the fields.
+    """
     faults = error.errors(include_url=False)
+    faults.sort(key=lambda fault: (*order, _name(fault)).index(_name(fault)))
     sentences = [_sentence(fault, flags) for fault in faults]
     fields = [_name(fault) for fault in faults]
     more = f" ({len(sentences) - 1} more: {', '.join(fields[1:])}.)" if len(sentences) > 1 else ""
@@ -44,8 +48,7 @@ def explain(error: ValidationError, flags: Mapping[str, Any]) -> ConfigError:
 
 
 def _name(fault: ErrorDetails) -> str:
-    parts = [str(part) for part in fault["loc"] if part != "engine"]
-    return parts[0] if parts else "configuration"
+    return str(fault["loc"][0]) if fault["loc"] else "configuration"
 
 
 def _sentence(fault: ErrorDetails, flags: Mapping[str, Any]) -> str:

@@ -15,15 +15,24 @@ import re
 import stat
 import uuid
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    ValidationError,
+    create_model,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     TomlConfigSettingsSource,
@@ -32,7 +41,6 @@ from pydantic_settings import (
 from worker.errors import ConfigError
 from worker.installation import default_cache_dir
 from worker.setting_faults import ENV_ONLY, ENV_PREFIX, closest, explain, flag, variable_of
-from worker.setting_types import Count, Names, Port, Seconds
 from worker.wire.engine_settings import BackendName, EngineSettings
 
 BACKEND_FIELDS: Mapping[str, BackendName] = {"cuda_device": "cuda", "metal_device": "metal"}
@@ -41,17 +49,43 @@ BACKEND_FIELDS: Mapping[str, BackendName] = {"cuda_device": "cuda", "metal_devic
 _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT(_\d+_\w+)?)$")
 
 
-def _setting(default: Any, group: str, text: str) -> Any:
-    return Field(default, description=text, json_schema_extra={"group": group})
+def _setting(default: Any, group: str, text: str, **limits: Any) -> Any:
+    return Field(default, description=text, json_schema_extra={"group": group}, **limits)
 
 
+def _separated(value: Any) -> Any:
+    """Split a text such as `a,b`, as in variables; a list from a flag or a file is kept."""
+    return (
+        tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
+    )
+
+
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_separated)]
 OutputType = Literal[
     "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_k_s", "q4_0", "q3_k_m", "q2_k"
 ]
 """Types of a converted file's weights; `convert.output_types` has the details of each."""
 
 
-class Settings(BaseSettings):
+_ENGINE_FIELDS = {each.name: each for each in dataclasses.fields(EngineSettings)}
+if TYPE_CHECKING:
+    _EngineFields = BaseSettings
+else:
+    # Users write the engine's settings beside all others, so each is a field here, too.
+    _EngineFields = create_model(
+        "_EngineFields",
+        __base__=BaseSettings,
+        **{
+            name: (annotation, Field(_ENGINE_FIELDS[name].default, **_ENGINE_FIELDS[name].metadata))
+            for name, annotation in get_type_hints(EngineSettings).items()
+        },
+    )
+
+
+class Settings(_EngineFields):
     """One worker's settings. Use `Settings.load`; only tests call the constructor."""
 
     model_config = SettingsConfigDict(
@@ -66,14 +100,14 @@ class Settings(BaseSettings):
     outtype: OutputType = _setting("q8_0", "model", "weight type when SafeTensors are converted")
     cache_dir: Path | None = _setting(None, "model", "where downloads and conversions go; without it $XDG_CACHE_HOME/llorch-worker")
     worker_id: str = Field(default_factory=lambda: str(uuid.uuid4()), min_length=1, max_length=200, pattern=r"^[\x21-\x7e]+$", description="name of this worker towards the pool; without it a fresh UUID", json_schema_extra={"group": "server"})
-    host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on", json_schema_extra={"group": "server"})
+    host: str = _setting("127.0.0.1", "server", "address to listen on", min_length=1)
     port: Port = _setting(8080, "server", "port to listen on; 0 takes any free one")
     served_model_name: Names = _setting((), "server", "a name that this worker answers to in OpenAI's and the other dialects, repeatable; without it every name is served")
     strict: bool = _setting(False, "server", "refuse fields that OpenAI's and the other dialects' routes do not know; without it they are ignored and named in x-ignored-fields")
     reasoning: Literal["none", "auto"] = _setting("auto", "server", "auto: what a model thinks before its answer comes apart from it, in reasoning_content; none: it stays in the text")
     allow_host: Names = _setting((), "server", "a host name, repeatable, that requests to a loopback address may name in Host besides the loopback names")
     allow_origin: Names = _setting((), "server", "a web origin such as https://chat.example, repeatable, whose pages may use this worker; * is any")
-    worker_token: str | None = Field(default=None, repr=False, min_length=1, description="bearer token that clients must send", json_schema_extra={"group": "server"})
+    worker_token: str | None = _setting(None, "server", "bearer token that clients must send", repr=False, min_length=1)
     drain_timeout: Annotated[float, Field(ge=0, le=86400)] = _setting(30.0, "server", "seconds that running streams get to finish on a stop")
     page: bool = _setting(True, "server", "serve the page at /: state, charts and a playground")
     keepalive: Annotated[float, Field(ge=0, le=3600)] = _setting(15.0, "server", "seconds between comment lines on a silent stream; 0 = off")
@@ -84,15 +118,14 @@ class Settings(BaseSettings):
     config: Path | None = _setting(None, "server", "TOML file with any of these settings")
 
     callback_url: str | None = _setting(None, "pool", "where the pool manager takes the ready callback")
-    callback_token: str | None = Field(default=None, repr=False, min_length=1, description="bearer token for the pool manager", json_schema_extra={"group": "pool"})
+    callback_token: str | None = _setting(None, "pool", "bearer token for the pool manager", repr=False, min_length=1)
     callback_timeout: Seconds = _setting(60.0, "pool", "seconds to keep trying the callback")
     callback_optional: bool = _setting(False, "pool", "serve even if the callback fails for good")
     heartbeat_url: str | None = _setting(None, "pool", "where the pool manager takes heartbeats")
     heartbeat_interval: Seconds = _setting(15.0, "pool", "seconds between heartbeats")
-    advertise_host: str | None = Field(default=None, min_length=1, description="host name that the pool manager should use in place of --host", json_schema_extra={"group": "pool"})
+    advertise_host: str | None = _setting(None, "pool", "host name that the pool manager should use in place of --host", min_length=1)
 
     n_gpu_layers: str | None = _setting(None, "device", "layers on the device: \"all\" on a GPU, \"0\" on a CPU, nothing between")
-    engine: EngineSettings = EngineSettings()
     max_queued_requests: Count = _setting(256, "limits", "requests that may wait for a slot")
     max_queued_prompt_tokens: Count = _setting(131072, "limits", "prompt tokens that may wait for a slot")
     max_prompt_chars: Count | None = _setting(None, "limits", "characters of a prompt at most; without it only the context length bounds it")
@@ -103,6 +136,11 @@ class Settings(BaseSettings):
     crash_limit: Annotated[int, Field(ge=1, le=1000)] = _setting(5, "limits", "engine crashes within the window that are survived")
     crash_window: Seconds = _setting(300.0, "limits", "seconds over which crashes are counted")
     # fmt: on
+
+    @cached_property
+    def engine(self) -> EngineSettings:
+        """The settings of the engine process, as the pipe carries them."""
+        return EngineSettings(**{name: getattr(self, name) for name in _ENGINE_FIELDS})
 
     @property
     def backend(self) -> BackendName:
@@ -117,14 +155,6 @@ class Settings(BaseSettings):
         """The cache folder in use; it may not exist yet."""
         chosen = self.cache_dir
         return default_cache_dir() if chosen is None else chosen.expanduser().absolute()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _gather_engine(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Move the engine's settings, which users write beside all others, into one object."""
-        engine = {name: value for name, value in values.items() if name in _ENGINE_FIELDS}
-        rest = {name: value for name, value in values.items() if name not in _ENGINE_FIELDS}
-        return {"engine": engine} | rest
 
     @field_validator("callback_url", "heartbeat_url")
     @classmethod
@@ -188,14 +218,11 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         flags = init_settings()
-        variables = {
-            name: value for name in FIELDS if (value := os.environ.get(variable_of(name), ""))
-        }
-        file = flags.get("config") or variables.get("config")
+        file = flags.get("config") or env_settings().get("config")
         backend = flags.get("backend", "cpu")
         return (
             init_settings,
-            InitSettingsSource(cls, variables),
+            env_settings,
             InitSettingsSource(cls, _aliases(backend)),
             InitSettingsSource(cls, _file(cls, Path(file), backend) if file else {}),
         )
@@ -207,18 +234,14 @@ class Settings(BaseSettings):
         try:
             return cls(**{**flags, "backend": backend})
         except ValidationError as error:
-            raise explain(error, flags) from None
+            raise explain(error, flags, list(FIELDS)) from None
 
 
-_ENGINE_FIELDS = {each.name: each for each in dataclasses.fields(EngineSettings)}
 FIELDS: Mapping[str, FieldInfo] = {
-    name: info for name, info in Settings.model_fields.items() if name != "engine"
-} | {
-    name: FieldInfo.from_annotated_attribute(
-        annotation, Field(_ENGINE_FIELDS[name].default, **_ENGINE_FIELDS[name].metadata)
-    )
-    for name, annotation in get_type_hints(EngineSettings).items()
-    if name != "backend"
+    name: info
+    for is_engines in (False, True)
+    for name, info in Settings.model_fields.items()
+    if (name in _ENGINE_FIELDS) is is_engines and name != "backend"
 }
 """Every setting that a user can give: name, type, default, help text and group."""
 

@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from worker.errors import ConfigError, WorkerError
 from worker.setting_faults import ENV_ONLY, closest, flag
-from worker.setting_types import Port
-from worker.settings import FIELDS, Settings
+from worker.settings import FIELDS, Port, Settings
 from worker.wire.engine_settings import BackendName
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
