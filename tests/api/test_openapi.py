@@ -36,6 +36,9 @@ GOOD: dict[str, dict[str, Any]] = {
     "/chat/completions": {"messages": FRANCE, "max_tokens": 3},
     "/completions": {"prompt": ["Once", "One"], "max_tokens": 3},
     "/completion": {"prompt": "Once", "n_predict": 3, "n_probs": 1},
+    "/api/show": {"model": "any"},
+    "/api/embed": {"model": "any", "input": []},
+    "/api/embeddings": {"model": "any", "prompt": ""},
 }
 
 
@@ -51,6 +54,7 @@ def test_the_document_is_valid_and_lists_every_route(document: dict[str, Any]) -
         (operation.path.replace(":path}", "}"), operation.method.lower())
         for dialect in DIALECTS
         for operation in dialect.operations
+        if operation.path != "/"  # the page's
     }
     assert routes == {(p, method) for p, found in document["paths"].items() for method in found}
 
@@ -79,6 +83,7 @@ def conforms(document: dict[str, Any], path: str, answer: httpx.Response) -> Non
 
 READ = ["/health", "/ready", "/v1/ready", "/info", "/metrics", "/openapi.json", "/v1/models"]
 READ += ["/v1/health", "/v2/health/live", "/v2/health/ready", "/models", "/props", "/slots"]
+READ += ["/api/tags", "/api/ps", "/api/version"]
 
 
 @pytest.mark.parametrize("path", [*READ, "/v1/loading/progress"])

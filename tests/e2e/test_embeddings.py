@@ -97,6 +97,25 @@ def test_many_texts_share_their_decodes(start_worker: StartWorker, pooling_gguf:
     assert too_many.status_code == 400 and "256" in too_many.text
 
 
+def test_ollamas_embeddings_are_the_same_vectors(
+    start_worker: StartWorker, pooling_gguf: Path
+) -> None:
+    worker = start_worker("--model", str(pooling_gguf))
+    texts = ["The fox ran.", "Paris."]
+    entries = worker.post("/v1/embeddings", {"input": texts}).json()
+    vectors = [entry["embedding"] for entry in entries["data"]]
+    both = worker.post("/api/embed", {"model": "any", "input": texts}).json()
+    assert both["embeddings"] == vectors and both["model"] == "pooling:latest"
+    assert both["prompt_eval_count"] == entries["usage"]["prompt_tokens"]
+    assert both["total_duration"] > 1000
+    one = worker.post("/api/embed", {"model": "any", "input": texts[0], "dimensions": 8}).json()
+    assert [len(vector) for vector in one["embeddings"]] == [8]
+    older = worker.post("/api/embeddings", {"model": "any", "prompt": texts[1]}).json()
+    assert older == {"embedding": pytest.approx(vectors[1], abs=1e-4)}
+    shown = worker.post("/api/show", {"model": "any"}).json()
+    assert shown["capabilities"] == ["embedding"]
+
+
 # --- ranks -----------------------------------------------------------------------------------
 
 QUERY = "What do foxes eat"

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from importlib import import_module
 
-from worker.api.dialects.anthropic.routes import DIALECT as ANTHROPIC
-from worker.api.dialects.llama_server.completion import COMPLETIONS as LLAMA_SERVER
-from worker.api.dialects.llama_server.routes import TEXT_TOOLS
-from worker.api.dialects.native.routes import DIALECT as NATIVE
-from worker.api.dialects.openai.routes import DIALECT as OPENAI
-from worker.api.dialects.responses.routes import DIALECT as RESPONSES
 from worker.api.http.app import Application
+from worker.api.http.operation import Dialect
 from worker.api.http.page import page
 from worker.api.http.routes import Routes
 from worker.api.http.state import AppState
 
-DIALECTS = (NATIVE, OPENAI, RESPONSES, ANTHROPIC, LLAMA_SERVER, TEXT_TOOLS)
+_MODULES = (
+    "native.routes",
+    "openai.routes",
+    "responses.routes",
+    "anthropic.routes",
+    "llama_server.completion",
+    "llama_server.routes",
+    "ollama.routes",
+)
+"""Of `worker.api.dialects`, each with its `DIALECT`."""
+DIALECTS: tuple[Dialect, ...] = tuple(
+    import_module(f"worker.api.dialects.{module}").DIALECT for module in _MODULES
+)
 ROUTES = Routes(DIALECTS)
 
 

@@ -11,6 +11,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -40,8 +41,11 @@ class Application:
     ) -> None:
         """`beside` has what is served too, and before the dialects, but is no part of the API."""
         self.state = state
-        self.dialects = dialects
         self._routes = Routes([*beside, *dialects])
+        self.dialects = [
+            replace(each, operations=[o for o in each.operations if self._routes.serves(o)])
+            for each in dialects
+        ]
         self._gate = Gate(state.settings)
         self._turnstile = Turnstile()
 

@@ -97,7 +97,7 @@ def _described(
               for name in headers),
         ],
         "responses": answers,
-        "security": [] if operation.probe else [{}, {"bearer": []}],
+        "security": [] if operation.probe or operation.public else [{}, {"bearer": []}],
     }  # fmt: skip
     if (body := operation.body_of(state)) is not None:
         described["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas[body]}}}

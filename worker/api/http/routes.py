@@ -76,6 +76,10 @@ class Routes:
                 return Place(place.dialect, place.operations, match.groupdict())
         return Place(self._nearest(path), {}, {})
 
+    def serves(self, operation: Operation) -> bool:
+        """Whether no other operation stands at its place."""
+        return self.at(operation.path).operations.get(operation.method) is operation
+
     def _nearest(self, path: str) -> Dialect:
         return next(dialect for root, dialect in self._roots if f"{path}/".startswith(root))
 

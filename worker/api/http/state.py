@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ from starlette.requests import Request
 from worker.api.http.faults import fault
 from worker.api.http.turnstile import Turnstile
 from worker.errors import ModelNotFound, NotReady
+from worker.observability.logs import digest
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
 from worker.supervisor.supervisor import Supervisor
@@ -89,6 +91,11 @@ class AppState:
         """The metadata of the model's file, once it is loaded."""
         info = self.supervisor.info
         return info.model.metadata if info is not None else {}
+
+    @property
+    def metadata_sha256(self) -> str:
+        """Equal metadata has an equal digest on every worker."""
+        return digest(json.dumps(dict(self.metadata), sort_keys=True, default=str))
 
     @property
     def chat_template(self) -> str:

@@ -225,4 +225,4 @@ STREAM = StreamForm(
     lambda event: b'"stop":true' in event or event.startswith(b'data: {"error":'),
     lambda error, first, last: _failure(error),
 )
-COMPLETIONS = Dialect([*OPERATIONS, *RERANK], NESTED, {SSE: STREAM})
+DIALECT = Dialect([*OPERATIONS, *RERANK], NESTED, {SSE: STREAM})

@@ -122,4 +122,4 @@ OPERATIONS = [
     Operation("GET", "/props", props, "The model's defaults", {JSON: Props}),
     Operation("GET", "/slots", slots, "The sequences that run at once", {JSON: list[SlotAnswer]}),
 ]  # fmt: skip
-TEXT_TOOLS = Dialect(OPERATIONS, FLAT)
+DIALECT = Dialect(OPERATIONS, FLAT)

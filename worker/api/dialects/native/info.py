@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +17,6 @@ from worker.api.http.openapi import document
 from worker.api.http.operation import JSON, Operation
 from worker.api.http.state import AppState, state_of
 from worker.installation import own_version
-from worker.observability.logs import digest
 from worker.supervisor.crash_history import Crash
 from worker.wire.engine_info import EngineInfo
 
@@ -49,7 +47,7 @@ async def info(request: Request) -> Response:
             "model_ref": state.model_ref,
             "protocol": "sse",
             "limits": _limits(state),
-            "model": _model(engine) if engine is not None else None,
+            "model": _model(state, engine) if engine is not None else None,
             "engine": _engine(engine) if engine is not None else None,
             "residency": _residency(engine) if engine is not None else None,
             "engine_crashes": [_crash(crash) for crash in status.crashes],
@@ -68,15 +66,13 @@ def _limits(state: AppState) -> dict[str, Any]:
     }
 
 
-def _model(engine: EngineInfo) -> dict[str, Any]:
+def _model(state: AppState, engine: EngineInfo) -> dict[str, Any]:
     model = asdict(engine.model)
-    # The canonical form: equal metadata has an equal digest on every worker.
-    canonical = json.dumps(model["metadata"], sort_keys=True, default=str)
     if model["adapter"] is not None:
         del model["adapter"]["path"]  # A path of this machine is not for clients.
     return {
         **model,
-        "metadata_sha256": digest(canonical),
+        "metadata_sha256": state.metadata_sha256,
         "conversion": _conversion(model["metadata"]),
     }
 

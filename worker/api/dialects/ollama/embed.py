@@ -1,0 +1,107 @@
+"""Ollama's embeddings, in its newer and its older form."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+import pydantic_core
+from pydantic import Field, Tag
+from starlette.requests import Request
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from worker.api.chat.prompt import ByKind, Text
+from worker.api.dialects.ollama.naming import nanoseconds, require_model, tagged
+from worker.api.http.body import Integer, OpenBody, read
+from worker.api.http.encoding import dumps, json_response, sliced
+from worker.api.http.operation import JSON, MODEL_ERRORS, Operation
+from worker.api.http.state import state_of
+from worker.api.pooling.run import Embedding, embed
+
+MAX_INPUTS = 2048
+
+
+Inputs = Annotated[
+    Text | Annotated[tuple[str, ...], Field(fail_fast=True, max_length=MAX_INPUTS), Tag("~list")],
+    ByKind,
+]
+
+
+class NoOptions(OpenBody):
+    """Every option is one of generation, or of the load: all are ignored by name."""
+
+
+class EmbedBody(OpenBody):
+    """`POST /api/embed`."""
+
+    model: str = Field(max_length=1024)
+    input: Inputs = ()
+    dimensions: Integer | None = Field(None, ge=1)
+    options: NoOptions = NoOptions()
+
+
+class EmbeddingsBody(OpenBody):
+    """`POST /api/embeddings`."""
+
+    model: str = Field(max_length=1024)
+    prompt: str = ""
+    options: NoOptions = NoOptions()
+
+
+class Embeddings(TypedDict):
+    model: str
+    embeddings: list[list[float]]
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class OneEmbedding(TypedDict):
+    embedding: list[float]
+
+
+async def embeddings(request: Request) -> Response:
+    began = time.monotonic()
+    state = state_of(request)
+    body = await read(request, state, EmbedBody)
+    require_model(body.model, state)
+    inputs = [body.input] if isinstance(body.input, str) else list(body.input)
+    found = await embed(request, inputs, body.dimensions) if body.input else []
+    return await sliced(_encoded(found, body.dimensions, tagged(state.model_name), began))
+
+
+def _encoded(
+    found: Sequence[Embedding], dimensions: int | None, model: str, began: float
+) -> Iterator[bytes]:
+    """The answer as JSON, each vector by itself so that other threads get their turns."""
+    yield f'{{"model":{dumps(model)},"embeddings":['.encode()
+    for index, each in enumerate(found):
+        yield (b"," if index else b"") + pydantic_core.to_json(each.values(dimensions).tolist())
+    end = {
+        "total_duration": nanoseconds(time.monotonic() - began),
+        "load_duration": 0,
+        "prompt_eval_count": sum(each.n_tokens for each in found),
+    }
+    yield b"]," + dumps(end)[1:].encode()
+
+
+async def embedding(request: Request) -> Response:
+    state = state_of(request)
+    body = await read(request, state, EmbeddingsBody)
+    require_model(body.model, state)
+    found = await embed(request, [body.prompt]) if body.prompt else []
+    return json_response({"embedding": found[0].values().tolist() if found else []})
+
+
+OPERATIONS = [
+    Operation(
+        "POST", "/api/embed", embeddings, "Ollama's embeddings", {JSON: Embeddings},
+        body=EmbedBody, errors=MODEL_ERRORS,
+    ),
+    Operation(
+        "POST", "/api/embeddings", embedding, "Ollama's older form of one embedding",
+        {JSON: OneEmbedding}, body=EmbeddingsBody, errors=MODEL_ERRORS,
+    ),
+]  # fmt: skip

@@ -1,0 +1,197 @@
+"""What Ollama's clients ask about the server and its model: one, which is always loaded."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, NotRequired
+
+from pydantic import AliasChoices, Field
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from typing_extensions import TypedDict
+
+from worker.api.chat.parse.answer import conventions_of
+from worker.api.chat.sampling import defaults_of
+from worker.api.dialects.ollama.naming import require_model, rfc3339, tagged
+from worker.api.http.body import Flag, OpenBody, read
+from worker.api.http.encoding import json_response
+from worker.api.http.operation import JSON, Operation
+from worker.api.http.state import AppState, state_of
+
+API_VERSION = "0.12.11"
+"""The version of Ollama whose API this is; clients refuse one that is too old for them."""
+_NEVER = "2300-01-01T00:00:00Z"
+"""When the model is unloaded, for clients that read it as a time."""
+
+
+class Details(TypedDict):
+    parent_model: str
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class ModelEntry(TypedDict):
+    name: str
+    model: str
+    modified_at: NotRequired[str]
+    size: int
+    digest: str
+    details: Details
+    expires_at: NotRequired[str]
+    size_vram: NotRequired[int]
+    context_length: NotRequired[int]
+
+
+class ModelList(TypedDict):
+    models: list[ModelEntry]
+
+
+class Shown(TypedDict):
+    license: str
+    modelfile: str
+    parameters: str
+    template: str
+    details: Details
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+class Version(TypedDict):
+    version: str
+
+
+class ShowBody(OpenBody):
+    """`POST /api/show`."""
+
+    model: str = Field(validation_alias=AliasChoices("model", "name"), max_length=1024)
+    verbose: Flag = False
+
+
+async def tags(request: Request) -> Response:
+    state = state_of(request)
+    modified_at = _started_at(state)
+    entries = [_entry(state, name) | {"modified_at": modified_at} for name in state.model_names]
+    return json_response({"models": entries})
+
+
+async def running(request: Request) -> Response:
+    state = state_of(request)
+    if state.supervisor.info is None:
+        return json_response({"models": []})
+    loaded = {
+        "expires_at": _NEVER,
+        "size_vram": 0 if state.settings.backend in ("cpu", "accelerate") else _held(state),
+        "context_length": state.loaded().model.context_length,
+    }
+    entry = _entry(state, state.model_name) | {"size": _held(state)}
+    return json_response({"models": [entry | loaded]})
+
+
+async def show(request: Request) -> Response:
+    state = state_of(request)
+    body = await read(request, state, ShowBody)
+    require_model(body.model, state)
+    model = state.loaded().model
+    lines = [f"{_OPTIONS[name]:<30} {value:g}" for name, value in defaults_of(state).items()]
+    facts = {
+        "general.parameter_count": model.n_params,
+        # Clients ask for no more context than this, so it is the worker's and not the file's.
+        f"{model.architecture}.context_length": model.context_length,
+    }
+    return json_response(
+        {
+            "license": str(state.metadata.get("general.license", "")),
+            "modelfile": "",
+            "parameters": "\n".join(lines),
+            "template": str(state.metadata.get("tokenizer.chat_template", "")),
+            "details": _details(state),
+            "model_info": {**_metadata(state), **facts},
+            "capabilities": _capabilities(state),
+            "modified_at": _started_at(state),
+        }
+    )
+
+
+async def version(request: Request) -> Response:
+    return json_response({"version": API_VERSION})
+
+
+async def is_running(request: Request) -> Response:
+    return PlainTextResponse("Ollama is running")
+
+
+_OPTIONS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repeat_penalty",
+}
+
+
+def _entry(state: AppState, name: str) -> dict[str, Any]:
+    return {
+        "name": tagged(name),
+        "model": tagged(name),
+        "size": state.loaded().model.size_bytes,
+        "digest": state.metadata_sha256,
+        "details": _details(state),
+    }
+
+
+def _metadata(state: AppState) -> dict[str, Any]:
+    """The file's metadata without the template, which has a field of its own."""
+    return {key: each for key, each in state.metadata.items() if "chat_template" not in key}
+
+
+def _details(state: AppState) -> Details:
+    model = state.loaded().model
+    millions = model.n_params / 1e6
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": model.architecture,
+        "families": [model.architecture],
+        "parameter_size": f"{millions / 1e3:.1f}B" if millions >= 1e3 else f"{millions:.2f}M",
+        "quantization_level": model.quant_kind,
+    }
+
+
+def _capabilities(state: AppState) -> list[str]:
+    model, template = state.loaded().model, state.chat_template
+    if model.pooling is not None:
+        return [] if model.pooling == "rank" else ["embedding"]
+    found = ["completion"]
+    if model.has_chat_template:  # one without tools is told of them in words
+        found.append("tools")
+    if conventions_of(template).marks.begin in template:
+        found.append("thinking")
+    if any(key.endswith((".fim_pre_token_id", ".prefix_token_id")) for key in state.metadata):
+        found.append("insert")
+    return found
+
+
+def _held(state: AppState) -> int:
+    return state.supervisor.status().vram_bytes
+
+
+def _started_at(state: AppState) -> str:
+    uptime = timedelta(seconds=state.supervisor.status().uptime_seconds)
+    return rfc3339(datetime.now(UTC) - uptime)
+
+
+OPERATIONS = [
+    Operation("GET", "/api/tags", tags, "The model served", {JSON: ModelList}, errors=(503,)),
+    Operation("GET", "/api/ps", running, "The model loaded", {JSON: ModelList}),
+    Operation(
+        "POST", "/api/show", show, "What is known of the model", {JSON: Shown},
+        body=ShowBody, errors=(400, 404, 413, 503),
+    ),
+    Operation("GET", "/api/version", version, "Whose API this is", {JSON: Version}),
+    Operation("GET", "/", is_running, "Is it there?", {"text/plain": str}),
+]  # fmt: skip
+"""`/` is the page's where there is one; Ollama's own client only looks whether `HEAD /` is 200."""

@@ -1,0 +1,35 @@
+"""Models and times as Ollama names them. Pure functions, any thread."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from worker.api.http.state import AppState
+
+_TAG = ":latest"
+
+
+def tagged(name: str) -> str:
+    """The name with a tag, without which Ollama lists no model."""
+    return name if ":" in name else name + _TAG
+
+
+def require_model(name: str, state: AppState) -> None:
+    """Refuse a model that is not served here; a name is taken with and without the tag.
+
+    Raises:
+        ModelNotFound: the name is not one that this worker answers to.
+    """
+    state.require_model(name if name in state.model_names else name.removesuffix(_TAG))
+
+
+def rfc3339(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def now() -> str:
+    return rfc3339(datetime.now(UTC))
+
+
+def nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
