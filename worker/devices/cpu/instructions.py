@@ -8,24 +8,14 @@ error. Runs on the main thread.
 from __future__ import annotations
 
 import ctypes
-import mmap
 import platform
-from pathlib import Path
 
 from worker.errors import BackendMismatch
 
-# The additions of x86-64-v2: each bit in ECX of CPUID leaf 1, and its name in /proc/cpuinfo.
-_V2 = {
-    "SSE3": (0, "pni"),
-    "SSSE3": (9, "ssse3"),
-    "CMPXCHG16B": (13, "cx16"),
-    "SSE4.1": (19, "sse4_1"),
-    "SSE4.2": (20, "sse4_2"),
-    "POPCNT": (23, "popcnt"),
-}
-# unsigned ecx_of_leaf(unsigned leaf):
-#   push rbx; mov eax, edi; xor ecx, ecx; cpuid; mov eax, ecx; pop rbx; ret
-_ECX_OF_LEAF = bytes.fromhex("53 89f8 31c9 0fa2 89c8 5b c3")
+_V2 = {"SSE3": 0, "SSSE3": 9, "CMPXCHG16B": 13, "SSE4.1": 19, "SSE4.2": 20, "POPCNT": 23}
+"""What x86-64-v2 adds, and its bit in ECX of CPUID leaf 1."""
+_LEAF_1, _ECX = 0, 2
+"""Indices of glibc's table of CPUID leaves, and of the registers in one of them."""
 
 
 def check() -> None:
@@ -39,30 +29,13 @@ def check() -> None:
 
 
 def missing() -> list[str]:
-    """The instruction sets of x86-64-v2 that are missing; empty if this cannot be determined."""
+    """The instruction sets of x86-64-v2 that are missing; empty if glibc (2.33 and later) does not
+    tell."""
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         return []
-    ecx = _ecx_of_leaf_1()
-    if ecx is not None:
-        return [name for name, (bit, _) in _V2.items() if not ecx >> bit & 1]
-    flags = _cpuinfo_flags()
-    return [name for name, (_, flag) in _V2.items() if flags and flag not in flags]
-
-
-def _ecx_of_leaf_1() -> int | None:
-    """ECX of CPUID leaf 1; `None` if a process may not make a page executable."""
-    try:
-        page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    except OSError:
-        return None
-    page.write(_ECX_OF_LEAF)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(page))
-    return int(ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_uint32)(address)(1))
-
-
-def _cpuinfo_flags() -> set[str]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return set()
-    return next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    leaf_of = getattr(ctypes.CDLL(None), "__x86_get_cpuid_feature_leaf", None)
+    if leaf_of is None:
+        return []
+    leaf_of.restype = ctypes.POINTER(ctypes.c_uint32 * 4)
+    ecx = leaf_of(_LEAF_1).contents[_ECX]
+    return [name for name, bit in _V2.items() if not ecx >> bit & 1]
