@@ -26,7 +26,7 @@ from tests.bench.peer_build import build_peers
 from worker.devices import select
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan.cells import a_part_each, context_options
-from worker.devices.residency import proof
+from worker.devices.plan.placement import tensor_placement
 from worker.engine.backend import LlamaBackend
 from worker.engine.limits import Limits
 from worker.engine.loop import Loop
@@ -85,7 +85,7 @@ def profiled(
 ) -> Profile:
     settings = EngineSettings(backend_name, slots=n_streams)
     selected = select.select_device(settings)
-    placed = proof.tensor_placement(selected, read_header(path))
+    placed = tensor_placement(read_header(path), selected.device)
     model = Model(str(path), LoadOptions(selected.device, tensor_placement=placed))
     shape, threads = a_part_each(settings, CONTEXT), cpu_budget(None).threads
     context = Context(model, context_options(settings, shape, threads=threads, embeds=False))

@@ -12,6 +12,7 @@ from tests.devices.conftest import SHAPES, Given, MakeConfig
 from tests.devices.support import clock
 from worker.devices.cpu.budget import CpuBudget, cpu_budget
 from worker.devices.plan import memory
+from worker.devices.plan.placement import tensor_placement
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import proof as residency
 from worker.devices.select import Selected, select_device
@@ -46,7 +47,7 @@ def allocated(config: Given, plan: Plan, selected: Selected) -> dict[str, int]:
     options = LoadOptions(
         device=selected.device,
         mmap=bool(config.settings.mmap),
-        tensor_placement=residency.tensor_placement(selected, header),
+        tensor_placement=tensor_placement(header, selected.device),
     )
     model = Model(config.model_path, options)
     kv = memory.KvCache(plan.kv_cells, plan.context_length, plan.kv_unified)

@@ -15,10 +15,7 @@ from worker.errors import BackendMismatch, InsufficientVram
 GPU_CHILD = (sys.executable, "-m", "tests.devices.support.gpu_preflight")
 BEGIN = (
     "import pickle, sys, os, signal, time\n"
-    "from worker.devices import preflight as i\n"
-    "say = lambda m: (pickle.dump(m, sys.stdout.buffer), sys.stdout.flush())\n"
-    "say(i.StepBegun('library')); say(i.StepAnswered('library', {'versions': {}}))\n"
-    "say(i.StepBegun('device'))\n"
+    "pickle.dump({'versions': {}}, sys.stdout.buffer); sys.stdout.flush()\n"
 )
 
 

@@ -19,6 +19,7 @@ from tests.devices.support import rpc
 from tests.support.random_models import KINDS, Kind, random_model
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan import memory, placement
+from worker.devices.plan.placement import tensor_placement
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import proof as residency
 from worker.devices.select import Selected, select_device
@@ -40,7 +41,7 @@ def loaded(
         device=selected.device,
         mmap=selected.device is None,
         mlock=config.settings.mlock,
-        tensor_placement=residency.tensor_placement(selected, header),
+        tensor_placement=tensor_placement(header, selected.device),
     )
     model = Model(config.model_path, replace(load, **options))
     embeds = header.pooling is not None

@@ -23,12 +23,17 @@ from worker.wire.engine_settings import EngineSettings
 CHILD: Sequence[str] = (sys.executable, "-m", "worker.devices.preflight_child")
 SECONDS = 60.0
 """A driver that takes this long hangs, even on a busy machine."""
+_DOING = {
+    "library": "while it was loaded",
+    "device": "while devices were looked for",
+    "trial": "while it computed with a small model",
+    "plan": "while the model was laid out",
+}
+"""The child's steps, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """The steps of the child, in this order: library, device, trial, plan."""
-
     settings: EngineSettings
     trial_path: str | None = None
     """A small model to load, prove and run on the device."""
@@ -41,6 +46,11 @@ class Questions:
     draft_path: str | None = None
     """The model that guesses for it."""
 
+    @property
+    def steps(self) -> list[str]:
+        skipped = {"trial": self.trial_path is None, "plan": self.plan_path is None}
+        return [step for step in _DOING if not skipped.get(step)]
+
 
 @dataclass(slots=True)
 class Findings:
@@ -52,28 +62,14 @@ class Findings:
     """The error that ended the step."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepBegun:
-    """The message that a step begins, on the child's standard output."""
-
-    step: str
-
-
-@dataclass(frozen=True, slots=True)
-class StepAnswered:
-    step: str
-    answer: Any
-
-
-@dataclass(frozen=True, slots=True)
-class StepFailed:
-    error: WorkerError
-
-
 def ask(
     questions: Questions, *, child: Sequence[str] | None = None, timeout_seconds: float = SECONDS
 ) -> Findings:
-    """Run the child to its end; whatever happens to it is in the findings."""
+    """Run the child to its end; whatever happens to it is in the findings.
+
+    The child gets the pickled questions, and writes one pickle for each step that ends: its answer,
+    or the `WorkerError` that was the last of it.
+    """
     try:
         ended = subprocess.run(
             child or CHILD,
@@ -84,44 +80,30 @@ def ask(
         )
         output, code, errors = ended.stdout, ended.returncode, ended.stderr
     except subprocess.TimeoutExpired as expired:
-        output, code, errors = expired.stdout or b"", None, expired.stderr or b""
-    findings = _read(output)
-    if findings.error is None and code is None:
-        findings.error = BackendMismatch(
-            f"The native library did not answer within {timeout_seconds:g} seconds "
-            f"({_DOING[findings.step]}); a driver may hang."
-        )
-    elif findings.error is None and code != 0:
-        findings.error = _crash(findings.step, code or 0, errors)
-    return findings
-
-
-_DOING = {
-    "library": "while it was loaded",
-    "device": "while devices were looked for",
-    "trial": "while it computed with a small model",
-    "plan": "while the model was laid out",
-}
-
-
-def _read(output: bytes) -> Findings:
+        output, code, errors = expired.stdout or b"", None, b""
     findings = Findings()
     stream = io.BytesIO(output)
-    # A child that died may have left half a message.
+    # A child that died may have left half an answer.
     with contextlib.suppress(EOFError, pickle.UnpicklingError):
-        while True:
-            match pickle.load(stream):
-                case StepBegun(step):
-                    findings.step = step
-                case StepAnswered(step, answer):
-                    findings.answers[step] = answer
-                case StepFailed(error):
-                    findings.error = error
+        for step in questions.steps:
+            findings.step = step
+            answer = pickle.load(stream)
+            if isinstance(answer, WorkerError):
+                findings.error = answer
+                return findings
+            findings.answers[step] = answer
+    if code != 0:
+        findings.error = _death(code, errors, _DOING[findings.step], timeout_seconds)
     return findings
 
 
-def _crash(step: str, code: int, errors: bytes) -> WorkerError:
-    doing = _DOING[step]
+def _death(code: int | None, errors: bytes, doing: str, seconds: float) -> BackendMismatch:
+    """How the child ended: its exit code, or `None` if it did not."""
+    if code is None:
+        return BackendMismatch(
+            f"The native library did not answer within {seconds:g} seconds ({doing}); "
+            "a driver may hang."
+        )
     if code == -signal.SIGILL:
         return BackendMismatch(
             f"The native library ended with SIGILL {doing}: the installed wheel uses instructions "

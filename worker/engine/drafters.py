@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worker.devices.plan.cells import draft_options
+from worker.devices.plan.placement import tensor_placement
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import proof
 from worker.devices.select import Selected
@@ -84,7 +85,7 @@ def _load(
         device=selected.device,
         mmap=settings.maps_file,
         mlock=settings.mlock,
-        tensor_placement=proof.tensor_placement(selected, header),
+        tensor_placement=tensor_placement(header, selected.device),
     )
     model = Model(file.path, options)
     length = min(context_length, model.trained_context_length)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from worker.devices.cpu.budget import CpuBudget, cpu_budget
 from worker.devices.plan import memory
-from worker.devices.residency import proof as residency
+from worker.devices.plan.placement import tensor_placement
 from worker.devices.select import Selected
 from worker.errors import InsufficientVram, VramOom
 from worker.llama.adapter import LoraAdapter
@@ -65,7 +65,7 @@ def load_model(
         device=selected.device,
         mmap=config.engine.maps_file,
         mlock=config.engine.mlock,
-        tensor_placement=residency.tensor_placement(selected, header),
+        tensor_placement=tensor_placement(header, selected.device),
     )
     return Model(config.model_path, options, progressed)
 

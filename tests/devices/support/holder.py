@@ -11,6 +11,7 @@ import sys
 
 from tests.devices.support import rpc_device
 from worker.devices.plan import memory
+from worker.devices.plan.placement import tensor_placement
 from worker.devices.residency import proof as residency
 from worker.devices.select import select_device
 from worker.errors import ResidencyViolation
@@ -24,7 +25,7 @@ def main(path: str, setting: str) -> None:
     rpc_device.play_gpu()
     settings = EngineSettings("cuda", cuda_device=rpc_device.register(setting), slots=1)
     selected, header = select_device(settings), read_header(path)
-    placement = residency.tensor_placement(selected, header)
+    placement = tensor_placement(header, selected.device)
     model = Model(path, LoadOptions(device=selected.device, mmap=False, tensor_placement=placement))
     context = Context(
         model,

@@ -65,11 +65,6 @@ def prove_again(residency: Residency, selected: Selected, *, locked: bool) -> Re
     return residency
 
 
-def tensor_placement(selected: Selected, header: GgufHeader) -> tuple[tuple[str, int], ...]:
-    """The value of `LoadOptions.tensor_placement` that puts the input layer on the device, too."""
-    return placement.tensor_placement(header, selected.device)
-
-
 # --- accounting --------------------------------------------------------------------------
 
 
