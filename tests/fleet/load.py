@@ -8,7 +8,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,15 +45,16 @@ async def stream(uri: str, body: Mapping[str, Any], leave_after: int | None = No
     parts = urlsplit(uri)
     sent = [(b"host", parts.netloc.encode()), (b"content-type", b"application/json")]
     began = time.perf_counter()
-    try:
-        exchange = await Exchange.begin(
-            parts.hostname or "", parts.port or 80, "POST", b"/execute", sent,
-            json.dumps(body).encode(),
-        )  # fmt: skip
-    except NotReached:
-        return Outcome("lost")
     data, outcome = b"", Outcome("cut")
-    try:
+    async with AsyncExitStack() as ends:
+        ends.enter_context(suppress(Lost))
+        try:
+            exchange = await ends.enter_async_context(Exchange.begin(
+                parts.hostname or "", parts.port or 80, "POST", b"/execute", sent,
+                json.dumps(body).encode(),
+            ))  # fmt: skip
+        except NotReached:
+            return Outcome("lost")
         answer = await exchange.head()
         outcome.status, outcome.headers = answer.status, dict(answer.headers)
         outcome.worker = answer.header(b"x-llorch-worker").decode()
@@ -68,10 +69,6 @@ async def stream(uri: str, body: Mapping[str, Any], leave_after: int | None = No
             if last:
                 outcome.gaps_ms.append(1000 * (now - last))
             outcome.first_ms, last = outcome.first_ms or 1000 * (now - began), now
-    except Lost:
-        pass
-    finally:
-        exchange.abort()
     events = [json.loads(part.rpartition(b"data: ")[2]) for part in data.split(b"\n\n")
               if b"data: " in part]  # fmt: skip
     if events:
@@ -117,13 +114,11 @@ async def get(uri: str, path: str) -> Any:
     parts = urlsplit(uri)
     with suppress(NotReached, Lost, ValueError, TimeoutError):
         async with asyncio.timeout(10):
-            exchange = await Exchange.begin(
+            begun = Exchange.begin(
                 parts.hostname or "", parts.port or 80, "GET", path.encode(),
                 [(b"host", parts.netloc.encode())], b"",
             )  # fmt: skip
-            try:
+            async with begun as exchange:
                 await exchange.head()
-                return json.loads(await exchange.rest())
-            finally:
-                exchange.abort()
+                return json.loads(await exchange.body())
     return None

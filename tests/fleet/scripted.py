@@ -11,7 +11,7 @@ from typing import Any
 
 from worker.fleet.gateway import Gateway
 from worker.fleet.settings import Fleet
-from worker.fleet.table import Table, Worker
+from worker.fleet.workers import Worker, WorkerTable
 
 Script = Callable[["Conversation"], Awaitable[None]]
 SSE_HEAD = (
@@ -148,11 +148,11 @@ def at(uris: Mapping[str, str], group: str = "tiny", n_slots: int = 4) -> list[W
 @asynccontextmanager
 async def fleet_of(
     *scripts: Script, groups: tuple[str, ...] = ("tiny",)
-) -> AsyncIterator[tuple[Gateway, Table, list[ScriptedWorker]]]:
+) -> AsyncIterator[tuple[Gateway, WorkerTable, list[ScriptedWorker]]]:
     """A gateway before one worker per script, dealt out to the groups in turn."""
     async with AsyncExitStack() as stack:
         workers = [await stack.enter_async_context(scripted_worker(each)) for each in scripts]
-        table = Table()
+        table = WorkerTable()
         for n, group in enumerate(groups):
             own = workers[n :: len(groups)]
             uris = {f"{group}-{i}": worker.uri for i, worker in enumerate(own)}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.fleet.scripted import at
 from worker.fleet.affinity import key_of, ranked
-from worker.fleet.table import Table, Worker
+from worker.fleet.workers import Worker, WorkerTable
 
 NAMES = st.lists(st.text(min_size=1), min_size=2, max_size=8, unique=True)
 
@@ -58,15 +58,15 @@ def test_no_body_is_too_strange(value: object) -> None:
         key_of({name: value, "messages": [value, {"content": value}], "input": [value]})
 
 
-def fleet_of(n_workers: int, n_slots: int = 4) -> Table:
-    table = Table()
+def fleet_of(n_workers: int, n_slots: int = 4) -> WorkerTable:
+    table = WorkerTable()
     table.replace(
         "tiny", at({f"w{n}": f"http://127.0.0.1:{n}" for n in range(n_workers)}, n_slots=n_slots)
     )
     return table
 
 
-def chosen(table: Table, key: str) -> Worker:
+def chosen(table: WorkerTable, key: str) -> Worker:
     worker = table.choose("tiny", key, ())
     assert worker is not None
     return worker
@@ -113,14 +113,14 @@ def test_what_was_left_alone_for_longest_makes_room() -> None:
     assert first is not second
     assert chosen(table, "a") is first
     assert chosen(table, "c") is second
-    assert list(second.kept) == ["c"]
+    assert list(second.prefixes) == ["c"]
 
 
 def test_whoever_was_tried_or_is_not_well_comes_last() -> None:
-    table = Table()
+    table = WorkerTable()
     table.replace("tiny", at({"a": "http://h:1", "b": "http://h:2"}))
     a, b = table.workers()
-    a.rest()
+    a.avoid()
     assert table.choose("tiny", None, ()) is b
     assert table.choose("tiny", None, {"b"}) is a
     assert table.choose("tiny", None, {"a", "b"}) is None

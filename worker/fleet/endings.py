@@ -64,7 +64,7 @@ def refusal(
     return http_status(error), headers, dumps(body).encode()
 
 
-def error_of_answer(status: int, body: bytes) -> WorkerError:
+def error_of_response(status: int, body: bytes) -> WorkerError:
     """The error in a worker's answer, whichever dialect the answer is in."""
     answer = json_object(body)
     inner = answer.get("error")

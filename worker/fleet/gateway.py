@@ -33,8 +33,8 @@ from worker.fleet.endings import json_object, refusal
 from worker.fleet.metrics import merged
 from worker.fleet.relay import Ask, Relay, refuse
 from worker.fleet.settings import Fleet
-from worker.fleet.table import Table
 from worker.fleet.upstream import fetch
+from worker.fleet.workers import WorkerTable
 from worker.observability.metrics import CONTENT_TYPE
 from worker.settings import Settings
 
@@ -57,7 +57,7 @@ class Plain:
 class Gateway:
     """The ASGI application."""
 
-    def __init__(self, fleet: Fleet, table: Table) -> None:
+    def __init__(self, fleet: Fleet, table: WorkerTable) -> None:
         self._table = table
         self._jobs: dict[str, Ask] = {}
         self.use(fleet)

@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import asyncio
 
-from worker.fleet.table import Table, Worker
 from worker.fleet.upstream import fetch
+from worker.fleet.workers import Worker, WorkerTable
 
 PROBE_EVERY_SECONDS = 2.0
 MAX_MISSES = 3
 """Probes in a row without an answer. A silent worker is found after at most 3 · (2 + 5) seconds."""
 
 
-async def watch(table: Table) -> None:
-    """Probe all workers for ever, concurrently; abort the exchanges of a silent one."""
-    probing: dict[str, asyncio.Task[None]] = {}
+async def watch(table: WorkerTable) -> None:
+    """Probe all workers for ever, at the same time; abort the exchanges of a silent one."""
     while True:
-        workers = {worker.id: worker for worker in table.workers()}
-        for id, worker in workers.items():
-            if id not in probing or probing[id].done():
-                probing[id] = asyncio.create_task(_probe(worker))
-        probing = {id: task for id, task in probing.items() if not task.done() or id in workers}
+        await asyncio.gather(*map(_probe, table.workers()))
         await asyncio.sleep(PROBE_EVERY_SECONDS)
 
 

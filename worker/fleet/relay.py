@@ -14,9 +14,9 @@ from starlette.types import Send
 
 from worker.api.http.operation import NDJSON, SSE
 from worker.errors import Cancelled, EngineCrashed, NotReady, WorkerError
-from worker.fleet.endings import KEEPALIVE, Tail, error_of_answer, refusal
-from worker.fleet.table import REST_SECONDS, Table, Worker
-from worker.fleet.upstream import Exchange, Headers, Lost, NotReached, UpstreamAnswer, passed_on
+from worker.fleet.endings import KEEPALIVE, Tail, error_of_response, refusal
+from worker.fleet.upstream import Exchange, Headers, Lost, NotReached, UpstreamResponse, passed_on
+from worker.fleet.workers import AVOIDED_SECONDS, Worker, WorkerTable
 
 MAX_LOSSES = 3
 """A request that has lost this many workers is given up: it may be what kills them."""
@@ -52,13 +52,13 @@ class Ask:
 class Relay:
     """Brings one request to its end."""
 
-    def __init__(self, ask: Ask, table: Table, send: Send) -> None:
+    def __init__(self, ask: Ask, table: WorkerTable, send: Send) -> None:
         self._ask, self._table, self._send = ask, table, send
         self._has_begun = False
         self._tail: Tail | None = None
-        self._refused: tuple[UpstreamAnswer, bytes] | None = None
+        self._refused: UpstreamResponse | None = None
         """A full or failed worker's answer, which the client gets if no other answers."""
-        self._away: tuple[UpstreamAnswer, bytes] | None = None
+        self._away: UpstreamResponse | None = None
         """The answer of a worker that drains or loads its model again. It makes the request wait:
         a replacement should appear soon."""
         self._waits = False
@@ -72,14 +72,11 @@ class Relay:
         except WorkerError as error:
             await self._fail(error)
             return
-        refusal = self._refused or self._away
-        if refusal is None:
+        if (refused := self._refused or self._away) is not None:
+            await self._answer(refused)
+        else:
             message = "the fleet has no worker that could take this request"
             await self._fail(NotReady(message, retry_after_seconds=RETRY_AFTER_SECONDS))
-        elif self._has_begun:
-            await self._fail(error_of_answer(refusal[0].status, refusal[1]))
-        else:
-            await self._answer(*refusal)
 
     async def _next_worker(self) -> Worker | None:
         ask = self._ask
@@ -98,7 +95,7 @@ class Relay:
                 return None
             if asyncio.get_running_loop().time() > deadline:
                 return None
-            await asyncio.sleep(REST_SECONDS / 10)
+            await asyncio.sleep(AVOIDED_SECONDS / 10)
             ask.tried &= {each.id for each in self._table.workers(ask.group) if not each.is_well}
 
     async def _try(self, worker: Worker) -> bool:
@@ -106,26 +103,24 @@ class Relay:
         ask = self._ask
         ask.worker = worker
         worker.running.append(ask.key)
-        exchange: Exchange | None = None
+        headers = passed_on(ask.headers, worker.uri.removeprefix("http://"))
+        headers.append((b"x-llorch-late-head", b"1"))
+        begun = Exchange.begin(*worker.address, ask.method, ask.target, headers, ask.body)
         try:
-            headers = passed_on(ask.headers, worker.uri.removeprefix("http://"))
-            headers.append((b"x-llorch-late-head", b"1"))
-            exchange = await Exchange.begin(
-                *worker.address, ask.method, ask.target, headers, ask.body
-            )
-            worker.aborts.add(exchange.abort)
-            return await self._pass_back(worker, exchange)
+            async with begun as exchange:
+                worker.aborts.add(exchange.abort)
+                try:
+                    return await self._pass_back(worker, exchange)
+                finally:
+                    worker.aborts.discard(exchange.abort)
         except (NotReached, Lost) as error:
-            worker.rest()
+            worker.avoid()
             self._waits = True
             ask.n_losses += isinstance(error, Lost)
             return False
         finally:
             ask.worker = None
             worker.running.remove(ask.key)
-            if exchange is not None:
-                worker.aborts.discard(exchange.abort)
-                exchange.abort()
 
     async def _pass_back(self, worker: Worker, exchange: Exchange) -> bool:
         """Pass the worker's answer to the client; `False` if another worker should be tried."""
@@ -134,26 +129,23 @@ class Relay:
         if answer.status == 200 and media_type in (SSE, NDJSON):
             await self._stream(worker, exchange, answer, media_type)
             return True
-        body = await exchange.rest()
+        answer.body = await exchange.body()
         if answer.status == 503 and self._ask.only is None:
-            if b"queue_full" in body.lower():
-                self._refused = answer, body
+            if b"queue_full" in answer.body.lower():
+                self._refused = answer
             else:  # it drains or loads its model again
-                self._away = answer, body
+                self._away = answer
                 self._waits = True
-                worker.rest()
+                worker.avoid()
             return False
         if answer.status == 500 and self._ask.n_losses == 0 and self._ask.method == "POST":
             self._ask.n_losses += 1
-            self._refused = answer, body
+            self._refused = answer
             return False
-        if self._has_begun:
-            await self._fail(error_of_answer(answer.status, body))
-        else:
-            await self._answer(answer, body, worker)
+        await self._answer(answer, worker)
         return True
 
-    async def _head(self, exchange: Exchange) -> UpstreamAnswer:
+    async def _head(self, exchange: Exchange) -> UpstreamResponse:
         """The worker's status line; the client of a stream gets keep-alive comments meanwhile."""
         if not self._ask.wants_stream:
             return await exchange.head()
@@ -169,7 +161,7 @@ class Relay:
             waiting.cancel()
 
     async def _stream(
-        self, worker: Worker, exchange: Exchange, answer: UpstreamAnswer, media_type: str
+        self, worker: Worker, exchange: Exchange, answer: UpstreamResponse, media_type: str
     ) -> None:
         tail = self._tail = Tail(self._ask.path, media_type)
         try:
@@ -181,7 +173,7 @@ class Relay:
         except Lost:
             if not self._has_begun:
                 raise
-            worker.rest()
+            worker.avoid()
             if not tail.has_ended:
                 await self._fail(EngineCrashed("the worker was lost in the middle of the stream"))
                 return
@@ -204,13 +196,15 @@ class Relay:
             (b"x-request-id", self._ask.correlation_id.encode()),
         ]
 
-    async def _answer(
-        self, answer: UpstreamAnswer, body: bytes, worker: Worker | None = None
-    ) -> None:
+    async def _answer(self, answer: UpstreamResponse, worker: Worker | None = None) -> None:
+        """Give a whole answer on; in a stream that has begun it can only be an error."""
+        if self._has_begun:
+            await self._fail(error_of_response(answer.status, answer.body))
+            return
         headers = [(k, v) for k, v in answer.headers if k != b"content-length"]
-        headers.append((b"content-length", b"%d" % len(body)))
+        headers.append((b"content-length", b"%d" % len(answer.body)))
         await self._begin(answer.status, _with_worker(headers, worker))
-        await self._send({"type": "http.response.body", "body": body})
+        await self._send({"type": "http.response.body", "body": answer.body})
 
     async def _fail(self, error: WorkerError) -> None:
         if self._has_begun:

@@ -20,7 +20,7 @@ from worker.fleet.gateway import Gateway
 from worker.fleet.probing import watch
 from worker.fleet.process import WorkerProcess
 from worker.fleet.settings import Fleet, WorkerGroup
-from worker.fleet.table import Table, Worker
+from worker.fleet.workers import Worker, WorkerTable
 
 ASK_EVERY_SECONDS = 0.5
 """How often a gateway asks for the addresses of a group's workers."""
@@ -83,7 +83,7 @@ class _Application:
     """The gateway as an ASGI application for Serve, with the tasks that keep its table."""
 
     def __init__(self) -> None:
-        self._table = Table()
+        self._table = WorkerTable()
         self._gateway: Gateway | None = None
         self._listening: dict[str, asyncio.Task[None]] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -114,7 +114,7 @@ class _Application:
         await self._gateway(scope, receive, answer)
 
 
-async def _listen(group: str, table: Table) -> None:
+async def _listen(group: str, table: WorkerTable) -> None:
     """Keep the table's entry for one group up to date until cancelled, by asking its replicas.
 
     Serve removes a replica from a handle's list before it stops the replica. (Serve notifies its

@@ -7,8 +7,9 @@ that the worker never saw the request, and no request is sent on a connection th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 import httptools
 
@@ -33,11 +34,13 @@ class Lost(Exception):
 
 
 @dataclass(slots=True)
-class UpstreamAnswer:
-    """A status line and headers; `Exchange.chunk` reads the body."""
+class UpstreamResponse:
+    """A worker's answer to one request."""
 
     status: int
-    headers: Headers = field(default_factory=list)
+    headers: Headers
+    body: bytes = b""
+    """Whole, or empty while `Exchange.chunk` or `Exchange.body` is to read it."""
 
     def header(self, name: bytes) -> bytes:
         return next((value for key, value in self.headers if key == name), b"")
@@ -54,10 +57,14 @@ class Exchange:
         self._parts: list[bytes] = []
 
     @classmethod
+    @asynccontextmanager
     async def begin(
         cls, host: str, port: int, method: str, target: bytes, headers: Headers, body: bytes
-    ) -> Exchange:
-        """Raises `NotReached` if the connect failed, or took longer than three seconds."""
+    ) -> AsyncIterator[Exchange]:
+        """A request that is aborted at the end of the block, if it is still under way.
+
+        Raises `NotReached` if the connect failed, or took longer than three seconds.
+        """
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 reader, writer = await asyncio.open_connection(host, port)
@@ -69,13 +76,17 @@ class Exchange:
             lines.append(b"content-length: %d" % len(body))
         lines += [b"connection: close", b"", b""]
         writer.write(b"\r\n".join(lines) + body)
-        return cls(reader, writer)
+        exchange = cls(reader, writer)
+        try:
+            yield exchange
+        finally:
+            exchange.abort()
 
-    async def head(self) -> UpstreamAnswer:
+    async def head(self) -> UpstreamResponse:
         """The status line and headers; raises `Lost` if the worker has gone."""
         while not self._has_head:
             await self._more()
-        return UpstreamAnswer(self._parser.get_status_code(), self._headers)
+        return UpstreamResponse(self._parser.get_status_code(), self._headers)
 
     async def chunk(self) -> bytes | None:
         """What came of the body since the last call; `None` after its end. Raises `Lost`."""
@@ -87,7 +98,7 @@ class Exchange:
         self._parts.clear()
         return chunk
 
-    async def rest(self) -> bytes:
+    async def body(self) -> bytes:
         """The rest of the body; raises `Lost` as `chunk` does."""
         parts = []
         while (chunk := await self.chunk()) is not None:
@@ -138,14 +149,11 @@ async def fetch(
 ) -> tuple[int, bytes] | None:
     """Status and body of a short answer; `None` if it takes longer than five seconds or fails."""
     sent = passed_on(headers or [], f"{address[0]}:{address[1]}")
-    exchange: Exchange | None = None
     try:
-        async with asyncio.timeout(FETCH_SECONDS):
-            exchange = await Exchange.begin(*address, method, path.encode(), sent, body)
-            answer = await exchange.head()
-            return answer.status, await exchange.rest()
+        async with (
+            asyncio.timeout(FETCH_SECONDS),
+            Exchange.begin(*address, method, path.encode(), sent, body) as exchange,
+        ):
+            return (await exchange.head()).status, await exchange.body()
     except (NotReached, Lost, TimeoutError):
         return None
-    finally:
-        if exchange is not None:
-            exchange.abort()

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from worker.fleet.affinity import bound, ranked
 
-REST_SECONDS = 2.0
+AVOIDED_SECONDS = 2.0
 """How long a worker that could not be reached gets no request while another is well."""
 
 
@@ -28,11 +28,11 @@ class Worker:
     """Requests that it runs at once. Each slot keeps its cells until it is needed again."""
     running: list[str | None] = field(default_factory=list)
     """The keys of this gateway's requests that the worker has now."""
-    kept: dict[str, float] = field(default_factory=dict)
+    prefixes: dict[str, float] = field(default_factory=dict)
     """Keys that its slots should hold, least recently used first, each with the time of its use."""
     misses: int = 0
     """Probes in a row that the worker has not answered."""
-    rests_until: float = 0.0
+    avoided_until: float = 0.0
     aborts: set[Callable[[], None]] = field(default_factory=set)
     """Callables that abort the exchanges under way with this worker."""
 
@@ -41,22 +41,22 @@ class Worker:
         parts = urlsplit(self.uri)
         return parts.hostname or "", parts.port or 80
 
-    def rest(self) -> None:
-        self.rests_until = time.monotonic() + REST_SECONDS
+    def avoid(self) -> None:
+        self.avoided_until = time.monotonic() + AVOIDED_SECONDS
 
     @property
     def is_well(self) -> bool:
-        return self.misses == 0 and time.monotonic() >= self.rests_until
+        return self.misses == 0 and time.monotonic() >= self.avoided_until
 
-    def keep(self, key: str) -> None:
+    def remember(self, key: str) -> None:
         """Record a request with this key, which takes the least recently used slot."""
-        self.kept.pop(key, None)
-        self.kept[key] = time.monotonic()
-        if len(self.kept) > self.n_slots:
-            del self.kept[next(iter(self.kept))]
+        self.prefixes.pop(key, None)
+        self.prefixes[key] = time.monotonic()
+        if len(self.prefixes) > self.n_slots:
+            del self.prefixes[next(iter(self.prefixes))]
 
 
-class Table:
+class WorkerTable:
     """All workers, by their groups."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class Table:
             return _least_loaded(candidates)
         most = bound(sum(len(worker.running) for worker in candidates) + 1, len(candidates))
         worker = _holder(key, candidates, most) or _newcomer(key, candidates, most)
-        worker.keep(key)
+        worker.remember(key)
         return worker
 
 
@@ -93,8 +93,8 @@ def _holder(key: str, candidates: Iterable[Worker], most: int) -> Worker | None:
     Requests with the same key that run at once are spread: their beginning is worth computing on
     several workers.
     """
-    holders = [worker for worker in candidates if key in worker.kept]
-    for worker in sorted(holders, key=lambda worker: worker.kept[key], reverse=True):
+    holders = [worker for worker in candidates if key in worker.prefixes]
+    for worker in sorted(holders, key=lambda worker: worker.prefixes[key], reverse=True):
         limit = most if key in worker.running else max(most, worker.n_slots)
         if len(worker.running) < limit:
             return worker
@@ -106,12 +106,12 @@ def _newcomer(key: str, candidates: list[Worker], most: int) -> Worker:
     light = [worker for worker in candidates if len(worker.running) < most]
     is_shared = any(key in worker.running for worker in candidates)
     for workers in [light] if is_shared else [light, candidates]:
-        spare = {worker.id: worker for worker in workers if len(worker.kept) < worker.n_slots}
+        spare = {worker.id: worker for worker in workers if len(worker.prefixes) < worker.n_slots}
         if spare:
             return spare[ranked(key, spare)[0]]
     if not light:
         return _least_loaded(candidates)
-    return min(light, key=lambda worker: next(iter(worker.kept.values())))
+    return min(light, key=lambda worker: next(iter(worker.prefixes.values())))
 
 
 def _least_loaded(workers: Iterable[Worker]) -> Worker:
