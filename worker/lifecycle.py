@@ -72,7 +72,7 @@ class Lifecycle:
         self._uri = uri_of(settings.advertise_host or settings.host, self._port)
         self._exit_code = 0
         self._stop = asyncio.Event()
-        self._stop_now = asyncio.Event()
+        self._stops_now = False
         self._heartbeats: Heartbeats | None = None
 
     async def serve(self) -> WorkerError | None:
@@ -94,12 +94,12 @@ class Lifecycle:
                 self._beat,
                 lambda: self._supervisor.changed,
             )
-        bring_up = asyncio.create_task(self._bring_up())
+        starting = asyncio.create_task(self._start())
         showing = asyncio.create_task(self._show_start())
         try:
-            error = await self._until_stop(bring_up, serving)
+            error = await self._until_stop(serving)
         finally:
-            bring_up.cancel()
+            starting.cancel()
             showing.cancel()
         if error is not None:
             self._exit_code = error.exit_code
@@ -123,6 +123,16 @@ class Lifecycle:
         self._state = state
         patience = self._settings.slow_reader_timeout
         return server_for(create_app(state), patience, self._metrics.slow_readers.inc)
+
+    async def _start(self) -> None:
+        """Bring the worker up; what goes wrong ends it."""
+        try:
+            await self._bring_up()
+        except WorkerError as error:
+            self._supervisor.fail(error)
+        except Exception as error:
+            self._log.error("worker.start_failed", exc_info=error)
+            self._supervisor.fail(WorkerError(f"The start failed unexpectedly: {error!r}."))
 
     async def _bring_up(self) -> None:
         """Resolve, load, announce; returns when the pool manager knows, or raises why not."""
@@ -258,7 +268,8 @@ class Lifecycle:
     def _on_signal(self, number: signal.Signals) -> None:
         self._log.info("worker.signal", signal=signal.Signals(number).name)
         if self._stop.is_set():
-            self._stop_now.set()
+            self._stops_now = True
+            self._supervisor.cut_drain()
         self._request_stop()
 
     def _request_stop(self) -> None:
@@ -276,47 +287,24 @@ class Lifecycle:
         timer.daemon = True
         timer.start()
 
-    async def _until_stop(
-        self, bring_up: asyncio.Task[None], serving: asyncio.Task[None]
-    ) -> WorkerError | None:
-        stop = asyncio.create_task(self._stop.wait())
-        watched: set[asyncio.Future[object]] = {stop, serving, self._supervisor.fatal, bring_up}  # type: ignore[arg-type]
-        try:
-            while True:
-                await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-                if stop.done():
-                    return None
-                if self._supervisor.fatal.done():
-                    return self._supervisor.fatal.result()
-                if serving.done():
-                    return WorkerError(f"The HTTP server ended: {serving.exception()!r}.")
-                if bring_up.done():
-                    watched.discard(bring_up)
-                    failure = bring_up.exception()
-                    if isinstance(failure, WorkerError):
-                        return failure
-                    if failure is not None:
-                        self._log.error("worker.start_failed", exc_info=failure)
-                        return WorkerError(f"The start failed unexpectedly: {failure!r}.")
-        finally:
-            stop.cancel()
+    async def _until_stop(self, serving: asyncio.Task[None]) -> WorkerError | None:
+        stop, fatal = asyncio.create_task(self._stop.wait()), self._supervisor.fatal
+        watched: set[asyncio.Future[Any]] = {stop, serving, fatal}
+        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        if stop.done():
+            return None
+        stop.cancel()
+        if fatal.done():
+            return fatal.result()
+        return WorkerError(f"The HTTP server ended: {serving.exception()!r}.")
 
     async def _shut_down(self, server: Server, serving: asyncio.Task[None]) -> None:
         self._request_stop()
-        drain = asyncio.create_task(self._supervisor.drain(self._settings.drain_timeout))
-        now = asyncio.create_task(self._stop_now.wait())
-        await asyncio.wait({drain, now}, return_when=asyncio.FIRST_COMPLETED)
-        if not drain.done():
-            drain.cancel()
-            await self._supervisor.drain(0)
-        now.cancel()
+        await self._supervisor.drain(self._settings.drain_timeout)
         server.should_exit = True
-        server.force_exit = self._stop_now.is_set()
+        server.force_exit = self._stops_now
         ends = await asyncio.gather(
-            self._supervisor.stop(),
-            self._leave_pool(),
-            serving,
-            return_exceptions=True,
+            self._supervisor.stop(), self._leave_pool(), serving, return_exceptions=True
         )
         for trouble in ends:
             if isinstance(trouble, BaseException):
@@ -324,7 +312,7 @@ class Lifecycle:
 
     async def _leave_pool(self) -> None:
         if self._heartbeats is not None:
-            await self._heartbeats.end(now=self._stop_now.is_set())
+            await self._heartbeats.end(now=self._stops_now)
         await self._pool.close()
 
 

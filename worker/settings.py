@@ -81,6 +81,7 @@ else:
         **{
             name: (annotation, Field(_ENGINE_FIELDS[name].default, **_ENGINE_FIELDS[name].metadata))
             for name, annotation in get_type_hints(EngineSettings).items()
+            if name != "backend"
         },
     )
 
@@ -91,6 +92,8 @@ class Settings(_EngineFields):
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True
     )
+
+    backend: BackendName = _setting("cpu", "", "set by the command")
 
     # fmt: off
     model: str | None = _setting(None, "model", "an alias of the models file, a .gguf file, a folder of SafeTensors, or hf:owner/repo@revision::file=name.gguf; without it the bundled tiny model")
@@ -141,10 +144,6 @@ class Settings(_EngineFields):
     def engine(self) -> EngineSettings:
         """The settings of the engine process, as the pipe carries them."""
         return EngineSettings(**{name: getattr(self, name) for name in _ENGINE_FIELDS})
-
-    @property
-    def backend(self) -> BackendName:
-        return self.engine.backend
 
     @property
     def command(self) -> str:

@@ -86,7 +86,6 @@ class Job:
     has_ended: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    tokens_out: int = 0
     started_at_unix: float | None = None
     """When it first got a slot; `None` while it waits."""
     engine_restarts: int = 0
@@ -124,6 +123,10 @@ class Job:
     def is_internal(self) -> bool:
         """Whether the worker itself asks and no client waits."""
         return isinstance(self.work, ProveResidency)
+
+    @property
+    def tokens_out(self) -> int:
+        return len(self._sent_ids)
 
     @property
     def has_slot(self) -> bool:
@@ -268,7 +271,6 @@ class Job:
         else:
             self._metrics.tokens(n_tokens, (now - self._last_token_at) / n_tokens)
         self._last_token_at = now
-        self.tokens_out += n_tokens
 
     def _end(self, outcome: Outcome, reason: str | None) -> None:
         self.has_ended = True

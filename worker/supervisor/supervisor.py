@@ -7,6 +7,7 @@ It passes requests to the engine and the engine's events to their jobs. `guardia
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import pickle
 import time
@@ -281,12 +282,15 @@ class Supervisor:
 
     async def drain(self, timeout_seconds: float) -> None:
         """Let the accepted requests finish; after the timeout, fail those that are left."""
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._drained.wait(), timeout_seconds)
-        except TimeoutError:
-            error = ShuttingDown("The worker shut down before the request had finished.")
-            for job in self._jobs:
-                self._drop(job, error)
+        error = ShuttingDown("The worker shut down before the request had finished.")
+        for job in self._jobs:
+            self._drop(job, error)
+
+    def cut_drain(self) -> None:
+        """Let `drain` wait no longer."""
+        self._drained.set()
 
     async def stop(self) -> None:
         """End the engine process in whatever state it is."""

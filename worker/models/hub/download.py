@@ -64,7 +64,9 @@ async def download(
             loop.call_soon_threadsafe(on_progress, progress)
 
     return await _in_daemon_thread(
-        lambda stop: _Download(ref, cache_dir, sha256, report, stop, safetensors_only).run()
+        lambda stop: _Download(
+            ref, sha256, safetensors_only, Transfer(RepoCache(cache_dir, ref.repo), report, stop)
+        ).run()
     )
 
 
@@ -87,29 +89,26 @@ async def _in_daemon_thread(work: Callable[[threading.Event], _T]) -> _T:
         stop.set()
 
 
+@dataclass(frozen=True, slots=True)
 class _Download:
     """The download of one reference; used in the download thread."""
 
-    def __init__(
-        self,
-        ref: HubReference,
-        cache_dir: Path,
-        sha256: str | None,
-        report: OnProgress,
-        stop: threading.Event,
-        safetensors_only: bool,
-    ) -> None:
-        self.ref = ref
-        self.sha256 = sha256
-        self.report = report
-        self.safetensors_only = safetensors_only
-        self.cache = RepoCache(cache_dir, ref.repo)
-        self.transfer = Transfer(self.cache, report, stop)
-        self.revision = ref.revision or DEFAULT_REVISION
+    ref: HubReference
+    sha256: str | None
+    safetensors_only: bool
+    transfer: Transfer
+
+    @property
+    def cache(self) -> RepoCache:
+        return self.transfer.cache
+
+    @property
+    def revision(self) -> str:
+        return self.ref.revision or DEFAULT_REVISION
 
     def run(self) -> Downloaded:
         """The files that the hub has now, or those of the last complete download."""
-        self.report(Progress("download", 0.0))
+        self.transfer.report(Progress("download", 0.0))
         known = self.in_cache(self.revision) if self.ref.is_pinned else None
         if known is not None:
             return known

@@ -17,6 +17,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,14 @@ REPORT_INTERVAL_SECONDS = 0.2
 DISK_RESERVE_BYTES = 64 * 2**20
 
 
+@dataclass(frozen=True, slots=True)
 class Transfer:
     """Transfers files of one repository into its cache."""
 
-    def __init__(self, cache: RepoCache, report: OnProgress, stop: threading.Event) -> None:
-        self.cache = cache
-        self.report = report
-        self.stop = stop
+    cache: RepoCache
+    report: OnProgress
+    stop: threading.Event
+    """Set when the worker stops."""
 
     def fetch_all(self, files: Sequence[RemoteFile], pin: str | None = None) -> None:
         """Download the files that are not here yet; `pin` is the SHA-256 of a single file."""
@@ -159,18 +161,18 @@ class Transfer:
         )
 
 
+@dataclass(slots=True)
 class _Counter:
     """Counts the bytes of all files of a download, and reports them a few times a second."""
 
-    def __init__(self, total_bytes: int, report: OnProgress, stop: threading.Event) -> None:
-        self.total_bytes = total_bytes
-        self.report = report
-        self.stop = stop
-        self.finished_bytes = 0
-        self.file_bytes = 0
-        self.fresh_bytes = 0
-        self.started = time.monotonic()
-        self.reported = 0.0
+    total_bytes: int
+    report: OnProgress
+    stop: threading.Event
+    finished_bytes: int = 0
+    file_bytes: int = 0
+    fresh_bytes: int = 0
+    started: float = field(default_factory=time.monotonic)
+    reported: float = 0.0
 
     @property
     def percent(self) -> float:
