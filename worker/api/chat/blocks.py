@@ -1,68 +1,61 @@
 """Answers that consist of blocks, which begin, grow and end one after the other.
 
-Anthropic's messages and OpenAI's responses have this form.
+Anthropic's messages and OpenAI's responses have this form. The blocks are those of the choice, but
+one of white space alone is not shown; one that begins with white space begins with all of it.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
-from worker.api.chat.output import Output
-from worker.api.chat.run import Answer
+from worker.api.chat.dialect import Answer, Body
+from worker.api.chat.message import Block, Choice
+from worker.api.chat.request import Generate
 from worker.api.http.encoding import sse
-from worker.supervisor.job import StreamEvent
+from worker.api.http.state import AppState
 from worker.wire.messages import Finished, Started
 
-Kind = Literal["reasoning", "text", "call"]
 Event = dict[str, Any]
-
-
-@dataclass(slots=True)
-class OutputBlock:
-    index: int
-    kind: Kind
-    text: str = ""
-    """The text so far; the arguments, if the block is a call."""
-    id: str = ""
-    name: str = ""
 
 
 class BlockStep(NamedTuple):
     what: Literal["begun", "grown", "ended"]
-    block: OutputBlock
+    number: int
+    """Of the block among those that are shown."""
+    block: Block
+    """Empty where it has begun."""
     text: str = ""
     """The added text."""
 
 
-class BlockAnswer(Answer):
-    """One answer in blocks, whole or streamed; its dialect says what its events look like."""
+class BlockAnswer(Answer[Body]):
+    """An answer of one choice in blocks; its dialect says what its events look like."""
 
-    def __init__(self, output: Output) -> None:
-        self._output = output
-        self._blocks: list[OutputBlock] = []
-        self._open: OutputBlock | None = None
+    def __init__(
+        self, body: Body, asked: Generate, choices: Sequence[Choice], state: AppState
+    ) -> None:
+        super().__init__(body, asked, choices, state)
+        self.choice = choices[0]
+        self._open: Block | None = None
+        self._n_begun = 0
 
-    def take(self, index: int, event: StreamEvent) -> None:
-        for _ in self._steps(self._output.take(event)):
-            pass
+    def encode(self, choice: Choice, delta: Delta) -> bytes:
+        return b"".join(map(self._encoded, self._events(delta)))
 
-    def parts(self, index: int, event: StreamEvent) -> Iterator[bytes]:
-        return map(self._encoded, self._events(event))
-
-    def _events(self, event: StreamEvent) -> Iterator[Event]:
-        pieces = self._output.take(event)
-        if isinstance(event, Started):
-            yield from self._first_events()
-        for step in self._steps(pieces):
-            yield from self._step_events(step)
-        if isinstance(event, Finished):
-            for step in self._end():
-                yield from self._step_events(step)
-            yield from self._last_events()
+    def _events(self, delta: Delta) -> Iterator[Event]:
+        match delta:
+            case Started():
+                yield from self._first_events()
+            case Text() | Reasoning() | Call() | Arguments():
+                for step in self._steps(delta):
+                    yield from self._step_events(step)
+            case Finished():
+                for step in self._end():
+                    yield from self._step_events(step)
+                yield from self._last_events()
 
     def _encoded(self, event: Event) -> bytes:
         return sse(event)
@@ -78,34 +71,31 @@ class BlockAnswer(Answer):
 
     # --- the blocks ------------------------------------------------------------------------
 
-    def _steps(self, pieces: Iterable[Delta]) -> Iterator[BlockStep]:
-        for piece in pieces:
-            match piece:
-                case Call(_, id, name):
-                    yield from self._begin("call", id, name)
-                case Arguments(_, text):
-                    assert self._open is not None
-                    yield self._grow(self._open, text)
-                case Reasoning(text) | Text(text):
-                    kind: Kind = "text" if isinstance(piece, Text) else "reasoning"
-                    if not text or (self._open is None and not text.strip()):
-                        continue
-                    if self._open is None or self._open.kind != kind:
-                        yield from self._begin(kind)
-                    assert self._open is not None
-                    yield self._grow(self._open, text)
+    def _blocks(self) -> list[Block]:
+        return [block for block in self.choice.blocks if _is_shown(block)]
 
-    def _begin(self, kind: Kind, id: str = "", name: str = "") -> Iterator[BlockStep]:
-        yield from self._end()
-        self._open = OutputBlock(len(self._blocks), kind, id=id, name=name)
-        self._blocks.append(self._open)
-        yield BlockStep("begun", self._open)
-
-    def _grow(self, block: OutputBlock, text: str) -> BlockStep:
-        block.text += text
-        return BlockStep("grown", block, text)
+    def _steps(self, delta: Text | Reasoning | Call | Arguments) -> Iterator[BlockStep]:
+        """What a delta does to the blocks; the choice has it already, in its last block."""
+        block = self.choice.blocks[-1] if self.choice.blocks else None
+        if block is None:
+            return
+        if block is self._open:
+            text = "" if isinstance(delta, Call) else delta.text
+        elif _is_shown(block):
+            yield from self._end()
+            self._open, text = block, block.text
+            yield BlockStep("begun", self._n_begun, Block(block.kind, block.id, block.name))
+            self._n_begun += 1
+        else:
+            return
+        if text:
+            yield BlockStep("grown", self._n_begun - 1, block, text)
 
     def _end(self) -> Iterator[BlockStep]:
         if self._open is not None:
-            yield BlockStep("ended", self._open)
+            yield BlockStep("ended", self._n_begun - 1, self._open)
             self._open = None
+
+
+def _is_shown(block: Block) -> bool:
+    return block.kind == "call" or not block.text.isspace()

@@ -1,6 +1,7 @@
 """What an answer grows by: the closed set of its deltas, the same for all dialects. Pure data.
 
-A parser makes the first four of a model's text; a dialect turns each into bytes.
+A parser makes text, reasoning and calls of a model's text. The engine's own events that an answer
+shows are deltas as they are: `Started` is the first of each choice, `Finished` the last.
 """
 
 from __future__ import annotations
@@ -8,9 +9,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import NamedTuple
 
+from worker.wire.messages import Finished, PromptProgress, PromptScored, Started, TokenLogprob
+
 
 class Text(NamedTuple):
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the tokens that came with it, reasoning and calls included, if they are wanted. The text
+    may be empty then."""
+    token_ids: tuple[int, ...] = ()
+    """Of an answer that no parser cuts."""
 
 
 class Reasoning(NamedTuple):
@@ -32,7 +40,16 @@ class Arguments(NamedTuple):
     text: str
 
 
-Delta = Text | Reasoning | Call | Arguments
+class Echo(NamedTuple):
+    """The prompt, as the beginning of the answer."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+Delta = (
+    Started | PromptProgress | PromptScored | Echo | Text | Reasoning | Call | Arguments | Finished
+)
 
 
 class Parser(ABC):

@@ -1,19 +1,26 @@
-"""Turns a parsed request into a running job and its answer."""
+"""Runs what a request asks for: its jobs, and their events as one answer, streamed or whole.
+
+There is one piece of a stream for each engine frame, whatever its number of tokens. On the event
+loop.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from abc import ABC, abstractmethod
 from array import array
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.chat.output import Frame, Output, merged
-from worker.api.dialects.openai.generation import Generation
-from worker.api.http.body import deadline_of
+from worker.api.chat.dialect import Answer, Body, Read
+from worker.api.chat.inference import Inference, inference_of
+from worker.api.chat.message import Choice
+from worker.api.chat.prompt import chat_prompt
+from worker.api.chat.request import Chat, Generate
+from worker.api.http.body import deadline_of, read_as
 from worker.api.http.encoding import json_response
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect, watching
 from worker.api.http.state import AppState, state_of
@@ -21,72 +28,99 @@ from worker.errors import WorkerError
 from worker.observability.logs import digest, get_logger
 from worker.supervisor.job import Job, StreamEvent
 from worker.wire.messages import Failed, Finished, Token
-from worker.wire.work import ApplyTemplate, ChatPrompt, InferenceRequest, Tokenize, Tokenized, Work
+from worker.wire.work import (
+    ApplyTemplate,
+    ChatPrompt,
+    Detokenize,
+    InferenceRequest,
+    Tokenize,
+    Tokenized,
+    Work,
+)
 
 LATE_HEAD = "x-llorch-late-head"
 
 _log = get_logger()
-Item = TypeVar("Item")
-
-
-class Answer(ABC):
-    """The answer to a generation in one dialect. Each method raises the error of a failed job."""
-
-    @abstractmethod
-    def take(self, index: int, event: StreamEvent) -> None:
-        """Take an event of choice `index` for the whole answer."""
-
-    @abstractmethod
-    def whole(self) -> Any: ...
-
-    @abstractmethod
-    def parts(self, index: int, event: StreamEvent) -> Iterable[bytes]:
-        """Take an event of choice `index`; returns what it adds to a stream."""
-
-    @abstractmethod
-    def failure(self, error: WorkerError) -> bytes:
-        """The end of a stream whose job failed."""
-
-    def ending(self) -> bytes:
-        """What follows the last event of a stream."""
-        return b""
+Frame = tuple[int, list[StreamEvent]]
+"""A choice's index and its events of one engine frame."""
+AnswerOf = Callable[[Body, Generate, Sequence[Choice], AppState], Answer[Any]]
 
 
 async def respond(
-    request: Request, generation: Generation, answer_of: Callable[[list[Output]], Answer]
+    request: Request, body: type[Body], read: Read[Body], answer_of: AnswerOf[Body]
 ) -> Response:
-    """Run the jobs of a generation; the response is their answer, streamed if that was asked.
+    """Answer a request to generate in a dialect; `dialect.py` says what it brings.
 
-    Its head names the keywords of schemas that are not enforced.
+    The head names the fields, and the keywords of schemas, that have no effect.
     """
-    state = state_of(request)
-    request.scope["state"].setdefault("ignored_fields", []).extend(generation.not_enforced)
-    jobs = await _start_jobs(state, generation.requests)
-    answer = answer_of(generation.outputs(jobs))
-    if not generation.body.stream:
-        async with closing_on_disconnect(request, *jobs):
-            async for index, frame in merged(jobs):
-                for event in frame:
-                    answer.take(index, event)
-        return json_response(answer.whole())
-    frames = await with_head(request, jobs, merged(jobs), lambda frame: frame[1])
-    return EventStream(_chunks(answer, frames), state, jobs)
+    state, deadline = state_of(request), deadline_of(request)
+
+    def asked_by(found: Body) -> tuple[Body, Generate, Inference]:
+        asked = read(found, state)
+        return found, asked, inference_of(asked, state, deadline)
+
+    found, asked, inference = await read_as(request, state, body, asked_by)
+    if ignored := (*asked.ignored, *inference.not_enforced):
+        request.scope["state"].setdefault("ignored_fields", []).extend(ignored)
+    echoes = await _echoes(request, asked, inference)
+    jobs = await _start_jobs(state, inference.requests)
+    choices = [
+        Choice(index, job, inference.parser_of, echo, scores_echo=_scores_echo(asked))
+        for index, (job, echo) in enumerate(zip(jobs, echoes, strict=True))
+    ]
+    answer = answer_of(found, asked, choices, state)
+    if asked.streams:
+        frames = await _with_head(request, jobs, _merged(jobs))
+        return EventStream(_streamed(answer, frames), state, jobs, answer.media_type)
+    async with closing_on_disconnect(request, *jobs):
+        async for index, frame in _merged(jobs):
+            choice = choices[index]
+            for event in frame:
+                for delta in choice.read(event):
+                    choice.add(delta)
+    return json_response(answer.whole())
 
 
-async def _chunks(answer: Answer, frames: AsyncIterable[Frame]) -> AsyncIterator[bytes]:
-    """The stream in pieces to send: one for each frame, whatever its number of tokens."""
+async def _streamed(answer: Answer[Any], frames: AsyncIterable[Frame]) -> AsyncIterator[bytes]:
     async for index, frame in frames:
+        choice = answer.choices[index]
         parts: list[bytes] = []
         try:
             for event in frame:
-                parts += answer.parts(index, event)
+                for delta in choice.read(event):
+                    choice.add(delta)
+                    parts.append(answer.encode(choice, delta))
         except WorkerError as error:
             yield b"".join(parts) + answer.failure(error)
             return
-        if parts:
-            yield b"".join(parts)
+        if chunk := b"".join(parts):
+            yield chunk
     if ending := answer.ending():
         yield ending
+
+
+# --- jobs ----------------------------------------------------------------------------------
+
+
+async def _echoes(request: Request, asked: Generate, inference: Inference) -> list[str]:
+    """The text that each choice begins with."""
+    texts: list[str] = []
+    for each in inference.requests:
+        prompt = each.prompt
+        if not asked.echo:
+            texts.append("")
+        elif len(texts) % asked.n:
+            texts.append(texts[-1])
+        elif isinstance(prompt, tuple):
+            texts.append(await answered(request, Detokenize(prompt)))
+        else:
+            assert isinstance(prompt, str), "only a text or tokens can be echoed"
+            texts.append(prompt)
+    return texts
+
+
+def _scores_echo(asked: Generate) -> bool:
+    return asked.echo and asked.sampling.logprobs is not None
 
 
 async def _start_jobs(state: AppState, requests: Sequence[InferenceRequest]) -> list[Job]:
@@ -94,14 +128,14 @@ async def _start_jobs(state: AppState, requests: Sequence[InferenceRequest]) -> 
     jobs: list[Job] = []
     try:
         for request in requests:
-            jobs.append(await start_job(state, request))
+            jobs.append(await _start_job(state, request))
     except BaseException:
         cancel_all(jobs)
         raise
     return jobs
 
 
-async def start_job(state: AppState, request: InferenceRequest) -> Job:
+async def _start_job(state: AppState, request: InferenceRequest) -> Job:
     """Submit the request; returns once the engine has accepted it, before any status line."""
     job = await state.supervisor.submit(request)
     try:
@@ -119,26 +153,51 @@ async def start_job(state: AppState, request: InferenceRequest) -> Job:
     return job
 
 
-async def answer(request: Request, work: Work) -> Any:
-    """The engine's answer to work that generates no text, cancelled when the client leaves."""
-    job = state_of(request).supervisor.open(work, deadline_of(request))
-    async with closing_on_disconnect(request, job):
-        return await job.answer()
+def _digest_of(request: InferenceRequest) -> str:
+    prompt = request.prompt
+    if isinstance(prompt, str):
+        return digest(prompt)
+    if isinstance(prompt, ChatPrompt):
+        return digest(json.dumps([dict(message) for message in prompt.messages], default=str))
+    return digest(repr(prompt))
 
 
-async def count_tokens(request: Request, prompt: ChatPrompt) -> int:
-    """The tokens of a chat as the model's template writes it."""
-    text: str = await answer(request, ApplyTemplate(prompt))
-    tokens: Tokenized = await answer(request, Tokenize(text, add_special=True))
-    return len(array("i", tokens.ids))
+# --- frames --------------------------------------------------------------------------------
 
 
-async def with_head(
-    request: Request,
-    jobs: Sequence[Job],
-    frames: AsyncIterator[Item],
-    events_of: Callable[[Item], list[StreamEvent]],
-) -> AsyncIterable[Item]:
+async def _merged(jobs: Sequence[Job]) -> AsyncIterator[Frame]:
+    """The frames of all jobs, in the order of their arrival."""
+    if len(jobs) == 1:
+        async for frame in jobs[0]:
+            yield 0, frame
+        return
+    frames: asyncio.Queue[Frame | None] = asyncio.Queue()
+
+    async def pump(index: int, job: Job) -> None:
+        try:
+            async for frame in job:
+                frames.put_nowait((index, frame))
+        finally:
+            frames.put_nowait(None)
+
+    pumps = [asyncio.create_task(pump(index, job)) for index, job in enumerate(jobs)]
+    try:
+        running = len(pumps)
+        while running:
+            item = await frames.get()
+            if item is None:
+                running -= 1
+            else:
+                yield item
+        await asyncio.gather(*pumps)
+    finally:
+        for task in pumps:
+            task.cancel()
+
+
+async def _with_head(
+    request: Request, jobs: Sequence[Job], frames: AsyncIterator[Frame]
+) -> AsyncIterable[Frame]:
     """Pass on `frames`; with `x-llorch-late-head`, only after the first token or end has come.
 
     Raises:
@@ -146,12 +205,12 @@ async def with_head(
     """
     if request.headers.get(LATE_HEAD) != "1":
         return frames
-    held: list[Item] = []
+    held: list[Frame] = []
     try:
         async with watching(request, *jobs):
-            async for item in frames:
-                held.append(item)
-                events = events_of(item)
+            async for frame in frames:
+                held.append(frame)
+                events = frame[1]
                 if any(isinstance(event, Token | Finished) for event in events):
                     break
                 if isinstance(events[-1], Failed):
@@ -162,17 +221,26 @@ async def with_head(
     return _chained(held, frames)
 
 
-async def _chained(held: list[Item], frames: AsyncIterator[Item]) -> AsyncIterator[Item]:
-    for item in held:
-        yield item
-    async for item in frames:
-        yield item
+async def _chained(held: list[Frame], frames: AsyncIterator[Frame]) -> AsyncIterator[Frame]:
+    for frame in held:
+        yield frame
+    async for frame in frames:
+        yield frame
 
 
-def _digest_of(request: InferenceRequest) -> str:
-    prompt = request.prompt
-    if isinstance(prompt, str):
-        return digest(prompt)
-    if isinstance(prompt, ChatPrompt):
-        return digest(json.dumps([dict(message) for message in prompt.messages], default=str))
-    return digest(repr(prompt))
+# --- work that generates no text -------------------------------------------------------------
+
+
+async def answered(request: Request, work: Work) -> Any:
+    """The engine's answer, cancelled when the client leaves."""
+    job = state_of(request).supervisor.open(work, deadline_of(request))
+    async with closing_on_disconnect(request, job):
+        return await job.answer()
+
+
+async def count_tokens(request: Request, chat: Chat) -> int:
+    """The tokens of a chat as the model's template writes it."""
+    prompt = chat_prompt(chat, state_of(request))
+    text: str = await answered(request, ApplyTemplate(prompt))
+    tokens: Tokenized = await answered(request, Tokenize(text, add_special=True))
+    return len(array("i", tokens.ids))

@@ -1,6 +1,6 @@
-"""Sampling parameters; a field that is absent has the model file's default, else llama.cpp's.
+"""Sampling parameters; one that is absent has the model file's default, else llama.cpp's.
 
-For OpenAI's and the other dialects; the native routes have the contract's defaults. Pure functions.
+For all dialects but the native one, which has the contract's defaults. Pure functions.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
-from worker.api.dialects.openai.schema import SamplingFields
 from worker.api.http.faults import fault, invalid
 from worker.api.http.state import AppState
-from worker.wire.work import Constraint, Sampling
+from worker.wire.work import Sampling
 
 MAX_SEED = 2**64 - 1
 
@@ -26,34 +25,44 @@ _DEFAULTS = {
 
 
 def sampling_of(
-    body: SamplingFields,
     state: AppState,
     *,
-    constraint: Constraint | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    logit_bias: Mapping[str, float] | None = None,
+    seed: int | None = None,
     logprobs: int | None = None,
+    ignore_eos: bool = False,
+    min_tokens: int = 0,
+    stop_token_ids: tuple[int, ...] = (),
 ) -> Sampling:
-    drawn = body.seed is None or body.seed == -1
-    defaults = defaults_of(state)
+    """A seed that is absent or -1 is drawn; a `top_k` below 1 is off.
 
-    def given(name: str) -> float:
-        value = getattr(body, name)
-        return float(defaults[name] if value is None else value)
-
+    Raises:
+        InvalidRequest: `logit_bias` has a key that is no token's id.
+    """
+    default, drawn = defaults_of(state), seed is None or seed == -1
     return Sampling(
-        seed=secrets.randbits(64) if drawn else (body.seed or 0) & MAX_SEED,
-        temperature=given("temperature"),
-        top_p=given("top_p"),
-        top_k=min(max(int(given("top_k")), 0), state.vocab_size),
-        min_p=given("min_p"),
-        repetition_penalty=given("repetition_penalty"),
-        frequency_penalty=body.frequency_penalty or 0.0,
-        presence_penalty=body.presence_penalty or 0.0,
-        logit_bias=_bias(body.logit_bias, state.vocab_size),
-        constraint=constraint,
+        seed=secrets.randbits(64) if drawn else (seed or 0) & MAX_SEED,
+        temperature=default["temperature"] if temperature is None else temperature,
+        top_p=default["top_p"] if top_p is None else top_p,
+        top_k=min(max(int(default["top_k"] if top_k is None else top_k), 0), state.vocab_size),
+        min_p=default["min_p"] if min_p is None else min_p,
+        repetition_penalty=(
+            default["repetition_penalty"] if repetition_penalty is None else repetition_penalty
+        ),
+        frequency_penalty=frequency_penalty or 0.0,
+        presence_penalty=presence_penalty or 0.0,
+        logit_bias=_bias(logit_bias, state.vocab_size) if logit_bias else (),
         logprobs=logprobs,
-        ignore_eos=body.ignore_eos,
-        min_tokens=body.min_tokens,
-        stop_token_ids=body.stop_token_ids,
+        ignore_eos=ignore_eos,
+        min_tokens=min_tokens,
+        stop_token_ids=stop_token_ids,
     )
 
 

@@ -34,6 +34,11 @@ def sse(event: Mapping[str, object]) -> bytes:
     return f"event: {event['type']}\ndata: {dumps(event)}\n\n".encode()
 
 
+def data_event(value: object) -> bytes:
+    """One server-sent event without a name."""
+    return f"data: {dumps(value)}\n\n".encode()
+
+
 def json_response(
     value: object, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from starlette.requests import Request
 
-from worker.api.chat.run import answer
+from worker.api.chat.run import answered
 from worker.api.http.faults import fault, invalid
 from worker.api.http.state import state_of
 from worker.wire.engine_info import ModelInfo
@@ -55,7 +55,7 @@ async def embed(
     if dimensions is not None and dimensions > model.embedding_length:
         message = f"dimensions must be at most {model.embedding_length} with this model"
         raise invalid([fault("dimensions", "maximum", message, dimensions)])
-    return [Embedding(*each) for each in await answer(request, Embed(tuple(inputs)))]
+    return [Embedding(*each) for each in await answered(request, Embed(tuple(inputs)))]
 
 
 async def rank(request: Request, query: str, documents: Sequence[str]) -> Ranks:
@@ -65,7 +65,7 @@ async def rank(request: Request, query: str, documents: Sequence[str]) -> Ranks:
         NotReady: the model is still loading.
     """
     _require(state_of(request).loaded().model, "ranks")
-    vectors: list[tuple[int, bytes]] = await answer(request, Rank(query, tuple(documents)))
+    vectors: list[tuple[int, bytes]] = await answered(request, Rank(query, tuple(documents)))
     # The first output of a classifier is the score for "this answers the query".
     scores = [array("f", data)[0] for _, data in vectors]
     return Ranks(scores, sum(n_tokens for n_tokens, _ in vectors))

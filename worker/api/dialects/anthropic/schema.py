@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from worker.api.chat.prompt import MAX_MESSAGES, MAX_TOOLS, TextOrMany, text_of
-from worker.api.dialects.openai.schema import MAX_STOPS, ChatBody
+from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS
+from worker.api.chat.fields import MAX_STOPS, TextOrMany
+from worker.api.dialects.openai.schema import ChatBody
 from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody
 
 
@@ -86,6 +87,10 @@ class MessagesBody(PromptBody):
     top_k: Integer | None = Field(None, ge=-1, le=2**31 - 1)
     stop_sequences: tuple[str, ...] = Field((), fail_fast=True, max_length=MAX_STOPS)
     stream: Flag = False
+
+
+def text_of(content: str | tuple[TextBlock, ...] | None) -> str:
+    return content if isinstance(content, str) else "\n".join(b.text for b in content or ())
 
 
 def chat_of(body: PromptBody) -> ChatBody:

@@ -7,9 +7,10 @@ from typing import Any, Literal
 import pydantic_core
 from typing_extensions import TypedDict
 
-from worker.api.chat.blocks import BlockAnswer, BlockStep, Event, OutputBlock
-from worker.api.chat.output import Output
+from worker.api.chat.blocks import BlockAnswer, BlockStep, Event
+from worker.api.chat.message import Block
 from worker.api.dialects.anthropic.errors import failure
+from worker.api.dialects.anthropic.schema import MessagesBody
 from worker.errors import WorkerError
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -47,13 +48,9 @@ class TokenCount(TypedDict):
     input_tokens: int
 
 
-class MessageStream(BlockAnswer):
-    def __init__(self, id: str, model: str, output: Output) -> None:
-        super().__init__(output)
-        self._id, self._model = id, model
-
+class MessageStream(BlockAnswer[MessagesBody]):
     def whole(self) -> MessageAnswer:
-        return self._message([_block(block) for block in self._blocks])
+        return self._message([_block(block) for block in self._blocks()])
 
     def failure(self, error: WorkerError) -> bytes:
         return failure(error)
@@ -62,7 +59,7 @@ class MessageStream(BlockAnswer):
         return [{"type": "message_start", "message": self._message([])}]
 
     def _step_events(self, step: BlockStep) -> list[Event]:
-        index = step.block.index
+        index = step.number
         match step.what:
             case "begun":
                 block = _block(step.block)
@@ -81,31 +78,31 @@ class MessageStream(BlockAnswer):
         return [last, {"type": "message_stop"}]
 
     def _message(self, content: list[dict[str, Any]]) -> MessageAnswer:
-        output, job = self._output, self._output.job
+        choice, job = self.choice, self.choice.job
         reason: StopReason | None = None
-        finished = output.finished
+        finished = choice.finished
         if finished is not None:
-            reason = _REASONS[output.finish_reason]
+            reason = _REASONS[choice.finish_reason]
             if reason == "end_turn" and finished.stop_sequence is not None:
                 reason = "stop_sequence"
         return {
-            "id": self._id,
+            "id": self.asked.id,
             "type": "message",
             "role": "assistant",
-            "model": self._model,
+            "model": self.state.model_name,
             "content": content,
             "stop_reason": reason,
             "stop_sequence": finished.stop_sequence if finished is not None else None,
             "usage": {
                 "input_tokens": job.prompt_tokens - job.cached_tokens,
-                "output_tokens": finished.tokens_out if finished is not None else job.tokens_out,
+                "output_tokens": choice.tokens_out,
                 "cache_read_input_tokens": job.cached_tokens,
                 "cache_creation_input_tokens": 0,
             },
         }
 
 
-def _block(block: OutputBlock) -> dict[str, Any]:
+def _block(block: Block) -> dict[str, Any]:
     match block.kind:
         case "text":
             return {"type": "text", "text": block.text}

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.chat.delta import Text
-from worker.api.chat.output import Output
-from worker.api.chat.run import Answer, respond
+from worker.api.chat.delta import Delta, Text
+from worker.api.chat.dialect import Answer
+from worker.api.chat.fields import inputs_of
+from worker.api.chat.message import Choice
+from worker.api.chat.request import Generate
+from worker.api.chat.run import respond
+from worker.api.chat.scored import scored_piece
+from worker.api.chat.timings import prompt_progress, timings
 from worker.api.dialects.llama_server.rerank import OPERATIONS as RERANK
 from worker.api.dialects.llama_server.schema import (
     Chosen,
     Completion,
+    CompletionBody,
     InfillBody,
-    NativeBody,
-    NativeCompletionBody,
+    TextBody,
 )
-from worker.api.dialects.openai.generation import text_generation
-from worker.api.dialects.openai.logprobs import native_logprobs
-from worker.api.dialects.openai.schema import inputs_of
-from worker.api.http.body import deadline_of, read
-from worker.api.http.encoding import dumps
+from worker.api.http.encoding import data_event
 from worker.api.http.errors import NESTED, error_object
 from worker.api.http.operation import (
     JSON,
@@ -34,145 +36,137 @@ from worker.api.http.operation import (
     Operation,
     StreamForm,
 )
-from worker.api.http.state import state_of
+from worker.api.http.state import AppState
 from worker.errors import WorkerError
-from worker.supervisor.job import StreamEvent
-from worker.wire.messages import Finished, PromptProgress, Started, Token, TokenLogprob
+from worker.wire.messages import Finished, PromptProgress, Started, TokenLogprob
 from worker.wire.work import InferenceRequest, InfillPrompt, Prompt
 
 _STOP_TYPES = {"EOS": "eos", "MAX_TOKENS": "limit", "STOP_SEQUENCE": "word"}
 
 
 async def completion(request: Request) -> Response:
-    body = await read(request, state_of(request), NativeCompletionBody)
-    return await _answer(request, body, inputs_of(body.prompt))
+    return await respond(request, CompletionBody, read_completion, TextAnswer)
 
 
 async def infill(request: Request) -> Response:
-    body = await read(request, state_of(request), InfillBody)
+    return await respond(request, InfillBody, read_infill, TextAnswer)
+
+
+def read_completion(body: CompletionBody, state: AppState) -> Generate:
+    return _read(body, state, inputs_of(body.prompt))
+
+
+def read_infill(body: InfillBody, state: AppState) -> Generate:
     prompt = InfillPrompt(
         body.input_prefix + body.prompt,
         body.input_suffix,
         tuple((file.filename, file.text) for file in body.input_extra),
         ("input_prefix", "input_suffix"),
     )
-    return await _answer(request, body, [prompt])
+    return _read(body, state, (prompt,))
 
 
-async def _answer(request: Request, body: NativeBody, prompts: Sequence[Prompt]) -> Response:
-    state = state_of(request)
-    state.require_model(body.model)
+def _read(body: TextBody, state: AppState, prompts: tuple[Prompt, ...]) -> Generate:
     # Clients that send every field write 0 for "off".
     logprobs = body.n_probs or None
-    generation = text_generation(body, prompts, state, deadline_of(request), logprobs=logprobs)
-
-    def answer(outputs: Sequence[Output]) -> NativeAnswers:
-        choices = enumerate(zip(outputs, generation.requests, strict=True))
-        return NativeAnswers(
-            [NativeAnswer(index, state.model_name, *choice, body) for index, choice in choices]
-        )
-
-    return await respond(request, generation, answer)
+    id = f"cmpl-{uuid.uuid4().hex}"
+    return body.generate(state, id, prompts, format=body.format, logprobs=logprobs)
 
 
-class NativeAnswer:
-    """The answer of one choice in llama-server's form."""
+class TextAnswer(Answer[TextBody]):
+    """One object for each choice, or its parts and then its end."""
 
-    def __init__(
-        self, index: int, model: str, output: Output, asked: InferenceRequest, body: NativeBody
-    ) -> None:
-        self._index, self._model, self._output = index, model, output
-        self._asked, self._body = asked, body
-        self._tokens: list[int] = []
-
-    def take(self, event: StreamEvent) -> dict[str, Any] | None:
-        """The chunk of a stream for one event; `None` if it adds nothing."""
-        pieces = self._output.take(event)
-        match event:
-            case Token(_, _, ids, logprobs):
-                self._tokens += ids
-                text = "".join(piece.text for piece in pieces if isinstance(piece, Text))
-                return self._part(text, list(ids), logprobs)
-            case Started() | PromptProgress() if self._asked.reports_progress:
-                return self._part("", [], ()) | {"prompt_progress": self._output.prompt_progress}
+    def encode(self, choice: Choice, delta: Delta) -> bytes:
+        match delta:
+            case Text(text, logprobs, ids):
+                return data_event(self._part(choice, text, ids, logprobs))
+            case Started() | PromptProgress() if self.asked.reports_progress:
+                progress = {"prompt_progress": prompt_progress(choice)}
+                return data_event(self._part(choice, "", (), ()) | progress)
             case Finished():
-                return self.whole(streamed=True)
-        return None
+                end = self._end(choice) | {"content": "", "tokens": []}
+                return data_event(_only(self.body.response_fields, end))
+            case _:
+                return b""
 
-    def _part(self, text: str, ids: list[int], logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        job = self._output.job
+    def failure(self, error: WorkerError) -> bytes:
+        return failure(error)
+
+    def _part(
+        self,
+        choice: Choice,
+        text: str,
+        ids: Sequence[int],
+        logprobs: Sequence[TokenLogprob],
+    ) -> dict[str, Any]:
         part: dict[str, Any] = {
-            "index": self._index,
+            "index": choice.index,
             "content": text,
             "tokens": ids,
             "stop": False,
             "id_slot": -1,
-            "tokens_predicted": len(self._tokens),
-            "tokens_evaluated": job.prompt_tokens,
+            "tokens_predicted": len(choice.token_ids),
+            "tokens_evaluated": choice.job.prompt_tokens,
         }
-        if self._body.timings_per_token:
-            part["timings"] = self._output.timings
+        if self.body.timings_per_token:
+            part["timings"] = timings(choice)
         if logprobs:
-            part["completion_probabilities"] = native_logprobs(logprobs)
+            part["completion_probabilities"] = _logprobs(logprobs)
         return part
 
-    def whole(self, *, streamed: bool = False) -> dict[str, Any]:
-        """The last object of a stream, or the whole answer."""
-        output = self._output
-        job, finished = output.job, output.finished
-        assert finished is not None
-        shows_tokens = self._body.return_tokens and not streamed
-        answer: dict[str, Any] = {
-            "index": self._index,
-            "content": "" if streamed else output.message.text,
-            "tokens": self._tokens if shows_tokens else [],
+    def whole(self) -> Any:
+        whole = [self._whole(choice) for choice in self.choices]
+        return whole if len(whole) > 1 else whole[0]
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        whole = self._end(choice)
+        if choice.logprobs:
+            whole["completion_probabilities"] = _logprobs(choice.logprobs)
+        return _only(self.body.response_fields, whole)
+
+    def _end(self, choice: Choice) -> dict[str, Any]:
+        job, finished = choice.job, choice.finished
+        assert finished is not None and isinstance(job.work, InferenceRequest)
+        end: dict[str, Any] = {
+            "index": choice.index,
+            "content": choice.text,
+            "tokens": choice.token_ids if self.body.return_tokens else [],
             "id_slot": -1,
             "stop": True,
-            "model": self._model,
+            "model": self.state.model_name,
             "tokens_predicted": finished.tokens_out,
             "tokens_evaluated": job.prompt_tokens,
             "tokens_cached": job.prompt_tokens + finished.tokens_out,
-            "generation_settings": _settings(self._asked, self._body),
-            "has_new_line": "\n" in output.message.text,
+            "generation_settings": _settings(job.work, self.body),
+            "has_new_line": "\n" in choice.text,
             "truncated": False,
             "stop_type": _STOP_TYPES[finished.stop_reason],
             "stopping_word": finished.stop_sequence or "",
-            "timings": output.timings,
+            "timings": timings(choice),
         }
-        if isinstance(self._asked.prompt, str | tuple):
-            answer["prompt"] = self._asked.prompt
-        if output.message.logprobs and not streamed:
-            answer["completion_probabilities"] = native_logprobs(output.message.logprobs)
-        return _only(self._body.response_fields, answer)
+        if isinstance(job.work.prompt, str | tuple):
+            end["prompt"] = job.work.prompt
+        return end
 
 
-class NativeAnswers(Answer):
-    """The answers of all choices of one request."""
-
-    def __init__(self, answers: Sequence[NativeAnswer]) -> None:
-        self._answers = answers
-
-    def take(self, index: int, event: StreamEvent) -> None:
-        self._answers[index].take(event)
-
-    def whole(self) -> Any:
-        whole = [each.whole() for each in self._answers]
-        return whole if len(whole) > 1 else whole[0]
-
-    def parts(self, index: int, event: StreamEvent) -> Iterator[bytes]:
-        if (part := self._answers[index].take(event)) is not None:
-            yield f"data: {dumps(part)}\n\n".encode()
-
-    def failure(self, error: WorkerError) -> bytes:
-        return _failure(error)
-
-
-def _failure(error: WorkerError) -> bytes:
+def failure(error: WorkerError) -> bytes:
     """The last event of a stream that failed."""
-    return f"data: {dumps({'error': error_object(error)})}\n\n".encode()
+    return data_event({"error": error_object(error)})
 
 
-def _settings(request: InferenceRequest, body: NativeBody) -> dict[str, Any]:
+def _logprobs(entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    """As OpenAI's chats have them, with token ids."""
+    return [
+        {
+            "id": entry.token_id,
+            **scored_piece(entry.piece, entry.logprob),
+            "top_logprobs": [{"id": id, **scored_piece(piece, p)} for id, piece, p in entry.top],
+        }
+        for entry in entries
+    ]
+
+
+def _settings(request: InferenceRequest, body: TextBody) -> dict[str, Any]:
     """What the answer was really sampled with, under llama-server's names."""
     sampling = request.sampling
     return {
@@ -214,7 +208,7 @@ OPERATIONS = [
     Operation(
         "POST", "/completion", completion, "llama-server's completions",
         {JSON: Completion | Chosen | list[Completion | Chosen], SSE: Events},
-        body=NativeCompletionBody, errors=MODEL_ERRORS,
+        body=CompletionBody, errors=MODEL_ERRORS,
     ),
     Operation(
         "POST", "/infill", infill, "The text in a gap", {JSON: Completion | Chosen, SSE: Events},
@@ -223,6 +217,6 @@ OPERATIONS = [
 ]  # fmt: skip
 STREAM = StreamForm(
     lambda event: b'"stop":true' in event or event.startswith(b'data: {"error":'),
-    lambda error, first, last: _failure(error),
+    lambda error, first, last: failure(error),
 )
 DIALECT = Dialect([*OPERATIONS, *RERANK], NESTED, {SSE: STREAM})

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from worker.api.chat.prompt import Many, TextOr
+from worker.api.chat.fields import Many, TextOr
 from worker.api.http.body import Flag, Integer, OpenBody, read
 from worker.api.http.encoding import json_response
 from worker.api.http.faults import fault, invalid

@@ -9,8 +9,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.chat.prompt import TemplateBody, chat_prompt
-from worker.api.chat.run import answer
+from worker.api.chat.chat_fields import ChatFields
+from worker.api.chat.prompt import chat_prompt
+from worker.api.chat.run import answered
 from worker.api.chat.sampling import defaults_of
 from worker.api.dialects.llama_server.schema import (
     DetokenizeBody,
@@ -35,7 +36,7 @@ _TOKENS_AT_ONCE = 4096
 async def tokenize(request: Request) -> Response:
     body = await read(request, state_of(request), TokenizeBody)
     work = Tokenize(body.content, add_special=body.add_special, with_pieces=body.with_pieces)
-    tokens: Tokenized = await answer(request, work)
+    tokens: Tokenized = await answered(request, work)
     return await sliced(_encoded(tokens))
 
 
@@ -65,13 +66,14 @@ def _text_or_bytes(piece: bytes) -> str | list[int]:
 
 async def detokenize(request: Request) -> Response:
     body = await read(request, state_of(request), DetokenizeBody)
-    return json_response({"content": await answer(request, Detokenize(body.tokens))})
+    return json_response({"content": await answered(request, Detokenize(body.tokens))})
 
 
 async def apply_template(request: Request) -> Response:
     state = state_of(request)
-    body = await read(request, state, TemplateBody)
-    return json_response({"prompt": await answer(request, ApplyTemplate(chat_prompt(body, state)))})
+    body = await read(request, state, ChatFields)
+    prompt = chat_prompt(body.chat(), state)
+    return json_response({"prompt": await answered(request, ApplyTemplate(prompt))})
 
 
 async def props(request: Request) -> Response:
@@ -117,7 +119,7 @@ OPERATIONS = [
     ),
     Operation(
         "POST", "/apply-template", apply_template, "Messages to a prompt", {JSON: Prompt},
-        body=TemplateBody, errors=JOB_ERRORS,
+        body=ChatFields, errors=JOB_ERRORS,
     ),
     Operation("GET", "/props", props, "The model's defaults", {JSON: Props}),
     Operation("GET", "/slots", slots, "The sequences that run at once", {JSON: list[SlotAnswer]}),

@@ -7,10 +7,10 @@ from typing import Any, Literal, NotRequired
 from pydantic import AliasChoices, Field
 from typing_extensions import TypedDict
 
-from worker.api.dialects.openai.schema import (
+from worker.api.chat.fields import (
     MAX_PROMPTS,
     MAX_TOP_LOGPROBS,
-    GenerationBody,
+    GenerationFields,
     TokenId,
     prompts_of_at_most,
 )
@@ -56,7 +56,7 @@ class SlotAnswer(TypedDict):
     is_processing: bool
 
 
-class NativeBody(GenerationBody):
+class TextBody(GenerationFields):
     """The common fields of llama-server's own paths that generate."""
 
     n_probs: Integer | None = Field(
@@ -73,7 +73,7 @@ class NativeBody(GenerationBody):
     )
 
 
-class NativeCompletionBody(NativeBody):
+class CompletionBody(TextBody):
     """`POST /completion`."""
 
     prompt: prompts_of_at_most(MAX_PROMPTS)  # type: ignore[valid-type]
@@ -84,7 +84,7 @@ class ProjectFile(OpenBody):
     text: str
 
 
-class InfillBody(NativeBody):
+class InfillBody(TextBody):
     """`POST /infill`."""
 
     input_prefix: str

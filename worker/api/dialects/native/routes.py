@@ -2,72 +2,55 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.chat.run import start_job, with_head
+from worker.api.chat.request import Generate
+from worker.api.chat.run import respond
 from worker.api.dialects.native.answers import CancelAnswer, Draining, Inference
 from worker.api.dialects.native.info import OPERATIONS as DESCRIPTIONS
 from worker.api.dialects.native.probes import OPERATIONS as PROBES
-from worker.api.dialects.native.schema import CancelBody, inference_body, read_inference
+from worker.api.dialects.native.schema import (
+    CancelBody,
+    InferenceBody,
+    inference_body,
+    read_inference,
+)
 from worker.api.dialects.native.stream import (
     EVENT_STREAM,
     LINE_STREAM,
-    NativeEvents,
-    end_event,
-    started_event,
+    NativeAnswer,
+    NativeLines,
 )
 from worker.api.http.body import read
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import FLAT
-from worker.api.http.event_stream import EventStream, closing_on_disconnect
 from worker.api.http.operation import JOB_ERRORS, JSON, NDJSON, SSE, Dialect, Events, Operation
-from worker.api.http.state import state_of
+from worker.api.http.state import AppState, state_of
 from worker.errors import JobNotFound
-from worker.wire.messages import Failed, Finished, Token
 
 
 async def execute(request: Request) -> Response:
-    return await inference_stream(request, needs_job_id=True)
+    body = inference_body(state_of(request), needs_job_id=True)
+    return await respond(request, body, _read_stream, NativeAnswer)
 
 
-async def inference_stream(
-    request: Request, *, needs_job_id: bool = False, framed: bool = True
-) -> Response:
-    state = state_of(request)
-    job = await start_job(state, await read_inference(request, state, needs_job_id=needs_job_id))
-    media_type = "text/event-stream; charset=utf-8" if framed else "application/x-ndjson"
-    frames = await with_head(request, [job], aiter(job), lambda frame: frame)
-    chunks = NativeEvents(job, state, framed=framed).chunks(frames)
-    return EventStream(chunks, state, [job], media_type)
+async def inference_stream(request: Request) -> Response:
+    return await respond(request, inference_body(state_of(request)), _read_stream, NativeAnswer)
 
 
 async def inference(request: Request) -> Response:
+    body = inference_body(state_of(request))
     if "application/x-ndjson" in request.headers.get("accept", ""):
-        return await inference_stream(request, framed=False)
-    state = state_of(request)
-    job = await start_job(state, await read_inference(request, state, needs_job_id=False))
-    texts: list[str] = []
-    token_ids: list[int] = []
-    end: dict[str, Any] = {}
-    async with closing_on_disconnect(request, job):
-        async for frame in job:
-            for event in frame:
-                match event:
-                    case Token():
-                        texts.append(event.text)
-                        token_ids += event.token_ids
-                    case Finished():
-                        end = end_event(event, job)
-                    case Failed(error=error):
-                        raise error
-    del end["type"]
-    started = started_event(job, state)
-    del started["type"]
-    return json_response(started | {"text": "".join(texts), "tokens": token_ids} | end)
+        return await respond(request, body, _read_stream, NativeLines)
+    return await respond(request, body, read_inference, NativeAnswer)
+
+
+def _read_stream(body: InferenceBody, state: AppState) -> Generate:
+    return replace(read_inference(body, state), streams=True)
 
 
 async def cancel(request: Request) -> Response:

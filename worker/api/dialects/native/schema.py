@@ -11,12 +11,12 @@ from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import Field, create_model
-from starlette.requests import Request
 
+from worker.api.chat.request import Generate
 from worker.api.chat.sampling import MAX_SEED
-from worker.api.http.body import Body, Flag, Integer, Number, deadline_of, read
+from worker.api.http.body import Body, Flag, Integer, Number
 from worker.api.http.state import AppState
-from worker.wire.work import InferenceRequest, Sampling
+from worker.wire.work import Sampling
 
 MAX_JOB_ID_CHARS = 256
 
@@ -80,14 +80,10 @@ class CancelBody(Body):
     job_id: JobId
 
 
-async def read_inference(
-    request: Request, state: AppState, *, needs_job_id: bool
-) -> InferenceRequest:
-    deadline = deadline_of(request)
-    body = await read(request, state, inference_body(state, needs_job_id=needs_job_id))
-    return InferenceRequest(
-        job_id=body.job_id or str(uuid.uuid4()),
-        prompt=body.prompt,
+def read_inference(body: InferenceBody, state: AppState) -> Generate:
+    return Generate(
+        id=body.job_id or str(uuid.uuid4()),
+        input=(body.prompt,),
         sampling=Sampling(
             seed=secrets.randbits(64) if body.seed is None else body.seed,
             temperature=body.temperature,
@@ -97,9 +93,8 @@ async def read_inference(
             repetition_penalty=body.repetition_penalty,
             ignore_eos=body.ignore_eos,
         ),
-        max_tokens=body.max_tokens or state.max_tokens_out,
+        max_tokens=body.max_tokens,
         stop=body.stop,
-        cache_salt=body.cache_salt,
+        salt=body.cache_salt,
         deterministic=body.deterministic,
-        deadline=deadline,
     )

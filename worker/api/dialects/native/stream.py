@@ -1,107 +1,122 @@
-"""The native stream: a job's events as server-sent events or as lines of JSON."""
+"""The native answers: a job's events as server-sent events or as lines of JSON, or one object."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterator
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from worker.api.chat.delta import Delta, Text
+from worker.api.chat.dialect import Answer
+from worker.api.chat.message import Choice
+from worker.api.chat.request import Generate
+from worker.api.dialects.native.schema import InferenceBody
 from worker.api.http.encoding import dumps, quoted, sse
-from worker.api.http.operation import StreamForm
+from worker.api.http.operation import NDJSON, StreamForm
 from worker.api.http.state import AppState
 from worker.errors import WorkerError
-from worker.supervisor.job import Job, StreamEvent
-from worker.wire.messages import Failed, Finished, Started, Token
+from worker.wire.messages import Finished, Started
 
 
 def ndjson(event: dict[str, Any]) -> bytes:
     return f"{dumps(event)}\n".encode()
 
 
-class NativeEvents:
-    """One job's events in contract order: started, token* and metrics*, one end or error."""
+class NativeAnswer(Answer[InferenceBody]):
+    """Events in contract order: started, token* and metrics*, one end or error."""
 
-    def __init__(self, job: Job, state: AppState, *, framed: bool) -> None:
-        self._job = job
-        self._state = state
-        self._encode = sse if framed else ndjson
-        head, tail = ("event: token\ndata: ", "\n\n") if framed else ("", "\n")
-        self._token_head, self._token_tail = head + '{"type":"token","t":', "]}" + tail
-        self._index = 0
+    token_head, token_tail = 'event: token\ndata: {"type":"token","t":', "]}\n\n"
+    event: Callable[[dict[str, Any]], bytes] = staticmethod(sse)
+
+    def __init__(
+        self, body: InferenceBody, asked: Generate, choices: Sequence[Choice], state: AppState
+    ) -> None:
+        super().__init__(body, asked, choices, state)
+        self._n_sent = 0
         self._interval = state.settings.metrics_interval_ms / 1000
         self._metrics_due = 0.0
 
-    async def chunks(self, frames: AsyncIterable[list[StreamEvent]]) -> AsyncIterator[bytes]:
-        async for frame in frames:
-            yield b"".join(self._encoded(frame))
+    def encode(self, choice: Choice, delta: Delta) -> bytes:
+        match delta:
+            case Text(text, _, ids):
+                # The hot path: formatting by hand is cheaper than a dict through `json.dumps`.
+                listed = ",".join(map(str, ids))
+                token = f'{self.token_head}{quoted(text)},"i":{self._n_sent},"ids":[{listed}'
+                self._n_sent += 1
+                return (token + self.token_tail).encode() + self._metrics(choice)
+            case Started():
+                self._metrics_due = time.monotonic() + self._interval
+                return self.event(self._started(choice))
+            case Finished():
+                return self.event(self._end(choice))
+            case _:
+                return b""
 
-    def _encoded(self, frame: list[Any]) -> Iterator[bytes]:
-        for event in frame:
-            match event:
-                case Token():
-                    yield self._token(event)
-                case Started():
-                    self._metrics_due = time.monotonic() + self._interval
-                    yield self._encode(started_event(self._job, self._state))
-                case Finished():
-                    yield self._encode(end_event(event, self._job))
-                case Failed(error=error):
-                    yield self._encode(error_event(error))
-        if self._interval and isinstance(frame[-1], Token):
-            now = time.monotonic()
-            if now >= self._metrics_due:
-                self._metrics_due = now + self._interval
-                yield self._encode(metrics_event(self._job, self._state))
+    def failure(self, error: WorkerError) -> bytes:
+        return self.event(error_event(error))
 
-    def _token(self, event: Token) -> bytes:
-        # The hot path: formatting by hand is cheaper than a dict through `json.dumps`.
-        text = quoted(event.text)
-        index = self._index
-        self._index = index + 1
-        ids = ",".join(map(str, event.token_ids))
-        return f'{self._token_head}{text},"i":{index},"ids":[{ids}{self._token_tail}'.encode()
+    def whole(self) -> dict[str, Any]:
+        choice = self.choices[0]
+        whole = self._started(choice) | {"text": choice.text, "tokens": choice.token_ids}
+        whole |= self._end(choice)
+        del whole["type"]
+        return whole
+
+    def _started(self, choice: Choice) -> dict[str, Any]:
+        job = choice.job
+        moment = datetime.fromtimestamp(job.started_at_unix or time.time(), UTC)
+        return {
+            "type": "started",
+            "job_id": job.job_id,
+            "model": self.state.model_ref,
+            "started_at": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "seed": job.seed,
+            "prompt_tokens": job.prompt_tokens,
+            "cached_tokens": job.cached_tokens,
+        }
+
+    def _metrics(self, choice: Choice) -> bytes:
+        """Metrics, where they are due."""
+        if not self._interval or (now := time.monotonic()) < self._metrics_due:
+            return b""
+        self._metrics_due = now + self._interval
+        job, info = choice.job, self.state.supervisor.info
+        ms = job.decode_time_ms
+        return self.event(
+            {
+                "type": "metrics",
+                "job_id": job.job_id,
+                "tokens_out": job.tokens_out,
+                "decode_time_ms": round(ms, 3),
+                "tokens_per_sec": round((job.tokens_out - 1) * 1000 / ms, 3) if ms else 0.0,
+                "vram_bytes": info.residency.device_bytes if info is not None else 0,
+            }
+        )
+
+    def _end(self, choice: Choice) -> dict[str, Any]:
+        job, finished = choice.job, choice.finished
+        assert finished is not None
+        end: dict[str, Any] = {
+            "type": "end",
+            "tokens_out": finished.tokens_out,
+            "decode_time_ms": round(finished.decode_time_ms, 3),
+            "stop_reason": finished.stop_reason,
+        }
+        if finished.stop_sequence is not None:
+            end["stop_sequence_matched"] = finished.stop_sequence
+        end["seed"] = job.seed
+        if job.engine_restarts:
+            end["engine_restarts"] = job.engine_restarts
+        return end
 
 
-def started_event(job: Job, state: AppState) -> dict[str, Any]:
-    moment = datetime.fromtimestamp(job.started_at_unix or time.time(), UTC)
-    return {
-        "type": "started",
-        "job_id": job.job_id,
-        "model": state.model_ref,
-        "started_at": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "seed": job.seed,
-        "prompt_tokens": job.prompt_tokens,
-        "cached_tokens": job.cached_tokens,
-    }
+class NativeLines(NativeAnswer):
+    """The same events, each as a line of JSON."""
 
-
-def metrics_event(job: Job, state: AppState) -> dict[str, Any]:
-    decode_ms = job.decode_time_ms
-    info = state.supervisor.info
-    return {
-        "type": "metrics",
-        "job_id": job.job_id,
-        "tokens_out": job.tokens_out,
-        "decode_time_ms": round(decode_ms, 3),
-        "tokens_per_sec": round((job.tokens_out - 1) * 1000 / decode_ms, 3) if decode_ms else 0.0,
-        "vram_bytes": info.residency.device_bytes if info is not None else 0,
-    }
-
-
-def end_event(event: Finished, job: Job) -> dict[str, Any]:
-    end: dict[str, Any] = {
-        "type": "end",
-        "tokens_out": event.tokens_out,
-        "decode_time_ms": round(event.decode_time_ms, 3),
-        "stop_reason": event.stop_reason,
-    }
-    if event.stop_sequence is not None:
-        end["stop_sequence_matched"] = event.stop_sequence
-    end["seed"] = job.seed
-    if job.engine_restarts:
-        end["engine_restarts"] = job.engine_restarts
-    return end
+    media_type = NDJSON
+    token_head, token_tail = '{"type":"token","t":', "]}\n"
+    event = staticmethod(ndjson)
 
 
 def error_event(error: WorkerError) -> dict[str, Any]:

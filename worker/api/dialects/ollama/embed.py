@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from worker.api.chat.prompt import ByKind, Text
+from worker.api.chat.fields import ByKind, Text
 from worker.api.dialects.ollama.naming import nanoseconds, require_model, tagged
 from worker.api.http.body import Integer, OpenBody, read
 from worker.api.http.encoding import dumps, json_response, sliced

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from worker.api.chat.output import FinishReason
+from worker.api.chat.message import FinishReason
 
 Count = Annotated[int, Field(ge=0)]
 

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from worker.api.dialects.openai.schema import inputs_of, prompts_of_at_most
+from worker.api.chat.fields import inputs_of, prompts_of_at_most
 from worker.api.http.body import Integer, OpenBody, read
 from worker.api.http.encoding import dumps, sliced
 from worker.api.http.operation import JSON, MODEL_ERRORS, Operation

@@ -1,8 +1,4 @@
-"""Log-probabilities in the forms of OpenAI, vLLM and llama-server.
-
-A token's piece may be a part of a character, so most forms carry its bytes beside its text. Pure
-functions, any thread.
-"""
+"""Log-probabilities in the forms of OpenAI and vLLM. Pure functions, any thread."""
 
 from __future__ import annotations
 
@@ -10,18 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from worker.api.chat.scored import finite, piece_text, scored_piece
 from worker.wire.messages import TokenLogprob
-
-# JSON has no infinity; OpenAI writes this value for a token that cannot be drawn.
-_LOWEST = -9999.0
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
     """`choices[].logprobs` of a chat answer."""
     content = [
         {
-            **_entry(entry.piece, entry.logprob),
-            "top_logprobs": [_entry(piece, logprob) for _, piece, logprob in entry.top],
+            **scored_piece(entry.piece, entry.logprob),
+            "top_logprobs": [scored_piece(piece, logprob) for _, piece, logprob in entry.top],
         }
         for entry in entries
     ]
@@ -39,11 +33,11 @@ def completion_logprobs(entries: Sequence[TokenLogprob], text_offset: int) -> di
     tops: list[dict[str, float] | None] = []
     taken = b""
     for entry in entries:
-        tokens.append(_text(entry.piece))
+        tokens.append(piece_text(entry.piece))
         is_first = math.isnan(entry.logprob)
-        logprobs.append(None if is_first else _finite(entry.logprob))
+        logprobs.append(None if is_first else finite(entry.logprob))
         offsets.append(max(text_offset + len(taken.decode("utf-8", "ignore")), 0))
-        top = {_text(piece): _finite(logprob) for _, piece, logprob in entry.top}
+        top = {piece_text(piece): finite(logprob) for _, piece, logprob in entry.top}
         tops.append(None if is_first else top)
         taken += entry.piece
     return {
@@ -64,34 +58,10 @@ def prompt_logprobs(entries: Sequence[TokenLogprob]) -> list[dict[str, Any] | No
     return [None if math.isnan(entry.logprob) else _by_id(entry) for entry in entries]
 
 
-def native_logprobs(entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """llama-server's form: that of OpenAI's chats, with token ids."""
-    return [
-        {
-            "id": entry.token_id,
-            **_entry(entry.piece, entry.logprob),
-            "top_logprobs": [{"id": id, **_entry(piece, p)} for id, piece, p in entry.top],
-        }
-        for entry in entries
-    ]
-
-
 def _by_id(entry: TokenLogprob) -> dict[str, Any]:
     found = {
-        str(id): {"logprob": _finite(logprob), "rank": rank, "decoded_token": _text(piece)}
+        str(id): {"logprob": finite(logprob), "rank": rank, "decoded_token": piece_text(piece)}
         for rank, (id, piece, logprob) in enumerate(entry.top, 1)
     }
-    itself = {"logprob": _finite(entry.logprob), "decoded_token": _text(entry.piece)}
+    itself = {"logprob": finite(entry.logprob), "decoded_token": piece_text(entry.piece)}
     return {str(entry.token_id): {"rank": None} | itself} | found
-
-
-def _entry(piece: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": _text(piece), "logprob": _finite(logprob), "bytes": list(piece)}
-
-
-def _text(piece: bytes) -> str:
-    return piece.decode("utf-8", "replace")
-
-
-def _finite(logprob: float) -> float:
-    return logprob if logprob > _LOWEST else _LOWEST

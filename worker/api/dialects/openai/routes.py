@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.chat.prompt import chat_prompt
-from worker.api.chat.run import answer, count_tokens, respond
+from worker.api.chat.run import count_tokens, respond
 from worker.api.dialects.openai.answers import (
     ChatCompletion,
     InputTokens,
@@ -19,27 +17,23 @@ from worker.api.dialects.openai.answers import (
     TextCompletion,
 )
 from worker.api.dialects.openai.embeddings import OPERATIONS as EMBEDDINGS
-from worker.api.dialects.openai.generation import (
-    Generation,
-    chat_generation,
-    completion_generation,
-)
-from worker.api.dialects.openai.schema import ChatBody, CompletionBody, inputs_of
-from worker.api.dialects.openai.stream import CHUNK_STREAM, ChatForm, Choices, CompletionForm, Form
-from worker.api.http.body import deadline_of, read
+from worker.api.dialects.openai.read import chat_of, read_chat, read_completion
+from worker.api.dialects.openai.schema import ChatBody, CompletionBody
+from worker.api.dialects.openai.stream import CHUNK_STREAM, ChatAnswer, CompletionAnswer
+from worker.api.http.body import read
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import NESTED
 from worker.api.http.operation import JSON, MODEL_ERRORS, SSE, Dialect, Events, Operation
 from worker.api.http.state import AppState, state_of
 from worker.errors import ModelNotFound
-from worker.installation import own_version
-from worker.wire.work import Detokenize
 
 
 async def chat_completions(request: Request) -> Response:
-    state, deadline = state_of(request), deadline_of(request)
-    body = await read(request, state, ChatBody)
-    return await _answer(request, chat_generation(body, state, deadline), ChatForm())
+    return await respond(request, ChatBody, read_chat, ChatAnswer)
+
+
+async def completions(request: Request) -> Response:
+    return await respond(request, CompletionBody, read_completion, CompletionAnswer)
 
 
 async def input_tokens(request: Request) -> Response:
@@ -48,32 +42,9 @@ async def input_tokens(request: Request) -> Response:
 
 async def counted(request: Request, body: ChatBody) -> Response:
     """How many tokens a chat's prompt has, as OpenAI answers it."""
-    state = state_of(request)
-    state.require_model(body.model)
-    prompt = chat_prompt(body, state, tools=body.tool_choice != "none")
-    n_tokens = await count_tokens(request, prompt)
+    state_of(request).require_model(body.model)
+    n_tokens = await count_tokens(request, chat_of(body))
     return json_response({"object": "response.input_tokens", "input_tokens": n_tokens})
-
-
-async def completions(request: Request) -> Response:
-    state, deadline = state_of(request), deadline_of(request)
-    body = await read(request, state, CompletionBody)
-    generation = completion_generation(body, state, deadline)
-    if body.echo:
-        prompts = inputs_of(body.prompt)
-        texts = [p if isinstance(p, str) else await answer(request, Detokenize(p)) for p in prompts]
-        generation = replace(generation, echo=tuple(texts))
-    return await _answer(request, generation, CompletionForm())
-
-
-async def _answer(request: Request, generation: Generation, form: Form) -> Response:
-    state = state_of(request)
-    build = f"llorch-worker-{own_version()}"
-    return await respond(
-        request,
-        generation,
-        lambda outputs: Choices(generation, form, outputs, state.model_name, build),
-    )
 
 
 # --- models ------------------------------------------------------------------------------

@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
-from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
-from worker.api.chat.output import AssistantMessage, Output, usage_of
-from worker.api.chat.run import Answer
-from worker.api.dialects.openai.generation import Generation
+from worker.api.chat.delta import Arguments, Call, Delta, Echo, Reasoning, Text
+from worker.api.chat.dialect import Answer
+from worker.api.chat.fields import GenerationFields
+from worker.api.chat.message import Choice
+from worker.api.chat.request import Generate
+from worker.api.chat.timings import prompt_progress, timings
 from worker.api.dialects.openai.logprobs import (
     chat_logprobs,
     completion_logprobs,
     prompt_logprobs,
     prompt_offset,
 )
-from worker.api.http.encoding import dumps, quoted
+from worker.api.dialects.openai.schema import ChatBody, CompletionBody
+from worker.api.http.encoding import data_event, dumps, quoted
 from worker.api.http.errors import error_object
 from worker.api.http.operation import StreamForm
+from worker.api.http.state import AppState
 from worker.errors import WorkerError
-from worker.supervisor.job import StreamEvent
-from worker.wire.messages import (
-    Finished,
-    PromptProgress,
-    PromptScored,
-    Started,
-    Token,
-    TokenLogprob,
-)
+from worker.installation import own_version
+from worker.wire.messages import Finished, PromptProgress, PromptScored, Started
 
 DONE = b"data: [DONE]\n\n"
 
 
 def failure(error: WorkerError) -> bytes:
     """The last event of a stream that failed."""
-    return f"data: {dumps({'error': error_object(error)})}\n\n".encode()
+    return data_event({"error": error_object(error)})
 
 
 CHUNK_STREAM = StreamForm(
@@ -43,89 +42,31 @@ CHUNK_STREAM = StreamForm(
 )
 
 
-class ChatForm:
-    """What chat completions have of their own."""
+class _Choices(Answer[Any]):
+    """All choices of one request, in what chats and plain completions have in common."""
 
-    chunk_object = "chat.completion.chunk"
-    answer_object = "chat.completion"
-    first: str | None = '"delta":{"role":"assistant","content":"","refusal":null}'
-    """The first content of a streamed choice, as JSON."""
-    last = '"delta":{}'
-    """The content beside the finish reason, as JSON."""
-
-    def delta(self, piece: Delta) -> str | None:
-        """A piece as the content of a streamed choice, as JSON; `None` if it is not shown."""
-        match piece:
-            case Text(text):
-                return f'"delta":{{"content":{quoted(text)}}}'
-            case Reasoning(text):
-                return f'"delta":{{"reasoning_content":{quoted(text)}}}'
-            case Call(index, id, name):
-                call = {"index": index, **_call_object(id, name)}
-                return f'"delta":{{"tool_calls":[{dumps(call)}]}}'
-            case Arguments(index, text):
-                function = f'{{"index":{index},"function":{{"arguments":{quoted(text)}}}}}'
-                return f'"delta":{{"tool_calls":[{function}]}}'
-
-    def choice(self, message: AssistantMessage) -> dict[str, Any]:
-        answer: dict[str, Any] = {"role": "assistant", "content": message.text, "refusal": None}
-        if message.reasoning:
-            answer["reasoning_content"] = message.reasoning
-        if message.calls:
-            answer["content"] = message.text or None
-            answer["tool_calls"] = [
-                _call_object(call.id, call.name, call.arguments) for call in message.calls
-            ]
-        return {"message": answer}
-
-    def logprobs(self, entries: Sequence[TokenLogprob], text_offset: int) -> dict[str, Any]:
-        return chat_logprobs(entries)
-
-
-class CompletionForm:
-    """What plain completions have in its place."""
-
-    chunk_object = answer_object = "text_completion"
-    first: str | None = None
-    last = '"text":""'
-
-    def delta(self, piece: Delta) -> str | None:
-        return f'"text":{quoted(piece.text)}' if isinstance(piece, Text) else None
-
-    def choice(self, message: AssistantMessage) -> dict[str, Any]:
-        return {"text": message.text}
-
-    def logprobs(self, entries: Sequence[TokenLogprob], text_offset: int) -> dict[str, Any]:
-        return completion_logprobs(entries, text_offset)
-
-
-Form = ChatForm | CompletionForm
-
-
-def _call_object(id: str, name: str, arguments: str = "") -> dict[str, Any]:
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-class Choices(Answer):
-    """All choices of one request, streamed or whole."""
+    chunk_object: ClassVar[str]
+    answer_object: ClassVar[str]
+    nothing: ClassVar[str]
+    """What a streamed choice without content holds, as JSON."""
 
     def __init__(
-        self, generation: Generation, form: Form, outputs: Sequence[Output], model: str, build: str
+        self, body: GenerationFields, asked: Generate, choices: Sequence[Choice], state: AppState
     ) -> None:
-        self._generation, self._form, self._outputs = generation, form, outputs
-        self._offsets = [0] * len(outputs)
+        super().__init__(body, asked, choices, state)
         self._n_finished = 0
+        self._scored = asked.sampling.logprobs is not None
+        self._times_tokens = body.timings_per_token
+        self._has_usage = body.stream_options.include_usage
         self._head = {
-            "id": generation.id,
-            "object": form.chunk_object if generation.body.stream else form.answer_object,
-            "created": generation.created,
-            "model": model,
-            "system_fingerprint": build,
+            "id": asked.id,
+            "object": self.chunk_object if asked.streams else self.answer_object,
+            "created": int(time.time()),
+            "model": state.model_name,
+            "system_fingerprint": f"llorch-worker-{own_version()}",
         }
-        self._begin = f"data: {dumps(self._head)[:-1]}"
-        self._usage = ',"usage":null' if generation.body.stream_options.include_usage else ""
-        self._wants_progress = generation.requests[0].reports_progress
-        self._times_tokens = generation.body.timings_per_token
+        self._begin = f'data: {dumps(self._head)[:-1]},"choices":[{{"index":'
+        self._end = ',"usage":null' if self._has_usage else ""
 
     # --- streamed ------------------------------------------------------------------------
 
@@ -133,108 +74,161 @@ class Choices(Answer):
         return failure(error)
 
     def ending(self) -> bytes:
-        if not self._generation.body.stream_options.include_usage:
+        if not self._has_usage:
             return DONE
-        last = self._head | {"choices": []} | self._sums()
-        return f"data: {dumps(last)}\n\n".encode() + DONE
+        return data_event(self._head | {"choices": []} | self._sums()) + DONE
 
-    def parts(self, index: int, event: StreamEvent) -> Iterator[bytes]:
-        form, output = self._form, self._outputs[index]
-        if isinstance(event, Started) and form.first is not None:
-            yield self._chunk(index, form.first)
-        pieces = output.take(event)
-        entries: tuple[TokenLogprob, ...] = ()
-        match event:
-            case Token() | Finished():
-                entries = event.logprobs
-            case Started() | PromptScored():
-                yield from self._echoed(index, event)
-        if entries and not any(isinstance(piece, Text) for piece in pieces):
-            pieces = [Text(""), *pieces]
-        for piece in pieces:
-            if (delta := form.delta(piece)) is None:
-                continue
-            logprobs = "null"
-            if isinstance(piece, Text):
-                # Log-probabilities go with the first text of their event.
-                if self._generation.top_logprobs is not None:
-                    logprobs = dumps(form.logprobs(entries, self._offsets[index]))
-                    entries = ()
-                self._offsets[index] += len(piece.text)
-            yield self._chunk(index, delta, logprobs, more=self._timings(index, event))
-        if isinstance(event, Finished):
-            self._n_finished += 1
-            reason, timings = f'"{output.finish_reason}"', self._timings(index, event)
-            yield self._chunk(index, form.last, reason=reason, more=timings)
-        if self._wants_progress and isinstance(event, Started | PromptProgress):
-            yield self._chunk(index, form.last, more=self._progress(index))
+    def encode(self, choice: Choice, delta: Delta) -> bytes:
+        match delta:
+            case Finished():
+                self._n_finished += 1
+                is_last = self._n_finished == len(self.choices)
+                return self._chunk(
+                    choice,
+                    self.nothing,
+                    reason=f'"{choice.finish_reason}"',
+                    more=_timings(choice) if is_last or self._times_tokens else "",
+                )
+            case Started() | PromptProgress() if self.asked.reports_progress:
+                times = _timings(choice) if self._times_tokens else ""
+                progress = f',"prompt_progress":{dumps(prompt_progress(choice))}{times}'
+                return self._chunk(choice, self.nothing, more=progress)
+            case _:
+                return b""
 
     def _chunk(
-        self, index: int, content: str, logprobs: str = "null", reason: str = "null", more: str = ""
+        self,
+        choice: Choice,
+        content: str,
+        logprobs: str = "null",
+        reason: str = "null",
+        more: str = "",
     ) -> bytes:
         """A chunk with one choice, whose `content` is JSON; `more` stands beside the choice."""
-        choice = f'{{"index":{index},{content},"logprobs":{logprobs},"finish_reason":{reason}}}'
-        return f'{self._begin},"choices":[{choice}]{self._usage}{more}}}\n\n'.encode()
-
-    def _echoed(self, index: int, event: Started | PromptScored) -> Iterator[bytes]:
-        """The prompt's log-probabilities and its echo, when an event completes them."""
-        generation, output = self._generation, self._outputs[index]
-        wants_logprobs = generation.echo and generation.top_logprobs is not None
-        if isinstance(event, PromptScored) and generation.shows_prompt_logprobs:
-            logprobs = dumps(prompt_logprobs(event.logprobs))
-            yield self._chunk(index, f'"text":"","prompt_logprobs":{logprobs}')
-        if generation.echo and isinstance(event, PromptScored if wants_logprobs else Started):
-            text, entries = self._echo(index), output.prompt_logprobs
-            logprobs = "null"
-            if wants_logprobs:
-                logprobs = dumps(self._form.logprobs(entries, prompt_offset(entries, text)))
-            self._offsets[index] = len(text)
-            yield self._chunk(index, f'"text":{quoted(text)}', logprobs)
-
-    def _echo(self, index: int) -> str:
-        generation = self._generation
-        return generation.echo[index // generation.body.n] if generation.echo else ""
-
-    def _progress(self, index: int) -> str:
-        output, timings = self._outputs[index], ""
-        if self._times_tokens:
-            timings = f',"timings":{dumps(output.timings)}'
-        return f',"prompt_progress":{dumps(output.prompt_progress)}{timings}'
-
-    def _timings(self, index: int, event: StreamEvent) -> str:
-        """Timings of the choice that ended last, for the last chunk with a choice; or of each."""
-        if self._times_tokens and isinstance(event, Token):
-            return f',"timings":{dumps(self._outputs[index].timings)}'
-        if not isinstance(event, Finished) or self._n_finished < len(self._outputs):
-            return ""
-        return f',"timings":{dumps(self._outputs[-1].timings)}'
+        return (
+            f'{self._begin}{choice.index},{content},"logprobs":{logprobs},'
+            f'"finish_reason":{reason}}}]{self._end}{more}}}\n\n'
+        ).encode()
 
     # --- whole ---------------------------------------------------------------------------
 
-    def take(self, index: int, event: StreamEvent) -> None:
-        self._outputs[index].take(event)
-
     def whole(self) -> dict[str, Any]:
-        choices = [self._whole_choice(i, output) for i, output in enumerate(self._outputs)]
+        choices = [self._whole(choice) for choice in self.choices]
         return self._head | {"choices": choices} | self._sums()
 
-    def _sums(self) -> dict[str, Any]:
-        usage = usage_of(self._outputs, self._generation.body.n)
-        return {"usage": usage, "timings": self._outputs[-1].timings}
+    @abstractmethod
+    def _whole(self, choice: Choice) -> dict[str, Any]: ...
 
-    def _whole_choice(self, index: int, output: Output) -> dict[str, Any]:
-        generation, prompt, logprobs = self._generation, output.prompt_logprobs, None
-        choice, text = self._form.choice(output.message), self._echo(index)
-        if generation.top_logprobs is not None:
-            echoed, offset = ((), 0) if not text else (prompt, prompt_offset(prompt, text))
-            logprobs = self._form.logprobs([*echoed, *output.message.logprobs], offset)
-        if text:
-            choice["text"] = text + choice["text"]
-        if generation.shows_prompt_logprobs:
-            choice["prompt_logprobs"] = prompt_logprobs(prompt)
-        return {
-            "index": index,
-            **choice,
-            "logprobs": logprobs,
-            "finish_reason": output.finish_reason,
+    def _sums(self) -> dict[str, Any]:
+        """A prompt is counted once; its first choice tells what was cached."""
+        jobs = [choice.job for choice in self.choices[:: self.asked.n]]
+        n_prompt = sum(job.prompt_tokens for job in jobs)
+        n_out = sum(choice.tokens_out for choice in self.choices)
+        n_reasoning = sum(choice.reasoning_tokens for choice in self.choices)
+        usage = {
+            "prompt_tokens": n_prompt,
+            "completion_tokens": n_out,
+            "total_tokens": n_prompt + n_out,
+            "completion_tokens_details": {"reasoning_tokens": n_reasoning},
+            "prompt_tokens_details": {"cached_tokens": sum(job.cached_tokens for job in jobs)},
         }
+        return {"usage": usage, "timings": timings(self.choices[-1])}
+
+
+class ChatAnswer(_Choices):
+    """The answer to chat completions."""
+
+    body: ChatBody
+    chunk_object = "chat.completion.chunk"
+    answer_object = "chat.completion"
+    nothing = '"delta":{}'
+
+    def encode(self, choice: Choice, delta: Delta) -> bytes:
+        logprobs = "null"
+        match delta:
+            case Text(text):
+                content = f'{{"content":{quoted(text)}}}'
+                if self._scored:
+                    logprobs = dumps(chat_logprobs(delta.logprobs))
+            case Reasoning(text):
+                content = f'{{"reasoning_content":{quoted(text)}}}'
+            case Call(index, id, name):
+                call = {"index": index, **_call(id, name)}
+                content = f'{{"tool_calls":[{dumps(call)}]}}'
+            case Arguments(index, text):
+                function = f'{{"index":{index},"function":{{"arguments":{quoted(text)}}}}}'
+                content = f'{{"tool_calls":[{function}]}}'
+            case Started():
+                first = '"delta":{"role":"assistant","content":"","refusal":null}'
+                return self._chunk(choice, first) + super().encode(choice, delta)
+            case _:
+                return super().encode(choice, delta)
+        more = _timings(choice) if self._times_tokens else ""
+        return self._chunk(choice, f'"delta":{content}', logprobs, more=more)
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        text = choice.text
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if reasoning := choice.reasoning:
+            message["reasoning_content"] = reasoning
+        if choice.calls:
+            message["content"] = text or None
+            message["tool_calls"] = [_call(call.id, call.name, call.text) for call in choice.calls]
+        return {
+            "index": choice.index,
+            "message": message,
+            "logprobs": chat_logprobs(choice.logprobs) if self._scored else None,
+            "finish_reason": choice.finish_reason,
+        }
+
+
+def _call(id: str, name: str, arguments: str = "") -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+class CompletionAnswer(_Choices):
+    """The answer to plain completions."""
+
+    body: CompletionBody
+    chunk_object = answer_object = "text_completion"
+    nothing = '"text":""'
+
+    def __init__(
+        self, body: CompletionBody, asked: Generate, choices: Sequence[Choice], state: AppState
+    ) -> None:
+        super().__init__(body, asked, choices, state)
+        self._n_chars = [0] * len(choices)
+        """Of the text that each choice has been sent."""
+
+    def encode(self, choice: Choice, delta: Delta) -> bytes:
+        logprobs, more = "null", ""
+        match delta:
+            case Text(text, entries):
+                offset = self._n_chars[choice.index]
+                if self._times_tokens:
+                    more = _timings(choice)
+            case Echo(text, entries):
+                offset = prompt_offset(entries, text)
+            case PromptScored(_, entries) if self.body.prompt_logprobs is not None:
+                scored = dumps(prompt_logprobs(entries))
+                return self._chunk(choice, f'"text":"","prompt_logprobs":{scored}')
+            case _:
+                return super().encode(choice, delta)
+        if self._scored:
+            logprobs = dumps(completion_logprobs(entries, offset))
+        self._n_chars[choice.index] += len(text)
+        return self._chunk(choice, f'"text":{quoted(text)}', logprobs, more=more)
+
+    def _whole(self, choice: Choice) -> dict[str, Any]:
+        echo, logprobs = choice.echo or Echo(""), None
+        if self._scored:
+            offset = prompt_offset(echo.logprobs, echo.text)
+            logprobs = completion_logprobs([*echo.logprobs, *choice.logprobs], offset)
+        whole: dict[str, Any] = {"index": choice.index, "text": echo.text + choice.text}
+        if self.body.prompt_logprobs is not None:
+            whole["prompt_logprobs"] = prompt_logprobs(choice.prompt_logprobs)
+        return {**whole, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+
+
+def _timings(choice: Choice) -> str:
+    return f',"timings":{dumps(timings(choice))}'

@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from worker.api.chat.prompt import MAX_MESSAGES, MAX_TOOLS, ByKind, Content, Text, text_of
+from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS, ContentFields, content_of
+from worker.api.chat.fields import ByKind, Text
+from worker.api.chat.prompt import text_of
 from worker.api.dialects.openai.schema import ChatBody, WordOr
 from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody
 from worker.api.http.faults import fault, invalid
@@ -25,11 +27,11 @@ class Item(OpenBody):
 
     type: str = "message"
     role: Literal["user", "assistant", "system", "developer"] = "user"
-    content: Content | None = None
+    content: ContentFields | None = None
     name: str = ""
     call_id: str = ""
     arguments: str = ""
-    output: Content = ""
+    output: ContentFields = ""
     summary: tuple[Thought, ...] = Field((), fail_fast=True)
 
 
@@ -125,19 +127,19 @@ def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
             case "message":
                 role = "system" if item.role == "developer" and not messages else item.role
                 _assistant(messages) if role == "assistant" else messages.append({"role": role})
-                messages[-1]["content"] = text_of(item.content)
+                messages[-1]["content"] = text_of(content_of(item.content))
             case "function_call":
                 function = {"name": item.name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
                 _assistant(messages).setdefault("tool_calls", []).append(call)
             case "function_call_output":
-                output = text_of(item.output)
+                output = text_of(content_of(item.output))
                 message = {"role": "tool", "tool_call_id": item.call_id, "content": output}
                 messages.append(message)
             case "reasoning":
                 # The full text, if this worker wrote it.
                 full = item.content if isinstance(item.content, tuple) else ()
-                thought = text_of(full) or text_of(item.summary)
+                thought = "\n".join(part.text for part in full or item.summary)
                 messages.append({"role": "assistant", "reasoning_content": thought})
             case _:
                 place = f"input[{index}].type"

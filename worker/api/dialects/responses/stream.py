@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from worker.api.chat.blocks import BlockAnswer, BlockStep, Event, OutputBlock
-from worker.api.chat.output import Output
+from worker.api.chat.blocks import BlockAnswer, BlockStep, Event
+from worker.api.chat.message import Block, Choice
+from worker.api.chat.request import Generate
 from worker.api.dialects.responses.schema import ResponsesBody
 from worker.api.http.encoding import sse
 from worker.api.http.errors import error_object
 from worker.api.http.operation import StreamForm
+from worker.api.http.state import AppState
 from worker.errors import WorkerError
 
 _DELTAS = {
@@ -37,12 +39,12 @@ class ResponseAnswer(TypedDict):
     usage: dict[str, Any] | None
 
 
-class ResponseStream(BlockAnswer):
+class ResponseStream(BlockAnswer[ResponsesBody]):
     def __init__(
-        self, id: str, created: int, model: str, body: ResponsesBody, output: Output
+        self, body: ResponsesBody, asked: Generate, choices: Sequence[Choice], state: AppState
     ) -> None:
-        super().__init__(output)
-        self._id, self._created, self._model, self._body = id, created, model, body
+        super().__init__(body, asked, choices, state)
+        self._created = int(time.time())
         self._ids: dict[int, str] = {}
         self._n_events = 0
 
@@ -66,14 +68,14 @@ class ResponseStream(BlockAnswer):
         yield {"type": f"response.{status}", "response": self._response(status)}
 
     def _step_events(self, step: BlockStep) -> Iterator[Event]:
-        block = step.block
-        place = {"output_index": block.index, "item_id": self._id_of(block)}
+        block, index = step.block, step.number
+        place = {"output_index": index, "item_id": self._id_of(index, block)}
         if block.kind != "call":
             place["content_index"] = 0
         match step.what:
             case "begun":
-                item = self._item(block, "in_progress")
-                yield {"type": "response.output_item.added", "output_index": block.index,
+                item = self._item(index, block, "in_progress")
+                yield {"type": "response.output_item.added", "output_index": index,
                        "item": item}  # fmt: skip
                 if block.kind == "text":
                     yield {"type": "response.content_part.added", **place, "part": _part(block)}
@@ -89,27 +91,27 @@ class ResponseStream(BlockAnswer):
                 yield {"type": f"{_DELTAS[block.kind]}.done", **place, **whole}
                 if block.kind == "text":
                     yield {"type": "response.content_part.done", **place, "part": _part(block)}
-                yield {"type": "response.output_item.done", "output_index": block.index,
-                       "item": self._ended_item(block)}  # fmt: skip
+                yield {"type": "response.output_item.done", "output_index": index,
+                       "item": self._ended_item(index, block)}  # fmt: skip
 
     # --- the whole -----------------------------------------------------------------------
 
     @property
     def _end_status(self) -> Literal["completed", "incomplete"]:
-        return "incomplete" if self._output.finish_reason == "length" else "completed"
+        return "incomplete" if self.choice.finish_reason == "length" else "completed"
 
-    def _id_of(self, block: OutputBlock) -> str:
+    def _id_of(self, index: int, block: Block) -> str:
         prefix = {"text": "msg", "reasoning": "rs", "call": "fc"}[block.kind]
-        return self._ids.setdefault(block.index, f"{prefix}_{uuid.uuid4().hex}")
+        return self._ids.setdefault(index, f"{prefix}_{uuid.uuid4().hex}")
 
-    def _ended_item(self, block: OutputBlock) -> dict[str, Any]:
+    def _ended_item(self, index: int, block: Block) -> dict[str, Any]:
         """A finished item; the last one of an answer that was cut off is incomplete."""
-        finished, is_last = self._output.finished, block.index == len(self._blocks) - 1
+        finished, is_last = self.choice.finished, index == len(self._blocks()) - 1
         is_cut = finished is not None and is_last and self._end_status == "incomplete"
-        return self._item(block, "incomplete" if is_cut else "completed")
+        return self._item(index, block, "incomplete" if is_cut else "completed")
 
-    def _item(self, block: OutputBlock, status: str) -> dict[str, Any]:
-        head = {"id": self._id_of(block), "status": status}
+    def _item(self, index: int, block: Block, status: str) -> dict[str, Any]:
+        head = {"id": self._id_of(index, block), "status": status}
         begun = status == "in_progress"
         match block.kind:
             case "text":
@@ -123,15 +125,17 @@ class ResponseStream(BlockAnswer):
                 return {**head, "type": "function_call", **call}
 
     def _response(self, status: str) -> dict[str, Any]:
-        body, ended = self._body, status != "in_progress"
+        body, ended = self.body, status != "in_progress"
         form = body.text.format
         return {
-            "id": self._id,
+            "id": self.asked.id,
             "object": "response",
             "created_at": self._created,
             "status": status,
-            "model": self._model,
-            "output": [self._ended_item(block) for block in self._blocks] if ended else [],
+            "model": self.state.model_name,
+            "output": [self._ended_item(i, block) for i, block in enumerate(self._blocks())]
+            if ended
+            else [],
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"}
             if status == "incomplete"
@@ -153,13 +157,12 @@ class ResponseStream(BlockAnswer):
         }
 
     def _usage(self) -> dict[str, Any]:
-        job, finished = self._output.job, self._output.finished
-        n_out = finished.tokens_out if finished is not None else job.tokens_out
+        job, n_out = self.choice.job, self.choice.tokens_out
         return {
             "input_tokens": job.prompt_tokens,
             "input_tokens_details": {"cached_tokens": job.cached_tokens},
             "output_tokens": n_out,
-            "output_tokens_details": {"reasoning_tokens": self._output.reasoning_tokens},
+            "output_tokens_details": {"reasoning_tokens": self.choice.reasoning_tokens},
             "total_tokens": job.prompt_tokens + n_out,
         }
 
@@ -171,7 +174,7 @@ def _choice(body: ResponsesBody) -> object:
     return choice if isinstance(choice, str) else choice.model_dump()
 
 
-def _part(block: OutputBlock) -> dict[str, Any]:
+def _part(block: Block) -> dict[str, Any]:
     return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
 
 

@@ -1,0 +1,137 @@
+"""Messages and tools as OpenAI and llama-server take them. Pure data, any thread."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, AliasChoices, Field
+from pydantic_core import PydanticCustomError
+
+from worker.api.chat.fields import Many, TextOr, TextOrMany
+from worker.api.chat.request import Chat, Message, OneTool, Part, Tool, ToolCall
+from worker.api.http.body import Flag, JsonObject, OpenBody
+from worker.api.http.faults import fault, invalid
+
+MAX_MESSAGES = 4096
+MAX_TOOLS = 1024
+MAX_CALLS = 256
+
+
+def _readable(kind: str) -> str:
+    if kind not in ("text", "input_text", "output_text", "refusal"):
+        raise PydanticCustomError("body.unsupported", "must be 'text': this model reads text only")
+    return kind
+
+
+class PartFields(OpenBody):
+    type: Annotated[str, AfterValidator(_readable)]
+    text: str = Field("", validation_alias=AliasChoices("text", "refusal"))
+
+
+ContentFields = TextOrMany[PartFields]
+
+
+def content_of(given: str | tuple[PartFields, ...] | None) -> str | tuple[Part, ...] | None:
+    if given is None or isinstance(given, str):
+        return given
+    return tuple(Part(part.text) for part in given)
+
+
+class CalledFunctionFields(OpenBody):
+    name: str = Field(min_length=1, max_length=256)
+    arguments: TextOr[JsonObject] = ""
+
+
+class ToolCallFields(OpenBody):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunctionFields
+
+    @property
+    def call(self) -> ToolCall:
+        return ToolCall(self.function.name, self.function.arguments, self.id)
+
+
+class MessageFields(OpenBody):
+    role: str = Field(min_length=1, max_length=64)
+    content: ContentFields | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: Many[ToolCallFields] = Field((), max_length=MAX_CALLS)
+    reasoning_content: str | None = Field(
+        None, validation_alias=AliasChoices("reasoning_content", "reasoning")
+    )
+
+    @property
+    def message(self) -> Message:
+        return Message(
+            role=self.role,
+            content=content_of(self.content),
+            reasoning=self.reasoning_content,
+            tool_calls=tuple(call.call for call in self.tool_calls),
+            tool_call_id=self.tool_call_id,
+            name=self.name,
+        )
+
+
+class FunctionFields(OpenBody):
+    name: str = Field(min_length=1, max_length=256)
+    description: str | None = None
+    parameters: JsonObject | None = Field(None, description="a JSON schema")
+    strict: Flag | None = Field(
+        None,
+        description="a forced call keeps the schema either way; one that the model makes by its "
+        "own choice is as the model wrote it",
+    )
+
+
+class ToolFields(OpenBody):
+    type: Literal["function"] = "function"
+    function: FunctionFields
+
+
+class ChatFields(OpenBody):
+    """The input of a chat template; the whole body of `/apply-template`."""
+
+    messages: Many[MessageFields] = Field(min_length=1, max_length=MAX_MESSAGES)
+    tools: Many[ToolFields] = Field((), max_length=MAX_TOOLS)
+    add_generation_prompt: Flag | None = Field(
+        None, description="true, unless the last message goes on"
+    )
+    continue_final_message: Flag = Field(
+        False, description="the answer goes on where the last message ends"
+    )
+    chat_template_kwargs: JsonObject | None = Field(
+        None, max_length=64, description="variables of the template"
+    )
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        return self.chat_template_kwargs or {}
+
+    def chat(
+        self,
+        tool_choice: Literal["auto", "none", "required"] | OneTool = "auto",
+        parallel_tool_calls: bool | None = None,
+    ) -> Chat:
+        """
+        Raises:
+            InvalidRequest: two fields contradict each other.
+        """
+        continues = self.continue_final_message
+        if continues and self.add_generation_prompt:
+            message = "add_generation_prompt must not be true where continue_final_message is"
+            raise invalid([fault("add_generation_prompt", "conflict", message)])
+        tools = (
+            Tool(f.name, f"tools[{index}].function.parameters", f.description, f.parameters)
+            for index, f in enumerate(tool.function for tool in self.tools)
+        )
+        return Chat(
+            messages=tuple(each.message for each in self.messages),
+            tools=tuple(tools),
+            tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
+            opens_answer=self.add_generation_prompt is not False and not continues,
+            continues=continues,
+            template_variables=self.template_variables,
+        )

@@ -1,0 +1,58 @@
+"""What a dialect writes to speak of generations: the one interface between it and `chat/`.
+
+A dialect is a pydantic model of its body and two things more, which `run.respond` puts together:
+
+- `read(body, state) -> Generate`: a function that makes the request of the body. It raises
+  `InvalidRequest` for what the model of the body cannot express. It may run on another thread.
+- a subclass of `Answer`: `encode` turns each delta into bytes of a stream, `whole` the finished
+  choices into the value of a whole answer. Both see the same deltas, so they cannot differ.
+
+Its operations and the form of its errors stand in its `http.operation.Dialect`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
+
+from pydantic import BaseModel
+
+from worker.api.chat.delta import Delta
+from worker.api.chat.message import Choice
+from worker.api.chat.request import Generate
+from worker.api.http.operation import SSE
+from worker.api.http.state import AppState
+from worker.errors import WorkerError
+
+Body = TypeVar("Body", bound=BaseModel)
+Read = Callable[[Body, AppState], Generate]
+
+
+class Answer(ABC, Generic[Body]):
+    """The answer to one request, streamed or whole. On the event loop."""
+
+    media_type: ClassVar[str] = f"{SSE}; charset=utf-8"
+    """Of a stream."""
+
+    def __init__(
+        self, body: Body, asked: Generate, choices: Sequence[Choice], state: AppState
+    ) -> None:
+        """Choice i is of prompt i // `asked.n`."""
+        self.body, self.asked, self.choices, self.state = body, asked, choices, state
+
+    @abstractmethod
+    def encode(self, choice: Choice, delta: Delta) -> bytes:
+        """What a delta adds to a stream; empty if it is not shown. `choice` is the sum so far."""
+
+    def ending(self) -> bytes:
+        """What follows the last delta of a stream."""
+        return b""
+
+    @abstractmethod
+    def failure(self, error: WorkerError) -> bytes:
+        """The end of a stream whose job failed."""
+
+    @abstractmethod
+    def whole(self) -> Any:
+        """The whole answer as JSON, once all choices have finished."""

@@ -1,0 +1,231 @@
+"""Fields that several dialects take, and what a request has of them. Pure data, any thread.
+
+OpenAI's own names, with those of llama.cpp and vLLM beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar
+
+import pydantic_core
+from pydantic import AliasChoices, BaseModel, Discriminator, Field, Tag
+
+from worker.api.chat.format import Choices, Expression, Format, Grammar, JsonSchema
+from worker.api.chat.request import Chat, Generate
+from worker.api.chat.sampling import sampling_of
+from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody
+from worker.api.http.faults import fault, invalid
+from worker.api.http.state import AppState
+from worker.wire.work import Prompt
+
+MAX_CHOICES = 32
+MAX_PROMPTS = 256
+MAX_TOP_LOGPROBS = 20
+MAX_STOPS = 128
+
+
+def json_kind(value: object) -> str:
+    """The branch of a union for a value of this JSON type."""
+    if isinstance(value, str):
+        return "~text"
+    if isinstance(value, list | tuple):
+        return "~list"
+    return "~object" if isinstance(value, Mapping | BaseModel) else "~other"
+
+
+ByKind = Discriminator(json_kind)
+Text = Annotated[str, Tag("~text")]
+Item = TypeVar("Item")
+Many = Annotated[tuple[Item, ...], Field(fail_fast=True)]
+TextOr = Annotated[Text | Annotated[Item, Tag("~object")], ByKind]
+TextOrMany = Annotated[Text | Annotated[Many[Item], Tag("~list")], ByKind]
+TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
+TokenIds = Annotated[tuple[TokenId, ...], Field(fail_fast=True, min_length=1)]
+Stops = Annotated[
+    Text | Annotated[tuple[str, ...], Field(fail_fast=True, max_length=MAX_STOPS), Tag("~list")],
+    ByKind,
+]
+Schema = TextOr[JsonObject]
+ANY_OBJECT = {"type": "object"}
+
+
+def _kind_of_input(value: object) -> str:
+    if isinstance(value, str):
+        return "~text"
+    if not isinstance(value, list | tuple) or not value:
+        return "~texts"
+    if isinstance(value[0], str):
+        return "~texts"
+    return "~many" if isinstance(value[0], list | tuple) else "~ids"
+
+
+def prompts_of_at_most(most: int) -> Any:
+    """A text, token ids, or a list of either."""
+    many = [Field(fail_fast=True, min_length=1, max_length=most)]
+    return Annotated[
+        Text
+        | Annotated[tuple[str, ...], *many, Tag("~texts")]
+        | Annotated[TokenIds, Tag("~ids")]
+        | Annotated[tuple[TokenIds, ...], *many, Tag("~many")],
+        Discriminator(_kind_of_input),
+    ]
+
+
+Inputs = str | tuple[str, ...] | tuple[int, ...] | tuple[tuple[int, ...], ...]
+
+
+def inputs_of(given: Inputs) -> tuple[str | tuple[int, ...], ...]:
+    """The inputs as texts or token ids."""
+    if isinstance(given, str):
+        return (given,)
+    if isinstance(given[0], int):
+        return (given,)
+    return given
+
+
+class StreamOptions(OpenBody):
+    include_usage: Flag = False
+
+
+class SamplingFields(OpenBody):
+    """How tokens are drawn; an absent field has the model's default."""
+
+    temperature: Number | None = Field(None, ge=0, le=2, description="0 is greedy")
+    top_p: Number | None = Field(None, ge=0, le=1, description="1 is off")
+    top_k: Integer | None = Field(None, ge=-1, le=2**31 - 1, description="0 and -1 are off")
+    min_p: Number | None = Field(None, ge=0, le=1, description="0 is off")
+    repetition_penalty: Number | None = Field(
+        None,
+        ge=0,
+        le=2,
+        validation_alias=AliasChoices("repetition_penalty", "repeat_penalty"),
+        description="1 is off",
+    )
+    frequency_penalty: Number | None = Field(None, ge=-2, le=2)
+    presence_penalty: Number | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] = Field(
+        {}, max_length=1024, description="token id, as a string, to what is added to its logit"
+    )
+    seed: Integer | None = Field(None, ge=-(2**63), le=2**64 - 1, description="-1 draws one")
+    ignore_eos: Flag = False
+    min_tokens: Integer = Field(0, ge=0, le=2**31 - 1, description="before so many nothing ends it")
+    stop_token_ids: Many[TokenId] = Field(
+        (), max_length=MAX_STOPS, description="they end the answer as the model's own end does"
+    )
+
+
+class StructuredOutputs(OpenBody):
+    """vLLM's `structured_outputs`."""
+
+    json_: Schema | None = Field(None, validation_alias="json")
+    regex: str | None = None
+    choice: tuple[str, ...] = ()
+    grammar: str | None = None
+    json_object: Flag = False
+
+
+class GenerationFields(SamplingFields):
+    """The fields of chats and plain completions."""
+
+    model: str | None = Field(None, max_length=1024)
+    max_tokens: Integer | None = Field(
+        None,
+        ge=-1,
+        validation_alias=AliasChoices("max_completion_tokens", "max_tokens", "n_predict"),
+        description="cut to what the context leaves; -1 is all of it",
+    )
+    n: Integer = Field(1, ge=1, le=MAX_CHOICES)
+    stop: Stops | None = None
+    stream: Flag = False
+    stream_options: StreamOptions = StreamOptions()
+    user: str | None = Field(None, description="prompt prefixes are reused only for the same user")
+    prompt_cache_key: str | None = Field(
+        None, description="prompt prefixes are reused only under the same key"
+    )
+    cache_salt: str | None = Field(
+        None, description="prompt prefixes are reused only under the same salt"
+    )
+    deterministic: Flag = Field(False, description="alone in its batch, nothing reused")
+    timings_per_token: Flag = Field(False, description="timings in every chunk of a stream")
+    return_progress: Flag = Field(
+        False, description="chunks with prompt_progress while the prompt of a stream is computed"
+    )
+    json_schema: JsonObject | None = None
+    grammar: str | None = Field(None, description="GBNF, or Lark as llguidance reads it")
+    guided_json: Schema | None = None
+    guided_regex: str | None = None
+    guided_choice: tuple[str, ...] = ()
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+    def generate(
+        self,
+        state: AppState,
+        id: str,
+        input: Chat | tuple[Prompt, ...],
+        *,
+        format: Format | None,
+        logprobs: int | None,
+        prompt_logprobs: int | None = None,
+        echo: bool = False,
+        max_tokens: int | None = None,
+    ) -> Generate:
+        """The request of these fields; `max_tokens` is the default of an absent one."""
+        limit = max_tokens if self.max_tokens is None else self.max_tokens
+        stops = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
+        names = ("prompt_cache_key", "user", "cache_salt")
+        salts = [f"{name}={value}" for name in names if (value := getattr(self, name))]
+        return Generate(
+            id=id,
+            input=input,
+            sampling=sampling_of(
+                state,
+                logprobs=logprobs,
+                **{name: getattr(self, name) for name in SamplingFields.model_fields},
+            ),
+            model=self.model,
+            max_tokens=None if limit == -1 else limit,
+            format=format,
+            stop=tuple(stop for stop in stops if stop),
+            n=self.n,
+            prompt_logprobs=prompt_logprobs,
+            echo=echo,
+            streams=self.stream,
+            reports_progress=self.return_progress and self.stream,
+            salt=" ".join(salts) or None,
+            deterministic=self.deterministic,
+        )
+
+    @property
+    def format(self) -> Format | None:
+        """The form of the answer in one of llama.cpp's and vLLM's fields; the first that is given
+        wins."""
+        given = self.structured_outputs or StructuredOutputs.model_validate({})
+        prefix = "structured_outputs."
+        fields: tuple[tuple[str, Any, Callable[[Any, str], Format]], ...] = (
+            ("json_schema", self.json_schema, _json_schema),
+            ("guided_json", self.guided_json, _json_schema),
+            (prefix + "json", given.json_, _json_schema),
+            ("guided_regex", self.guided_regex, Expression),
+            (prefix + "regex", given.regex, Expression),
+            ("guided_choice", self.guided_choice or None, Choices),
+            (prefix + "choice", given.choice or None, Choices),
+            ("grammar", self.grammar or None, Grammar),
+            ("guided_grammar", self.guided_grammar or None, Grammar),
+            (prefix + "grammar", given.grammar or None, Grammar),
+            (prefix + "json_object", ANY_OBJECT if given.json_object else None, _json_schema),
+        )
+        asked = (made(value, path) for path, value, made in fields if value is not None)
+        return next(asked, None)
+
+
+def _json_schema(given: str | JsonObject, path: str) -> JsonSchema:
+    """JSON under a schema; clients also send schemas as text."""
+    schema: object = given
+    if isinstance(given, str):
+        try:
+            schema = pydantic_core.from_json(given, allow_inf_nan=False)
+        except ValueError:
+            raise invalid([fault(path, "json", f"{path} must be a JSON schema")]) from None
+    return JsonSchema(schema, path)

@@ -1,0 +1,166 @@
+"""One choice of an answer: the message that its deltas add up to. On the event loop.
+
+Streamed and whole answers come from the same deltas: a dialect streams each of them, or reads the
+sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from worker.api.chat.delta import Arguments, Call, Delta, Echo, Parser, Reasoning, Text
+from worker.supervisor.job import Job, StreamEvent
+from worker.wire.messages import (
+    Failed,
+    Finished,
+    PromptProgress,
+    PromptScored,
+    Started,
+    Token,
+    TokenLogprob,
+)
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(slots=True)
+class Block:
+    """Neighbouring deltas of one kind, or one call."""
+
+    kind: Literal["reasoning", "text", "call"]
+    id: str = ""
+    """A call's."""
+    name: str = ""
+    """The function that a call is of."""
+    parts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The text so far; of a call, its arguments."""
+        return "".join(self.parts)
+
+
+class Choice:
+    """One choice while it grows: `read` makes deltas of events, `add` adds each of them up."""
+
+    def __init__(
+        self,
+        index: int,
+        job: Job,
+        parser_of: Callable[[str], Parser] | None = None,
+        echo: str = "",
+        *,
+        scores_echo: bool = False,
+    ) -> None:
+        """`parser_of` makes the parser of the answer from the end of its prompt."""
+        self.index, self.job = index, job
+        self.blocks: list[Block] = []
+        self.calls: list[Block] = []
+        self.echo: Echo | None = None
+        self.logprobs: list[TokenLogprob] = []
+        self.token_ids: list[int] = []
+        self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
+        self.progress: PromptProgress | None = None
+        """The last one, of a request that reports it."""
+        self.finished: Finished | None = None
+        self.reasoning_tokens = 0
+        self._n_unread = 0
+        """Tokens since the last delta."""
+        self._parser: Parser | None = None
+        self._parser_of = parser_of
+        self._echoed, self._scores_echo = echo, scores_echo
+
+    def read(self, event: StreamEvent) -> list[Delta]:
+        """The deltas of an event, in order.
+
+        Raises:
+            WorkerError: the job failed.
+        """
+        match event:
+            case Token(_, text, ids, logprobs):
+                if self._parser is None:
+                    return [Text(text, logprobs, ids)]
+                deltas = self._parser.feed(text)
+                self._count_reasoning(len(ids), deltas)
+                return _scored(deltas, logprobs) if logprobs else deltas
+            case Finished(logprobs=logprobs):
+                deltas = self._parser.finish() if self._parser is not None else []
+                return [*(_scored(deltas, logprobs) if logprobs else deltas), event]
+            case Started(prompt_end=prompt_end):
+                if self._parser_of is not None:
+                    self._parser = self._parser_of(prompt_end)
+                echoes = self._echoed and not self._scores_echo
+                return [event, Echo(self._echoed)] if echoes else [event]
+            case PromptScored(_, logprobs):
+                return [event, Echo(self._echoed, logprobs)] if self._scores_echo else [event]
+            case PromptProgress():
+                return [event]
+            case Failed(error=error):
+                raise error
+        raise AssertionError("a generation has no other events")
+
+    def _count_reasoning(self, n_tokens: int, deltas: list[Delta]) -> None:
+        """Count the tokens of the reasoning, its marks included."""
+        self._n_unread += n_tokens
+        if deltas:
+            if any(isinstance(delta, Reasoning) for delta in deltas):
+                self.reasoning_tokens += self._n_unread
+            self._n_unread = 0
+
+    def add(self, delta: Delta) -> None:
+        match delta:
+            case Text(text, logprobs, ids):
+                self._grow("text", text)
+                self.logprobs += logprobs
+                self.token_ids += ids
+            case Reasoning(text):
+                self._grow("reasoning", text)
+            case Call(_, id, name):
+                self.calls.append(Block("call", id, name))
+                self.blocks.append(self.calls[-1])
+            case Arguments(call, text):
+                self.calls[call].parts.append(text)
+            case Echo():
+                self.echo = delta
+            case PromptScored(_, logprobs):
+                self.prompt_logprobs = logprobs
+            case PromptProgress():
+                self.progress = delta
+            case Finished():
+                self.finished = delta
+
+    def _grow(self, kind: Literal["reasoning", "text"], text: str) -> None:
+        if text:
+            if not self.blocks or self.blocks[-1].kind != kind:
+                self.blocks.append(Block(kind))
+            self.blocks[-1].parts.append(text)
+
+    @property
+    def text(self) -> str:
+        """The answer's text without reasoning, calls and echo."""
+        return "".join(block.text for block in self.blocks if block.kind == "text")
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(block.text for block in self.blocks if block.kind == "reasoning")
+
+    @property
+    def tokens_out(self) -> int:
+        return self.finished.tokens_out if self.finished is not None else self.job.tokens_out
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        assert self.finished is not None
+        if self.finished.stop_reason == "MAX_TOKENS":
+            return "length"
+        return "tool_calls" if self.calls else "stop"
+
+
+def _scored(deltas: list[Delta], logprobs: tuple[TokenLogprob, ...]) -> list[Delta]:
+    """The deltas of one event; its log-probabilities go with the first text, or an empty one."""
+    for index, delta in enumerate(deltas):
+        if isinstance(delta, Text):
+            return [*deltas[:index], Text(delta.text, logprobs), *deltas[index + 1 :]]
+    return [Text("", logprobs), *deltas]

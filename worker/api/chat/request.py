@@ -1,0 +1,113 @@
+"""What a request to generate asks for, whichever dialect asked: a closed set of frozen records.
+
+A dialect's `read` makes them of its body. Nothing behind them sees a body; JSON schemas, template
+variables and the arguments of calls are data and stay dicts. Any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from worker.api.chat.format import Format
+from worker.wire.work import Prompt, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a message's content."""
+
+    text: str
+    kind: Literal["text"] = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that an earlier answer made."""
+
+    name: str
+    arguments: str | Mapping[str, Any] = ""
+    """As the client sent them: an object, or a text that should be one in JSON."""
+    id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A turn of a chat. What is `None` or empty was not sent."""
+
+    role: str
+    content: str | tuple[Part, ...] | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    """The call that this message is the result of."""
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call."""
+
+    name: str
+    path: str
+    """Of its parameters in the request, for faults."""
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    """A JSON schema; without one, any object is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneTool:
+    """The choice of the one function that must be called."""
+
+    name: str
+    path: str
+    """Of its name in the request, for faults."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """The input of the model's chat template, and how tools may be used."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: Literal["auto", "none", "required"] | OneTool = "auto"
+    parallel_tool_calls: bool | None = None
+    """False: one call at most. True: also a required call may be several."""
+    opens_answer: bool = True
+    """Whether the template begins the answer's message (`add_generation_prompt`)."""
+    continues: bool = False
+    """Whether the answer goes on where the last message ends."""
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """One request: `n` choices for each of its prompts, or for its chat."""
+
+    id: str
+    """Names the answer, and the job of its first choice."""
+    input: Chat | tuple[Prompt, ...]
+    sampling: Sampling
+    """What `sampling_of` makes; the constraint follows from `format`."""
+    model: str | None = None
+    max_tokens: int | None = None
+    """`None` is all that the context leaves; more than that is cut to it."""
+    format: Format | None = None
+    """Of the answer's text; a forced call has a form of its own, which counts instead."""
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    prompt_logprobs: int | None = None
+    """The number of alternatives for each token of the prompt; `None` disables them."""
+    echo: bool = False
+    """Whether the answer begins with the prompt; if it has log-probabilities, with the prompt's."""
+    streams: bool = False
+    reports_progress: bool = False
+    """Whether a stream tells how far the prompt is."""
+    salt: str | None = None
+    """Prompt prefixes are reused only under the same one."""
+    deterministic: bool = False
+    """Alone in its batch, nothing reused."""
+    ignored: tuple[str, ...] = ()
+    """Fields that are known and have no effect here; the answer's head names them."""

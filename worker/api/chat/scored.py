@@ -1,0 +1,22 @@
+"""Log-probabilities as JSON has them. Pure functions, any thread."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LOWEST = -9999.0
+"""JSON has no infinity; OpenAI writes this value for a token that cannot be drawn."""
+
+
+def scored_piece(piece: bytes, logprob: float) -> dict[str, Any]:
+    """A token in the form of OpenAI's chats. Its piece may be a part of a character, so its bytes
+    stand beside its text."""
+    return {"token": piece_text(piece), "logprob": finite(logprob), "bytes": list(piece)}
+
+
+def piece_text(piece: bytes) -> str:
+    return piece.decode("utf-8", "replace")
+
+
+def finite(logprob: float) -> float:
+    return logprob if logprob > LOWEST else LOWEST
