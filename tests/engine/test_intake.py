@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from tests.engine.real_engine import RealEngine
-from tests.support.bundled import bundled_gguf
 from worker.engine.intake import LONG_WORK, Intake
 from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.prompt import PromptBuilder
 from worker.errors import Cancelled, InferenceFailed, InvalidRequest
-from worker.llama.model import MAX_TEXT_CHARS, LoadOptions, Model
 from worker.llama.sampler import Sampler
 from worker.wire.black_box import BlackBox
 from worker.wire.messages import Accepted, Answered, Cancel, Event, Failed, Submit
@@ -111,18 +109,3 @@ def test_nobody_waits_for_another_s_long_text_and_a_cancel_overtakes_it(front: F
     answered = front.next()
     assert isinstance(answered, Answered) and answered.request_id == 8
     assert time.monotonic() - began < 30
-
-
-@pytest.mark.parametrize("text", ["<|im_end|>", "<|im_end|> \n", "a<|im_start|> b ", "é<|im_end|>"])
-def test_a_long_text_has_the_tokens_of_its_whole_and_costs_no_more_than_its_length(
-    text: str,
-) -> None:
-    model = Model(str(bundled_gguf("f32")), LoadOptions(vocab_only=True))
-    long = text * (3 * MAX_TEXT_CHARS // len(text))
-    whole = model._tokenize_at_once(long, False, True)
-    assert len(long) > 2 * MAX_TEXT_CHARS
-    assert model.tokenize(long, add_special=False, parse_special=True) == whole
-    began = time.process_time()
-    model.tokenize(text * (200_000 // len(text)), add_special=False, parse_special=True)
-    assert time.process_time() - began < 3
-    model.close()

@@ -9,17 +9,24 @@ from __future__ import annotations
 import ctypes
 import re
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from worker.errors import ModelError
 from worker.llama import library
-from worker.llama.overrides import metadata_overrides, tensor_overrides
-from worker.llama.parts import InfillTokens, infill_tokens, pair_ends
-from worker.llama.source_text import LSTRIP, RSTRIP, STEPS, SourceText
-from worker.llama.source_words import NEUTRAL, WHOLE_WORDS, SourceWords, recorded_split
+from worker.llama.source_tokenizer import (
+    LSTRIP,
+    NEUTRAL,
+    RSTRIP,
+    STEPS,
+    WHOLE_WORDS,
+    SourceTokenizer,
+    SourceWords,
+    any_of,
+    recorded_split,
+)
 
 MAX_TEXT_CHARS = 2048
 """Longer texts are cut at special tokens before llama.cpp tokenises them."""
@@ -44,6 +51,16 @@ class LoadOptions:
     """(architecture, number of tokens): do not read the tokens, if only sizes are needed."""
     extra_buffer_types: bool = True
     """Whether the CPU backend may repack weights into faster layouts during the load."""
+
+
+class InfillTokens(NamedTuple):
+    """The marks of a text with a gap."""
+
+    prefix: int
+    suffix: int
+    middle: int
+    repository: int | None
+    file: int | None
 
 
 _ShortPiece = ctypes.c_char * 32
@@ -88,15 +105,15 @@ class Model:
         params.vocab_only = options.vocab_only
         params.no_alloc = options.no_alloc
         params.use_extra_bufts = options.extra_buffer_types
-        self._overrides = tensor_overrides(options.tensor_placement)
-        if self._overrides is not None:
-            params.tensor_buft_overrides = ctypes.cast(self._overrides, ctypes.c_void_p)
+        # llama.cpp reads the arrays until it frees the model.
+        self._tensor_overrides = _tensor_overrides(options.tensor_placement)
+        params.tensor_buft_overrides = ctypes.cast(self._tensor_overrides, ctypes.c_void_p)
         self._split = recorded_split(path)
         instead: dict[str, int | str] = {"tokenizer.ggml.pre": NEUTRAL} if self._split else {}
         if options.without_vocabulary is not None:
             architecture, n_tokens = options.without_vocabulary
             instead = {"tokenizer.ggml.model": "no_vocab", f"{architecture}.vocab_size": n_tokens}
-        self._metadata_overrides = metadata_overrides(flat, instead)
+        self._metadata_overrides = _metadata_overrides(flat, instead)
         params.kv_overrides = self._metadata_overrides
 
         def progressed(fraction: float, _user_data: Any) -> bool:
@@ -182,7 +199,11 @@ class Model:
 
     @cached_property
     def pair_ends(self) -> list[int]:
-        return pair_ends(self.vocab)
+        """Tokens between the texts of a ranked pair; the first one also ends the second text."""
+        flat, vocab = self._flat, self.vocab
+        eos, sep = int(flat.llama_vocab_eos(vocab)), int(flat.llama_vocab_sep(vocab))
+        ends = [eos if eos >= 0 else sep] if flat.llama_vocab_get_add_eos(vocab) else []
+        return [*ends, sep] if flat.llama_vocab_get_add_sep(vocab) else ends
 
     @cached_property
     def adds_bos(self) -> bool:
@@ -205,7 +226,7 @@ class Model:
     @cached_property
     def user_defined(self) -> frozenset[int]:
         """Tokens that llama.cpp finds in any text, even if control tokens are not parsed."""
-        return self._tokens_with(_USER_DEFINED)
+        return self._tokens_with(_USER_DEFINED) - self.control  # it makes some of them both
 
     def _tokens_with(self, attribute: int) -> frozenset[int]:
         return frozenset(t for t, found in enumerate(self._attributes) if found & attribute)
@@ -218,7 +239,15 @@ class Model:
 
     @cached_property
     def infill(self) -> InfillTokens | None:
-        return infill_tokens(self.vocab)
+        """The marks of a gap; `None` unless the vocabulary has all that are needed."""
+        prefix, suffix, middle, repository, file = (
+            getattr(self._flat, f"llama_vocab_fim_{part}")(self.vocab)
+            for part in ("pre", "suf", "mid", "rep", "sep")
+        )
+        if min(prefix, suffix, middle) < 0:
+            return None
+        others = (token if token >= 0 else None for token in (repository, file))
+        return InfillTokens(prefix, suffix, middle, *others)
 
     def token_text(self, token: int) -> str:
         """The vocabulary's entry, such as `<|im_end|>`."""
@@ -226,80 +255,70 @@ class Model:
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of `text`; `add_special` adds BOS and EOS as the model wants them."""
-        if self._source_text is None:
-            return self._tokenize(text, add_special, parse_special)
-        found: list[int] = []
-        for part in self._source_text.split(text, parse_special=parse_special):
-            found += [part] if isinstance(part, int) else self._ids_between(part)
-        return self._between_edges(found, add_special)
+        if self._source_tokenizer is not None:
+            ids = self._source_tokenizer.ids(text, parse_special=parse_special)
+        elif len(text) <= MAX_TEXT_CHARS:
+            return self._tokenize_at_once(text, add_special, parse_special)
+        else:
+            ids = self._tokenize_long(text, parse_special)
+        edges = self._tokenize_at_once("", add_special, False)
+        n_front = int(self.adds_bos)
+        return [*edges[:n_front], *ids, *edges[n_front:]]
 
     @cached_property
-    def _source_text(self) -> SourceText | None:
+    def _source_tokenizer(self) -> SourceTokenizer | None:
         """`None` for most models, whose texts llama.cpp tokenises as the source does."""
         steps, lstrip, rstrip = (
             (self.metadata(key) or "").split() for key in (STEPS, LSTRIP, RSTRIP)
         )
         if not (steps or lstrip or rstrip or self._split):
             return None
+
+        def encode(text: str) -> list[int]:
+            return self._tokenize_long(text, False)
+
+        ids = encode
+        if self._split:
+            whole: dict[bytes, int] = {}
+            if WHOLE_WORDS in steps:
+                others = self.control | self.user_defined
+                whole = {self.piece(t): t for t in range(self.n_vocab) if t not in others}
+            ids = SourceWords(self._split, encode, whole).ids
         added = {self.token_text(t): t for t in self.user_defined}
         special = {self.token_text(t): t for t in self.control}
-        return SourceText(steps, map(int, lstrip), map(int, rstrip), special, added)
+        return SourceTokenizer(steps, map(int, lstrip), map(int, rstrip), special, added, ids)
 
-    def _ids_between(self, text: str) -> list[int]:
-        """Token ids of a text without special tokens."""
-        words = self._source_words
-        return self._tokenize(text, False, False) if words is None else words.ids(text)
+    def _tokenize_long(self, text: str, parse_special: bool) -> list[int]:
+        """Tokenise a text in parts whose tokens are the whole's.
 
-    @cached_property
-    def _source_words(self) -> SourceWords | None:
-        if self._split is None:
-            return None
-        whole: dict[bytes, int] = {}
-        if WHOLE_WORDS in (self.metadata(STEPS) or "").split():
-            others = self.control | self.user_defined
-            whole = {self.piece(t): t for t in range(self.n_vocab) if t not in others}
-        return SourceWords(self._split, lambda word: self._tokenize(word, False, False), whole)
-
-    def _tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        if len(text) <= MAX_TEXT_CHARS:
-            return self._tokenize_at_once(text, add_special, parse_special)
-        found: list[int] = []
-        for part in self._cut_at_special_tokens(text):
-            found += self._tokenize_at_once(part, False, parse_special)
-        return self._between_edges(found, add_special)
-
-    def _between_edges(self, ids: list[int], add_special: bool) -> list[int]:
-        """With `add_special`, the ids between the BOS and EOS that the model wants."""
-        edges = self._tokenize_at_once("", add_special, False)
-        n_front = int(self.adds_bos)
-        return [*edges[:n_front], *ids, *edges[n_front:]]
-
-    def _cut_at_special_tokens(self, text: str) -> Iterator[str]:
-        """Cut a long text before special tokens, so that the parts' tokens are the whole's.
-
-        White space that a special token may take along stays with it. An uncut text would take
-        long: after each special token, llama.cpp searches the whole rest again.
+        A long text is cut before special tokens that llama.cpp finds in it. White space that such a
+        token may take along stays with it. An uncut text would take long: after each special token,
+        llama.cpp searches the whole rest again.
         """
+        found: list[int] = []
         start = 0
-        for match in self._special_pattern.finditer(text):
+        special = self._control_or_added if parse_special else self._added
+        for match in special.finditer(text):
             at = match.start()
             if at - start < MAX_TEXT_CHARS:
                 continue
             if not text[at - 1].isspace() or match[0] not in self._lstripping:
-                yield text[start:at]
+                found += self._tokenize_at_once(text[start:at], False, parse_special)
                 start = at
-        yield text[start:]
+        return found + self._tokenize_at_once(text[start:], False, parse_special)
 
     @cached_property
     def _lstripping(self) -> frozenset[str]:
-        """Special tokens that take the white space before them along."""
-        special = self.control | self.user_defined
-        return frozenset(self.token_text(t) for t in special if self._attributes[t] & _LSTRIP)
+        """Tokens that take the white space before them along."""
+        return frozenset(map(self.token_text, self._tokens_with(_LSTRIP)))
 
     @cached_property
-    def _special_pattern(self) -> re.Pattern[str]:
-        texts = (self.token_text(token) for token in self.control | self.user_defined)
-        return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or "(?!)")
+    def _control_or_added(self) -> re.Pattern[str]:
+        return any_of(map(self.token_text, self.control | self.user_defined))
+
+    @cached_property
+    def _added(self) -> re.Pattern[str]:
+        return any_of(map(self.token_text, self.user_defined))
 
     def _tokenize_at_once(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         data = text.encode()
@@ -335,3 +354,27 @@ def _reason(lines: Sequence[str]) -> str:
         if "error" in line or "failed" in line:
             return line.split(": ", 1)[-1].strip()
     return lines[-1].strip() if lines else "no reason was given"
+
+
+def _tensor_overrides(placement: Sequence[tuple[str, int]]) -> Any:
+    """llama.cpp's array of `{pattern, buffer type}`, terminated by an empty pattern."""
+
+    class Override(ctypes.Structure):
+        _fields_ = [("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p)]
+
+    overrides = (Override * (len(placement) + 1))()
+    for entry, (pattern, buffer_type) in zip(overrides, placement, strict=False):
+        entry.pattern, entry.buffer_type = pattern.encode(), buffer_type
+    return overrides
+
+
+def _metadata_overrides(flat: Any, values: Mapping[str, int | str]) -> Any:
+    """llama.cpp's array of metadata that replaces the file's, terminated by an empty key."""
+    overrides = (flat.llama_model_kv_override * (len(values) + 1))()
+    for each, (key, value) in zip(overrides, values.items(), strict=False):
+        each.key = key.encode()
+        if isinstance(value, str):
+            each.tag, each.value.val_str = flat.LLAMA_KV_OVERRIDE_TYPE_STR, value.encode()
+        else:
+            each.tag, each.value.val_i64 = flat.LLAMA_KV_OVERRIDE_TYPE_INT, value
+    return overrides

@@ -17,7 +17,7 @@ from gguf.constants import TokenType
 from worker.convert.tokenizer import pre_tokenizers
 from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
-from worker.llama.source_words import WHOLE_WORDS
+from worker.llama.source_tokenizer import WHOLE_WORDS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -11,7 +11,7 @@ from gguf.constants import Keys, TokenType
 
 from worker.convert.architectures.rules import Metadata
 from worker.errors import ModelError
-from worker.llama import source_text, source_words
+from worker.llama import source_tokenizer
 
 _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<(pad|mask|unused\d+|reserved_\d+)>", re.DOTALL)
 """Texts that only a template should write, even if their definition does not call them special: in
@@ -48,9 +48,9 @@ class Vocabulary:
     special_ids: dict[str, int] = field(default_factory=dict)
     """The ids that the tokenizer's own file gives for `bos`, `eos` and `unk`."""
     steps: list[str] = field(default_factory=list)
-    """Steps that the worker applies to a text before llama.cpp (see `worker.llama.source_text`)."""
+    """Steps that the worker applies to a text before llama.cpp (see `llama.source_tokenizer`)."""
     split: list[str] = field(default_factory=list)
-    """Expressions that the worker splits a text with (see `worker.llama.source_words`)."""
+    """Expressions that the worker splits a text with (see `llama.source_tokenizer`)."""
     lstrip: set[int] = field(default_factory=set)
     rstrip: set[int] = field(default_factory=set)
     special_rstrip: bool = False
@@ -126,7 +126,7 @@ class Vocabulary:
     def metadata(self) -> Metadata:
         found: Metadata = {}
         if self.split:  # Before the vocabulary, where the worker looks for it.
-            found[source_words.SPLIT] = json.dumps(self.split, ensure_ascii=False)
+            found[source_tokenizer.SPLIT] = json.dumps(self.split, ensure_ascii=False)
         found |= {
             Keys.Tokenizer.MODEL: self.model,
             Keys.Tokenizer.PRE: self.pre,
@@ -138,9 +138,9 @@ class Vocabulary:
         if self.merges is not None:
             found[Keys.Tokenizer.MERGES] = self.merges
         for key, words in (
-            (source_text.STEPS, self.steps),
-            (source_text.LSTRIP, sorted(self.lstrip)),
-            (source_text.RSTRIP, sorted(self.rstrip)),
+            (source_tokenizer.STEPS, self.steps),
+            (source_tokenizer.LSTRIP, sorted(self.lstrip)),
+            (source_tokenizer.RSTRIP, sorted(self.rstrip)),
         ):
             if words:
                 found[key] = " ".join(map(str, words))

@@ -1,0 +1,46 @@
+"""A long text has the tokens of its whole, whatever special tokens are spelled in it."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+
+from builds import sdist
+from builds.pins import pins
+from tests.support.bundled import bundled_gguf
+from worker.llama.model import MAX_TEXT_CHARS, LoadOptions, Model
+
+WORDS = (" ", "  ", "\n", "\t", "a", "Hello", " wörld", "日本", "🦊", "1234", "<", "|>", ".")
+N_TEXTS = 8
+"""Of each vocabulary."""
+
+
+def test_a_long_text_has_the_tokens_of_its_whole_in_every_vocabulary() -> None:
+    """Whether control tokens are parsed in it or not: those of the pinned sdist, all kinds."""
+    folder = sdist.unpacked(pins()) / "vendor/llama.cpp/models"
+    paths = sorted(folder.glob("ggml-vocab-*.gguf"))
+    assert len(paths) >= 19
+    for path in paths:
+        model = Model(str(path), LoadOptions(vocab_only=True))
+        rng = random.Random(path.name)
+        spelled = [model.token_text(token) for token in model.control | model.user_defined]
+        for _ in range(N_TEXTS):
+            tokens = rng.sample(spelled, min(len(spelled), 8))
+            text = "".join(rng.choices([*WORDS, *tokens], k=MAX_TEXT_CHARS))
+            for parse_special in (False, True):
+                whole = model._tokenize_at_once(text, True, parse_special)
+                found = model.tokenize(text, add_special=True, parse_special=parse_special)
+                assert found == whole, (path.name, parse_special)
+        model.close()
+
+
+@pytest.mark.parametrize("text", ["<|im_end|>", "<|im_end|> \n", "a<|im_start|> b ", "é<|im_end|>"])
+def test_a_long_text_costs_no_more_than_its_length(text: str) -> None:
+    """llama.cpp searches the whole rest of a text again behind each special token."""
+    model = Model(str(bundled_gguf("f32")), LoadOptions(vocab_only=True))
+    began = time.process_time()
+    model.tokenize(text * (200_000 // len(text)), add_special=False, parse_special=True)
+    assert time.process_time() - began < 3
+    model.close()

@@ -1,0 +1,92 @@
+"""What a model's own tokenizer does to a text before llama.cpp's, around special tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gguf
+import pytest
+
+from worker.errors import ModelError
+from worker.llama.source_tokenizer import SPLIT, SourceTokenizer, SourceWords, recorded_split
+
+SPECIAL, ADDED = {"<s>": 1, "<|end|>": 2}, {"<tool>": 3}
+
+
+def parts(
+    text: str,
+    steps: list[str],
+    lstrip: tuple[int, ...] = (),
+    rstrip: tuple[int, ...] = (),
+    *,
+    parse_special: bool = True,
+) -> list[int | str]:
+    """The special tokens of a text, and the texts between them as llama.cpp gets them."""
+    between: list[str] = []
+
+    def encode(prepared: str) -> list[int]:
+        between.append(prepared)
+        return [-len(between)]
+
+    source = SourceTokenizer(steps, lstrip, rstrip, SPECIAL, ADDED, encode)
+    ids = source.ids(text, parse_special=parse_special)
+    return [between[-each - 1] if each < 0 else each for each in ids]
+
+
+@pytest.mark.parametrize(
+    ("steps", "text", "expected"),
+    [
+        (["nfc"], "e\u0301", ["\u00e9"]),
+        # A mark behind a special token belongs to no character of it.
+        (["nfc"], "<|end|>\u0338a", [2, "\u0338a"]),
+        (["nfc"], "a<|end|><|end|>b", ["a", 2, 2, "b"]),
+        (["space-first"], "a<s>b", [" a", 1, "b"]),
+        (["space-first"], "<s>b", [1, "b"]),
+        (["space-first"], " a", [" a"]),
+        (["space-each"], "a<s>b<s> c", [" a", 1, " b", 1, " c"]),
+        (["space-each"], "", []),
+    ],
+)
+def test_steps(steps: list[str], text: str, expected: list[int | str]) -> None:
+    assert parts(text, steps) == expected
+
+
+def test_tokens_take_white_space_along() -> None:
+    found = parts("a \n<|end|> b<s>  c", [], lstrip=(2,), rstrip=(1,))
+    assert found == ["a", 2, " b", 1, "c"]
+
+
+def test_control_tokens_are_text_where_they_are_not_parsed() -> None:
+    assert parts("<s>e\u0301<tool>", ["nfc"], parse_special=False) == ["<s>\u00e9", 3]
+
+
+def encode(word: str) -> list[int]:
+    return [ord(c) for c in word]
+
+
+def test_words_are_cut_by_each_expression_in_turn() -> None:
+    words = SourceWords(json.dumps([r"\p{N}", r"[\p{L}\p{M}]+"]), encode, {"नमस्ते".encode(): 7})
+    assert words.ids("नमस्ते1") == [7, ord("1")]
+    assert words.ids("ab12") == words.ids("ab12") == [*map(ord, "ab12")]
+
+
+@pytest.mark.parametrize("split", ["", "{", '["("]', "[1]"])
+def test_what_is_no_list_of_expressions_is_refused(split: str) -> None:
+    with pytest.raises(ModelError, match=SPLIT):
+        SourceWords(split, encode, {})
+
+
+def test_a_file_is_asked_before_it_is_loaded(tmp_path: Path) -> None:
+    for name, texts in {"with": {SPLIT: '["é"]'}, "without": {"general.name": SPLIT}}.items():
+        writer = gguf.GGUFWriter(tmp_path / name, "llama")
+        for key, text in texts.items():
+            writer.add_string(key, text)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+    (tmp_path / "empty").touch()
+    assert recorded_split(str(tmp_path / "with")) == '["é"]'
+    assert recorded_split(str(tmp_path / "without")) is None
+    assert recorded_split(str(tmp_path / "empty")) is None
+    assert recorded_split(str(tmp_path / "absent")) is None

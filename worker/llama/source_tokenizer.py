@@ -1,0 +1,144 @@
+"""What a model's own tokenizer does to a text and llama.cpp's does not.
+
+The converter writes it into a GGUF as a few texts, and `Model.tokenize` asks this tokenizer for
+those models. Special tokens are split off first, as in the source's tokenizer: a combining mark
+after `<|im_end|>` must not change the `>`. The texts between them are normalised and, where
+llama.cpp only approximates the classes of case and combining marks of a pre-tokenizer, split into
+words by the original expressions; llama.cpp then merges one word at a time. Any thread.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+from worker.errors import ModelError
+
+STEPS = "llorch.tokenizer.steps"
+"""The key of a list of words. `nfc`, `nfkc`, `nfd` and `nfkd` normalise. `space-first` adds a space
+before a text, `space-each` also after each special token, both only where there is none.
+`whole-words` takes a word that is a token without merging."""
+LSTRIP, RSTRIP = "llorch.tokenizer.lstrip", "llorch.tokenizer.rstrip"
+"""The keys of the ids of tokens that take the white space before or after them along."""
+SPLIT = "llorch.tokenizer.split"
+"""The key of a JSON list of expressions, each of which splits the parts that the one before left.
+It precedes the vocabulary in the file."""
+WHOLE_WORDS = "whole-words"
+NEUTRAL = "superbpe"
+"""A pre-tokenizer of llama.cpp that splits only at numbers, so it leaves such words whole."""
+
+Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
+_FORMS: Mapping[str, Form] = {"nfc": "NFC", "nfd": "NFD", "nfkc": "NFKC", "nfkd": "NFKD"}
+_HEAD_BYTES = 1 << 20
+"""Far more than precedes a vocabulary."""
+_STRING = 8
+_MAX_CACHED_WORDS = 1 << 16
+_MAX_CACHED_CHARS = 32
+
+
+class SourceTokenizer:
+    def __init__(
+        self,
+        steps: Iterable[str],
+        lstrip: Iterable[int],
+        rstrip: Iterable[int],
+        special: Mapping[str, int],
+        added: Mapping[str, int],
+        encode: Callable[[str], list[int]],
+    ) -> None:
+        """`special` has the control tokens by text, `added` those that are found in any text.
+        `encode` gives the ids of a text between special tokens, once it is prepared."""
+        steps = list(steps)
+        self._forms = [_FORMS[step] for step in steps if step in _FORMS]
+        self._space = next((step for step in steps if step.startswith("space-")), "")
+        self._lstrip, self._rstrip = frozenset(lstrip), frozenset(rstrip)
+        self._ids = {**special, **added}
+        self._with_special, self._without = any_of(self._ids), any_of(added)
+        self._encode = encode
+
+    def ids(self, text: str, *, parse_special: bool) -> list[int]:
+        found: list[int] = []
+        start, before = 0, None
+        for match in (self._with_special if parse_special else self._without).finditer(text):
+            token = self._ids[match[0]]
+            found += self._ids_between(before, text[start : match.start()], token)
+            found.append(token)
+            start, before = match.end(), token
+        return found + self._ids_between(before, text[start:], None)
+
+    def _ids_between(self, before: int | None, text: str, behind: int | None) -> list[int]:
+        """The ids of a text between two special tokens; `None` is an end of the whole text."""
+        if before in self._rstrip:
+            text = text.lstrip()
+        if behind in self._lstrip:
+            text = text.rstrip()
+        for form in self._forms:
+            text = unicodedata.normalize(form, text)
+        wants_space = self._space == "space-each" or (self._space and before is None)
+        if wants_space and text and not text.startswith(" "):
+            text = f" {text}"
+        return self._encode(text) if text else []
+
+
+class SourceWords:
+    """Tokenises texts without special tokens, word by word."""
+
+    def __init__(
+        self,
+        split: str,
+        encode: Callable[[str], list[int]],
+        whole: Mapping[bytes, int],
+    ) -> None:
+        """`split` is the file's value of `SPLIT`. `encode` gives llama.cpp's ids of one word.
+        `whole` has the ids of words that are taken without merging.
+
+        Raises:
+            ModelError: `split` is not a list of expressions.
+        """
+        from tokenizers import Regex
+        from tokenizers.pre_tokenizers import Sequence, Split
+
+        try:
+            expressions = json.loads(split)
+            steps = [Split(Regex(expression), "isolated") for expression in expressions]
+        except Exception as error:  # The library raises no narrower class.
+            raise ModelError(f"{SPLIT} must be a JSON list of expressions: {error}") from None
+        self._split = Sequence(steps)
+        self._encode, self._whole = encode, whole
+        self._known: dict[str, list[int]] = {}
+
+    def ids(self, text: str) -> list[int]:
+        found: list[int] = []
+        for word, _ in self._split.pre_tokenize_str(text):
+            found += self._known.get(word) or self._ids_of(word)
+        return found
+
+    def _ids_of(self, word: str) -> list[int]:
+        whole = self._whole.get(word.encode())
+        ids = self._encode(word) if whole is None else [whole]
+        if len(word) <= _MAX_CACHED_CHARS:
+            if len(self._known) >= _MAX_CACHED_WORDS:
+                self._known.clear()
+            self._known[word] = ids
+        return ids
+
+
+def any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Matches the longest of the texts that begins at a place; of no texts, it matches nowhere."""
+    longest_first = sorted(filter(None, texts), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+
+def recorded_split(path: str) -> str | None:
+    """The value of `SPLIT` in a GGUF, read before llama.cpp loads it; `None` for most models."""
+    key = len(SPLIT).to_bytes(8, "little") + SPLIT.encode() + _STRING.to_bytes(4, "little")
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError:
+        return None  # llama.cpp reports what is wrong with the file.
+    _, found, rest = head.partition(key)
+    return rest[8 : 8 + int.from_bytes(rest[:8], "little")].decode("utf-8", "replace") or None
