@@ -91,7 +91,7 @@ def profiled(
     context = Context(model, context_options(settings, shape, threads=threads, embeds=False))
     backend = LlamaBackend(model, context, CONTEXT)
     limits = Limits(n_streams, CONTEXT * n_streams, 2048, prefill_alone=512, prefill_budget=256)
-    scheduler = Scheduler(limits, backend)
+    scheduler = Scheduler(limits)
     own, other = socket.socketpair()
     reader = multiprocessing.get_context("fork").Process(target=drain, args=(other,), daemon=True)
     reader.start()

@@ -76,7 +76,7 @@ def test_the_plan_is_what_is_then_allocated(
     actual = allocated(given, plan, selected)
     for part in ("weights", "kv", "compute"):
         assert plan.parts[part] == pytest.approx(actual[part], rel=0.05), part
-    total = plan.needed_bytes - plan.parts["margin"] - plan.parts.get("shelf", 0)
+    total = plan.needed_bytes - plan.parts["margin"] - plan.parts.get("states", 0)
     assert total == pytest.approx(sum(actual.values()), rel=0.01)
 
 
@@ -88,19 +88,21 @@ def test_a_mapped_file_is_accounted_for(shape: str, config: MakeConfig) -> None:
     mapped = plan.parts["weights"] + plan.mapped_beside_bytes
     assert mapped == pytest.approx(actual["weights"], rel=0.02)
     without, _ = planned(given.but(mmap=False))
-    assert without.mapped_beside_bytes == 0 and without.needed_bytes == plan.needed_bytes
+    assert without.mapped_beside_bytes == 0
+    assert without.needed_bytes - without.memory_bytes == plan.needed_bytes - plan.memory_bytes
 
 
 def test_planning_reads_no_weights(config: MakeConfig, tmp_path: Any) -> None:
     given = config("cpu", "tied-q4", context_length=512, slots=2)
-    before, _ = planned(given)
+    budget = cpu_budget(1)
+    before, _ = planned(given, budget)
     source = read_header(given.model_path)
     first = min(tensor.offset for tensor in source.tensors)
     hollow = tmp_path / "hollow.gguf"
     with source.path.open("rb") as file, hollow.open("wb") as copy:
         copy.write(file.read(first))
         copy.truncate(source.size_bytes)  # the weights are a hole
-    after, _ = planned(replace(given, model_path=str(hollow)))
+    after, _ = planned(replace(given, model_path=str(hollow)), budget)
     assert after.parts == before.parts
     assert hollow.stat().st_blocks * 512 < source.size_bytes / 2
 
@@ -206,7 +208,7 @@ def test_a_sequence_cannot_have_more_cells_than_there_are(config: MakeConfig) ->
 def test_an_automatic_context_leaves_half_of_a_hosts_memory(config: MakeConfig) -> None:
     given = config("cpu", "tied-q4", slots=8)
     full, _ = planned(given)
-    needed = full.needed_bytes - full.shelf_bytes
+    needed = full.needed_bytes - full.memory_bytes
     without_kv = needed - full.parts["kv"]
     just_enough = replace(cpu_budget(1), memory_available_bytes=needed + (1 << 20))
     plan, _ = planned(given, just_enough)
@@ -214,19 +216,23 @@ def test_an_automatic_context_leaves_half_of_a_hosts_memory(config: MakeConfig) 
     assert plan.parts["kv"] <= (just_enough.memory_available_bytes - without_kv) * 0.55
 
 
-def test_what_idle_slots_keep_of_a_pool_gets_half_of_what_is_left(
-    config: MakeConfig, gpu: int
+@pytest.mark.parametrize("unified", [False, True])
+def test_states_get_a_quarter_of_the_hosts_memory_that_is_left(
+    config: MakeConfig, gpu: int, unified: bool
 ) -> None:
-    pool: dict[str, Any] = dict(slots=4, context_length=512, kv_unified=True)
-    full, _ = planned(config("cpu", "tied-q4", **pool))
-    assert full.shelf_bytes == full.parts["shelf"] == 256 << 20
-    needed = full.needed_bytes - full.shelf_bytes
+    chosen: dict[str, Any] = dict(slots=4, context_length=512, kv_unified=unified)
+    full, _ = planned(config("cpu", "tied-q4", **chosen))
+    assert full.memory_bytes == full.parts["states"] > 0
+    needed = full.needed_bytes - full.memory_bytes
     tight = replace(cpu_budget(1), memory_available_bytes=needed + (20 << 20))
-    assert planned(config("cpu", "tied-q4", **pool), tight)[0].shelf_bytes == 10 << 20
-    for less in ({"prefix_cache": False}, {"snapshot_mib": 0}, {"kv_unified": False}):
-        assert planned(config("cpu", "tied-q4", **(pool | less)))[0].shelf_bytes == 0
-    on_gpu, _ = planned(config("cuda", "tied-q4", cuda_device=gpu, **pool))
-    assert on_gpu.shelf_bytes == on_gpu.host_parts["shelf"] == 256 << 20
+    assert planned(config("cpu", "tied-q4", **chosen), tight)[0].memory_bytes == 5 << 20
+    ample = replace(cpu_budget(1), memory_available_bytes=needed + (99 << 30))
+    assert planned(config("cpu", "tied-q4", **chosen), ample)[0].memory_bytes == 8 << 30
+    for mib in (0, 100):
+        plan, _ = planned(config("cpu", "tied-q4", snapshot_mib=mib, **chosen))
+        assert plan.memory_bytes == mib << 20
+    on_gpu, _ = planned(config("cuda", "tied-q4", cuda_device=gpu, **chosen))
+    assert on_gpu.memory_bytes == on_gpu.host_parts["states"] > 0
 
 
 def test_settings_that_the_model_cannot_run_with_are_a_config_error(config: MakeConfig) -> None:

@@ -145,11 +145,7 @@ def test_a_plan_is_exact_for_each_kind_of_memory(
 
 def known_bytes(plan: Plan) -> int:
     """What the plan says of the memory that is allocated before the first request."""
-    return (
-        plan.needed_bytes
-        - plan.parts["margin"]
-        - sum(plan.parts.get(part, 0) for part in ("snapshots", "shelf"))
-    )
+    return plan.needed_bytes - plan.parts["margin"] - plan.parts.get("states", 0)
 
 
 def size_of(buffers: Iterable[Buffer]) -> int:

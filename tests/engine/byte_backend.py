@@ -1,17 +1,20 @@
 """A backend whose token is a byte: a model without weights for the loop and the scheduler.
 
 It answers a prompt with a text that depends on every token of the prompt, so that a wrong cell, a
-lost token or another sequence's text shows. It keeps the cells as llama.cpp does and refuses what
-llama.cpp would refuse: a batch without room, with `recurrent` memory every cut that leaves a part
-and has no snapshot, with a `window` one that needs cells which have given way. A batch that fails
-leaves garbage behind until it is rolled back.
+lost token or another sequence's text shows. It keeps the cells as llama.cpp does: in one pool,
+slots share what was copied; between the parts of a split pool, a copy is made by the next batch. It
+refuses what llama.cpp would refuse: a batch without room, with `recurrent` memory every cut that
+leaves a part and has no snapshot, with a `window` one that needs cells which have given way. A
+batch that fails leaves garbage behind until it is rolled back.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
+from itertools import count
 
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk
@@ -65,9 +68,14 @@ class ByteBackend:
     batch: int
     recurrent: bool = False
     window: int = 0
-    cells: dict[int, list[int]] = field(default_factory=dict)
-    states: dict[int, list[int]] = field(default_factory=dict)
-    """The tokens that a recurrent state has taken in; equal to the cells'."""
+    unified: bool = False
+    contents: dict[int, int] = field(default_factory=dict)
+    """The token in each cell. The part of a slot in a split pool are the cells from
+    `slot * context_length` on."""
+    held: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """The cells of each slot, in order."""
+    states: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """The tokens that a recurrent state or a window has taken in; equal to the cells'."""
     longest: dict[int, int] = field(default_factory=dict)
     """How far each slot has been: what is more than a window behind it has given way."""
     outcomes: list[DecodeOutcome] = field(default_factory=list)
@@ -75,6 +83,8 @@ class ByteBackend:
     batches: list[list[tuple[int, int, int]]] = field(default_factory=list)
     """(request, start, tokens) of each computed batch."""
     samplers: set[int] = field(default_factory=set)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """Between parts of a split pool, as (from, to), which the next batch makes."""
     _chunks: Rows[Chunk] = ()
     _draft: list[int] = field(default_factory=list)
     _sampled_from: list[list[int]] = field(default_factory=list)
@@ -87,36 +97,36 @@ class ByteBackend:
         self._chunks, self._draft = tuple(chunks), list(draft)
 
     def decode(self) -> DecodeOutcome:
+        self._make_copies()
         chunks = self._chunks
         n_tokens = sum(chunk.n_tokens for chunk in chunks) + len(self._draft)
         assert 0 < n_tokens <= self.batch, "the batch fits its budget"
         slots = [chunk.sequence.slot for chunk in chunks]
         assert len(set(slots)) == len(slots), "a slot has one sequence"
         outcome = self.outcomes.pop(0) if self.outcomes else "ok"
-        if outcome == "ok" and self.n_used + n_tokens > self.n_cells:
+        if outcome == "ok" and self.unified and self.n_used + n_tokens > self.n_cells:
             outcome = "no_room"
         if outcome in ("aborted", "failed"):
             assert outcome == "failed" or not self.recurrent, "llama.cpp is not asked to abort it"
             for chunk in chunks:
                 assert chunk.sequence.slot is not None
-                cells = self.cells.setdefault(chunk.sequence.slot, [])
-                cells.append(GARBAGE)
-                self._extend(chunk.sequence.slot, cells)
+                if self.n_used < self.n_cells:
+                    self._extend(chunk.sequence.slot, [GARBAGE])
         if outcome != "ok":
             return outcome
         self._sampled_from = []
         for chunk in chunks:
-            slot = chunk.sequence.slot
+            sequence, slot = chunk.sequence, chunk.sequence.slot
             assert slot is not None
-            cells = self.cells.setdefault(slot, [])
-            assert len(cells) == chunk.start, "positions follow each other"
-            cells += chunk.sequence.tokens[chunk.start : chunk.end]
-            self._sampled_from.append(list(cells))
+            assert len(self.held[slot]) == chunk.start, "positions follow each other"
+            if not self.cuts_anywhere:
+                assert self.states[slot] == self.tokens_of(slot), "a state is of its cells"
+            self._extend(slot, sequence.tokens[chunk.start : chunk.end])
+            self._sampled_from.append(self.tokens_of(slot))
             for guess in self._draft:
-                cells.append(guess)
-                self._sampled_from.append(list(cells))
-            assert len(cells) <= self.context_length
-            self._extend(slot, cells)
+                self._extend(slot, [guess])
+                self._sampled_from.append(self.tokens_of(slot))
+            assert len(self.held[slot]) <= self.context_length
         self.batches.append([(c.sequence.request_id, c.start, c.n_tokens) for c in chunks])
         return "ok"
 
@@ -141,67 +151,68 @@ class ByteBackend:
     def cuts_anywhere(self) -> bool:
         return not self.recurrent and not self.window
 
-    @property
-    def one_pass(self) -> bool:
-        return False
+    def first_position(self, slot: int) -> int:
+        if not self.held[slot]:
+            return -1
+        return max(self.longest.get(slot, 0) - self.window, 0) if self.window else 0
 
-    @property
-    def copies_snapshots(self) -> bool:
-        return not self.window
+    def last_position(self, slot: int) -> int:
+        return len(self.held[slot]) - 1
 
-    def _extend(self, slot: int, cells: list[int]) -> None:
-        self.states[slot] = list(cells)
-        self.longest[slot] = max(self.longest.get(slot, 0), len(cells))
-
-    def can_cut(self, slot: int, length: int) -> bool:
-        if self.recurrent and length and length != len(self.states.get(slot, [])):
-            return False
-        if not self.window:
-            return True
-        first = max(self.longest.get(slot, 0) - self.window, 0)
-        return first <= max(length - self.window, 0)
+    def tokens_of(self, slot: int) -> list[int]:
+        return [self.contents[cell] for cell in self.held[slot]]
 
     def truncate(self, slot: int, length: int, snapshot: bytes | None = None) -> bool:
-        cells = self.cells.get(slot, [])
         if snapshot is not None:
-            state = [int.from_bytes(snapshot[i : i + 2], "big") for i in range(0, len(snapshot), 2)]
+            state = _tokens(snapshot)
             assert len(state) == length, "a snapshot is of the tokens that are kept"
-            assert state == cells[:length], "a snapshot's other cells stand"
             self.states[slot], self.longest[slot] = state, length
-        if length and not self.can_cut(slot, length):
+        if length and not self._can_cut(slot, length):
             return False
-        cells = cells[:length]
-        self.cells[slot], self.states[slot] = cells, list(cells)
-        if not cells:
+        self.held[slot] = self.held[slot][:length]
+        self.states[slot] = self.states[slot][:length]
+        if not length:
             self.longest[slot] = 0
         return True
 
     def copy(self, source: int, target: int, length: int, snapshot: bytes | None = None) -> bool:
-        assert not self.cells.get(target), "a copy goes into an empty slot"
-        assert len(self.cells[source]) >= length, "only computed cells are copied"
-        assert snapshot is None or self.copies_snapshots
-        self.cells[target] = list(self.cells[source])
+        assert not self.held[target], "a copy goes into an empty slot"
+        assert len(self.held[source]) >= length, "only computed cells are copied"
+        if snapshot is not None and self.window and not self.unified:  # by way of a state
+            restored = self.restore(
+                target, memoryview(self.state(source, self.state_bytes(source)))
+            )
+            return restored and self.truncate(target, length, snapshot)
+        cells = self.held[source]
+        if not self.unified:
+            self.copies.append((source, target))
+            cells = [target * self.context_length + at for at in range(len(cells))]
+        self.held[target] = list(cells)
         self.states[target] = list(self.states[source])
-        self.longest[target] = self.longest[source]
+        self.longest[target] = self.longest.get(source, 0)
         return self.truncate(target, length, snapshot)
 
     def snapshot(self, slot: int) -> bytes:
-        return b"".join(token.to_bytes(2, "big") for token in self.cells[slot])
+        return _bytes(self.states[slot])
 
     def state_bytes(self, slot: int) -> int:
-        return 2 * len(self.cells[slot])
+        return 2 * len(self.held[slot])
 
     def state(self, slot: int, n_bytes: int) -> memoryview:
         assert n_bytes == self.state_bytes(slot)
-        return memoryview(self.snapshot(slot))
+        assert slot not in [target for _, target in self.copies], "it is copied only later"
+        return memoryview(_bytes(self.tokens_of(slot)))
 
     def restore(self, slot: int, state: memoryview) -> bool:
-        assert not self.cells.get(slot), "a state goes into an empty slot"
-        cells = [int.from_bytes(state[i : i + 2], "big") for i in range(0, len(state), 2)]
-        if self.n_used + len(cells) > self.n_cells:
+        assert not self.held[slot], "a state goes into an empty slot"
+        assert slot not in [each for copy in self.copies for each in copy], (
+            "it is copied only later"
+        )
+        tokens = _tokens(state)
+        if self.unified and self.n_used + len(tokens) > self.n_cells:
             return False
-        self.cells[slot], self.longest[slot] = cells, 0
-        self._extend(slot, cells)
+        self.longest[slot] = 0
+        self._extend(slot, tokens)
         return True
 
     def abort(self) -> None: ...
@@ -210,7 +221,40 @@ class ByteBackend:
 
     @property
     def n_used(self) -> int:
-        return sum(len(cells) for cells in self.cells.values())
+        return len({cell for cells in self.held.values() for cell in cells})
+
+    def _can_cut(self, slot: int, length: int) -> bool:
+        if self.recurrent and length != len(self.states[slot]):
+            return False
+        return not self.window or self.first_position(slot) <= max(length - self.window, 0)
+
+    def _extend(self, slot: int, tokens: list[int]) -> None:
+        held = self.held[slot]
+        for token in tokens:
+            cell = slot * self.context_length + len(held)
+            if self.unified:
+                used = {cell for cells in self.held.values() for cell in cells}
+                cell = next(cell for cell in count() if cell not in used)
+            self.contents[cell] = token
+            held.append(cell)
+        self.states[slot] = [*self.states[slot], *tokens]
+        self.longest[slot] = max(self.longest.get(slot, 0), len(held))
+
+    def _make_copies(self) -> None:
+        for source, target in self.copies:
+            for at in range(self.context_length):
+                cell = source * self.context_length + at
+                if cell in self.contents:
+                    self.contents[target * self.context_length + at] = self.contents[cell]
+        self.copies.clear()
+
+
+def _bytes(tokens: list[int]) -> bytes:
+    return b"".join(token.to_bytes(2, "big") for token in tokens)
+
+
+def _tokens(content: bytes | memoryview) -> list[int]:
+    return [int.from_bytes(content[i : i + 2], "big") for i in range(0, len(content), 2)]
 
 
 def make_sequence(

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from tests.support.bundled import bundled_gguf
 from worker.engine.backend import LlamaBackend
-from worker.engine.kv_store.keeper import Keeper
-from worker.engine.kv_store.store import KvStore
+from worker.engine.cache.disk import Disk
 from worker.engine.limits import Limits
 from worker.engine.loop import Loop
 from worker.engine.scheduler import Scheduler
@@ -68,24 +67,18 @@ class RealEngine:
         self.vocabulary = GrammarVocabulary(self.model)
         self.prompts = PromptBuilder(self.model, None, CONTEXT)
         settings: dict[str, Any] = dict(
-            prefill_alone=512, prefill_budget=64, snapshot_bytes=1 << 20, tiled=True
+            prefill_alone=512, prefill_budget=64, memory_bytes=64 << 20, cell_bytes=2000, tiled=True
         )
-        settings |= {"unified": kv_unified, "shelf_bytes": (64 << 20) * kv_unified}
-        self.store = self.keeper = None
+        settings |= {"unified": kv_unified}
+        settings |= {"recurrent": self.backend.recurrent, "window": self.backend.window}
+        disk = None
         if store is not None:
             cuts_anywhere = self.backend.cuts_anywhere
-            self.store = KvStore(
-                store, 64 << 20, cuts_anywhere=cuts_anywhere, bind=lambda _: binding
-            )
-            self.keeper = Keeper(self.store, self.backend)
-        self.scheduler = Scheduler(
-            Limits(n_slots=slots, n_cells=n_cells, batch=batch, **(settings | limits)),
-            self.backend,
-            self.keeper,
-        )
-        self.loop = Loop(
-            self.backend, self.scheduler, self._receive, keeper=self.keeper, drafter=drafter
-        )
+            disk = Disk(store, 64 << 20, cuts_anywhere=cuts_anywhere, bind=lambda _: binding)
+        limits = {"n_slots": slots, "n_cells": n_cells, "batch": batch} | settings | limits
+        self.scheduler = Scheduler(Limits(**limits))
+        self.cache = self.scheduler.cache
+        self.loop = Loop(self.backend, self.scheduler, self._receive, disk=disk, drafter=drafter)
         self.events: dict[int, list[Event]] = defaultdict(list)
         self.stats: Stats | None = None
         self._next = 0
@@ -125,6 +118,7 @@ class RealEngine:
     def turn(self) -> None:
         self.loop.call(lambda: None)
         assert self.loop.turn()
+        self.cache.check(self.backend.last_position)
 
     def run(self) -> None:
         """Until nothing is left to do, and all that is to be stored is stored."""
@@ -136,11 +130,9 @@ class RealEngine:
                 assert self.loop.turn()  # waits for the store
 
     def _is_done(self) -> bool:
-        if self.scheduler.waiting or self.scheduler.has_work:
+        if self.scheduler.waiting or self.scheduler.has_work or self.loop.carrier.is_writing:
             return False
-        return self.keeper is None or not (
-            self.keeper.is_writing or any(slot.is_unsaved for slot in self.scheduler.slots)
-        )
+        return self.loop.disk is None or not any(slot.is_new for slot in self.cache.slots)
 
     def generate(self, prompt: str | tuple[int, ...], **options: Any) -> str:
         request_id = self.submit(prompt, **options)

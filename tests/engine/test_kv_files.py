@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from worker.engine.kv_store.prefix_file import Damaged, Prefix, read, read_entry, write
-from worker.engine.kv_store.store import KvStore
-from worker.engine.step import Snapshot
+from worker.engine.cache.disk import Disk
+from worker.engine.cache.disk_file import Damaged, Prefix, read, read_entry, write
+from worker.engine.cache.moves import Snapshot
 from worker.errors import ConfigError
 
 KEY = b"k" * 32
 PREFIX = Prefix(array("i", range(40)), memoryview(b"state" * 20), (Snapshot(33, b"window"),))
 
 
-def opened(folder: Path, limit_bytes: int = 1 << 20, binding: str = "b" * 64) -> KvStore:
-    return KvStore(folder, limit_bytes, cuts_anywhere=True, bind=lambda _: binding)
+def opened(folder: Path, limit_bytes: int = 1 << 20, binding: str = "b" * 64) -> Disk:
+    return Disk(folder, limit_bytes, cuts_anywhere=True, bind=lambda _: binding)
 
 
-def stored(store: KvStore, prefix: Prefix, salt: str | None = None) -> None:
+def stored(store: Disk, prefix: Prefix, salt: str | None = None) -> None:
     """Write a prefix, and wait for that."""
     written: list[bool] = []
     store.write(prefix, salt, lambda: written.append(True))
@@ -52,7 +52,7 @@ def test_a_file_is_read_as_it_was_written_and_is_its_users_alone(tmp_path: Path)
     assert (found.tokens, found.salt) == (PREFIX.tokens, "salt")
     prefix = read(found, KEY)
     assert (prefix.tokens, bytes(prefix.state)) == (PREFIX.tokens, bytes(PREFIX.state))
-    assert [(each.length, each.state) for each in prefix.snapshots] == [(33, b"window")]
+    assert [(each.length, each.data) for each in prefix.snapshots] == [(33, b"window")]
     assert os.listdir(tmp_path) == ["one.kv"]
 
 

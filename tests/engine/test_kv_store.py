@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,71 +10,11 @@ import pytest
 
 from tests.engine.byte_backend import expected_answer
 from tests.engine.real_engine import RealEngine
-from tests.engine.test_kv_files import files, opened, until
+from tests.engine.test_kv_files import files
 from tests.engine.test_loop import Engine
 from tests.engine.test_memory_kinds import ANSWER, PLAIN_CASES, Alone
 from tests.support.random_models import Kind, random_model
-from worker.engine.kv_store.keeper import MOST_SECONDS, Keeper
-from worker.engine.kv_store.store import KvStore
-from worker.engine.loop import Loop
-from worker.engine.prefix_cache import Slot
-from worker.engine.scheduler import Scheduler
 from worker.wire.messages import Failed, Started
-
-# --- when ------------------------------------------------------------------------------------
-
-
-class SlowMemory:
-    """A backend of which a state of a gibibyte is copied in four seconds."""
-
-    cuts_anywhere = True
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.copied: list[int] = []
-        self.n_bytes = 1 << 30
-
-    def can_cut(self, slot: int, length: int) -> bool:
-        return True
-
-    def state_bytes(self, slot: int) -> int:
-        return self.n_bytes
-
-    def state(self, slot: int, n_bytes: int) -> memoryview:
-        self.now += n_bytes / (1 << 28)
-        self.copied.append(slot)
-        return memoryview(b"small after all")
-
-
-def test_a_copy_that_streams_would_wait_for_is_made_when_none_runs(tmp_path: Path) -> None:
-    memory = SlowMemory()
-    store = opened(tmp_path, limit_bytes=8 << 30)
-    keeper = Keeper(store, memory, lambda: memory.now)  # type: ignore[arg-type]
-    keeper.call = lambda action: action()
-    slots = [Slot(0, kept=list(range(50)), is_unsaved=True)]
-    keeper.keep(slots, is_busy=True)
-    assert memory.copied == []
-    keeper.keep(slots, is_busy=False)
-    assert memory.copied == [0] and not slots[0].is_unsaved
-    until(lambda: not keeper.is_writing)
-    # What the last copy took tells what the next one would.
-    for n_bytes, fits in ((int(1.1 * MOST_SECONDS * (1 << 28)), False), (1 << 24, True)):
-        memory.n_bytes = n_bytes
-        slots = [Slot(1, None, list(range(n_bytes % 1000, 2000)), last_used=n_bytes)]
-        slots[0].is_unsaved = True
-        keeper.keep(slots, is_busy=True)
-        assert (memory.copied[-1] == 1) is fits
-    until(lambda: not keeper.is_writing)
-
-
-def test_what_takes_more_than_a_quarter_of_the_folder_is_not_stored(tmp_path: Path) -> None:
-    memory = SlowMemory()
-    keeper = Keeper(opened(tmp_path, 4 << 30), memory)  # type: ignore[arg-type]
-    memory.n_bytes += 1
-    slots = [Slot(0, kept=list(range(50)), is_unsaved=True)]
-    keeper.keep(slots, is_busy=False)
-    assert memory.copied == [] and not slots[0].is_unsaved
-
 
 # --- on the real engine ----------------------------------------------------------------------
 
@@ -135,26 +74,6 @@ def test_a_conversation_goes_on_in_the_next_engine(
 # --- in the loop -----------------------------------------------------------------------------
 
 
-@dataclass
-class StoringEngine(Engine):
-    folder: Path = Path()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        anywhere = self.backend.cuts_anywhere
-        store = KvStore(self.folder, 1 << 20, cuts_anywhere=anywhere, bind=lambda _: "bytes")
-        self.keeper = Keeper(store, self.backend)
-        self.scheduler = Scheduler(self.scheduler.limits, self.backend, self.keeper)
-        self.loop = Loop(self.backend, self.scheduler, self._receive, keeper=self.keeper)
-
-    def drain(self) -> None:
-        """Until all is computed and stored."""
-        self.turn()
-        while self.scheduler.waiting or self.scheduler.running or self.keeper.is_writing:
-            assert self.loop.turn()
-        self.check_idle()
-
-
 def started(engine: Engine, request_id: int) -> Started:
     first = engine.events[request_id][0]
     assert isinstance(first, Started)
@@ -166,7 +85,7 @@ def test_more_conversations_than_slots_are_found_again(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     """The store also brings back what slots had to give up, beside running streams."""
-    engine = StoringEngine(folder=tmp_path, n_slots=2, n_cells=150, **options)
+    engine = Engine(folder=tmp_path, n_slots=2, **options)
     prompts = [bytes([ord("a") + number]) * 40 + b"?" for number in range(5)]
     for number, prompt in enumerate(prompts):
         engine.submit(number, prompt, max_tokens=8)
@@ -182,10 +101,10 @@ def test_more_conversations_than_slots_are_found_again(
 
 
 def test_a_request_that_is_cancelled_while_its_beginning_is_read(tmp_path: Path) -> None:
-    engine = StoringEngine(folder=tmp_path, n_slots=1)
+    engine = Engine(folder=tmp_path, n_slots=1)
     engine.submit(1, b"a" * 40, max_tokens=4)
     engine.drain()
-    engine = StoringEngine(folder=tmp_path, n_slots=1)
+    engine = Engine(folder=tmp_path, n_slots=1)
     engine.submit(2, b"a" * 40 + b"more", max_tokens=4)
     engine.turn()  # which asks for it
     assert engine.scheduler.waiting and not engine.scheduler.has_work
@@ -194,3 +113,62 @@ def test_a_request_that_is_cancelled_while_its_beginning_is_read(tmp_path: Path)
     engine.drain()
     assert isinstance(engine.events[2][-1], Failed)
     assert engine.text(3).encode() == expected_answer(b"a" * 40 + b"less", 4, 96)
+
+
+def test_a_copy_that_streams_would_wait_for_is_made_when_none_runs(tmp_path: Path) -> None:
+    engine = Engine(folder=tmp_path)
+    engine.submit(1, b"a" * 40, max_tokens=4)
+    engine.submit(2, b"stream", max_tokens=40)
+    engine.cache.prices.per_byte = 0.01  # 80 bytes in 0.8 s
+    while len(engine.text(2)) < 30:
+        engine.turn()
+    assert not engine.cache.memory.states
+    engine.drain()
+    assert files(tmp_path)
+
+
+def test_a_read_ends_even_if_another_slot_serves_its_request(tmp_path: Path) -> None:
+    """What was read for a request that is then served otherwise stands in nobody's way."""
+    engine = Engine(folder=tmp_path, n_slots=1)
+    for number, prompt in enumerate((b"a" * 40, b"b" * 40)):
+        engine.submit(number, prompt, max_tokens=4)
+        engine.drain()
+    engine = Engine(folder=tmp_path, n_slots=2)
+    engine.submit(1, b"a" * 40 + b"first", max_tokens=4)
+    engine.submit(2, b"a" * 40 + b"second", max_tokens=4)
+    engine.drain()
+    engine.submit(3, b"b" * 40 + b"third", max_tokens=4)
+    engine.drain()
+    assert started(engine, 3).cached_tokens >= 40
+    assert not engine.loop.carrier.is_reading and not engine.scheduler.has_work
+
+
+def test_a_copy_and_a_state_that_come_together_do_not_mix(tmp_path: Path) -> None:
+    """llama.cpp copies between the parts of a split pool later than it writes a state."""
+    choose = random.Random(5)
+
+    def some(n: int) -> tuple[int, ...]:
+        return tuple(choose.randrange(300, 1000) for _ in range(n))
+
+    alone = Alone("dense")
+    stored, shared, other = some(150), some(150), some(60)
+    for order in (0, 1):
+        folder = tmp_path / str(order)
+        first = RealEngine(2, path=random_model("dense"), flash_attention="off", store=folder)
+        first.generate(stored, max_tokens=8, ignore_eos=True)
+        first.close()
+        engine = RealEngine(
+            3, path=random_model("dense"), flash_attention="off", store=folder, binding="one"
+        )
+        engine.close()
+        engine = RealEngine(3, path=random_model("dense"), flash_attention="off", store=folder)
+        engine.generate(shared + other, max_tokens=120, ignore_eos=True)
+        prompts = [shared + some(20), stored + some(20), other]
+        if order:
+            prompts.reverse()
+        ids = [engine.submit(each, max_tokens=ANSWER, ignore_eos=True) for each in prompts]
+        engine.run()
+        for request_id, prompt in zip(ids, prompts, strict=True):
+            assert alone.differs(prompt, engine.ids(request_id)) is None
+        engine.close()
+    alone.close()

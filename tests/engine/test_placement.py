@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 from collections.abc import Sequence as Rows
 from itertools import count, pairwise
@@ -12,9 +11,6 @@ import pytest
 from tests.engine.byte_backend import expected_answer
 from tests.engine.real_engine import RealEngine
 from tests.engine.test_loop import CONTEXT, Engine
-from worker.engine.placement import added_runs, best_moves
-from worker.engine.prefix_cache import Slot
-from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk
 from worker.wire.messages import DecodeOutcome, Started
 
@@ -22,50 +18,11 @@ STORY = "Once upon a time, there was a clever fox named "
 
 
 def slots_used(engine: Engine | RealEngine) -> list[int]:
-    return sorted(slot.index for slot in engine.scheduler.slots if slot.owner is not None)
+    return sorted(slot.index for slot in engine.cache.slots if slot.owner is not None)
 
 
 def n_runs(used: list[int]) -> int:
     return bool(used) + sum(b - a > 1 for a, b in pairwise(used))
-
-
-def slots_of(picture: str, stream: Sequence) -> list[Slot]:
-    """`x` is a stream, `.` an idle slot, `k` one that keeps cells."""
-    return [
-        Slot(i, stream if mark == "x" else None, [1] * 9 if mark == "k" else [])
-        for i, mark in enumerate(picture)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("picture", "after"),
-    [
-        ("x.x", ("xx.", ".xx")),
-        ("xx..", ("xx..",)),
-        ("x..x", ("xx..", "..xx")),
-        ("xx.xx...x", ("xxxxx....",)),
-        ("xkx.x", (".kxxx",)),
-        ("xx.xxx", ("xxxxx.", ".xxxxx")),
-        ("xx..xxx", ("..xxxxx", "xxxxx..")),
-        ("xxxxx..xxxxx", ("xxxxx..xxxxx",)),
-        ("....", ("....",)),
-    ],
-)
-def test_moves_save_most_passes(picture: str, after: tuple[str, ...]) -> None:
-    engine = Engine()
-    engine.submit(1, b"abc", max_tokens=50)
-    engine.turn()
-    found = best_moves(slots_of(picture, engine.scheduler.running[0]))
-    marks = list(picture)
-    for _, source, target in found.moves if found is not None else ():
-        marks[source.index], marks[target.index] = ".", "x"
-    assert "".join(marks) in after
-    assert (found is None) == (picture == after[0])
-
-
-def test_a_hole_is_worth_most_and_a_far_slot_least() -> None:
-    used = {0, 2, 5}
-    assert [added_runs(used, i) for i in (1, 3, 4, 6, 7, 8)] == [-1, 0, 0, 0, 1, 1]
 
 
 def test_arrivals_and_ends_leave_hardly_a_hole_among_64_slots() -> None:
@@ -92,54 +49,9 @@ def test_arrivals_and_ends_leave_hardly_a_hole_among_64_slots() -> None:
         expected = expected_answer(prompt, n_out, CONTEXT)
         assert engine.text(request_id).encode() == expected, "a move loses no cell"
     engine.check_idle()
-    assert sum(counted) / len(counted) < 1.5, "it was 4.8 with slots as they come"
-
-
-class Counted:
-    """Counts the nodes of graphs that are computed: llama.cpp asks before each of them."""
-
-    def __init__(self, engine: RealEngine) -> None:
-        self.nodes = 0
-        flat = engine.context._flat
-        self._callback = flat.ggml_abort_callback(self._asked)
-        flat.llama_set_abort_callback(engine.context.pointer, self._callback, None)
-
-    def _asked(self, _data: ctypes.c_void_p) -> bool:
-        self.nodes += 1
-        return False
-
-    def of(self, engine: RealEngine) -> int:
-        before = self.nodes
-        engine.turn()
-        return self.nodes - before
-
-
-def test_llama_cpp_computes_one_graph_a_step_again_when_streams_have_moved_up() -> None:
-    engine = RealEngine(slots=8, prefix_cache=False)
-    counted = Counted(engine)
-    ids = [engine.submit(STORY + name, max_tokens=60, ignore_eos=True) for name in "ABCDEFGH"]
-    for _ in range(6):
-        engine.turn()
-    assert all(s.n_out > 2 for s in engine.scheduler.running)
-    one = counted.of(engine)
-    expected = {r: engine.text(r) for r in ids}
-    for request_id in ids[1::2]:
-        engine.loop.cancel(request_id)
-    seconds, engine.scheduler.pace._decode = dict(engine.scheduler.pace._decode), {1: 0.0}
-    apart = counted.of(engine)
-    assert apart == pytest.approx(4 * one, rel=0.2), "four runs are four passes"
-    engine.scheduler.pace._decode = seconds
-    engine.scheduler._is_placed = False
-    for _ in range(3):
-        engine.turn()
-    assert n_runs(slots_used(engine)) == 1
-    assert counted.of(engine) == pytest.approx(one, rel=0.2)
-    engine.run()
-    for request_id, name in list(zip(ids, "ABCDEFGH", strict=True))[::2]:
-        assert engine.text(request_id).startswith(expected[request_id])
-        alone = engine.generate(STORY + name, max_tokens=60, ignore_eos=True)
-        assert engine.text(request_id) == alone
-    engine.close()
+    assert sum(counted) / len(counted) < 1.7, (
+        "it was 3.2 without moves, 4.8 with slots as they come"
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -7,7 +7,6 @@ import pytest
 from tests.engine.byte_backend import ByteBackend, make_sequence
 from tests.engine.test_loop import Engine
 from worker.engine.pace import TILE_TOKENS
-from worker.engine.prefix_cache import MIN_LONG_TOKENS, Match, Slot, leave_a_tile
 from worker.engine.prompts import in_whole_tiles, neighbours
 from worker.engine.step import Chunk
 
@@ -57,25 +56,6 @@ def test_a_step_has_no_more_tokens_than_there_is_room() -> None:
 def test_neighbours_are_found_across_other_prompts() -> None:
     assert neighbours({2, 3, 6}, {1}) == {2, 3}
     assert neighbours({2}, {0, 4}) == set()
-
-
-@pytest.mark.parametrize(
-    ("n_ready", "n_prompt", "expected"),
-    [
-        (2000, 2010, 2000),
-        (2000, 2032, 2032 - 65),
-        (2000, 2064, 2064 - 65),
-        (2000, 2065, 2000),
-        (MIN_LONG_TOKENS - 1, MIN_LONG_TOKENS + 39, MIN_LONG_TOKENS - 1),
-    ],
-)
-def test_a_little_less_is_reused_where_that_leaves_a_tile(
-    n_ready: int, n_prompt: int, expected: int
-) -> None:
-    match = Match(Slot(0), n_ready, n_ready, n_ready)
-    assert leave_a_tile(match, n_prompt).n_ready == expected
-    waits = Match(Slot(0), n_ready + 9, n_ready, n_ready + 9)
-    assert leave_a_tile(waits, n_prompt) is waits
 
 
 def test_the_scheduler_fits_prompts_to_tiles() -> None:

@@ -10,10 +10,10 @@ import pytest
 from tests.engine.byte_backend import expected_answer, make_sequence
 from tests.engine.test_loop import Engine
 from tests.support.bundled import bundled_gguf
-from worker.engine import snapshots
-from worker.engine.prefix_cache import Slot
-from worker.engine.snapshots import Snapshots
-from worker.engine.step import Snapshot
+from worker.engine.cache import cache
+from worker.engine.cache.memory import Memory
+from worker.engine.cache.moves import Snapshot
+from worker.engine.cache.slots import Slot
 from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.prompt import PromptBuilder
 from worker.llama.model import Model
@@ -47,7 +47,7 @@ def test_the_second_chat_already_has_the_system_prompt(options: dict[str, Any]) 
 def test_a_prompt_that_leaves_another_in_its_middle(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshots, "SPACING", 32)
+    monkeypatch.setattr(cache, "SPACING", 32)
     engine = Engine(**options)
     assert ask(engine, 1, bytes(range(90))) == 0
     assert ask(engine, 2, bytes(range(70)) + b"something else") == 64
@@ -55,15 +55,20 @@ def test_a_prompt_that_leaves_another_in_its_middle(
 
 def test_what_is_unlikely_to_be_used_goes_first_then_what_was_not_used_for_longest() -> None:
     slots = [Slot(0), Slot(1)]
-    kept = Snapshots(slots, most_bytes=30)
+    memory = Memory(30, slots)
+
+    def keep(slot: int, length: int, last_used: int, n_bytes: int = 10) -> None:
+        slots[slot].snapshots.append(Snapshot(length, bytes(n_bytes), last_used))
+        memory.fit()
+
     for slot, length, last_used in ((0, 1, 5), (1, 2, 0), (0, 3, 4)):
-        kept.keep(slots[slot], Snapshot(length, bytes(10), last_used))
-    kept.keep(slots[0], Snapshot(4, bytes(10), 6))
+        keep(slot, length, last_used)
+    keep(0, 4, 6)
     assert [[each.length for each in slot.snapshots] for slot in slots] == [[1, 3, 4], []]
-    kept.keep(slots[1], Snapshot(5, bytes(10), 7))
+    keep(1, 5, 7)
     assert [[each.length for each in slot.snapshots] for slot in slots] == [[1, 4], [5]]
-    kept.keep(slots[1], Snapshot(6, bytes(31), 8))
-    assert kept.n_bytes == 30, "more than all may take"
+    slots[1].snapshots += slots[0].snapshots
+    assert memory.n_bytes == 30, "what slots share counts once"
 
 
 TEMPLATE = (

@@ -21,9 +21,9 @@ from tests.support.random_models import random_model
 from worker.engine.draft import DraftModel
 from worker.engine.lookup import Lookup
 from worker.engine.pace import Pace
-from worker.engine.prefix_cache import common_length
 from worker.engine.sequence import Sequence
 from worker.engine.speculation import Drafter, Speculation
+from worker.engine.tokens import common_length
 from worker.llama.context import Context, ContextOptions
 from worker.llama.model import Model
 from worker.wire.messages import DecodeOutcome, Finished

@@ -50,17 +50,18 @@ class Backend(Protocol):
         windowed."""
 
     @property
-    def one_pass(self) -> bool:
-        """Whether all rows of a batch are computed in one pass; otherwise a pass has the same
-        number of rows of each sequence."""
+    def recurrent(self) -> bool:
+        """Whether the memory has a recurrent state, which exists only for the last token."""
 
     @property
-    def copies_snapshots(self) -> bool:
-        """Whether a snapshot can be restored in the same step in which cells are copied to its
-        slot."""
+    def window(self) -> int:
+        """Tokens after which some layers give up a cell; 0 if none does."""
 
-    def can_cut(self, slot: int, length: int) -> bool:
-        """Whether the slot's memory can be cut to its first `length` tokens without a snapshot."""
+    def first_position(self, slot: int) -> int:
+        """The first position that all layers have of a slot; -1 if there is none."""
+
+    def last_position(self, slot: int) -> int:
+        """The last position in a slot; -1 if it is empty."""
 
     def truncate(self, slot: int, length: int, snapshot: bytes | None = None) -> bool:
         """Keep the first `length` tokens of a slot, with a snapshot of that length if one is given.
@@ -108,7 +109,8 @@ class LlamaBackend:
         self.context_length = context_length
         self.abort = context.abort
         self.resume = context.resume
-        self.can_cut = context.can_cut
+        self.first_position = context.first_position
+        self.last_position = context.last_position
         self.truncate = context.truncate
         self.copy = context.copy
         self.snapshot = context.snapshot
@@ -121,14 +123,12 @@ class LlamaBackend:
         return self._context.cuts_anywhere
 
     @property
-    def one_pass(self) -> bool:
-        return self._context.options.kv_unified and self._model.can_truncate
+    def recurrent(self) -> bool:
+        return not self._model.can_truncate
 
     @property
-    def copies_snapshots(self) -> bool:
-        # With a split cache, llama.cpp copies whole streams when it computes the next batch, and
-        # that would overwrite the windows' cells.
-        return self._context.options.kv_unified or not self._context.window
+    def window(self) -> int:
+        return self._context.window
 
     def fill(self, chunks: Sequence[Chunk], draft: Sequence[int] = ()) -> None:
         batch = self._batch

@@ -6,8 +6,8 @@ where both models see it alike, both draw the same token.
 
 from __future__ import annotations
 
-from worker.engine.prefix_cache import common_length
 from worker.engine.sequence import Sequence
+from worker.engine.tokens import common_length
 from worker.llama.batch import Batch
 from worker.llama.context import Context
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from worker.engine.backend import Backend
 from worker.wire.engine_info import EngineInfo
 from worker.wire.engine_settings import EngineSettings
 
@@ -28,16 +29,36 @@ class Limits:
     """Whether prompts are fitted to the attention's tiles, which matter on a CPU alone."""
     prefix_cache: bool = True
     unified: bool = False
-    """Whether slots share cells. Otherwise a copy always copies a slot's whole memory."""
+    """Whether slots share cells. Otherwise a copy always copies a slot's whole part of them."""
+    recurrent: bool = False
+    """Whether the memory has a recurrent state, which exists only for the last token."""
+    window: int = 0
+    """Tokens after which some layers give up a cell; 0 if none does."""
     copy_seconds: float = 0.0
-    """The time of such a copy."""
-    snapshot_bytes: int = 0
-    """The most bytes of all snapshots; 0 disables them."""
-    shelf_bytes: int = 0
-    """The most bytes of states copied out of one pool of cells; 0 disables that."""
+    """The time of a copy in a split pool."""
+    memory_bytes: int = 0
+    """The most bytes of states and snapshots in the host's memory; 0 disables them."""
+    cell_bytes: float = 1.0
+    """The expected bytes of a cell in a state, before one was copied."""
+
+    @property
+    def cuts_anywhere(self) -> bool:
+        """Whether a sequence can be cut to any length."""
+        return not self.recurrent and not self.window
+
+    @property
+    def copies_streams(self) -> bool:
+        """Whether a running stream can move to another slot, and it makes a difference."""
+        return self.cuts_anywhere and not self.unified
+
+    @property
+    def one_pass(self) -> bool:
+        """Whether all rows of a batch are computed in one pass; otherwise a pass has the same
+        number of rows of each sequence."""
+        return self.unified and not self.recurrent
 
 
-def limits_of(info: EngineInfo, settings: EngineSettings) -> Limits:
+def limits_of(info: EngineInfo, settings: EngineSettings, backend: Backend) -> Limits:
     """The limits of an engine that has started."""
     # llama.cpp copies a slot's whole part of a split cache, however few tokens are wanted.
     rate = _GPU_COPY_RATE if settings.on_gpu else _CPU_COPY_RATE
@@ -51,8 +72,10 @@ def limits_of(info: EngineInfo, settings: EngineSettings) -> Limits:
         inter_token_target=settings.inter_token_ms / 1000,
         tiled=not settings.on_gpu,
         prefix_cache=settings.prefix_cache,
-        snapshot_bytes=settings.snapshot_mib << 20,
-        shelf_bytes=info.shelf_bytes,
         unified=info.kv_unified,
+        recurrent=backend.recurrent,
+        window=backend.window,
         copy_seconds=copy_seconds,
+        memory_bytes=info.memory_bytes,
+        cell_bytes=info.plan["kv"] / info.kv_cells,
     )

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from worker.engine.answers import Answers, Drawn
 from worker.engine.backend import Backend
-from worker.engine.kv_store.keeper import Keeper
-from worker.engine.kv_store.store import Counts
+from worker.engine.cache.carrier import Carrier
+from worker.engine.cache.disk import Counts, Disk
+from worker.engine.cache.moves import Truncate
 from worker.engine.prompt_scores import prompt_events
 from worker.engine.prompts import shrink
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.speculation import Drafter, Speculation
-from worker.engine.step import Chunk, Copy, Move, Restore, Truncate, main_prompt
+from worker.engine.step import Chunk, main_prompt
 from worker.errors import Cancelled, InferenceTimeout, VramOom, WorkerError
 from worker.wire.black_box import LOOP, BlackBox
 from worker.wire.messages import Event, Failed, Started, Stats
@@ -36,13 +37,12 @@ class Loop:
         send: Callable[[list[Event]], None],
         clock: Callable[[], float] = time.monotonic,
         black_box: BlackBox | None = None,
-        keeper: Keeper | None = None,
+        disk: Disk | None = None,
         drafter: Drafter | None = None,
     ) -> None:
         self._backend, self._scheduler = backend, scheduler
-        self._send, self._clock, self._keeper = send, clock, keeper
-        if keeper is not None:
-            keeper.call = self.call
+        self._send, self._clock, self.disk = send, clock, disk
+        self.carrier = Carrier(scheduler.cache, backend, disk, self.call, clock)
         self.speculation: Speculation | None = None
         # Where memory cannot be cut back, a wrong guess could not be taken out again.
         if drafter is not None and backend.cuts_anywhere:
@@ -95,8 +95,7 @@ class Loop:
         self._fail_expired()
         if self._scheduler.has_work:
             self.step()
-        if self._keeper is not None:
-            self._keeper.keep(self._scheduler.slots, is_busy=self._scheduler.has_work)
+        self.carrier.use_disk(is_busy=self._scheduler.has_work)
         self._flush()
         self._overhead_seconds += self._clock() - began - (self._native_seconds - native_before)
         return True
@@ -110,7 +109,7 @@ class Loop:
         """Plan and compute one batch, and handle its results."""
         step = self._scheduler.plan()
         if step.moves:  # a move that fails makes its sequence start over
-            self._apply(step.moves)
+            self.carrier.carry_out(step.moves)
             step.chunks = [c for c in step.chunks if c.start == c.sequence.n_computed]
         self._announce(step.started)
         alone = step.chunks[0].sequence if len(step.chunks) == 1 else None
@@ -121,8 +120,7 @@ class Loop:
         drawn = self._sample(step.chunks, step.draft)
         if step.tells_of_prompts:
             self._events += prompt_events(self._backend, step.chunks, self._clock())
-        for sequence in self._scheduler.advance(step):
-            self._take_snapshot(sequence)
+        self.carrier.computed(self._scheduler.advance(step))
         self._accept(drawn)
         self._steps += 1
 
@@ -130,7 +128,7 @@ class Loop:
         """Run the actions from other threads; returns false after `stop`."""
         wait = not self._scheduler.has_work
         if wait and self._steps:  # not in the way of a start
-            self._scheduler.shelf.copy_while(self._scheduler.slots, self._inbox.empty)
+            self.carrier.save_while(self._inbox.empty)
             self._answers.learn_while(self._inbox.empty)
         while wait or not self._inbox.empty():  # this thread is the only reader
             action = self._inbox.get()
@@ -139,30 +137,6 @@ class Loop:
             action()
             wait = False
         return True
-
-    def _apply(self, moves: Iterable[Move]) -> None:
-        """Change the cells as planned. If a slot's memory cannot be cut, the slot is emptied and
-        its sequence starts over."""
-        for move in moves:
-            state = move.snapshot.state if move.snapshot is not None else None
-            match move:
-                case Truncate(slot, length):
-                    done = self._backend.truncate(slot, length, state)
-                case Copy(source, slot, length):
-                    done = self._backend.copy(source, slot, length, state)
-                case Restore(slot, stored, length):
-                    began = self._clock()
-                    done = self._backend.restore(slot, stored)
-                    if self._keeper is not None:
-                        self._keeper.copied(len(stored), self._clock() - began)
-                    done = done and self._backend.truncate(slot, length, state)
-            if not done:
-                self._backend.truncate(slot, 0)
-                self._scheduler.start_over(slot)
-
-    def _take_snapshot(self, sequence: Sequence) -> None:
-        if sequence.slot is not None:  # it may have failed in this step
-            self._scheduler.keep_snapshot(sequence, self._backend.snapshot(sequence.slot))
 
     # --- decode and its failures -------------------------------------------------------------
 
@@ -204,20 +178,19 @@ class Loop:
 
     def _make_room(self, chunks: list[Chunk]) -> list[Chunk]:
         """Free cached cells; if there are none, shrink the batch; if it cannot shrink, preempt."""
-        if self._scheduler.drop_cached():
-            self._apply(self._scheduler.take_emptied())
-            return chunks
-        smaller = shrink(chunks)
-        if smaller is not None:
-            return smaller
-        if self._scheduler.preempt_youngest() is None:
-            self._fail_youngest(chunks)
-        self._apply(self._scheduler.take_emptied())
+        scheduler, cache = self._scheduler, self._scheduler.cache
+        if not cache.room(is_busy=True):
+            smaller = shrink(chunks)
+            if smaller is not None:
+                return smaller
+            if scheduler.preempt_youngest() is None:
+                self._fail_youngest(chunks)
+        self.carrier.carry_out(cache.take_moves())
         return [c for c in chunks if c.sequence.slot is not None]
 
     def _roll_back(self, chunks: list[Chunk]) -> None:
         """Remove the rows of an unfinished batch from the cells; they are computed again later."""
-        self._apply(
+        self.carrier.carry_out(
             Truncate(c.sequence.slot, c.start) for c in chunks if c.sequence.slot is not None
         )
 
@@ -255,7 +228,7 @@ class Loop:
             token = self._backend.sample(sequence.sampler, 0, len(drawn) + 1)
             drawn.append((sequence, 0, token))
         if len(drawn) < len(draft) and sequence.slot is not None:
-            self._apply([Truncate(sequence.slot, sequence.n_computed + 1 + len(drawn))])
+            self.carrier.carry_out([Truncate(sequence.slot, sequence.n_computed + 1 + len(drawn))])
         assert self.speculation is not None
         self.speculation.verified(sequence, len(draft), len(drawn), self._draft_seconds)
         return drawn
@@ -283,10 +256,11 @@ class Loop:
         if sequence.slot is not None and sequence.n_computed > len(sequence.tokens):
             # It ended before the last of its tokens in this step.
             sequence.n_computed = len(sequence.tokens)
-            self._apply([Truncate(sequence.slot, sequence.n_computed)])
+            self.carrier.carry_out([Truncate(sequence.slot, sequence.n_computed)])
         del self._sequences[sequence.request_id]
         self._deadlines -= sequence.request.deadline is not None
         self._scheduler.remove(sequence, keep_cells=keep_cells)
+        self.carrier.carry_out(self._scheduler.cache.take_moves())
         sequence.sampler.close()
 
     # --- actions from other threads ----------------------------------------------------------
@@ -299,6 +273,7 @@ class Loop:
         context_end = self._backend.context_length + 1
         sequence.n_most = min(sequence.n_prompt + sequence.request.max_tokens, context_end)
         self._deadlines += sequence.request.deadline is not None
+        self.carrier.look_up(sequence)
         self._scheduler.add(sequence)
 
     def _cancel(self, request_id: int) -> None:
@@ -333,13 +308,14 @@ class Loop:
 
     def stats(self) -> Stats:
         scheduler = self._scheduler
-        n_cached, guesses = scheduler.cells_cached, self.speculation
-        stored = self._keeper.counts if self._keeper is not None else Counts()
+        cache, guesses = scheduler.cache, self.speculation
+        stored = self.disk.counts if self.disk is not None else Counts()
+        n_cached = cache.cells_cached
         return Stats(
             len(scheduler.running),
             len(scheduler.waiting),
             scheduler.waiting_prompt_tokens if scheduler.waiting else 0,
-            scheduler.cells_running + n_cached,
+            cache.cells_running + n_cached,
             scheduler.limits.n_cells,
             n_cached,
             self._steps,

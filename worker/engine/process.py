@@ -27,10 +27,10 @@ from pathlib import Path
 from worker.devices import select
 from worker.devices.residency import proof as residency
 from worker.engine.backend import LlamaBackend
+from worker.engine.cache.disk import Disk
+from worker.engine.cache.opening import open_disk
 from worker.engine.drafters import start_guessing
 from worker.engine.intake import Intake
-from worker.engine.kv_store.keeper import Keeper
-from worker.engine.kv_store.opening import open_keeper
 from worker.engine.limits import limits_of
 from worker.engine.loading import cpu_budget_of, create_context, load_model, plan_of
 from worker.engine.loop import Loop
@@ -71,7 +71,7 @@ class Engine:
     model: Model
     context: Context
     backend: LlamaBackend
-    keeper: Keeper | None
+    disk: Disk | None
     prompts: PromptBuilder
     info: EngineInfo
     selected: select.Selected
@@ -163,15 +163,15 @@ def _start(config: LoadModel, channel: SyncChannel) -> Engine:
         kv_cells=plan.kv_cells,
         kv_unified=plan.kv_unified,
         kv_reason=plan.kv_reason,
-        shelf_bytes=plan.shelf_bytes,
+        memory_bytes=plan.memory_bytes,
         kv_store_bytes=None if embeds else settings.kv_store_bytes,
         speculation=guessing.info,
     )
     backend = LlamaBackend(model, context, plan.context_length)
-    keeper = open_keeper(header, settings, info, backend)
+    disk = open_disk(header, settings, info, backend)
     log.info("engine.loaded", device=selected.name, seconds=info.load_seconds)
     return Engine(
-        settings, model, context, backend, keeper, prompts, info, selected, guessing.drafter
+        settings, model, context, backend, disk, prompts, info, selected, guessing.drafter
     )
 
 
@@ -217,13 +217,13 @@ def _serve(engine: Engine, channel: SyncChannel, black_box: BlackBox) -> None:
     info = engine.info
     embeds = info.model.pooling is not None
     outbox = Outbox(channel)
-    scheduler = Scheduler(limits_of(info, settings), engine.backend, engine.keeper)
+    scheduler = Scheduler(limits_of(info, settings, engine.backend))
     loop = Loop(
         engine.backend,
         scheduler,
         outbox.put,
         black_box=black_box,
-        keeper=engine.keeper,
+        disk=engine.disk,
         drafter=engine.drafter,
     )
     vocabulary = GrammarVocabulary(model)

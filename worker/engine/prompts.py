@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from worker.engine.backend import Backend
 from worker.engine.limits import Limits
 from worker.engine.pace import TILE_TOKENS, Pace
 from worker.engine.sequence import Sequence
@@ -15,8 +14,8 @@ from worker.engine.step import Chunk
 
 
 class Prompts:
-    def __init__(self, limits: Limits, backend: Backend, pace: Pace) -> None:
-        self._limits, self._backend, self._pace = limits, backend, pace
+    def __init__(self, limits: Limits, pace: Pace) -> None:
+        self._limits, self._pace = limits, pace
         self._oldest_first = True
 
     def chunks(
@@ -39,7 +38,7 @@ class Prompts:
         chunks = share(prefilling, budget, oldest_first=self._oldest_first)
         if not limits.tiled or most < TILE_TOKENS:
             return chunks
-        if self._backend.one_pass:
+        if limits.one_pass:
             return in_whole_tiles(chunks, most, n_beside=len(beside), giving=frozenset())
         prompts, decoding = _slots(chunks), _slots(beside)
         # Recurrent memory in one pool: all sequences are computed together.

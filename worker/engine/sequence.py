@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from worker.engine.cache.moves import State
 from worker.engine.text.detokenizer import Detokenizer
 from worker.engine.text.stops import StopMatcher
 from worker.llama.sampler import Sampler
@@ -45,8 +46,6 @@ class Sequence:
     prompt is likely to use it."""
     n_cached: int = 0
     """Tokens whose cells were reused when the sequence got its slot."""
-    n_shared: int = 0
-    """How many of those cells another running sequence uses too."""
     first_token_at: float | None = None
     detokenizer: Detokenizer = field(default_factory=Detokenizer)
     stops: StopMatcher = field(default_factory=StopMatcher)
@@ -54,8 +53,12 @@ class Sequence:
     """The last characters of its prompt, control tokens included."""
     n_system: int = 0
     """The number of tokens of its chat's system prompt, with which other chats may begin."""
-    was_looked_up: bool = False
-    """Whether the store was searched for its beginning."""
+    awaits_disk: bool = False
+    """Whether a state is being read from the disk, from which it will go on."""
+    awaited: Awaited | None = None
+    """The beginning that another sequence computes for both."""
+    saved: State | None = None
+    """The state from which it will go on: its own, if it was preempted, or what the disk had."""
     admission: int = -1
     """Rank among all admissions: the largest is the youngest."""
     max_rows: int = NO_LIMIT
@@ -130,3 +133,16 @@ class Sequence:
     def is_decoding(self) -> bool:
         n_tokens = len(self.tokens)
         return n_tokens - self.n_computed == 1 and n_tokens > self.n_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """A beginning that a running sequence computes, for others too."""
+
+    owner: Sequence
+    length: int
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is still being computed."""
+        return self.owner.slot is not None and self.owner.n_computed < self.length

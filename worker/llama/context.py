@@ -71,6 +71,8 @@ class Context:
             raise VramOom(f"llama.cpp cannot create a context: {reason}")
         self.pointer = pointer
         self._memory = flat.llama_get_memory(pointer)
+        self._unsettled: set[int] = set()
+        """Slots between which a copy waits for the next `decode`."""
         self._rows: dict[int, npt.NDArray[np.float32]] = {}
         """Views of rows of logits by their address."""
         self._abort = ctypes.create_string_buffer(b"\0\0")
@@ -99,6 +101,7 @@ class Context:
     def decode(self, batch: Batch) -> DecodeOutcome:
         """Compute the batch's rows; blocks until the computation is done, without the GIL."""
         result = self._flat.llama_decode(self.pointer, batch.native)
+        self._unsettled.clear()
         if result == 0:
             return "ok"
         if result == 1:
@@ -172,9 +175,8 @@ class Context:
             return False
         if not self.window:
             return True
-        first = int(self._flat.llama_memory_seq_pos_min(self._memory, slot))
         # -1 means that the sequence has none: all cells of its window were given to others.
-        return 0 <= first <= max(length - self.window, 0)
+        return 0 <= self.first_position(slot) <= max(length - self.window, 0)
 
     def truncate(self, slot: int, length: int, snapshot: bytes | None = None) -> bool:
         """Keep the first `length` positions of a sequence, with a snapshot of that length if one is
@@ -192,12 +194,24 @@ class Context:
     def copy(self, source: int, target: int, length: int, snapshot: bytes | None = None) -> bool:
         """Copy the first `length` positions of `source` to the empty sequence `target`.
 
-        Returns false, with undefined contents in `target`, if the memory cannot be cut there.
+        Returns false, with undefined contents in `target`, if the memory cannot be cut there. With
+        a split cache, `source` must not be written, nor `target` be read, before the next `decode`,
+        which makes the copy.
         """
+        unified = self.options.kv_unified
+        if snapshot is not None and self.window and not unified:
+            # That copy would wait, and then overwrite the snapshot. A state does not wait, and has
+            # all that the snapshot has not.
+            state = self.state(source, self.state_bytes(source))
+            if state is None or not self.restore(target, state):
+                return False
+            return self.truncate(target, length, snapshot)
+        if not unified:
+            self._unsettled |= {source, target}
         # With a split cache, llama.cpp copies only whole streams; the rest is cut off afterwards.
-        end = length if self.options.kv_unified else -1
+        end = length if unified else -1
         self._flat.llama_memory_seq_cp(self._memory, source, target, 0, end)
-        if snapshot is None and self.window and self.options.kv_unified:
+        if snapshot is None and self.window and unified:
             # A window's cell that two sequences share is not reused while both live, and there are
             # only as many cells as the windows need. Each sequence therefore gets cells of its own.
             snapshot = self.snapshot(target)
@@ -214,13 +228,14 @@ class Context:
         return int(self._flat.llama_state_seq_get_size_ext(self.pointer, slot, 0))
 
     def state(self, slot: int, n_bytes: int) -> memoryview | None:
-        """A copy of the state of all memory of a sequence; `None` if llama.cpp fails."""
-        return self._got(slot, n_bytes, 0)
+        """A copy of the state of all memory of a sequence; `None` if llama.cpp fails, or a copy of
+        its cells waits."""
+        return None if slot in self._unsettled else self._got(slot, n_bytes, 0)
 
     def restore(self, slot: int, state: memoryview) -> bool:
-        """Put a state into an empty sequence; if it does not fit, returns false and leaves the
-        sequence empty."""
-        fits = self._put(slot, state, 0)
+        """Put a state into an empty sequence; if it does not fit, or a copy of the sequence's cells
+        waits, returns false and leaves the sequence empty."""
+        fits = slot not in self._unsettled and self._put(slot, state, 0)
         if not fits:
             self.truncate(slot, 0)
         return fits
@@ -236,6 +251,10 @@ class Context:
         pointer, size = content.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), len(content)
         read = self._flat.llama_state_seq_set_data_ext(self.pointer, pointer, size, slot, flags)
         return bool(read == size)
+
+    def first_position(self, slot: int) -> int:
+        """The first position that all layers have of a sequence; -1 if there is none."""
+        return int(self._flat.llama_memory_seq_pos_min(self._memory, slot))
 
     def last_position(self, slot: int) -> int:
         """The largest position in a sequence; -1 if it is empty."""

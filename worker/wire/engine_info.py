@@ -137,6 +137,6 @@ class EngineInfo:
     """The choice of the KV cache, in words."""
     kv_store_bytes: int | None = None
     """That the files of the KV store may take; `None` without one."""
-    shelf_bytes: int = 0
-    """The most bytes of what idle slots kept of one pool of cells and is copied out of it."""
+    memory_bytes: int = 0
+    """The most bytes of states in the host's memory that requests may go on from."""
     speculation: SpeculationInfo = SpeculationInfo("off")

@@ -43,6 +43,11 @@ _DEFAULT_LENGTH = 16384
 """A default KV cache holds one sequence of the trained length, up to this length…"""
 _DEFAULT_BYTES = 128 * _MIB
 """…and sequences of all slots, as long as these bytes hold them."""
+_STATES_SHARE, _MOST_STATES_BYTES = 0.25, 8 << 30
+"""By default, states that requests may go on from get this share of the host's memory that is left,
+up to these bytes."""
+_SNAPSHOT_BYTES = 256 * _MIB
+"""What they need at least where the memory is recurrent or windowed."""
 _MOST_CELLS = 1 << 20
 """The limit for recurrent memory, whose size does not depend on the sequence's length."""
 
@@ -111,7 +116,7 @@ class _Planner:
         chosen, cells = self._settings.context_length, self._settings.kv_cells
         by_length = cells is None and (chosen is not None or self._embeds)
         plan = self._of_length(chosen) if by_length else self._of_cells(cells)
-        return self._with_shelf(self._with_host_room(plan))
+        return self._with_states(self._with_host_room(plan))
 
     def _of_length(self, chosen: int | None) -> Plan:
         """A plan with a sequence of the chosen, or else the trained, length in every slot."""
@@ -185,16 +190,21 @@ class _Planner:
             )
         return plan
 
-    def _with_shelf(self, plan: Plan) -> Plan:
-        """Plan at most half of the host's memory that is left for what idle slots keep."""
-        if self._embeds or not plan.kv_unified or not self._settings.prefix_cache:
+    def _with_states(self, plan: Plan) -> Plan:
+        """Plan what states that requests may go on from get of the host's memory that is left."""
+        if self._embeds:
             return plan
         parts = plan.parts if self._device is None else plan.host_parts
+        chosen = self._settings.snapshot_mib
         left = self._budget.memory_available_bytes - sum(parts.values())
-        shelf = {"shelf": min(self._settings.snapshot_mib * _MIB, max(left // 2, 0))}
+        if chosen is None:
+            more = min(int(left * _STATES_SHARE), _MOST_STATES_BYTES - parts.get("states", 0))
+        else:
+            more = min(left, chosen * _MIB - parts.get("states", 0))
+        states = {"states": parts.get("states", 0) + max(more, 0)}
         if self._device is None:
-            return replace(plan, parts={**parts, **shelf})
-        return replace(plan, host_parts={**parts, **shelf})
+            return replace(plan, parts={**parts, **states})
+        return replace(plan, host_parts={**parts, **states})
 
     def _at(self, context_length: int, slots: int) -> Plan:
         return self._with(a_part_each(replace(self._settings, slots=slots), context_length), slots)
@@ -217,7 +227,9 @@ class _Planner:
             "output": layout.output,
         }
         if self._settings.prefix_cache and not layout.cuts_anywhere:
-            (host if on_gpu else parts)["snapshots"] = self._settings.snapshot_mib * _MIB
+            chosen = self._settings.snapshot_mib
+            snapshots = _SNAPSHOT_BYTES if chosen is None else chosen * _MIB
+            (host if on_gpu else parts)["states"] = snapshots
         store_bytes = self._settings.kv_store_bytes
         if store_bytes is not None and not self._embeds:
             of_one = layout.kv // (1 if kv.unified else slots)

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from typing import Any
 
+from worker.devices.plan.cells import STATES_AT_ONCE
 from worker.errors import InsufficientVram
 
 _MIB = 1 << 20
@@ -24,7 +25,7 @@ class Plan:
     """Bytes free on the device now; for a CPU, what the host or the control group leaves."""
     parts: Mapping[str, int]
     """Bytes on the device: `weights`, `kv`, `compute`, `output`, `margin`, and what else
-    there is: `snapshots`, `shelf`, `kv_store`, `draft`."""
+    there is: `states`, `kv_store`, `draft`."""
     host_parts: Mapping[str, int]
     """Bytes that a GPU worker needs on the host."""
     mapped_beside_bytes: int
@@ -51,9 +52,14 @@ class Plan:
         return sum(self.parts.values())
 
     @property
-    def shelf_bytes(self) -> int:
-        """For what idle slots keep of one pool of cells."""
-        return self.parts.get("shelf", 0) + self.host_parts.get("shelf", 0)
+    def memory_bytes(self) -> int:
+        """For states that requests may go on from. With a store, one of the states that it needs
+        is among them; the other is being read."""
+        states, stored = (
+            self.parts.get(part, 0) + self.host_parts.get(part, 0)
+            for part in ("states", "kv_store")
+        )
+        return states + stored // STATES_AT_ONCE
 
     @property
     def fits(self) -> bool:

@@ -10,9 +10,9 @@ from array import array
 from dataclasses import replace
 from functools import cached_property
 
-from worker.engine.prefix_cache import common_length
 from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.spellings import Spellings
+from worker.engine.tokens import common_length
 from worker.errors import ContextLengthExceeded, InvalidRequest
 from worker.llama.model import Model
 from worker.wire.work import ChatPrompt, InfillPrompt, Prompt, Tokenize, Tokenized

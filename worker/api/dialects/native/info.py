@@ -92,7 +92,7 @@ def _engine(engine: EngineInfo) -> dict[str, Any]:
             "cells": engine.kv_cells,
             "unified": engine.kv_unified,
             "reason": engine.kv_reason,
-            "shelf_bytes": engine.shelf_bytes,
+            "memory_bytes": engine.memory_bytes,
             "store_bytes": engine.kv_store_bytes,
         },
         "speculation": asdict(engine.speculation),

@@ -2,7 +2,7 @@
 
 The file has a magic, the length of a JSON header, the header, the tokens, the state of all memory,
 the snapshots, and an HMAC-SHA256 of all that. Native code trusts the state, so the key is a secret
-of the folder: a file that was not written with it is not used. Blocking; runs on the store's
+of the folder: a file that was not written with it is not used. Blocking; runs on the disk's
 threads.
 """
 
@@ -15,13 +15,12 @@ import os
 import stat
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from worker.engine.prefix_cache import common_length
-from worker.engine.step import Snapshot
+from worker.engine.cache.moves import Snapshot
 
 SUFFIX, UNFINISHED = ".kv", ".part"
 _MAGIC = b"LLORCHKV"
@@ -46,7 +45,7 @@ class Prefix:
 
     @property
     def n_bytes(self) -> int:
-        return len(self.state) + sum(len(each.state) for each in self.snapshots)
+        return len(self.state) + sum(len(each.data) for each in self.snapshots)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,17 +61,6 @@ class Entry:
     """The number of tokens and the number of bytes of each."""
 
 
-def usable(
-    tokens: array[int], snapshots: Iterable[int], prompt: array[int], cuts_anywhere: bool
-) -> int:
-    """How many of a prompt's first tokens can be reused. If the memory cannot be cut, these are all
-    of the stored tokens, or as many as a snapshot has."""
-    n_common = common_length(tokens, prompt)
-    if cuts_anywhere or n_common == len(tokens):
-        return n_common
-    return max((length for length in snapshots if length <= n_common), default=0)
-
-
 def write(path: Path, prefix: Prefix, salt: str, key: bytes) -> Entry:
     """Write a prefix to `path`, completely or not at all.
 
@@ -80,12 +68,12 @@ def write(path: Path, prefix: Prefix, salt: str, key: bytes) -> Entry:
         OSError: it cannot be written.
     """
     state = prefix.state
-    sizes = tuple((each.length, len(each.state)) for each in prefix.snapshots)
+    sizes = tuple((each.length, len(each.data)) for each in prefix.snapshots)
     header = json.dumps(
         {"salt": salt, "tokens": len(prefix.tokens), "state": len(state), "snapshots": sizes}
     ).encode()
     head = _MAGIC + len(header).to_bytes(4, "little") + header + _little_endian(prefix.tokens)
-    parts = [memoryview(head), state, *(memoryview(each.state) for each in prefix.snapshots)]
+    parts = [memoryview(head), state, *(memoryview(each.data) for each in prefix.snapshots)]
     unfinished = path.with_suffix(UNFINISHED)
     descriptor = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""A folder of finished prefixes that outlive the engine, with a limit on its size.
+"""The third tier: a folder of finished prefixes that outlive the engine, with a limit on its size.
 
 The engine thread calls it; two threads of its own, at a low priority, read and write the files.
 Several workers may share a folder; each finds the others' files at its start.
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from worker.background import background_thread
 from worker.devices.plan.cells import LARGEST_SHARE
-from worker.engine.kv_store.prefix_file import (
+from worker.engine.cache.disk_file import (
     SUFFIX,
     UNFINISHED,
     Damaged,
@@ -29,9 +29,10 @@ from worker.engine.kv_store.prefix_file import (
     Prefix,
     read,
     read_entry,
-    usable,
     write,
 )
+from worker.engine.cache.memory import longest_cut
+from worker.engine.tokens import common_length
 from worker.errors import ConfigError
 from worker.observability.logs import get_logger
 
@@ -53,7 +54,7 @@ class Counts:
     evicted: int = 0
 
 
-class KvStore:
+class Disk:
     def __init__(
         self, folder: Path, limit_bytes: int, *, cuts_anywhere: bool, bind: Callable[[Path], str]
     ) -> None:
@@ -113,8 +114,10 @@ class KvStore:
         self._writer.submit(task)
 
     def _usable(self, entry: Entry, tokens: array[int]) -> int:
-        lengths = [length for length, _ in entry.snapshots]
-        return usable(entry.tokens, lengths, tokens, self._cuts_anywhere)
+        n_common = common_length(entry.tokens, tokens)
+        if self._cuts_anywhere or n_common == len(entry.tokens):
+            return n_common
+        return longest_cut((length for length, _ in entry.snapshots), n_common)
 
     def _salted(self, salt: str | None) -> str:
         """A salt as it is stored: hashed with a key, because it may be a secret."""

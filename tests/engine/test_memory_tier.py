@@ -1,21 +1,23 @@
-"""What idle slots keep leaves a pool of cells, and comes back when a prompt goes on from it."""
+"""What idle slots keep goes to memory, and comes back when a prompt goes on from it."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from itertools import count
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.engine.byte_backend import ByteBackend, expected_answer, make_sequence
+from tests.engine.byte_backend import expected_answer
 from tests.engine.real_engine import RealEngine
 from tests.engine.test_loop import CONTEXT, Engine
 from tests.engine.test_memory_kinds import ANSWER, PLAIN_CASES, Alone
 from tests.support.random_models import Kind, random_model
-from worker.engine.prefix_cache import Slot
-from worker.engine.sequence import Sequence
-from worker.engine.shelf import Shelf
+from worker.engine.cache.memory import Memory
+from worker.engine.cache.moves import State
+from worker.engine.cache.slots import Slot, count_cells, share, unshare
 from worker.wire.messages import Finished, Started
 
 SECOND_PER_TOKEN = 1.0
@@ -62,12 +64,12 @@ def test_idle_cells_stay_beside_running_streams_that_have_more() -> None:
     engine = pooled()
     engine.submit(1, b"a" * 40, max_tokens=50)
     engine.submit(2, b"b" * 34, max_tokens=2)
-    while not engine.scheduler.cells_cached:
+    while not engine.cache.cells_cached:
         engine.turn()
-    assert engine.scheduler.cells_running >= 40
+    assert engine.cache.cells_running >= 40
     engine.submit(3, b"c" * 34, max_tokens=2)
     engine.turn()
-    assert engine.scheduler.cells_cached >= 34, "most cells are not idle"
+    assert engine.cache.cells_cached >= 34, "most cells are not idle"
     engine.run()
 
 
@@ -80,7 +82,7 @@ def test_a_conversation_goes_on_in_its_own_cells() -> None:
     assert cached == n_cells, "all that was there"
 
 
-def test_a_common_beginning_is_taken_from_the_shelf_more_than_once() -> None:
+def test_a_common_beginning_is_taken_from_memory_more_than_once() -> None:
     engine = pooled()
     common = b"system" * 8
     ask(engine, 1, common + b"first question")
@@ -90,7 +92,7 @@ def test_a_common_beginning_is_taken_from_the_shelf_more_than_once() -> None:
         ask(engine, 10 + number, bytes([ord("m") + number]) * 40)
 
 
-def test_tenants_do_not_share_a_shelf() -> None:
+def test_tenants_do_not_share_states() -> None:
     engine = pooled()
     ask(engine, 1, b"a" * 40, "one")
     ask(engine, 2, b"x" * 40, "one")
@@ -155,7 +157,7 @@ def test_conversations_that_come_and_go_say_what_each_says_alone(kind: dict[str,
 
 
 def converse(choose: random.Random, kind: dict[str, Any]) -> None:
-    """Beginnings, continuations and cancels, several at once, in a pool and a shelf that are too
+    """Beginnings, continuations and cancels, several at once, in a pool and a memory that are too
     small for all of them."""
     engine = Engine(choose.randint(1, 6), choose.choice([100, 200, 400]), unified=True, **kind)
     engine.scheduler.pace.seconds_per_prompt_token = choose.choice([0.0, SECOND_PER_TOKEN])
@@ -187,142 +189,136 @@ def converse(choose: random.Random, kind: dict[str, Any]) -> None:
     engine.check_idle()
 
 
-# --- the shelf itself ------------------------------------------------------------------------
+# --- what gives way --------------------------------------------------------------------------
 
 
-class Clock:
-    """Each look costs a time."""
-
-    def __init__(self, seconds: float = 0.0) -> None:
-        self.now, self.seconds = 0.0, seconds
-
-    def __call__(self) -> float:
-        self.now += self.seconds
-        return self.now
-
-
-def slots_of(backend: ByteBackend, texts: Iterable[bytes]) -> list[Slot]:
-    slots = []
-    for index, text in enumerate(texts):
-        backend.cells[index] = list(text)
-        slots.append(Slot(index, kept=list(text), last_used=index))
-    return slots
+def test_the_least_recently_used_state_gives_way() -> None:
+    engine = pooled(memory_bytes=200)  # two states
+    prompts = [bytes([ord("a") + number]) * 40 for number in range(4)]
+    for number, prompt in enumerate(prompts):
+        ask(engine, number, prompt)
+    assert [len(state.tokens) > 40 for state in engine.cache.memory.states] == [True] * 2
+    assert ask(engine, 10, prompts[0] + b"more") == 0
+    assert ask(engine, 11, prompts[2] + b"more") >= 40
 
 
-def sequence(backend: ByteBackend, prompt: bytes) -> Sequence:
-    return make_sequence(backend, 1, prompt)
+def test_a_longer_state_replaces_a_shorter_one() -> None:
+    engine = pooled()
+    prompt = b"a" * 40
+    ask(engine, 1, prompt)
+    ask(engine, 2, b"x" * 40)
+    longer = prompt + engine.text(1).encode() + b"and more"
+    ask(engine, 3, longer)
+    ask(engine, 4, b"y" * 40)
+    begun = [state for state in engine.cache.memory.states if state.tokens[0] == ord("a")]
+    assert len(begun) == 1 and len(begun[0].tokens) > len(longer)
 
 
-def taken(shelf: Shelf, backend: ByteBackend, prompt: bytes, most_cells: int = 1000) -> int:
-    found = shelf.find(sequence(backend, prompt), None, most_cells, SECOND_PER_TOKEN)
-    return found.length if found is not None else 0
+def test_memory_that_cannot_be_cut_keeps_the_shorter_state_too() -> None:
+    engine = pooled(recurrent=True)
+    prompt = b"a" * 40
+    ask(engine, 1, prompt)
+    ask(engine, 2, b"x" * 40)
+    ask(engine, 3, prompt + engine.text(1).encode() + b"and more")
+    ask(engine, 4, b"y" * 40)
+    assert len([state for state in engine.cache.memory.states if state.tokens[0] == ord("a")]) == 2
 
 
-def put(shelf: Shelf, slot: Slot, slots: list[Slot]) -> bool:
-    return shelf.put_all([slot], slots, is_busy=True) == [slot]
+def test_a_locked_state_stays() -> None:
+    memory = Memory(100, [])
+    states = [State([number], None, 40, memoryview(b""), last_used=number) for number in range(4)]
+    states[0].n_locks = 1
+    kept = [memory.keep(state, cuts_anywhere=True) for state in states]
+    assert kept == [True] * 4
+    assert memory.states == [states[0], states[3]]
+    assert not memory.keep(State([9], None, 70, memoryview(b""), last_used=9), cuts_anywhere=True)
+    assert memory.states == [states[0]]
 
 
-@pytest.fixture
-def backend() -> ByteBackend:
-    return ByteBackend(16, CONTEXT, 16 * CONTEXT, 32)
+def test_a_slow_state_is_not_brought_back() -> None:
+    engine = pooled()
+    ask(engine, 1, b"a" * 40)
+    ask(engine, 2, b"x" * 40)
+    engine.cache.prices.per_byte = 1.0
+    assert ask(engine, 3, b"a" * 40 + b"more") == 0, "computing takes 40 s, and copying more"
+    engine.cache.prices.per_byte = 0.1
+    assert ask(engine, 4, b"x" * 40 + b"more") >= 40
 
 
-def test_it_is_limited_and_the_oldest_gives_way(backend: ByteBackend) -> None:
-    texts = [bytes([number]) * 40 for number in range(6)]
-    slots = slots_of(backend, texts)
-    shelf = Shelf(backend, 4 * 80, Clock())  # 80 bytes each
-    for slot in slots:
-        assert put(shelf, slot, slots[:3])
-        slot.kept = []
-    assert [taken(shelf, backend, text + b"?") for text in texts] == [0, 0, 40, 40, 40, 40]
+def test_copies_beside_streams_are_made_for_a_limited_time() -> None:
+    engine = pooled(n_slots=6, n_cells=600)
+    for number in range(4):
+        engine.submit(number, bytes([ord("a") + number]) * 40, max_tokens=2)
+    engine.submit(9, b"stream", max_tokens=60)
+    while engine.cache.cells_cached < 160:
+        engine.turn()
+    engine.cache.prices.per_byte = 0.0004  # 80 bytes in 32 ms
+    engine.submit(10, b"other", max_tokens=30)
+    engine.turn()
+    assert len(engine.cache.memory.states) == 3, "the most recently used ones"
+    assert sum(bool(slot.kept) for slot in engine.cache.slots) == 1
+    engine.run()
 
 
-def test_none_gives_way_that_the_slots_would_still_have(backend: ByteBackend) -> None:
-    slots = slots_of(backend, [bytes([number]) * 40 for number in range(6)])
-    shelf = Shelf(backend, 4 * 80, Clock())
-    for slot in slots[:4]:
-        assert put(shelf, slot, slots)
-        slot.kept = []
-    assert not put(shelf, slots[4], slots)
-    other = Slot(7, kept=[1], last_used=9)
-    assert not put(shelf, slots[4], [*slots, other]), "6 of 7 were used later than the first"
-    assert put(shelf, slots[4], [*slots[1:], other]), "6 of 6"
+def test_what_the_next_request_would_push_out_is_copied_while_nothing_runs() -> None:
+    engine = pooled()
+    for number in range(2):
+        ask(engine, number, bytes([ord("a") + number]) * 40)
+    engine.cache.memory.states.clear()
+    looks = iter([True, True, False])
+    engine.loop.carrier.save_while(lambda: next(looks))
+    assert not engine.cache.memory.states, "the most recent one alone stays in its cells"
+    split = Engine(n_slots=2)
+    for number in range(2):
+        ask(split, number, bytes([ord("a") + number]) * 40)
+    split.loop.carrier.save_while(lambda: True)
+    assert [state.tokens[0] for state in split.cache.memory.states] == [ord("a")]
+    split.check()
 
 
-def test_one_may_have_a_part_of_it(backend: ByteBackend) -> None:
-    (slot,) = slots_of(backend, [b"a" * 40])
-    assert not put(Shelf(backend, 4 * 80 - 1, Clock()), slot, [slot])
-    assert put(Shelf(backend, 4 * 80, Clock()), slot, [slot])
+@pytest.mark.parametrize("kind", [{}, {"recurrent": True}, {"window": 8}])
+def test_a_split_pool_brings_back_what_slots_gave_up(kind: dict[str, Any]) -> None:
+    engine = Engine(n_slots=2, memory_bytes=4000, **kind)
+    engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
+    prompts = [bytes([ord("a") + number]) * 40 for number in range(5)]
+    for number, prompt in enumerate(prompts):
+        ask(engine, number, prompt)
+    for number, prompt in enumerate(prompts):
+        longer = prompt + engine.text(number).encode() + b"and more"
+        assert ask(engine, 10 + number, longer) >= len(prompt)
 
 
-def test_what_is_too_short_for_reuse_is_dropped(backend: ByteBackend) -> None:
-    (slot,) = slots_of(backend, [b"a" * 31])
-    shelf = Shelf(backend, 1 << 20, Clock())
-    assert put(shelf, slot, [slot])
-    assert taken(shelf, backend, b"a" * 60) == 0
+# --- which cells are shared ------------------------------------------------------------------
 
 
-def test_a_longer_state_replaces_a_shorter_one(backend: ByteBackend) -> None:
-    slots = slots_of(backend, [b"a" * 40, b"a" * 60])
-    shelf = Shelf(backend, 4 * 120, Clock())
-    assert put(shelf, slots[0], slots) and put(shelf, slots[1], slots)
-    assert put(shelf, slots[0], slots), "the longer one has it"
-    assert taken(shelf, backend, b"a" * 90) == 60
-    assert taken(shelf, backend, b"a" * 90, most_cells=59) == 0, "it needs room for all of it"
+@given(st.data())
+def test_shared_cells_are_counted_once_whoever_leaves_first(data: st.DataObject) -> None:
+    slots = [Slot(index) for index in range(5)]
+    cells: dict[int, list[int]] = {slot.index: [] for slot in slots}
+    numbers = count()
 
+    def sizes(slot: Slot) -> int:
+        return len(cells[slot.index])
 
-def test_a_longer_state_that_cannot_be_cut_replaces_none() -> None:
-    backend = ByteBackend(16, CONTEXT, 16 * CONTEXT, 32, recurrent=True)
-    slots = slots_of(backend, [b"a" * 40, b"a" * 60])
-    backend.states = {slot.index: list(slot.kept) for slot in slots}
-    shelf = Shelf(backend, 1 << 20, Clock())
-    assert put(shelf, slots[0], slots) and put(shelf, slots[1], slots)
-    assert taken(shelf, backend, b"a" * 40 + b"b" * 20) == 40
-    assert taken(shelf, backend, b"a" * 60 + b"b" * 20) == 60
-
-
-def test_copies_beside_streams_are_made_for_a_limited_time(backend: ByteBackend) -> None:
-    slots = slots_of(backend, [bytes([number]) * 40 for number in range(5)])
-    shelf = Shelf(backend, 1 << 20, Clock(0.02))
-    done = shelf.put_all(slots, slots, is_busy=True)
-    assert 0 < len(done) < len(slots)
-    assert done[0] is slots[-1], "the most recently used first"
-
-
-def test_all_but_the_most_recent_are_copied_while_nothing_runs(backend: ByteBackend) -> None:
-    texts = [bytes([number]) * 40 for number in range(3)]
-    slots = slots_of(backend, texts)
-    shelf, looks = Shelf(backend, 1 << 20, Clock()), iter([True, False])
-    shelf.copy_while(slots, lambda: next(looks))
-    assert [taken(shelf, backend, text + b"?") for text in texts] == [40, 0, 0], "a request came"
-    shelf.copy_while(slots, lambda: True)
-    assert [taken(shelf, backend, text + b"?") for text in texts] == [40, 40, 0]
-    assert all(slot.kept for slot in slots), "they stay in their cells until another needs the pool"
-    none = Shelf(backend, 0, Clock())
-    none.copy_while(slots, lambda: True)
-    assert taken(none, backend, texts[0] + b"?") == 0
-
-
-def test_one_slow_copy_is_forgiven(backend: ByteBackend) -> None:
-    clock = Clock(90.0)
-    slots = slots_of(backend, [bytes([number]) * 40 for number in range(3)])
-    shelf = Shelf(backend, 1 << 20, clock)
-    assert put(shelf, slots[0], slots)
-    clock.seconds = 0.0
-    assert put(shelf, slots[1], slots) and put(shelf, slots[2], slots)
-
-
-def test_a_slow_copy_is_not_waited_for(backend: ByteBackend) -> None:
-    (slot,) = slots_of(backend, [b"a" * 40])
-    shelf = Shelf(backend, 1 << 20, Clock(0.09))
-    for _ in range(40):  # 80 bytes take 0.09 seconds, again and again
-        slot.kept = [*slot.kept[1:], slot.kept[0] ^ 1]
-        backend.cells[0] = slot.kept
-        shelf.put_all([slot], [slot], is_busy=False)
-    prompt = sequence(backend, bytes(slot.kept) + b"b" * 20)
-    assert shelf.find(prompt, None, 1000, 0.001) is None, "computing takes 0.04 s"
-    assert shelf.find(prompt, None, 1000, 0.01) is not None
-    assert shelf.find(prompt, None, 1000, 0.0) is not None, "nobody knows what computing takes"
+    for _ in range(data.draw(st.integers(1, 25))):
+        slot = data.draw(st.sampled_from(slots))
+        held = cells[slot.index]
+        match data.draw(st.sampled_from(["grow", "cut", "copy"])):
+            case "grow":
+                held += [next(numbers) for _ in range(data.draw(st.integers(1, 9)))]
+            case "cut":
+                length = data.draw(st.integers(0, len(held)))
+                unshare(slot, length, slots)
+                del held[length:]
+            case "copy":
+                empty = [each for each in slots if not cells[each.index]]
+                if empty and held and empty[0] is not slot:
+                    length = data.draw(st.integers(1, len(held)))
+                    share(slot, empty[0], length, slots)
+                    cells[empty[0].index] = held[:length]
+        some = data.draw(st.lists(st.sampled_from(slots), unique=True))
+        expected = len({cell for each in some for cell in cells[each.index]})
+        assert count_cells(some, sizes) == expected
 
 
 # --- llama.cpp -------------------------------------------------------------------------------
@@ -344,7 +340,7 @@ def test_conversations_in_turn_say_what_each_says_alone(kind: Kind) -> None:
             answer = engine.ids(request_id)
             assert alone.differs(so_far, answer) is None
             assert engine.cached_tokens(request_id) >= (len(so_far) - 20 if turn else 0)
-            assert engine.scheduler.cells_cached < len(so_far) + ANSWER, "only its own"
+            assert engine.cache.cells_cached < len(so_far) + ANSWER, "only its own"
             told[number] = so_far + tuple(answer) + some(10)
     engine.close()
     alone.close()

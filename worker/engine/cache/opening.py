@@ -1,4 +1,4 @@
-"""Opens the store of an engine: its folder, and what the engine's states depend on."""
+"""Opens the disk tier of an engine: its folder, and what the engine's states depend on."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from worker.engine.backend import Backend
-from worker.engine.kv_store.keeper import Keeper
-from worker.engine.kv_store.store import KvStore
+from worker.engine.cache.disk import Disk
 from worker.models.checksum import sha256_of_file
 from worker.models.gguf.header import GgufHeader
 from worker.wire.engine_info import EngineInfo
@@ -21,23 +20,22 @@ _LENGTHS_DIFFER = "rope_factors_long"
 """A tensor of models whose rotary angles depend on the longest allowed sequence."""
 
 
-def open_keeper(
+def open_disk(
     header: GgufHeader, settings: EngineSettings, info: EngineInfo, backend: Backend
-) -> Keeper | None:
-    """The keeper of the engine's states; `None` if they are not to be stored.
+) -> Disk | None:
+    """The third tier of the engine's cache; `None` if states are not to be stored.
 
     Raises:
         ConfigError: the folder cannot be used, or other users could put files into it.
     """
     if settings.kv_store is None or info.kv_store_bytes is None:
         return None
-    store = KvStore(
+    return Disk(
         Path(settings.kv_store).expanduser(),
         info.kv_store_bytes,
         cuts_anywhere=backend.cuts_anywhere,
         bind=lambda folder: _binding(header, settings, info, folder),
     )
-    return Keeper(store, backend)
 
 
 def _binding(header: GgufHeader, settings: EngineSettings, info: EngineInfo, hashes: Path) -> str:

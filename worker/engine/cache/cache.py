@@ -1,0 +1,508 @@
+"""The books of the cache: what a prompt goes on from, and what gives way. Plain Python.
+
+It decides and writes down `moves`; the `Carrier` carries them out. Engine thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from worker.engine.cache.memory import Memory, usable
+from worker.engine.cache.moves import Copy, Move, Restore, Save, Snapshot, State, Truncate
+from worker.engine.cache.slots import Slot, count_cells, share, unshare
+from worker.engine.limits import Limits
+from worker.engine.sequence import Awaited, Sequence
+from worker.engine.tokens import common_length
+
+MIN_SHARED_TOKENS = 32
+"""A shorter common beginning is not reused."""
+_MIN_AWAITED_TOKENS = 8
+"""A prompt does not wait for fewer common tokens than this."""
+SNAPSHOT_TAIL = 16
+"""Tokens after the snapshot at a prompt's end: the next turn of a conversation may write them
+differently, and the last one is always computed."""
+SPACING = 2048
+"""Tokens between the snapshots of a long prompt. A prompt that differs from its middle on computes
+fewer than these again."""
+MOST_SECONDS, _MOST_SECONDS_ALONE = 0.1, 2.0
+"""The longest expected time of a step's copies to memory, beside running streams and without. What
+would take longer stays in its cells, or is lost with them."""
+_MORE_TOKENS = 16
+"""An answer is expected to go on for as many tokens as it has, and for these."""
+_NEWEST = 0.3
+"""Weight of the newest measurement in a running mean."""
+
+
+@dataclass(slots=True)
+class Prices:
+    """What it takes to have a token's cells again, as measured."""
+
+    per_token: float = 0.0
+    """Seconds to compute one; 0 before the first prompt."""
+    per_byte: float = 1e-9
+    """Seconds to copy a byte between cells and memory."""
+    per_disk_byte: float = 4e-9
+    """Seconds to read a byte from the disk."""
+
+    def copied(self, n_bytes: int, seconds: float) -> None:
+        """One copy that was interrupted does not decide alone."""
+        self.per_byte += _NEWEST * (seconds / max(n_bytes, 1) - self.per_byte)
+
+    def read(self, n_bytes: int, seconds: float) -> None:
+        self.per_disk_byte += _NEWEST * (seconds / max(n_bytes, 1) - self.per_disk_byte)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a prompt can go on from."""
+
+    source: Slot | State | None = None
+    n_ready: int = 0
+    """The number of its tokens that can be reused now."""
+    snapshot: Snapshot | None = None
+    """The snapshot that is needed to cut the source there."""
+    n_common: int = 0
+    """The length of the longest common beginning with a slot, computed or not."""
+    awaited: Awaited | None = None
+    """A longer beginning that should not be computed twice."""
+
+
+class Cache:
+    def __init__(self, limits: Limits) -> None:
+        self.limits, self.prices = limits, Prices()
+        self.slots = [Slot(index) for index in range(limits.n_slots)]
+        self.memory = Memory(limits.memory_bytes, self.slots)
+        self.moves: list[Move] = []
+        """Planned, in order, and not carried out yet."""
+        self._read: set[int] = set()
+        self._written: set[int] = set()
+        """Slots that moves have read or written since the last batch was computed."""
+        self._bytes_per_cell = limits.cell_bytes
+        self._saving_seconds = 0.0
+        """The expected time of the copies to memory in `moves`."""
+        self._clock = 0
+
+    @property
+    def now(self) -> int:
+        """The time in the order of use."""
+        return self._clock
+
+    # --- what there is -----------------------------------------------------------------------
+
+    @property
+    def n_idle(self) -> int:
+        return sum([slot.owner is None for slot in self.slots])
+
+    @property
+    def cells_running(self) -> int:
+        return count_cells([s for s in self.slots if s.owner is not None], lambda s: s.n_cells)
+
+    @property
+    def cells_cached(self) -> int:
+        """Cells that are kept only for reuse."""
+        return count_cells(self.slots, lambda slot: slot.n_cells) - self.cells_running
+
+    @property
+    def takes_snapshots(self) -> bool:
+        return not self.limits.cuts_anywhere and self.memory.most_bytes > 0
+
+    def match(self, sequence: Sequence) -> Match:
+        """The beginning of a sequence that saves the most time.
+
+        Its last token is always computed: the next one is drawn from its logits.
+        """
+        tokens, salt, most = sequence.tokens, sequence.request.cache_salt, len(sequence.tokens) - 1
+        slots: list[Match] = []
+        matches: list[Match] = []
+        if sequence.saved is not None:
+            matches.append(self._of_state(sequence.saved, tokens, most))
+        if sequence.may_reuse and self.limits.prefix_cache and most >= MIN_SHARED_TOKENS:
+            head = tokens[:MIN_SHARED_TOKENS]
+            slots = [
+                self._of_slot(slot, common_length(slot.tokens, tokens, most))
+                for slot in self.slots
+                if slot.salt == salt and slot.tokens[:MIN_SHARED_TOKENS] == head
+                if slot.owner is None or not slot.owner.request.deterministic
+            ]
+            states = self.memory.find(tokens, salt, MIN_SHARED_TOKENS)
+            matches += slots + [self._of_state(state, tokens, most) for state in states]
+        best = max(matches, key=self._gain, default=Match())
+        if self._gain(best) <= 0:
+            best = Match()
+        awaited = max(
+            (match.awaited for match in slots if match.awaited is not None),
+            key=lambda each: each.length,
+            default=None,
+        )
+        if awaited is not None and awaited.length - best.n_ready < _MIN_AWAITED_TOKENS:
+            awaited = None
+        n_common = max((match.n_common for match in slots), default=0)
+        return replace(best, n_common=n_common, awaited=awaited)
+
+    def fits(self, sequence: Sequence, match: Match) -> bool:
+        """Whether there are cells for a sequence beside those that running ones have or need.
+
+        It needs one more than tokens, for the next token that is sampled.
+        """
+        if not self.limits.unified:
+            return True
+        running = [slot for slot in self.slots if slot.owner is not None]
+        n_cells, source = len(sequence.tokens) + 1, match.source
+        if isinstance(source, State):
+            n_cells = max(n_cells, len(source.tokens))
+        elif source is not None and source.owner is not None:
+            n_cells -= match.n_ready
+        elif source is not None:
+            held = {part for slot in running for part in slot.shared}
+            n_held = sum([part.n_cells for part in source.shared if part in held])
+            n_cells -= min(n_held, match.n_ready)
+        n_used = count_cells(running, lambda slot: len(slot.tokens))
+        return n_used + n_cells <= self.limits.n_cells
+
+    # --- slots come and go -------------------------------------------------------------------
+
+    def acquire(self, sequence: Sequence, match: Match, *, is_busy: bool) -> bool:
+        """Give a sequence a slot with what it goes on from.
+
+        Returns false, without a change, if that needs a slot which a move has changed and which no
+        batch has settled yet.
+        """
+        source, n_ready, snapshot = match.source, match.n_ready, match.snapshot
+        touched = self._read | self._written
+        idle = [slot for slot in self.slots if slot.is_idle and slot.index not in touched]
+        others = [slot for slot in idle if slot is not source]
+        if isinstance(source, Slot) and source.index in self._written:
+            return False
+        takes_over = False
+        if isinstance(source, Slot) and source in idle:
+            takes_over = self._takes_over(source, n_ready) or not others
+        if not takes_over and not others:
+            return False
+        for used in (source, snapshot):
+            if used is not None:
+                used.last_used = self._tick()
+        snapshots: list[Snapshot] = [] if source is None else source.snapshots
+        if takes_over:
+            assert isinstance(source, Slot)
+            slot = source
+            if n_ready < len(slot.kept):
+                self._truncate(slot, n_ready, snapshot)
+        else:
+            slot = min(others, key=self._order)
+            if slot.kept:
+                self.save(slot, is_busy=is_busy)
+                self._truncate(slot, 0)
+            if isinstance(source, State):
+                self._make_cells(len(source.tokens), is_busy=is_busy)
+                self.moves.append(Restore(slot.index, source, n_ready, snapshot))
+                self._written.add(slot.index)
+            elif source is not None:
+                self.moves.append(Copy(source.index, slot.index, n_ready, snapshot))
+                self._written.add(slot.index)
+                self._read.add(source.index)
+                if self.limits.unified:
+                    share(source, slot, n_ready, self.slots)
+        slot.owner, slot.kept, slot.is_new = sequence, [], False
+        slot.salt, slot.last_used = sequence.request.cache_salt, self._tick()
+        slot.snapshots = [each for each in snapshots if each.length <= n_ready]
+        sequence.slot = slot.index
+        sequence.n_cached = sequence.n_computed = n_ready
+        if self.takes_snapshots:
+            sequence.snapshot_at = _snapshots_due(sequence, match.n_common)
+        self.let_go(sequence)
+        return True
+
+    def release(self, sequence: Sequence, *, keep: bool) -> None:
+        """Take a sequence's slot back. Its cells are kept for reuse or freed."""
+        slot = self._slot_of(sequence)
+        slot.owner, sequence.slot = None, None
+        if keep:
+            del sequence.tokens[sequence.n_computed :]
+            slot.kept = sequence.tokens  # a copy would touch every token of the conversation
+            slot.last_used, slot.is_new = self._tick(), True
+        else:
+            self._truncate(slot, 0)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take a running sequence's slot back; what it has computed goes to memory, and stays there
+        until it goes on."""
+        slot = self._slot_of(sequence)
+        slot.owner, sequence.slot = None, None
+        slot.kept = sequence.tokens[: sequence.n_computed]
+        slot.last_used = self._tick()
+        sequence.saved = self.save(slot, is_busy=False, is_awaited=True)
+        self._truncate(slot, 0)
+        sequence.n_computed = 0
+
+    def let_go(self, sequence: Sequence) -> None:
+        """Unlock the state that a sequence was to go on from."""
+        if sequence.saved is not None:
+            sequence.saved.n_locks -= 1
+            sequence.saved = None
+
+    def start_over(self, index: int) -> None:
+        """A slot's cells are lost: its owner computes from its first token on."""
+        slot = self.slots[index]
+        slot.kept, slot.snapshots, slot.shared, slot.is_new = [], [], [], False
+        if slot.owner is not None:
+            slot.owner.n_computed = slot.owner.n_cached = 0
+
+    def keep_snapshot(self, sequence: Sequence, data: bytes) -> None:
+        """Keep a snapshot of a running sequence's memory; the least recently used make room."""
+        if sequence.slot is None or not 0 < len(data) <= self.memory.most_bytes:
+            return
+        is_likely = sequence.snapshot_at[sequence.n_computed]
+        snapshot = Snapshot(sequence.n_computed, data, self._tick() if is_likely else 0)
+        self.slots[sequence.slot].snapshots.append(snapshot)
+        self.memory.fit()
+
+    def close_hole(self, seconds_per_pass: float) -> bool:
+        """Move a stream of a split pool next to the others, if that saves passes over all weights
+        that take longer than the copy (see `_order`). False if none is moved."""
+        limits, touched = self.limits, self._read | self._written
+        used = {slot.index for slot in self.slots if slot.owner is not None}
+        best: tuple[int, bool, int, Slot, Slot] | None = None
+        for source in self.slots:
+            stream = source.owner
+            if stream is None or not stream.n_out or stream.request.deterministic:
+                continue  # a prompt that is being computed is not moved
+            most = min(stream.n_most - len(stream.tokens), stream.n_out + _MORE_TOKENS)
+            if source.index in touched or most * seconds_per_pass <= limits.copy_seconds:
+                continue
+            left = used - {source.index}
+            more = _runs_beside(left, source.index)
+            for target in self.slots:
+                if target.index in used or target.index in touched:
+                    continue
+                change = _runs_beside(left, target.index) - more
+                found = change, bool(target.kept), target.last_used, source, target
+                if change < 0 and (best is None or found[:3] < best[:3]):
+                    best = found
+        if best is None:
+            return False
+        *_, source, target = best
+        if target.kept:
+            self.save(target, is_busy=True)
+            self._truncate(target, 0)
+        stream = source.owner
+        assert stream is not None
+        self.moves.append(Copy(source.index, target.index, stream.n_computed))
+        self._read.add(source.index)
+        self._written.add(target.index)
+        target.owner, source.owner, stream.slot = stream, None, target.index
+        target.salt, target.last_used = source.salt, self._tick()
+        self._truncate(source, 0)
+        return True
+
+    # --- room --------------------------------------------------------------------------------
+
+    def room(self, *, is_busy: bool) -> bool:
+        """Free the cells of the least recently used idle slot; false if no idle slot has any."""
+        kept = [slot for slot in self.slots if slot.kept]
+        if not kept:
+            return False
+        slot = min(kept, key=lambda each: each.last_used)
+        self.save(slot, is_busy=is_busy)
+        self._truncate(slot, 0)
+        return True
+
+    def clear(self, match: Match, *, is_busy: bool) -> None:
+        """Move what idle slots keep to memory, once most used cells of one pool are such.
+
+        llama.cpp's attention goes over all cells up to the highest used one, whoever's they are:
+        beside running streams, idle cells cost time in every step.
+        """
+        if not self.limits.unified or self.cells_cached <= self.cells_running:
+            return
+        kept = [slot for slot in self.slots if slot.kept and slot is not match.source]
+        for slot in sorted(kept, key=lambda slot: slot.last_used, reverse=True):
+            if len(slot.kept) < MIN_SHARED_TOKENS or self.save(slot, is_busy=is_busy):
+                self._truncate(slot, 0)
+
+    def next_out(self) -> list[Slot]:
+        """The slots that the next request would push out of their cells: in one pool all idle ones
+        but the most recent, otherwise the oldest if no slot is empty."""
+        kept = sorted((s for s in self.slots if s.kept), key=lambda slot: slot.last_used)
+        if self.limits.unified:
+            return kept[:-1]
+        return kept[:1] if all(slot.tokens for slot in self.slots) else []
+
+    def save(self, slot: Slot, *, is_busy: bool, is_awaited: bool = False) -> State | None:
+        """The state of what an idle slot keeps, whose copy is planned unless memory has it.
+
+        `None` if there is none: it is too short to be reused, or the copy would take too long. For
+        a request that awaits it, any copy is shorter than to compute it again.
+        """
+        tokens, memory, limits = slot.kept, self.memory, self.limits
+        if len(tokens) < (1 if is_awaited else MIN_SHARED_TOKENS) or slot.index in self._written:
+            return None
+        for state in () if is_awaited else memory.find(tokens, slot.salt, len(tokens)):
+            if limits.cuts_anywhere or len(state.tokens) == len(tokens):
+                state.last_used = max(state.last_used, slot.last_used)
+                return state
+        seconds = self.expected_seconds(slot)
+        most = MOST_SECONDS if is_busy else _MOST_SECONDS_ALONE
+        if not is_awaited and self._saving_seconds + seconds > most:
+            return None
+        state = State(tokens, slot.salt, int(self._bytes_per_cell * len(tokens)))
+        state.snapshots, state.last_used = list(slot.snapshots), slot.last_used
+        state.n_locks, state.is_new = int(is_awaited), slot.is_new
+        if state.n_bytes > memory.most_bytes - memory.locked_bytes:
+            return None
+        if not self._can_cut(slot, len(tokens)):  # a window has lost cells
+            return None
+        if not memory.keep(state, cuts_anywhere=limits.cuts_anywhere):
+            return None
+        self._saving_seconds += seconds
+        self.moves.append(Save(slot.index, state))
+        return state
+
+    def expected_seconds(self, slot: Slot) -> float:
+        """The time to copy what a slot has to memory."""
+        return self._bytes_per_cell * slot.n_cells * self.prices.per_byte
+
+    # --- what the carrier tells --------------------------------------------------------------
+
+    def take_moves(self) -> list[Move]:
+        moves, self.moves, self._saving_seconds = self.moves, [], 0.0
+        return moves
+
+    def settled(self) -> None:
+        """A batch was computed, and the copies before it with it."""
+        self._read.clear()
+        self._written.clear()
+
+    def saved(self, state: State, seconds: float) -> None:
+        """A copy to memory was made, of `n_bytes` in this time."""
+        self._bytes_per_cell = state.n_bytes / len(state.tokens)
+        self.prices.copied(state.n_bytes, seconds)
+        self.memory.fit()
+
+    def not_saved(self, state: State) -> None:
+        """A copy to memory could not be made."""
+        self.memory.drop(state)
+
+    def check(self, last_position: Callable[[int], int]) -> None:
+        """Compare the books with the backend's own; for use between two steps."""
+        assert not self.moves, "all moves were carried out"
+        for slot in self.slots:
+            last = last_position(slot.index)
+            assert last + 1 == slot.n_cells, f"slot {slot.index}: {last + 1}, not {slot.n_cells}"
+            assert slot.n_shared <= slot.n_cells, f"slot {slot.index} shares what it has not"
+            assert slot.owner is None or slot.owner.slot == slot.index
+            assert slot.owner is None or not slot.kept
+        memory = self.memory
+        assert memory.n_bytes <= max(memory.most_bytes, memory.locked_bytes)
+
+    # --- one slot ----------------------------------------------------------------------------
+
+    def _of_slot(self, slot: Slot, n_common: int) -> Match:
+        """What a slot has of a prompt's first `n_common` tokens."""
+        n_ready, snapshot, owner = min(n_common, slot.n_cells), None, slot.owner
+        if not self._can_cut(slot, n_ready):
+            snapshots = (each for each in slot.snapshots if each.length <= n_ready)
+            snapshot = max(snapshots, key=lambda each: each.length, default=None)
+            n_ready = 0 if snapshot is None else snapshot.length
+        if n_ready < MIN_SHARED_TOKENS:
+            n_ready, snapshot = 0, None
+        awaited = None
+        if owner is not None and n_common > slot.n_cells:
+            if self.limits.cuts_anywhere or self.takes_snapshots:
+                awaited = Awaited(owner, n_common)
+        return Match(slot if n_ready else None, n_ready, snapshot, n_common, awaited)
+
+    def _of_state(self, state: State, tokens: list[int], most: int) -> Match:
+        """What a state has of a prompt's first `most` tokens."""
+        cuts_anywhere, snapshot = self.limits.cuts_anywhere, None
+        n_ready = usable(state, tokens, most, cuts_anywhere=cuts_anywhere)
+        if not cuts_anywhere and n_ready < len(state.tokens):
+            snapshot = next((each for each in state.snapshots if each.length == n_ready), None)
+        return Match(state, n_ready, snapshot)
+
+    def _gain(self, match: Match) -> float:
+        """The time that a match saves, in prompt tokens."""
+        source, per_token = match.source, self.prices.per_token
+        if isinstance(source, State):
+            if source.n_locks:  # somebody waited for it
+                return match.n_ready
+            seconds = source.n_bytes * self.prices.per_byte
+            return match.n_ready - (seconds / per_token if per_token else MIN_SHARED_TOKENS)
+        if source is None or not per_token or self._takes_over(source, match.n_ready):
+            return match.n_ready
+        return match.n_ready - self.limits.copy_seconds / per_token
+
+    def _takes_over(self, slot: Slot, n_ready: int) -> bool:
+        return slot.is_idle and 2 * n_ready >= len(slot.kept)
+
+    def _can_cut(self, slot: Slot, length: int) -> bool:
+        """Whether a slot can be cut to its first `length` tokens without a snapshot.
+
+        Recurrent state exists only for the last token, and newer cells overwrite the older ones of
+        a window.
+        """
+        limits = self.limits
+        if limits.recurrent and length and length != slot.n_cells:
+            return False
+        return not limits.window or 0 <= slot.first <= max(length - limits.window, 0)
+
+    def _order(self, slot: Slot) -> tuple[int, bool, int]:
+        """The order in which idle slots are used for something else.
+
+        With a split pool, llama.cpp computes one pass over all weights for each run of neighbouring
+        slots: eight streams in every other slot take eight passes a step. So those come first that
+        close a hole between running ones, and those last that begin a run.
+        """
+        runs = 0
+        if not self.limits.unified:
+            used = {each.index for each in self.slots if each.owner is not None}
+            runs = _runs_beside(used, slot.index)
+        return runs, bool(slot.kept), slot.last_used
+
+    def _truncate(self, slot: Slot, length: int, snapshot: Snapshot | None = None) -> None:
+        unshare(slot, length, self.slots)
+        if not length:
+            slot.kept, slot.snapshots, slot.is_new = [], [], False
+        if snapshot is not None:
+            self._written.add(slot.index)
+        self.moves.append(Truncate(slot.index, length, snapshot))
+
+    def _make_cells(self, n_cells: int, *, is_busy: bool) -> None:
+        """Free cells of one pool until so many are free, or no idle slot has any."""
+        if self.limits.unified:
+            while self.cells_running + self.cells_cached + n_cells > self.limits.n_cells:
+                if not self.room(is_busy=is_busy):
+                    return
+
+    def _slot_of(self, sequence: Sequence) -> Slot:
+        assert sequence.slot is not None
+        slot = self.slots[sequence.slot]
+        assert slot.owner is sequence
+        return slot
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
+
+
+def _runs_beside(used: set[int], index: int) -> int:
+    """The change in the number of runs of neighbouring slots when this one is used: -1 between two
+    used ones, 1 far off."""
+    return 1 - (index - 1 in used) - (index + 1 in used)
+
+
+def _snapshots_due(sequence: Sequence, n_common: int) -> dict[int, bool]:
+    """The lengths at which to take snapshots of a new prompt, each with whether a use is likely.
+
+    Likely are: shortly before the prompt's end, after the chat's system prompt, and after a
+    beginning that another prompt had too. The others are `SPACING` tokens apart.
+    """
+    if sequence.request.deterministic:
+        return {}
+    last = len(sequence.tokens) - SNAPSHOT_TAIL
+    ends = dict.fromkeys(range(SPACING, last, SPACING), False)
+    ends |= {last: True, sequence.n_system: True}
+    if n_common:
+        ends[n_common] = True
+    first = sequence.n_computed + SNAPSHOT_TAIL
+    return {end: is_likely for end, is_likely in ends.items() if end >= first}

@@ -1,0 +1,195 @@
+"""Carries out what the books have planned: native calls, clocks and the disk's threads are here.
+
+Engine thread. Running streams wait for a copy, as it is made between two steps.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from worker.engine.backend import Backend
+from worker.engine.cache.cache import MIN_SHARED_TOKENS, MOST_SECONDS, Cache
+from worker.engine.cache.disk import Disk
+from worker.engine.cache.disk_file import Entry, Prefix
+from worker.engine.cache.moves import Copy, Move, Restore, Save, State, Truncate
+from worker.engine.sequence import Sequence
+
+_MOST_COUNTING = 0.02
+"""The longest time in seconds in which the size of a state is known, for states that are copied at
+all: llama.cpp lists all pieces before it copies one, and would take hundreds of MiB for the list
+where values lie transposed (no flash attention) and the cells of one sequence between those of
+others."""
+
+
+class Carrier:
+    """At most one state is being read from the disk and one being written to it."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        backend: Backend,
+        disk: Disk | None,
+        call: Callable[[Callable[[], None]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`call` runs an action on the engine thread; any thread may use it."""
+        self._cache, self._backend, self._disk = cache, backend, disk
+        self._call, self._clock = call, clock
+        self._due: deque[tuple[Sequence, Entry]] = deque()
+        """What is to be read, in the order of arrival, and for whom."""
+        self.is_reading = self.is_writing = False
+
+    # --- cells and memory --------------------------------------------------------------------
+
+    def carry_out(self, moves: Iterable[Move]) -> None:
+        """Change the cells as planned. What fails leaves the slot empty, and its sequence starts
+        over."""
+        cache, backend, has_window = self._cache, self._backend, self._cache.limits.window > 0
+        for move in moves:
+            if isinstance(move, Save):
+                self._save(move.slot, move.state)
+                continue
+            data = move.snapshot.data if move.snapshot is not None else None
+            match move:
+                case Truncate(slot, length):
+                    done = backend.truncate(slot, length, data)
+                case Copy(source, slot, length):
+                    done = backend.copy(source, slot, length, data)
+                case Restore(slot, state, length):
+                    done = self._restore(slot, state) and backend.truncate(slot, length, data)
+            if not done:
+                backend.truncate(slot, 0)
+                cache.start_over(slot)
+            if has_window:
+                cache.slots[slot].first = backend.first_position(slot)
+
+    def computed(self, snapshots_of: Iterable[Sequence]) -> None:
+        """A batch was computed. Take snapshots of these sequences."""
+        cache, backend = self._cache, self._backend
+        cache.settled()
+        if cache.limits.window:  # new cells overwrite old ones, in one pool also those of others
+            for slot in cache.slots:
+                slot.first = backend.first_position(slot.index)
+        for sequence in snapshots_of:
+            if sequence.slot is not None:  # it may have failed in this step
+                cache.keep_snapshot(sequence, backend.snapshot(sequence.slot))
+
+    def save_while(self, is_idle: Callable[[], bool]) -> None:
+        """Copy to memory what the next request would have to wait for."""
+        for slot in self._cache.next_out():
+            if not is_idle():
+                return
+            self._cache.save(slot, is_busy=False)
+            self.carry_out(self._cache.take_moves())
+
+    def _save(self, slot: int, state: State) -> None:
+        began = time.thread_time()
+        n_bytes = self._backend.state_bytes(slot)
+        counting = time.thread_time() - began
+        if counting <= _MOST_COUNTING and 0 < n_bytes <= self._cache.memory.most_bytes:
+            at = self._clock()
+            state.data, state.n_bytes = self._backend.state(slot, n_bytes), n_bytes
+            if state.data is not None:
+                self._cache.saved(state, self._clock() - at)
+                return
+        self._cache.not_saved(state)
+
+    def _restore(self, slot: int, state: State) -> bool:
+        if state.data is None:
+            return False
+        began = self._clock()
+        done = self._backend.restore(slot, state.data)
+        self._cache.prices.copied(state.n_bytes, self._clock() - began)
+        return done
+
+    # --- disk --------------------------------------------------------------------------------
+
+    def look_up(self, sequence: Sequence) -> None:
+        """Have the disk read what an arriving sequence can go on from, if that saves time."""
+        if self._disk is None or not sequence.may_reuse:
+            return
+        cache, prices = self._cache, self._cache.prices
+        found = self._disk.longest(sequence.tokens[:-1], sequence.request.cache_salt)
+        if found is None:
+            return
+        entry, length = found
+        match = cache.match(sequence)
+        n_else = match.awaited.length if match.awaited is not None else match.n_ready
+        seconds = entry.size_bytes * (prices.per_disk_byte + prices.per_byte)
+        n_more = length - n_else
+        if prices.per_token and seconds > n_more * prices.per_token:
+            return
+        if n_more >= MIN_SHARED_TOKENS and entry.size_bytes <= cache.memory.most_bytes:
+            sequence.awaits_disk = True
+            self._due.append((sequence, entry))
+
+    def use_disk(self, *, is_busy: bool) -> None:
+        """Begin to read and to write what is due."""
+        if self._disk is None:
+            return
+        if not self.is_reading:
+            self._read_next(self._disk)
+        if not self.is_writing:
+            self._save_new(self._disk, is_busy=is_busy)
+            self._write_next(self._disk)
+
+    def _read_next(self, disk: Disk) -> None:
+        memory = self._cache.memory
+        while self._due and not self._due[0][0].awaits_disk:
+            self._due.popleft()  # it has ended
+        if not self._due:
+            return
+        sequence, entry = self._due[0]
+        if memory.locked_bytes + entry.size_bytes > memory.most_bytes:
+            return  # until those before it have let go of theirs
+        self._due.popleft()
+        self.is_reading, began = True, self._clock()
+        disk.read(entry, lambda prefix: self._call(lambda: self._has_read(sequence, prefix, began)))
+
+    def _has_read(self, sequence: Sequence, prefix: Prefix | None, began: float) -> None:
+        cache, self.is_reading = self._cache, False
+        is_awaited, sequence.awaits_disk = sequence.awaits_disk, False
+        if prefix is None:
+            return
+        cache.prices.read(prefix.n_bytes, self._clock() - began)
+        salt, snapshots = sequence.request.cache_salt, list(prefix.snapshots)
+        state = State(prefix.tokens.tolist(), salt, len(prefix.state), prefix.state, snapshots)
+        state.last_used, state.n_locks = cache.now, int(is_awaited)
+        cut = cache.limits.cuts_anywhere
+        if cache.memory.keep(state, cuts_anywhere=cut) and is_awaited:
+            sequence.saved = state
+
+    def _save_new(self, disk: Disk, *, is_busy: bool) -> None:
+        """Copy the most recently finished prefix that the disk has not yet, for its thread."""
+        cache = self._cache
+        for slot in sorted(cache.slots, key=lambda slot: slot.last_used, reverse=True):
+            if not slot.is_new or (is_busy and cache.expected_seconds(slot) > MOST_SECONDS):
+                continue
+            slot.is_new = False
+            if disk.has(slot.kept, slot.salt):
+                continue
+            state = cache.save(slot, is_busy=is_busy)
+            self.carry_out(cache.take_moves())
+            if state is not None and state.data is not None:
+                state.is_new = True
+                return
+
+    def _write_next(self, disk: Disk) -> None:
+        new = [each for each in self._cache.memory.states if each.is_new and each.data is not None]
+        if not new:
+            return
+        state = max(new, key=lambda each: each.last_used)
+        state.is_new = False
+        assert state.data is not None
+        prefix = Prefix(array("i", state.tokens), state.data, tuple(state.snapshots))
+        if prefix.n_bytes <= disk.largest_bytes and not disk.has(state.tokens, state.salt):
+            state.n_locks += 1
+            self.is_writing = True
+            disk.write(prefix, state.salt, lambda: self._call(lambda: self._wrote(state)))
+
+    def _wrote(self, state: State) -> None:
+        state.n_locks -= 1
+        self.is_writing = False

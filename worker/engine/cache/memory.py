@@ -1,0 +1,91 @@
+"""The second tier: states and snapshots in the host's memory, within one budget. Plain Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from worker.engine.cache.moves import Snapshot, State
+from worker.engine.cache.slots import Slot
+from worker.engine.tokens import common_length
+
+
+class Memory:
+    """The states, and the snapshots of states and slots, which have at most `most_bytes` together.
+
+    The least recently used gives way, be it a state or a snapshot; no locked state does.
+    """
+
+    def __init__(self, most_bytes: int, slots: list[Slot]) -> None:
+        self.most_bytes, self._slots = most_bytes, slots
+        self.states: list[State] = []
+
+    @property
+    def n_bytes(self) -> int:
+        """What several slots and states share counts once."""
+        snapshots = sum([len(each.data) for each in self._snapshots()])
+        return snapshots + sum([state.n_bytes for state in self.states])
+
+    @property
+    def locked_bytes(self) -> int:
+        return sum([state.n_bytes for state in self.states if state.n_locks])
+
+    def find(self, tokens: list[int], salt: str | None, n_same: int) -> list[State]:
+        """The states that begin with at least the first `n_same` of these tokens."""
+        head = tokens[:n_same]
+        return [s for s in self.states if s.salt == salt and s.tokens[:n_same] == head]
+
+    def keep(self, state: State, *, cuts_anywhere: bool) -> bool:
+        """Keep a state, in place of those that it makes superfluous; false if it finds no room."""
+        self.states = [
+            each
+            for each in self.states
+            if each.n_locks
+            or each.salt != state.salt
+            or not _contains(state, each, cuts_anywhere=cuts_anywhere)
+        ]
+        self.states.append(state)
+        self.fit()
+        return state in self.states
+
+    def drop(self, state: State) -> None:
+        if state in self.states:
+            self.states.remove(state)
+
+    def fit(self) -> None:
+        """Let the least recently used go until the rest is within the budget."""
+        while self.n_bytes > self.most_bytes:
+            unlocked = [state for state in self.states if not state.n_locks]
+            going: list[State | Snapshot] = [*unlocked, *self._snapshots()]
+            if not going:
+                return
+            oldest = min(going, key=lambda each: each.last_used)
+            if isinstance(oldest, State):
+                self.states.remove(oldest)
+                continue
+            for holder in self._holders():
+                if oldest in holder.snapshots:
+                    holder.snapshots = [each for each in holder.snapshots if each is not oldest]
+
+    def _snapshots(self) -> list[Snapshot]:
+        return list({id(s): s for each in self._holders() for s in each.snapshots}.values())
+
+    def _holders(self) -> list[Slot | State]:
+        return [*self._slots, *self.states]
+
+
+def usable(state: State, prompt: list[int], most: int, *, cuts_anywhere: bool) -> int:
+    """How many of the first `most` tokens of a prompt can be reused of a state."""
+    n_common = common_length(state.tokens, prompt, most)
+    if cuts_anywhere or n_common == len(state.tokens):
+        return n_common
+    return longest_cut((each.length for each in state.snapshots), n_common)
+
+
+def longest_cut(lengths: Iterable[int], most: int) -> int:
+    """The longest of the lengths to which memory that cannot be cut anywhere can be cut."""
+    return max((length for length in lengths if length <= most), default=0)
+
+
+def _contains(state: State, other: State, *, cuts_anywhere: bool) -> bool:
+    length = len(other.tokens)
+    return usable(state, other.tokens, length, cuts_anywhere=cuts_anywhere) == length

@@ -1,0 +1,103 @@
+"""The first tier: slots, what their cells hold, and which cells they share. Plain Python.
+
+In one pool, a copy shares the cells of its source. They are used as long as one of the slots that
+share them holds them, whichever it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from worker.engine.cache.moves import Snapshot
+from worker.engine.sequence import Sequence
+
+
+@dataclass(slots=True, eq=False)
+class Shared:
+    """Consecutive cells that several slots hold at the same place."""
+
+    n_cells: int
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A llama.cpp sequence id and the contents of its cells."""
+
+    index: int
+    owner: Sequence | None = None
+    kept: list[int] = field(default_factory=list)
+    """The tokens whose cells an idle slot keeps; empty while the slot has an owner."""
+    salt: str | None = None
+    snapshots: list[Snapshot] = field(default_factory=list)
+    """Snapshots of these cells, or of those that they were copied from."""
+    shared: list[Shared] = field(default_factory=list)
+    """Its first cells, as far as they are or were shared; the others are its own."""
+    first: int = 0
+    """The first position that a windowed model still has; -1 if it has none."""
+    last_used: int = 0
+    is_new: bool = False
+    """Whether what it keeps has not been offered to the disk yet."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens in the cells, including those that the owner still has to compute."""
+        return self.owner.tokens if self.owner is not None else self.kept
+
+    @property
+    def n_cells(self) -> int:
+        return self.owner.n_computed if self.owner is not None else len(self.kept)
+
+    @property
+    def is_idle(self) -> bool:
+        return self.owner is None
+
+    @property
+    def n_shared(self) -> int:
+        return sum([each.n_cells for each in self.shared])
+
+
+def count_cells(slots: Iterable[Slot], size_of: Callable[[Slot], int]) -> int:
+    """The cells of these slots together; `size_of` says how many each has."""
+    n_own, shared = 0, set()
+    for slot in slots:
+        n_own += size_of(slot) - slot.n_shared
+        shared.update(slot.shared)
+    return n_own + sum([each.n_cells for each in shared])
+
+
+def share(source: Slot, target: Slot, length: int, slots: Iterable[Slot]) -> None:
+    """Record that the empty slot `target` has the first `length` cells of `source`."""
+    _divide(source, length, slots)
+    parts, n_parts = [], 0
+    for part in source.shared:
+        if n_parts < length:
+            parts.append(part)
+            n_parts += part.n_cells
+    if n_parts < length:
+        parts.append(Shared(length - n_parts))
+        source.shared.append(parts[-1])
+    target.shared = parts
+
+
+def unshare(slot: Slot, length: int, slots: Iterable[Slot]) -> None:
+    """Record that a slot gives up all but its first `length` cells."""
+    _divide(slot, length, slots)
+    parts, slot.shared = slot.shared, []
+    for part in parts:
+        if length > 0:
+            slot.shared.append(part)
+            length -= part.n_cells
+
+
+def _divide(slot: Slot, length: int, slots: Iterable[Slot]) -> None:
+    """Divide the shared cells of a slot behind the first `length`, for all that have them."""
+    for part in slot.shared:
+        if 0 < length < part.n_cells:
+            rest = Shared(part.n_cells - length)
+            part.n_cells = length
+            for each in slots:
+                if part in each.shared:
+                    each.shared.insert(each.shared.index(part) + 1, rest)
+            return
+        length -= part.n_cells
