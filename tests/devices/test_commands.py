@@ -16,7 +16,7 @@ import pytest
 
 from tests.devices.support import rpc
 from tests.support.worker import environment, installed
-from worker.commands.doctor import DoctorReport
+from worker.commands.doctor import Diagnosis
 from worker.commands.doctor import diagnose as run_diagnosis
 from worker.devices import preflight
 from worker.settings import Settings
@@ -192,7 +192,7 @@ def test_doctor_finds_a_missing_model(warm_cache: Path) -> None:
     assert re.search(r"^FAILED +model ", ended.stdout, re.MULTILINE)
 
 
-def diagnose(cache: Path, child: Sequence[str], **given: Any) -> DoctorReport:
+def diagnose(cache: Path, child: Sequence[str], **given: Any) -> Diagnosis:
     settings = Settings.load("cpu", {"port": "0", "cache_dir": str(cache), **given})
     return run_diagnosis(settings, child=child)
 

@@ -1,4 +1,4 @@
-"""The commands, one file each."""
+"""The commands that take all flags of the worker, and `llorch-convert`."""
 
 from collections.abc import Mapping
 

@@ -1,25 +1,28 @@
 """`llorch-convert`: SafeTensors in, a verified GGUF out; the first word may name another command.
 
 Runs in a process of its own, also when the worker needs a conversion at its start. Ends with the
-exit code of the error it met; whoever reads its JSON lines gets the same error as an object.
+exit code of the error it met; whoever reads its JSON lines gets the same error as an object. Each
+command imports what it needs when it runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import get_args
 
-from worker.commands import adapter, cache, inspect, list, source, verify
 from worker.convert.output_types import FORMATS
 from worker.convert.progress import Reporter, Style, reporter
 from worker.errors import ModelError, WorkerError
 
 _MOST_THREADS = 1024
+_COMMANDS = ("convert", "verify", "inspect", "list", "cache", "adapter")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -28,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit code. The fault is on stderr, or in the last JSON line."""
-    if not arguments or arguments[0] not in ("convert", *_OTHERS, "-h", "--help"):
+    if not arguments or arguments[0] not in (*_COMMANDS, "-h", "--help"):
         arguments = ["convert", *arguments]
     options = _parser().parse_args(arguments)
     report = reporter(options.progress)
@@ -52,38 +55,75 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+# --- the commands ------------------------------------------------------------------------
+
+
 def _convert(options: argparse.Namespace, report: Reporter) -> None:
     from worker.convert.convert import convert
     from worker.convert.prepare import Options
 
-    result = convert(
-        source.folder(options, report),
-        options.destination,
-        Options(
-            outtype=options.outtype,
-            pre_tokenizer=options.pre_tokenizer,
-            name=options.name,
-            imatrix=options.imatrix,
-            n_threads=options.threads,
-        ),
-        report,
+    given = Options(
+        outtype=options.outtype,
+        pre_tokenizer=options.pre_tokenizer,
+        name=options.name,
+        imatrix=options.imatrix,
+        n_threads=options.threads,
     )
-    report.finished(result)
+    report.finished(convert(_source(options, report), options.destination, given, report))
 
 
-_OTHERS: Mapping[str, tuple[ModuleType, str]] = {
-    "verify": (verify, "compare a GGUF with the SafeTensors it came of"),
-    "inspect": (inspect, "print a GGUF's metadata and tensors"),
-    "list": (list, "show the aliases, or the families"),
-    "cache": (cache, "list downloads and conversions, or remove some"),
-    "adapter": (adapter, "write a GGUF adapter from a PEFT LoRA adapter"),
-}
+def _verify(options: argparse.Namespace, report: Reporter) -> None:
+    from worker.convert.prepare import Options
+    from worker.convert.verify import check_file
+
+    given = Options(name=options.name, pre_tokenizer=options.pre_tokenizer, imatrix=options.imatrix)
+    n_tensors = check_file(_source(options, report), options.file, given, report)
+    print(f"{options.file} is what its source gives: {n_tensors} tensors and all test texts agree")
 
 
-def _n_threads(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= _MOST_THREADS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {_MOST_THREADS}")
-    return int(text)
+def _inspect(options: argparse.Namespace, _report: Reporter) -> None:
+    from worker.models import listing
+    from worker.models.gguf.header import read_header
+
+    print(listing.header_text(read_header(options.file)))
+
+
+def _list(options: argparse.Namespace, _report: Reporter) -> None:
+    if options.families:
+        from worker.convert.architectures import FAMILIES
+
+        for family in sorted(FAMILIES, key=lambda family: (family.architecture, family.names)):
+            print(f"{family.architecture:<12} {', '.join(family.names)}")
+        return
+    from worker.models import listing, registry
+
+    print(listing.registry_text(registry.load(_models_file(options))))
+
+
+def _cache(options: argparse.Namespace, _report: Reporter) -> None:
+    from worker.installation import default_cache_dir
+    from worker.models import listing
+    from worker.models.stored import select, stored_models
+
+    folder = _cache_dir(options) or default_cache_dir()
+    stored = stored_models(folder)
+    for each in select(stored, options.remove, options.older_than):
+        each.remove()
+        print(f"removed {each.name}: {listing.size_text(each.size_bytes)}")
+    if not options.remove and options.older_than is None:
+        print(listing.stored_text(stored, folder))
+
+
+def _adapter(options: argparse.Namespace, _report: Reporter) -> None:
+    from worker.convert.adapter import convert_adapter
+    from worker.models.gguf.header import read_header
+
+    count = convert_adapter(options.adapter, read_header(options.base), options.destination)
+    if options.progress != "json":
+        print(f"{options.destination} adapts {count} weights of {options.base}")
+
+
+# --- their arguments ---------------------------------------------------------------------
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -92,23 +132,120 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     convert = commands.add_parser("convert", help="write a GGUF from SafeTensors")
-    source.add_arguments(convert)
+    _add_source(convert)
     convert.add_argument("destination", type=Path, help="the GGUF file to write")
     convert.add_argument("--outtype", choices=[*FORMATS], default="q8_0")
     convert.add_argument("--imatrix", type=Path, help="importance matrix, for K-quants")
     convert.add_argument("--name", help="the model's name in the file (default: its folder's)")
-    convert.add_argument("--pre-tokenizer", metavar="NAME", help=source.PRE_TOKENIZER_HELP)
+    _add_pre_tokenizer(convert)
     convert.add_argument(
         "--threads", type=_n_threads, metavar="N", help="default: one more than processors"
     )
     convert.set_defaults(run=_convert)
-    for name, (module, text) in _OTHERS.items():
-        other = commands.add_parser(name, help=text)
-        module.add_arguments(other)
-        other.set_defaults(run=module.run)
+
+    verify = commands.add_parser("verify", help="compare a GGUF with the SafeTensors it came of")
+    _add_source(verify)
+    verify.add_argument("file", type=Path)
+    verify.add_argument("--name", help="as it was given to the conversion")
+    verify.add_argument("--imatrix", type=Path, help="as it was given to the conversion")
+    _add_pre_tokenizer(verify)
+    verify.set_defaults(run=_verify)
+
+    inspect = commands.add_parser("inspect", help="print a GGUF's metadata and tensors")
+    inspect.add_argument("file", type=Path)
+    inspect.set_defaults(run=_inspect)
+
+    aliases = commands.add_parser("list", help="show the aliases, or the families")
+    _add_models_file(aliases)
+    aliases.add_argument(
+        "--families", action="store_true", help="the architectures that can be converted instead"
+    )
+    aliases.set_defaults(run=_list)
+
+    cache = commands.add_parser("cache", help="list downloads and conversions, or remove some")
+    cache.add_argument("--cache-dir", type=Path, help="default: the worker's cache")
+    cache.add_argument(
+        "--remove", nargs="+", default=[], metavar="KEY", help="the beginning of one or more keys"
+    )
+    cache.add_argument(
+        "--older-than", type=float, metavar="DAYS", help="remove what was not used for so long"
+    )
+    cache.set_defaults(run=_cache)
+
+    adapter = commands.add_parser("adapter", help="write a GGUF adapter from a PEFT LoRA adapter")
+    adapter.add_argument("adapter", type=Path, help="a folder with adapter_config.json")
+    adapter.add_argument("base", type=Path, help="the GGUF of the model that it was trained on")
+    adapter.add_argument("destination", type=Path, help="the GGUF file to write")
+    adapter.set_defaults(run=_adapter)
     for command in commands.choices.values():
         command.add_argument("--progress", choices=get_args(Style), default="bar")
     return parser
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source", help="a folder of SafeTensors, hf:owner/repo@revision, or an alias of models.toml"
+    )
+    parser.add_argument(
+        "--cache-dir", type=Path, help="where downloads go (default: the worker's cache)"
+    )
+    _add_models_file(parser)
+
+
+def _add_models_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--models-file", type=Path, help="a registry of your own")
+
+
+def _add_pre_tokenizer(parser: argparse.ArgumentParser) -> None:
+    text = "llama.cpp's pre-tokenizer, instead of the one that tokenizer.json defines"
+    parser.add_argument("--pre-tokenizer", metavar="NAME", help=text)
+
+
+def _n_threads(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= _MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {_MOST_THREADS}")
+    return int(text)
+
+
+def _source(options: argparse.Namespace, report: Reporter) -> Path:
+    """The folder of SafeTensors that SOURCE names; downloaded first if it is on the hub."""
+    from worker.models.reference import PathReference, parse
+    from worker.models.resolve import resolve_checkpoint
+
+    if not isinstance(parse(options.source), PathReference):
+        if options.progress != "bar":
+            # The hub's client draws its own progress bar on a terminal.
+            from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+
+            disable_progress_bars()
+        # The download's warnings go to the log.
+        from worker.observability import logs
+
+        logs.configure("warning")
+    return asyncio.run(
+        resolve_checkpoint(
+            options.source,
+            models_file=_models_file(options),
+            cache_dir=_cache_dir(options),
+            on_progress=report.fetch,
+        )
+    )
+
+
+def _cache_dir(options: argparse.Namespace) -> Path | None:
+    given: Path | None = options.cache_dir or _path_from("LLORCH_CACHE_DIR")
+    return given.expanduser() if given else None
+
+
+def _models_file(options: argparse.Namespace) -> Path | None:
+    given: Path | None = options.models_file
+    return given or _path_from("LLORCH_MODELS_FILE")
+
+
+def _path_from(variable: str) -> Path | None:
+    """A path from the worker's own variables, for users who set them."""
+    value = os.environ.get(variable)
+    return Path(value) if value else None
 
 
 if __name__ == "__main__":

@@ -8,33 +8,33 @@ even a wheel that crashes gives a report. Nothing is downloaded, and nothing lar
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import platform
 import shutil
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from worker.devices import machine, preflight
 from worker.devices.cpu import instructions
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan.plan import Plan
 from worker.devices.preflight import Findings, Questions
-from worker.errors import BackendMismatch, DownloadError, InsufficientVram, PortInUse, WorkerError
+from worker.errors import DownloadError, InsufficientVram, PortInUse, WorkerError
 from worker.models import reference
 from worker.models.adapter import resolve_adapter
 from worker.models.checkpoint_files import check_checkpoint
 from worker.models.draft import resolve_draft
 from worker.models.resolve import resolve_for
 from worker.settings import Settings
-from worker.wire.engine_settings import Adapter
-from worker.wire.messages import DraftFile
 
 _GIB = 1 << 30
 _LEAST_CACHE_BYTES = 64 << 20
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +42,40 @@ class Check:
     name: str
     status: Literal["ok", "unknown", "failed"]
     text: str
-    code: str | None = None
-    exit_code: int = 0
+    error: WorkerError | None = None
+    """What a start would end with."""
 
 
-@dataclass(frozen=True, slots=True)
-class DoctorReport:
+@dataclass(slots=True)
+class Diagnosis:
+    """All checks, in their order."""
+
     command: str
-    checks: tuple[Check, ...]
-    details: dict[str, Any]
+    checks: list[Check] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
     plan: Plan | None = None
+
+    def ok(self, name: str, text: str) -> None:
+        self.checks.append(Check(name, "ok", text))
+
+    def unknown(self, name: str, text: str) -> None:
+        self.checks.append(Check(name, "unknown", text))
+
+    def failed(self, name: str, error: WorkerError) -> None:
+        self.checks.append(Check(name, "failed", error.message, error))
+
+    @contextlib.contextmanager
+    def check(self, name: str) -> Iterator[None]:
+        """A `WorkerError` inside this block is the check's failure."""
+        try:
+            yield
+        except WorkerError as error:
+            self.failed(name, error)
 
     @property
     def exit_code(self) -> int:
         """0 if a worker would start, otherwise the exit code that it would have."""
-        return next((check.exit_code for check in self.checks if check.exit_code), 0)
+        return next((check.error.exit_code for check in self.checks if check.error), 0)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -64,8 +83,13 @@ class DoctorReport:
             "would_start": self.exit_code == 0,
             "exit_code": self.exit_code,
             "checks": [
-                {"name": c.name, "status": c.status, "text": c.text, "code": c.code}
-                for c in self.checks
+                {
+                    "name": each.name,
+                    "status": each.status,
+                    "text": each.text,
+                    "code": each.error.code if each.error else None,
+                }
+                for each in self.checks
             ],
             **self.details,
         }
@@ -83,9 +107,9 @@ class DoctorReport:
 
 def run(settings: Settings, *, as_json: bool) -> int:
     """Print the diagnosis; returns 0 only if a worker would start."""
-    report = diagnose(settings)
-    print(json.dumps(report.as_dict(), indent=2) if as_json else report.as_screen(), flush=True)
-    return report.exit_code
+    found = diagnose(settings)
+    print(json.dumps(found.as_dict(), indent=2) if as_json else found.as_screen(), flush=True)
+    return found.exit_code
 
 
 def diagnose(
@@ -93,77 +117,72 @@ def diagnose(
     *,
     child: Sequence[str] | None = None,
     root: Path = Path("/"),
-) -> DoctorReport:
+) -> Diagnosis:
     """Check everything that a start needs, in order."""
+    found = Diagnosis(f"llorch-{settings.backend}")
     budget = cpu_budget(settings.engine.threads, root)
     limit = budget.memory_limit_bytes
-    checks = [
-        _machine(root),
-        Check("threads", "ok", budget.derivation),
-        Check(
-            "memory",
-            "ok",
-            f"{budget.memory_available_bytes / _GIB:.1f} GiB available "
-            f"({budget.memory_derivation}), "
-            + (f"limit {limit / _GIB:.1f} GiB" if limit else "no limit set"),
-        ),
-        _cache(settings),
-        _port(settings),
-    ]
-    model_check, model_path = _model(settings)
-    adapter_check, adapter = _adapter(settings, model_path)
-    draft_check, draft = _draft(settings, model_path)
-    findings = _ask_native_code(settings, model_path, adapter, draft, child)
-    checks += _native_checks(settings, findings)
-    checks.append(model_check)
-    checks += [check for check in (adapter_check, draft_check) if check is not None]
-    if "plan" in findings.answers or findings.step == "plan":
-        checks.append(_plan_check(findings))
-    plan = _plan(findings)
-    details = {
+    with found.check("machine"):
+        text = f"{platform.platform()}, {machine.cpu_model(root)}"
+        try:
+            instructions.check()
+        except WorkerError as error:
+            raise type(error)(f"{text}: {error.message}") from None
+        found.ok("machine", text)
+    found.ok("threads", budget.derivation)
+    found.ok(
+        "memory",
+        f"{budget.memory_available_bytes / _GIB:.1f} GiB available "
+        f"({budget.memory_derivation}), "
+        + (f"limit {limit / _GIB:.1f} GiB" if limit else "no limit set"),
+    )
+    with found.check("cache"):
+        found.ok("cache", _cache(settings))
+    with found.check("port"):
+        found.ok("port", _port(settings))
+    files = Diagnosis(found.command)
+    findings = preflight.ask(_questions(settings, files), child=child)
+    _native_checks(found, findings)
+    found.checks += files.checks
+    answers = findings.answers
+    if isinstance(findings.error, InsufficientVram):
+        found.plan = Plan.from_dict(findings.error.details)
+    else:
+        found.plan = answers.get("plan")
+    if findings.step == "plan" and findings.error is not None:
+        found.failed("plan", findings.error)
+    elif found.plan is not None:
+        found.ok("plan", _plan_line(found.plan))
+    found.details = {
         "threads": budget.threads,
         "memory_available_bytes": budget.memory_available_bytes,
         "memory_limit_bytes": limit,
-        "library": findings.answers.get("library"),
-        "device": findings.answers.get("device"),
-        "trial": findings.answers.get("trial"),
-        "plan": plan.as_dict() if plan else None,
+        "library": answers.get("library"),
+        "device": answers.get("device"),
+        "trial": answers.get("trial"),
+        "plan": found.plan.as_dict() if found.plan else None,
         "cache_dir": str(settings.cache_path),
     }
-    return DoctorReport(f"llorch-{settings.backend}", tuple(checks), details, plan)
+    return found
 
 
 # --- without native code -----------------------------------------------------------------
 
 
-def _failed(name: str, error: WorkerError) -> Check:
-    return Check(name, "failed", error.message, error.code, error.exit_code)
-
-
-def _machine(root: Path) -> Check:
-    text = f"{platform.platform()}, {machine.cpu_model(root)}"
-    try:
-        instructions.check()
-    except BackendMismatch as error:
-        return Check("machine", "failed", f"{text}: {error.message}", error.code, error.exit_code)
-    return Check("machine", "ok", text)
-
-
-def _cache(settings: Settings) -> Check:
-    """Check the cache folder; until the first start makes it, its nearest parent is checked."""
+def _cache(settings: Settings) -> str:
+    """The cache folder; until the first start makes it, its nearest parent is checked."""
     folder = settings.cache_path
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        text = f"{folder}: {existing} cannot be written to; set --cache-dir"
-        return Check("cache", "failed", text, "DOWNLOAD_FAILED", DownloadError.exit_code)
+        raise DownloadError(f"{folder}: {existing} cannot be written to; set --cache-dir")
     free_bytes = shutil.disk_usage(existing).free
     text = f"{folder}, {free_bytes / _GIB:.1f} GiB free"
     if free_bytes < _LEAST_CACHE_BYTES:
-        return Check("cache", "failed", text, "DOWNLOAD_FAILED", DownloadError.exit_code)
-    return Check("cache", "ok", text)
+        raise DownloadError(text)
+    return text
 
 
-def _port(settings: Settings) -> Check:
+def _port(settings: Settings) -> str:
     where = f"{settings.host}:{settings.port}"
     try:
         [(family, kind, *_, address), *_] = socket.getaddrinfo(
@@ -173,124 +192,113 @@ def _port(settings: Settings) -> Check:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
     except OSError as error:
-        text = f"{where} cannot be listened on: {error.strerror}"
-        return Check("port", "failed", text, "PORT_IN_USE", PortInUse.exit_code)
-    return Check("port", "ok", f"{where} is free")
+        raise PortInUse(f"{where} cannot be listened on: {error.strerror}") from None
+    return f"{where} is free"
 
 
-def _model(settings: Settings) -> tuple[Check, str | None]:
+def _questions(settings: Settings, found: Diagnosis) -> Questions:
+    """What native code shall try, with the files of the settings as far as they are here."""
+    model = _model(settings, found)
+    adapter = _companion(
+        found,
+        "adapter",
+        settings.lora,
+        model,
+        lambda path: resolve_adapter(settings.lora, path, settings.cache_path),
+        lambda adapter: f"{adapter.name} at scale {adapter.scale:g}",
+    )
+    draft = _companion(
+        found,
+        "draft",
+        settings.draft,
+        model,
+        lambda path: resolve_draft(settings, path),
+        lambda draft: f"{draft.model_ref}: {draft.path}",
+    )
+    trial = None
+    with contextlib.suppress(WorkerError):  # the check of the model or the cache has told why
+        trial = str(asyncio.run(resolve_for(settings, None)).gguf_path)
+    return Questions(
+        settings.engine,
+        trial,
+        str(model) if model is not None else None,
+        settings.model or "bundled",
+        adapter.size_bytes if adapter is not None else 0,
+        draft.path if draft is not None else None,
+    )
+
+
+def _model(settings: Settings, found: Diagnosis) -> Path | None:
     """Check the model, as far as it is on this machine; returns its file if there is one."""
     name = settings.model or "the bundled model"
-    try:
-        folder = _checkpoint_folder(settings)
-        if folder is not None:
-            check_checkpoint(folder)
-            text = f"{name} would be converted by the first start; its memory is not known before"
-            return Check("model", "unknown", text), None
+    with found.check("model"):
+        parsed = reference.parse(settings.model) if settings.model else None
+        if isinstance(parsed, reference.PathReference) and parsed.path.is_dir():
+            check_checkpoint(parsed.path)
+            found.unknown(
+                "model",
+                f"{name} would be converted by the first start; its memory is not known before",
+            )
+            return None
         os.environ["HF_HUB_OFFLINE"] = "1"  # a diagnosis downloads nothing
-        path = str(asyncio.run(resolve_for(settings, settings.model)).gguf_path)
-    except DownloadError as error:
-        if error.details.get("reason") == "offline":
-            text = f"{name} is not in the cache yet; the first start downloads it"
-            return Check("model", "unknown", text), None
-        return _failed("model", error), None
-    except WorkerError as error:
-        return _failed("model", error), None
-    return Check("model", "ok", f"{name}: {path}"), path
+        try:
+            path = asyncio.run(resolve_for(settings, settings.model)).gguf_path
+        except DownloadError as error:
+            if error.details.get("reason") != "offline":
+                raise
+            found.unknown("model", f"{name} is not in the cache yet; the first start downloads it")
+            return None
+        found.ok("model", f"{name}: {path}")
+        return path
 
 
-def _adapter(settings: Settings, model_path: str | None) -> tuple[Check | None, Adapter | None]:
-    """Check the chosen adapter, and that it fits the model if that is here."""
-    if settings.lora is None:
-        return None, None
-    if model_path is None:
-        text = f"{settings.lora} is held against the model once that is on this machine"
-        return Check("adapter", "unknown", text), None
-    try:
-        found = resolve_adapter(settings.lora, Path(model_path), settings.cache_path)
-        adapter = asyncio.run(found)
-    except WorkerError as error:
-        return _failed("adapter", error), None
-    assert adapter is not None, "one was asked for"
-    return Check("adapter", "ok", f"{adapter.name} at scale {adapter.scale:g}"), adapter
-
-
-def _draft(settings: Settings, model_path: str | None) -> tuple[Check | None, DraftFile | None]:
-    """The draft model that was asked for, held against the model if that is here."""
-    if settings.draft is None:
-        return None, None
-    if model_path is None:
-        text = f"{settings.draft} is held against the model once that is on this machine"
-        return Check("draft", "unknown", text), None
-    try:
-        draft = asyncio.run(resolve_draft(settings, Path(model_path)))
-    except WorkerError as error:
-        return _failed("draft", error), None
-    assert draft is not None, "one was asked for"
-    return Check("draft", "ok", f"{draft.model_ref}: {draft.path}"), draft
-
-
-def _checkpoint_folder(settings: Settings) -> Path | None:
-    parsed = reference.parse(settings.model) if settings.model else None
-    path = parsed.path if isinstance(parsed, reference.PathReference) else None
-    return path if path is not None and path.is_dir() else None
+def _companion(
+    found: Diagnosis,
+    name: str,
+    given: str | None,
+    model: Path | None,
+    resolve: Callable[[Path], Coroutine[Any, Any, _T | None]],
+    describe: Callable[[_T], str],
+) -> _T | None:
+    """A file that is served with the model, checked against the model if that is here."""
+    if given is None:
+        return None
+    if model is None:
+        found.unknown(name, f"{given} is held against the model once that is on this machine")
+        return None
+    with found.check(name):
+        file = asyncio.run(resolve(model))
+        assert file is not None, "one was asked for"
+        found.ok(name, describe(file))
+        return file
 
 
 # --- with native code --------------------------------------------------------------------
 
 
-def _ask_native_code(
-    settings: Settings,
-    model_path: str | None,
-    adapter: Adapter | None,
-    draft: DraftFile | None,
-    child: Sequence[str] | None,
-) -> Findings:
-    try:
-        trial_path = str(asyncio.run(resolve_for(settings, None)).gguf_path)
-    except WorkerError:
-        trial_path = None  # the check of the model or the cache has reported why
-    questions = Questions(
-        settings.engine,
-        trial_path,
-        model_path,
-        settings.model or "bundled",
-        adapter.size_bytes if adapter is not None else 0,
-        draft.path if draft is not None else None,
-    )
-    return preflight.ask(questions, child=child)
-
-
-def _native_checks(settings: Settings, findings: Findings) -> list[Check]:
+def _native_checks(found: Diagnosis, findings: Findings) -> None:
     answers = findings.answers
-    checks = []
     if library := answers.get("library"):
         versions, build = library["versions"], library["build"]
         built = f", built for {build['backend']}" if "backend" in build else ""
-        checks.append(
-            Check(
-                "library",
-                "ok",
-                f"llama-cpp-python {versions['llama_cpp_python']}{built}, "
-                f"ggml {versions['ggml']} ({versions['llama_cpp_commit']})",
-            )
+        found.ok(
+            "library",
+            f"llama-cpp-python {versions['llama_cpp_python']}{built}, "
+            f"ggml {versions['ggml']} ({versions['llama_cpp_commit']})",
         )
         variant = library["cpu_variant"] or "built in"
-        features = " ".join(library["cpu_features"])
-        checks.append(Check("cpu variant", "ok", f"{variant}: {features}"))
-        if library["driver"]:
-            text = ", ".join(f"{name} {number}" for name, number in library["driver"].items())
-            checks.append(Check("driver", "ok", text))
+        found.ok("cpu variant", f"{variant}: {' '.join(library['cpu_features'])}")
+        if driver := library["driver"]:
+            found.ok("driver", ", ".join(f"{name} {number}" for name, number in driver.items()))
         for device in library["devices"]:
-            checks.append(Check("found", "ok", f"{device['name']} ({device['description']})"))
+            found.ok("found", f"{device['name']} ({device['description']})")
     if device := answers.get("device"):
-        checks.append(Check("device", "ok", _device_line(device)))
+        found.ok("device", _device_line(device))
     if trial := answers.get("trial"):
-        text = f"a small model loaded, resident and computed with in {trial['seconds']} s"
-        checks.append(Check("trial", "ok", text))
+        seconds = trial["seconds"]
+        found.ok("trial", f"a small model loaded, resident and computed with in {seconds} s")
     if findings.error is not None and findings.step != "plan":
-        checks.append(_failed(findings.step, findings.error))
-    return checks
+        found.failed(findings.step, findings.error)
 
 
 def _device_line(device: dict[str, Any]) -> str:
@@ -301,22 +309,9 @@ def _device_line(device: dict[str, Any]) -> str:
     return line
 
 
-def _plan_check(findings: Findings) -> Check:
-    if findings.error is not None:
-        return _failed("plan", findings.error)
-    plan: Plan = findings.answers["plan"]
-    return Check(
-        "plan",
-        "ok",
+def _plan_line(plan: Plan) -> str:
+    return (
         f"{plan.needed_bytes / _GIB:.2f} of {plan.available_bytes / _GIB:.2f} GiB for "
         f"{plan.slots} slots of {plan.context_length:,} tokens"
-        + (f" (of the model's {plan.trained_context_length:,})" if plan.capped else ""),
+        + (f" (of the model's {plan.trained_context_length:,})" if plan.capped else "")
     )
-
-
-def _plan(findings: Findings) -> Plan | None:
-    """The plan, even if it does not fit."""
-    if isinstance(findings.error, InsufficientVram):
-        return Plan.from_dict(findings.error.details)
-    plan: Plan | None = findings.answers.get("plan")
-    return plan

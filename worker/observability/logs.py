@@ -8,14 +8,19 @@ any that are passed by mistake.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
+import os
+import socket
+import stat
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Literal, TextIO, cast
 
 from worker.lean_imports import unavailable
-from worker.observability.sink import Sink
 
 with unavailable("rich"):  # rich would draw tracebacks; plain ones are wanted
     import structlog
@@ -35,7 +40,7 @@ _PRIVATE = frozenset(
 
 def configure(level: str = "info", format: Format = "auto", worker_id: str = "") -> None:
     """Send every log line of this process to stderr, as JSON or for a terminal."""
-    stream = cast(TextIO, Sink(sys.stderr))
+    stream = cast(TextIO, _Unblocked(sys.stderr))
     json_lines = format == "json" or (format == "auto" and not stream.isatty())
     least = "warning" if is_for_people(level, format) else level
     threshold = logging.getLevelNamesMapping()[least.upper()]
@@ -128,3 +133,48 @@ def _adopt_standard_logging(
     # Below warnings, these libraries log the URLs and body sizes of other parties.
     for name in ("httpcore", "httpx", "urllib3", "asyncio"):
         logging.getLogger(name).setLevel(max(threshold, logging.WARNING))
+
+
+class _Unblocked:
+    """Writes whole lines to the file behind `stream`, whose reader may leave or stop reading.
+
+    A line that cannot be written at once is lost. A pipe (on Linux) or a socket is written through
+    a separate descriptor: other processes write to the shared one, so its flags must not change.
+    Other files are written as is.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._unwritten = b""
+        """The rest of a line that was written in part."""
+        self._send: Callable[[bytes], int] | None = None
+        """Writes to a pipe or a socket what it takes at once."""
+        with contextlib.suppress(OSError, ValueError):
+            fd = stream.fileno()
+            kind = os.fstat(fd).st_mode
+            if stat.S_ISSOCK(kind):
+                own = socket.socket(fileno=os.dup(fd))
+                self._send = lambda data: own.send(data, socket.MSG_DONTWAIT)
+            elif stat.S_ISFIFO(kind):
+                pipe = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK)
+                self._send = partial(os.write, pipe)
+
+    def write(self, text: str) -> int:
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            if self._send is None:
+                self._stream.write(text)
+            else:
+                data = self._unwritten + text.encode("utf-8", "replace")
+                n_written = self._send(data)
+                # A line of which nothing was written is lost.
+                rest = data if n_written >= len(self._unwritten) else self._unwritten
+                self._unwritten = rest[n_written:]
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
