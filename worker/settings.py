@@ -153,7 +153,9 @@ class Settings(_EngineFields):
     def cache_path(self) -> Path:
         """The cache folder in use; it may not exist yet."""
         chosen = self.cache_dir
-        return default_cache_dir() if chosen is None else chosen.expanduser().absolute()
+        return (
+            default_cache_dir() if chosen is None else Path(os.path.expanduser(chosen)).absolute()
+        )
 
     @field_validator("callback_url", "heartbeat_url")
     @classmethod
@@ -268,7 +270,7 @@ def _file(settings_cls: type[Settings], path: Path, backend: BackendName) -> dic
     """The TOML file that `--config` or `LLORCH_CONFIG` names; keys are fields or flags."""
     try:
         # The library silently ignores a path that does not exist or is not a file.
-        if not stat.S_ISREG(path.expanduser().stat().st_mode):
+        if not stat.S_ISREG(os.stat(os.path.expanduser(path)).st_mode):
             raise OSError(0, "it is not a file")
         table = TomlConfigSettingsSource(settings_cls, toml_file=path).toml_data
     except OSError as error:

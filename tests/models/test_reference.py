@@ -71,7 +71,9 @@ def test_wrong_ones_are_told_what_is_wrong(text: str, words: str) -> None:
     assert caught.value.exit_code == 2
 
 
-@given(st.text(max_size=40), st.sampled_from(["", "hf:", "hf:o/r", "hf:o/r@", "hf:o/r::file="]))
+@given(
+    st.text(max_size=40), st.sampled_from(["", "~", "hf:", "hf:o/r", "hf:o/r@", "hf:o/r::file="])
+)
 def test_any_text_parses_or_is_told(rest: str, start: str) -> None:
     try:
         parsed = parse(start + rest)

@@ -234,7 +234,7 @@ def _source(options: argparse.Namespace, report: Reporter) -> Path:
 
 def _cache_dir(options: argparse.Namespace) -> Path | None:
     given: Path | None = options.cache_dir or _path_from("LLORCH_CACHE_DIR")
-    return given.expanduser() if given else None
+    return Path(os.path.expanduser(given)) if given else None
 
 
 def _models_file(options: argparse.Namespace) -> Path | None:

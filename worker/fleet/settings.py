@@ -6,6 +6,7 @@ is refused here, in the worker's own words.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -180,7 +181,7 @@ def load(path: Path) -> Fleet:
     groups = table.get("workers")
     for group in groups if isinstance(groups, list) else []:
         if isinstance(group, dict) and isinstance(model := group.get("model"), str):
-            beside = path.parent / Path(model).expanduser()
+            beside = path.parent / os.path.expanduser(model)
             if beside.exists():
                 group["model"] = str(beside.resolve())
     try:

@@ -51,7 +51,7 @@ async def resolve_adapter(
     if text is None:
         return None
     wanted = parse_adapter(text)
-    path = Path(wanted.path).expanduser().absolute()
+    path = Path(os.path.expanduser(wanted.path)).absolute()
     name = path.name
     base = await asyncio.to_thread(read_header, model_path)
     if await asyncio.to_thread(os.path.isdir, path):

@@ -68,7 +68,7 @@ def parse(text: str) -> Reference:
     scheme = re.match(r"([a-z][a-z0-9+.-]*)://", text)
     if scheme:
         raise _wrong(text, f"is a {scheme[1]} address; a model is named by {FORMS}")
-    return AliasReference(text) if is_alias(text) else PathReference(Path(text).expanduser())
+    return AliasReference(text) if is_alias(text) else PathReference(Path(os.path.expanduser(text)))
 
 
 def is_alias(text: str) -> bool:

@@ -142,7 +142,7 @@ def _entry(path: Path, alias: str, written: Any) -> RegistryEntry:
         _check_hub(path, where, entry.hub)
     if entry.path is None:
         return entry
-    return entry.model_copy(update={"path": str(path.parent / Path(entry.path).expanduser())})
+    return entry.model_copy(update={"path": str(path.parent / os.path.expanduser(entry.path))})
 
 
 def _first_fault(where: str, error: ValidationError) -> str:

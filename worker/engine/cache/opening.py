@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def open_disk(
     if settings.kv_store is None or info.kv_store_bytes is None:
         return None
     return Disk(
-        Path(settings.kv_store).expanduser(),
+        Path(os.path.expanduser(settings.kv_store)),
         info.kv_store_bytes,
         cuts_anywhere=backend.cuts_anywhere,
         bind=lambda folder: _binding(header, settings, info, folder),
