@@ -8,58 +8,59 @@ text; runs wherever a model is loaded or planned.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from worker.errors import ResidencyViolation
 from worker.wire.engine_info import Buffer, BufferKind
 
 _MIB = 1024 * 1024
 
-# The functions of llama.cpp whose every line must be understood.
 _PLACING = re.compile(
-    r"^(load_tensors|done_getting_tensors|llama_kv_cache\w*|llama_memory_\w+|llama_dsv4\w*|"
-    r"llama_context|sched_reserve)\b"
+    r"(load_tensors|done_getting_tensors|llama_kv_cache\w*|llama_memory_\w+|llama_dsv4\w*|"
+    r"llama_context|sched_reserve)\b|"
+    r"(?!resolve_fused_ops:).*(buffer size|assigned to device|\bdev = )"
 )
-_MENTIONS_BUFFER = re.compile(r"buffer size|assigned to device|\bdev = ")
-
-# Lines of those functions that tell nothing about placement.
-_SILENT = [
-    re.compile(pattern)
-    for pattern in (
-        r"load_tensors: loading model tensors, this can take a while\.\.\. \(load_mode = .+\)$",
-        r"load_tensors: offloading output layer to GPU$",
-        r"load_tensors: offloading \d+ repeating layers to GPU$",
-        r"load_tensors: enabling prefetch for '.+'$",
-        r"done_getting_tensors: partial load .+$",
-        r"llama_context: constructing llama_context$",
-        r"llama_context: (n_seq_max|n_ctx|n_ctx_seq|n_batch|n_ubatch|causal_attn|flash_attn|"
-        r"kv_unified|freq_base|freq_scale|n_rs_seq|n_outputs_max|n_outputs_max_per_seq) += \S+$",
-        r"llama_context: n_ctx_seq \(\d+\) [<>] n_ctx_train \(\d+\) -- .+$",
-        r"llama_context: n_ctx is not divisible by n_seq_max - rounding down to \d+$",
-        r"llama_context: setting new yarn_attn_factor = .+$",
-        r"llama_context: n_rs_seq=\d+ requested but .+$",
-        r"llama_context: (enumerating backends|backend_ptrs\.size\(\) = \d+)$",
-        r"llama_context: (pipeline parallelism enabled|graph reuse disabled)$",
-        r"llama_context: setting backend sampler for seq_id \d+ \(n = \d+\)$",
-        r"llama_kv_cache\w*: attn_rot_[kv] = .+$",
-        r"llama_kv_cache\w*: attention rotation force disabled .+$",
-        r"llama_kv_cache\w*: the V embeddings have different sizes across layers .+$",
-        r"llama_kv_cache\w*: using full-size SWA cache .+$",
-        r"llama_(kv_cache|memory)\w*: creating .*(KV cache|state).*$",
-        r"llama_kv_cache\w*: reusing layers:$",
-        r"llama_kv_cache\w*: - layer +\d+: (no reuse|filtered|reuse layer \d+, is_swa = \d)$",
-        r"llama_kv_cache\w*: layer +\d+: (filtered|does not have KV cache|sharing with layer .+)$",
-        r"llama_kv_cache\w*: kv_size = \d+ overridden to \d+ .+$",
-        r"llama_memory_recurrent: layer +\d+: skipped$",
-        r"sched_reserve: reserving \.\.\.$",
-        r"sched_reserve: max_nodes = \d+$",
-        r"sched_reserve: reserving full memory module$",
-        r"sched_reserve: worst-case: n_tokens = \d+, n_seqs = \d+, n_outputs = \d+$",
-        r"sched_reserve: reserve took .+$",
-        r"sched_reserve: compute buffer allocation failed, retrying without pipeline parallelism$",
-    )
-]
+"""Lines that must be understood: those of these functions, and all others that place something."""
+_SILENT = r"""
+load_tensors: loading model tensors, this can take a while\.\.\. \(load_mode = .+\)
+load_tensors: offloading (output layer|\d+ repeating layers) to GPU
+load_tensors: offloaded \d+/\d+ layers to GPU
+load_tensors: enabling prefetch for '.+'
+done_getting_tensors: partial load .+
+done_getting_tensors: tensor '.+' .+ cannot be used with preferred buffer type .+ instead
+llama_context: constructing llama_context
+llama_context: (n_seq_max|n_ctx|n_ctx_seq|n_batch|n_ubatch|n_rs_seq|n_outputs_max) += \S+
+llama_context: (n_outputs_max_per_seq|causal_attn|flash_attn|kv_unified|freq_base|freq_scale) += \S+
+llama_context: n_ctx_seq \(\d+\) [<>] n_ctx_train \(\d+\) -- .+
+llama_context: n_ctx is not divisible by n_seq_max - rounding down to \d+
+llama_context: setting new yarn_attn_factor = .+
+llama_context: n_rs_seq=\d+ requested but .+
+llama_context: (enumerating backends|backend_ptrs\.size\(\) = \d+)
+llama_context: (pipeline parallelism enabled|graph reuse disabled)
+llama_context: setting backend sampler for seq_id \d+ \(n = \d+\)
+llama_kv_cache\w*: attn_rot_[kv] = .+
+llama_kv_cache\w*: attention rotation force disabled .+
+llama_kv_cache\w*: the V embeddings have different sizes across layers .+
+llama_kv_cache\w*: using full-size SWA cache .+
+llama_(kv_cache|memory)\w*: creating .*(KV cache|state).*
+llama_kv_cache\w*: reusing layers:
+llama_kv_cache\w*: - layer +\d+: (no reuse|filtered|reuse layer \d+, is_swa = \d)
+llama_kv_cache\w*: layer +\d+: (filtered|does not have KV cache|sharing with layer .+)
+llama_(kv_cache:|memory_recurrent,|dsv4_comp_state:) layer +\d+: dev = \S+
+llama_kv_cache\w*: kv_size = \d+ overridden to \d+ .+
+llama_memory_recurrent: layer +\d+: skipped
+sched_reserve: reserving \.\.\.
+sched_reserve: reserving full memory module
+sched_reserve: max_nodes = \d+
+sched_reserve: worst-case: n_tokens = \d+, n_seqs = \d+, n_outputs = \d+
+sched_reserve: reserve took .+
+sched_reserve: compute buffer allocation failed, retrying without pipeline parallelism
+""".strip().splitlines()
+"""Lines of those functions that tell nothing about placement. The device of a cache's layer is told
+again, with its bytes, by the cache's buffers."""
+_IS_SILENT = re.compile("|".join(_SILENT))
 
 
 @dataclass(slots=True)
@@ -69,18 +70,10 @@ class LoadReport:
     buffers: list[Buffer] = field(default_factory=list)
     layer_devices: dict[int, str] = field(default_factory=dict)
     """The device of each layer; the output layer is the last one."""
-    offloaded_layers: int | None = None
-    total_layers: int | None = None
-    kv_layer_devices: dict[int, str] = field(default_factory=dict)
-    kv_layers_announced: int = 0
-    """The number of layers that the caches claim, and the number whose device the log names."""
-    kv_layers_placed: int = 0
     kv_bytes: int = 0
     """The caches' own sums, which are right even if nothing is allocated."""
     splits: int = 0
     """Parts of the compute graph; neighbouring parts run on different devices."""
-    overridden: dict[str, str] = field(default_factory=dict)
-    """The buffer type of each tensor whose placement was overridden."""
     unused_bytes: int = 0
     """Bytes of tensors in the file that llama.cpp does not load."""
     not_locked: str | None = None
@@ -95,7 +88,7 @@ def parse(lines: Iterable[str]) -> LoadReport:
     report = LoadReport()
     for raw in lines:
         line = raw.rstrip()
-        if not _apply(report, line) and _speaks_of_placement(line):
+        if not _read(line, report) and _PLACING.match(line) and not _IS_SILENT.fullmatch(line):
             raise ResidencyViolation(
                 f"llama.cpp reports on placement in unknown words, so nothing can be proven: "
                 f"{line.strip()!r}. Use the llama-cpp-python release that this worker is pinned "
@@ -105,125 +98,62 @@ def parse(lines: Iterable[str]) -> LoadReport:
     return report
 
 
-def _apply(report: LoadReport, line: str) -> bool:
-    for pattern, apply in _TELLING:
-        if match := pattern.match(line):
-            apply(report, match)
-            return True
+def _read(line: str, report: LoadReport) -> bool:
+    """Enter what a line tells into the report; false if it is none of those that tell."""
+    for fact, pattern in _TELLING:
+        if (match := pattern.match(line)) is None:
+            continue
+        match fact:
+            case "layer":
+                report.layer_devices[int(match["layer"])] = match["device"]
+            case "cells":
+                report.kv_bytes += _bytes(match["size"])
+            case "splits":
+                report.splits = max(int(count) for count in match["splits"].split(" / "))
+            case "unused":
+                report.unused_bytes += int(match["size"])
+            case "not locked":
+                report.not_locked = match["reason"]
+            case kind:
+                report.buffers.append(Buffer(kind, match["device"], _bytes(match["size"])))
+        return True
     return False
-
-
-def _speaks_of_placement(line: str) -> bool:
-    if not _PLACING.match(line):
-        return bool(_MENTIONS_BUFFER.search(line)) and not line.startswith("resolve_fused_ops:")
-    return not any(pattern.match(line) for pattern in _SILENT)
 
 
 def _bytes(mebibytes: str) -> int:
     return round(float(mebibytes) * _MIB)
 
 
-def _buffer(kind: BufferKind) -> Callable[[LoadReport, re.Match[str]], None]:
-    def apply(report: LoadReport, match: re.Match[str]) -> None:
-        report.buffers.append(Buffer(kind, match["device"], _bytes(match["size"])))
-
-    return apply
-
-
-def _layer(report: LoadReport, match: re.Match[str]) -> None:
-    report.layer_devices[int(match["layer"])] = match["device"]
-
-
-def _kv_layer(report: LoadReport, match: re.Match[str]) -> None:
-    report.kv_layers_placed += 1
-    _state_layer(report, match)
-
-
-def _state_layer(report: LoadReport, match: re.Match[str]) -> None:
-    """Record a layer's device; if its caches or states have different devices, both are named."""
-    layer, device = int(match["layer"]), match["device"]
-    known = report.kv_layer_devices.setdefault(layer, device)
-    if device not in known.split(" and "):
-        report.kv_layer_devices[layer] = f"{known} and {device}"
-
-
-def _offloaded(report: LoadReport, match: re.Match[str]) -> None:
-    report.offloaded_layers = int(match["count"])
-    report.total_layers = int(match["total"])
-
-
-def _kv_sum(report: LoadReport, match: re.Match[str]) -> None:
-    _state_sum(report, match)
-    report.kv_layers_announced += int(match["layers"])
-
-
-def _state_sum(report: LoadReport, match: re.Match[str]) -> None:
-    report.kv_bytes += _bytes(match["size"])
-
-
-def _splits(report: LoadReport, match: re.Match[str]) -> None:
-    report.splits = max(int(count) for count in match["splits"].split(" / "))
-
-
-def _overridden(report: LoadReport, match: re.Match[str]) -> None:
-    report.overridden[match["tensor"]] = match["device"]
-
-
-def _unused(report: LoadReport, match: re.Match[str]) -> None:
-    report.unused_bytes += int(match["size"])
-
-
-def _not_locked(report: LoadReport, match: re.Match[str]) -> None:
-    report.not_locked = match["reason"]
-
-
-def _ignore(_report: LoadReport, _match: re.Match[str]) -> None:
-    """Accept a line that names a device but places nothing there."""
-
-
-_DEVICE = r"(?P<device>\S+)"
-_LAYER = rf"layer +(?P<layer>\d+): dev = {_DEVICE}$"
+Fact = Literal["layer", "cells", "splits", "unused", "not locked"]
+_BUFFER = r"+(?P<device>\S+)"
 _SIZE = r"size = +(?P<size>[\d.]+) MiB"
-_TELLING: list[tuple[re.Pattern[str], Callable[[LoadReport, re.Match[str]], None]]] = [
-    (re.compile(pattern), apply)
-    for pattern, apply in (
-        (rf"load_tensors: +{_DEVICE} model buffer {_SIZE}$", _buffer("weights")),
-        (
+_TELLING: list[tuple[BufferKind | Fact, re.Pattern[str]]] = [
+    ("weights", re.compile(rf"load_tensors: {_BUFFER} model buffer {_SIZE}$")),
+    ("weights", re.compile(rf"llama_adapter_lora_init_impl: {_BUFFER} LoRA buffer {_SIZE}$")),
+    ("output", re.compile(rf"llama_context: {_BUFFER} +output buffer {_SIZE}$")),
+    ("kv", re.compile(rf"llama_kv_cache: {_BUFFER} KV buffer {_SIZE}$")),
+    ("recurrent", re.compile(rf"llama_memory_recurrent: {_BUFFER} RS buffer {_SIZE}$")),
+    ("recurrent", re.compile(rf"llama_dsv4_comp_state: {_BUFFER} DSV4 .+ state buffer {_SIZE}$")),
+    ("compute", re.compile(rf"sched_reserve: {_BUFFER} compute buffer {_SIZE}$")),
+    (
+        "layer",
+        re.compile(
             r"load_tensors: layer +(?P<layer>\d+) assigned to device (?P<device>[^,]+), "
-            r"is_swa = \d$",
-            _layer,
+            r"is_swa = \d$"
         ),
-        (r"load_tensors: offloaded (?P<count>\d+)/(?P<total>\d+) layers to GPU$", _offloaded),
-        (
-            rf"tensor (?P<tensor>\S+) \(\d+ MiB \w+\) buffer type overridden to {_DEVICE}$",
-            _overridden,
-        ),
-        (
-            r"done_getting_tensors: tensor '.+' \(\w+\) \(and \d+ others\) cannot be used with "
-            r"preferred buffer type \S+, using \S+ instead$",
-            _ignore,
-        ),
-        (r"model has unused tensor \S+ \(size = (?P<size>\d+) bytes\) -- ignoring$", _unused),
-        (r"warning: (?P<reason>(failed to mlock|mlock not supported).*)$", _not_locked),
-        (rf"llama_adapter_lora_init_impl: +{_DEVICE} LoRA buffer {_SIZE}$", _buffer("weights")),
-        (rf"llama_context: +{_DEVICE} +output buffer {_SIZE}$", _buffer("output")),
-        (rf"llama_kv_cache: {_LAYER}", _kv_layer),
-        (rf"llama_kv_cache: +{_DEVICE} KV buffer {_SIZE}$", _buffer("kv")),
-        (rf"llama_kv_cache: {_SIZE} \( *\d+ cells, +(?P<layers>\d+) layers, .+$", _kv_sum),
-        (rf"llama_memory_recurrent, {_LAYER}", _state_layer),
-        (rf"llama_memory_recurrent: +{_DEVICE} RS buffer {_SIZE}$", _buffer("recurrent")),
-        (rf"llama_memory_recurrent: {_SIZE} \( *\d+ cells, .+$", _state_sum),
-        (rf"llama_dsv4_comp_state: {_LAYER}", _state_layer),
-        (
-            rf"llama_dsv4_comp_state: +{_DEVICE} DSV4 .+ state buffer {_SIZE}$",
-            _buffer("recurrent"),
-        ),
-        (rf"llama_dsv4_comp_state: .+ layers = \d+, {_SIZE}$", _state_sum),
-        (rf"sched_reserve: +{_DEVICE} compute buffer {_SIZE}$", _buffer("compute")),
-        (
+    ),
+    ("cells", re.compile(rf"llama_(kv_cache|memory_recurrent): {_SIZE} \( *\d+ cells, .+$")),
+    ("cells", re.compile(rf"llama_dsv4_comp_state: .+ layers = \d+, {_SIZE}$")),
+    (
+        "splits",
+        re.compile(
             r"sched_reserve: graph.*: nodes = .+, splits = (?P<splits>\d+( / \d+)?), "
-            r"input objects = .+$",
-            _splits,
+            r"input objects = .+$"
         ),
-    )
+    ),
+    (
+        "unused",
+        re.compile(r"model has unused tensor \S+ \(size = (?P<size>\d+) bytes\) -- ignoring$"),
+    ),
+    ("not locked", re.compile(r"warning: (?P<reason>(failed to mlock|mlock not supported).*)$")),
 ]

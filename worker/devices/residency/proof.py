@@ -40,8 +40,37 @@ def prove(
         ResidencyViolation: something is elsewhere, or llama.cpp's report is not understood.
     """
     report = parse([*model.load_log, *context.load_log])
-    residency = _account(report, selected, header)
-    faults = [*_faults(report, residency, selected, header)]
+    weights = placement.place(header, selected.device)
+    n_here = sum(device == selected.name for device in report.layer_devices.values())
+    buffers = tuple(b for b in report.buffers if b.size_bytes)
+    beside = [buffer for buffer in buffers if not _is_on(buffer, selected)]
+    residency = Residency(
+        resident=True,
+        device=selected.name,
+        buffers=buffers,
+        layers_total=len(report.layer_devices),
+        layers_on_device=n_here,
+        allowed_host_buffers=tuple(
+            f"{each.kind} ({each.device}, {each.size_bytes:,} bytes): {reason}"
+            for each in beside
+            if (reason := _reason_on_host(each, selected, weights))
+        ),
+    )
+    faults = [
+        f"layer {layer} of {len(report.layer_devices)} is on {device}, not on {selected.name}"
+        for layer, device in sorted(report.layer_devices.items())
+        if device != selected.name
+    ]
+    faults += [
+        f"{each.size_bytes:,} bytes of {each.kind} are {_where(each, selected, weights)}"
+        for each in beside
+        if not _reason_on_host(each, selected, weights)
+    ]
+    if selected.is_gpu and report.splits > _MOST_SPLITS:
+        faults.append(
+            f"the compute graph falls into {report.splits} parts, so some of its operations run on "
+            f"the host and not on {selected.name}"
+        )
     faults += _unproven(report, residency, model, locked)
     if faults:
         raise _violation(replace(residency, resident=False, violation=faults[0]), faults)
@@ -68,85 +97,31 @@ def prove_again(residency: Residency, selected: Selected, *, locked: bool) -> Re
 # --- accounting --------------------------------------------------------------------------
 
 
-def _account(report: LoadReport, selected: Selected, header: GgufHeader) -> Residency:
-    on_gpu = selected.device is not None
-    n_layers = len(report.layer_devices)
-    n_here = sum(device == selected.name for device in report.layer_devices.values())
-    return Residency(
-        resident=True,
-        device=selected.name,
-        buffers=tuple(b for b in report.buffers if b.size_bytes),
-        layers_total=n_layers,
-        layers_on_device=n_here,
-        allowed_host_buffers=tuple(_allowed(report, selected, header)) if on_gpu else (),
-    )
-
-
-def _allowed(report: LoadReport, selected: Selected, header: GgufHeader) -> Iterator[str]:
-    """The host buffers of a GPU worker, each with the reason why it must be there."""
-    host = placement.place(header, selected.device).host_tensors
-    for buffer in report.buffers:
-        if not buffer.size_bytes or _is_on(buffer, selected):
-            continue
-        where = f"{buffer.device}, {buffer.size_bytes:,} bytes"
-        if buffer.kind == "weights" and host:
-            yield (
-                f"weights ({where}): {', '.join(host)} alone; this device has no kernel that looks "
-                "rows up in a tensor of that type"
-            )
-        elif buffer.kind == "compute":
-            yield (
-                f"compute ({where}): the graph's inputs, such as token ids, positions and masks, "
-                "are written by the host"
-            )
-        elif buffer.kind == "output":
-            yield f"output ({where}): logits are sampled on the host"
-
-
-def _faults(
-    report: LoadReport, residency: Residency, selected: Selected, header: GgufHeader
-) -> Iterator[str]:
-    """Every part that is not where it must be."""
-    name = selected.name
-    for layer, device in sorted(report.layer_devices.items()):
-        if device != name:
-            yield f"layer {layer} of {residency.layers_total} is on {device}, not on {name}"
-    if selected.is_gpu and report.offloaded_layers != report.total_layers:
-        yield (
-            f"{report.offloaded_layers} of {report.total_layers} layers were offloaded to {name}"
-        )
-    if not selected.is_gpu and report.offloaded_layers:
-        yield f"{report.offloaded_layers} layers were offloaded to a GPU"
-    for layer, device in sorted(report.kv_layer_devices.items()):
-        if device != name:
-            yield f"the KV cache of layer {layer} is on {device}, not on {name}"
-    for buffer in residency.buffers:
-        if fault := _buffer_fault(buffer, selected, header):
-            yield fault
-    if selected.is_gpu and report.splits > _MOST_SPLITS:
-        yield (
-            f"the compute graph falls into {report.splits} parts, so some of its operations run on "
-            f"the host and not on {name}"
-        )
-
-
-def _buffer_fault(buffer: Buffer, selected: Selected, header: GgufHeader) -> str | None:
-    size = f"{buffer.size_bytes:,} bytes"
-    if _is_on(buffer, selected):
+def _reason_on_host(buffer: Buffer, selected: Selected, weights: placement.Weights) -> str | None:
+    """Why a GPU worker's buffer must be on the host; `None` if nothing demands it."""
+    if not selected.is_gpu or not _is_host(buffer):
         return None
+    if buffer.kind == "compute":
+        return "the graph's inputs, such as token ids, positions and masks, are written by the host"
+    if buffer.kind == "output":
+        return "logits are sampled on the host"
+    fits = buffer.size_bytes <= weights.host_bytes + _ROUNDING_BYTES
+    if buffer.kind == "weights" and weights.host_tensors and fits:
+        return (
+            f"{', '.join(weights.host_tensors)} alone; this device has no kernel that looks rows "
+            "up in a tensor of that type"
+        )
+    return None
+
+
+def _where(buffer: Buffer, selected: Selected, weights: placement.Weights) -> str:
+    """Where a buffer is that must not be there."""
     if not selected.is_gpu:
-        return f"{size} of {buffer.kind} are on {buffer.device}, not in the CPU's memory"
+        return f"on {buffer.device}, not in the CPU's memory"
     if not _is_host(buffer):
-        return f"{size} of {buffer.kind} are on a second device, {buffer.device}"
-    if buffer.kind in ("compute", "output"):
-        return None
-    if buffer.kind == "weights":
-        weights = placement.place(header, selected.device)
-        if weights.host_tensors and buffer.size_bytes <= weights.host_bytes + _ROUNDING_BYTES:
-            return None
-        allowed = f" ({weights.host_bytes:,} bytes are allowed there)" if weights.host_bytes else ""
-        return f"{size} of weights are on the host ({buffer.device}){allowed}"
-    return f"{size} of the KV cache are on the host ({buffer.device})"
+        return f"on a second device, {buffer.device}"
+    allowed = f" ({weights.host_bytes:,} bytes are allowed there)" if weights.host_bytes else ""
+    return f"on the host ({buffer.device})" + (allowed if buffer.kind == "weights" else "")
 
 
 def _unproven(
@@ -159,11 +134,6 @@ def _unproven(
     expected = model.size_bytes - report.unused_bytes
     if told + _ROUNDING_BYTES < expected:
         yield f"only {told:,} of {expected:,} bytes of weights are accounted for"
-    if report.kv_layers_announced > report.kv_layers_placed:
-        yield (
-            f"the KV cache has {report.kv_layers_announced} layers, but the device of only "
-            f"{report.kv_layers_placed} is told"
-        )
     cached = sum(b.size_bytes for b in residency.buffers if b.kind in ("kv", "recurrent"))
     if cached + _ROUNDING_BYTES < report.kv_bytes:
         yield f"only {cached:,} of {report.kv_bytes:,} bytes of the KV cache are accounted for"
