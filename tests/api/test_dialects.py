@@ -252,6 +252,64 @@ def test_reasoning_tokens_are_counted(start_worker: StartWorker, tmp_path: Path)
     assert usage["completion_tokens_details"] == counted and counted["reasoning_tokens"] > 0
 
 
+# --- faults of clients ---------------------------------------------------------------------
+
+USE = {"type": "tool_use", "id": "1", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        ("/v1/responses", {"input": "a", "tools": [{"type": "function"}]}, "tools[0]"),
+        (
+            "/v1/responses",
+            {"input": "a", "tools": [{"type": "function", "function": {"name": "f"}}]},
+            "tools[0]",
+        ),
+        ("/v1/responses", {"input": [{"type": "function_call", "call_id": "1"}]}, "input[0]"),
+        ("/v1/responses", {"input": [{"type": "item_reference"}]}, "input[0].type"),
+        (
+            "/v1/responses",
+            {"input": "a", "text": {"format": {"type": "json_schema"}}},
+            "text.format",
+        ),
+        ("/v1/responses", {"input": "a", "tool_choice": "required"}, "tool_choice"),
+        ("/v1/messages", {"messages": [{"role": "assistant", "content": [USE]}]}, "messages[0]"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [RESULT] * 4097}]}, "messages"),
+        (
+            "/v1/messages",
+            {"messages": user("a"), "tool_choice": {"type": "any"}},
+            "tool_choice",
+        ),
+    ],
+)
+def test_a_clients_fault_is_named(
+    worker: WorkerProcess, path: str, fields: dict[str, Any], named: str
+) -> None:
+    refused = worker.post(path, {"model": "m", "max_tokens": 8, **fields})
+    assert refused.status_code == 400, refused.text
+    assert named in refused.json()["error"]["message"]
+
+
+def test_a_turn_is_put_together_as_the_model_wrote_it(worker: WorkerProcess) -> None:
+    """Reasoning, text and calls that follow each other are one message of the assistant."""
+    call = {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}
+    said = {"type": "message", "role": "assistant", "content": "I look."}
+    result = {"type": "function_call_output", "call_id": "1", "output": "A star."}
+    body = {"input": [*user("Look!"), said, call, result, *user("And?")]}
+    n_tokens = worker.post("/v1/responses/input_tokens", body).json()["input_tokens"]
+    use = {"type": "tool_use", "id": "1", "name": "look", "input": {}}
+    turns = [
+        *user("Look!"),
+        {"role": "assistant", "content": [{"type": "text", "text": "I look."}, use]},
+        {"role": "user", "content": [{**RESULT, "content": "A star."}]},
+        *user("And?"),
+    ]
+    counted = worker.post("/v1/messages/count_tokens", {"messages": turns}).json()
+    assert counted["input_tokens"] == n_tokens
+
+
 # --- failures ----------------------------------------------------------------------------
 
 

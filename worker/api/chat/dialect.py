@@ -2,8 +2,9 @@
 
 A dialect is a pydantic model of its body and two things more, which `run.respond` puts together:
 
-- `read(body, state) -> Generate`: a function that makes the request of the body. It raises
-  `InvalidRequest` for what the model of the body cannot express. It may run on another thread.
+- `read(body, state) -> Generate`: a function that makes the request of the body, or its answer if
+  there is nothing to generate. It raises `InvalidRequest` for what the model of the body cannot
+  express. It may run on another thread.
 - a subclass of `Answer`: `encode` turns each delta into bytes of a stream, `whole` the finished
   choices into the value of a whole answer. Both see the same deltas, so they cannot differ.
 
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel
+from starlette.responses import Response
 
 from worker.api.chat.delta import Delta
 from worker.api.chat.message import Choice
@@ -26,7 +28,7 @@ from worker.api.http.state import AppState
 from worker.errors import WorkerError
 
 Body = TypeVar("Body", bound=BaseModel)
-Read = Callable[[Body, AppState], Generate]
+Read = Callable[[Body, AppState], Generate | Response]
 
 
 class Answer(ABC, Generic[Body]):

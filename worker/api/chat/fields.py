@@ -46,6 +46,13 @@ Stops = Annotated[
     Text | Annotated[tuple[str, ...], Field(fail_fast=True, max_length=MAX_STOPS), Tag("~list")],
     ByKind,
 ]
+
+
+def stops_of(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The texts that end an answer; an empty one, as some clients send it, ends none."""
+    return tuple(stop for stop in ((given,) if isinstance(given, str) else given or ()) if stop)
+
+
 Schema = TextOr[JsonObject]
 ANY_OBJECT = {"type": "object"}
 
@@ -173,7 +180,6 @@ class GenerationFields(SamplingFields):
     ) -> Generate:
         """The request of these fields; `max_tokens` is the default of an absent one."""
         limit = max_tokens if self.max_tokens is None else self.max_tokens
-        stops = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
         names = ("prompt_cache_key", "user", "cache_salt")
         salts = [f"{name}={value}" for name in names if (value := getattr(self, name))]
         return Generate(
@@ -187,7 +193,7 @@ class GenerationFields(SamplingFields):
             model=self.model,
             max_tokens=None if limit == -1 else limit,
             format=format,
-            stop=tuple(stop for stop in stops if stop),
+            stop=stops_of(self.stop),
             n=self.n,
             prompt_logprobs=prompt_logprobs,
             echo=echo,

@@ -55,11 +55,16 @@ async def respond(
     """
     state, deadline = state_of(request), deadline_of(request)
 
-    def asked_by(found: Body) -> tuple[Body, Generate, Inference]:
+    def asked_by(found: Body) -> tuple[Body, Generate, Inference] | Response:
         asked = read(found, state)
+        if isinstance(asked, Response):
+            return asked
         return found, asked, inference_of(asked, state, deadline)
 
-    found, asked, inference = await read_as(request, state, body, asked_by)
+    parsed = await read_as(request, state, body, asked_by)
+    if isinstance(parsed, Response):
+        return parsed
+    found, asked, inference = parsed
     if ignored := (*asked.ignored, *inference.not_enforced):
         request.scope["state"].setdefault("ignored_fields", []).extend(ignored)
     echoes = await _echoes(request, asked, inference)

@@ -1,16 +1,21 @@
-"""Anthropic's bodies as pydantic models, translated into a chat in OpenAI's form."""
+"""Anthropic's bodies as pydantic models, and the requests that they make. Any thread."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS
 from worker.api.chat.fields import MAX_STOPS, TextOrMany
-from worker.api.dialects.openai.schema import ChatBody
+from worker.api.chat.request import Chat, Generate, Message, OneTool, Part, Tool, ToolCall
+from worker.api.chat.sampling import sampling_of
 from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody
+from worker.api.http.faults import fault, invalid
+from worker.api.http.state import AppState
 
 
 def _readable(kind: str) -> str:
@@ -32,11 +37,17 @@ TextContent = TextOrMany[TextBlock]
 class ContentBlock(TextBlock):
     thinking: str = ""
     id: str = ""
-    name: str = ""
+    name: str = Field("", max_length=256)
     input: JsonObject = Field(default_factory=dict)
     tool_use_id: str = ""
     content: TextContent = ""
     is_error: Flag = False
+
+    @model_validator(mode="after")
+    def _is_named(self) -> Self:
+        if self.type == "tool_use" and not self.name:
+            raise PydanticCustomError("body.required", "of type tool_use needs the tool's name")
+        return self
 
 
 class TurnMessage(OpenBody):
@@ -89,61 +100,87 @@ class MessagesBody(PromptBody):
     stream: Flag = False
 
 
-def text_of(content: str | tuple[TextBlock, ...] | None) -> str:
-    return content if isinstance(content, str) else "\n".join(b.text for b in content or ())
+def read(body: MessagesBody, state: AppState) -> Generate:
+    """
+    Raises:
+        InvalidRequest: the messages and their tool results are too many.
+    """
+    sampling = sampling_of(state, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
+    return Generate(
+        id=f"msg_{uuid.uuid4().hex}",
+        input=chat_of(body),
+        sampling=sampling,
+        model=body.model,
+        max_tokens=body.max_tokens,
+        stop=tuple(stop for stop in body.stop_sequences if stop),
+        streams=body.stream,
+    )
 
 
-def chat_of(body: PromptBody) -> ChatBody:
-    """The same chat in OpenAI's form. The answer continues a last message of the assistant."""
-    system = text_of(body.system)
-    messages = [{"role": "system", "content": system}] if system else []
-    messages += [flat for message in body.messages for flat in _flat(message)]
-    chat: dict[str, Any] = {"model": body.model, "messages": messages}
-    if body.messages[-1].role == "assistant":
-        chat |= {"continue_final_message": True, "add_generation_prompt": False}
-    if body.tools:
-        chat["tools"] = [_tool(tool) for tool in body.tools]
-    if (choice := body.tool_choice) is not None:
-        named = {"type": "function", "function": {"name": choice.name or ""}}
-        words = {"auto": "auto", "any": "required", "none": "none", "tool": named}
-        chat["tool_choice"] = words[choice.type]
-        if choice.disable_parallel_tool_use:
-            chat["parallel_tool_calls"] = False
+def chat_of(body: PromptBody) -> Chat:
+    """The chat of the messages. The answer continues a last message of the assistant.
+
+    Raises:
+        InvalidRequest: the messages and their tool results are too many.
+    """
+    system = [Message("system", _content(body.system))] if body.system else []
+    messages = (*system, *(flat for message in body.messages for flat in _flat(message)))
+    if len(messages) > MAX_MESSAGES:
+        message = f"messages must be at most {MAX_MESSAGES}, each tool result counted as one"
+        raise invalid([fault("messages", "maxItems", message)])
+    continues, choice = body.messages[-1].role == "assistant", body.tool_choice
+    variables = {}
     if body.thinking is not None:
-        chat["enable_thinking"] = body.thinking.type != "disabled"
-    if isinstance(body, MessagesBody):
-        chat |= {"max_tokens": body.max_tokens, "stop": body.stop_sequences, "stream": body.stream}
-        chat |= {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
-    return ChatBody.model_validate(chat)
+        variables["enable_thinking"] = body.thinking.type != "disabled"
+    return Chat(
+        messages=messages,
+        tools=tuple(_tools(body.tools)),
+        tool_choice="auto" if choice is None else _choice(choice),
+        parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
+        opens_answer=not continues,
+        continues=continues,
+        template_variables=variables,
+    )
 
 
-def _tool(tool: ClientTool) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-    return {"type": "function", "function": function}
+def _choice(choice: ToolChoice) -> Literal["auto", "none", "required"] | OneTool:
+    match choice.type:
+        case "tool":
+            return OneTool(choice.name or "", "tool_choice.name")
+        case "any":
+            return "required"
+        case "auto" | "none" as word:
+            return word
 
 
-def _flat(message: TurnMessage) -> list[dict[str, Any]]:
-    """A message in OpenAI's form, preceded by one message for each of its tool results."""
+def _tools(tools: Iterable[ClientTool]) -> Iterator[Tool]:
+    for index, tool in enumerate(tools):
+        path = f"tools[{index}].input_schema"
+        yield Tool(tool.name, path, tool.description, tool.input_schema)
+
+
+def _flat(message: TurnMessage) -> Iterator[Message]:
+    """The message, after one message for each of its tool results."""
     if isinstance(message.content, str):
-        return [{"role": message.role, "content": message.content}]
+        yield Message(message.role, message.content)
+        return
     blocks = message.content
-    results = [
-        {"role": "tool", "tool_call_id": b.tool_use_id, "content": text_of(b.content)}
-        for b in blocks
-        if b.type == "tool_result"
-    ]
-    calls = [
-        {"id": b.id, "type": "function", "function": {"name": b.name, "arguments": b.input}}
-        for b in blocks
-        if b.type == "tool_use"
-    ]
-    text = "\n".join(b.text for b in blocks if b.type == "text")
-    thoughts = "\n".join(b.thinking for b in blocks if b.thinking)
-    if results and not text and not calls:
-        return results
-    rest: dict[str, Any] = {"role": message.role, "content": text}
-    if calls:
-        rest["tool_calls"] = calls
-    if thoughts:
-        rest["reasoning_content"] = thoughts
-    return [*results, rest]
+    results = [block for block in blocks if block.type == "tool_result"]
+    for block in results:
+        yield Message("tool", _content(block.content), tool_call_id=block.tool_use_id)
+    texts = [block for block in blocks if block.type == "text"]
+    calls = [block for block in blocks if block.type == "tool_use"]
+    if results and not calls and not any(block.text for block in texts):
+        return
+    yield Message(
+        role=message.role,
+        content=_content(texts),
+        reasoning="\n".join(block.thinking for block in blocks if block.thinking) or None,
+        tool_calls=tuple(ToolCall(block.name, block.input, block.id) for block in calls),
+    )
+
+
+def _content(given: str | Iterable[TextBlock] | None) -> str | tuple[Part, ...]:
+    if given is None or isinstance(given, str):
+        return given or ""
+    return tuple(Part(block.text) for block in given)

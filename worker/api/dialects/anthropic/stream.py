@@ -33,7 +33,7 @@ class MessageUsage(TypedDict):
     cache_creation_input_tokens: int
 
 
-class MessageAnswer(TypedDict):
+class MessageObject(TypedDict):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -48,43 +48,39 @@ class TokenCount(TypedDict):
     input_tokens: int
 
 
-class MessageStream(BlockAnswer[MessagesBody]):
-    def whole(self) -> MessageAnswer:
-        return self._message([_block(block) for block in self._blocks()])
+class MessageAnswer(BlockAnswer[MessagesBody]):
+    def whole(self) -> MessageObject:
+        return self._message([_content(block, block.text) for block in self.choice.blocks])
 
     def failure(self, error: WorkerError) -> bytes:
         return failure(error)
 
-    def _first_events(self) -> list[Event]:
+    def first_events(self) -> list[Event]:
         return [{"type": "message_start", "message": self._message([])}]
 
-    def _step_events(self, step: BlockStep) -> list[Event]:
-        index = step.number
+    def step_events(self, step: BlockStep) -> list[Event]:
+        event: Event = {"type": f"content_block_{_EVENTS[step.what]}", "index": step.at}
         match step.what:
             case "begun":
-                block = _block(step.block)
-                return [{"type": "content_block_start", "index": index, "content_block": block}]
+                return [event | {"content_block": _content(step.block, "")}]
             case "grown":
                 kind, name = _DELTAS[step.block.kind]
-                delta = {"type": kind, name: step.text}
-                return [{"type": "content_block_delta", "index": index, "delta": delta}]
+                return [event | {"delta": {"type": kind, name: step.text}}]
             case "ended":
-                return [{"type": "content_block_stop", "index": index}]
+                return [event]
 
-    def _last_events(self) -> list[Event]:
+    def last_events(self) -> list[Event]:
         ended = self._message([])
         delta = {"stop_reason": ended["stop_reason"], "stop_sequence": ended["stop_sequence"]}
         last = {"type": "message_delta", "delta": delta, "usage": ended["usage"]}
         return [last, {"type": "message_stop"}]
 
-    def _message(self, content: list[dict[str, Any]]) -> MessageAnswer:
-        choice, job = self.choice, self.choice.job
-        reason: StopReason | None = None
-        finished = choice.finished
-        if finished is not None:
-            reason = _REASONS[choice.finish_reason]
-            if reason == "end_turn" and finished.stop_sequence is not None:
-                reason = "stop_sequence"
+    def _message(self, content: list[dict[str, Any]]) -> MessageObject:
+        choice, job, finished = self.choice, self.choice.job, self.choice.finished
+        reason = None if finished is None else _REASONS[choice.finish_reason]
+        stop_sequence = None if finished is None else finished.stop_sequence
+        if reason == "end_turn" and stop_sequence is not None:
+            reason = "stop_sequence"
         return {
             "id": self.asked.id,
             "type": "message",
@@ -92,7 +88,7 @@ class MessageStream(BlockAnswer[MessagesBody]):
             "model": self.state.model_name,
             "content": content,
             "stop_reason": reason,
-            "stop_sequence": finished.stop_sequence if finished is not None else None,
+            "stop_sequence": stop_sequence,
             "usage": {
                 "input_tokens": job.prompt_tokens - job.cached_tokens,
                 "output_tokens": choice.tokens_out,
@@ -102,18 +98,20 @@ class MessageStream(BlockAnswer[MessagesBody]):
         }
 
 
-def _block(block: Block) -> dict[str, Any]:
+_EVENTS = {"begun": "start", "grown": "delta", "ended": "stop"}
+
+
+def _content(block: Block, text: str) -> dict[str, Any]:
     match block.kind:
         case "text":
-            return {"type": "text", "text": block.text}
+            return {"type": "text", "text": text}
         case "reasoning":
-            return {"type": "thinking", "thinking": block.text, "signature": ""}
+            return {"type": "thinking", "thinking": text, "signature": ""}
         case "call":
-            arguments = _parsed(block.text)
-            return {"type": "tool_use", "id": block.id, "name": block.name, "input": arguments}
+            return {"type": "tool_use", "id": block.id, "name": block.name, "input": _object(text)}
 
 
-def _parsed(arguments: str) -> dict[str, Any]:
+def _object(arguments: str) -> dict[str, Any]:
     """The arguments of a call; if it was cut off, those that are complete."""
     try:
         value = pydantic_core.from_json(arguments or "{}", allow_partial="trailing-strings")

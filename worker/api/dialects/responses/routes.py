@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-import uuid
-from dataclasses import replace
-
 from starlette.requests import Request
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
-from worker.api.chat.request import Generate
-from worker.api.chat.run import respond
-from worker.api.dialects.openai.answers import InputTokens
-from worker.api.dialects.openai.read import read_chat
-from worker.api.dialects.openai.routes import counted
-from worker.api.dialects.responses.schema import ResponsesBody, chat_of, hosted_tools
-from worker.api.dialects.responses.stream import STREAM, ResponseAnswer, ResponseStream
+from worker.api.chat.run import count_tokens, respond
+from worker.api.dialects.responses.schema import ResponsesBody, chat_of, read
+from worker.api.dialects.responses.stream import STREAM, ResponseAnswer, ResponseObject
 from worker.api.http.body import read_as
+from worker.api.http.encoding import json_response
 from worker.api.http.errors import NESTED
 from worker.api.http.operation import JSON, MODEL_ERRORS, SSE, Dialect, Events, Operation
-from worker.api.http.state import AppState, state_of
+from worker.api.http.state import state_of
+
+
+class InputTokens(TypedDict):
+    object: str
+    input_tokens: int
 
 
 async def responses(request: Request) -> Response:
-    return await respond(request, ResponsesBody, read_response, ResponseStream)
-
-
-def read_response(body: ResponsesBody, state: AppState) -> Generate:
-    asked = read_chat(chat_of(body), state)
-    return replace(asked, id=f"resp_{uuid.uuid4().hex}", ignored=tuple(hosted_tools(body)))
+    return await respond(request, ResponsesBody, read, ResponseAnswer)
 
 
 async def input_tokens(request: Request) -> Response:
-    chat = await read_as(request, state_of(request), ResponsesBody, chat_of)
-    return await counted(request, chat)
+    state = state_of(request)
+    model, chat = await read_as(
+        request, state, ResponsesBody, lambda body: (body.model, chat_of(body))
+    )
+    state.require_model(model)
+    n_tokens = await count_tokens(request, chat)
+    return json_response({"object": "response.input_tokens", "input_tokens": n_tokens})
 
 
 OPERATIONS = [
@@ -41,7 +41,7 @@ OPERATIONS = [
     for operation in (
         Operation(
             "POST", path, responses, "OpenAI's responses, nothing stored",
-            {JSON: ResponseAnswer, SSE: Events}, body=ResponsesBody, errors=MODEL_ERRORS,
+            {JSON: ResponseObject, SSE: Events}, body=ResponsesBody, errors=MODEL_ERRORS,
         ),
         Operation(
             "POST", f"{path}/input_tokens", input_tokens, "Tokens of a prompt",

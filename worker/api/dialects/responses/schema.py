@@ -1,20 +1,27 @@
-"""The bodies of OpenAI's responses as pydantic models, translated into chat completions.
+"""The bodies of OpenAI's responses as pydantic models, and the requests that they make.
 
-Nothing is stored here, so a body has the whole conversation.
+Nothing is stored here, so a body has the whole conversation. Any thread.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, Tag
+from pydantic import Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS, ContentFields, content_of
-from worker.api.chat.fields import ByKind, Text
+from worker.api.chat.fields import ANY_OBJECT, ByKind, Text
+from worker.api.chat.format import JsonSchema
 from worker.api.chat.prompt import text_of
-from worker.api.dialects.openai.schema import ChatBody, WordOr
+from worker.api.chat.request import Chat, Generate, Message, OneTool, Tool, ToolCall
+from worker.api.chat.sampling import sampling_of
 from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody
 from worker.api.http.faults import fault, invalid
+from worker.api.http.state import AppState
 
 
 class Thought(OpenBody):
@@ -22,30 +29,44 @@ class Thought(OpenBody):
     text: str = ""
 
 
-class Item(OpenBody):
+class InputItem(OpenBody):
     """A message, a call, its output, or the model's reasoning."""
 
-    type: str = "message"
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["user", "assistant", "system", "developer"] = "user"
     content: ContentFields | None = None
-    name: str = ""
+    name: str = Field("", max_length=256)
     call_id: str = ""
     arguments: str = ""
     output: ContentFields = ""
     summary: tuple[Thought, ...] = Field((), fail_fast=True)
 
+    @model_validator(mode="after")
+    def _is_named(self) -> Self:
+        if self.type == "function_call" and not self.name:
+            raise PydanticCustomError("body.required", "of type function_call needs a name")
+        return self
+
 
 Items = Annotated[
-    tuple[Item, ...], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES), Tag("~list")
+    tuple[InputItem, ...],
+    Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES),
+    Tag("~list"),
 ]
 
 
 class FunctionTool(OpenBody):
     type: str
-    name: str = ""
+    name: str = Field("", max_length=256)
     description: str | None = None
     parameters: JsonObject | None = None
     strict: Flag | None = None
+
+    @model_validator(mode="after")
+    def _is_named(self) -> Self:
+        if self.type == "function" and not self.name:
+            raise PydanticCustomError("body.required", "of type function needs a name")
+        return self
 
 
 class TextFormat(OpenBody):
@@ -53,6 +74,12 @@ class TextFormat(OpenBody):
     name: str | None = None
     schema_: JsonObject | None = Field(None, validation_alias="schema")
     strict: Flag | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if self.type == "json_schema" and self.schema_ is None:
+            raise PydanticCustomError("body.required", "of type json_schema needs a schema")
+        return self
 
 
 class TextOptions(OpenBody):
@@ -69,6 +96,9 @@ class NamedChoice(OpenBody):
     name: str = Field(min_length=1, max_length=256)
 
 
+ToolWord = Annotated[Literal["none", "auto", "required"], Tag("~text")]
+
+
 class ResponsesBody(OpenBody):
     """`POST /v1/responses`."""
 
@@ -80,7 +110,7 @@ class ResponsesBody(OpenBody):
     top_p: Number | None = Field(None, ge=0, le=1)
     stream: Flag = False
     tools: tuple[FunctionTool, ...] = Field((), fail_fast=True, max_length=MAX_TOOLS)
-    tool_choice: WordOr[NamedChoice] | None = None
+    tool_choice: Annotated[ToolWord | Annotated[NamedChoice, Tag("~object")], ByKind] | None = None
     parallel_tool_calls: Flag | None = None
     text: TextOptions = TextOptions()
     reasoning: Effort = Effort()
@@ -89,88 +119,92 @@ class ResponsesBody(OpenBody):
     prompt_cache_key: str | None = None
 
 
-def chat_of(body: ResponsesBody) -> ChatBody:
-    """The same conversation in the form of chat completions."""
+def read(body: ResponsesBody, state: AppState) -> Generate:
+    """
+    Raises:
+        InvalidRequest: the body leaves something to what was stored, which is nothing.
+    """
+    salts = {"prompt_cache_key": body.prompt_cache_key, "user": body.user}
+    return Generate(
+        id=f"resp_{uuid.uuid4().hex}",
+        input=chat_of(body),
+        sampling=sampling_of(state, temperature=body.temperature, top_p=body.top_p),
+        model=body.model,
+        max_tokens=body.max_output_tokens,
+        format=_format_of(body.text.format),
+        streams=body.stream,
+        salt=" ".join(f"{name}={value}" for name, value in salts.items() if value) or None,
+        # Tools that OpenAI itself would run; this worker has none.
+        ignored=tuple(f"tools.{tool.type}" for tool in body.tools if tool.type != "function"),
+    )
+
+
+def chat_of(body: ResponsesBody) -> Chat:
+    """
+    Raises:
+        InvalidRequest: the body leaves something to what was stored, which is nothing.
+    """
     if body.previous_response_id is not None:
         message = "previous_response_id is not honoured: nothing is stored; send the whole input"
         raise invalid([fault("previous_response_id", "unsupported", message)])
-    chat: dict[str, Any] = {
-        "messages": _messages(body),
-        "max_tokens": body.max_output_tokens,
-        "tools": [_tool(tool) for tool in body.tools if tool.type == "function"],
-        "tool_choice": _choice(body.tool_choice),
-        "reasoning_effort": body.reasoning.effort,
-        "verbosity": body.text.verbosity,
-        "response_format": _format(body.text.format),
-    }
-    names = ("model", "temperature", "top_p", "stream", "parallel_tool_calls", "user")
-    chat |= {name: getattr(body, name) for name in (*names, "prompt_cache_key")}
-    return ChatBody.model_validate(chat)
-
-
-def hosted_tools(body: ResponsesBody) -> list[str]:
-    """Tools that OpenAI itself would run; this worker has none."""
-    return [f"tools.{tool.type}" for tool in body.tools if tool.type != "function"]
-
-
-def _messages(body: ResponsesBody) -> list[dict[str, Any]]:
-    messages: list[dict[str, Any]] = []
-    if body.instructions:
-        messages.append({"role": "system", "content": body.instructions})
-    items = (
-        (Item.model_validate({"content": body.input}),)
-        if isinstance(body.input, str)
-        else body.input
+    choice = body.tool_choice
+    variables = {"reasoning_effort": body.reasoning.effort, "verbosity": body.text.verbosity}
+    return Chat(
+        messages=tuple(_messages(body)),
+        tools=tuple(_tools(body)),
+        tool_choice=OneTool(choice.name, "tool_choice.name")
+        if isinstance(choice, NamedChoice)
+        else choice or "auto",
+        parallel_tool_calls=body.parallel_tool_calls,
+        template_variables={name: each for name, each in variables.items() if each is not None},
     )
-    for index, item in enumerate(items):
+
+
+def _tools(body: ResponsesBody) -> Iterator[Tool]:
+    for index, tool in enumerate(body.tools):
+        if tool.type == "function":
+            path = f"tools[{index}].parameters"
+            yield Tool(tool.name, path, tool.description, tool.parameters)
+
+
+def _messages(body: ResponsesBody) -> list[Message]:
+    messages = [Message("system", body.instructions)] if body.instructions else []
+    if isinstance(body.input, str):
+        return [*messages, Message("user", body.input)]
+    for item in body.input:
+        content = content_of(item.content)
+        turn = messages[-1] if messages and messages[-1].role == "assistant" else None
         match item.type:
+            case "message" if item.role == "assistant":
+                if turn is not None and turn.content is None and not turn.tool_calls:
+                    messages[-1] = replace(turn, content=content or "")
+                else:
+                    messages.append(Message("assistant", content or ""))
             case "message":
                 role = "system" if item.role == "developer" and not messages else item.role
-                _assistant(messages) if role == "assistant" else messages.append({"role": role})
-                messages[-1]["content"] = text_of(content_of(item.content))
+                messages.append(Message(role, content or ""))
             case "function_call":
-                function = {"name": item.name, "arguments": item.arguments}
-                call = {"id": item.call_id, "type": "function", "function": function}
-                _assistant(messages).setdefault("tool_calls", []).append(call)
+                call = ToolCall(item.name, item.arguments, item.call_id)
+                if turn is None:
+                    messages.append(Message("assistant", tool_calls=(call,)))
+                else:
+                    messages[-1] = replace(turn, tool_calls=(*turn.tool_calls, call))
             case "function_call_output":
-                output = text_of(content_of(item.output))
-                message = {"role": "tool", "tool_call_id": item.call_id, "content": output}
-                messages.append(message)
+                output = content_of(item.output)
+                messages.append(Message("tool", output, tool_call_id=item.call_id))
             case "reasoning":
-                # The full text, if this worker wrote it.
-                full = item.content if isinstance(item.content, tuple) else ()
-                thought = "\n".join(part.text for part in full or item.summary)
-                messages.append({"role": "assistant", "reasoning_content": thought})
-            case _:
-                place = f"input[{index}].type"
-                known = "'message', 'function_call', 'function_call_output' or 'reasoning'"
-                raise invalid([fault(place, "enum", f"{place} must be {known}")])
+                # The full text, if this worker wrote it; a text of its own begins a turn.
+                full = content if isinstance(content, tuple) else ()
+                summary = "\n".join(thought.text for thought in item.summary)
+                messages.append(Message("assistant", reasoning=text_of(full) or summary))
     return messages
 
 
-def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """The assistant's message that is being assembled, or a new one."""
-    if not messages or messages[-1]["role"] != "assistant" or "content" in messages[-1]:
-        messages.append({"role": "assistant"})
-    return messages[-1]
-
-
-def _tool(tool: FunctionTool) -> dict[str, Any]:
-    names = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: getattr(tool, name) for name in names}}
-
-
-def _choice(choice: str | NamedChoice | None) -> object:
-    if isinstance(choice, NamedChoice):
-        return {"type": "function", "function": {"name": choice.name}}
-    return choice
-
-
-def _format(form: TextFormat | None) -> dict[str, Any] | None:
-    if form is None or form.type != "json_schema":
-        return None if form is None else {"type": form.type}
-    if form.schema_ is None:
-        message = "text.format.schema is required: an object"
-        raise invalid([fault("text.format.schema", "required", message)])
-    schema = {"name": form.name, "schema": form.schema_, "strict": form.strict}
-    return {"type": "json_schema", "json_schema": schema}
+def _format_of(form: TextFormat | None) -> JsonSchema | None:
+    match form:
+        case TextFormat(type="json_schema"):
+            return JsonSchema(form.schema_, "text.format.schema", form.strict is True)
+        case TextFormat(type="json_object"):
+            return JsonSchema(ANY_OBJECT, "text.format")
+        case _:
+            return None

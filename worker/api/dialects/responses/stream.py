@@ -11,9 +11,9 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from worker.api.chat.blocks import BlockAnswer, BlockStep, Event
-from worker.api.chat.message import Block, Choice
+from worker.api.chat.message import Choice
 from worker.api.chat.request import Generate
-from worker.api.dialects.responses.schema import ResponsesBody
+from worker.api.dialects.responses.schema import NamedChoice, ResponsesBody
 from worker.api.http.encoding import sse
 from worker.api.http.errors import error_object
 from worker.api.http.operation import StreamForm
@@ -25,9 +25,10 @@ _DELTAS = {
     "reasoning": "response.reasoning_text",
     "call": "response.function_call_arguments",
 }
+_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 
 
-class ResponseAnswer(TypedDict):
+class ResponseObject(TypedDict):
     id: str
     object: Literal["response"]
     created_at: int
@@ -39,7 +40,7 @@ class ResponseAnswer(TypedDict):
     usage: dict[str, Any] | None
 
 
-class ResponseStream(BlockAnswer[ResponsesBody]):
+class ResponseAnswer(BlockAnswer[ResponsesBody]):
     def __init__(
         self, body: ResponsesBody, asked: Generate, choices: Sequence[Choice], state: AppState
     ) -> None:
@@ -53,32 +54,31 @@ class ResponseStream(BlockAnswer[ResponsesBody]):
 
     def failure(self, error: WorkerError) -> bytes:
         failed = self._response("failed") | {"error": error_object(error)}
-        return self._encoded({"type": "response.failed", "response": failed})
+        return self.encoded({"type": "response.failed", "response": failed})
 
-    def _encoded(self, event: Event) -> bytes:
+    def encoded(self, event: Event) -> bytes:
         number, self._n_events = self._n_events, self._n_events + 1
         return sse({**event, "sequence_number": number})
 
-    def _first_events(self) -> Iterator[Event]:
+    def first_events(self) -> Iterator[Event]:
         for kind in ("created", "in_progress"):
             yield {"type": f"response.{kind}", "response": self._response("in_progress")}
 
-    def _last_events(self) -> Iterator[Event]:
+    def last_events(self) -> Iterator[Event]:
         status = self._end_status
         yield {"type": f"response.{status}", "response": self._response(status)}
 
-    def _step_events(self, step: BlockStep) -> Iterator[Event]:
-        block, index = step.block, step.number
-        place = {"output_index": index, "item_id": self._id_of(index, block)}
+    def step_events(self, step: BlockStep) -> Iterator[Event]:
+        index, block = step.at, step.block
+        place = {"output_index": index, "item_id": self._id_of(index)}
         if block.kind != "call":
             place["content_index"] = 0
         match step.what:
             case "begun":
-                item = self._item(index, block, "in_progress")
-                yield {"type": "response.output_item.added", "output_index": index,
-                       "item": item}  # fmt: skip
+                begun = self._item(index, "in_progress")
+                yield {"type": "response.output_item.added", "output_index": index, "item": begun}
                 if block.kind == "text":
-                    yield {"type": "response.content_part.added", **place, "part": _part(block)}
+                    yield {"type": "response.content_part.added", **place, "part": _part("")}
             case "grown":
                 extra: Event = {"logprobs": []} if block.kind == "text" else {}
                 yield {"type": f"{_DELTAS[block.kind]}.delta", **place, "delta": step.text, **extra}
@@ -90,9 +90,10 @@ class ResponseStream(BlockAnswer[ResponsesBody]):
                     whole["name"] = block.name
                 yield {"type": f"{_DELTAS[block.kind]}.done", **place, **whole}
                 if block.kind == "text":
-                    yield {"type": "response.content_part.done", **place, "part": _part(block)}
-                yield {"type": "response.output_item.done", "output_index": index,
-                       "item": self._ended_item(index, block)}  # fmt: skip
+                    part = _part(block.text)
+                    yield {"type": "response.content_part.done", **place, "part": part}
+                ended = self._ended_item(index)
+                yield {"type": "response.output_item.done", "output_index": index, "item": ended}
 
     # --- the whole -----------------------------------------------------------------------
 
@@ -100,42 +101,42 @@ class ResponseStream(BlockAnswer[ResponsesBody]):
     def _end_status(self) -> Literal["completed", "incomplete"]:
         return "incomplete" if self.choice.finish_reason == "length" else "completed"
 
-    def _id_of(self, index: int, block: Block) -> str:
-        prefix = {"text": "msg", "reasoning": "rs", "call": "fc"}[block.kind]
+    def _id_of(self, index: int) -> str:
+        prefix = _PREFIXES[self.choice.blocks[index].kind]
         return self._ids.setdefault(index, f"{prefix}_{uuid.uuid4().hex}")
 
-    def _ended_item(self, index: int, block: Block) -> dict[str, Any]:
+    def _ended_item(self, index: int) -> dict[str, Any]:
         """A finished item; the last one of an answer that was cut off is incomplete."""
-        finished, is_last = self.choice.finished, index == len(self._blocks()) - 1
+        finished, is_last = self.choice.finished, index == len(self.choice.blocks) - 1
         is_cut = finished is not None and is_last and self._end_status == "incomplete"
-        return self._item(index, block, "incomplete" if is_cut else "completed")
+        return self._item(index, "incomplete" if is_cut else "completed")
 
-    def _item(self, index: int, block: Block, status: str) -> dict[str, Any]:
-        head = {"id": self._id_of(index, block), "status": status}
-        begun = status == "in_progress"
+    def _item(self, index: int, status: str) -> dict[str, Any]:
+        block = self.choice.blocks[index]
+        text = "" if status == "in_progress" else block.text
+        head = {"id": self._id_of(index), "status": status}
         match block.kind:
             case "text":
-                content = [] if begun else [_part(block)]
+                content = [_part(text)] if text else []
                 return {**head, "type": "message", "role": "assistant", "content": content}
             case "reasoning":
-                thought = [] if begun else [{"type": "reasoning_text", "text": block.text}]
+                thought = [{"type": "reasoning_text", "text": text}] if text else []
                 return {**head, "type": "reasoning", "summary": [], "content": thought}
             case "call":
-                call = {"call_id": block.id, "name": block.name, "arguments": block.text}
+                call = {"call_id": block.id, "name": block.name, "arguments": text}
                 return {**head, "type": "function_call", **call}
 
     def _response(self, status: str) -> dict[str, Any]:
         body, ended = self.body, status != "in_progress"
-        form = body.text.format
+        n_blocks = len(self.choice.blocks) if ended else 0
+        form, choice = body.text.format, body.tool_choice
         return {
             "id": self.asked.id,
             "object": "response",
             "created_at": self._created,
             "status": status,
             "model": self.state.model_name,
-            "output": [self._ended_item(i, block) for i, block in enumerate(self._blocks())]
-            if ended
-            else [],
+            "output": [self._ended_item(index) for index in range(n_blocks)],
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"}
             if status == "incomplete"
@@ -145,7 +146,9 @@ class ResponseStream(BlockAnswer[ResponsesBody]):
             "temperature": body.temperature,
             "top_p": body.top_p,
             "tools": [tool.model_dump() for tool in body.tools],
-            "tool_choice": _choice(body),
+            "tool_choice": choice.model_dump()
+            if isinstance(choice, NamedChoice)
+            else choice or "auto",
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "text": {"format": {"type": form.type if form is not None else "text"}},
             "reasoning": {"effort": body.reasoning.effort, "summary": None},
@@ -157,25 +160,18 @@ class ResponseStream(BlockAnswer[ResponsesBody]):
         }
 
     def _usage(self) -> dict[str, Any]:
-        job, n_out = self.choice.job, self.choice.tokens_out
+        choice, job = self.choice, self.choice.job
         return {
             "input_tokens": job.prompt_tokens,
             "input_tokens_details": {"cached_tokens": job.cached_tokens},
-            "output_tokens": n_out,
-            "output_tokens_details": {"reasoning_tokens": self.choice.reasoning_tokens},
-            "total_tokens": job.prompt_tokens + n_out,
+            "output_tokens": choice.tokens_out,
+            "output_tokens_details": {"reasoning_tokens": choice.reasoning_tokens},
+            "total_tokens": job.prompt_tokens + choice.tokens_out,
         }
 
 
-def _choice(body: ResponsesBody) -> object:
-    choice = body.tool_choice
-    if choice is None:
-        return "auto"
-    return choice if isinstance(choice, str) else choice.model_dump()
-
-
-def _part(block: Block) -> dict[str, Any]:
-    return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
 # --- the end of a stream, seen from outside ------------------------------------------------
