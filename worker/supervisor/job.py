@@ -133,6 +133,11 @@ class Job:
         return self.stage >= Stage.STARTED
 
     @property
+    def age_seconds(self) -> float:
+        """Since it was submitted."""
+        return time.monotonic() - self._submitted_at
+
+    @property
     def decode_time_ms(self) -> float:
         """Time since the first token; the terminal event has the engine's own measurement."""
         if self._first_token_at is None:

@@ -4,6 +4,7 @@ import { register } from "./actions.mjs";
 import "./openai_node.mjs";
 import "./anthropic_node.mjs";
 import "./ai_sdk.mjs";
+import "./ollama_node.mjs";
 
 const ACTION_MS = 60_000;
 const [url, model, only = ""] = process.argv.slice(2);

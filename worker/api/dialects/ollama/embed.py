@@ -13,7 +13,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from worker.api.chat.fields import ByKind, Text
-from worker.api.dialects.ollama.naming import nanoseconds, require_model, tagged
+from worker.api.dialects.ollama.naming import nanoseconds, served, tagged
 from worker.api.http.body import Integer, OpenBody, read
 from worker.api.http.encoding import dumps, json_response, sliced
 from worker.api.http.operation import JSON, MODEL_ERRORS, Operation
@@ -66,7 +66,7 @@ async def embeddings(request: Request) -> Response:
     began = time.monotonic()
     state = state_of(request)
     body = await read(request, state, EmbedBody)
-    require_model(body.model, state)
+    state.require_model(served(body.model, state))
     inputs = [body.input] if isinstance(body.input, str) else list(body.input)
     found = await embed(request, inputs, body.dimensions) if body.input else []
     return await sliced(_encoded(found, body.dimensions, tagged(state.model_name), began))
@@ -90,7 +90,7 @@ def _encoded(
 async def embedding(request: Request) -> Response:
     state = state_of(request)
     body = await read(request, state, EmbeddingsBody)
-    require_model(body.model, state)
+    state.require_model(served(body.model, state))
     found = await embed(request, [body.prompt]) if body.prompt else []
     return json_response({"embedding": found[0].values().tolist() if found else []})
 

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from worker.api.chat.parse.answer import conventions_of
 from worker.api.chat.sampling import defaults_of
-from worker.api.dialects.ollama.naming import require_model, rfc3339, tagged
+from worker.api.dialects.ollama.naming import rfc3339, served, tagged
 from worker.api.http.body import Flag, OpenBody, read
 from worker.api.http.encoding import json_response
 from worker.api.http.operation import JSON, Operation
@@ -94,7 +94,7 @@ async def running(request: Request) -> Response:
 async def show(request: Request) -> Response:
     state = state_of(request)
     body = await read(request, state, ShowBody)
-    require_model(body.model, state)
+    state.require_model(served(body.model, state))
     model = state.loaded().model
     lines = [f"{_OPTIONS[name]:<30} {value:g}" for name, value in defaults_of(state).items()]
     facts = {

@@ -14,13 +14,9 @@ def tagged(name: str) -> str:
     return name if ":" in name else name + _TAG
 
 
-def require_model(name: str, state: AppState) -> None:
-    """Refuse a model that is not served here; a name is taken with and without the tag.
-
-    Raises:
-        ModelNotFound: the name is not one that this worker answers to.
-    """
-    state.require_model(name if name in state.model_names else name.removesuffix(_TAG))
+def served(name: str, state: AppState) -> str:
+    """The worker's own name for a model that a client names, with or without the tag."""
+    return name if name in state.model_names else name.removesuffix(_TAG)
 
 
 def rfc3339(moment: datetime) -> str:

@@ -1,0 +1,207 @@
+"""Ollama's bodies as pydantic models, and the requests that they make. Any thread."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from worker.api.chat.chat_fields import MAX_CALLS, MAX_MESSAGES, MAX_TOOLS, ToolFields
+from worker.api.chat.fields import (
+    ANY_OBJECT,
+    MAX_TOP_LOGPROBS,
+    ByKind,
+    Many,
+    Stops,
+    TextOr,
+    stops_of,
+)
+from worker.api.chat.format import JsonSchema
+from worker.api.chat.request import Chat, Generate, Message, Tool, ToolCall
+from worker.api.chat.sampling import sampling_of
+from worker.api.dialects.ollama.naming import served
+from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody
+from worker.api.http.faults import fault, invalid
+from worker.api.http.state import AppState
+from worker.wire.work import InfillPrompt, Prompt
+
+
+def _none(given: Any) -> Any:
+    if given:
+        raise PydanticCustomError("body.unsupported", "is not honoured here; leave it out")
+    return given
+
+
+def _no_images(given: Any) -> Any:
+    if given:
+        raise PydanticCustomError("body.unsupported", "must be empty: this model reads text only")
+    return given
+
+
+Images = Annotated[tuple[Any, ...], AfterValidator(_no_images)]
+Format = Annotated[
+    Annotated[Literal["", "json"], Tag("~text")] | Annotated[JsonObject, Tag("~object")], ByKind
+]
+Think = Annotated[
+    Annotated[Flag, Tag("~other")] | Annotated[Literal["low", "medium", "high"], Tag("~text")],
+    ByKind,
+]
+
+
+class Options(OpenBody):
+    """How tokens are drawn; options of the load are ignored by name, as is all that is unknown."""
+
+    temperature: Number | None = Field(None, ge=0, le=2, description="0 is greedy")
+    top_p: Number | None = Field(None, ge=0, le=1, description="1 is off")
+    top_k: Integer | None = Field(None, ge=-1, le=2**31 - 1, description="0 and -1 are off")
+    min_p: Number | None = Field(None, ge=0, le=1, description="0 is off")
+    repeat_penalty: Number | None = Field(None, ge=0, le=2, description="1 is off")
+    presence_penalty: Number | None = Field(None, ge=-2, le=2)
+    frequency_penalty: Number | None = Field(None, ge=-2, le=2)
+    seed: Integer | None = Field(None, ge=-(2**63), le=2**64 - 1, description="-1 draws one")
+    num_predict: Integer | None = Field(
+        None, ge=-(2**31), le=2**31 - 1, description="below 1 is all that the context leaves"
+    )
+    stop: Stops | None = None
+
+
+class CalledFunction(OpenBody):
+    name: str = Field(min_length=1, max_length=256)
+    arguments: TextOr[JsonObject] = ""
+
+
+class CallOfTurn(OpenBody):
+    id: str | None = None
+    function: CalledFunction
+
+
+class Turn(OpenBody):
+    role: str = Field(min_length=1, max_length=64)
+    content: str = ""
+    thinking: str | None = None
+    images: Images = ()
+    tool_calls: Many[CallOfTurn] = Field((), max_length=MAX_CALLS)
+    tool_name: str | None = Field(None, description="of the tool that this message is a result of")
+    tool_call_id: str | None = None
+
+    @property
+    def message(self) -> Message:
+        return Message(
+            role=self.role,
+            content=self.content,
+            reasoning=self.thinking,
+            tool_calls=tuple(
+                ToolCall(call.function.name, call.function.arguments, call.id)
+                for call in self.tool_calls
+            ),
+            tool_call_id=self.tool_call_id,
+            name=self.tool_name,
+        )
+
+
+class GenerationBody(OpenBody):
+    """What `/api/chat` and `/api/generate` have in common."""
+
+    model: str = Field(max_length=1024)
+    stream: Flag = True
+    format: Format = Field("", description="'json', or a JSON schema that the answer follows")
+    think: Think | None = Field(None, description="a variable of the template")
+    options: Options = Field(default_factory=lambda: Options.model_validate({}))
+    logprobs: Flag = False
+    top_logprobs: Integer = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
+    template: Annotated[str, AfterValidator(_none)] = Field("", description="not honoured")
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        if self.think is None:
+            return {}
+        level = {"reasoning_effort": self.think} if isinstance(self.think, str) else {}
+        return {"enable_thinking": self.think is not False} | level
+
+    def generate(self, input: Chat | tuple[Prompt, ...], state: AppState) -> Generate:
+        options, limit = self.options, self.options.num_predict
+        return Generate(
+            id=f"ollama-{uuid.uuid4().hex}",
+            input=input,
+            sampling=sampling_of(
+                state,
+                temperature=options.temperature,
+                top_p=options.top_p,
+                top_k=options.top_k,
+                min_p=options.min_p,
+                repetition_penalty=options.repeat_penalty,
+                presence_penalty=options.presence_penalty,
+                frequency_penalty=options.frequency_penalty,
+                seed=options.seed,
+                logprobs=self.top_logprobs if self.logprobs else None,
+            ),
+            model=served(self.model, state),
+            max_tokens=limit if limit is not None and limit > 0 else None,
+            format=self._format,
+            stop=stops_of(options.stop),
+            streams=self.stream,
+        )
+
+    @property
+    def _format(self) -> JsonSchema | None:
+        if isinstance(self.format, str):
+            return JsonSchema(ANY_OBJECT, "format") if self.format == "json" else None
+        return JsonSchema(self.format, "format")
+
+
+class ChatBody(GenerationBody):
+    """`POST /api/chat`; without messages, the model is loaded."""
+
+    messages: Many[Turn] = Field((), max_length=MAX_MESSAGES)
+    tools: Many[ToolFields] = Field((), max_length=MAX_TOOLS)
+
+
+class GenerateBody(GenerationBody):
+    """`POST /api/generate`; without a prompt, the model is loaded."""
+
+    prompt: str = ""
+    suffix: str = Field("", description="what comes after the answer")
+    system: str = ""
+    raw: Flag = Field(False, description="the prompt is not put into the chat template")
+    images: Images = ()
+    context: Annotated[tuple[Any, ...], AfterValidator(_none)] = Field(
+        (), description="not honoured; send the conversation to /api/chat"
+    )
+
+
+def chat_request(body: ChatBody, state: AppState) -> Generate:
+    return body.generate(_chat((turn.message for turn in body.messages), body, body.tools), state)
+
+
+def generate_request(body: GenerateBody, state: AppState) -> Generate:
+    """
+    Raises:
+        InvalidRequest: a system text that no template takes.
+    """
+    info = state.supervisor.info
+    has_template = info is None or info.model.has_chat_template
+    if not (body.raw or body.suffix) and has_template:
+        system = [Message("system", body.system)] if body.system else []
+        return body.generate(_chat([*system, Message("user", body.prompt)], body), state)
+    if body.system:
+        message = "system goes with a prompt that is put into a chat template"
+        raise invalid([fault("system", "conflict", message)])
+    prompt = InfillPrompt(body.prompt, body.suffix) if body.suffix else body.prompt
+    return body.generate((prompt,), state)
+
+
+def _chat(
+    messages: Iterable[Message], body: GenerationBody, tools: Iterable[ToolFields] = ()
+) -> Chat:
+    functions = enumerate(tool.function for tool in tools)
+    return Chat(
+        messages=tuple(messages),
+        tools=tuple(
+            Tool(f.name, f"tools[{index}].function.parameters", f.description, f.parameters)
+            for index, f in functions
+        ),
+        template_variables=body.template_variables,
+    )

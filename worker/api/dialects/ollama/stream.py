@@ -1,0 +1,161 @@
+"""Ollama's answers: lines of JSON, or the same as one object."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, NotRequired
+
+import pydantic_core
+from typing_extensions import TypedDict
+
+from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
+from worker.api.chat.dialect import Answer, Body
+from worker.api.chat.message import Block, Choice
+from worker.api.chat.request import Generate
+from worker.api.chat.scored import scored_piece
+from worker.api.dialects.ollama.errors import failure
+from worker.api.dialects.ollama.naming import nanoseconds, now, tagged
+from worker.api.http.encoding import dumps
+from worker.api.http.operation import NDJSON
+from worker.api.http.state import AppState
+from worker.errors import WorkerError
+from worker.wire.messages import Finished, TokenLogprob
+
+Line = dict[str, Any]
+
+
+class AnswerEnd(TypedDict):
+    """What the last line has, and a whole answer."""
+
+    model: str
+    created_at: str
+    done: bool
+    done_reason: str
+    total_duration: NotRequired[int]
+    """In nanoseconds, as the other durations."""
+    load_duration: NotRequired[int]
+    prompt_eval_count: NotRequired[int]
+    prompt_eval_duration: NotRequired[int]
+    eval_count: NotRequired[int]
+    eval_duration: NotRequired[int]
+    logprobs: NotRequired[list[dict[str, Any]]]
+
+
+class ChatObject(AnswerEnd):
+    message: dict[str, Any]
+
+
+class GenerateObject(AnswerEnd):
+    response: str
+    thinking: NotRequired[str]
+
+
+class _Lines(Answer[Body]):
+    """What chats and plain texts have in common."""
+
+    media_type = NDJSON
+
+    def __init__(
+        self, body: Body, asked: Generate, choices: Sequence[Choice], state: AppState
+    ) -> None:
+        super().__init__(body, asked, choices, state)
+        [self._choice] = choices
+        self._model = tagged(state.model_name)
+        self._n_calls = 0
+        """Those that were sent; a call is one line, so it waits until it is whole."""
+
+    @abstractmethod
+    def content(self, text: str, thinking: str = "", calls: Sequence[Block] = ()) -> Line:
+        """The fields of a line that hold a part of the answer, or all of it."""
+
+    def encode(self, choice: Choice, delta: Delta) -> bytes:
+        match delta:
+            case Arguments():
+                return b""
+            case Call():
+                return self._calls(choice.calls[:-1])
+            case Text(text, logprobs) if text or logprobs:
+                scored = {"logprobs": _scored(logprobs)} if logprobs else {}
+                return self._calls(choice.calls) + self._line(self.content(text) | scored)
+            case Reasoning(text):
+                return self._calls(choice.calls) + self._line(self.content("", text))
+            case Finished():
+                return self._calls(choice.calls) + self._line(self.content("") | self._end())
+            case _:
+                return b""
+
+    def whole(self) -> Line:
+        choice = self._choice
+        content = self.content(choice.text, choice.reasoning, choice.calls)
+        scored = {"logprobs": _scored(choice.logprobs)} if choice.logprobs else {}
+        return self._head() | content | scored | self._end()
+
+    def failure(self, error: WorkerError) -> bytes:
+        return failure(error)
+
+    def _calls(self, calls: Sequence[Block]) -> bytes:
+        """A line for each of these calls that has none yet."""
+        new, self._n_calls = calls[self._n_calls :], len(calls)
+        return b"".join(self._line(self.content("", calls=[call])) for call in new)
+
+    def _line(self, fields: Line) -> bytes:
+        return f"{dumps(self._head() | fields)}\n".encode()
+
+    def _head(self) -> Line:
+        return {"model": self._model, "created_at": now(), "done": False}
+
+    def _end(self) -> Line:
+        choice, finished = self._choice, self._choice.finished
+        assert finished is not None
+        return {
+            "done": True,
+            "done_reason": "length" if choice.finish_reason == "length" else "stop",
+            "total_duration": nanoseconds(choice.job.age_seconds),
+            "load_duration": 0,
+            "prompt_eval_count": choice.job.prompt_tokens,
+            "prompt_eval_duration": nanoseconds(finished.prompt_time_ms / 1000),
+            "eval_count": choice.tokens_out,
+            "eval_duration": nanoseconds(finished.decode_time_ms / 1000),
+        }
+
+
+class ChatAnswer(_Lines[Body]):
+    """The answer of `/api/chat`."""
+
+    def content(self, text: str, thinking: str = "", calls: Sequence[Block] = ()) -> Line:
+        message: Line = {"role": "assistant", "content": text}
+        if thinking:
+            message["thinking"] = thinking
+        if calls:
+            message["tool_calls"] = [_call(self._choice.calls.index(call), call) for call in calls]
+        return {"message": message}
+
+
+class GenerateAnswer(_Lines[Body]):
+    """The answer of `/api/generate`, which has no tools and so no calls."""
+
+    def content(self, text: str, thinking: str = "", calls: Sequence[Block] = ()) -> Line:
+        return {"response": text} | ({"thinking": thinking} if thinking else {})
+
+
+def _call(index: int, call: Block) -> Line:
+    arguments = _object(call.text)
+    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}}
+
+
+def _object(arguments: str) -> dict[str, Any]:
+    """The arguments of a call; if it was cut off, those that are complete."""
+    try:
+        value = pydantic_core.from_json(arguments or "{}", allow_partial="trailing-strings")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _scored(entries: Iterable[TokenLogprob]) -> list[Line]:
+    return [
+        scored_piece(each.piece, each.logprob)
+        | {"top_logprobs": [scored_piece(piece, logprob) for _, piece, logprob in each.top]}
+        for each in entries
+    ]
