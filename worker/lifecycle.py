@@ -138,10 +138,10 @@ class Lifecycle:
         """Resolve, load, announce; returns when the pool manager knows, or raises why not."""
         settings = self._settings
         loop = asyncio.get_running_loop()
-        report = self._supervisor.report
+        set_progress = self._supervisor.set_progress
 
         def on_progress(progress: Progress) -> None:  # helper threads call it, too
-            loop.call_soon_threadsafe(report, progress)
+            loop.call_soon_threadsafe(set_progress, progress)
 
         resolved = await resolve_for(settings, settings.model, on_progress)
         self._log.info("model.resolved", model_ref=resolved.model_ref, kind=resolved.kind)
@@ -149,9 +149,9 @@ class Lifecycle:
             settings.lora, resolved.gguf_path, settings.cache_path, on_progress
         )
         draft = await resolve_draft(settings, resolved.gguf_path, on_progress)
-        beside = [Path(each.path) for each in (adapter, draft) if each is not None]
+        companions = [Path(each.path) for each in (adapter, draft) if each is not None]
         # Until this process ends: a later engine loads them again.
-        self._held = [hold(path) for path in (resolved.gguf_path, *beside)]
+        self._held = [hold(path) for path in (resolved.gguf_path, *companions)]
         command = LoadModel(
             engine=settings.engine,
             model_path=str(resolved.gguf_path),

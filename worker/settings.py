@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
@@ -176,38 +176,43 @@ class Settings(_EngineFields):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        if self.n_gpu_layers is not None:
-            allowed = ("all", "-1") if self.engine.on_gpu else ("0",)
-            if self.n_gpu_layers not in allowed:
-                raise ConfigError(
-                    f"--n-gpu-layers is {self.n_gpu_layers!r}, but {self.command} keeps the whole "
-                    f"model on its one device: only {allowed[0]!r} is possible.",
-                    field="n_gpu_layers",
-                )
-        if self.engine.kv_store is not None and not self.engine.prefix_cache:
-            raise ConfigError(
-                "--kv-store keeps what the prefix cache has; it goes without --no-prefix-cache.",
-                field="kv_store",
-            )
-        speculate = self.engine.speculate
-        if speculate == "draft" and self.draft is None:
-            raise ConfigError(
-                "--speculate is 'draft', but no --draft names a model.", field="draft"
-            )
-        if self.draft is not None and speculate not in ("auto", "draft"):
-            raise ConfigError(
-                f"--draft names a model, but --speculate is {speculate!r}: nothing would use it.",
-                field="speculate",
-            )
-        batch = self.engine.batch
-        for name in ("micro_batch", "slots"):
-            if (value := getattr(self.engine, name)) > batch:
-                raise ConfigError(
-                    f"{flag(name)} is {value}, which is more than --batch ({batch}); it must not "
-                    "be larger.",
-                    field=name,
-                )
+        for field, message in self._conflicts():
+            raise ConfigError(message, field=field)
         return self
+
+    def _conflicts(self) -> Iterator[tuple[str, str]]:
+        """What cannot be together: the field to change, and why."""
+        engine, speculate = self.engine, self.engine.speculate
+        possible = ("all", "-1") if engine.on_gpu else ("0",)
+        if self.n_gpu_layers is not None and self.n_gpu_layers not in possible:
+            yield (
+                "n_gpu_layers",
+                (
+                    f"--n-gpu-layers is {self.n_gpu_layers!r}, but {self.command} keeps the whole "
+                    f"model on its one device: only {possible[0]!r} is possible."
+                ),
+            )
+        if engine.kv_store is not None and not engine.prefix_cache:
+            yield (
+                "kv_store",
+                ("--kv-store keeps what the prefix cache has; it goes without --no-prefix-cache."),
+            )
+        if speculate == "draft" and self.draft is None:
+            yield "draft", "--speculate is 'draft', but no --draft names a model."
+        if self.draft is not None and speculate not in ("auto", "draft"):
+            yield (
+                "speculate",
+                (f"--draft names a model, but --speculate is {speculate!r}: nothing would use it."),
+            )
+        for name, value in (("micro_batch", engine.micro_batch), ("slots", engine.slots)):
+            if value > engine.batch:
+                yield (
+                    name,
+                    (
+                        f"{flag(name)} is {value}, which is more than --batch ({engine.batch}); it "
+                        "must not be larger."
+                    ),
+                )
 
     @classmethod
     def settings_customise_sources(

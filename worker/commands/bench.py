@@ -46,11 +46,11 @@ class Result:
 
     streams: int
     tokens_per_second: float
+    """Of all streams together."""
     first_token_ms: float
     """From the submission to the first text."""
     inter_token_ms: float
     prompt_tokens: int
-    """Tokens per second of all streams together."""
     output_tokens: int
 
 

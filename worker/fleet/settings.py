@@ -181,9 +181,9 @@ def load(path: Path) -> Fleet:
     groups = table.get("workers")
     for group in groups if isinstance(groups, list) else []:
         if isinstance(group, dict) and isinstance(model := group.get("model"), str):
-            beside = path.parent / os.path.expanduser(model)
-            if beside.exists():
-                group["model"] = str(beside.resolve())
+            local = path.parent / os.path.expanduser(model)
+            if local.exists():
+                group["model"] = str(local.resolve())
     try:
         return Fleet.model_validate(table)
     except ValidationError as error:

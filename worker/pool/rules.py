@@ -13,38 +13,21 @@ FINAL_STATUSES = ("draining", "failed")
 GRACE_SECONDS = 5.0
 """Allowed in addition to two intervals between beats, as the machine may be busy."""
 
-CALLBACK_FIELDS: Mapping[str, type | tuple[type, ...]] = {
-    "worker_id": str,
-    "model_ref": str,
-    "vram_bytes": int,
-    "uri": str,
-    "backend": str,
-    "device": str,
+_Fields = Mapping[str, type | tuple[type, ...]]
+_IDENTITY: _Fields = dict.fromkeys(("worker_id", "incarnation", "uri", "model_ref", "backend"), str)
+CALLBACK_FIELDS: _Fields = {
+    **_IDENTITY,
+    **dict.fromkeys(("device", "protocol", "version"), str),
+    **dict.fromkeys(("vram_bytes", "slots", "context_length"), int),
     "capabilities": list,
-    "protocol": str,
-    "slots": int,
-    "context_length": int,
-    "incarnation": str,
-    "version": str,
 }
-HEARTBEAT_FIELDS: Mapping[str, type | tuple[type, ...]] = {
-    "worker_id": str,
-    "incarnation": str,
-    "sequence": int,
+_COUNTS = ("running", "queued", "queued_prompt_tokens", "kv_cells_used", "kv_cells_total")
+HEARTBEAT_FIELDS: _Fields = {
+    **_IDENTITY,
     "status": str,
-    "uri": str,
-    "model_ref": str,
-    "backend": str,
-    "slots": int,
-    "running": int,
-    "queued": int,
-    "queued_prompt_tokens": int,
-    "kv_cells_used": int,
-    "kv_cells_total": int,
+    **dict.fromkeys(("sequence", "slots", "vram_bytes", *_COUNTS), int),
     "resident": bool,
-    "vram_bytes": int,
-    "interval_seconds": (int, float),
-    "uptime_seconds": (int, float),
+    **dict.fromkeys(("interval_seconds", "uptime_seconds"), (int, float)),
 }
 
 
@@ -92,7 +75,7 @@ def judge(messages: Iterable[PoolMessage]) -> list[Breach]:
     return breaches
 
 
-def _shape(payload: Any, fields: Mapping[str, type | tuple[type, ...]]) -> Iterator[str]:
+def _shape(payload: Any, fields: _Fields) -> Iterator[str]:
     if not isinstance(payload, dict):
         yield "the body is not a JSON object"
         return

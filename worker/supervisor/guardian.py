@@ -141,7 +141,7 @@ class Guardian:
             self._metrics.respawns.inc()
         await engine.until_lost()
         if self.info is not None:
-            self._supervisor.report(Progress("recovering", 0.0))
+            self._supervisor.set_progress(Progress("recovering", 0.0))
         if engine.ready_at is not None:
             error = EngineCrashed(f"The engine process {engine.kill_reason or 'died'}; try again.")
             self._supervisor.on_lost(error, engine.suspects)
@@ -180,7 +180,7 @@ class Guardian:
             match event:
                 case Progress():
                     engine.phase = event.phase
-                    self._supervisor.report(event)
+                    self._supervisor.set_progress(event)
                 case StartFailed():
                     engine.start_error = event.error
                 case Ready(info=info):

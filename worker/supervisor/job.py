@@ -42,20 +42,11 @@ def by_request(events: list[Event]) -> dict[int, list[StreamEvent]]:
     """One frame's events of each request, in order."""
     streams: dict[int, list[StreamEvent]] = {}
     for event in events:
-        match event:
-            case (
-                Token()
-                | Started()
-                | PromptProgress()
-                | PromptScored()
-                | Finished()
-                | Answered()
-                | Failed()
-            ):
-                streams.setdefault(event.request_id, []).append(event)
-            case TokenColumns():
-                for token in event.rows():
-                    streams.setdefault(token.request_id, []).append(token)
+        if isinstance(event, TokenColumns):
+            for token in event.rows():
+                streams.setdefault(token.request_id, []).append(token)
+        elif isinstance(event, StreamEvent):
+            streams.setdefault(event.request_id, []).append(event)
     return streams
 
 

@@ -130,7 +130,7 @@ class Supervisor:
                 return
             await changed.wait()
 
-    def report(self, progress: Progress) -> None:
+    def set_progress(self, progress: Progress) -> None:
         """Set the phase and percentage; `lifecycle` reports the phases before the engine's."""
         self._progress = progress
         changed, self.changed = self.changed, asyncio.Event()
@@ -271,12 +271,12 @@ class Supervisor:
     def fail(self, error: WorkerError) -> None:
         """Make the worker leave with `error`."""
         self._guardian.fail(error)
-        self.report(self._progress)
+        self.set_progress(self._progress)
 
     def begin_draining(self) -> None:
         """Take no new work from now on; accepted requests go on."""
         self.draining = True
-        self.report(self._progress)
+        self.set_progress(self._progress)
         if not self._jobs:
             self._drained.set()
 
@@ -303,7 +303,7 @@ class Supervisor:
         return self._jobs.stalled_seconds(intake_at, step_at)
 
     def on_ready(self) -> None:
-        self.report(Progress("ready", 100.0))
+        self.set_progress(Progress("ready", 100.0))
         self._send_held()
 
     def on_lost(self, error: EngineCrashed, in_hand: frozenset[int]) -> None:
@@ -321,7 +321,7 @@ class Supervisor:
         self._holds_jobs = any(job.stage == Stage.HELD for job in self._jobs)
 
     def on_given_up(self, error: WorkerError) -> None:
-        self.report(self._progress)
+        self.set_progress(self._progress)
         for job in self._jobs:
             self._end(job, error)
 

@@ -41,7 +41,7 @@ class Transfer:
     """Transfers files of one repository into its cache."""
 
     cache: RepoCache
-    report: OnProgress
+    on_progress: OnProgress
     stop: threading.Event
     """Set when the worker stops."""
 
@@ -53,7 +53,9 @@ class Transfer:
             if pin is not None and len(file.etag) == len(pin) and file.etag != pin:
                 raise self._checksum_error(file, pin)
         self._check_disk(missing)
-        counter = _Counter(sum(file.size_bytes or 0 for file in missing), self.report, self.stop)
+        counter = _Counter(
+            sum(file.size_bytes or 0 for file in missing), self.on_progress, self.stop
+        )
         for file in missing:
             self._fetch(file, pin, counter)
             counter.finish(file)
@@ -75,7 +77,7 @@ class Transfer:
                 library_name=LIBRARY,
                 tqdm_class=_progress_bar(counter),
             )
-        self.report(Progress("verify", counter.percent))
+        self.on_progress(Progress("verify", counter.percent))
         if not self.cache.is_intact(path, pin):
             self.cache.discard(path)
             raise self._checksum_error(file, pin)
@@ -117,7 +119,7 @@ class Transfer:
             )
             out.flush()
             os.fsync(out.fileno())
-        self.report(Progress("verify", counter.percent))
+        self.on_progress(Progress("verify", counter.percent))
 
     def _check_disk(self, files: Sequence[RemoteFile]) -> None:
         blobs = self.cache.root / "blobs"
@@ -166,7 +168,7 @@ class _Counter:
     """Counts the bytes of all files of a download, and reports them a few times a second."""
 
     total_bytes: int
-    report: OnProgress
+    on_progress: OnProgress
     stop: threading.Event
     finished_bytes: int = 0
     file_bytes: int = 0
@@ -189,12 +191,12 @@ class _Counter:
         if now - self.reported >= REPORT_INTERVAL_SECONDS:
             self.reported = now
             rate = self.fresh_bytes / max(now - self.started, 1e-3)
-            self.report(Progress("download", self.percent, round(rate, 1)))
+            self.on_progress(Progress("download", self.percent, round(rate, 1)))
 
     def finish(self, file: RemoteFile) -> None:
         self.finished_bytes += file.size_bytes or self.file_bytes
         self.file_bytes = 0
-        self.report(Progress("download", self.percent))
+        self.on_progress(Progress("download", self.percent))
 
 
 def _progress_bar(counter: _Counter) -> Any:
