@@ -38,8 +38,9 @@ from worker.wire.messages import (
 )
 from worker.wire.work import InferenceRequest, Work
 
-Step = list[StreamEvent] | float | WorkerError
-"""A frame to feed, seconds to wait, or the error that the stream ends with."""
+Step = list[StreamEvent] | float | WorkerError | Callable[[Job], list[StreamEvent]]
+"""A frame to feed, or a function that makes one, seconds to wait, or the error that the stream ends
+with."""
 
 
 def story(*texts: str, reason: Any = "EOS") -> list[Step]:
@@ -85,8 +86,10 @@ class ScriptedSupervisor:
                 continue
             if job.has_ended:
                 return
-            frame = [Failed(0, step)] if isinstance(step, WorkerError) else step
-            job.feed(cast(list[StreamEvent], frame))
+            frame = step(job) if callable(step) else step
+            if isinstance(frame, WorkerError):
+                frame = [Failed(0, frame)]
+            job.feed(frame)
             await asyncio.sleep(0)
 
     def _dropped(self, job: Job, error: WorkerError) -> None:

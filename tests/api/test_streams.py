@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import httpx
@@ -20,7 +21,8 @@ from worker.errors import (
     ShuttingDown,
     WorkerError,
 )
-from worker.wire.messages import Finished, Started, Token
+from worker.supervisor.job import StreamEvent
+from worker.wire.messages import Finished, PromptScored, Started, Token, TokenLogprob
 
 JOB = {"job_id": "job-1", "prompt": "Once"}
 
@@ -170,3 +172,49 @@ def _wait_until(condition: object, seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not come to pass"
         time.sleep(0.01)
+
+
+def test_a_request_that_can_never_fit_is_refused_by_the_limit(scripted: ScriptedFactory) -> None:
+    """To try again would not help: no queue is long enough."""
+    worker = scripted(slots=2, max_queued_requests=500)
+    body = {"prompt": ["Once"] * 256, "n": 2, "max_tokens": 1}
+    answer = httpx.post(f"{worker.base_url}/v1/completions", json=body)
+    assert answer.status_code == 400 and "retry-after" not in answer.headers
+    error = answer.json()["error"]
+    assert error["param"] == "n" and error["message"].endswith("runs and queues at most 502")
+    body["prompt"] = ["Once"] * 251
+    assert httpx.post(f"{worker.base_url}/v1/completions", json=body).status_code == 200
+
+
+def test_only_the_last_chunk_has_the_word_usage(scripted: ScriptedFactory) -> None:
+    """Clients of llama-server take every chunk that has it for the one with the numbers."""
+    worker = scripted()
+    worker.supervisor.script = story("a", "b")
+    body = {
+        "messages": [{"role": "user", "content": "Hi"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    answer = httpx.post(f"{worker.base_url}/v1/chat/completions", json=body)
+    *chunks, last, done = answer.text.strip().split("\n\n")
+    assert done == "data: [DONE]"
+    assert len(chunks) == 4 and not any('"usage"' in chunk for chunk in chunks)
+    usage = json.loads(last.removeprefix("data: "))["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 2)
+
+
+def test_an_echo_is_sent_once_whatever_engines_die(scripted: ScriptedFactory) -> None:
+    worker = scripted()
+    scored = PromptScored(0, (TokenLogprob(1, b"Once", -1.0),))
+    after_a_crash: list[StreamEvent]
+    after_a_crash = [Started(0, 0), scored, Token(0, "b", (2,)), Finished(0, "EOS", 2, 1.0)]
+    worker.supervisor.script = [
+        [Started(0, 0), scored, Token(0, "a", (1,))],
+        lambda job: job.continued(list(after_a_crash)),
+    ]
+    body = {"prompt": "Once", "echo": True, "logprobs": 1, "prompt_logprobs": 1, "stream": True}
+    answer = httpx.post(f"{worker.base_url}/v1/completions", json=body)
+    chunks = [json.loads(line[6:]) for line in answer.text.split("\n\n") if line[6:7] == "{"]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(choice["text"] for choice in choices) == "Onceab"
+    assert sum("prompt_logprobs" in choice for choice in choices) == 1

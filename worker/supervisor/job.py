@@ -94,6 +94,8 @@ class Job:
     _first_token_at: float | None = None
     _last_token_at: float = 0.0
     _prompt_ids: bytes = b""
+    _is_scored: bool = False
+    """Whether the prompt's log-probabilities were sent."""
     _sent_ids: list[int] = field(default_factory=list)
     _to_replay: list[int] = field(default_factory=list)
     _events: list[StreamEvent] = field(default_factory=list)
@@ -213,6 +215,8 @@ class Job:
                     self.enter(Stage.STARTED)
                 case PromptProgress() if self._sent_ids:
                     pass  # the prompt once more, for an engine that goes on with the answer
+                case PromptScored() if self._is_scored:
+                    pass
                 case Token(token_ids=ids) if self._to_replay:
                     self.stage = Stage.PRODUCING
                     if tuple(self._to_replay[: len(ids)]) != ids:
@@ -237,6 +241,8 @@ class Job:
                     self._sent_ids += event.token_ids
                 case Started():
                     self._start(event)
+                case PromptScored():
+                    self._is_scored = True
         if n_tokens:
             self._count_tokens(n_tokens)
         match events[-1]:

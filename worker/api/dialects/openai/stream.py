@@ -66,7 +66,6 @@ class _Choices(Answer[Any]):
             "system_fingerprint": f"llorch-worker-{own_version()}",
         }
         self._begin = f'data: {dumps(self._head)[:-1]},"choices":[{{"index":'
-        self._end = ',"usage":null' if self._has_usage else ""
 
     # --- streamed ------------------------------------------------------------------------
 
@@ -107,7 +106,7 @@ class _Choices(Answer[Any]):
         """A chunk with one choice, whose `content` is JSON; `more` stands beside the choice."""
         return (
             f'{self._begin}{choice.index},{content},"logprobs":{logprobs},'
-            f'"finish_reason":{reason}}}]{self._end}{more}}}\n\n'
+            f'"finish_reason":{reason}}}]{more}}}\n\n'
         ).encode()
 
     # --- whole ---------------------------------------------------------------------------
