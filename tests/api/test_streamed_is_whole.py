@@ -25,9 +25,9 @@ from worker.api.chat.message import Choice
 from worker.api.chat.request import Generate
 from worker.api.chat.run import Frame, _streamed
 from worker.api.dialects.anthropic.errors import STREAM as MESSAGE_STREAM
-from worker.api.dialects.anthropic.routes import read_messages
 from worker.api.dialects.anthropic.schema import MessagesBody
-from worker.api.dialects.anthropic.stream import MessageStream
+from worker.api.dialects.anthropic.schema import read as read_messages
+from worker.api.dialects.anthropic.stream import MessageAnswer
 from worker.api.dialects.llama_server.completion import STREAM as TEXT_STREAM
 from worker.api.dialects.llama_server.completion import TextAnswer, read_completion
 from worker.api.dialects.llama_server.schema import CompletionBody as LlamaServerBody
@@ -38,15 +38,21 @@ from worker.api.dialects.native.stream import (
     NativeAnswer,
     NativeLines,
 )
+from worker.api.dialects.ollama.errors import LINES
+from worker.api.dialects.ollama.schema import ChatBody as OllamaChatBody
+from worker.api.dialects.ollama.schema import GenerateBody as OllamaGenerateBody
+from worker.api.dialects.ollama.schema import chat_request, generate_request
+from worker.api.dialects.ollama.stream import ChatAnswer as OllamaChatAnswer
+from worker.api.dialects.ollama.stream import GenerateAnswer as OllamaTextAnswer
 from worker.api.dialects.openai.read import read_chat
 from worker.api.dialects.openai.read import read_completion as read_openai_completion
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody
 from worker.api.dialects.openai.stream import CHUNK_STREAM, ChatAnswer, CompletionAnswer
-from worker.api.dialects.responses.routes import read_response
 from worker.api.dialects.responses.schema import ResponsesBody
+from worker.api.dialects.responses.schema import read as read_response
 from worker.api.dialects.responses.stream import STREAM as RESPONSE_STREAM
-from worker.api.dialects.responses.stream import ResponseStream
-from worker.api.http.operation import StreamForm
+from worker.api.dialects.responses.stream import ResponseAnswer
+from worker.api.http.operation import NDJSON, StreamForm
 from worker.errors import EngineCrashed
 from worker.settings import Settings
 from worker.supervisor.job import Job, StreamEvent
@@ -230,6 +236,24 @@ def join_lines(stream: bytes) -> Any:
     return joined_events([json.loads(line) for line in stream.decode().splitlines()])
 
 
+def join_ollama(stream: bytes) -> Any:
+    lines = [json.loads(line) for line in stream.decode().splitlines()]
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    return told_by_ollama(lines), lines[-1]["done_reason"], lines[-1]["eval_count"]
+
+
+def whole_ollama(answer: dict[str, Any]) -> Any:
+    return told_by_ollama([answer]), answer["done_reason"], answer["eval_count"]
+
+
+def told_by_ollama(lines: list[dict[str, Any]]) -> Any:
+    parts = [line.get("message", line) for line in lines]
+    texts = [part.get("content", part.get("response")) for part in parts]
+    calls = [call for part in parts for call in part.get("tool_calls", ())]
+    scores = [score for line in lines for score in line.get("logprobs", ())]
+    return "".join(texts), "".join(part.get("thinking", "") for part in parts), calls, scores
+
+
 def same(answer: Any) -> Any:
     return answer
 
@@ -266,13 +290,13 @@ CLIENTS = {
         join_completion, whole_completion, CHUNK_STREAM,
     ),
     "messages": Client(
-        MessagesBody, read_messages, MessageStream,
+        MessagesBody, read_messages, MessageAnswer,
         {"messages": USER, "max_tokens": 9,
          "tools": [{"name": "get_time", "input_schema": SCHEMA}]},
         join_message, same, MESSAGE_STREAM,
     ),
     "responses": Client(
-        ResponsesBody, read_response, ResponseStream,
+        ResponsesBody, read_response, ResponseAnswer,
         {"input": "Hi", "tools": [{"type": "function", **FUNCTION}]},
         join_response, whole_response, RESPONSE_STREAM,
     ),
@@ -286,6 +310,15 @@ CLIENTS = {
     ),
     "native lines": Client(
         InferenceBody, read_inference, NativeLines, TEXT, join_lines, same, LINE_STREAM
+    ),
+    "ollama's chat": Client(
+        OllamaChatBody, chat_request, OllamaChatAnswer,
+        {"model": "tiny", "logprobs": True, "top_logprobs": 1} | CHAT,
+        join_ollama, whole_ollama, LINES,
+    ),
+    "ollama's text": Client(
+        OllamaGenerateBody, generate_request, OllamaTextAnswer,
+        {"model": "tiny"} | TEXT, join_ollama, whole_ollama, LINES,
     ),
 }  # fmt: skip
 
@@ -406,7 +439,7 @@ def test_a_stream_that_fails_ends_with_the_failure_alone(
     answer = answer_of(client)
     before = [frame for frame in frames if frame[0] == 0][:-1]
     stream = b"".join(streamed(answer, [*before[:at], (0, [lost])]))
-    separator = b"\n" if client.answer is NativeLines else b"\n\n"
+    separator = b"\n" if client.answer.media_type == NDJSON else b"\n\n"
     events = [event + separator for event in stream.split(separator)[:-1]]
     n_ends = [client.form.is_end(event) for event in events]
     assert n_ends == [False] * (len(events) - 1) + [True]

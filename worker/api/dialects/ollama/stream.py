@@ -77,7 +77,9 @@ class _Lines(Answer[Body]):
                 return self._calls(choice.calls[:-1])
             case Text(text, logprobs) if text or logprobs:
                 scored = {"logprobs": _scored(logprobs)} if logprobs else {}
-                return self._calls(choice.calls) + self._line(self.content(text) | scored)
+                # Scores alone may come in the middle of a call; text ends it.
+                ended = self._calls(choice.calls) if text else b""
+                return ended + self._line(self.content(text) | scored)
             case Reasoning(text):
                 return self._calls(choice.calls) + self._line(self.content("", text))
             case Finished():
