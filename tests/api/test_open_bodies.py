@@ -55,6 +55,18 @@ def test_a_body_as_clients_send_it(
     assert answer.headers.get("x-ignored-fields") == ignored
 
 
+def test_the_header_of_ignored_fields_is_bounded_and_says_how_many_more_there_are(
+    worker: WorkerProcess,
+) -> None:
+    inner = {f"property{index}": {"type": "array", "uniqueItems": True} for index in range(480)}
+    form = {"type": "json_schema", "json_schema": {"schema": {"properties": inner}}}
+    answer = chat(worker, response_format=form, max_tokens=1, **{"x" * 5000: 1})
+    assert answer.status_code == 200
+    *shown, rest = answer.headers["x-ignored-fields"].split(", ")
+    assert shown[0] == "x" * 128 and shown[1].endswith("schema.properties.property0.uniqueItems")
+    assert sum(map(len, shown)) < 4096 and rest == f"+{481 - len(shown)} more"
+
+
 @pytest.mark.parametrize("fields", [{"best_of": 4}, {"n": 0}])
 def test_what_would_change_a_completion_is_refused(
     worker: WorkerProcess, fields: dict[str, Any]

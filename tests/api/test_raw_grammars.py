@@ -103,7 +103,7 @@ def test_a_grammar_of_llama_cpp_is_followed(name: str) -> None:
         ('root ::= "a"{9999999}', "repetitions"),
         ("root ::= <think>", "tokens cannot be named"),
         ("root ::= " + "(" * 9999, "nested too deeply"),
-        ("root ::= " + '"a"' * 20_000, "bytes"),
+        ("root ::= " + '"a"' * 20_000, "characters"),
         ("\n".join(f'r{i} ::= r{i + 1} "a"' for i in range(500)), "rules"),
         ("start: %json {}", "%json"),
         ("start: a\n" + "\n" * 999, "lines"),

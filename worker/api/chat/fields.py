@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
-import pydantic_core
 from pydantic import AliasChoices, BaseModel, Discriminator, Field, Tag
 
 from worker.api.chat.format import Choices, Expression, Format, Grammar, JsonSchema
 from worker.api.chat.request import Chat, Generate
 from worker.api.chat.sampling import sampling_of
-from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody
-from worker.api.http.faults import fault, invalid
+from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody, parse_json
 from worker.api.http.state import AppState
 from worker.wire.work import Prompt
 
@@ -112,7 +110,10 @@ class SamplingFields(OpenBody):
     frequency_penalty: Number | None = Field(None, ge=-2, le=2)
     presence_penalty: Number | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] = Field(
-        {}, max_length=1024, description="token id, as a string, to what is added to its logit"
+        {},
+        fail_fast=True,
+        max_length=1024,
+        description="token id, as a string, to what is added to its logit",
     )
     seed: Integer | None = Field(None, ge=-(2**63), le=2**64 - 1, description="-1 draws one")
     ignore_eos: Flag = False
@@ -127,7 +128,7 @@ class StructuredOutputs(OpenBody):
 
     json_: Schema | None = Field(None, validation_alias="json")
     regex: str | None = None
-    choice: tuple[str, ...] = ()
+    choice: Many[str] = ()
     grammar: str | None = None
     json_object: Flag = False
 
@@ -162,7 +163,7 @@ class GenerationFields(SamplingFields):
     grammar: str | None = Field(None, description="GBNF, or Lark as llguidance reads it")
     guided_json: Schema | None = None
     guided_regex: str | None = None
-    guided_choice: tuple[str, ...] = ()
+    guided_choice: Many[str] = ()
     guided_grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None
 
@@ -228,10 +229,5 @@ class GenerationFields(SamplingFields):
 
 def _json_schema(given: str | JsonObject, path: str) -> JsonSchema:
     """JSON under a schema; clients also send schemas as text."""
-    schema: object = given
-    if isinstance(given, str):
-        try:
-            schema = pydantic_core.from_json(given, allow_inf_nan=False)
-        except ValueError:
-            raise invalid([fault(path, "json", f"{path} must be a JSON schema")]) from None
+    schema = parse_json(given.encode(), path) if isinstance(given, str) else given
     return JsonSchema(schema, path)

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-import pydantic_core
-
 from worker.api.chat.parse.instruction import with_instruction
 from worker.api.chat.request import Chat, Message, Part, Tool, ToolCall
-from worker.api.http.body import is_deep
+from worker.api.http.body import parse_json
 from worker.api.http.faults import fault, invalid
 from worker.api.http.state import AppState
+from worker.errors import InvalidRequest
 from worker.wire.work import ChatPrompt
 
 
@@ -76,11 +75,10 @@ def _tool(tool: Tool) -> dict[str, Any]:
 
 
 def _parsed(arguments: str | Mapping[str, Any]) -> Any:
-    """A call's arguments as JSON. Text that is not JSON, or too deeply nested, stays text."""
+    """A call's arguments as JSON. Text that is not JSON, or too much of it, stays text."""
     if not isinstance(arguments, str):
         return arguments
     try:
-        value = pydantic_core.from_json(arguments, allow_inf_nan=False)
-    except ValueError:
+        return parse_json(arguments.encode())
+    except InvalidRequest:
         return arguments
-    return arguments if is_deep([value]) else value

@@ -10,6 +10,7 @@ import asyncio
 import json
 from array import array
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -20,7 +21,7 @@ from worker.api.chat.inference import Inference, inference_of
 from worker.api.chat.message import Choice
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.request import Chat, Generate
-from worker.api.http.body import deadline_of, read_as
+from worker.api.http.body import deadline_of, in_background, read_as
 from worker.api.http.encoding import json_response
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect, watching
 from worker.api.http.state import AppState, state_of
@@ -245,7 +246,7 @@ async def answered(request: Request, work: Work) -> Any:
 
 async def count_tokens(request: Request, chat: Chat) -> int:
     """The tokens of a chat as the model's template writes it."""
-    prompt = chat_prompt(chat, state_of(request))
+    prompt = await in_background(partial(chat_prompt, chat, state_of(request)))
     text: str = await answered(request, ApplyTemplate(prompt))
     tokens: Tokenized = await answered(request, Tokenize(text, add_special=True))
     return len(array("i", tokens.ids))

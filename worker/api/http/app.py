@@ -29,6 +29,8 @@ from worker.observability.logs import bind_correlation_id, get_logger
 _NOT_IN_AN_ID = re.compile(rb"[^A-Za-z0-9._:@/+=-]")
 _NOT_IN_A_FIELD = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _MAX_ID_CHARS = 128
+_MAX_IGNORED_CHARS = 2048
+"""Of the names of ignored fields; clients and proxies take headers of 8 KiB."""
 
 _log = get_logger()
 
@@ -120,9 +122,15 @@ def _correlation_id(headers: Mapping[bytes, bytes]) -> str:
 
 
 def _ignored_header(scope: Scope) -> list[tuple[bytes, bytes]]:
-    """The header with the names of the body's ignored fields."""
+    """The header with the names of the body's ignored fields: as many as fit, and how many more."""
     names = scope["state"].get("ignored_fields")
     if not names:
         return []
-    clean = (_NOT_IN_A_FIELD.sub("", name)[:_MAX_ID_CHARS] for name in names)
-    return [(b"x-ignored-fields", ", ".join(filter(None, clean)).encode())]
+    shown = ""
+    for index, name in enumerate(names):
+        clean = _NOT_IN_A_FIELD.sub("", name[:_MAX_ID_CHARS])
+        if len(shown) + len(clean) > _MAX_IGNORED_CHARS:
+            shown += f", +{len(names) - index} more"
+            break
+        shown += ", " * bool(shown and clean) + clean
+    return [(b"x-ignored-fields", shown.encode())]

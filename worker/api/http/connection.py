@@ -1,9 +1,10 @@
 """One client's connection: uvicorn's protocol with limits on what a client can hold open.
 
-A header has a size and a time limit, a body a time limit, what frames a body (the heads of chunks,
-a trailer) the size of a header. Answers that are not read are bounded in time and in bytes. So is
-the number of connections: when one too many comes, the one that has owed the rest of a request for
-longest is closed.
+What one read brings is parsed in turns of the event loop, because thousands of requests or chunks
+may be in it. A header has a size and a time limit, a body a time limit, what frames a body (the
+heads of chunks, a trailer) the size of a header. Answers that are not read are bounded in time and
+in bytes. So is the number of connections: when one too many comes, the one that has owed the rest
+of a request for longest is closed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, cast
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -23,6 +25,8 @@ HEAD_SECONDS = 20.0
 BODY_SECONDS = 120.0
 FRAMING_PER_BYTE = 8
 """Of a body, at most: a chunk of one byte has five around it."""
+PARSED_AT_ONCE = 8 * 1024
+"""Bytes that are parsed in one turn of the event loop, which takes some 5 ms at most."""
 MAX_CONNECTIONS = 2048
 MAX_UNREAD_BYTES = 256 * 2**20
 """Of all answers that wait for their clients to read them."""
@@ -37,6 +41,27 @@ _owing: OrderedDict[WorkerProtocol, None] = OrderedDict()
 """Connections without a whole request in progress, by the time of their last header."""
 _unread: OrderedDict[WorkerProtocol, None] = OrderedDict()
 """Connections with an answer that is not being taken as fast as it is written."""
+
+
+class _Flow(FlowControl):
+    """Reads go on when uvicorn wants it and what was read has been parsed."""
+
+    _is_parsing = False
+
+    def begin_parsing(self) -> None:
+        self._is_parsing = True
+        self._transport.pause_reading()
+
+    def end_parsing(self) -> None:
+        self._is_parsing = False
+        if not self.read_paused:
+            self._transport.resume_reading()
+
+    def resume_reading(self) -> None:
+        if self._is_parsing:
+            self.read_paused = False
+        else:
+            super().resume_reading()
 
 
 class WorkerProtocol(HttpToolsProtocol):
@@ -54,10 +79,12 @@ class WorkerProtocol(HttpToolsProtocol):
         """`patience_seconds`: a client may leave an answer unread for so long; `on_cut` counts
         those that did."""
         super().__init__(*args, **kwargs)
+        self._unparsed = bytearray()
         self._patience_seconds, self._on_cut = patience_seconds, on_cut
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow: _Flow = _Flow(transport)
         _owing[self] = None
         if len(self.connections) > MAX_CONNECTIONS:
             victim, _ = _owing.popitem(last=False)
@@ -66,11 +93,33 @@ class WorkerProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         _owing.pop(self, None)
+        self._unparsed.clear()
         self._stop_waiting()
         self._stop_watching()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if len(data) <= PARSED_AT_ONCE and not self._unparsed:
+            self._parse(data)
+            return
+        is_first = not self._unparsed
+        self._unparsed += data
+        if is_first:
+            self.flow.begin_parsing()
+            self._parse_in_turns()
+
+    def _parse_in_turns(self) -> None:
+        if self.transport.is_closing():
+            return
+        part = bytes(self._unparsed[:PARSED_AT_ONCE])
+        del self._unparsed[:PARSED_AT_ONCE]
+        self._parse(part)
+        if self._unparsed:
+            self.loop.call_soon(self._parse_in_turns)
+        elif not self.transport.is_closing():
+            self.flow.end_parsing()
+
+    def _parse(self, data: bytes) -> None:
         if self._in_head:
             if not self._n_head_bytes:
                 self._wait(HEAD_SECONDS)  # another request on a kept-alive connection

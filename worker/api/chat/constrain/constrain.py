@@ -27,8 +27,10 @@ from worker.wire.work import Constraint
 
 MAX_PATTERN_CHARS = 4000
 MAX_CHOICES = 1000
-MAX_GRAMMAR_BYTES = 16_000
-MAX_GRAMMAR_LINES = 400
+MAX_CHOICES_CHARS = 16_000
+MAX_GBNF_CHARS = 32_000
+MAX_LARK_CHARS = 16_000
+MAX_LARK_LINES = 400
 MAX_FORCED_CALLS = 16
 """The most calls in one answer: a small model without a limit may never stop calling."""
 
@@ -116,17 +118,19 @@ def _of_expression(pattern: str, path: str) -> str:
 
 
 def _of_choices(texts: tuple[str, ...], path: str) -> str:
-    if not texts or len(texts) > MAX_CHOICES or sum(map(len, texts)) > MAX_GRAMMAR_BYTES:
-        limits = f"1 to {MAX_CHOICES} texts of {MAX_GRAMMAR_BYTES} characters in all"
+    if not texts or len(texts) > MAX_CHOICES or sum(map(len, texts)) > MAX_CHOICES_CHARS:
+        limits = f"1 to {MAX_CHOICES} texts of {MAX_CHOICES_CHARS} characters in all"
         raise _refusal(path, f"must be {limits}")
     return "start: " + " | ".join(json.dumps(t, ensure_ascii=False) for t in dict.fromkeys(texts))
 
 
 def _of_grammar(text: str, path: str) -> str:
+    if len(text) > MAX_GBNF_CHARS:
+        raise _refusal(path, f"has more than {MAX_GBNF_CHARS} characters")
     if not re.search(r"^\s*(?:%llguidance\b|start\s*:(?!:=))", text, re.MULTILINE):
         return to_lark(text, path)
-    if len(text) > MAX_GRAMMAR_BYTES or text.count("\n") > MAX_GRAMMAR_LINES:
-        limits = f"{MAX_GRAMMAR_BYTES} characters in {MAX_GRAMMAR_LINES} lines"
+    if len(text) > MAX_LARK_CHARS or text.count("\n") > MAX_LARK_LINES:
+        limits = f"{MAX_LARK_CHARS} characters in {MAX_LARK_LINES} lines"
         raise _refusal(path, f"has more than {limits}")
     if "%json" in text or "%regex" in text:
         raise _refusal(path, "must not hold %json or %regex; send a schema instead")

@@ -6,11 +6,11 @@ discriminator). Pure functions, any thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
-_MAX_BRANCHES = 64
+MAX_BRANCHES = 64
 
 
 def are_disjoint(branches: Sequence[object], *, says_constants: bool) -> bool:
@@ -18,40 +18,63 @@ def are_disjoint(branches: Sequence[object], *, says_constants: bool) -> bool:
 
     With `says_constants`, a property with a single possible value is always present.
     """
-    if len(branches) > _MAX_BRANCHES:
+    if len(branches) > MAX_BRANCHES:
         return False
-    return all(_differ(*pair, says_constants) for pair in combinations(branches, 2))
+    facts = [_facts_of(branch, says_constants) for branch in branches]
+    return all(_differ(*pair) for pair in combinations(facts, 2))
 
 
-def _differ(left: object, right: object, says_constants: bool) -> bool:
-    if not isinstance(left, Mapping) or not isinstance(right, Mapping):
-        return False
-    types = _types(left), _types(right)
-    if types[0] and types[1] and not types[0] & types[1]:
+class _Facts(NamedTuple):
+    types: frozenset[str]
+    """Empty if any type is allowed."""
+    constants: frozenset[Any] | None
+    """All allowed values; `None` if others than constants are."""
+    members: Mapping[str, frozenset[Any]]
+    """The allowed values of each property that every value has, if only constants are."""
+
+
+def _facts_of(schema: object, says_constants: bool) -> _Facts:
+    if not isinstance(schema, Mapping):
+        return _Facts(frozenset(), None, {})
+    types = _types(schema)
+    members = _members(schema, says_constants) if types == {"object"} else {}
+    return _Facts(types, _constants(schema), members)
+
+
+def _differ(left: _Facts, right: _Facts) -> bool:
+    if left.types and right.types and left.types.isdisjoint(right.types):
         return True
-    if _have_other_constants(left, right):
+    if _have_other_constants(left.constants, right.constants):
         return True
-    if types[0] != {"object"} or types[1] != {"object"}:
-        return False
     return any(
-        _have_other_constants(left["properties"][name], right["properties"][name])
-        for name in _present(left, says_constants) & _present(right, says_constants)
+        _have_other_constants(constants, right.members.get(name))
+        for name, constants in left.members.items()
     )
 
 
-def _types(schema: Mapping[str, object]) -> set[str]:
+def _have_other_constants(left: frozenset[Any] | None, right: frozenset[Any] | None) -> bool:
+    """Whether both allow only constants, and none in common."""
+    return left is not None and right is not None and left.isdisjoint(right)
+
+
+def _types(schema: Mapping[str, object]) -> frozenset[str]:
     kinds = schema.get("type")
     listed = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
-    return {"number" if kind == "integer" else kind for kind in listed if isinstance(kind, str)}
+    names = (kind for kind in listed if isinstance(kind, str))
+    return frozenset("number" if name == "integer" else name for name in names)
 
 
-def _present(schema: Mapping[str, object], says_constants: bool) -> set[str]:
-    """Names of the described properties that every value has."""
+def _members(schema: Mapping[str, object], says_constants: bool) -> dict[str, frozenset[Any]]:
     properties, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(properties, Mapping) or not isinstance(required, list):
-        return set()
-    names = {name for name in required if isinstance(name, str) and name in properties}
-    return names | constants_in(properties) if says_constants else names
+        return {}
+    names: Iterable[Any] = constants_in(properties) if says_constants else ()
+    found = {
+        name: _constants(properties.get(name))
+        for name in [*required, *names]
+        if isinstance(name, str)
+    }
+    return {name: constants for name, constants in found.items() if constants is not None}
 
 
 def constants_in(properties: Mapping[str, object]) -> set[str]:
@@ -59,22 +82,11 @@ def constants_in(properties: Mapping[str, object]) -> set[str]:
     return {name for name, s in properties.items() if isinstance(s, Mapping) and "const" in s}
 
 
-def _have_other_constants(left: object, right: object) -> bool:
-    """Whether both allow only constants, and none in common."""
-    values = _constants(left), _constants(right)
-    return values[0] is not None and values[1] is not None and not values[0] & values[1]
-
-
-def _constants(schema: object) -> set[Any] | None:
+def _constants(schema: object) -> frozenset[Any] | None:
     if not isinstance(schema, Mapping):
         return None
-    if "const" in schema:
-        values = [schema["const"]]
-    elif isinstance(schema.get("enum"), list):
-        values = schema["enum"]
-    else:
-        return None
-    return {_key(value) for value in values}
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return frozenset(map(_key, values)) if isinstance(values, list) else None
 
 
 def _key(value: Any) -> Any:

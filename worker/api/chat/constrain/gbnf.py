@@ -12,7 +12,6 @@ import re
 from worker.api.http.faults import fault, invalid
 from worker.errors import InvalidRequest
 
-MAX_BYTES = 32_000
 MAX_RULES = 400
 MAX_SYMBOLS = 4000
 """The most tokens and characters of literals and classes in all rules."""
@@ -64,8 +63,6 @@ class _Reader:
         self._depth = self._n_symbols = 0
 
     def read(self) -> str:
-        if len(self._text.encode("utf-8", "replace")) > MAX_BYTES:
-            raise self._refusal(f"it has more than {MAX_BYTES} bytes")
         while self._at < len(self._text):
             token = _TOKEN.match(self._text, self._at)
             if token is None:

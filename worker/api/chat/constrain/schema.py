@@ -14,7 +14,14 @@ from typing import Any
 
 from worker.api.chat.constrain import keywords
 from worker.api.chat.constrain.disjoint import are_disjoint, constants_in
-from worker.api.chat.constrain.report import MAX_BYTES, MAX_DEPTH, SchemaReport, TooLarge, below
+from worker.api.chat.constrain.report import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_PAIRS,
+    SchemaReport,
+    TooLarge,
+    below,
+)
 from worker.api.http.faults import invalid
 
 Schema = Mapping[str, Any]
@@ -35,7 +42,7 @@ class Schemas:
         self._names: dict[tuple[int, str, bool], str] = {}
         self._document: object = None
         self._path = ""
-        self._n_documents = 0
+        self._n_documents = self._n_pairs = 0
 
     def compiled(self, schema: object, path: str) -> Any:
         """The schema to enforce for `schema`; `path` is its place in the request."""
@@ -123,6 +130,9 @@ class Schemas:
                 branch = _resolved(self._document, branch["$ref"])
             return branch
 
+        self._n_pairs += len(branches) ** 2 // 2
+        if self._n_pairs > MAX_PAIRS:
+            return False
         return are_disjoint(list(map(followed, branches)), says_constants=not merged)
 
 

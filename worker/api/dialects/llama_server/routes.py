@@ -22,7 +22,7 @@ from worker.api.dialects.llama_server.schema import (
     TokenizeBody,
     Tokens,
 )
-from worker.api.http.body import read
+from worker.api.http.body import read, read_as
 from worker.api.http.encoding import dumps, json_response, sliced
 from worker.api.http.errors import FLAT
 from worker.api.http.operation import JOB_ERRORS, JSON, Dialect, Operation
@@ -71,8 +71,7 @@ async def detokenize(request: Request) -> Response:
 
 async def apply_template(request: Request) -> Response:
     state = state_of(request)
-    body = await read(request, state, ChatFields)
-    prompt = chat_prompt(body.chat(), state)
+    prompt = await read_as(request, state, ChatFields, lambda body: chat_prompt(body.chat(), state))
     return json_response({"prompt": await answered(request, ApplyTemplate(prompt))})
 
 

@@ -20,7 +20,7 @@ from worker.api.dialects.openai.embeddings import OPERATIONS as EMBEDDINGS
 from worker.api.dialects.openai.read import chat_of, read_chat, read_completion
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody
 from worker.api.dialects.openai.stream import CHUNK_STREAM, ChatAnswer, CompletionAnswer
-from worker.api.http.body import read
+from worker.api.http.body import read_as
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import NESTED
 from worker.api.http.operation import JSON, MODEL_ERRORS, SSE, Dialect, Events, Operation
@@ -37,13 +37,10 @@ async def completions(request: Request) -> Response:
 
 
 async def input_tokens(request: Request) -> Response:
-    return await counted(request, await read(request, state_of(request), ChatBody))
-
-
-async def counted(request: Request, body: ChatBody) -> Response:
-    """How many tokens a chat's prompt has, as OpenAI answers it."""
-    state_of(request).require_model(body.model)
-    n_tokens = await count_tokens(request, chat_of(body))
+    state = state_of(request)
+    model, chat = await read_as(request, state, ChatBody, lambda body: (body.model, chat_of(body)))
+    state.require_model(model)
+    n_tokens = await count_tokens(request, chat)
     return json_response({"object": "response.input_tokens", "input_tokens": n_tokens})
 
 

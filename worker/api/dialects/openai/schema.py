@@ -17,6 +17,7 @@ from worker.api.chat.fields import (
     ByKind,
     GenerationFields,
     Item,
+    Many,
     prompts_of_at_most,
 )
 from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
@@ -59,7 +60,7 @@ class ChatBody(GenerationFields, ChatFields):
         None,
         description="false: one call at most; true: where a call is required, several may come",
     )
-    modalities: tuple[Literal["text"], ...] = ()
+    modalities: Many[Literal["text"]] = ()
     reasoning_effort: str | None = Field(None, description="a variable of the template")
     verbosity: str | None = Field(None, description="a variable of the template")
     enable_thinking: Flag | None = Field(None, description="a variable of the template")
