@@ -82,6 +82,14 @@ def test_lines_of_json() -> None:
     assert ending.endswith(b"}\n") and json.loads(ending)["code"] == "ENGINE_CRASHED"
 
 
+def test_ollamas_lines() -> None:
+    tail = Tail("/api/chat", NDJSON)
+    line = b'{"model":"a","message":{"content":"a \\"done\\":true"},"done":false}\n'
+    assert tail.whole(line + b'{"mod') == line and not tail.has_ended
+    assert tail.ending(EngineCrashed("lost")) == b'{"error":"lost"}\n'
+    assert tail.whole(b'el":"a","done":true,"done_reason":"stop"}\n') and tail.has_ended
+
+
 @pytest.mark.parametrize(
     ("path", "last"),
     [

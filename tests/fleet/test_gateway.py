@@ -225,14 +225,18 @@ async def test_a_cancel_of_what_this_gateway_does_not_have_goes_to_all() -> None
 
 async def test_several_models() -> None:
     async def models(conversation: Conversation) -> None:
-        await conversation.json(200, {"data": [{"id": conversation.headers["host"]}]})
+        field = "models" if "/api/" in conversation.line else "data"
+        await conversation.json(200, {field: [{"id": conversation.headers["host"]}]})
 
     async with fleet_of(models, models, groups=("one", "two")) as (gateway, _, workers):
-        got = await call(gateway, "/v1/models")
-        assert [each["id"] for each in got.json["data"]] == [w.uri[7:] for w in workers]
+        for path, field in (("/v1/models", "data"), ("/api/tags", "models"), ("/api/ps", "models")):
+            got = await call(gateway, path)
+            assert [each["id"] for each in got.json[field]] == [w.uri[7:] for w in workers]
         for n, name in enumerate(("one", "two")):
             await call(gateway, "/v1/chat/completions", {"model": name, "messages": []})
             assert "chat" in workers[n].requests[-1].line
+            await call(gateway, "/api/chat", {"model": f"{name}:latest", "messages": []})
+            assert "/api/chat" in workers[n].requests[-1].line
         got = await call(gateway, "/v1/chat/completions", {"model": "three"})
     assert (got.status, got.json["error"]["code"]) == (404, "model_not_found")
     assert "one, two" in got.json["error"]["message"]

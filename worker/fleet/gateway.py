@@ -40,7 +40,6 @@ from worker.settings import Settings
 
 _ALIVE = frozenset(("/health", "/v1/health", "/v2/health/live"))
 _READY = frozenset(("/ready", "/v1/ready", "/v2/health/ready"))
-_MODELS = frozenset(("/v1/models", "/models"))
 _JOBS = frozenset(("/execute", "/v1/inference", "/v1/inference/stream"))
 _LOOPBACK = ("127.0.0.1", "::1")
 
@@ -101,8 +100,8 @@ class Gateway:
             own = self._state(ask.path)
         elif ask.path == "/metrics":
             own = await self._metrics()
-        elif ask.path in _MODELS and len(self._fleet.workers) > 1:
-            own = await self._models(ask)
+        elif (field := _lists_models(ask)) is not None and len(self._fleet.workers) > 1:
+            own = await self._models(ask, field)
         elif ask.path == "/cancel" and ask.method == "POST":
             own = await self._cancel(ask)
         elif ask.path == "/shutdown":
@@ -170,10 +169,11 @@ class Gateway:
     def _group_of(self, model: object, path: str) -> str:
         if not isinstance(model, str) or path in _JOBS:
             return self._fleet.workers[0].name
-        if model not in self._groups:
+        own = model if model in self._groups else ROUTES.at(path).dialect.model_name(model)
+        if own not in self._groups:
             there = ", ".join(self._groups)
             raise ModelNotFound(f"the fleet has no model {model!r}; it has {there}")
-        return self._groups[model]
+        return self._groups[own]
 
     async def _body(self, receive: Receive) -> bytes:
         limit, parts, size = self._fleet.max_body_bytes, [], 0
@@ -233,16 +233,19 @@ class Gateway:
         }
         return Plain(200, merged(texts).encode(), CONTENT_TYPE)
 
-    async def _models(self, ask: Ask) -> Plain:
+    async def _models(self, ask: Ask, field: str) -> Plain:
         """The models of all groups; one worker of each group is asked."""
-        data: list[Any] = []
+        joined: dict[str, Any] = {}
+        models: list[Any] = []
         for group in self._fleet.workers:
             worker = self._table.choose(group.name, None, ())
             answer = worker and await fetch(worker.address, "GET", ask.path, ask.headers)
             if answer and answer[0] != 200:
                 return Plain(*answer)
-            data += json_object(answer[1]).get("data", []) if answer else []
-        return Plain(200, dumps({"object": "list", "data": data}).encode())
+            listed = json_object(answer[1]) if answer else {}
+            models += listed.get(field, [])
+            joined |= listed
+        return Plain(200, dumps(joined | {field: models}).encode())
 
     async def _cancel(self, ask: Ask) -> Plain:
         """Cancel a job at its worker, or at all workers if this gateway does not know which."""
@@ -266,6 +269,12 @@ class Gateway:
             JobNotFound("no worker of the fleet knows this job"), ask.path, ask.correlation_id
         )
         return Plain(status, body)
+
+
+def _lists_models(ask: Ask) -> str | None:
+    """The field of the answer that lists the models, if the request asks for them."""
+    operation = ROUTES.at(ask.path).operations.get(ask.method)
+    return None if operation is None else operation.models_in
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -17,7 +17,7 @@ function body(server, fields) {
   return { model: server.model, messages: USER, options: SHORT, ...fields };
 }
 
-register(NAME, "list, show, ps, version", "instruct", async (server) => {
+register(NAME, "list, show, ps", "instruct", async (server) => {
   const api = client(server);
   const [listed] = (await api.list()).models;
   const shown = await api.show({ model: listed.name });

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+import pydantic_core
 
 from worker.api.chat.delta import Arguments, Call, Delta, Echo, Parser, Reasoning, Text
 from worker.supervisor.job import Job, StreamEvent
@@ -40,6 +42,15 @@ class Block:
     def text(self) -> str:
         """The text so far; of a call, its arguments."""
         return "".join(self.parts)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """A call's arguments as an object; if it was cut off, those that are complete."""
+        try:
+            value = pydantic_core.from_json(self.text or "{}", allow_partial="trailing-strings")
+        except ValueError:
+            return {}
+        return value if isinstance(value, dict) else {}
 
 
 class Choice:

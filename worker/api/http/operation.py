@@ -54,6 +54,9 @@ class Operation:
     always_json: bool = False
     """Whether it needs a JSON content type also without a body: no web page's form sends that."""
 
+    models_in: str | None = None
+    """The field of its answer that lists the models; a gateway joins those of its workers."""
+
     @property
     def parameters(self) -> list[str]:
         return re.findall(r"{(\w+)", self.path)
@@ -92,5 +95,7 @@ class Dialect:
     errors: ErrorForm
     streams: Mapping[str, StreamForm] = field(default_factory=dict)
     """By media type."""
+    model_name: Callable[[str], str] = str
+    """The name of a model without what this dialect's clients add to it."""
     root: str | None = None
     """A path that does not exist is refused in the form of the dialect with the nearest root."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
-import pydantic_core
 from typing_extensions import TypedDict
 
 from worker.api.chat.blocks import BlockAnswer, BlockStep, Event
@@ -50,7 +50,7 @@ class TokenCount(TypedDict):
 
 class MessageAnswer(BlockAnswer[MessagesBody]):
     def whole(self) -> MessageObject:
-        return self._message([_content(block, block.text) for block in self.choice.blocks])
+        return self._message([_content(block) for block in self.choice.blocks])
 
     def failure(self, error: WorkerError) -> bytes:
         return failure(error)
@@ -62,7 +62,7 @@ class MessageAnswer(BlockAnswer[MessagesBody]):
         event: Event = {"type": f"content_block_{_EVENTS[step.what]}", "index": step.at}
         match step.what:
             case "begun":
-                return [event | {"content_block": _content(step.block, "")}]
+                return [event | {"content_block": _content(replace(step.block, parts=[]))}]
             case "grown":
                 kind, name = _DELTAS[step.block.kind]
                 return [event | {"delta": {"type": kind, name: step.text}}]
@@ -101,20 +101,12 @@ class MessageAnswer(BlockAnswer[MessagesBody]):
 _EVENTS = {"begun": "start", "grown": "delta", "ended": "stop"}
 
 
-def _content(block: Block, text: str) -> dict[str, Any]:
+def _content(block: Block) -> dict[str, Any]:
     match block.kind:
         case "text":
-            return {"type": "text", "text": text}
+            return {"type": "text", "text": block.text}
         case "reasoning":
-            return {"type": "thinking", "thinking": text, "signature": ""}
+            return {"type": "thinking", "thinking": block.text, "signature": ""}
         case "call":
-            return {"type": "tool_use", "id": block.id, "name": block.name, "input": _object(text)}
-
-
-def _object(arguments: str) -> dict[str, Any]:
-    """The arguments of a call; if it was cut off, those that are complete."""
-    try:
-        value = pydantic_core.from_json(arguments or "{}", allow_partial="trailing-strings")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+            head = {"type": "tool_use", "id": block.id, "name": block.name}
+            return head | {"input": block.arguments}

@@ -185,8 +185,13 @@ def _started_at(state: AppState) -> str:
 
 
 OPERATIONS = [
-    Operation("GET", "/api/tags", tags, "The model served", {JSON: ModelList}, errors=(503,)),
-    Operation("GET", "/api/ps", running, "The model loaded", {JSON: ModelList}),
+    Operation(
+        "GET", "/api/tags", tags, "The model served", {JSON: ModelList}, errors=(503,),
+        models_in="models",
+    ),
+    Operation(
+        "GET", "/api/ps", running, "The model loaded", {JSON: ModelList}, models_in="models"
+    ),
     Operation(
         "POST", "/api/show", show, "What is known of the model", {JSON: Shown},
         body=ShowBody, errors=(400, 404, 413, 503),

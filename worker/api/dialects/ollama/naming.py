@@ -14,9 +14,13 @@ def tagged(name: str) -> str:
     return name if ":" in name else name + _TAG
 
 
+def untagged(name: str) -> str:
+    return name.removesuffix(_TAG)
+
+
 def served(name: str, state: AppState) -> str:
     """The worker's own name for a model that a client names, with or without the tag."""
-    return name if name in state.model_names else name.removesuffix(_TAG)
+    return name if name in state.model_names else untagged(name)
 
 
 def rfc3339(moment: datetime) -> str:

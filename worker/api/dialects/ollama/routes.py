@@ -10,7 +10,7 @@ from worker.api.chat.run import respond
 from worker.api.dialects.ollama.embed import OPERATIONS as EMBEDDINGS
 from worker.api.dialects.ollama.errors import ERRORS, LINES
 from worker.api.dialects.ollama.models import OPERATIONS as MODELS
-from worker.api.dialects.ollama.naming import now, served, tagged
+from worker.api.dialects.ollama.naming import now, served, tagged, untagged
 from worker.api.dialects.ollama.schema import (
     ChatBody,
     GenerateBody,
@@ -66,4 +66,4 @@ OPERATIONS = [
         {JSON: GenerateObject, NDJSON: Events}, body=GenerateBody, errors=MODEL_ERRORS,
     ),
 ]  # fmt: skip
-DIALECT = Dialect([*MODELS, *EMBEDDINGS, *OPERATIONS], ERRORS, {NDJSON: LINES}, root="/api/")
+DIALECT = Dialect([*MODELS, *EMBEDDINGS, *OPERATIONS], ERRORS, {NDJSON: LINES}, untagged, "/api/")

@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, NotRequired
 
-import pydantic_core
 from typing_extensions import TypedDict
 
 from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
@@ -142,17 +141,8 @@ class GenerateAnswer(_Lines[Body]):
 
 
 def _call(index: int, call: Block) -> Line:
-    arguments = _object(call.text)
-    return {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments}}
-
-
-def _object(arguments: str) -> dict[str, Any]:
-    """The arguments of a call; if it was cut off, those that are complete."""
-    try:
-        value = pydantic_core.from_json(arguments or "{}", allow_partial="trailing-strings")
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
+    function = {"index": index, "name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "function": function}
 
 
 def _scored(entries: Iterable[TokenLogprob]) -> list[Line]:

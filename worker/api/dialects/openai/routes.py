@@ -100,7 +100,8 @@ OPERATIONS = [
             {JSON: TextCompletion, SSE: Events}, body=CompletionBody, errors=MODEL_ERRORS,
         ),
         Operation(
-            "GET", f"{prefix}/models", models, "The model served", {JSON: Models}, errors=(503,)
+            "GET", f"{prefix}/models", models, "The model served", {JSON: Models}, errors=(503,),
+            models_in="data",
         ),
         Operation(
             "GET", f"{prefix}/models/{{model:path}}", model, "The model served",
