@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.engine import loading, process
+from worker.engine import process, start
 from worker.llama import library
 
 
@@ -18,5 +18,5 @@ def fail(*_arguments: Any, **_options: Any) -> None:
 
 
 if __name__ == "__main__":
-    vars(loading)["Model"] = fail
+    vars(start)["Model"] = fail
     process.main()

@@ -11,7 +11,8 @@ from __future__ import annotations
 import queue
 import threading
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from worker.engine.loop import Loop
@@ -26,11 +27,9 @@ from worker.wire.engine_info import Residency
 from worker.wire.messages import Accepted, Answered, Cancel, Command, Event, Failed, Submit
 from worker.wire.work import (
     ApplyTemplate,
-    ChatPrompt,
     Detokenize,
     Embed,
     InferenceRequest,
-    InfillPrompt,
     ProveResidency,
     Rank,
     Sampling,
@@ -127,14 +126,17 @@ class Intake:
     def _take_in(self, request_id: int, work: Work) -> None:
         match work:
             case InferenceRequest():
-                self._take_in_sequence(self._sequence(request_id, work))
+                sequence = self._sequence(request_id, work)
+                ids = array("i", sequence.tokens[: sequence.n_prompt]).tobytes()
+                taken = self._hand_over(
+                    request_id, sequence.n_prompt, ids, lambda: self._loop.submit(sequence)
+                )
+                if not taken:
+                    sequence.sampler.close()
             case Embed(inputs):
-                self._check_pools()
-                self._take_in_pooled(request_id, [self._prompts.build(text) for text in inputs])
+                self._pool(request_id, (self._prompts.build(text) for text in inputs))
             case Rank(query, documents):
-                self._check_pools()
-                texts = [self._prompts.pair(query, document) for document in documents]
-                self._take_in_pooled(request_id, texts)
+                self._pool(request_id, (self._prompts.pair(query, text) for text in documents))
             case Tokenize():
                 self._end(request_id, Answered(request_id, self._prompts.tokenized(work)))
             case Detokenize(tokens):
@@ -174,45 +176,41 @@ class Intake:
             request,
             tokens,
             sampler,
-            max_rows=self._max_rows(request),
+            max_rows=NO_LIMIT if request.prompt_logprobs is None else self._scored_rows,
             n_system=n_system,
             prompt_end=self._prompts.detokenize(tuple(tokens[-_PROMPT_END_TOKENS:])),
         )
 
-    def _max_rows(self, request: InferenceRequest) -> int:
-        return NO_LIMIT if request.prompt_logprobs is None else self._scored_rows
+    def _hand_over(
+        self, request_id: int, n_tokens: int, ids: bytes, submit: Callable[[], None]
+    ) -> bool:
+        """Give a request to the loop; false if it was cancelled before.
 
-    def _take_in_sequence(self, sequence: Sequence) -> None:
-        request_id = sequence.request_id
+        `Accepted` is sent first, because the loop may send `Started` at once. The lock is held, so
+        that a cancel finds the request either here or in the loop.
+        """
         with self._lock:
             if request_id not in self._preparing:
-                sequence.sampler.close()
-                return
-            # `Accepted` is sent first, because the loop may send `Started` at once. The lock is
-            # held, so that a cancel finds the request either here or in the loop.
-            ids = array("i", sequence.tokens[: sequence.n_prompt]).tobytes()
-            self._send([Accepted(request_id, sequence.n_prompt, ids)])
-            self._loop.submit(sequence)
+                return False
+            self._send([Accepted(request_id, n_tokens, ids)])
+            submit()
             self._preparing.remove(request_id)
+            return True
 
-    def _take_in_pooled(self, request_id: int, texts: list[list[int]]) -> None:
-        assert self._pooling is not None, "checked before its texts were tokenised"
-        with self._lock:
-            if request_id not in self._preparing:
-                return
-            self._send([Accepted(request_id, sum(map(len, texts)))])
-            self._pooling.take(request_id, texts)
-            self._preparing.remove(request_id)
-
-    def _check_pools(self) -> None:
-        if self._pooling is None:
+    def _pool(self, request_id: int, texts: Iterable[list[int]]) -> None:
+        """Give texts, which are tokenised as they are read, to the engine thread."""
+        pooling = self._pooling
+        if pooling is None:
             raise InvalidRequest(
                 "model: this model generates text and makes no embeddings", field="model"
             )
+        tokens = list(texts)
+        n_tokens = sum(map(len, tokens))
+        self._hand_over(request_id, n_tokens, b"", lambda: pooling.take(request_id, tokens))
 
 
 def size_of(work: Any) -> int:
-    """The approximate number of characters or token ids in a request's texts."""
+    """The approximate number of characters or token ids in a request."""
     match work:
         case str():
             return len(work)
@@ -222,20 +220,8 @@ def size_of(work: Any) -> int:
             return sum(map(size_of, work))
         case Mapping():
             return sum(map(size_of, work.keys())) + sum(map(size_of, work.values()))
-        case InferenceRequest():
-            return size_of(work.prompt)
-        case InfillPrompt():
-            return size_of([work.prefix, work.suffix, work.files])
-        case ChatPrompt():
-            return size_of([work.messages, work.tools, work.template_kwargs])
-        case Tokenize():
-            return len(work.text)
-        case Detokenize():
-            return len(work.tokens)
-        case ApplyTemplate():
-            return size_of(work.prompt)
-        case Embed():
-            return size_of(work.inputs)
-        case Rank():
-            return len(work.query) * len(work.documents) + size_of(work.documents)
+        case Rank(query, documents):  # the query is computed with each document
+            return len(query) * len(documents) + size_of(documents)
+    if is_dataclass(work):
+        return sum(size_of(getattr(work, each.name)) for each in fields(work))
     return 1

@@ -1,0 +1,240 @@
+"""The start of an engine: everything between the command to load and the first request.
+
+Runs on the main thread of the engine process, which then is the engine thread.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from worker.devices.cpu.budget import CpuBudget, cpu_budget
+from worker.devices.plan import memory
+from worker.devices.plan.placement import tensor_placement
+from worker.devices.plan.plan import Plan
+from worker.devices.residency import proof as residency
+from worker.devices.select import Selected, select_device
+from worker.engine.backend import LlamaBackend
+from worker.engine.cache.opening import open_disk
+from worker.engine.drafters import start_guessing
+from worker.engine.intake import Intake
+from worker.engine.limits import limits_of
+from worker.engine.loop import Loop
+from worker.engine.outbox import Outbox
+from worker.engine.prompt_scores import rows_at_once
+from worker.engine.scheduler import Scheduler
+from worker.engine.text.chat_template import ChatTemplate
+from worker.engine.text.model_template import template_metadata, template_of
+from worker.engine.text.prompt import PromptBuilder
+from worker.errors import InsufficientVram, ModelError, VramOom
+from worker.llama import library, warmup
+from worker.llama.adapter import LoraAdapter
+from worker.llama.constraint import GrammarVocabulary
+from worker.llama.context import Context
+from worker.llama.model import LoadOptions, Model
+from worker.llama.pooled import PooledContext
+from worker.llama.sampler import Sampler
+from worker.models.gguf.header import GgufHeader, current_header, read_header
+from worker.observability.logs import get_logger
+from worker.wire.black_box import BlackBox
+from worker.wire.engine_info import EngineInfo, ModelInfo
+from worker.wire.engine_settings import EngineSettings
+from worker.wire.messages import LoadModel, Progress, StartFailed
+from worker.wire.transport import SyncChannel
+
+log = get_logger()
+
+_PROGRESS_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What serves requests once the start is over."""
+
+    info: EngineInfo
+    loop: Loop
+    intake: Intake
+    outbox: Outbox
+
+
+def start(config: LoadModel, channel: SyncChannel, black_box: BlackBox) -> Engine:
+    """Plan → load → residency proof → warm-up.
+
+    Raises:
+        WorkerError: the start failed; its exit code becomes the worker's.
+    """
+    began = time.monotonic()
+    channel.send([Progress("preflight", 0.0)])
+    settings = config.engine
+    header = current_header(config.header, Path(config.model_path))
+    embeds = header.pooling is not None
+    budget = _cpu_budget(settings)
+    selected = select_device(settings)
+    library.on_abort(lambda message: _aborting(message, channel))
+    plan = _plan(config, header, selected, budget)
+    model = _load_model(config, channel, selected, plan, header)
+    context = _create_context(config, model, plan, budget.threads, embeds)
+    channel.send([Progress("residency", 0.0)])
+    proof = residency.prove(model, context, selected, header, locked=settings.mlock)
+    guessing = start_guessing(config, context, proof, selected, plan, budget.threads)
+    template = template_of(model, settings.chat_template)
+    prompts = PromptBuilder(model, template, plan.context_length, embeds=embeds)
+    pool = PooledContext(context) if embeds else None
+    channel.send([Progress("warmup", 0.0)])
+    if pool is not None:
+        pool([prompts.build("warm-up")])
+    else:
+        warmup.warm_up(model, context)
+    info = EngineInfo(
+        model=_model_info(config, header, model, template, plan.context_length),
+        residency=guessing.residency,
+        backend=settings.backend,
+        device=selected.name,
+        slots=1 if embeds else settings.slots,
+        batch=context.options.n_batch,
+        micro_batch=context.options.n_ubatch,
+        threads=budget.threads,
+        threads_derivation=budget.derivation,
+        cpu_variant=selected.cpu_variant,
+        versions=library.versions(),
+        build=selected.build,
+        plan=plan.parts,
+        load_seconds=round(time.monotonic() - began, 3),
+        pid=os.getpid(),
+        inter_token_target_ms=settings.inter_token_ms,
+        device_total_bytes=selected.total_bytes or budget.memory_total_bytes,
+        kv_cells=plan.kv_cells,
+        kv_unified=plan.kv_unified,
+        kv_reason=plan.kv_reason,
+        memory_bytes=plan.memory_bytes,
+        kv_store_bytes=None if embeds else settings.kv_store_bytes,
+        speculation=guessing.info,
+    )
+    backend = LlamaBackend(model, context, plan.context_length)
+    disk = open_disk(header, settings, info, backend)
+    outbox = Outbox(channel)
+    loop = Loop(
+        backend,
+        Scheduler(limits_of(info, settings, backend)),
+        outbox.put,
+        black_box=black_box,
+        disk=disk,
+        drafter=guessing.drafter,
+    )
+    vocabulary = GrammarVocabulary(model)
+    intake = Intake(
+        loop,
+        prompts,
+        channel.send,
+        make_sampler=lambda sampling, prompt: Sampler(model, sampling, prompt, vocabulary),
+        pool=pool,
+        prove_residency=lambda: residency.prove_again(
+            info.residency, selected, locked=settings.mlock
+        ),
+        kv_unified=info.kv_unified,
+        scored_rows=rows_at_once(model.n_vocab, info.slots),
+        takes_snapshots=not backend.cuts_anywhere,
+        black_box=black_box,
+    )
+    library.trim_heap()
+    log.info("engine.loaded", device=selected.name, seconds=info.load_seconds)
+    return Engine(info, loop, intake, outbox)
+
+
+def _aborting(message: str, channel: SyncChannel) -> None:
+    """Tell the parent why native code aborts this process during its start."""
+    place, _, reason = message.strip().partition(": ")
+    channel.send([StartFailed(ModelError(f"llama.cpp gave the model up: {reason or place}."))])
+
+
+def _cpu_budget(settings: EngineSettings) -> CpuBudget:
+    budget = cpu_budget(settings.threads)
+    log.info(
+        "engine.cpu_budget",
+        threads=budget.threads,
+        derivation=budget.derivation,
+        memory_limit_bytes=budget.memory_limit_bytes,
+    )
+    return budget
+
+
+def _plan(config: LoadModel, header: GgufHeader, selected: Selected, budget: CpuBudget) -> Plan:
+    draft = read_header(Path(config.draft.path)) if config.draft else None
+    beside = memory.Beside(config.adapter.size_bytes if config.adapter else 0, draft)
+    plan = memory.plan(header, config.engine, selected.device, budget, config.model_ref, beside)
+    log.info("engine.plan", **plan.as_dict())
+    return plan
+
+
+def _load_model(
+    config: LoadModel,
+    channel: SyncChannel,
+    selected: Selected,
+    plan: Plan,
+    header: GgufHeader,
+) -> Model:
+    began = last = time.monotonic()
+
+    def progressed(fraction: float) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= _PROGRESS_SECONDS or fraction >= 1.0:
+            last = now
+            rate = fraction * plan.parts["weights"] / max(now - began, 1e-3)
+            channel.send([Progress("load", round(100 * fraction, 1), rate)])
+
+    options = LoadOptions(
+        device=selected.device,
+        mmap=config.engine.maps_file,
+        mlock=config.engine.mlock,
+        tensor_placement=tensor_placement(header, selected.device),
+    )
+    return Model(config.model_path, options, progressed)
+
+
+def _create_context(
+    config: LoadModel, model: Model, plan: Plan, threads: int, embeds: bool
+) -> Context:
+    """With the adapter, which llama.cpp wants loaded before the context is there."""
+    adapter = None
+    if config.adapter is not None:
+        adapter = LoraAdapter(model, config.adapter.path, config.adapter.scale)
+    kv = memory.KvCache(plan.kv_cells, plan.context_length, plan.kv_unified)
+    options = memory.context_options(config.engine, kv, threads=threads, embeds=embeds)
+    try:
+        context = Context(model, options)
+    except VramOom as error:
+        raise InsufficientVram(error.message, parts=dict(plan.parts)) from error
+    if adapter is not None:
+        adapter.use_in(context)
+    return context
+
+
+def _model_info(
+    config: LoadModel,
+    header: GgufHeader,
+    model: Model,
+    template: ChatTemplate | None,
+    context_length: int,
+) -> ModelInfo:
+    return ModelInfo(
+        name=header.name or config.model_ref,
+        architecture=header.architecture,
+        quant_kind=header.quant_kind,
+        size_bytes=model.size_bytes,
+        n_params=model.n_params,
+        vocab_size=model.n_vocab,
+        tokenizer_kind=header.tokenizer_kind or "none",
+        context_length=context_length,
+        trained_context_length=model.trained_context_length,
+        embedding_length=model.n_embd,
+        bos_token_id=model.bos,
+        eog_token_ids=tuple(sorted(model.eog)),
+        has_chat_template=template is not None,
+        template_takes_tools=template is not None and template.takes_tools,
+        pooling=header.pooling,
+        metadata={**header.summary(), **template_metadata(template)},
+        adapter=config.adapter,
+    )
