@@ -267,6 +267,7 @@ def make_sequence(
     cache_salt: str | None = None,
     deterministic: bool = False,
     deadline: float | None = None,
+    produced: tuple[int, ...] = (),
 ) -> Sequence:
     request = InferenceRequest(
         job_id=str(request_id),
@@ -277,5 +278,6 @@ def make_sequence(
         cache_salt=cache_salt,
         deterministic=deterministic,
         deadline=deadline,
+        produced=produced,
     )
     return Sequence(request_id, request, list(prompt), backend.sampler())

@@ -98,6 +98,7 @@ class RealEngine:
         stop: tuple[str, ...] = (),
         deterministic: bool = False,
         cache_salt: str | None = None,
+        produced: tuple[int, ...] = (),
         **sampling: Any,
     ) -> int:
         self._next += 1
@@ -109,6 +110,7 @@ class RealEngine:
             stop=stop,
             deterministic=deterministic,
             cache_salt=cache_salt,
+            produced=produced,
         )
         tokens = self.prompts.build(prompt)
         sampler = Sampler(self.model, request.sampling, tokens, self.vocabulary)

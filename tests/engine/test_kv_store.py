@@ -141,34 +141,3 @@ def test_a_read_ends_even_if_another_slot_serves_its_request(tmp_path: Path) -> 
     engine.drain()
     assert started(engine, 3).cached_tokens >= 40
     assert not engine.loop.carrier.is_reading and not engine.scheduler.has_work
-
-
-def test_a_copy_and_a_state_that_come_together_do_not_mix(tmp_path: Path) -> None:
-    """llama.cpp copies between the parts of a split pool later than it writes a state."""
-    choose = random.Random(5)
-
-    def some(n: int) -> tuple[int, ...]:
-        return tuple(choose.randrange(300, 1000) for _ in range(n))
-
-    alone = Alone("dense")
-    stored, shared, other = some(150), some(150), some(60)
-    for order in (0, 1):
-        folder = tmp_path / str(order)
-        first = RealEngine(2, path=random_model("dense"), flash_attention="off", store=folder)
-        first.generate(stored, max_tokens=8, ignore_eos=True)
-        first.close()
-        engine = RealEngine(
-            3, path=random_model("dense"), flash_attention="off", store=folder, binding="one"
-        )
-        engine.close()
-        engine = RealEngine(3, path=random_model("dense"), flash_attention="off", store=folder)
-        engine.generate(shared + other, max_tokens=120, ignore_eos=True)
-        prompts = [shared + some(20), stored + some(20), other]
-        if order:
-            prompts.reverse()
-        ids = [engine.submit(each, max_tokens=ANSWER, ignore_eos=True) for each in prompts]
-        engine.run()
-        for request_id, prompt in zip(ids, prompts, strict=True):
-            assert alone.differs(prompt, engine.ids(request_id)) is None
-        engine.close()
-    alone.close()

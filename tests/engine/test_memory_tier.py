@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.byte_backend import expected_answer
+from tests.engine.byte_backend import expected_answer, make_sequence
 from tests.engine.real_engine import RealEngine
 from tests.engine.test_loop import CONTEXT, Engine
 from tests.engine.test_memory_kinds import ANSWER, PLAIN_CASES, Alone
@@ -344,3 +344,87 @@ def test_conversations_in_turn_say_what_each_says_alone(kind: Kind) -> None:
             told[number] = so_far + tuple(answer) + some(10)
     engine.close()
     alone.close()
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+def test_a_copy_and_a_state_that_come_together_do_not_mix(kind: Kind) -> None:
+    """llama.cpp copies between the parts of a split pool with the next batch, and writes a state at
+    once: over the cells that are still to be copied, if both are planned together."""
+    choose, alone = random.Random(7), Alone(kind)
+    engine = RealEngine(2, path=random_model(kind), flash_attention="off")
+
+    def some(n: int) -> tuple[int, ...]:
+        return tuple(choose.randrange(300, 1000) for _ in range(n))
+
+    saved, other, longest = some(150), some(150), some(300)
+    for prompt in (saved, other, longest):  # the third takes the slot of the first
+        engine.generate(prompt, max_tokens=8, ignore_eos=True)
+    for n_common in (0, 100):  # the second shows hybrid memory where to be cut
+        engine.generate(longest[:n_common] + some(60), max_tokens=8, ignore_eos=True)
+        engine.generate(longest + some(5), max_tokens=8, ignore_eos=True)
+    prompts = [longest[:100] + some(30), saved + some(30)]
+    ids = [engine.submit(prompt, max_tokens=ANSWER, ignore_eos=True) for prompt in prompts]
+    engine.run()
+    for request_id, prompt in zip(ids, prompts, strict=True):
+        assert alone.differs(prompt, engine.ids(request_id)) is None
+    assert [engine.cached_tokens(each) for each in ids] == [100, 150 if kind == "dense" else 134]
+    engine.close()
+    alone.close()
+
+
+# --- requests that wait ----------------------------------------------------------------------
+
+
+def long_answer(begin: bytes, n_tokens: int) -> bytes:
+    """A prompt that begins so, and is answered with so many tokens."""
+    prompts = (begin + bytes([number]) for number in range(256))
+    return next(p for p in prompts if len(expected_answer(p, n_tokens, CONTEXT)) == n_tokens)
+
+
+def test_a_request_does_not_start_before_it_fits() -> None:
+    """What a stream shared with another one is its own, once the other is gone."""
+    engine = Engine(n_slots=3, n_cells=110, unified=True)
+    common = b"system" * 8
+    engine.submit(1, long_answer(common, 20), max_tokens=20)
+    engine.turn()
+    engine.submit(2, long_answer(common + b"another", 30), max_tokens=30)
+    while not engine.text(2):
+        engine.turn()
+    assert isinstance(first := engine.events[2][0], Started) and first.cached_tokens == len(common)
+    engine.loop.cancel(1)
+    engine.turn()
+    engine.submit(3, bytes(60), max_tokens=4)
+    engine.turn()
+    assert engine.scheduler.waiting, "58 of 110 cells are the stream's"
+    engine.run()
+    computed = [(r, at) for b in engine.backend.batches for r, s, n in b for at in range(s, s + n)]
+    assert len(computed) == len(set(computed))
+
+
+class Counted(list[int]):
+    """Counts the tokens that are copied out of it."""
+
+    n_copied = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        self.n_copied += len(found) if isinstance(key, slice) else 0
+        return found
+
+
+def test_a_waiting_request_is_not_looked_at_in_every_step() -> None:
+    engine = Engine(n_slots=4, n_cells=150, unified=True)
+    engine.submit(1, long_answer(b"a" * 50, 30), max_tokens=30)
+    engine.submit(2, long_answer(b"b" * 20, 30), max_tokens=30)
+    engine.turn()
+    waiting = make_sequence(engine.backend, 3, b"c" * 80, max_tokens=4)
+    waiting.tokens = Counted(waiting.tokens)
+    engine.loop.submit(waiting)
+    for _ in range(2):
+        engine.turn()
+    assert engine.scheduler.waiting
+    waiting.tokens.n_copied = 0
+    for _ in range(8):
+        engine.turn()
+    assert engine.scheduler.waiting and waiting.tokens.n_copied == 0
+    engine.run()

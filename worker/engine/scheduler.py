@@ -116,23 +116,24 @@ class Scheduler:
         """
         cache = self.cache
         cache.prices.per_token = self.pace.seconds_per_prompt_token
-        n_free = cache.n_idle
+        n_idle, n_reserved = cache.n_idle, 0
         for sequence in list(self.waiting):
-            if n_free == 0:
-                self._is_full = True
+            if n_reserved == n_idle:
+                self._is_full = not n_idle
                 return
-            n_free -= 1
-            if sequence.awaits_disk or (sequence.awaited is not None and sequence.awaited.is_due):
+            if self._awaits(sequence):
+                n_reserved += 1
                 continue
             match = cache.match(sequence)
             sequence.awaited = match.awaited
             if match.awaited is not None:
                 if not self.limits.cuts_anywhere:
                     match.awaited.owner.snapshot_at[match.awaited.length] = True
+                n_reserved += 1
                 continue
             is_busy = bool(self.running)
             if is_busy and not cache.fits(sequence, match):
-                self._is_full = True
+                self._is_full = not n_reserved
                 return
             if not step.started:
                 cache.clear(match, is_busy=is_busy)
@@ -140,6 +141,12 @@ class Scheduler:
                 return  # the next step can
             self._start(sequence)
             step.started.append(sequence)
+            n_idle -= 1
+
+    @staticmethod
+    def _awaits(sequence: Sequence) -> bool:
+        """Whether what a sequence goes on from is still being read or computed."""
+        return sequence.awaits_disk or (sequence.awaited is not None and sequence.awaited.is_due)
 
     def _start(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence)

@@ -38,8 +38,9 @@ class Carrier:
         """`call` runs an action on the engine thread; any thread may use it."""
         self._cache, self._backend, self._disk = cache, backend, disk
         self._call, self._clock = call, clock
-        self._due: deque[tuple[Sequence, Entry]] = deque()
-        """What is to be read, in the order of arrival, and for whom."""
+        self._due: deque[tuple[Sequence, Entry, int]] = deque()
+        """For whom which file is to be read, in order of arrival, and how many of its tokens are
+        wanted."""
         self.is_reading = self.is_writing = False
 
     # --- cells and memory --------------------------------------------------------------------
@@ -111,20 +112,20 @@ class Carrier:
         """Have the disk read what an arriving sequence can go on from, if that saves time."""
         if self._disk is None or not sequence.may_reuse:
             return
-        cache, prices = self._cache, self._cache.prices
         found = self._disk.longest(sequence.tokens[:-1], sequence.request.cache_salt)
-        if found is None:
-            return
-        entry, length = found
-        match = cache.match(sequence)
-        n_else = match.awaited.length if match.awaited is not None else match.n_ready
-        seconds = entry.size_bytes * (prices.per_disk_byte + prices.per_byte)
-        n_more = length - n_else
-        if prices.per_token and seconds > n_more * prices.per_token:
-            return
-        if n_more >= MIN_SHARED_TOKENS and entry.size_bytes <= cache.memory.most_bytes:
+        if found is not None and self._saves_time(sequence, *found):
             sequence.awaits_disk = True
-            self._due.append((sequence, entry))
+            self._due.append((sequence, *found))
+
+    def _saves_time(self, sequence: Sequence, entry: Entry, length: int) -> bool:
+        """Whether to read `length` of a sequence's tokens takes less than to compute those of them
+        that cells and memory have not."""
+        prices, match = self._cache.prices, self._cache.match(sequence)
+        n_more = length - (match.awaited.length if match.awaited is not None else match.n_ready)
+        if n_more < MIN_SHARED_TOKENS or entry.size_bytes > self._cache.memory.most_bytes:
+            return False
+        seconds = entry.size_bytes * (prices.per_disk_byte + prices.per_byte)
+        return not prices.per_token or seconds <= n_more * prices.per_token
 
     def use_disk(self, *, is_busy: bool) -> None:
         """Begin to read and to write what is due."""
@@ -137,12 +138,16 @@ class Carrier:
             self._write_next(self._disk)
 
     def _read_next(self, disk: Disk) -> None:
-        memory = self._cache.memory
         while self._due and not self._due[0][0].awaits_disk:
             self._due.popleft()  # it has ended
         if not self._due:
             return
-        sequence, entry = self._due[0]
+        sequence, entry, length = self._due[0]
+        if not self._saves_time(sequence, entry, length):  # it was read for another, since
+            self._due.popleft()
+            sequence.awaits_disk = False
+            return
+        memory = self._cache.memory
         if memory.locked_bytes + entry.size_bytes > memory.most_bytes:
             return  # until those before it have let go of theirs
         self._due.popleft()
