@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,12 +15,14 @@ from pydantic import BaseModel, ValidationError
 
 from tests.api.scripted import ScriptedWorker
 from worker.api.app import DIALECTS
+from worker.api.chat.inference import digest_of
 from worker.api.dialects.openai.schema import ChatBody
 from worker.api.http import body
 from worker.api.http.body import MAX_NESTING, is_deep, parse_json
 from worker.api.http.faults import faults_of
 from worker.errors import InvalidRequest
 from worker.settings import Settings
+from worker.wire.work import ChatPrompt, Prompt
 
 FEW_ERRORS = 256
 TEXT = st.text(st.sampled_from('a",:{}[]\\\n😀'), max_size=12)
@@ -136,3 +139,26 @@ def test_a_models_schema_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
             ChatBody.model_validate({"messages": wrong, "n": "one"})
         assert {fault["field"] for fault in faults_of(refused.value, ChatBody)} == {"messages", "n"}
     assert n_built <= 1
+
+
+MEGABYTES = 4_000_000
+LARGE_PROMPTS: dict[str, Prompt] = {
+    "letters": ChatPrompt(({"role": "user", "content": "a" * MEGABYTES},)),
+    "umlauts": ChatPrompt(({"role": "user", "content": "ü" * (MEGABYTES // 2)},)),
+    "messages": ChatPrompt(({"role": "user", "content": "a" * 900},) * 4096),
+    "ids": tuple(range(MEGABYTES // 16)),
+    "text": "fox " * (MEGABYTES // 4),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_PROMPTS)
+def test_the_name_of_a_large_prompt_takes_milliseconds(name: str) -> None:
+    names, times = set(), []
+    for _ in range(3):
+        began = time.thread_time()
+        names.add(digest_of(LARGE_PROMPTS[name]))
+        times.append(time.thread_time() - began)
+    assert len(names) == 1 and names.isdisjoint(
+        digest_of(prompt) for other, prompt in LARGE_PROMPTS.items() if other != name
+    )
+    assert min(times) < 0.02

@@ -68,8 +68,9 @@ def test_a_schema_that_cannot_be_one_is_refused_by_its_field(schema: Any, field:
     ],
 )
 def test_a_schema_without_an_answer_is_refused(schema: Any) -> None:
-    with pytest.raises(InvalidRequest, match="s cannot be enforced"):
+    with pytest.raises(InvalidRequest, match="s cannot be enforced: ") as refused:
         answer(enforced(schema), seed=1)
+    assert "%json" not in refused.value.message, "the client wrote no Lark"
 
 
 NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}

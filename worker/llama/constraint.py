@@ -19,6 +19,7 @@ need no pool of threads.
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -39,6 +40,10 @@ _COMPILER_LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 """Within these limits, a grammar compiles in less than 100 ms or is refused."""
+
+_ECHO = re.compile(r"\n +\d+ \| |NoExtensionBias")
+"""Where llguidance's errors go on with the grammar's text, which the client did not write, or say
+in its own terms that no text follows."""
 
 
 class GrammarVocabulary:
@@ -111,7 +116,7 @@ def compile_grammar(tokenizer: Any, grammar: str, field: str) -> Any:
     matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
     if not matcher.is_error() and _begins(matcher):
         return matcher
-    reason = " ".join(matcher.get_error().split())[:300] or "no text follows it"
+    reason = " ".join(_ECHO.split(matcher.get_error())[0].split())[:300] or "no text follows it"
     raise InvalidRequest(f"{field} cannot be enforced: {reason}", field=field)
 
 

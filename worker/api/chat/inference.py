@@ -5,6 +5,8 @@ Checks what depends on the served model, whatever dialect asked. Pure functions,
 
 from __future__ import annotations
 
+import json
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,13 +21,16 @@ from worker.api.chat.request import Chat, Generate, OneTool
 from worker.api.chat.sampling import MAX_SEED
 from worker.api.http.faults import fault, invalid
 from worker.api.http.state import AppState
-from worker.wire.work import Constraint, InferenceRequest, Prompt
+from worker.observability.logs import digest
+from worker.wire.work import ChatPrompt, Constraint, InferenceRequest, InfillPrompt, Prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Inference:
     requests: tuple[InferenceRequest, ...]
     """First the choices of the first prompt, then those of the next."""
+    digests: tuple[str, ...]
+    """Of the requests' prompts, for logs."""
     not_enforced: tuple[str, ...]
     """Paths of schema keywords that are not enforced."""
     parser_of: Callable[[str], Parser] | None = None
@@ -42,7 +47,7 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     if not isinstance(asked.input, Chat):
         constraint, not_enforced = _constrained(asked.format, state)
         requests = _requests(asked, asked.input, constraint, (), state, deadline)
-        return Inference(requests, not_enforced)
+        return Inference(requests, _digests(requests, asked.n), not_enforced)
     chat, splits = asked.input, state.settings.reasoning == "auto"
     conventions, use = conventions_of(state.chat_template), _tool_use(chat)
     constraint, not_enforced = _constrained(_forced_calls(chat, use) or asked.format, state)
@@ -52,7 +57,31 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     prompts = (chat_prompt(chat, state),)
     requests = _requests(asked, prompts, constraint, shown, state, deadline)
     parser_of = partial(AnswerParser, conventions, use, splits_reasoning=splits)
-    return Inference(requests, not_enforced, parser_of)
+    return Inference(requests, _digests(requests, asked.n), not_enforced, parser_of)
+
+
+def _digests(requests: tuple[InferenceRequest, ...], n: int) -> tuple[str, ...]:
+    """One for each request; those of a prompt with `n` choices are one. They take milliseconds."""
+    return tuple(name for each in requests[::n] for name in [digest_of(each.prompt)] * n)
+
+
+def digest_of(prompt: Prompt) -> str:
+    """The SHA-256 that names a prompt in logs."""
+    match prompt:
+        case str():
+            return digest(prompt)
+        case tuple():
+            return digest(array("i", prompt).tobytes())
+        case ChatPrompt(messages):
+            fields = (field for message in messages for field in message.items())
+            return digest("\0".join(part for field in fields for part in map(_text_of, field)))
+        case InfillPrompt():
+            return digest(repr(prompt))
+
+
+def _text_of(value: object) -> str:
+    """A text as it is: to quote one of megabytes holds all threads up."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _tool_use(chat: Chat) -> ToolUse | None:

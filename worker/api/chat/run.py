@@ -7,7 +7,6 @@ loop.
 from __future__ import annotations
 
 import asyncio
-import json
 from array import array
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from functools import partial
@@ -26,12 +25,11 @@ from worker.api.http.encoding import json_response
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect, watching
 from worker.api.http.state import AppState, state_of
 from worker.errors import WorkerError
-from worker.observability.logs import digest, get_logger
+from worker.observability.logs import get_logger
 from worker.supervisor.job import Job, StreamEvent
 from worker.wire.messages import Failed, Finished, Token
 from worker.wire.work import (
     ApplyTemplate,
-    ChatPrompt,
     Detokenize,
     InferenceRequest,
     Tokenize,
@@ -69,7 +67,7 @@ async def respond(
     if ignored := (*asked.ignored, *inference.not_enforced):
         request.scope["state"].setdefault("ignored_fields", []).extend(ignored)
     echoes = await _echoes(request, asked, inference)
-    jobs = await _start_jobs(state, inference.requests)
+    jobs = await _start_jobs(state, inference)
     choices = [
         Choice(index, job, inference.parser_of, echo, scores_echo=_scores_echo(asked))
         for index, (job, echo) in enumerate(zip(jobs, echoes, strict=True))
@@ -129,19 +127,19 @@ def _scores_echo(asked: Generate) -> bool:
     return asked.echo and asked.sampling.logprobs is not None
 
 
-async def _start_jobs(state: AppState, requests: Sequence[InferenceRequest]) -> list[Job]:
+async def _start_jobs(state: AppState, inference: Inference) -> list[Job]:
     """Start all jobs or none: if one is refused, the others are cancelled."""
     jobs: list[Job] = []
     try:
-        for request in requests:
-            jobs.append(await _start_job(state, request))
+        for request, digest in zip(inference.requests, inference.digests, strict=True):
+            jobs.append(await _start_job(state, request, digest))
     except BaseException:
         cancel_all(jobs)
         raise
     return jobs
 
 
-async def _start_job(state: AppState, request: InferenceRequest) -> Job:
+async def _start_job(state: AppState, request: InferenceRequest, digest: str) -> Job:
     """Submit the request; returns once the engine has accepted it, before any status line."""
     job = await state.supervisor.submit(request)
     try:
@@ -152,20 +150,11 @@ async def _start_job(state: AppState, request: InferenceRequest) -> Job:
     _log.info(
         "request.accepted",
         job_id=request.job_id,
-        prompt_sha256=_digest_of(request),
+        prompt_sha256=digest,
         prompt_tokens=job.prompt_tokens,
         max_tokens=request.max_tokens,
     )
     return job
-
-
-def _digest_of(request: InferenceRequest) -> str:
-    prompt = request.prompt
-    if isinstance(prompt, str):
-        return digest(prompt)
-    if isinstance(prompt, ChatPrompt):
-        return digest(json.dumps([dict(message) for message in prompt.messages], default=str))
-    return digest(repr(prompt))
 
 
 # --- frames --------------------------------------------------------------------------------
