@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.devices.conftest import MakeConfig
-from worker.devices.plan import memory
+from worker.devices.plan.cells import a_part_each, context_options
 from worker.devices.residency.load_report import parse
 from worker.devices.select import select_device
 from worker.errors import ResidencyViolation
@@ -186,9 +186,7 @@ def test_the_library_that_is_installed_speaks_these_words(
     model = Model(given.model_path, LoadOptions(device=selected.device, mmap=False))
     context = Context(
         model,
-        memory.context_options(
-            given.settings, memory.a_part_each(given.settings, 250), threads=1, embeds=False
-        ),
+        context_options(given.settings, a_part_each(given.settings, 250), threads=1, embeds=False),
     )
     report = parse([*model.load_log, *context.load_log])
     context.close()

@@ -12,6 +12,7 @@ from tests.devices.conftest import SHAPES, Given, MakeConfig
 from tests.devices.support import clock
 from worker.devices.cpu.budget import CpuBudget, cpu_budget
 from worker.devices.plan import memory
+from worker.devices.plan.cells import KvCache, context_options
 from worker.devices.plan.placement import tensor_placement
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import proof as residency
@@ -50,8 +51,8 @@ def allocated(config: Given, plan: Plan, selected: Selected) -> dict[str, int]:
         tensor_placement=tensor_placement(header, selected.device),
     )
     model = Model(config.model_path, options)
-    kv = memory.KvCache(plan.kv_cells, plan.context_length, plan.kv_unified)
-    wanted = memory.context_options(config.settings, kv, threads=1, embeds=False)
+    kv = KvCache(plan.kv_cells, plan.context_length, plan.kv_unified)
+    wanted = context_options(config.settings, kv, threads=1, embeds=False)
     context = Context(model, wanted)
     found = residency.prove(model, context, selected, header, locked=False)
     context.close()

@@ -19,6 +19,7 @@ from tests.devices.support import rpc
 from tests.support.random_models import KINDS, Kind, random_model
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan import memory, placement
+from worker.devices.plan.cells import a_part_each, context_options
 from worker.devices.plan.placement import tensor_placement
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import proof as residency
@@ -45,8 +46,8 @@ def loaded(
     )
     model = Model(config.model_path, replace(load, **options))
     embeds = header.pooling is not None
-    wanted = memory.context_options(
-        config.settings, memory.a_part_each(config.settings, 256), threads=1, embeds=embeds
+    wanted = context_options(
+        config.settings, a_part_each(config.settings, 256), threads=1, embeds=embeds
     )
     context = Context(model, replace(wanted, offload=wanted.offload and offload_kv))
     try:

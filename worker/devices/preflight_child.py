@@ -16,6 +16,7 @@ from typing import Any
 from worker.devices import machine, select
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan import memory
+from worker.devices.plan.cells import a_part_each, context_options
 from worker.devices.plan.placement import tensor_placement
 from worker.devices.plan.plan import Plan
 from worker.devices.preflight import Questions
@@ -89,8 +90,8 @@ def _trial(questions: Questions) -> dict[str, Any]:
         tensor_placement=tensor_placement(header, selected.device),
     )
     model = Model(path, options)
-    cells = memory.a_part_each(settings, 256)
-    context = Context(model, memory.context_options(settings, cells, threads=1, embeds=False))
+    cells = a_part_each(settings, 256)
+    context = Context(model, context_options(settings, cells, threads=1, embeds=False))
     proof = residency.prove(model, context, selected, header, locked=settings.mlock)
     warmup.warm_up(model, context)
     return {

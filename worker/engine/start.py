@@ -12,6 +12,7 @@ from pathlib import Path
 
 from worker.devices.cpu.budget import CpuBudget, cpu_budget
 from worker.devices.plan import memory
+from worker.devices.plan.cells import KvCache, context_options
 from worker.devices.plan.placement import tensor_placement
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import proof as residency
@@ -201,8 +202,8 @@ def _create_context(
     adapter = None
     if config.adapter is not None:
         adapter = LoraAdapter(model, config.adapter.path, config.adapter.scale)
-    kv = memory.KvCache(plan.kv_cells, plan.context_length, plan.kv_unified)
-    options = memory.context_options(config.engine, kv, threads=threads, embeds=embeds)
+    kv = KvCache(plan.kv_cells, plan.context_length, plan.kv_unified)
+    options = context_options(config.engine, kv, threads=threads, embeds=embeds)
     try:
         context = Context(model, options)
     except VramOom as error:

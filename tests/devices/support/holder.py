@@ -10,7 +10,7 @@ import json
 import sys
 
 from tests.devices.support import rpc_device
-from worker.devices.plan import memory
+from worker.devices.plan.cells import a_part_each, context_options
 from worker.devices.plan.placement import tensor_placement
 from worker.devices.residency import proof as residency
 from worker.devices.select import select_device
@@ -29,9 +29,7 @@ def main(path: str, setting: str) -> None:
     model = Model(path, LoadOptions(device=selected.device, mmap=False, tensor_placement=placement))
     context = Context(
         model,
-        memory.context_options(
-            settings, memory.a_part_each(settings, 256), threads=1, embeds=False
-        ),
+        context_options(settings, a_part_each(settings, 256), threads=1, embeds=False),
     )
     proof = residency.prove(model, context, selected, header, locked=False)
     _tell("resident")

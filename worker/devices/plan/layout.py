@@ -32,6 +32,7 @@ class Unloaded:
         self, header: GgufHeader, device: library.Device | None, role: str = "model"
     ) -> None:
         self._device, self._role = device, role
+        self.path = str(header.path)
         self.weights = placement.place(header, device)
         size = (header.architecture, header.vocab_size) if header.vocab_size else None
         # With no_alloc a mapped file is not allowed, and there is nothing to map or lock.
@@ -42,7 +43,7 @@ class Unloaded:
             tensor_placement=placement.tensor_placement(header, device),
             without_vocabulary=size,
         )
-        self._model = Model(str(header.path), options)
+        self._model = Model(self.path, options)
         self.trained_context_length = self._model.trained_context_length
         unused = parse(self._model.load_log).unused_bytes
         self.weight_bytes = max(self.weights.device_bytes - unused, 0)

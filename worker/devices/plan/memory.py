@@ -13,14 +13,17 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 
 from worker.devices.cpu.budget import CpuBudget
-from worker.devices.plan.cells import LARGEST_SHARE, STATES_AT_ONCE
-from worker.devices.plan.cells import KvCache as KvCache
-from worker.devices.plan.cells import a_part_each as a_part_each
-from worker.devices.plan.cells import context_options as context_options
-from worker.devices.plan.draft import DraftPlanner
+from worker.devices.plan.cells import (
+    LARGEST_SHARE,
+    STATES_AT_ONCE,
+    KvCache,
+    a_part_each,
+    context_options,
+    draft_options,
+)
 from worker.devices.plan.layout import Layout, Unloaded
-from worker.devices.plan.plan import Plan as Plan
-from worker.errors import ConfigError, InsufficientVram
+from worker.devices.plan.plan import Plan
+from worker.errors import ConfigError, InsufficientVram, ModelError
 from worker.llama import library
 from worker.models.gguf.header import GgufHeader
 from worker.wire.engine_settings import EngineSettings
@@ -100,9 +103,10 @@ class _Planner:
         self._weight_bytes = self._model.weight_bytes + beside.adapter_bytes
         mapped = self._model.weights.mapped_beside_bytes
         self._mapped_beside_bytes = mapped if settings.maps_file else 0
-        self._draft: DraftPlanner | None = None
+        self._draft: Unloaded | None = None
         if beside.draft is not None and not self._embeds:
-            self._draft = DraftPlanner(beside.draft, settings, device)
+            self._draft = Unloaded(beside.draft, device, "draft model")
+        self._draft_bytes = cache(self._of_draft)
         self._layout = cache(self._lay_out)
         self._margin = _MARGIN_BYTES[settings.backend]
         self._available = self._available_bytes()
@@ -236,7 +240,7 @@ class _Planner:
             states = STATES_AT_ONCE * min(of_one, store_bytes // LARGEST_SHARE)
             (host if on_gpu else parts)["kv_store"] = states
         if self._draft is not None and layout.cuts_anywhere:
-            parts["draft"], host["draft"] = self._draft.needed(kv.context_length)
+            parts["draft"], host["draft"] = self._draft_bytes(self._draft, kv.context_length)
         return Plan(
             model=self._model_ref,
             device=self._device.name if self._device else "CPU",
@@ -251,6 +255,26 @@ class _Planner:
             kv_reason=kv.reason,
             mapped_beside_bytes=self._mapped_beside_bytes,
         )
+
+    def _of_draft(self, draft: Unloaded, context_length: int) -> tuple[int, int]:
+        """Bytes of the draft model on the device and, beside a GPU, on the host.
+
+        Raises:
+            ModelError: its memory cannot be cut back.
+        """
+        length = min(context_length, draft.trained_context_length)
+        layout = draft.lay_out(draft_options(self._settings, length, threads=1))
+        if not layout.cuts_anywhere:
+            raise ModelError(
+                f"The draft model {draft.path!r} cannot guess: its memory is recurrent or "
+                "windowed, so a wrong guess could not be taken out of it. Give one whose layers "
+                "all keep every token.",
+                path=draft.path,
+            )
+        computed = draft.weight_bytes + layout.kv + layout.compute
+        if self._device is None:
+            return computed + layout.output, 0
+        return computed, draft.weights.host_bytes + layout.host_compute + layout.output
 
     def _lay_out(self, cells: int, slots: int, unified: bool) -> Layout:
         if cells <= _EXACT_CELLS:
