@@ -13,6 +13,8 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.worker import ROOT, WorkerProcess
+from worker.api.chat.request import ToolCall
+from worker.api.dialects.ollama.schema import ChatBody
 
 NAME = "tiny-model:latest"
 
@@ -188,6 +190,29 @@ def test_what_cannot_be_honoured_is_refused_by_name(
 ) -> None:
     refused = worker.post(path, {"model": NAME, **fields})
     assert refused.status_code == 400 and named in refused.json()["error"]
+
+
+def test_a_conversation_is_read_whole() -> None:
+    call = {"function": {"name": "look", "arguments": {"where": "up"}}}
+    body = ChatBody.model_validate(
+        {
+            "model": "m",
+            "think": "high",
+            "messages": [
+                {"role": "assistant", "content": "", "thinking": "Hm.", "tool_calls": [call]},
+                {"role": "tool", "content": "A star.", "tool_name": "look"},
+            ],
+            "tools": [{"type": "function", "function": {"name": "look"}}],
+        }
+    )
+    chat = body.chat()
+    asked, result = chat.messages
+    assert asked.reasoning == "Hm." and asked.tool_calls == (ToolCall("look", {"where": "up"}),)
+    assert (result.role, result.name, result.content) == ("tool", "look", "A star.")
+    assert [tool.name for tool in chat.tools] == ["look"]
+    assert chat.template_variables == {"enable_thinking": True, "reasoning_effort": "high"}
+    silent = ChatBody.model_validate({"model": "m", "messages": FRANCE, "think": False})
+    assert silent.chat().template_variables == {"enable_thinking": False}
 
 
 def test_log_probabilities_come_with_their_tokens(worker: WorkerProcess) -> None:

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AliasChoices, BaseModel, Discriminator, Field, Tag
+from pydantic import AliasChoices, BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from worker.api.chat.format import Choices, Expression, Format, Grammar, JsonSchema
 from worker.api.chat.request import Chat, Generate
 from worker.api.chat.sampling import sampling_of
 from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody, parse_json
 from worker.api.http.state import AppState
-from worker.wire.work import Prompt
+from worker.wire.work import Prompt, Sampling
 
 MAX_CHOICES = 32
 MAX_PROMPTS = 256
@@ -49,6 +50,17 @@ Stops = Annotated[
 def stops_of(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """The texts that end an answer; an empty one, as some clients send it, ends none."""
     return tuple(stop for stop in ((given,) if isinstance(given, str) else given or ()) if stop)
+
+
+def needed_by(kind: str, name: str) -> Any:
+    """A check of a model: where its type is `kind`, the field must be given."""
+
+    def check(body: Any) -> Any:
+        if body.type == kind and not getattr(body, name):
+            raise PydanticCustomError("body.required", f"of type {kind} needs {name}")
+        return body
+
+    return model_validator(mode="after")(check)
 
 
 Schema = TextOr[JsonObject]
@@ -122,6 +134,10 @@ class SamplingFields(OpenBody):
         (), max_length=MAX_STOPS, description="they end the answer as the model's own end does"
     )
 
+    def sampling(self, state: AppState, logprobs: int | None) -> Sampling:
+        given = {name: getattr(self, name) for name in SamplingFields.model_fields}
+        return sampling_of(state, logprobs=logprobs, **given)
+
 
 class StructuredOutputs(OpenBody):
     """vLLM's `structured_outputs`."""
@@ -186,11 +202,7 @@ class GenerationFields(SamplingFields):
         return Generate(
             id=id,
             input=input,
-            sampling=sampling_of(
-                state,
-                logprobs=logprobs,
-                **{name: getattr(self, name) for name in SamplingFields.model_fields},
-            ),
+            sampling=self.sampling(state, logprobs),
             model=self.model,
             max_tokens=None if limit == -1 else limit,
             format=format,

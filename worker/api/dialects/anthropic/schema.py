@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS
-from worker.api.chat.fields import MAX_STOPS, TextOrMany
+from worker.api.chat.fields import MAX_STOPS, TextOrMany, needed_by
 from worker.api.chat.request import Chat, Generate, Message, OneTool, Part, Tool, ToolCall
 from worker.api.chat.sampling import sampling_of
 from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody
@@ -43,11 +43,7 @@ class ContentBlock(TextBlock):
     content: TextContent = ""
     is_error: Flag = False
 
-    @model_validator(mode="after")
-    def _is_named(self) -> Self:
-        if self.type == "tool_use" and not self.name:
-            raise PydanticCustomError("body.required", "of type tool_use needs the tool's name")
-        return self
+    _is_named = needed_by("tool_use", "name")
 
 
 class TurnMessage(OpenBody):
@@ -67,11 +63,7 @@ class ToolChoice(OpenBody):
     name: str | None = Field(None, max_length=256)
     disable_parallel_tool_use: Flag = False
 
-    @model_validator(mode="after")
-    def _is_named(self) -> Self:
-        if self.type == "tool" and not self.name:
-            raise PydanticCustomError("body.required", "of type tool needs the name of a tool")
-        return self
+    _is_named = needed_by("tool", "name")
 
 
 class Thinking(OpenBody):

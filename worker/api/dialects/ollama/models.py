@@ -96,7 +96,9 @@ async def show(request: Request) -> Response:
     body = await read(request, state, ShowBody)
     state.require_model(served(body.model, state))
     model = state.loaded().model
-    lines = [f"{_OPTIONS[name]:<30} {value:g}" for name, value in defaults_of(state).items()]
+    defaults = defaults_of(state)
+    defaults["repeat_penalty"] = defaults.pop("repetition_penalty")
+    lines = [f"{name:<30} {value:g}" for name, value in defaults.items()]
     facts = {
         "general.parameter_count": model.n_params,
         # Clients ask for no more context than this, so it is the worker's and not the file's.
@@ -122,15 +124,6 @@ async def version(request: Request) -> Response:
 
 async def is_running(request: Request) -> Response:
     return PlainTextResponse("Ollama is running")
-
-
-_OPTIONS = {
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "repetition_penalty": "repeat_penalty",
-}
 
 
 def _entry(state: AppState, name: str) -> dict[str, Any]:

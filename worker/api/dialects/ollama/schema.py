@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from worker.api.chat.chat_fields import MAX_CALLS, MAX_MESSAGES, MAX_TOOLS, ToolFields
+from worker.api.chat.chat_fields import MAX_MESSAGES, ChatFields, MessageFields
 from worker.api.chat.fields import (
     ANY_OBJECT,
     MAX_TOP_LOGPROBS,
     ByKind,
     Many,
+    SamplingFields,
     Stops,
-    TextOr,
     stops_of,
 )
 from worker.api.chat.format import JsonSchema
-from worker.api.chat.request import Chat, Generate, Message, Tool, ToolCall
-from worker.api.chat.sampling import sampling_of
+from worker.api.chat.request import Chat, Generate, Message
 from worker.api.dialects.ollama.naming import served
-from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody
+from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
 from worker.api.http.faults import fault, invalid
 from worker.api.http.state import AppState
 from worker.wire.work import InfillPrompt, Prompt
@@ -51,55 +49,19 @@ Think = Annotated[
 ]
 
 
-class Options(OpenBody):
-    """How tokens are drawn; options of the load are ignored by name, as is all that is unknown."""
+class Options(SamplingFields):
+    """What shapes the answer; options of the load are ignored by name."""
 
-    temperature: Number | None = Field(None, ge=0, le=2, description="0 is greedy")
-    top_p: Number | None = Field(None, ge=0, le=1, description="1 is off")
-    top_k: Integer | None = Field(None, ge=-1, le=2**31 - 1, description="0 and -1 are off")
-    min_p: Number | None = Field(None, ge=0, le=1, description="0 is off")
-    repeat_penalty: Number | None = Field(None, ge=0, le=2, description="1 is off")
-    presence_penalty: Number | None = Field(None, ge=-2, le=2)
-    frequency_penalty: Number | None = Field(None, ge=-2, le=2)
-    seed: Integer | None = Field(None, ge=-(2**63), le=2**64 - 1, description="-1 draws one")
     num_predict: Integer | None = Field(
         None, ge=-(2**31), le=2**31 - 1, description="below 1 is all that the context leaves"
     )
     stop: Stops | None = None
 
 
-class CalledFunction(OpenBody):
-    name: str = Field(min_length=1, max_length=256)
-    arguments: TextOr[JsonObject] = ""
-
-
-class CallOfTurn(OpenBody):
-    id: str | None = None
-    function: CalledFunction
-
-
-class Turn(OpenBody):
-    role: str = Field(min_length=1, max_length=64)
-    content: str = ""
-    thinking: str | None = None
+class Turn(MessageFields):
+    name: str | None = Field(None, validation_alias="tool_name")
+    reasoning_content: str | None = Field(None, validation_alias="thinking")
     images: Images = ()
-    tool_calls: Many[CallOfTurn] = Field((), max_length=MAX_CALLS)
-    tool_name: str | None = Field(None, description="of the tool that this message is a result of")
-    tool_call_id: str | None = None
-
-    @property
-    def message(self) -> Message:
-        return Message(
-            role=self.role,
-            content=self.content,
-            reasoning=self.thinking,
-            tool_calls=tuple(
-                ToolCall(call.function.name, call.function.arguments, call.id)
-                for call in self.tool_calls
-            ),
-            tool_call_id=self.tool_call_id,
-            name=self.tool_name,
-        )
 
 
 class GenerationBody(OpenBody):
@@ -126,18 +88,7 @@ class GenerationBody(OpenBody):
         return Generate(
             id=f"ollama-{uuid.uuid4().hex}",
             input=input,
-            sampling=sampling_of(
-                state,
-                temperature=options.temperature,
-                top_p=options.top_p,
-                top_k=options.top_k,
-                min_p=options.min_p,
-                repetition_penalty=options.repeat_penalty,
-                presence_penalty=options.presence_penalty,
-                frequency_penalty=options.frequency_penalty,
-                seed=options.seed,
-                logprobs=self.top_logprobs if self.logprobs else None,
-            ),
+            sampling=options.sampling(state, self.top_logprobs if self.logprobs else None),
             model=served(self.model, state),
             max_tokens=limit if limit is not None and limit > 0 else None,
             format=self._format,
@@ -152,11 +103,14 @@ class GenerationBody(OpenBody):
         return JsonSchema(self.format, "format")
 
 
-class ChatBody(GenerationBody):
+class ChatBody(GenerationBody, ChatFields):
     """`POST /api/chat`; without messages, the model is loaded."""
 
     messages: Many[Turn] = Field((), max_length=MAX_MESSAGES)
-    tools: Many[ToolFields] = Field((), max_length=MAX_TOOLS)
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        return super().template_variables | (self.chat_template_kwargs or {})
 
 
 class GenerateBody(GenerationBody):
@@ -173,7 +127,7 @@ class GenerateBody(GenerationBody):
 
 
 def chat_request(body: ChatBody, state: AppState) -> Generate:
-    return body.generate(_chat((turn.message for turn in body.messages), body, body.tools), state)
+    return body.generate(body.chat(), state)
 
 
 def generate_request(body: GenerateBody, state: AppState) -> Generate:
@@ -184,24 +138,11 @@ def generate_request(body: GenerateBody, state: AppState) -> Generate:
     info = state.supervisor.info
     has_template = info is None or info.model.has_chat_template
     if not (body.raw or body.suffix) and has_template:
-        system = [Message("system", body.system)] if body.system else []
-        return body.generate(_chat([*system, Message("user", body.prompt)], body), state)
+        system = (Message("system", body.system),) if body.system else ()
+        messages = (*system, Message("user", body.prompt))
+        return body.generate(Chat(messages, template_variables=body.template_variables), state)
     if body.system:
         message = "system goes with a prompt that is put into a chat template"
         raise invalid([fault("system", "conflict", message)])
     prompt = InfillPrompt(body.prompt, body.suffix) if body.suffix else body.prompt
     return body.generate((prompt,), state)
-
-
-def _chat(
-    messages: Iterable[Message], body: GenerationBody, tools: Iterable[ToolFields] = ()
-) -> Chat:
-    functions = enumerate(tool.function for tool in tools)
-    return Chat(
-        messages=tuple(messages),
-        tools=tuple(
-            Tool(f.name, f"tools[{index}].function.parameters", f.description, f.parameters)
-            for index, f in functions
-        ),
-        template_variables=body.template_variables,
-    )

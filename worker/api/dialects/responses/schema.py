@@ -8,13 +8,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, Tag
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS, ContentFields, content_of
-from worker.api.chat.fields import ANY_OBJECT, ByKind, Text
+from worker.api.chat.fields import ANY_OBJECT, ByKind, Text, needed_by
 from worker.api.chat.format import JsonSchema
 from worker.api.chat.prompt import text_of
 from worker.api.chat.request import Chat, Generate, Message, OneTool, Tool, ToolCall
@@ -41,11 +40,7 @@ class InputItem(OpenBody):
     output: ContentFields = ""
     summary: tuple[Thought, ...] = Field((), fail_fast=True)
 
-    @model_validator(mode="after")
-    def _is_named(self) -> Self:
-        if self.type == "function_call" and not self.name:
-            raise PydanticCustomError("body.required", "of type function_call needs a name")
-        return self
+    _is_named = needed_by("function_call", "name")
 
 
 Items = Annotated[
@@ -62,11 +57,7 @@ class FunctionTool(OpenBody):
     parameters: JsonObject | None = None
     strict: Flag | None = None
 
-    @model_validator(mode="after")
-    def _is_named(self) -> Self:
-        if self.type == "function" and not self.name:
-            raise PydanticCustomError("body.required", "of type function needs a name")
-        return self
+    _is_named = needed_by("function", "name")
 
 
 class TextFormat(OpenBody):
@@ -75,11 +66,7 @@ class TextFormat(OpenBody):
     schema_: JsonObject | None = Field(None, validation_alias="schema")
     strict: Flag | None = None
 
-    @model_validator(mode="after")
-    def _has_schema(self) -> Self:
-        if self.type == "json_schema" and self.schema_ is None:
-            raise PydanticCustomError("body.required", "of type json_schema needs a schema")
-        return self
+    _has_schema = needed_by("json_schema", "schema_")
 
 
 class TextOptions(OpenBody):
