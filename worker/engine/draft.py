@@ -68,7 +68,6 @@ class DraftModel:
         if max(tokens) >= self._context.model.n_vocab or self._context.decode(self._batch) != "ok":
             self._cut(len(self._tokens))
             return False
-        self._context.synchronize()
         self._tokens += tokens
         return True
 

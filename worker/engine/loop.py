@@ -58,6 +58,8 @@ class Loop:
         self._draft_seconds = 0.0
         """Seconds of the last step with a draft."""
         self._decode_seconds = self._sample_seconds = self._overhead_seconds = 0.0
+        self._native_seconds = 0.0
+        """Seconds of this turn inside native code: decoding, sampling, a draft model's guesses."""
         self._stats_at = 0.0
         self._computing: int | None = None
         """The request whose prompt fills most of the batch that is being computed."""
@@ -91,19 +93,15 @@ class Loop:
         """Run the inbox, compute one step and send its events; returns false after `stop`."""
         if not self._run_inbox():
             return False
-        began, native_before = self._clock(), self._native_seconds
-        self._fail_expired()
+        began, self._native_seconds = self._clock(), 0.0
+        if self._deadlines:
+            self._fail_expired(began)
         if self._scheduler.has_work:
             self.step()
         self.carrier.use_disk(is_busy=self._scheduler.has_work)
         self._flush()
-        self._overhead_seconds += self._clock() - began - (self._native_seconds - native_before)
+        self._overhead_seconds += self._clock() - began - self._native_seconds
         return True
-
-    @property
-    def _native_seconds(self) -> float:
-        drafting = self.speculation.seconds if self.speculation is not None else 0.0
-        return self._decode_seconds + self._sample_seconds + drafting
 
     def step(self) -> None:
         """Plan and compute one batch, and handle its results."""
@@ -111,11 +109,13 @@ class Loop:
         if step.moves:  # a move that fails makes its sequence start over
             self.carrier.carry_out(step.moves)
             step.chunks = [c for c in step.chunks if c.start == c.sequence.n_computed]
-        self._announce(step.started)
+        if step.started:
+            self._announce(step.started)
         alone = step.chunks[0].sequence if len(step.chunks) == 1 else None
         if self.speculation is not None and alone is not None and alone.is_decoding:
             self._in_hand[LOOP] = alone.request_id
             step.draft = self.speculation.draft(alone)
+            self._native_seconds += self.speculation.seconds
         step.chunks = self._decode(step.chunks, step.draft)
         drawn = self._sample(step.chunks, step.draft)
         if step.tells_of_prompts:
@@ -153,6 +153,7 @@ class Loop:
             outcome = self._backend.decode()
             seconds = self._clock() - began
             self._decode_seconds += seconds
+            self._native_seconds += seconds
             if self._computing is not None or outcome == "aborted":  # perhaps by a late `cancel`
                 self._computing = None
                 self._backend.resume()
@@ -218,7 +219,9 @@ class Loop:
                         drawn += self._verify(sequence, draft, token)
                 except WorkerError as error:
                     self._fail(sequence, error)
-        self._sample_seconds += self._clock() - began
+        seconds = self._clock() - began
+        self._sample_seconds += seconds
+        self._native_seconds += seconds
         return drawn
 
     def _verify(self, sequence: Sequence, draft: list[int], token: int) -> list[Drawn]:
@@ -281,11 +284,8 @@ class Loop:
         if sequence is not None:
             self._fail(sequence, Cancelled("the request was cancelled"))
 
-    def _fail_expired(self) -> None:
+    def _fail_expired(self, now: float) -> None:
         """Fail the requests whose deadline has passed."""
-        if not self._deadlines:
-            return
-        now = self._clock()
         for sequence in list(self._sequences.values()):
             deadline = sequence.request.deadline
             if deadline is not None and now >= deadline:

@@ -91,12 +91,12 @@ class Speculation:
         self.n_drafted = self.n_accepted = 0
         """Tokens since the start."""
         self.seconds = 0.0
-        """The time that a drafter has computed."""
+        """The time that the drafter computed for the last draft."""
 
     def draft(self, sequence: Sequence) -> list[int]:
         """Guesses for the tokens that follow, as many as are worth it; none for a request whose
         rows must be its own."""
-        plain = self._pace.decode_seconds(1)
+        plain, self.seconds = self._pace.decode_seconds(1), 0.0
         room = min(self._most, sequence.n_most - len(sequence.tokens) - 1)
         request = sequence.request
         if request.deterministic or request.sampling.logprobs is not None or room < 1 or not plain:
@@ -156,7 +156,7 @@ class Speculation:
         if guesses:
             cost = (ended - followed) / plain / len(guesses)
             self._guess_cost += (2 * _NEWEST if self._guess_cost else 1) * (cost - self._guess_cost)
-        self.seconds += ended - began
+        self.seconds = ended - began
         self._book((began - ended) / plain)
         return guesses
 

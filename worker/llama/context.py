@@ -99,10 +99,11 @@ class Context:
     # --- compute -----------------------------------------------------------------------
 
     def decode(self, batch: Batch) -> DecodeOutcome:
-        """Compute the batch's rows; blocks until the computation is done, without the GIL."""
+        """Compute the batch's rows; blocks until the device is done, without the GIL."""
         result = self._flat.llama_decode(self.pointer, batch.native)
         self._unsettled.clear()
         if result == 0:
+            self._flat.llama_synchronize(self.pointer)  # on a CPU, the decode has waited
             return "ok"
         if result == 1:
             return "no_room"
@@ -111,10 +112,6 @@ class Context:
         if result == -1:
             raise InferenceFailed("llama.cpp refuses a batch as malformed")
         return "failed"
-
-    def synchronize(self) -> None:
-        """Wait for the device; on a CPU, `decode` has already waited."""
-        self._flat.llama_synchronize(self.pointer)
 
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """The logits of a row that requested them: (vocabulary,), valid until the next `decode`."""

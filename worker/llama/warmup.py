@@ -36,7 +36,6 @@ def warm_up(model: Model, context: Context) -> int:
             row = batch.add(slot, n_first if slot == 0 else 0, [drawn], logits=True)
         _check(context.decode(batch))
         drawn = int(context.logits(row).argmax())
-        context.synchronize()
         return drawn
     finally:
         context.clear()

@@ -73,6 +73,7 @@ class Cache:
         self.limits, self.prices = limits, Prices()
         self.slots = [Slot(index) for index in range(limits.n_slots)]
         self.memory = Memory(limits.memory_bytes, self.slots)
+        self.takes_snapshots = not limits.cuts_anywhere and limits.memory_bytes > 0
         self.moves: list[Move] = []
         """Planned, in order, and not carried out yet."""
         self._read: set[int] = set()
@@ -102,10 +103,6 @@ class Cache:
     def cells_cached(self) -> int:
         """Cells that are kept only for reuse."""
         return count_cells(self.slots, lambda slot: slot.n_cells) - self.cells_running
-
-    @property
-    def takes_snapshots(self) -> bool:
-        return not self.limits.cuts_anywhere and self.memory.most_bytes > 0
 
     def match(self, sequence: Sequence) -> Match:
         """The beginning of a sequence that saves the most time.
