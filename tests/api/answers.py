@@ -14,8 +14,9 @@ from worker.api.chat.delta import (
     Reasoning,
     Text,
 )
-from worker.api.chat.parse.answer import AnswerParser, conventions_of
+from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
+from worker.api.chat.parse.conventions import conventions_of
 
 
 @dataclass

@@ -149,7 +149,7 @@ CASES = [
     Case(
         FUNCTIONARY,
         "python\n>>> print(1)\n",
-        calls=[("python", {"code": ">>> print(1)"})],
+        calls=[("python", {"code": ">>> print(1)\n"})],
         prompt_end=">>>",
     ),
     Case(FUNCTIONARY, "all\nIn Python:\n>>> 1 >> 2", "In Python:\n>>> 1 >> 2", prompt_end=">>>"),
@@ -273,7 +273,12 @@ CASES = [
         reasoning="Hm",
         calls=ONE,
     ),
-    Case(GPT, ' to=functions.special<|channel|>analysis<|message|>{"arg1": 1}', calls=ONE),
+    Case(
+        GPT,
+        ' to=functions.special<|channel|>analysis<|message|>{"arg1": 1}',
+        calls=ONE,
+        prompt_end="<|start|>assistant",
+    ),
     Case(LFM, "<|tool_call_start|>[special(arg1=1)]<|tool_call_end|>", calls=ONE),
     Case(
         LFM,

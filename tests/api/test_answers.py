@@ -16,10 +16,8 @@ from builds import sdist
 from builds.pins import pins
 from tests.api.answers import Message, parse
 from tests.api.model_outputs import CASES, HELLO, TOOLS, Case
-from worker.api.chat.parse.answer import conventions_of
 from worker.api.chat.parse.calls import ToolUse
-from worker.api.chat.parse.dialects import DIALECTS
-from worker.api.chat.parse.reasoning import ALL_MARKS
+from worker.api.chat.parse.conventions import CONVENTIONS, THINKING, conventions_of
 
 USE = ToolUse.of(TOOLS)
 
@@ -49,11 +47,8 @@ CODER_CALL = "<function=edit>\n<parameter=filename>\na.py\n</parameter>\n<parame
     ("name", "output", "arguments"),
     [
         ("Qwen-Qwen2.5-7B-Instruct", HERMES_CALL, '{"filename": "a.py", "old": "x'),
-        ("Qwen-Qwen2.5-7B-Instruct", '<tool_call>\n{"name": "edit", "argu', ""),
         ("Qwen3-Coder", CODER_CALL, '{"filename": "a.py", "old": "x y'),
         ("unsloth-mistral-Devstral-Small-2507", '[TOOL_CALLS]edit[ARGS]{"fil', '{"fil'),
-        ("google-gemma-4-31B-it", '<|tool_call>call:edit{filename:<|"|>a', ""),
-        ("LFM2-8B-A1B", "<|tool_call_start|>[edit(filename=", ""),
         (
             "openai-gpt-oss-120b",
             '<|channel|>commentary to=functions.edit <|constrain|>json<|message|>{"fi',
@@ -83,6 +78,14 @@ def test_a_call_that_is_cut_off_stays_a_call(name: str, output: str, arguments: 
         ("mistralai-Mistral-Nemo-Instruct-2407", "[TOOL_CALLS] oh"),
         ("deepseek-ai-DeepSeek-V3.1", "Write ```json\n{}\n``` so"),
         ("unsloth-Apriel-1.5", "a <tool"),
+        # Calls that cannot be read, cut off or not:
+        ("Qwen-Qwen2.5-7B-Instruct", '<tool_call>\n{"name": "edit", "argu'),
+        ("google-gemma-4-31B-it", '<|tool_call>call:edit{filename:<|"|>a'),
+        ("google-gemma-4-31B-it", '<|tool_call>call:edit{filename:<|"|>a<|"|>b}<tool_call|>'),
+        ("LFM2-8B-A1B", "<|tool_call_start|>[edit(filename="),
+        ("LFM2-8B-A1B", "<|tool_call_start|>[edit(filename='it's')]<|tool_call_end|>"),
+        ("LFM2-8B-A1B", "<|tool_call_start|>[edit(old='a' 'b')]<|tool_call_end|>"),
+        ("meta-llama-Llama-3.1-8B-Instruct", "One; two; three;"),
     ],
 )
 def test_what_is_no_call_is_text(name: str, output: str) -> None:
@@ -150,8 +153,8 @@ def test_marks_that_are_control_tokens_are_asked_for(name: str, tokens: set[str]
 
 
 SPELLINGS = sorted(
-    {mark for d in DIALECTS for mark in d.beginnings}
-    | {mark for m in ALL_MARKS for mark in (m.begin, m.end, *m.fillers)}
+    {mark for convention in CONVENTIONS for mark in convention.texts if mark}
+    | {mark for thinking in THINKING for mark in (thinking.begin, thinking.end)}
 )
 PIECES = st.one_of(
     st.sampled_from(SPELLINGS),

@@ -88,7 +88,7 @@ def test_a_call_can_be_forced_of_any_model(worker: WorkerProcess, choice: Any) -
 
 
 def test_what_is_cut_off_is_a_call_that_ends_with_length(worker: WorkerProcess) -> None:
-    message = says(worker, CALL, tools=[LOOK], max_tokens=24, temperature=0)
+    message = says(worker, CALL, tools=[LOOK], max_tokens=40, temperature=0)
     assert message["finish_reason"] == "length"
     (call,) = message["tool_calls"]
     assert '{"at": "the (sea)"}'.startswith(call["function"]["arguments"])

@@ -14,8 +14,9 @@ from functools import partial
 from worker.api.chat.constrain.constrain import Constrained, constrain
 from worker.api.chat.delta import Parser
 from worker.api.chat.format import ForcedCalls, ForcedFunction, Format
-from worker.api.chat.parse.answer import AnswerParser, conventions_of
+from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
+from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.request import Chat, Generate, OneTool
 from worker.api.chat.sampling import MAX_SEED

@@ -1,50 +1,21 @@
-"""Parses one choice's text into reasoning, text and calls. One parser per choice, any thread."""
+"""Splits one choice's text into reasoning, text and calls. One parser per choice, any thread.
+
+What the model wrote is given on as it wrote it. Only marks go: those of reasoning, of calls that
+were read, and the frames that some templates put around an answer's text. What looks like a call
+and is none of an offered function stays text, with its marks. Never raises, whatever the text.
+"""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 
-from worker.api.chat.delta import Delta, Parser, Text
-from worker.api.chat.parse.calls import PartsParser, ToolUse
-from worker.api.chat.parse.channels import ChannelParser
-from worker.api.chat.parse.dialects import FUNCTIONARY_3_2, GPT_OSS, Dialect, dialect_of
-from worker.api.chat.parse.parser import CallParser
-from worker.api.chat.parse.reasoning import Marks, ReasoningSplitter, marks_of
-from worker.api.chat.parse.recipients import RecipientParser
-
-_TOKENS = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
-
-
-@dataclass(frozen=True, slots=True)
-class Conventions:
-    """How a model writes its answers, as its chat template shows."""
-
-    dialect: Dialect
-    marks: Marks
-
-    def tokens(self, *, calls: bool, reasoning: bool) -> tuple[str, ...]:
-        """Control tokens that the engine must show as text, to tell calls or reasoning by."""
-        texts: list[str] = []
-        if reasoning:
-            texts += [self.marks.begin, self.marks.end, *self.marks.fillers]
-        if calls or self.dialect is GPT_OSS:
-            texts += self.dialect.beginnings
-        parts = (part for text in texts for part in (text, *_TOKENS.findall(text)))
-        return tuple(dict.fromkeys(parts))
-
-    @property
-    def reasoning(self) -> tuple[str, str] | None:
-        """The marks of the reasoning that may precede a constrained answer."""
-        if self.dialect is GPT_OSS:
-            return None
-        return self.marks.begin, self.marks.end
-
-
-@lru_cache(maxsize=8)
-def conventions_of(template: str | None) -> Conventions:
-    return Conventions(dialect_of(template), marks_of(template))
+from worker.api.chat.delta import Delta, Parser
+from worker.api.chat.parse.calls import Deltas, ToolUse
+from worker.api.chat.parse.conventions import GENERIC, Conventions, Form
+from worker.api.chat.parse.json_calls import read_arguments, read_object, to_json
+from worker.api.chat.parse.literal_calls import NOTATIONS, QUOTE
+from worker.api.chat.parse.source import BLANK, Marks, Source, Steps
+from worker.api.chat.parse.tagged_calls import Tags, read_tags
 
 
 class AnswerParser(Parser):
@@ -58,34 +29,218 @@ class AnswerParser(Parser):
         *,
         splits_reasoning: bool = True,
     ) -> None:
-        self._alone: PartsParser | None = None
-        """The parser of a dialect that marks every part of an answer; it replaces the others."""
-        self._splitter: ReasoningSplitter | None = None
-        self._calls: CallParser | None = None
-        if use is None or use.forced is None:
-            offered = use or ToolUse.of(())
-            if conventions.dialect is GPT_OSS:
-                self._alone = ChannelParser(offered, splits_reasoning=splits_reasoning)
-                return
-            if conventions.dialect is FUNCTIONARY_3_2:
-                self._alone = RecipientParser(offered, prompt_end)
-                return
+        calls = conventions.calls
+        # Every model writes a forced call as bare JSON.
+        self._calls = GENERIC if use is not None and use.forced is not None else calls
+        self._thinking = conventions.thinking
+        self._use = use or ToolUse.of(())
+        self._frames = self._calls.frames
+        self._thinks: tuple[str, ...] = ()
+        """Marks that begin reasoning."""
+        self._thought: tuple[str, ...] = ()
+        """Marks that end it."""
+        thinking = (self._thinking.begin, self._thinking.also)
         if splits_reasoning:
-            self._splitter = ReasoningSplitter(conventions.marks, prompt_end)
-        if use is not None:
-            self._calls = CallParser(use, conventions.dialect)
+            self._thinks, self._thought = thinking, (self._thinking.end,)
+        elif calls.always_framed:
+            self._frames += (*thinking, self._thinking.end)
+        self._begins = self._calls.opens + self._calls.begins if use is not None else ()
+        gaps = (self._calls.gap[n:] for n in range(len(self._calls.gap) + 1))
+        self._gapped = {gap + begin: begin for gap in gaps for begin in self._begins}
+        """Marks of calls with the line ends before them."""
+        self._source = Source()
+        written = self._written_by_prompt(prompt_end)
+        self._deltas = Deltas(self._use, calls.id_length, len(written))
+        self._source.add(written, final=False)
+        self._steps = self._answer()
 
     def run(self, text: str, *, final: bool) -> list[Delta]:
-        if self._alone is not None:
-            return self._alone.run(text, final=final)
-        pieces: list[Delta]
-        if self._splitter is not None:
-            pieces = self._splitter.run(text, final=final)
-        else:
-            pieces = [Text(text)] if text else []
-        if self._calls is None:
-            return pieces
-        found: list[Delta] = []
-        for piece in pieces:
-            found += self._calls.feed(piece.text) if isinstance(piece, Text) else [piece]
-        return found + (self._calls.finish() if final else [])
+        self._source.add(text, final=final)
+        next(self._steps, None)
+        return self._deltas.take()
+
+    def _written_by_prompt(self, prompt_end: str) -> str:
+        """The mark at the prompt's end: it is read as if the model had written it."""
+        plain = prompt_end.rstrip()
+        marks = (*self._thinks, *self._thought, *self._frames, *self._begins)
+        found = (mark for mark in marks if mark and plain.endswith(mark))
+        longest = max(found, key=len, default="")
+        return prompt_end[len(plain) - len(longest) :] if longest else ""
+
+    def _answer(self) -> Steps[None]:
+        source, deltas = self._source, self._deltas
+        blank, at_edge, has_text = "", True, False
+        """White space beside a mark; whether one was just read, or the answer begins here."""
+        while True:
+            mark = ""
+            if at_edge:
+                blank += yield from source.run_of(BLANK)
+                mark = yield from source.here(self._marks)
+                if not mark and not has_text and (yield from self._may_be_bare()):
+                    blank, at_edge = yield from self._section(blank, is_bare=True)
+                    has_text = not at_edge
+                    continue
+            if not mark and (yield from source.peek()):
+                deltas.text(blank)
+                blank, has_text = "", True
+                mark = yield from source.until(self._marks, deltas.text)
+            if not mark:
+                deltas.text("" if deltas.n_calls else blank)
+                return
+            if begin := self._gapped.get(mark):
+                raw = blank + source.take(mark.removesuffix(begin))
+                blank, at_edge = yield from self._section(raw)
+                has_text = has_text or not at_edge
+                continue
+            if has_text:
+                deltas.text(blank)
+            blank, at_edge = "", True
+            if mark in self._thinks and (self._thinking.anywhere or not has_text):
+                self._drop(mark)
+                yield from self._think()
+            elif mark in self._thought and not has_text:
+                self._drop(mark)
+                yield from source.drop(self._thinking.pads[2])
+            elif mark in self._frames:
+                self._drop(mark)
+            else:
+                deltas.text(source.take(mark))
+                at_edge, has_text = False, True
+
+    def _drop(self, mark: str) -> None:
+        """Take a mark that is no part of the answer."""
+        self._source.take(mark)
+        self._deltas.n_unwritten = 0
+
+    def _think(self) -> Steps[None]:
+        after_begin, before_end, after_end = self._thinking.pads
+        yield from self._source.drop(after_begin)
+        ends = Marks(before_end + self._thinking.end, self._thinking.end)
+        if end := (yield from self._source.until(ends, self._deltas.reasoning)):
+            self._source.take(end)
+            yield from self._source.drop(after_end)
+
+    def _may_be_bare(self) -> Steps[bool]:
+        if not (self._calls.bare and self._begins):
+            return False
+        return (yield from self._source.peek()) in ("{", "[")
+
+    def _section(self, raw: str, *, is_bare: bool = False) -> Steps[tuple[str, bool]]:
+        """Read the calls that begin here, behind `raw`.
+
+        Returns the white space after the last one and whether there was one. What is no call and
+        stands for nothing between calls is text.
+        """
+        source, deltas = self._source, self._deltas
+        n_before = deltas.n_calls
+        while True:
+            raw += yield from source.run_of(BLANK)
+            mark = yield from source.here(self._between)
+            if mark in self._calls.closes and deltas.n_calls > n_before:
+                source.take(mark)
+                raw = ""
+            elif mark and mark not in self._around:
+                raw += source.take(mark)
+            elif mark:
+                break
+            else:
+                source.remember()
+                is_call = yield from self._call(is_bare)
+                taken = source.forget()
+                if not is_call:
+                    raw += taken
+                    break
+                raw = ""
+        is_blank = not raw.strip()
+        if is_blank and deltas.n_calls > n_before:
+            return raw, True
+        if is_blank:  # the mark that stands here is text
+            raw += source.take((yield from source.peek()))
+        deltas.text(raw)
+        return "", False
+
+    @cached_property
+    def _around(self) -> tuple[str, ...]:
+        """Marks that are no part of a section."""
+        return (*self._thinks, *self._thought, *self._frames)
+
+    @cached_property
+    def _marks(self) -> Marks:
+        """What is looked for in text."""
+        return Marks(*self._gapped, *self._around)
+
+    @cached_property
+    def _between(self) -> Marks:
+        """What is looked for between calls."""
+        calls = self._calls
+        return Marks(*calls.opens, *calls.closes, *calls.between, *self._around)
+
+    def _call(self, is_bare: bool) -> Steps[bool]:
+        """Read one call; false if what was taken is none of an offered function."""
+        source, deltas, use = self._source, self._deltas, self._use
+        for form in self._calls.forms:
+            fields = yield from source.fit(form.header)
+            if fields is None:
+                continue
+            if form.arguments in ("object", "keyed"):
+                is_keyed = form.arguments == "keyed"
+                return (
+                    yield from read_object(
+                        source, deltas, use, name_is_key=is_keyed, is_bare=is_bare
+                    )
+                )
+            name = use.offered(fields.get("name") or fields["id"])
+            if name is None:
+                return False
+            if isinstance(form.arguments, Tags):
+                return (yield from self._tagged(form.arguments, name))
+            if form.arguments in NOTATIONS:
+                return (yield from self._whole(form))
+            if form.arguments == "code" and (yield from source.peek()) != "{":
+                return (yield from self._code(name))
+            return (yield from read_arguments(source, deltas, name, fields.get("id")))
+        return False
+
+    def _tagged(self, tags: Tags, name: str) -> Steps[bool]:
+        arguments = (header.texts[0] for header, _ in tags.arguments)
+        follow = Marks(tags.end, *arguments, *self._begins, *self._calls.closes)
+        properties = self._use.properties(name)
+        return (yield from read_tags(self._source, self._deltas, tags, follow, name, properties))
+
+    def _whole(self, form: Form) -> Steps[bool]:
+        """Read calls in a notation that is read only as a whole; all of them must be offered."""
+        source, deltas = self._source, self._deltas
+        notation = str(form.arguments)
+        marks = Marks(form.end, QUOTE if notation == "gemma" else "")
+        mark, is_quoted = "", False
+        while mark != form.end or is_quoted:
+            mark = yield from source.until(marks, _recorded)
+            if not mark:
+                return False
+            source.take(mark)
+            is_quoted ^= mark == QUOTE
+        found = NOTATIONS[notation](source.taken.removesuffix(form.end))
+        calls = [(self._use.offered(name), arguments) for name, arguments in found]
+        if any(name is None for name, _ in calls):
+            return False
+        for name, arguments in calls:
+            deltas.call(name or "")
+            deltas.arguments(arguments)
+        return bool(calls)
+
+    def _code(self, name: str) -> Steps[bool]:
+        """Read code instead of JSON: it is the value of the function's first parameter."""
+        parts: list[str] = []
+        recipients = ("all", *self._use.parameters)
+        ends = Marks(*(f"{mark}{name}\n" for mark in self._calls.opens for name in recipients))
+        yield from self._source.until(ends, parts.append)
+        keys = list(self._use.properties(name))
+        if not keys or not parts:
+            return False
+        self._deltas.call(name)
+        self._deltas.arguments(to_json({keys[0]: "".join(parts)}))
+        return True
+
+
+def _recorded(text: str) -> None:
+    """What is read as a whole is remembered by its source."""

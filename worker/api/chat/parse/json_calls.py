@@ -1,231 +1,249 @@
-"""Reads calls with JSON arguments, in an object with the name or after a header. Any thread."""
+"""Reads arguments that are JSON, and gives on strict JSON whatever the model wrote. Any thread.
+
+Arguments are given on as they come: they are read by signs, so a mistake in their structure stays.
+What JSON has no sign for becomes the nearest thing: a bare word is a string (`NaN` too), half of a
+surrogate pair the replacement character, a line break within a string its escape.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import re
+from typing import Any, Final, NoReturn
 
-from worker.api.chat.parse.calls import Calls, Progress, header_of
-from worker.api.chat.parse.forms import JsonCall, NamedCall
+from worker.api.chat.parse.calls import Deltas, ToolUse
+from worker.api.chat.parse.source import Give, Source, Steps
 
 _NAMES = ("name", "tool_name", "function")
 _ARGUMENTS = ("arguments", "parameters")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_BLANKS = re.compile(r"[\s,]*")
-_SIGNS = re.compile(r'["\\{}\[\]]')
-_SCALAR_END = re.compile(r"[\s,}\]]")
+_OTHERS = ("id", "tool_call_id", "type", "index")
+_BLANK: Final = re.compile(r"[ \t\r\n]*")
+_BETWEEN: Final = re.compile(r"[ \t\r\n,:]+")
+_BETWEEN_MEMBERS: Final = re.compile(r"[ \t\r\n,]*")
+_WORD: Final = re.compile(r'[^ \t\r\n,:{}\[\]"]*')
+_PLAIN: Final = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+')
+_NUMBER: Final = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_WORDS = {"true": "true", "false": "false", "null": "null"}
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+_HIGH: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
+_HALF: Final = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_PAIR: Final = re.compile(_HIGH.pattern + r"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
+_WHOLE: Final = re.compile(_PAIR.pattern + r'|\\u[0-9a-fA-F]{4}|\\["\\/bfnrt]')
+_BEGUN: Final = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 
 
-class JsonValue:
-    """Finds the end of a JSON value in a growing text, without checking that it is valid."""
-
-    def __init__(self, start: int) -> None:
-        self.start = self._at = start
-        self._depth = 0
-        self._in_string = self._is_escaped = False
-
-    def end(self, text: str) -> int | None:
-        """The index after the value; `None` until it is known."""
-        if text[self.start : self.start + 1] not in ("{", "[", '"'):
-            found = _SCALAR_END.search(text, self.start)
-            return found.start() if found else None
-        while self._at < len(text):
-            if self._is_escaped:
-                self._is_escaped, self._at = False, self._at + 1
-                continue
-            found = _SIGNS.search(text, self._at)
-            if found is None:
-                self._at = len(text)
-                return None
-            self._at = found.end()
-            self._take(found[0])
-            if not self._depth and not self._in_string and not self._is_escaped:
-                return self._at
-        return None
-
-    def _take(self, sign: str) -> None:
-        if self._in_string:
-            self._is_escaped = sign == "\\"
-            self._in_string = sign != '"'
-        elif sign == '"':
-            self._in_string = True
-        elif sign in "{[":
-            self._depth += 1
-        elif sign in "}]":
-            self._depth -= 1
-
-
-class _Arguments:
-    """Streams the arguments' value as it comes. A string that holds JSON is sent as a whole."""
-
-    def __init__(self, start: int) -> None:
-        self._value, self._sent = JsonValue(start), start
-
-    def advance(self, text: str, calls: Calls) -> int | None:
-        end = self._value.end(text)
-        if text[self._value.start] == '"':
-            if end is not None:
-                calls.arguments(_decoded(text[self._value.start : end]) or "{}")
-            return end
-        until = len(text) if end is None else end
-        raw = text[self._sent : until]
-        if end is not None and text[self._value.start : end] == "null":
-            raw = "{}"
-        elif end is None and text[self._value.start] not in "{[":
-            return None  # a scalar may turn out to be `null`
-        calls.arguments(raw)
-        self._sent = until
-        return end
-
-
-class ObjectReader:
-    """Reads `{"name": …, "arguments": {…}}`, with its members in any order."""
-
-    def __init__(self, form: JsonCall, calls: Calls) -> None:
-        self._form, self._calls = form, calls
-        self.held, self.started = "", False
-        self._at = 1  # after the brace
-        self._key: str | None = None
-        self._name: str | None = None
-        self._value: JsonValue | None = None
-        self._arguments: _Arguments | None = None
-        self._early: str | None = None
-        """Arguments that precede the name."""
-
-    def advance(self, text: str, *, final: bool) -> Progress:
-        self.held += text
-        while (progress := self._step()) is None:
-            pass
-        if progress == "failed" and self.started:  # ignore what follows the arguments
-            self.held = self.held[self._at :]
-            return "done"
-        if progress == "more" and final and not self.started:
-            if self._name is not None and not self._form.name_is_key:
-                self._start()  # cut off after the name
-                return "more"
-            return "failed"
-        return progress
-
-    def _step(self) -> Progress | None:
-        """Advance by one step; `None` if the next step may follow at once."""
-        if self._arguments is not None:
-            end = self._arguments.advance(self.held, self._calls)
-            if end is None:
-                return "more"
-            self._arguments, self._key, self._at = None, None, end
-        elif self._value is not None:
-            end = self._value.end(self.held)
-            if end is None:
-                return "more"
-            raw, self._value, self._at = self.held[self._value.start : end], None, end
-            return self._member(raw)
-        elif self._key is not None:
-            return self._begin_value()
-        else:
-            return self._next_key()
-        return None
-
-    def _next_key(self) -> Progress | None:
-        self._at = _end_of(_BLANKS, self.held, self._at)
-        sign = self.held[self._at : self._at + 1]
-        if sign == "}":
-            return self._close()
-        if sign != '"':
-            return "failed" if sign else "more"
-        found = _STRING.match(self.held, self._at)
-        if found is None:
-            return "more"
-        self._key, self._at = _decoded(found[0]), found.end()
-        return None if self._key is not None else "failed"
-
-    def _begin_value(self) -> Progress | None:
-        place = _end_of(re.compile(r"\s*"), self.held, self._at)
-        if self.held[place : place + 1] != ":":
-            return "failed" if place < len(self.held) else "more"
-        place = _end_of(re.compile(r"\s*"), self.held, place + 1)
-        if place == len(self.held):
-            return "more"
-        assert self._key is not None
-        begins = self._key in _ARGUMENTS and self._name is not None and not self.started
-        if self._form.name_is_key and self._name is None:
-            if not self._calls.is_offered(self._key):
-                return "failed"
-            self._name, begins = self._key, True
-        if begins:
-            self._start()
-            self._arguments = _Arguments(place)
-        else:
-            self._value = JsonValue(place)
-        return None
-
-    def _member(self, raw: str) -> Progress | None:
-        key, self._key = self._key, None
-        if key in _NAMES and self._name is None:
-            name = _decoded(raw) if raw.startswith('"') else None
-            if name is None or not self._calls.is_offered(name):
-                return "failed"
-            self._name = name
-        elif key in _ARGUMENTS and self._early is None:
-            self._early = raw
-        return None
-
-    def _close(self) -> Progress:
-        if self._name is None:
-            return "failed"
-        if not self.started:
-            self._start()
-            raw = self._early or "{}"
-            text = _decoded(raw) if raw.startswith('"') else raw
-            self._calls.arguments("{}" if text in (None, "", "null") else str(text))
-        self.held = self.held[self._at + 1 :]
-        return "done"
-
-    def _start(self) -> None:
-        assert self._name is not None
-        self.started = True
-        self._calls.start(self._name)
-
-
-class NamedReader:
-    """Reads a header with the name, followed by one JSON value."""
-
-    def __init__(self, form: NamedCall, calls: Calls) -> None:
-        self._form, self._calls = form, calls
-        self.held, self.started = "", False
-        self._arguments: _Arguments | None = None
-
-    def advance(self, text: str, *, final: bool) -> Progress:
-        self.held += text
-        if not self.started:
-            found = header_of(self.held, self._form.header, self._calls, final=final)
-            if isinstance(found, str):
-                return found
-            self._calls.start(found["name"].strip(), found.groupdict().get("id"))
-            self.started, self.held = True, self.held[found.end() :]
-        if self._arguments is None:
-            self.held = self.held.lstrip()
-            if not self.held:
-                return "more"
-            if self.held[0] not in "{[":
-                self._calls.arguments("{}")
-                return "done"
-            self._arguments = _Arguments(0)
-        end = self._arguments.advance(self.held, self._calls)
-        if end is None:
-            return "more"
-        self.held = self.held[end:]
-        return "done"
-
-
-def _end_of(pattern: re.Pattern[str], text: str, place: int) -> int:
-    found = pattern.match(text, place)
-    return found.end() if found is not None else place
-
-
-def _decoded(text: str) -> str | None:
-    """The text of a JSON string, control characters allowed; `None` if it is no string."""
+def to_json(value: Any) -> str:
+    """
+    Raises:
+        ValueError: a number is not finite, or nothing in JSON stands for a value.
+    """
     try:
-        value = json.loads(text, strict=False)
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def from_json(text: str) -> Any:
+    """
+    Raises:
+        ValueError: this is no JSON; `NaN` and `Infinity` are none.
+    """
+    try:
+        value = json.loads(text, strict=False, parse_constant=_refuse)
+        to_json(value)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+def _refuse(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no JSON")
+
+
+def escaped(text: str) -> str:
+    """A text as it stands within a JSON string."""
+    return to_json(text)[1:-1]
+
+
+def value(source: Source, give: Give) -> Steps[bool]:
+    """Give on one JSON value as it comes; false where the text ends before it does."""
+    depth = 0
+    while True:
+        sign = yield from source.peek()
+        if sign == '"':
+            give(source.take_to(source.at + 1))
+            if not (yield from _string(source, give)):
+                return False
+            give('"')
+        elif sign and sign in "{[":
+            depth += 1
+            give(source.take_to(source.at + 1))
+        elif sign and sign in "}]":
+            depth -= 1
+            give(source.take_to(source.at + 1))
+        elif found := _BETWEEN.match(source.text, source.at):
+            give(source.take_to(found.end()))
+        else:
+            word = yield from source.run_of(_WORD)
+            if source.at == len(source.text):  # cut off
+                give(word)
+                return False
+            give(_strict(word))
+        if depth <= 0:
+            return True
+
+
+def _string(source: Source, give: Give) -> Steps[bool]:
+    """Give on the rest of a string, without its end quote, which is taken."""
+    while sign := (yield from source.peek()):
+        if found := _PLAIN.match(source.text, source.at):
+            give(source.take_to(found.end()))
+        elif sign == "\\":
+            yield from _escape(source, give)
+        else:
+            source.take_to(source.at + 1)
+            if sign == '"':
+                return True
+            give(escaped(sign))
+    return False
+
+
+def _escape(source: Source, give: Give) -> Steps[None]:
+    text = yield from source.peek(2)
+    if text == "\\u":
+        text = yield from source.peek(6)
+        if _HIGH.fullmatch(text) and (yield from source.peek(8))[6:] == "\\u":
+            pair = yield from source.peek(12)
+            text = pair if _PAIR.fullmatch(pair) else text
+    if _WHOLE.fullmatch(text) or (source.ended and _BEGUN.fullmatch(text)):
+        source.take_to(source.at + len(text))
+        give("\ufffd" if _HALF.fullmatch(text) else text)
+    else:
+        source.take_to(source.at + 1)
+        give("\\\\")
+
+
+def _strict(word: str) -> str:
+    if _NUMBER.fullmatch(word) and math.isfinite(float(word)):
+        return word
+    return _WORDS.get(word) or _PYTHON.get(word) or to_json(word)
+
+
+def _strict_text(text: str) -> str:
+    """A whole JSON text, made strict."""
+    source, parts = Source(), list[str]()
+    source.add(text, final=True)
+    for _ in value(source, parts.append):
+        pass
+    return "".join(parts)
+
+
+def _object_text(text: str) -> str | None:
+    """Arguments as the text of a JSON object; `None` if they are none."""
+    if text.strip() in ("", "null"):
+        return "{}"
+    strict = _strict_text(text.strip())
+    try:
+        return strict if isinstance(from_json(strict), dict) else None
     except ValueError:
         return None
-    return value if isinstance(value, str) else None
+
+
+def read_arguments(
+    source: Source, deltas: Deltas, name: str, call_id: str | None = None
+) -> Steps[bool]:
+    """Begin a call with its arguments: an object, a string that holds one, or `null`."""
+    yield from source.run_of(_BLANK)
+    sign = yield from source.peek()
+    if sign == "{":
+        source.forget()
+        deltas.call(name, call_id)
+        yield from value(source, deltas.arguments)
+        return True
+    text: str | None
+    if sign == '"':
+        text = yield from _quoted(source)
+    else:
+        text = yield from source.run_of(_WORD)
+        text = text if text == "null" else None
+    return text is not None and _whole_call(deltas, name, text, call_id)
+
+
+def _whole_call(deltas: Deltas, name: str, text: str, call_id: str | None = None) -> bool:
+    arguments = _object_text(text)
+    if arguments is not None:
+        deltas.call(name, call_id)
+        deltas.arguments(arguments)
+    return arguments is not None
+
+
+def read_object(
+    source: Source, deltas: Deltas, use: ToolUse, *, name_is_key: bool, is_bare: bool
+) -> Steps[bool]:
+    """Read the members of `{"name": …, "arguments": {…}}`, or of `{"NAME": {…}}`.
+
+    Without a mark before it, an object may be the answer itself: then a member that no call has
+    ends the reading, so that the answer is given on at once.
+    """
+    name: str | None = None
+    early: str | None = None
+    is_begun = False
+    while True:
+        yield from source.run_of(_BETWEEN_MEMBERS)
+        sign = yield from source.peek()
+        if sign == "}":
+            source.take_to(source.at + 1)
+            break
+        key = (yield from _quoted(source)) if sign == '"' else None
+        if key is None or not (yield from _colon(source)):
+            return is_begun
+        if is_begun:
+            yield from value(source, _ignore)
+        elif name_is_key or (key in _ARGUMENTS and name is not None):
+            name = use.offered(key) if name_is_key else name
+            if name is None or not (yield from read_arguments(source, deltas, name)):
+                return False
+            is_begun = True
+        elif key in _NAMES and name is None:
+            written = (yield from _quoted(source)) if (yield from source.peek()) == '"' else None
+            name = use.offered(written or "")
+            if name is None:
+                return False
+        elif is_bare and key not in _OTHERS:
+            return False
+        else:
+            parts: list[str] = []
+            if not (yield from value(source, parts.append)):
+                return False
+            early = "".join(parts) if key in _ARGUMENTS else early
+    if is_begun or name is None:
+        return is_begun
+    if early is not None and early.startswith('"'):
+        early = from_json(early)
+    return _whole_call(deltas, name, early or "")
+
+
+def _colon(source: Source) -> Steps[bool]:
+    """Take the colon between a key and its value; false if there is none."""
+    yield from source.run_of(_BLANK)
+    if (yield from source.peek()) != ":":
+        return False
+    source.take_to(source.at + 1)
+    yield from source.run_of(_BLANK)
+    return bool((yield from source.peek()))
+
+
+def _quoted(source: Source) -> Steps[str | None]:
+    """The text of the string that begins here; `None` if it does not end."""
+    parts: list[str] = []
+    source.take_to(source.at + 1)
+    if not (yield from _string(source, parts.append)):
+        return None
+    text: str = from_json(f'"{"".join(parts)}"')
+    return text
+
+
+def _ignore(text: str) -> None:
+    """What follows the arguments in a call's object has no meaning."""

@@ -1,4 +1,8 @@
-"""Reads calls in Gemma 4's notation and in Python's, each as a whole. Any thread."""
+"""Reads calls in Gemma 4's notation and in Python's, each as a whole. Pure functions, any thread.
+
+Gemma's is `call:name{key:<|"|>text<|"|>}`, Python's `[name(key="text"), …]`. A call that cannot be
+read is none, and so is one of which it is not sure what it says.
+"""
 
 from __future__ import annotations
 
@@ -6,71 +10,53 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from worker.api.chat.parse.calls import Calls, Progress
-from worker.api.chat.parse.forms import LiteralCall
+from worker.api.chat.parse.json_calls import to_json
 
-_QUOTE = '<|"|>'
-_HEADER = re.compile(r"\s*call:([^{}\s]+?)\s*\{")
-_KEY = re.compile(r"\s*([^:{}\[\],\s]+)\s*:\s*")
-_BARE = re.compile(r"[^,\]\}]+")
-_QUOTED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+QUOTE: Final = '<|"|>'
+_HEADER: Final = re.compile(r"\s*call:([^{}\s]+?)\s*\{")
+_KEY: Final = re.compile(r"\s*([^:{}\[\],\s]+)\s*:\s*")
+_COLON: Final = re.compile(r"\s*:\s*")
+_SEPARATOR: Final = re.compile(r"\s*(,?)\s*")
+_BARE: Final = re.compile(r"[^,\]\}]+")
+_QUOTED: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+_UNSURE: Final = re.compile(r"Q\s*Q|#|\\")
+"""Beside strings, `Q`: strings that Python joins, comments and continued lines."""
 _MAX_DEPTH = 50
-_WORDS = {"true": True, "false": False, "null": None}
-MAX_CHARS = 200_000
+_MAX_CHARS = 200_000
+_WORDS = {"true": True, "false": False, "null": None, "None": None}
+
+WholeCall = tuple[str, str]
+"""A function's name and its arguments as JSON."""
 
 
-class LiteralReader:
-    def __init__(self, form: LiteralCall, calls: Calls) -> None:
-        self._form, self._calls = form, calls
-        self.held = ""
-
-    def advance(self, text: str, *, final: bool) -> Progress:
-        self.held += text
-        end = self.held.find(self._form.end)
-        if end < 0 and not final:
-            return "failed" if len(self.held) > MAX_CHARS else "more"
-        body = self.held if end < 0 else self.held[:end]
-        found = _READ[self._form.notation](body)
-        found = [(name, arguments) for name, arguments in found if self._calls.is_offered(name)]
-        if not found:
-            return "failed"
-        for name, arguments in found:
-            self._calls.start(name)
-            if arguments is not None:
-                self._calls.arguments(json.dumps(arguments, ensure_ascii=False))
-        self.held = "" if end < 0 else self.held[end + len(self._form.end) :]
-        return "done"
-
-
-def _gemma(text: str) -> list[tuple[str, Any]]:
+def gemma_calls(text: str) -> list[WholeCall]:
     header = _HEADER.match(text)
-    if header is None:
+    if header is None or len(text) > _MAX_CHARS:
         return []
     try:
-        value, _ = _gemma_value(text, header.end() - 1, 0)
+        value, end = _value(text, header.end() - 1, 0)
+        return [] if text[end:].strip() else [(header[1], to_json(value))]
     except ValueError:
-        value = None  # the call was cut off
-    return [(header[1], value)]
+        return []
 
 
-def _gemma_value(text: str, at: int, depth: int) -> tuple[Any, int]:
+def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     """The value at index `at` and the index after it; raises `ValueError` if there is none."""
     if depth > _MAX_DEPTH:
         raise ValueError("nested too deeply")
-    if text.startswith(_QUOTE, at):
-        end = text.index(_QUOTE, at + len(_QUOTE))
-        return text[at + len(_QUOTE) : end], end + len(_QUOTE)
+    if text.startswith(QUOTE, at):
+        end = text.index(QUOTE, at + len(QUOTE))
+        return text[at + len(QUOTE) : end], end + len(QUOTE)
     sign = text[at : at + 1]
     if sign == "{":
-        return _gemma_members(text, at + 1, depth)
+        return _members(text, at + 1, depth)
     if sign == "[":
-        return _gemma_items(text, at + 1, depth)
+        return _items(text, at + 1, depth)
     if sign == '"':
-        value, end = json.JSONDecoder(strict=False).raw_decode(text, at)
-        return value, end
+        return json.JSONDecoder(strict=False).raw_decode(text, at)
     found = _BARE.match(text, at)
     if found is None:
         raise ValueError("no value")
@@ -81,46 +67,45 @@ def _gemma_value(text: str, at: int, depth: int) -> tuple[Any, int]:
         return word, found.end()
 
 
-def _gemma_members(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
+def _members(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
     members: dict[str, Any] = {}
-    while True:
-        at = _blanks(text, at)
-        if text.startswith("}", at):
-            return members, at + 1
-        if text.startswith(_QUOTE, at):
-            key, at = _gemma_value(text, at, depth)
-            at = _blanks(text, at)
-            if not text.startswith(":", at):
-                raise ValueError("no value")
-            at = _blanks(text, at + 1)
+    while (at := _next_entry(text, at, "}", is_first=not members)) >= 0:
+        if text.startswith(QUOTE, at):
+            key, at = _value(text, at, depth)
+            found = _COLON.match(text, at)
         else:
             found = _KEY.match(text, at)
-            if found is None:
-                raise ValueError("no key")
-            key, at = found[1], found.end()
-        members[key], at = _gemma_value(text, at, depth + 1)
+            key = found[1] if found is not None else ""
+        if found is None or key in members:
+            raise ValueError("no key")
+        members[key], at = _value(text, found.end(), depth + 1)
+    return members, -at
 
 
-def _gemma_items(text: str, at: int, depth: int) -> tuple[list[Any], int]:
+def _items(text: str, at: int, depth: int) -> tuple[list[Any], int]:
     items: list[Any] = []
-    while True:
-        at = _blanks(text, at)
-        if text.startswith("]", at):
-            return items, at + 1
-        item, at = _gemma_value(text, at, depth + 1)
+    while (at := _next_entry(text, at, "]", is_first=not items)) >= 0:
+        item, at = _value(text, at, depth + 1)
         items.append(item)
+    return items, -at
 
 
-def _blanks(text: str, at: int) -> int:
-    while at < len(text) and text[at] in " \t\r\n,":
-        at += 1
-    return at
+def _next_entry(text: str, at: int, end: str, *, is_first: bool) -> int:
+    """The index of the next entry; behind `end`, that index as a negative number."""
+    found = _SEPARATOR.match(text, at)
+    assert found is not None
+    if text.startswith(end, found.end()):
+        return -found.end() - 1
+    if not is_first and not found[1]:
+        raise ValueError("no comma")
+    return found.end()
 
 
-def _python(text: str) -> list[tuple[str, Any]]:
+def python_calls(text: str) -> list[WholeCall]:
     """The calls in a Python expression: a call, or a list of calls, with keyword arguments only."""
     source = _QUOTED.sub(lambda found: found[0].replace("\n", "\\n"), text.strip())
-    cut = re.match(r"\[?\s*([A-Za-z_][\w.]*)\s*\(", source)
+    if len(source) > _MAX_CHARS or _UNSURE.search(_QUOTED.sub("Q", source).replace("'", "Q")):
+        return []
     try:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(source, mode="eval").body
@@ -130,10 +115,10 @@ def _python(text: str) -> list[tuple[str, Any]]:
             if not isinstance(call, ast.Call) or call.args:
                 return []
             arguments = {word.arg or "": _literal(word.value) for word in call.keywords}
-            found.append((ast.unparse(call.func), arguments))
+            found.append((ast.unparse(call.func), to_json(arguments)))
         return found
     except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
-        return [(cut[1], None)] if cut else []
+        return []
 
 
 def _literal(node: ast.expr) -> Any:
@@ -143,9 +128,7 @@ def _literal(node: ast.expr) -> Any:
             part.values = [_named(value) for value in part.values]
         elif isinstance(part, ast.List | ast.Tuple):
             part.elts = [_named(value) for value in part.elts]
-    value = ast.literal_eval(_named(node))
-    json.dumps(value)  # sets and bytes are not JSON
-    return value
+    return ast.literal_eval(_named(node))
 
 
 def _named(node: ast.expr) -> ast.expr:
@@ -154,4 +137,7 @@ def _named(node: ast.expr) -> ast.expr:
     return node
 
 
-_READ: dict[str, Callable[[str], list[tuple[str, Any]]]] = {"gemma": _gemma, "python": _python}
+NOTATIONS: Mapping[str, Callable[[str], list[WholeCall]]] = {
+    "gemma": gemma_calls,
+    "python": python_calls,
+}

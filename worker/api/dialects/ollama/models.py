@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from typing_extensions import TypedDict
 
-from worker.api.chat.parse.answer import conventions_of
+from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.sampling import defaults_of
 from worker.api.dialects.ollama.naming import rfc3339, served, tagged
 from worker.api.http.body import Flag, OpenBody, read
@@ -161,7 +161,7 @@ def _capabilities(state: AppState) -> list[str]:
     found = ["completion"]
     if model.has_chat_template:  # one without tools is told of them in words
         found.append("tools")
-    if conventions_of(template).marks.begin in template:
+    if conventions_of(template).thinking.begin in template:
         found.append("thinking")
     if any(key.endswith((".fim_pre_token_id", ".prefix_token_id")) for key in state.metadata):
         found.append("insert")

@@ -1,0 +1,430 @@
+"""How models write reasoning and function calls: a table, chosen by the chat template.
+
+The facts come from the templates and from the tests of llama.cpp's own parsers. Pure data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, Literal
+
+from worker.api.chat.parse.source import Header
+from worker.api.chat.parse.tagged_calls import Tags
+
+_TOKEN: Final = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How one call is written: a header, and its arguments."""
+
+    header: Header
+    arguments: Tags | Literal["json", "code", "object", "keyed", "gemma", "python"]
+    """Tags · one JSON value · the same, or code up to the next call · an object with the name in
+    it, `{"name": …, "arguments": …}` or `{"NAME": …}` · a notation that is read as a whole."""
+    end: str = ""
+    """The end of what is read as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Convention:
+    """How calls stand in an answer."""
+
+    template: str
+    """Matches the chat templates of models that write so."""
+    opens: tuple[str, ...]
+    """Texts that begin a section of calls."""
+    forms: tuple[Form, ...]
+    """The forms of calls, tried in turn."""
+    closes: tuple[str, ...] = ()
+    """Texts after calls that have no meaning."""
+    between: str = ""
+    """The signs beside white space that may stand between calls."""
+    gap: str = ""
+    """Line ends between an answer's text and a section; a text loses no more than these."""
+    frames: tuple[str, ...] = ()
+    """Texts around an answer's text."""
+    bare: bool = False
+    """Whether an answer that begins with `{` or `[` may be calls without a mark."""
+    always_framed: bool = False
+    """Whether each part of an answer has frames, calls or not."""
+    id_length: int | None = None
+    """The length of call ids, if the template refuses other lengths."""
+
+    @property
+    def begins(self) -> tuple[str, ...]:
+        """Texts that begin a call's own header, which needs no section."""
+        firsts = (form.header.parts[0] for form in self.forms)
+        return tuple(first for first in firsts if first.startswith(("<", "]<")))
+
+    @property
+    def texts(self) -> Iterator[str]:
+        """All texts by which calls are told."""
+        yield from (*self.opens, *self.closes, *self.frames)
+        for form in self.forms:
+            yield from (*form.header.texts, form.end)
+            if isinstance(form.arguments, Tags):
+                for header, end in form.arguments.arguments:
+                    yield from (*header.texts, end)
+                yield form.arguments.end
+            elif form.arguments == "gemma":
+                yield '<|"|>'
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """Reasoning stands between `begin` and `end`, at the start of an answer.
+
+    `pads` are the line ends that templates put after `begin`, before `end` and after `end`; nothing
+    else goes with the marks.
+    """
+
+    template: str
+    begin: str
+    end: str
+    pads: tuple[str, str, str] = ("", "", "")
+    anywhere: bool = False
+    """Whether reasoning may also begin in the middle of an answer."""
+    also: str = ""
+    """A shorter form of `begin`."""
+
+
+def _json(*headers: str) -> tuple[Form, ...]:
+    return tuple(Form(Header(header), "json") for header in headers)
+
+
+def _tags(header: str, *arguments: tuple[str, str], end: str, pad: str = "") -> Form:
+    pairs = tuple((Header(before), after) for before, after in arguments)
+    return Form(Header(header), Tags(pairs, end, pad))
+
+
+def _invoke(begin: str, end: str, before: str = "") -> Form:
+    """`<invoke name="…"><parameter name="…">…`, with `begin` and `end` around each tag."""
+    return _tags(
+        f'{before}{begin}invoke name="{{name}}">',
+        (f'{begin}parameter name="{{key}}" string="{{type}}">', f"{end}parameter>"),
+        (f'{begin}parameter name="{{key}}">', f"{end}parameter>"),
+        end=f"{end}invoke>",
+    )
+
+
+def _function_tag(pad: str) -> Form:
+    parameter = ("<parameter={key}>", "</parameter>")
+    return _tags("<function={name}>", parameter, end="</function>", pad=pad)
+
+
+def _key_tags(name: str, suffix: str = "") -> Form:
+    before = f"<arg_key{suffix}>{{key}}</arg_key{suffix}>~<arg_value{suffix}>"
+    argument = (before, f"</arg_value{suffix}>")
+    return _tags(name, argument, end=f"</tool_call{suffix}>")
+
+
+_OBJECT: Final = Form(Header("{"), "object")
+_LISTS: Final = "[,"
+_M3: Final = "]<]minimax[>["
+
+GENERIC: Final = Convention(
+    template=r"(?!)",
+    opens=("<tool_call>", "<function_call>", "[TOOL_CALLS]", "<|python_tag|>"),
+    forms=(_OBJECT, _function_tag("\n")),
+    closes=("</tool_call>", "</function_call>", "]"),
+    between=_LISTS,
+    gap="\n",
+    bare=True,
+)
+"""For templates that show no convention, and for the instruction that replaces tools."""
+
+CONVENTIONS: Final = (
+    Convention(  # gpt-oss: every part of an answer has a channel, a call also a recipient
+        template=r"<\|channel\|>[\s\S]*<\|message\|>",
+        opens=("<|start|>assistant", "<|channel|>"),
+        forms=_json(
+            "commentary~to={name}{any}<|message|>",
+            "analysis~to={name}{any}<|message|>",
+            "~to={name}<|channel|>{any}<|message|>",
+        ),
+        closes=("<|call|>", "<|end|>", "<|return|>"),
+        frames=(
+            *("<|channel|>final<|message|>", "<|start|>assistant<|channel|>final<|message|>"),
+            "<|channel|>final <|constrain|>json<|message|>",
+            "<|start|>assistant<|channel|>final <|constrain|>json<|message|>",
+            "<|channel|>commentary<|message|>",
+            "<|start|>assistant<|channel|>commentary<|message|>",
+            *("<|end|>", "<|return|>"),
+        ),
+        always_framed=True,
+    ),
+    Convention(  # functionary 3.2: every part has a recipient, of which `all` is the user
+        template=r">>>all\b",
+        opens=(">>>",),
+        forms=(Form(Header("{name}\n"), "code"),),
+        frames=(">>>all\n",),
+        always_framed=True,
+    ),
+    Convention(  # Gemma 4
+        template=r"<\|tool_call>",
+        opens=("<|tool_call>",),
+        forms=(Form(Header("call:{name}~{"), "gemma", "<tool_call|>"),),
+        frames=("<|channel>", "<channel|>"),
+    ),
+    Convention(  # LFM 2
+        template=r"<\|tool_call_start\|>|<\|tool_list_start\|>|List of tools: ",
+        opens=("<|tool_call_start|>",),
+        forms=tuple(
+            Form(Header(header), "python", "<|tool_call_end|>")
+            for header in ("[~{name}(", "{name}(")
+        ),
+    ),
+    Convention(  # Kimi K2
+        template=r"<\|tool_call_argument_begin\|>",
+        opens=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+        forms=_json("{id}~<|tool_call_argument_begin|>"),
+        closes=("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+    ),
+    Convention(  # Kimi K3
+        template=r"<\|open\|>[\s\S]*<\|sep\|>|open_tag[\s\S]*<\|sep\|>",
+        opens=("<|open|>tools<|sep|>",),
+        forms=(
+            _tags(
+                '<|open|>call tool="{name}"{any}<|sep|>',
+                ('<|open|>argument key="{key}" type="{type}"<|sep|>', "<|close|>argument<|sep|>"),
+                ('<|open|>argument key="{key}"<|sep|>', "<|close|>argument<|sep|>"),
+                end="<|close|>call<|sep|>",
+            ),
+        ),
+        closes=("<|close|>tools<|sep|>", "<|close|>message<|sep|>"),
+        frames=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    ),
+    Convention(  # DeepSeek V3.2 and V4
+        template=r"DSML",
+        opens=("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
+        forms=(_invoke("<｜DSML｜", "</｜DSML｜"),),
+        closes=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
+        gap="\n\n",
+    ),
+    Convention(  # DeepSeek R1, V3 and V3.1
+        template=r"<｜tool▁call▁begin｜>|<｜tool▁calls▁begin｜>",
+        opens=("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+        forms=_json(
+            "function<｜tool▁sep｜>{name}\n~```json~",
+            "function<｜tool▁sep｜>{name}\n",
+            "{name}<｜tool▁sep｜>",
+        ),
+        closes=("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+    ),
+    Convention(  # MiniMax M3
+        template=r"\]<\]minimax\[>\[",
+        opens=(f"{_M3}<tool_call>",),
+        forms=(
+            Form(
+                Header(f'{_M3}<invoke name="{{name}}">'),
+                Tags(
+                    ((Header(f"{_M3}<{{key}}>"), f"{_M3}</{{key}}>"),),
+                    end=f"{_M3}</invoke>",
+                    nested=_M3,
+                ),
+            ),
+        ),
+        closes=(f"{_M3}</tool_call>",),
+        gap="\n",
+    ),
+    Convention(  # MiniMax M2
+        template=r"<minimax:tool_call>",
+        opens=("<minimax:tool_call>",),
+        forms=(_invoke("<", "</"),),
+        closes=("</minimax:tool_call>",),
+        gap="\n",
+    ),
+    Convention(  # Muse: every part has a recipient, of which `user` is the user
+        template=r"<atem:function_calls>",
+        opens=("<|start|>assistant", "<atem:function_calls>"),
+        forms=(
+            _invoke("<atem:", "</atem:"),
+            _invoke("<atem:", "</atem:", "~to={name}<|message|>~<atem:function_calls>~"),
+        ),
+        closes=("</atem:function_calls>", "<|eom|>", "<|eot|>"),
+        frames=("<|start|>assistant to=user<|message|>", "<|eom|>", "<|eot|>"),
+        always_framed=True,
+    ),
+    Convention(  # MiniCPM 5
+        template=r'<function name="|<param name=',
+        opens=(),
+        forms=(
+            _tags(
+                '<function name="{name}">',
+                ('<param name="{key}"><![CDATA[', "]]></param>"),
+                ('<param name="{key}">', "</param>"),
+                end="</function>",
+            ),
+        ),
+        gap="\n",
+    ),
+    Convention(  # GLM 4 and those that write as it does
+        template=r"<arg_key>",
+        opens=("<tool_call>",),
+        forms=(_OBJECT, _key_tags("{name}")),
+        closes=("</tool_call>",),
+        gap="\n",
+    ),
+    Convention(  # Hunyuan 3
+        template=r"HYTK = ':opensource'",
+        opens=("<tool_calls:opensource>", "<tool_call:opensource>"),
+        forms=(_key_tags("{name}<tool_sep:opensource>", ":opensource"),),
+        closes=("</tool_calls:opensource>",),
+        gap="\n",
+    ),
+    Convention(  # Seed OSS
+        template=r"<seed:tool_call>",
+        opens=("<seed:tool_call>",),
+        forms=(_function_tag(""), _OBJECT),
+        closes=("</seed:tool_call>",),
+        gap="\n\n",
+    ),
+    Convention(  # Qwen 3 Coder and those that write as it does
+        template=r"<function=[\s\S]*<parameter=|<parameter=[\s\S]*<function=",
+        opens=("<tool_call>",),
+        forms=(_function_tag("\n"), _OBJECT),
+        closes=("</tool_call>",),
+        gap="\n\n",
+    ),
+    Convention(  # functionary 3.1
+        template=r"<function=",
+        opens=(),
+        forms=_json("<function={name}>"),
+        closes=("</function>",),
+    ),
+    Convention(  # Mistral
+        template=r"\[TOOL_CALLS\]",
+        opens=("[TOOL_CALLS]",),
+        forms=(
+            _OBJECT,
+            *_json("{name}~[CALL_ID]{id}[ARGS]", "{name}~[CALL_ID][ARGS]", "{name}~[ARGS]"),
+            *_json("{name}"),
+        ),
+        closes=("]",),
+        between=_LISTS,
+        id_length=9,
+    ),
+    Convention(  # Cohere
+        template=r"<\|START_ACTION\|>|\|START_THINKING\|",
+        opens=("<|START_ACTION|>",),
+        forms=(_OBJECT,),
+        closes=("]", "<|END_ACTION|>"),
+        between=_LISTS,
+        frames=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
+    Convention(  # Solar
+        template=r"<\|tool_call:begin\|>",
+        opens=("<|tool_calls|>",),
+        forms=_json(
+            "<|tool_call:begin|>{id}<|tool_call:name|>{name}<|tool_call:args|>",
+            "<|tool_call:begin|><|tool_call:name|>{name}<|tool_call:args|>",
+        ),
+        closes=("<|tool_call:end|>", "<|calls|>"),
+        frames=("<|begin|>assistant", "<|content|>", "<|begin|>assistant<|content|>"),
+    ),
+    Convention(  # Apertus
+        template=r"<\|tools_prefix\|>",
+        opens=("<|tools_prefix|>",),
+        forms=(Form(Header("{"), "keyed"),),
+        closes=("]", "<|tools_suffix|>"),
+        between=_LISTS,
+    ),
+    Convention(  # GigaChat
+        template=r"<\|function_call\|>|<\|message_sep\|>",
+        opens=("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>"),
+        forms=(_OBJECT,),
+        closes=("<|message_sep|>",),
+    ),
+    Convention(  # Nemotron 2, Apriel, MiniMax M1, firefunction, Granite 3
+        template=r"<TOOLCALL>|<tool_calls>|functools\[|<\|tool_call\|>",
+        opens=("<TOOLCALL>", "<tool_calls>", "functools", "<|tool_call|>", "<tool_call>"),
+        forms=(_OBJECT,),
+        closes=("]", "</TOOLCALL>", "</tool_calls>", "</tool_call>"),
+        between=_LISTS,
+        gap="\n",
+    ),
+    Convention(  # Hermes, Qwen, Granite 4 and many more
+        template=r"<tool_call>",
+        opens=("<tool_call>",),
+        forms=(_OBJECT, _function_tag("\n")),
+        closes=("</tool_call>", "]"),
+        between=_LISTS,
+        gap="\n",
+        bare=True,
+    ),
+    Convention(  # Llama 3
+        template=r"<\|python_tag\|>|\"parameters\": dictionary",
+        opens=("<|python_tag|>",),
+        forms=(_OBJECT,),
+        closes=("]",),
+        between=_LISTS + ";",
+        bare=True,
+    ),
+)
+
+_LINES: Final = ("\n", "\n", "\n\n")
+THINK: Final = Thinking(r"</think>", "<think>", "</think>", _LINES)
+THINKING: Final = (
+    Thinking(
+        r"<\|channel\|>[\s\S]*<\|message\|>",
+        "<|start|>assistant<|channel|>analysis<|message|>",
+        "<|end|>",
+        anywhere=True,
+        also="<|channel|>analysis<|message|>",
+    ),
+    Thinking(
+        r"<atem:function_calls>", "<|start|>assistant to=self<|message|>", "<|eom|>", anywhere=True
+    ),
+    Thinking(r"<seed:think>", "<seed:think>", "</seed:think>", ("", "", "\n")),
+    Thinking(r"<mm:think>", "<mm:think>", "</mm:think>"),
+    Thinking(r"HYTK = ':opensource'", "<think:opensource>", "</think:opensource>"),
+    Thinking(r"\[THINK\]", "[THINK]", "[/THINK]", anywhere=True),
+    Thinking(r"<\|START_THINKING\|>", "<|START_THINKING|>", "<|END_THINKING|>", anywhere=True),
+    Thinking(r"<\|channel>", "<|channel>thought", "<channel|>", ("\n", "\n", ""), anywhere=True),
+    Thinking(r"<\|close\|>|close_tag", "<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    Thinking(r"<\|begin\|>[\s\S]*<\|think\|>", "<|think|>", "<|end|>"),
+    Thinking(
+        r"\[BEGIN FINAL RESPONSE\]",
+        "Here are my reasoning steps:",
+        "[BEGIN FINAL RESPONSE]",
+        ("\n", "\n", "\n"),
+    ),
+    Thinking(r"</thinking>", "<thinking>", "</thinking>", _LINES),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Conventions:
+    """How a model writes its answers, as its chat template shows."""
+
+    calls: Convention
+    thinking: Thinking
+
+    def tokens(self, *, calls: bool, reasoning: bool) -> tuple[str, ...]:
+        """Control tokens that the engine must show as text, to tell calls or reasoning by."""
+        texts: list[str] = []
+        if reasoning:
+            texts += [self.thinking.begin, self.thinking.end, *self.calls.frames]
+        if calls or self.calls.always_framed:
+            texts += self.calls.texts
+        parts = (part for text in texts for part in (text, *_TOKEN.findall(text)) if part)
+        return tuple(dict.fromkeys(parts))
+
+    @property
+    def reasoning(self) -> tuple[str, str] | None:
+        """The marks of the reasoning that may precede a constrained answer."""
+        if self.calls.always_framed:
+            return None
+        return self.thinking.begin, self.thinking.end
+
+
+@lru_cache(maxsize=8)
+def conventions_of(template: str | None) -> Conventions:
+    text = template or ""
+    calls = (each for each in CONVENTIONS if re.search(each.template, text))
+    thinking = (each for each in THINKING if re.search(each.template, text))
+    return Conventions(next(calls, GENERIC), next(thinking, THINK))

@@ -1,0 +1,208 @@
+"""The model's text while it is read: one position, and no more kept than is undecided.
+
+A parser is written as if the whole text were there. Where it needs more than has come, it yields,
+and goes on when there is more: each function here and each reader of calls is such a generator. The
+time is linear in the text, however it comes in pieces. Any thread.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from typing import Final, Literal, TypeVar
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""What yields where it needs more text, and returns a `T`."""
+Give = Callable[[str], None]
+"""Takes the next part of a text."""
+
+MAX_HEADER_CHARS = 400
+_MAX_BLANKS_AHEAD = 64
+_MAX_ANY_CHARS = 100
+BLANK: Final = re.compile(r"\s*")
+_FIELDS: Final = {
+    "name": re.compile(r"[^\s<>{}()\[\]\"']+"),
+    "id": re.compile(r"[\w.:/-]+"),
+    "key": re.compile(r"(?!/)[^<>\"\n]+"),
+    "type": re.compile(r"\w+"),
+}
+
+
+class Marks:
+    """Texts that are looked for; where several begin at one place, the longest is meant."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = tuple(sorted({text for text in texts if text}, key=len, reverse=True))
+        self.pattern = re.compile("|".join(map(re.escape, self.texts)) or r"(?!)")
+        self._longest = len(self.texts[0]) if self.texts else 0
+        self._first = {text[0] for text in self.texts}
+
+    def begun(self, text: str, at: int) -> int:
+        """The index of the first end of `text` that may become a longer mark, or its length."""
+        for start in range(max(at, len(text) - self._longest + 1), len(text)):
+            if text[start] in self._first and self.may_become(text, start):
+                return start
+        return len(text)
+
+    def may_become(self, text: str, at: int) -> bool:
+        """Whether the text from `at` on is the beginning of a longer mark."""
+        n_chars = len(text) - at
+        if n_chars >= self._longest:
+            return False
+        begun = text[at:]
+        return any(len(mark) > n_chars and mark.startswith(begun) for mark in self.texts)
+
+
+class Header:
+    """What stands before a call's or an argument's content, written as the model writes it.
+
+    `{name}`, `{id}`, `{key}` and `{type}` are fields, `{any}` is anything up to the next text, `~`
+    is white space or nothing.
+    """
+
+    def __init__(self, written: str) -> None:
+        self.parts = [part for part in re.split(r"(\{\w+\}|~)", written) if part]
+
+    @property
+    def texts(self) -> list[str]:
+        return [part for part in self.parts if part != "~" and not _is_field(part)]
+
+    def fit(self, text: str, at: int) -> tuple[dict[str, str], int] | Literal["more"] | None:
+        """The fields and the index after the header, if it stands at `at`."""
+        start, fields = at, dict[str, str]()
+        for number, part in enumerate(self.parts):
+            if part == "~":
+                at = _end_of(BLANK, text, at)
+            elif part == "{any}":
+                at = text.find(self.parts[number + 1], start := at)
+                if at < 0:
+                    return "more" if len(text) - start < _MAX_ANY_CHARS else None
+            elif _is_field(part):
+                found = _FIELDS[part[1:-1]].match(text, at)
+                end = found.end() if found else at
+                if end == len(text):
+                    return "more" if end - start <= MAX_HEADER_CHARS else None
+                if found is None:
+                    return None
+                fields[part[1:-1]], at = found[0], end
+            elif text.startswith(part, at):
+                at += len(part)
+            else:
+                return "more" if part.startswith(text[at : at + len(part)]) else None
+        return fields, at
+
+
+def _is_field(part: str) -> bool:
+    return part[0] == "{" and part[-1] == "}"
+
+
+def _end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
+    found = pattern.match(text, at)
+    return found.end() if found is not None else at
+
+
+class Source:
+    def __init__(self) -> None:
+        self.text, self.at, self.ended = "", 0, False
+        self._taken: list[str] | None = None
+        """What was taken since `remember`."""
+
+    def add(self, text: str, *, final: bool) -> None:
+        self.text, self.at, self.ended = self.text[self.at :] + text, 0, final
+
+    def remember(self) -> None:
+        """Keep what is taken from here on, until `forget`."""
+        self._taken = []
+
+    @property
+    def taken(self) -> str:
+        """What was taken since `remember`."""
+        return "".join(self._taken or ())
+
+    def forget(self) -> str:
+        taken, self._taken = self.taken, None
+        return taken
+
+    def take_to(self, end: int) -> str:
+        """Take the text before the index `end`."""
+        text, self.at = self.text[self.at : end], end
+        if self._taken is not None:
+            self._taken.append(text)
+        return text
+
+    def take(self, text: str) -> str:
+        """Take a text that stands here."""
+        return self.take_to(self.at + len(text))
+
+    def more(self) -> Steps[bool]:
+        """Wait for more text; false where there is no more."""
+        if self.ended:
+            return False
+        yield
+        return True
+
+    def peek(self, n_chars: int = 1) -> Steps[str]:
+        """The next characters, not taken; fewer at the end of the text."""
+        while len(self.text) - self.at < n_chars and (yield from self.more()):
+            pass
+        return self.text[self.at : self.at + n_chars]
+
+    def run_of(self, pattern: re.Pattern[str]) -> Steps[str]:
+        """Take as much as matches `pattern`, a repeated class of characters."""
+        parts: list[str] = []
+        while True:
+            parts.append(self.take_to(_end_of(pattern, self.text, self.at)))
+            if self.at < len(self.text) or not (yield from self.more()):
+                return "".join(parts)
+
+    def drop(self, text: str) -> Steps[None]:
+        """Take the longest beginning of `text` that is here."""
+        for sign in text:
+            if (yield from self.peek()) != sign:
+                return
+            self.take_to(self.at + 1)
+
+    def until(self, marks: Marks, give: Give) -> Steps[str]:
+        """Take the text before the next mark; that mark, not taken, or "" at the end."""
+        while True:
+            begun = len(self.text) if self.ended else marks.begun(self.text, self.at)
+            found = marks.pattern.search(self.text, self.at)
+            if found is not None and found.start() < begun:
+                if found.start() > self.at:
+                    give(self.take_to(found.start()))
+                return found[0]
+            if begun > self.at:
+                give(self.take_to(begun))
+            if not (yield from self.more()) and self.at == len(self.text):
+                return ""
+
+    def here(self, marks: Marks) -> Steps[str]:
+        """The mark that begins here, not taken; "" if none does."""
+        while marks.may_become(self.text, self.at) and (yield from self.more()):
+            pass
+        found = marks.pattern.match(self.text, self.at)
+        return found[0] if found is not None else ""
+
+    def is_before(self, marks: Marks) -> Steps[bool]:
+        """Whether a mark follows, behind white space; true where the text ends."""
+        while True:
+            start = _end_of(BLANK, self.text, self.at)
+            if marks.pattern.match(self.text, start):
+                return True
+            if start - self.at > _MAX_BLANKS_AHEAD or not marks.may_become(self.text, start):
+                return False
+            if not (yield from self.more()):
+                return True
+
+    def fit(self, header: Header) -> Steps[dict[str, str] | None]:
+        """Take a header that stands here; its fields."""
+        while True:
+            found = header.fit(self.text, self.at)
+            if found is None:
+                return None
+            if found != "more":
+                self.take_to(found[1])
+                return found[0]
+            if not (yield from self.more()):
+                return None
