@@ -30,6 +30,8 @@ HELD = Residency(
 
 GPU = library.Device("CUDA0", "NVIDIA H100", "gpu", "CUDA", 4711)
 OTHER = replace(GPU, name="CUDA1", handle=4712)
+CARD = "0000:c1:00.0"
+SELECTED = Selected(GPU, "CUDA0", None, 80 * GIB, pci_id=CARD)
 
 
 class Nvml:
@@ -39,7 +41,7 @@ class Nvml:
         self.code, self.processes = code, processes or {}
 
     def nvmlDeviceGetHandleByPciBusId_v2(self, pci_id: bytes, _handle: object) -> int:
-        assert pci_id == b"0000:c1:00.0", "another card is asked"
+        assert pci_id == CARD.encode(), "another card is asked"
         return self.code
 
     def nvmlDeviceGetComputeRunningProcesses_v3(
@@ -67,15 +69,15 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Check:
         nvml: Nvml | None = None,
         held: Residency | None = None,
     ) -> None:
-        def memory_of(device: library.Device) -> library.DeviceMemory:
+        def properties_of(device: library.Device) -> library.DeviceProperties:
             assert device == GPU, "another card is asked"
-            return library.DeviceMemory(free_bytes, 80 * GIB)
+            assert nvml is None or nvml.code == 0, "a lost card would end the process"
+            return library.DeviceProperties(free_bytes, 80 * GIB, CARD)
 
         monkeypatch.setattr(library, "devices", lambda: list(now) or [GPU, OTHER])
-        monkeypatch.setattr(library, "memory_of", memory_of)
-        monkeypatch.setattr(library, "pci_id_of", lambda device: "0000:c1:00.0")
+        monkeypatch.setattr(library, "properties_of", properties_of)
         monkeypatch.setattr(live_check, "_nvml", lambda _pci_id: nvml)
-        live_check.check(Selected(GPU, "CUDA0", None, 80 * GIB), held or HELD)
+        live_check.check(SELECTED, held or HELD)
 
     return run
 
@@ -120,8 +122,7 @@ def test_another_process_does_not_stand_in_where_the_driver_counts_otherwise(
     ours, other, later = (os.getpid() + n for n in (1, 2, 3))
     at_load = Nvml(0, {ours: 7 * GIB, other: GIB})
     check(70 * GIB, nvml=at_load)
-    selected = Selected(GPU, "CUDA0", None, 80 * GIB)
-    held = replace(HELD, holder_pids=live_check.holders(selected, HELD))
+    held = replace(HELD, holder_pids=live_check.holders(SELECTED, HELD))
     assert held.holder_pids == (ours,)
     check(30 * GIB, nvml=Nvml(0, {ours: 7 * GIB, later: 40 * GIB}), held=held)
     with pytest.raises(ResidencyViolation, match="by this worker, less than"):
@@ -131,7 +132,7 @@ def test_another_process_does_not_stand_in_where_the_driver_counts_otherwise(
 
 def test_a_process_that_the_driver_knows_needs_no_stand_in(check: Check) -> None:
     check(70 * GIB, nvml=Nvml(0, {os.getpid(): 7 * GIB, os.getpid() + 1: 40 * GIB}))
-    assert live_check.holders(Selected(GPU, "CUDA0", None, 80 * GIB), HELD) == ()
+    assert live_check.holders(SELECTED, HELD) == ()
 
 
 def test_memory_of_a_cpu_worker_is_only_looked_at_when_it_was_to_be_locked() -> None:

@@ -162,9 +162,19 @@ def test_a_cpu_worker_stays_off_a_gpu_that_is_there(config: MakeConfig, gpu: int
     assert {b.device for b in proof.buffers} <= {"CPU", "CPU_Mapped", "CPU_REPACK", "AMX"}
 
 
-def test_a_partial_load_is_refused(config: MakeConfig, gpu: int) -> None:
+def test_a_partial_load_is_refused(
+    config: MakeConfig, gpu: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     given = config("cuda", "grouped-q8", cuda_device=gpu)
-    error = refused(given, gpu_layers=2)
+    native = library.load()
+    really_load = native.llama_model_load_from_file
+
+    def load_two_layers(path: bytes, params: Any) -> Any:
+        params.n_gpu_layers = 2
+        return really_load(path, params)
+
+    monkeypatch.setattr(native, "llama_model_load_from_file", load_two_layers)
+    error = refused(given)
     assert "layer 0 of 5 is on CPU, not on RPC0" in error.message
     assert any("of weights are on the host" in fault for fault in error.details["faults"])
 

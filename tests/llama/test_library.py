@@ -22,7 +22,8 @@ def model() -> Model:
 def test_the_registry_offers_the_processor() -> None:
     (cpu,) = [device for device in library.devices() if device.kind == "cpu"]
     assert cpu.name == "CPU"
-    assert 0 < library.memory_of(cpu).free_bytes <= library.memory_of(cpu).total_bytes
+    found = library.properties_of(cpu)
+    assert 0 < found.free_bytes <= found.total_bytes
     assert library.versions()["llama_cpp_python"].startswith("0.3.36")
 
 

@@ -69,7 +69,7 @@ def _device(questions: Questions) -> dict[str, Any]:
     selected = select.select_device(questions.settings)
     found: dict[str, Any] = {"name": selected.name}
     if selected.device is not None:
-        found |= dataclasses.asdict(library.memory_of(selected.device))
+        found |= dataclasses.asdict(library.properties_of(selected.device))
     return found
 
 

@@ -63,6 +63,8 @@ class Selected:
     """The device's memory when it was selected; 0 for a CPU."""
     build: dict[str, Any] = field(default_factory=dict)
     """The wheel's stamp; empty if the wheel has none."""
+    pci_id: str | None = None
+    """The card's number for NVIDIA's management library; `None` for other devices."""
 
     @property
     def is_gpu(self) -> bool:
@@ -82,8 +84,9 @@ def select_device(settings: EngineSettings) -> Selected:
     if settings.backend in GPU_REGISTRIES:
         candidates = [d for d in devices if _is_gpu_of(settings.backend, d)]
         device = _choose(settings, index, candidates, devices)
-        memory = library.memory_of(device)
-        return Selected(device, device.name, cpu_variant(), memory.total_bytes, build)
+        found = library.properties_of(device)
+        pci_id = found.pci_id if device.registry == "CUDA" else None
+        return Selected(device, device.name, cpu_variant(), found.total_bytes, build, pci_id)
     if settings.backend == "cpu":
         _refuse_gpu_wheel(devices)
     if settings.blas == "on":

@@ -47,10 +47,12 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMemory:
+class DeviceProperties:
     free_bytes: int
     total_bytes: int
     """0 for a device without memory of its own."""
+    pci_id: str | None = None
+    """An address like `0000:c1:00.0`; `None` for a device that is not on a PCI bus."""
 
 
 class Log:
@@ -185,7 +187,6 @@ def _ggml() -> ctypes.CDLL:
         ("ggml_backend_dev_type", ctypes.c_int, [pointer]),
         ("ggml_backend_dev_backend_reg", pointer, [pointer]),
         ("ggml_backend_dev_buffer_type", pointer, [pointer]),
-        ("ggml_backend_dev_memory", None, [pointer, pointer, pointer]),
         ("ggml_backend_dev_get_props", None, [pointer, pointer]),
         ("ggml_backend_dev_supports_op", ctypes.c_bool, [pointer, pointer]),
         ("ggml_backend_buft_name", text, [pointer]),
@@ -243,12 +244,6 @@ def devices() -> list[Device]:
     return found
 
 
-def memory_of(device: Device) -> DeviceMemory:
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    ggml().ggml_backend_dev_memory(device.handle, ctypes.byref(free), ctypes.byref(total))
-    return DeviceMemory(free.value, total.value)
-
-
 class _Properties(ctypes.Structure):
     """`ggml_backend_dev_props`."""
 
@@ -263,12 +258,12 @@ class _Properties(ctypes.Structure):
     ]
 
 
-def pci_id_of(device: Device) -> str | None:
-    """An address like `0000:c1:00.0`; `None` for a device that is not on a PCI bus."""
-    properties = _Properties()
-    ggml().ggml_backend_dev_get_props(device.handle, ctypes.byref(properties))
-    found: bytes | None = properties.device_id
-    return found.decode() if found else None
+def properties_of(device: Device) -> DeviceProperties:
+    """Asks the device itself: a driver that has lost it may end the process."""
+    found = _Properties()
+    ggml().ggml_backend_dev_get_props(device.handle, ctypes.byref(found))
+    pci_id = found.device_id.decode() if found.device_id else None
+    return DeviceProperties(found.memory_free, found.memory_total, pci_id)
 
 
 def is_loaded() -> bool:

@@ -38,8 +38,6 @@ class LoadOptions:
 
     device: library.Device | None = None
     """The one GPU for everything; `None` keeps everything on the CPU."""
-    gpu_layers: int | None = None
-    """`None` means all layers with a `device`, and none without. Only tests use another number."""
     mmap: bool = True
     mlock: bool = False
     vocab_only: bool = False
@@ -94,8 +92,6 @@ class Model:
         params.split_mode = flat.LLAMA_SPLIT_MODE_NONE
         params.main_gpu = 0 if options.device else -1
         params.n_gpu_layers = -1 if options.device else 0
-        if options.gpu_layers is not None:
-            params.n_gpu_layers = options.gpu_layers
         params.load_mode = {
             (False, False): flat.LLAMA_LOAD_MODE_NONE,
             (True, False): flat.LLAMA_LOAD_MODE_MMAP,

@@ -299,7 +299,7 @@ class _Planner:
     # --- what fits -----------------------------------------------------------------------
 
     def _available_bytes(self) -> int:
-        memory = library.memory_of(self._device) if self._device is not None else None
+        memory = library.properties_of(self._device) if self._device is not None else None
         if memory is None or not memory.total_bytes:  # it has no memory of its own to report
             return self._budget.memory_available_bytes
         return memory.free_bytes

@@ -34,9 +34,9 @@ def check(selected: Selected, residency: Residency, *, locked: bool = False) -> 
     if device is None:
         _check_memory(residency, locked)
         return
-    own_bytes = _own_bytes(_nvidia_processes(device), residency.holder_pids)
+    own_bytes = _own_bytes(_nvidia_processes(selected.pci_id), residency.holder_pids)
     is_there = any(known.handle == device.handle for known in library.devices())
-    memory = library.memory_of(device) if is_there else None
+    memory = library.properties_of(device) if is_there else None
     if memory is None or memory.total_bytes != selected.total_bytes:
         raise ResidencyViolation(f"{device.name} is no longer the device that the model is on.")
     used_bytes = memory.total_bytes - memory.free_bytes if own_bytes is None else own_bytes
@@ -82,7 +82,7 @@ def holders(selected: Selected, residency: Residency) -> tuple[int, ...]:
     In a container with its own process ids, the driver lists the host's. Right after the load, one
     of the processes with enough bytes there is this one; no later one can be mistaken for it.
     """
-    processes = _nvidia_processes(selected.device) if selected.device is not None else {}
+    processes = _nvidia_processes(selected.pci_id)
     if os.getpid() in processes:
         return ()
     least_bytes = residency.device_bytes * _LEAST_SHARE
@@ -98,8 +98,8 @@ def _own_bytes(processes: dict[int, int], holder_pids: tuple[int, ...]) -> int |
     return max(processes.get(pid, 0) for pid in holder_pids)
 
 
-def _nvidia_processes(device: library.Device) -> dict[int, int]:
-    """The bytes of each process on this device, from NVIDIA's management library.
+def _nvidia_processes(pci_id: str | None) -> dict[int, int]:
+    """The bytes of each process on this card, from NVIDIA's management library.
 
     The library notices a lost or revoked GPU and reports it in a return code. The result is empty
     if the library is absent or lists nothing; processes of unknown size are left out.
@@ -107,7 +107,6 @@ def _nvidia_processes(device: library.Device) -> dict[int, int]:
     Raises:
         ResidencyViolation: the driver has lost this device.
     """
-    pci_id = library.pci_id_of(device) if device.registry == "CUDA" else None
     if pci_id is None or (nvml := _nvml(pci_id)) is None:
         return {}
     handle = ctypes.c_void_p()
