@@ -190,6 +190,6 @@ OPERATIONS = [
         body=ShowBody, errors=(400, 404, 413, 503),
     ),
     Operation("GET", "/api/version", version, "Whose API this is", {JSON: Version}),
-    Operation("GET", "/", is_running, "Is it there?", {"text/plain": str}),
+    Operation("GET", "/", is_running, "Is it there?", {"text/plain": str}, public=True),
 ]  # fmt: skip
 """`/` is the page's where there is one; Ollama's own client only looks whether `HEAD /` is 200."""
