@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -87,12 +88,12 @@ def _status(cluster: Cluster, arguments: argparse.Namespace) -> None:
     _running_fleet(cluster)
     states = deploy.states(cluster.details())
     if arguments.json:
-        print(json.dumps([_as_json(state) for state in states]))
+        print(json.dumps([asdict(state) for state in states]))
         return
     for state in states:
-        print(f"{state.name:24} {state.status:14} {state.n_running} of {state.n_wanted} running")
-        for id, replica_state, node in state.replicas:
-            print(f"    {id:20} {replica_state:14} {node}")
+        print(f"{state.name:24} {state.status:14} {state.running} of {state.wanted} running")
+        for replica in state.replicas:
+            print(f"    {replica.id:20} {replica.state:14} {replica.node}")
         if state.message and not state.is_up:
             print(f"    {_short(state.message)}")
 
@@ -174,10 +175,10 @@ def _wait(cluster: Cluster) -> None:
     while True:
         states = deploy.states(cluster.details())
         for state in states:
-            now = (state.status, state.n_running)
+            now = (state.status, state.running)
             if shown.get(state.name) != now:
                 shown[state.name] = now
-                counts = f"{state.n_running} of {state.n_wanted}"
+                counts = f"{state.running} of {state.wanted}"
                 print(f"{state.name}: {state.status.lower()}, {counts} running", flush=True)
             if state.has_failed:
                 raise ModelError(f"{state.name} does not start: {_short(state.message)}")
@@ -198,20 +199,6 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= MAX_REPLICAS:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {MAX_REPLICAS}")
     return int(text)
-
-
-def _as_json(state: deploy.GroupState) -> dict[str, object]:
-    return {
-        "name": state.name,
-        "status": state.status,
-        "message": state.message,
-        "running": state.n_running,
-        "wanted": state.n_wanted,
-        "replicas": [
-            {"id": id, "state": replica_state, "node": node}
-            for id, replica_state, node in state.replicas
-        ],
-    }
 
 
 def _short(message: str) -> str:

@@ -7,7 +7,7 @@ replicas starts or stops some. Pure functions.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from worker.errors import ConfigError
@@ -160,14 +160,22 @@ def _deployment(group: WorkerGroup) -> Config:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaState:
+    id: str
+    state: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class GroupState:
+    """One group, as `status --json` shows it."""
+
     name: str
     status: str
     message: str
-    n_running: int
-    n_wanted: int
-    replicas: list[tuple[str, str, str]] = field(default_factory=list)
-    """Id, state and node of each replica."""
+    running: int
+    wanted: int
+    replicas: list[ReplicaState]
 
     @property
     def is_up(self) -> bool:
@@ -190,9 +198,10 @@ def _state(name: str, app: Mapping[str, Any]) -> GroupState:
         name=name,
         status=str(app["status"]),
         message=max(messages, key=len),
-        n_running=sum(each["state"] == "RUNNING" for each in found),
-        n_wanted=sum(int(each.get("target_num_replicas") or 0) for each in deployments),
+        running=sum(each["state"] == "RUNNING" for each in found),
+        wanted=sum(int(each.get("target_num_replicas") or 0) for each in deployments),
         replicas=[
-            (each["replica_id"], each["state"], each.get("node_ip") or "-") for each in found
+            ReplicaState(each["replica_id"], each["state"], each.get("node_ip") or "-")
+            for each in found
         ],
     )
