@@ -1,4 +1,4 @@
-"""The way of a drawn token through the engine: how many functions of ours a step of decoding calls."""
+"""The way of a drawn token: how many functions of ours a step of decoding calls in the engine."""
 
 from __future__ import annotations
 
