@@ -9,11 +9,12 @@ functions, any thread.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from worker.api.chat.constrain import keywords
 from worker.api.chat.constrain.disjoint import are_disjoint, constants_in
+from worker.api.chat.constrain.endless import DEFINITIONS, endless_in
 from worker.api.chat.constrain.report import (
     MAX_BYTES,
     MAX_DEPTH,
@@ -67,7 +68,7 @@ class Schemas:
             InvalidRequest: a schema is invalid, too large, or has no value that ends.
         """
         if not self.report.faults:
-            for name in _endless(self.definitions):
+            for name in endless_in(self.definitions):
                 path = self._referrers[name]
                 message = f"{path} never ends: each value under it must hold another one"
                 self.report.fault(path, "unsupported", message)
@@ -120,7 +121,7 @@ class Schemas:
             for step in pointer.split("/")[1:]:
                 where = below(where, step)
             self.definitions[name] = self.visit(found, where, depth + 1, merged=merged)
-        return {"$ref": _DEFINITIONS + self._names[key]}
+        return {"$ref": DEFINITIONS + self._names[key]}
 
     def are_disjoint(self, branches: Sequence[object], *, merged: bool) -> bool:
         def followed(branch: object) -> object:
@@ -136,7 +137,6 @@ class Schemas:
         return are_disjoint(list(map(followed, branches)), says_constants=not merged)
 
 
-_DEFINITIONS = "#/$defs/"
 _NOTHING = object()
 
 
@@ -152,48 +152,6 @@ def _resolved(document: object, pointer: str) -> object:
         else:
             return _NOTHING
     return found
-
-
-def _endless(definitions: Mapping[str, Any]) -> list[str]:
-    """The definitions whose values all hold another value of theirs, and so on without an end."""
-    endless = dict(definitions)
-    while found := [name for name, schema in endless.items() if _ends(schema, endless)]:
-        for name in found:
-            del endless[name]
-    return list(endless)
-
-
-def _ends(schema: Any, endless: Mapping[str, Any]) -> bool:
-    """Whether the compiled schema has a value that ends, if none of `endless` has one."""
-    if not isinstance(schema, dict) or "const" in schema or "enum" in schema:
-        return True
-    if schema.get("$ref", "").removeprefix(_DEFINITIONS) in endless:
-        return False
-    if "anyOf" in schema and not any(_ends(part, endless) for part in schema["anyOf"]):
-        return False
-    if not all(_ends(part, endless) for part in schema.get("allOf", ())):
-        return False
-    kinds = schema.get("type", ())
-    kinds = {kinds} if isinstance(kinds, str) else set(kinds)
-    if not kinds or kinds - {"object", "array"}:
-        return True
-    if "object" in kinds and all(_ends(part, endless) for part in _required_members(schema)):
-        return True
-    return "array" in kinds and all(_ends(part, endless) for part in _required_items(schema))
-
-
-def _required_members(schema: Schema) -> Iterator[Any]:
-    """The schemas of the members that each object has."""
-    properties = schema.get("properties", {})
-    other = schema.get("additionalProperties", True)
-    return (properties.get(name, other) for name in schema.get("required", ()))
-
-
-def _required_items(schema: Schema) -> list[Any]:
-    """The schemas of the items that each list has."""
-    n_items, first = schema.get("minItems", 0), list(schema.get("prefixItems", ()))
-    rest = [schema.get("items", True)] if n_items > len(first) else []
-    return first[:n_items] + rest
 
 
 _COMBINED = frozenset(("$ref", "anyOf", "oneOf", "allOf"))
@@ -222,7 +180,10 @@ class _Part:
 
     def add(self, name: str, value: Any) -> None:
         path = below(self._path, name)
-        if name in keywords.NOT_ENFORCED:
+        takes, noun = keywords.SHAPES.get(name, (None, ""))
+        if takes is not None and not takes(value):
+            self._report.fault(path, "type", f"{path} must be {noun}")
+        elif name in keywords.NOT_ENFORCED:
             is_closed = name == "unevaluatedProperties" and self._closes
             if not is_closed and not keywords.says_nothing(name, value):
                 self._report.leave_out(path)
@@ -231,13 +192,13 @@ class _Part:
         elif name in ("anyOf", "oneOf", "allOf"):
             self._combination(name, value, path)
         elif name == "type":
-            self._type(value, path)
+            self._out[name] = value if isinstance(value, str) else list(dict.fromkeys(value))
         elif name in ("const", "enum"):
-            self._values(name, value, path)
+            self._values(name, value)
         elif name in ("properties", "patternProperties"):
             self._members(name, value, path)
         elif name == "required":
-            self._required(value, path)
+            self._required(value)
         elif name in ("items", "prefixItems", "additionalItems", "additionalProperties"):
             self._items(name, value, path)
         elif name in keywords.COUNTS or name in keywords.BOUNDS or name == "multipleOf":
@@ -283,17 +244,11 @@ class _Part:
     def _visit(self, schema: object, path: str) -> Any:
         return self._schemas.visit(schema, path, self._depth + 1, merged=self._merged)
 
-    def _visit_all(self, schemas: object, path: str) -> list[Any]:
-        """The schemas of a list; none after a fault."""
-        if not isinstance(schemas, list) or not schemas:
-            self._fault(path, "type", "must be a list of schemas with at least one in it")
-            return []
+    def _visit_all(self, schemas: Sequence[object], path: str) -> list[Any]:
         return [self._visit(part, f"{path}[{index}]") for index, part in enumerate(schemas)]
 
     def _combination(self, name: str, parts: Any, path: str) -> None:
         visited = self._visit_all(parts, path)
-        if not visited:
-            return
         if name == "oneOf":
             if len(parts) > 1 and not self._schemas.are_disjoint(parts, merged=self._merged):
                 self._report.leave_out(path)
@@ -306,27 +261,11 @@ class _Part:
         else:
             self._out[name] = visited
 
-    def _type(self, value: object, path: str) -> None:
-        kinds = [value] if isinstance(value, str) else value
-        if not isinstance(kinds, list) or not kinds:
-            self._fault(path, "type", "must be a type's name or a list of them")
-        elif not all(isinstance(kind, str) and kind in keywords.TYPES for kind in kinds):
-            self._fault(path, "enum", f"must be one of {', '.join(sorted(keywords.TYPES))}")
-        else:
-            self._out["type"] = value if isinstance(value, str) else list(dict.fromkeys(kinds))
-
-    def _values(self, name: str, value: object, path: str) -> None:
-        values = value if name == "enum" else [value]
-        if not isinstance(values, list) or not values:
-            self._fault(path, "type", "must be a list of values with at least one in it")
-            return
-        self._report.count(len(values), "values in enum and const")
+    def _values(self, name: str, value: Any) -> None:
+        self._report.count(len(value) if name == "enum" else 1, "values in enum and const")
         self._out[name] = value
 
-    def _members(self, name: str, value: object, path: str) -> None:
-        if not isinstance(value, Mapping):
-            self._fault(path, "type", "must be an object with a schema for each name")
-            return
+    def _members(self, name: str, value: Mapping[str, Any], path: str) -> None:
         self._report.count_names(len(value), "properties")
         members: dict[str, Any] = {}
         for key, part in value.items():
@@ -337,19 +276,14 @@ class _Part:
                 members[text] = self._visit(part, below(path, key))
         self._out[name] = members
 
-    def _required(self, value: object, path: str) -> None:
-        if isinstance(value, bool):
-            return  # only draft 3 had it in the property
-        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-            self._fault(path, "type", "must be a list of property names")
-            return
-        self._report.count_names(len(value), "required names")
-        self._out["required"] = list(dict.fromkeys(value))
+    def _required(self, value: list[str] | bool) -> None:
+        if not isinstance(value, bool):  # only draft 3 had it in the property
+            self._report.count_names(len(value), "required names")
+            self._out["required"] = list(dict.fromkeys(value))
 
-    def _items(self, name: str, value: object, path: str) -> None:
+    def _items(self, name: str, value: Any, path: str) -> None:
         if name == "prefixItems" or (name == "items" and isinstance(value, list)):
-            if parts := self._visit_all(value, path):
-                self._out["prefixItems"] = parts
+            self._out["prefixItems"] = self._visit_all(value, path)
         elif name == "additionalItems":
             if isinstance(self._given.get("items"), list):  # its name before 2020
                 self._out["items"] = self._visit(value, path)
@@ -357,23 +291,17 @@ class _Part:
             self._out[name] = self._visit(value, path)
 
     def _number(self, name: str, value: Any, path: str) -> None:
-        if isinstance(value, bool) and name in ("exclusiveMinimum", "exclusiveMaximum"):
-            # As in draft 4, where it said how the other bound is meant.
-            inclusive: Any = self._given.get("minimum" if name.endswith("Minimum") else "maximum")
-            if value and keywords.is_number(inclusive):
-                self._bound(name, inclusive, path)
-        elif not keywords.is_number(value) or (name == "multipleOf" and value <= 0):
-            self._fault(path, "type", "must be a number" + " above 0" * (name == "multipleOf"))
-        elif name in keywords.COUNTS:
-            if value < 0 or value != int(value):
-                self._fault(path, "type", "must be a whole number from 0")
-            else:
-                self._keep(name, int(value) if value <= keywords.MAX_COUNT else None, path)
+        if name in keywords.COUNTS:
+            self._keep(name, int(value) if value <= keywords.MAX_COUNT else None, path)
         elif name == "multipleOf":
             is_enforced = not self._merged and keywords.is_small_multiple(value)
             self._keep(name, value if is_enforced else None, path)
-        else:
+        elif not isinstance(value, bool):
             self._bound(name, value, path)
+        elif value:
+            inclusive: Any = self._given.get("minimum" if name.endswith("Minimum") else "maximum")
+            if keywords.is_number(inclusive):
+                self._bound(name, inclusive, path)
 
     def _bound(self, name: str, value: float, path: str) -> None:
         narrowed = keywords.bound(name, value)
@@ -391,16 +319,13 @@ class _Part:
         """For a number, `format` (`int32`, `double`…) says only how it is stored."""
         return self._given.get("type") in ("integer", "number")
 
-    def _text(self, name: str, value: object, path: str) -> None:
-        if not isinstance(value, str):
-            self._fault(path, "type", "must be a string")
-        elif name == "format":
-            if value in keywords.FORMATS:
-                self._out[name] = value
-            elif not {"pattern", "allOf"} & self._given.keys() and not self._is_number:
-                self._report.leave_out(path)
-        else:
+    def _text(self, name: str, value: str, path: str) -> None:
+        if name == "pattern":
             self._keep(name, keywords.pattern(value, self._given.get("format")), path)
+        elif value in keywords.FORMATS:
+            self._out[name] = value
+        elif not {"pattern", "allOf"} & self._given.keys() and not self._is_number:
+            self._report.leave_out(path)
 
     def _keep(self, name: str, value: object, path: str) -> None:
         """Enforce a keyword with this value; `None` says that it cannot be enforced."""
@@ -408,6 +333,3 @@ class _Part:
             self._report.leave_out(path)
         else:
             self._out[name] = value
-
-    def _fault(self, path: str, constraint: str, expected: str) -> None:
-        self._report.fault(path, constraint, f"{path} {expected}")
