@@ -227,8 +227,8 @@ class RealWalk(Walk):
 
     def fault(self, asked: Asked, said: list[int]) -> str | None:
         last = self.events(asked)[-1]
-        if isinstance(last, Finished) and len(said) != asked.max_tokens:
-            return f"{len(said)} of {asked.max_tokens} tokens"
+        if isinstance(last, Finished) and last.tokens_out != asked.max_tokens:
+            return f"{last.tokens_out} of {asked.max_tokens} tokens"
         return self.alone.differs(asked.prompt, said)
 
     def end(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from worker.engine.cache.memory import Memory, usable
+from worker.engine.cache.memory import Memory
 from worker.engine.cache.moves import Copy, Move, Restore, Save, Snapshot, State, Truncate
 from worker.engine.cache.slots import Slot, count_cells, share, unshare
 from worker.engine.limits import Limits
@@ -63,7 +63,7 @@ class Match:
     snapshot: Snapshot | None = None
     """The snapshot that is needed to cut the source there."""
     n_common: int = 0
-    """The length of the longest common beginning with a slot, computed or not."""
+    """The length of the longest common beginning with anything there is, computed or not."""
     awaited: Awaited | None = None
     """A longer beginning that should not be computed twice."""
 
@@ -80,8 +80,8 @@ class Cache:
         self._written: set[int] = set()
         """Slots that moves have read or written since the last batch was computed."""
         self._bytes_per_cell = limits.cell_bytes
-        self._saving_seconds = 0.0
-        """The expected time of the copies to memory in `moves`."""
+        self._copying_seconds = 0.0
+        """The expected time of the copies from and to memory in `moves`."""
         self._clock = 0
 
     @property
@@ -134,7 +134,7 @@ class Cache:
         )
         if awaited is not None and awaited.length - best.n_ready < _MIN_AWAITED_TOKENS:
             awaited = None
-        n_common = max((match.n_common for match in slots), default=0)
+        n_common = max((match.n_common for match in matches), default=0)
         return replace(best, n_common=n_common, awaited=awaited)
 
     def fits(self, sequence: Sequence, match: Match) -> bool:
@@ -163,7 +163,7 @@ class Cache:
         """Give a sequence a slot with what it goes on from.
 
         Returns false, without a change, if that needs a slot which a move has changed and which no
-        batch has settled yet.
+        batch has settled yet, or if running streams would wait too long for this step's copies.
         """
         source, n_ready, snapshot = match.source, match.n_ready, match.snapshot
         touched = self._read | self._written
@@ -176,10 +176,14 @@ class Cache:
             takes_over = self._takes_over(source, n_ready) or not others
         if not takes_over and not others:
             return False
+        if isinstance(source, State):
+            seconds = source.n_bytes * self.prices.per_byte
+            if is_busy and self._copying_seconds and self._copying_seconds + seconds > MOST_SECONDS:
+                return False
+            self._copying_seconds += seconds
         for used in (source, snapshot):
             if used is not None:
                 used.last_used = self._tick()
-        snapshots: list[Snapshot] = [] if source is None else source.snapshots
         if takes_over:
             assert isinstance(source, Slot)
             slot = source
@@ -202,6 +206,7 @@ class Cache:
                     share(source, slot, n_ready, self.slots)
         slot.owner, slot.kept, slot.is_new = sequence, [], False
         slot.salt, slot.last_used = sequence.request.cache_salt, self._tick()
+        snapshots: list[Snapshot] = [] if source is None else source.snapshots
         slot.snapshots = [each for each in snapshots if each.length <= n_ready]
         sequence.slot = slot.index
         sequence.n_cached = sequence.n_computed = n_ready
@@ -340,7 +345,7 @@ class Cache:
                 return state
         seconds = self.expected_seconds(slot)
         most = MOST_SECONDS if is_busy else _MOST_SECONDS_ALONE
-        if not is_awaited and self._saving_seconds + seconds > most:
+        if not is_awaited and self._copying_seconds + seconds > most:
             return None
         state = State(tokens, slot.salt, int(self._bytes_per_cell * len(tokens)))
         state.snapshots, state.last_used = list(slot.snapshots), slot.last_used
@@ -351,7 +356,7 @@ class Cache:
             return None
         if not memory.keep(state, cuts_anywhere=limits.cuts_anywhere):
             return None
-        self._saving_seconds += seconds
+        self._copying_seconds += seconds
         self.moves.append(Save(slot.index, state))
         return state
 
@@ -362,7 +367,7 @@ class Cache:
     # --- what the carrier tells --------------------------------------------------------------
 
     def take_moves(self) -> list[Move]:
-        moves, self.moves, self._saving_seconds = self.moves, [], 0.0
+        moves, self.moves, self._copying_seconds = self.moves, [], 0.0
         return moves
 
     def settled(self) -> None:
@@ -411,11 +416,12 @@ class Cache:
 
     def _of_state(self, state: State, tokens: list[int], most: int) -> Match:
         """What a state has of a prompt's first `most` tokens."""
-        cuts_anywhere, snapshot = self.limits.cuts_anywhere, None
-        n_ready = usable(state, tokens, most, cuts_anywhere=cuts_anywhere)
-        if not cuts_anywhere and n_ready < len(state.tokens):
-            snapshot = next((each for each in state.snapshots if each.length == n_ready), None)
-        return Match(state, n_ready, snapshot)
+        n_common = common_length(state.tokens, tokens, most)
+        if self.limits.cuts_anywhere or n_common == len(state.tokens):
+            return Match(state, n_common, None, n_common)
+        snapshots = (each for each in state.snapshots if each.length <= n_common)
+        snapshot = max(snapshots, key=lambda each: each.length, default=None)
+        return Match(state, snapshot.length if snapshot is not None else 0, snapshot, n_common)
 
     def _gain(self, match: Match) -> float:
         """The time that a match saves, in prompt tokens."""

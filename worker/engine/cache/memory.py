@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from worker.engine.cache.moves import Snapshot, State
 from worker.engine.cache.slots import Slot
-from worker.engine.tokens import common_length
 
 
 class Memory:
@@ -73,19 +72,14 @@ class Memory:
         return [*self._slots, *self.states]
 
 
-def usable(state: State, prompt: list[int], most: int, *, cuts_anywhere: bool) -> int:
-    """How many of the first `most` tokens of a prompt can be reused of a state."""
-    n_common = common_length(state.tokens, prompt, most)
-    if cuts_anywhere or n_common == len(state.tokens):
-        return n_common
-    return longest_cut((each.length for each in state.snapshots), n_common)
-
-
 def longest_cut(lengths: Iterable[int], most: int) -> int:
     """The longest of the lengths to which memory that cannot be cut anywhere can be cut."""
     return max((length for length in lengths if length <= most), default=0)
 
 
 def _contains(state: State, other: State, *, cuts_anywhere: bool) -> bool:
-    length = len(other.tokens)
-    return usable(state, other.tokens, length, cuts_anywhere=cuts_anywhere) == length
+    """Whether one can go on from a state wherever one can from the other."""
+    if state.tokens[: len(other.tokens)] != other.tokens:
+        return False
+    lengths = {len(state.tokens), *(each.length for each in state.snapshots)}
+    return cuts_anywhere or len(other.tokens) in lengths
