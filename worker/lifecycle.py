@@ -163,9 +163,8 @@ class Lifecycle:
             adapter=adapter,
             draft=draft,
         )
-        starting = asyncio.create_task(self._supervisor.start(command))
-        await build_schemas(self._state)
-        info = await starting
+        starting = self._supervisor.start(command)
+        info, _ = await asyncio.gather(starting, build_schemas(self._state))
         self._log.info(
             "worker.ready",
             uri=self._uri,
