@@ -16,10 +16,11 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from worker.engine.loop import Loop
-from worker.engine.pooling import Pooled, Pooling
+from worker.engine.pooling import Pooling
 from worker.engine.sequence import NO_LIMIT, Sequence
 from worker.engine.text.prompt import PromptBuilder
 from worker.errors import Cancelled, InferenceFailed, InvalidRequest, WorkerError
+from worker.llama.pooled import PooledContext
 from worker.llama.sampler import Sampler
 from worker.observability.logs import get_logger
 from worker.wire.black_box import LONG_INTAKE, SMALL_INTAKE, BlackBox
@@ -53,7 +54,7 @@ class Intake:
         send: Callable[[list[Event]], None],
         *,
         make_sampler: Callable[[Sampling, list[int]], Sampler],
-        pool: Pooled | None,
+        pool: PooledContext | None,
         prove_residency: Callable[[], Residency],
         kv_unified: bool,
         scored_rows: int,

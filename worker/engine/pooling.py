@@ -8,24 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from worker.engine.loop import Loop
 from worker.errors import Cancelled, WorkerError
+from worker.llama.pooled import PooledContext
 from worker.wire.black_box import LOOP
 from worker.wire.messages import Answered, Event, Failed, Started
-
-
-class Pooled(Protocol):
-    """Computes the outputs of a model that pools."""
-
-    most_texts: int
-    """The most texts in one decode."""
-    most_tokens: int
-    """The most tokens of all texts in one decode; a longer text is computed alone."""
-
-    def __call__(self, texts: list[list[int]]) -> list[bytes]:
-        """The model's output for each text, as 32-bit floats."""
 
 
 @dataclass(slots=True)
@@ -40,7 +28,7 @@ class Pooling:
     def __init__(
         self,
         loop: Loop,
-        compute: Pooled,
+        compute: PooledContext,
         send: Callable[[list[Event]], None],
         in_hand: memoryview[int],
     ) -> None:

@@ -21,7 +21,9 @@ class PooledContext:
         self._context = context
         self._batch = Batch(context.options.n_batch)
         self.most_texts = context.options.n_seq_max
+        """The most texts in one decode."""
         self.most_tokens = min(SHARED_TOKENS, context.options.n_ubatch)
+        """The most tokens of all texts in one decode; a longer text is computed alone."""
 
     def __call__(self, texts: list[list[int]]) -> list[bytes]:
         """Embeddings scaled to length one, or ranks as they are, as 32-bit floats.
