@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from worker.engine import process
+from worker.engine import process, start
 from worker.llama.sampler import Sampler
 
 ABORTS_IN_INTAKE, ABORTS_IN_LOOP, RAISES_IN_INTAKE, RAISES_IN_LOOP = 661, 662, 663, 664
@@ -34,5 +34,5 @@ class PoisonedSampler(Sampler):
 
 
 if __name__ == "__main__":
-    vars(process)["Sampler"] = PoisonedSampler
+    vars(start)["Sampler"] = PoisonedSampler
     process.main()
