@@ -14,7 +14,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk
@@ -230,13 +230,13 @@ class ByteBackend:
 
     def _extend(self, slot: int, tokens: list[int]) -> None:
         held = self.held[slot]
-        for token in tokens:
-            cell = slot * self.context_length + len(held)
-            if self.unified:
-                used = {cell for cells in self.held.values() for cell in cells}
-                cell = next(cell for cell in count() if cell not in used)
-            self.contents[cell] = token
-            held.append(cell)
+        begin = slot * self.context_length + len(held)
+        cells = list(range(begin, begin + len(tokens)))
+        if self.unified:
+            used = {cell for each in self.held.values() for cell in each}
+            cells = list(islice((cell for cell in count() if cell not in used), len(tokens)))
+        self.contents.update(zip(cells, tokens, strict=True))
+        held += cells
         self.states[slot] = [*self.states[slot], *tokens]
         self.longest[slot] = max(self.longest.get(slot, 0), len(held))
 
