@@ -47,6 +47,9 @@ class Weights:
     """Pages of a mapped file that hold repacked tensors; they stay in memory until it is needed."""
 
 
+NOTHING = Weights(0, 0, (), ())
+
+
 def place(header: GgufHeader, device: library.Device | None) -> Weights:
     with closing(_Meta()) as meta:
         if device is None:

@@ -40,10 +40,11 @@ def prove(
         ResidencyViolation: something is elsewhere, or llama.cpp's report is not understood.
     """
     report = parse([*model.load_log, *context.load_log])
-    weights = placement.place(header, selected.device)
     n_here = sum(device == selected.name for device in report.layer_devices.values())
     buffers = tuple(b for b in report.buffers if b.size_bytes)
     beside = [buffer for buffer in buffers if not _is_on(buffer, selected)]
+    # Asking about each tensor takes milliseconds, which a start on a CPU need not spend.
+    weights = placement.place(header, selected.device) if beside else placement.NOTHING
     residency = Residency(
         resident=True,
         device=selected.name,
