@@ -106,7 +106,7 @@ parity-data: ## make the reference data of converter and chat templates anew, in
 	$(VENV)-parity/bin/python -m tests.convert.make_tekken_data
 	$(VENV)-parity/bin/python -m tests.clients.make_loglikelihoods
 	$(VENV)-parity/bin/python -m tests.convert.make_adapter_data
-	$(VENV)-parity/bin/python -m tests.engine.make_template_data
+	$(VENV)-parity/bin/python -m tests.engine.make_prompt_data
 
 bench-convert: setup ## the converter against llama.cpp's own script, in parity-data's venv (minutes; BENCH="--outtypes f16")
 	$(PYTHON) -m venv $(VENV)-parity

@@ -44,22 +44,16 @@ ARGUMENTS = {
     "options": {"depth": 3, "mode": "fast"},
 }
 WRITES_NO_CALLS = {
-    "google-gemma-2-2b-it.jinja",
-    "microsoft-Phi-3.5-mini-instruct.jinja",
-    "llama-cpp-rwkv-world.jinja",
     # These drop the calls of earlier answers,
     "LFM2-8B-A1B.jinja",
     "LFM2.5-Instruct.jinja",
     "ibm-granite-granite-3.3-2B-Instruct.jinja",
-    # want other variables than `tools`,
-    "HuggingFaceTB-SmolLM3-3B.jinja",
-    "fireworks-ai-llama-3-firefunction-v2.jinja",
+    # or want other variables than calls.
     "CohereForAI-c4ai-command-r-plus-tool_use.jinja",
-    # or cannot be rendered by transformers either.
-    "Kimi-K2-Instruct.jinja",
-    "Kimi-K2-Thinking.jinja",
-    "llama-cpp-deepseek-r1.jinja",
 }
+IN_WORDS_ONLY = "deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja"
+"""It writes calls only without any content, not beside an empty one: words tell them instead, in a
+form that the readers of its family do not know."""
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +111,9 @@ def test_what_a_template_writes_is_read_back(templates: Path, name: str) -> None
     if found is None:
         return
     prompt, output = found
+    if name == IN_WORDS_ONLY:
+        assert output.startswith("<tool_call>\n")
+        return
     for size in (1, 7, len(output)):
         message = parse(output, source, ToolUse.of([EDIT]), size, prompt[-64:])
         assert message.named == [("edit_file", ARGUMENTS)], output

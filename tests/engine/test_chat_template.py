@@ -23,6 +23,8 @@ def render(source: str, *messages: Mapping[str, Any], **options: Any) -> str:
 
 
 USER = {"role": "user", "content": "Hi & <bye>"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+PART = {"type": "text", "text": "b"}
 
 
 def test_the_bundled_model_s_template() -> None:
@@ -46,8 +48,97 @@ def test_the_environment_is_the_one_templates_are_written_for() -> None:
 def test_whether_a_template_takes_tools() -> None:
     assert ChatTemplate("{% if tools %}{{ tools }}{% endif %}", {}).takes_tools
     assert not ChatTemplate("{{ messages }}", {}).takes_tools
-    tool = {"type": "function", "function": {"name": "f"}}
-    assert render("{{ tools[0].function.name }}", USER, tools=(tool,)) == "f"
+    assert render("{{ tools[0].function.name }}", USER, tools=(TOOL,)) == "f"
+
+
+def test_a_generator_of_a_filter_is_a_list() -> None:
+    source = "{{ tools | map(attribute='function') | map(attribute='name') | tojson }}"
+    assert render(source, USER, tools=(TOOL, TOOL)) == '["f", "f"]'
+
+
+def test_nothing_is_escaped_as_html() -> None:
+    assert render("{{ (tools | tojson | safe) + '\"<' }}", USER) == 'null"<'
+    assert render("{{ 'a' | safe + '<' }}{{ '<' | e + '<' }}", USER) == "a<&lt;<"
+
+
+def test_what_is_not_defined_adds_nothing_to_a_text() -> None:
+    assert render("{{ 'a' + messages[0].nothing + 'b' }}{{ nothing + 'c' }}", USER) == "abc"
+
+
+TAKES_TOOLS = "{% if tools %}{{ tools | tojson }}{% endif %}"
+TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+
+
+def test_a_template_that_reads_no_parts_gets_their_text() -> None:
+    parts = {"role": "user", "content": [{"type": "text", "text": "a"}, PART]}
+    assert render(TURNS, parts) == "<user>a\nb"
+    reads = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+    reads += "{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endif %}{% endfor %}"
+    assert render(reads.replace("[", "").replace("]", ""), parts) == "ab"
+    only = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    assert render(only, parts, {"role": "user", "content": "c"}) == "abc"
+
+
+def test_a_call_s_arguments_come_as_the_template_writes_them() -> None:
+    calls = (
+        TAKES_TOOLS
+        + "{% for m in messages %}{% for c in m.tool_calls or [] %}%s{% endfor %}{% endfor %}"
+    )
+    for given in ('{"a": "\u00e9"}', {"a": "é"}):
+        call = {"type": "function", "function": {"name": "f", "arguments": given}}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        as_object = calls.replace("%s", "{{ c.function.arguments | tojson }}")
+        as_text = calls.replace("%s", "{{ '' + c.function.arguments }}")
+        assert render(as_object, USER, message) == '{"a": "é"}'
+        text = given if isinstance(given, str) else '{"a": "é"}'
+        assert render(as_text, USER, message) == text
+
+
+def test_arguments_that_are_no_object_stay_as_they_are() -> None:
+    source = TAKES_TOOLS + "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+    source += "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    for given in ("[1]", "{", '{"a": NaN}', "", "[" * 5000):
+        call = {"type": "function", "function": {"name": "f", "arguments": given}}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        assert render(source, message) == json.dumps(given)
+
+
+def test_roles_that_a_template_does_not_know() -> None:
+    chat = ({"role": "developer", "content": "Be brief."}, USER)
+    assert render(TURNS, *chat) == "<system>Be brief.<user>Hi & <bye>"
+    knows = "{% for m in messages %}{% if m.role == 'developer' %}DEV {% endif %}{{ m.content }}"
+    assert render(knows + "{% endfor %}", *chat) == "DEV Be brief.Hi & <bye>"
+    strict = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}"
+    strict += "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    assert render(strict, *chat) == "<user>Be brief.\nHi & <bye>"
+
+
+def test_variables_that_nobody_sent_are_the_author_s_to_choose() -> None:
+    source = "{{ enable_thinking is defined }}"
+    assert render(source, USER) == "False"
+    assert render(source, USER, template_kwargs={"enable_thinking": False}) == "True"
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [("It is ", "<assistant>It is "), ("", "<assistant>"), (None, "<assistant>")],
+)
+def test_the_last_message_goes_on_where_it_ends(content: str | None, text: str) -> None:
+    final = {"role": "assistant", "content": content}
+    options: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
+    assert render(TURNS + "</s>", USER, final, **options) == f"<user>Hi & <bye>{text}"
+    trims = TURNS.replace("m.content", "m.content | trim")
+    assert render(trims + "</s>", USER, final, **options) == f"<user>Hi & <bye>{text.rstrip()}"
+
+
+def test_an_answer_goes_on_in_its_last_part() -> None:
+    final = {"role": "assistant", "content": [PART, PART]}
+    assert render(TURNS + "</s>", final, continue_final_message=True) == "<assistant>b\nb"
+
+
+def test_a_message_that_the_template_leaves_out_cannot_go_on() -> None:
+    with pytest.raises(InvalidRequest, match="leaves out the last message"):
+        render("{{ messages[0].content }}", USER, USER, continue_final_message=True)
 
 
 def test_a_refusal_of_the_template_s_own_is_told() -> None:

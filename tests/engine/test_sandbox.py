@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import resource
+import threading
 import time
 
 import pytest
 
-from worker.engine.text import chat_template
+from tests.engine.chats import SPECIAL, TEMPLATES
+from worker.engine.text import chat_template, sandbox
 from worker.engine.text.chat_template import ChatTemplate
 from worker.errors import InvalidRequest, ModelError
 from worker.wire.work import ChatPrompt
@@ -52,6 +54,14 @@ HUNGRY = [
     "{{ ('%(a)s'*99999) % {'a': 'x'*39999} }}",
     "{{ ('%(a)s'*99999)|format(a='x'*39999) }}",
     "{{ strftime_now('%c'*999999) }}",
+    "{{ ('x'*99999)|wordwrap(1, wrapstring='y'*99999) }}",
+    "{{ ('a.org '*9999)|urlize(target='y'*99999) }}",
+    "{{ ('%9999d'*9999) % tuple(range(9999)) }}",
+    "{{ '{:{}}'.format(1, 199999) }}",
+    "{{ ('{0}'*9999).format('x'*9999) }}",
+    "{{ [[[[1]*99]]*99]|tojson(indent=199999) }}",
+    "{{ ([1]*9999)|tojson(separators=('x'*9999, ':')) }}",
+    "{% set s = 'x'*3999999 %}{{ " + " ~ ".join(["s"] * 3000) + " }}",
 ]
 TWINS = (
     "{% set ns = namespace(s=[1], t=[1]) %}{% for i in range(60) %}{% set ns.s = NEST(ns.s) %}"
@@ -103,11 +113,75 @@ def test_a_template_that_would_not_end_is_refused(
 
 def test_what_is_kept_while_a_template_runs_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 20)
-    monkeypatch.setattr(chat_template, "MAX_RENDER_BYTES", 50 * 2**20)
-    source = "{% set ns = namespace(p=none) %}{% for i in range(99999) %}"
-    source += "{% set ns.p = namespace(p=ns.p, s='x'*3999999) %}{% endfor %}"
-    with pytest.raises(InvalidRequest, match="too many resources"):
-        ChatTemplate(source, {}).render(ChatPrompt(()))
+    monkeypatch.setattr(sandbox, "MAX_BYTES", 50 * 2**20)
+    slices = "{% set t = [" + ", ".join(["x[1:]"] * 99) + "] %}"
+    for text in ("'x'*3999999", "x[:-1]", "[0]*199999", "x ~ loop.index", "slices"):
+        source = "{% if go %}{% set x = 'x'*3999998 %}{% set ns = namespace(p=none) %}"
+        source += "{% for i in range(99999) %}"
+        source += f"{{% set ns.p = namespace(p=ns.p, s={text}) %}}"
+        source += (slices if text == "slices" else "") + "{% endfor %}{% endif %}"
+        with pytest.raises(InvalidRequest, match="too much memory"):
+            ChatTemplate(source, {}).render(ChatPrompt((), template_kwargs={"go": True}))
+
+
+def test_what_other_threads_take_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 20)
+    monkeypatch.setattr(sandbox, "MAX_BYTES", 20 * 2**20)
+    template = ChatTemplate("{% for i in range(999) %}{{ i ~ 'x' }}{% endfor %}", {})
+    taken: list[bytes] = []
+
+    def take() -> None:
+        while len(taken) < 40:
+            taken.append(b"x" * 2**20)
+
+    other = threading.Thread(target=take)
+    other.start()
+    try:
+        assert len(template.render(ChatPrompt(()))) == sum(len(f"{i}x") for i in range(999))
+    finally:
+        other.join()
+    assert len(taken) == 40
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.append(1) }}",
+        "{{ messages.pop() }}",
+        "{% for m in messages %}{{ m.append(1) }}{% endfor %}",
+        "{% set a = [] %}{% set b = [a, a] %}{{ a.append(1) }}",
+        "{% set a = [] %}{% set b = {'a': a} %}{{ a.append(1) }}",
+        "{% set a = [] %}{{ a.append(a) }}",
+        "{% set a = [] %}{% set b = [] %}{{ a.append(b) }}{{ b.append(1) }}",
+        "{% set a = [] %}{% set b = a * 2 + [a] %}{{ a.append(1) }}",
+        "{% set a = ['x'*3999999] %}{{ a.append('xx') }}",
+        "{% set a = messages|list %}{{ a.append(1) }}",
+        "{% set a = [] %}{{ a.extend([1]) }}",
+        "{% set a = [] %}{{ a.insert(0, 1) }}",
+    ],
+)
+def test_only_a_list_that_is_in_nothing_else_may_change(source: str) -> None:
+    message = {"role": "user", "content": "x"}
+    with pytest.raises(InvalidRequest, match="template refuses"):
+        ChatTemplate(source, {}).render(ChatPrompt((message,)))
+    assert message == {"role": "user", "content": "x"}
+
+
+def test_a_template_s_own_list_is_a_queue() -> None:
+    source = "{% set ns = namespace(ids=[]) %}{% for i in range(3) %}"
+    source += "{% set _ = ns.ids.append('n' ~ i) %}{% endfor %}{{ ns.ids.pop(0) }}{{ ns.ids }}"
+    assert ChatTemplate(source, {}).render(ChatPrompt(())) == "n0['n1', 'n2']"
+
+
+@pytest.mark.parametrize("name", [path.stem for path in TEMPLATES.glob("*.jinja")])
+def test_a_long_conversation_is_not_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two million characters in a hundred messages."""
+    monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 60)
+    template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIAL)
+    said = "word " * 4000
+    messages = [{"role": role, "content": said} for role in ("user", "assistant") * 50]
+    prompt = ChatPrompt((*messages, {"role": "user", "content": "?"}))
+    assert template.render(prompt).count("word") == 400_000
 
 
 @pytest.mark.parametrize(

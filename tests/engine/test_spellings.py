@@ -177,8 +177,25 @@ def test_nobody_can_use_up_the_marks() -> None:
 
 
 def test_words_and_single_characters_are_no_spellings() -> None:
-    prompt = ChatPrompt((user("the user said X"),))
-    assert Spellings(["user", "X", ""]).marked(prompt) == (prompt, None)
+    chat = {"messages": [user("the user said X")]}
+    assert Spellings(["user", "X", ""]).marking(chat) is None
+
+
+def test_a_spelling_that_is_escaped_in_a_call_s_arguments_stays_text() -> None:
+    chats = _bundled("{{ tools | tojson }}{{ m | tojson }}")
+    escaped = chats.end.replace("<", "\\u003c")
+    function = {"name": "f", "arguments": f'{{"a": "{escaped}"}}'}
+    call = {"type": "function", "function": function}
+    message = {"role": "assistant", "content": "x", "tool_calls": [call]}
+    assert chats.control(user("x"), message) == chats.control(user("x"), user("x", "assistant"))
+
+
+def test_arguments_without_an_end_of_nesting_are_refused() -> None:
+    chats = _bundled("{{ tools | tojson }}{{ m | tojson }}")
+    function = {"name": "f", "arguments": '{"a": ' * 900 + "1" + "}" * 900}
+    call = {"type": "function", "function": function}
+    with pytest.raises(InvalidRequest):
+        chats.ids({"role": "assistant", "content": "x", "tool_calls": [call]})
 
 
 def test_the_bundled_model_s_own_template() -> None:

@@ -1,17 +1,16 @@
-"""A chat as a prompt for the model's own template."""
+"""A chat as a prompt for the model's own template, in OpenAI's form.
+
+Which form the template reads (parts or text, arguments as text or object, tools or words) is the
+engine's knowledge.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
-from worker.api.chat.parse.instruction import with_instruction
 from worker.api.chat.request import Chat, Message, Part, Tool, ToolCall
-from worker.api.http.body import parse_json
 from worker.api.http.faults import fault, invalid
 from worker.api.http.state import AppState
-from worker.errors import InvalidRequest
 from worker.wire.work import ChatPrompt
 
 
@@ -24,18 +23,12 @@ def chat_prompt(chat: Chat, state: AppState) -> ChatPrompt:
     if info is not None and not info.model.has_chat_template:
         message = "messages need a chat template, and this model carries none; send a raw prompt"
         raise invalid([fault("messages", "unsupported", message)])
-    tools = tuple(map(_tool, chat.tools)) if chat.tool_choice != "none" else ()
-    messages: tuple[Mapping[str, Any], ...] = tuple(map(_message, chat.messages))
-    if info is not None and not info.model.template_takes_tools:
-        messages = with_instruction(messages, tools, state.chat_template)
-        tools = ()
-    defaults = {"enable_thinking": True, "date_string": datetime.now().strftime("%d %b %Y")}
     return ChatPrompt(
-        messages=messages,
-        tools=tools,
+        messages=tuple(map(_message, chat.messages)),
+        tools=tuple(map(_tool, chat.tools)) if chat.tool_choice != "none" else (),
         add_generation_prompt=chat.opens_answer,
         continue_final_message=chat.continues,
-        template_kwargs=defaults | dict(chat.template_variables),
+        template_kwargs=dict(chat.template_variables),
     )
 
 
@@ -45,21 +38,19 @@ def text_of(content: str | tuple[Part, ...] | None) -> str:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    """The message as chat templates expect it: one text, and calls with parsed arguments."""
-    flat: dict[str, Any] = {"role": message.role, "content": text_of(message.content)}
-    named = {
-        "name": message.name,
-        "tool_call_id": message.tool_call_id,
-        "reasoning_content": message.reasoning,
-    }
-    flat |= {name: value for name, value in named.items() if value is not None}
-    if message.tool_calls:
-        flat["tool_calls"] = [_call(call) for call in message.tool_calls]
-    return flat
+    content: Any = message.content
+    if isinstance(content, tuple):
+        content = [{"type": part.kind, "text": part.text} for part in content]
+    given = {"name": message.name, "tool_call_id": message.tool_call_id}
+    given["reasoning_content"] = message.reasoning
+    present = {name: value for name, value in given.items() if value is not None}
+    calls = {"tool_calls": [_call(call) for call in message.tool_calls]}
+    flat = {"role": message.role, "content": content, **present}
+    return flat | calls if message.tool_calls else flat
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": _parsed(call.arguments)}
+    function = {"name": call.name, "arguments": call.arguments}
     id = {"id": call.id} if call.id is not None else {}
     return {**id, "type": "function", "function": function}
 
@@ -72,13 +63,3 @@ def _tool(tool: Tool) -> dict[str, Any]:
     }
     present = {name: value for name, value in function.items() if value is not None}
     return {"type": "function", "function": present}
-
-
-def _parsed(arguments: str | Mapping[str, Any]) -> Any:
-    """A call's arguments as JSON. Text that is not JSON, or too much of it, stays text."""
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        return parse_json(arguments.encode())
-    except InvalidRequest:
-        return arguments

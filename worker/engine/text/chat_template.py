@@ -1,40 +1,35 @@
 """The model's own chat template: checked when the model is loaded, rendered in a sandbox.
 
-Rendering gives the same text as transformers' `apply_chat_template`: it has the same environment
-options, filters and globals. A template comes from a downloaded file and is treated as hostile: it
-cannot reach Python's internals, run for long or fill the memory. Intake threads.
+It renders what transformers' `apply_chat_template` renders: the environment's options, filters and
+globals are the same, and `conversation` brings each chat into the form that the template reads.
+Intake threads.
 """
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from types import FrameType
 from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
-import jinja2.meta
 import jinja2.nodes
 
-from worker.engine.text.sandbox import MAX_OUTPUT_CHARS, Sandbox, bound_operations, to_json
+from worker.engine.text import conversation
+from worker.engine.text.conversation import Chat, Form
+from worker.engine.text.sandbox import OutOfTime, Sandbox, bounded, check
 from worker.errors import InvalidRequest, ModelError
 from worker.wire.work import ChatPrompt
 
 MAX_SOURCE_CHARS = 100_000
 """Of a template; those of today's models have a tenth of that."""
 MAX_RENDER_SECONDS = 2.0
-MAX_RENDER_BYTES = 512 * 2**20
-"""How much this process may grow meanwhile."""
-_LOOK_SECONDS = 0.005
+_COMPILE_SECONDS = 20.0
 _MAX_STRFTIME_CHARS = 200
-
-
-class _Timeout(Exception):
-    pass
+_END = "\ue002end of the message\ue003 "
+"""Follows the message that is to be continued while it is rendered."""
 
 
 class _Generation(jinja2.ext.Extension):
@@ -61,125 +56,117 @@ class ChatTemplate:
         """`tool_use` is the model's second template, for chats with tools."""
         self.source = source
         self._special_tokens = dict(special_tokens)
-        environment = Sandbox(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[_Generation, "jinja2.ext.loopcontrols"],
-        )
-        environment.filters["tojson"] = to_json
-        environment.globals["raise_exception"] = _raise_exception
-        environment.globals["strftime_now"] = _strftime_now
-        if len(source) > MAX_SOURCE_CHARS:
-            raise ModelError(
-                f"the model's chat template has {len(source):,} characters; at most "
-                f"{MAX_SOURCE_CHARS:,} are taken"
-            )
-        try:
-            tree = environment.parse(source)
-            _refuse_internals(tree)
-            self._template = environment.from_string(bound_operations(tree))
-        except (RecursionError, MemoryError) as error:
-            raise ModelError("the model's chat template is nested too deeply") from error
-        except (jinja2.TemplateError, SyntaxError, ValueError) as error:
-            raise ModelError(f"the model's chat template is not valid: {error}") from error
-        self._knows_developer = "developer" in source
+        self._template = _compiled(source)
+        self._forms: tuple[Form, ...] = ()
+        until = time.monotonic() + MAX_RENDER_SECONDS
+        self._forms = conversation.forms_of(lambda chat: self._probed(chat, until))
         self._tool_use = ChatTemplate(tool_use, special_tokens) if tool_use is not None else None
-        variables = jinja2.meta.find_undeclared_variables(tree)
-        self.takes_tools = "tools" in variables or self._tool_use is not None
 
-    def render(self, prompt: ChatPrompt) -> str:
-        """The prompt text of a chat.
+    def _probed(self, chat: Chat, until: float) -> str | None:
+        """The rendered chat; `None` if the template refuses it, or has no time left."""
+        try:
+            return self.rendered(chat, until - time.monotonic())
+        except InvalidRequest:
+            return None
 
-        Raises:
-            InvalidRequest: the template refuses these messages, or takes too long.
-        """
+    @property
+    def takes_tools(self) -> bool:
+        """Otherwise tools are described in words."""
+        return self._tool_use is not None or not conversation.tells_tools_in_words(self._forms)
+
+    def read(self, prompt: ChatPrompt) -> Reading:
         if prompt.tools and self._tool_use is not None:
-            return self._tool_use.render(prompt)
-        variables: dict[str, Any] = {
-            **self._special_tokens,
+            return self._tool_use.read(prompt)
+        now = datetime.now()
+        chat: Chat = {
+            "date_string": now.strftime("%d %b %Y"),
+            "datetime": now.strftime("%b %d %Y"),
             **(prompt.template_kwargs or {}),
-            "messages": [self._message(message) for message in prompt.messages],
+            "messages": [dict(message) for message in prompt.messages],
             "tools": [dict(tool) for tool in prompt.tools] or None,
             "add_generation_prompt": prompt.add_generation_prompt,
         }
+        if prompt.continue_final_message:
+            final = chat["messages"][-1]
+            final["content"] = conversation.joined(final.get("content"), _END, between="")
+        try:
+            for form in self._forms:
+                chat = form(chat)
+        except RecursionError as error:
+            raise _refused("the arguments of a call are nested too deeply") from error
+        return Reading(self, chat, prompt.continue_final_message)
+
+    def render(self, prompt: ChatPrompt) -> str:
+        """The prompt text of a chat; raises as `Reading.text`."""
+        return self.read(prompt).text()
+
+    def rendered(self, chat: Chat, seconds: float) -> str:
         parts: list[str] = []
         n_chars = 0
         try:
-            with _Bounds(MAX_RENDER_SECONDS, MAX_RENDER_BYTES):
-                for part in self._template.generate(variables):
+            with bounded(seconds):
+                for part in self._template.generate({**self._special_tokens, **chat}):
                     parts.append(part)
                     n_chars += len(part)
-                    if n_chars > MAX_OUTPUT_CHARS:
-                        raise _refused("it produces too much text")
-        except _Timeout:
+                    check(n_chars)
+        except OutOfTime:
             raise _refused(f"it did not end within {MAX_RENDER_SECONDS:g} s") from None
-        except InvalidRequest:
-            raise
         except (RecursionError, MemoryError) as error:
             raise _refused("it needs too many resources") from error
         except Exception as error:  # the template's own code may raise anything
             raise _refused(str(error) or type(error).__name__) from error
-        text = "".join(parts)
-        return _until_final_message(text, prompt) if prompt.continue_final_message else text
-
-    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The message for the template; `developer` becomes `system` if the template lacks that
-        role."""
-        flat = dict(message)
-        if flat.get("role") == "developer" and not self._knows_developer:
-            flat["role"] = "system"
-        return flat
+        return "".join(parts)
 
 
-def _until_final_message(text: str, prompt: ChatPrompt) -> str:
-    """The rendered text up to the end of the last message's content."""
-    final = str(prompt.messages[-1].get("content") or "")
-    place = text.rfind(final.strip())
-    if place < 0 or not final.strip():
-        raise _refused("it leaves out the last message, which is to be continued")
-    if text.startswith(final, place - (len(final) - len(final.lstrip()))):
-        return text[: place + len(final.lstrip())]
-    return text[: place + len(final.strip())]
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A chat in the forms that its template reads."""
+
+    template: ChatTemplate
+    chat: Chat
+    continues: bool
+
+    def text(self) -> str:
+        """
+        Raises:
+            InvalidRequest: the template refuses these messages, or takes too long.
+        """
+        text = self.template.rendered(self.chat, MAX_RENDER_SECONDS)
+        return _before_end(text) if self.continues else text
 
 
-class _Bounds:
-    """Ends Python code of this thread that runs for too long, or lets the process grow by too
-    much where the system tells its size (Linux), at its next line."""
-
-    def __init__(self, seconds: float, n_bytes: int) -> None:
-        self._seconds, self._n_bytes = seconds, n_bytes
-
-    def __enter__(self) -> None:
-        began = next_look = time.monotonic()
-        before: int | None = None
-
-        def trace(frame: FrameType, event: str, arg: Any) -> Any:
-            nonlocal before, next_look
-            now = time.monotonic()
-            if now > began + self._seconds:
-                raise _Timeout
-            if now > next_look + _LOOK_SECONDS:
-                next_look, size = now, _own_bytes()
-                before = size if before is None else before
-                if size > before + self._n_bytes:
-                    raise MemoryError
-            return trace
-
-        self._previous = sys.gettrace()
-        sys.settrace(trace)
-
-    def __exit__(self, *exc: object) -> None:
-        sys.settrace(self._previous)
-
-
-def _own_bytes() -> int:
-    """Memory of this process alone, files that it maps left out; 0 where nobody tells."""
+def _compiled(source: str) -> jinja2.Template:
+    environment = Sandbox(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, "jinja2.ext.loopcontrols"],
+    )
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    if len(source) > MAX_SOURCE_CHARS:
+        raise ModelError(
+            f"the model's chat template has {len(source):,} characters; at most "
+            f"{MAX_SOURCE_CHARS:,} are taken"
+        )
     try:
-        with open("/proc/self/statm", "rb") as file:
-            _, resident, shared, *_ = file.read().split()
-    except OSError:
-        return 0
-    return (int(resident) - int(shared)) * resource.getpagesize()
+        with bounded(_COMPILE_SECONDS):  # jinja folds constants
+            tree = environment.parse(source)
+            _refuse_internals(tree)
+            return environment.from_string(tree)
+    except (RecursionError, MemoryError, OutOfTime) as error:
+        raise ModelError("the model's chat template is nested too deeply") from error
+    except (jinja2.TemplateError, SyntaxError, ValueError) as error:
+        raise ModelError(f"the model's chat template is not valid: {error}") from error
+
+
+def _before_end(text: str) -> str:
+    """The rendered text up to the end of the last message's content."""
+    mark = _END.rstrip()
+    before, found, after = text.rpartition(mark)
+    if not found:
+        raise _refused("it leaves out the last message, which is to be continued")
+    # The template has trimmed the message if it has trimmed the end of it.
+    return before if after.startswith(_END[len(mark) :]) else before.rstrip()
 
 
 def _strftime_now(form: str) -> str:

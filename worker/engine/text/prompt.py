@@ -10,7 +10,7 @@ from array import array
 from dataclasses import replace
 from functools import cached_property
 
-from worker.engine.text.chat_template import ChatTemplate
+from worker.engine.text.chat_template import ChatTemplate, Reading
 from worker.engine.text.spellings import Spellings
 from worker.engine.tokens import common_length
 from worker.errors import ContextLengthExceeded, InvalidRequest
@@ -162,17 +162,19 @@ class PromptBuilder:
 
     def _chat(self, prompt: ChatPrompt) -> list[int]:
         """Token ids of a chat; only control tokens that the template wrote are recognised."""
-        tokens = self.tokenize(self.render(prompt))
+        reading = self._read(prompt)
+        tokens = self.tokenize(reading.text())
         model = self._vocabulary
         spellings = Spellings(
             map(model.token_text, model.control.intersection(tokens)),
             map(model.token_text, model.user_defined.intersection(tokens)),
         )
-        marked, mark = spellings.marked(prompt)
-        if mark is None or len(tokens) > self._context_length:  # a longer one is refused anyway
+        marking = spellings.marking(reading.chat)
+        if marking is None or len(tokens) > self._context_length:  # a longer one is refused anyway
             return tokens
+        marked = replace(reading, chat=marking.chat).text()
         tokens = []
-        for part, has_control in spellings.split(self.render(marked), mark):
+        for part, has_control in spellings.split(marked, marking.mark):
             tokens += self._vocabulary.tokenize(part, add_special=False, parse_special=has_control)
         return self._with_bos(tokens)
 
@@ -196,12 +198,15 @@ class PromptBuilder:
 
     def render(self, prompt: ChatPrompt) -> str:
         """The text of a chat, by the model's own template."""
+        return self._read(prompt).text()
+
+    def _read(self, prompt: ChatPrompt) -> Reading:
         if self._template is None:
             raise InvalidRequest(
                 "messages: this model has no chat template; send a prompt to /v1/completions",
                 field="messages",
             )
-        return self._template.render(prompt)
+        return self._template.read(prompt)
 
     def detokenize(self, tokens: tuple[int, ...]) -> str:
         """The text of token ids, special tokens included."""

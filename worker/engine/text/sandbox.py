@@ -1,140 +1,344 @@
-"""Jinja's sandbox with bounds on what a template may build: no text, list or number grows past one.
+"""Jinja's sandbox in which time, memory and the size of each value are bounded.
 
-A deadline cannot interrupt one call of a built-in function, and one call can fill the memory or
-take for ever: so whatever makes large values out of small ones, and whatever walks through values
-in native code, is measured before it runs. Threads of the intake.
+A template comes from a downloaded file and is hostile until shown otherwise. Each value that it
+makes is weighed when it is made: nothing becomes heavier than `MAX_WEIGHT`, and all together take
+no more than `MAX_BYTES`. So native code, which nothing can interrupt, only ever walks through small
+values; what could make a heavy one out of small ones in one step is measured before it runs. The
+deadline ends everything else at its next line. Intake threads; each rendering has a meter of its
+own.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import islice
+from types import FrameType
 from typing import Any
 
 import jinja2
 import jinja2.nodes
 import jinja2.sandbox
-import jinja2.visitor
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 
-MAX_OUTPUT_CHARS = 4_000_000
-"""The most characters of one text."""
-MAX_ITEMS = 200_000
-"""The most items of a list, repetitions, and values inside a value that is turned into text."""
-
+MAX_WEIGHT = 4_000_000
+"""Of one value: the characters of all texts in it, and `_ITEM` for each value in it."""
+MAX_BYTES = 512 * 2**20
+"""Of all values that one rendering makes, also of those that it has dropped."""
+MAX_NUMBER = 200_000
+"""The largest number that a filter or a method takes: it may be a width."""
 MAX_BITS = 16_384
 """Of an integer."""
+_ITEM = 16
+_CHANGES = ("append", "pop")
+_MAX_MARK = 16
+"""Characters of an indentation or a separator of JSON."""
 
-_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "lt": operator.lt,
-    "lteq": operator.le,
-    "gt": operator.gt,
-    "gteq": operator.ge,
-    "in": lambda item, values: item in values,
-    "notin": lambda item, values: item not in values,
-}
-_WIDE_FIELD = re.compile(r"\d{6,}|\*")
-"""In a format string: a width that is large, or that comes out of the arguments."""
-_NAMED_FIELD = re.compile(r"\{\w")
+_WIDTH = re.compile(r"[%:][^%{}a-zA-Z]*?(\d+)")
+_PLACES = {"indent": "\n", "wordwrap": "", "urlize": "", "str.expandtabs": "\t"}
+"""Where an answer may become longer than its text; a line, or an address, may be one character."""
+_TAB = 8
+_OPEN_WIDTH = re.compile(r"%[^a-zA-Z]*\*|:[^{}]*\{")
+"""In a format: a width that comes out of the arguments."""
+
+
+_CONTAINERS = (list, tuple, set, frozenset, dict)
+
+
+class OutOfTime(Exception):
+    pass
+
+
+class _Meter:
+    """What one rendering has made so far."""
+
+    def __init__(self) -> None:
+        self._bytes_left = MAX_BYTES
+        self._weighed: dict[int, tuple[object, int]] = {}
+        self._growing: dict[int, list[Any]] = {}
+
+    def charge(self, value: Any) -> Any:
+        """The value, which an operation of the template has just made; an iterator as a list.
+
+        Raises:
+            SecurityError: it is too heavy, or all values together are.
+        """
+        if isinstance(value, Iterator):
+            value = list(islice(value, MAX_WEIGHT // _ITEM + 1))
+        if isinstance(value, str) and type(value) is not str:
+            value = str(value)  # Markup would escape whatever is joined to it
+        self._bytes_left -= sys.getsizeof(value)
+        if self._bytes_left < 0:
+            raise SecurityError("its values take too much memory")
+        if isinstance(value, int) and value.bit_length() > MAX_BITS:
+            raise SecurityError("such large numbers are refused")
+        self.weight(value)
+        return value
+
+    def charge_list(self, value: list[Any]) -> list[Any]:
+        """A list that the template has written. It may grow until it is a part of something."""
+        self.charge(value)
+        self._growing[id(value)] = value
+        return value
+
+    def change(self, target: list[Any], method: str, *args: Any) -> Any:
+        """`append` or `pop`.
+
+        Raises:
+            SecurityError: the list is not the template's own, or becomes too heavy.
+        """
+        weight = self.weight(target)
+        if method == "append":
+            weight += _ITEM + self._of_part(*args)
+            check(weight)
+        if id(target) not in self._growing:
+            raise SecurityError("this list may not be changed")
+        answer = getattr(target, method)(*args)
+        self._weighed[id(target)] = (target, weight)
+        self._bytes_left -= _ITEM
+        return answer
+
+    def weight(self, value: Any) -> int:
+        """
+        Raises:
+            SecurityError: it is too heavy.
+        """
+        if isinstance(value, str):
+            weight = len(value)
+        elif isinstance(value, dict):
+            weight = self._of_items(value, (*value.keys(), *value.values()))
+        elif isinstance(value, _CONTAINERS):
+            weight = self._of_items(value, value)
+        else:
+            weight = 1
+        check(weight)
+        return weight
+
+    def _of_items(self, container: Any, items: Iterable[Any]) -> int:
+        """A value may be in many others: each is weighed once, and kept, so that its id is."""
+        if (known := self._weighed.get(id(container))) is not None:
+            return known[1]
+        weight = _ITEM * len(container)
+        check(weight)
+        kinds = set(map(type, items))
+        if kinds == {str}:
+            weight += sum(map(len, items))  # in native code: traced, a loop is slow
+        elif any(issubclass(kind, (str, *_CONTAINERS)) for kind in kinds):
+            for item in items:
+                weight += self._of_part(item)
+                check(weight)
+        check(weight)
+        self._weighed[id(container)] = (container, weight)
+        return weight
+
+    def _of_part(self, item: Any) -> int:
+        self._growing.pop(id(item), None)
+        return self.weight(item)
+
+
+_METER: ContextVar[_Meter] = ContextVar("_METER")
+
+
+@contextmanager
+def bounded(seconds: float) -> Iterator[None]:
+    """Templates are compiled and rendered within this, on one thread.
+
+    Raises:
+        OutOfTime: at the next line of Python after `seconds`.
+        SecurityError: a value is too large.
+    """
+    until = time.monotonic() + seconds
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        if time.monotonic() > until:
+            raise OutOfTime
+        return None if frame.f_code.co_filename == __file__ else trace
+
+    token, before = _METER.set(_Meter()), sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+        _METER.reset(token)
+
+
+class _Nothing(jinja2.Undefined):
+    """What is not defined, joined to a text, adds nothing to it; templates leave fields out."""
+
+    def __add__(self, other: Any) -> Any:
+        return other if isinstance(other, str | list) else super().__add__(other)
+
+    __radd__ = __add__
 
 
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "**", "+", "%"})
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(finalize=_printed, **options)
-        self.filters |= {name: _bounded(name, function) for name, function in self.filters.items()}
-        self.filters |= {"concat": _joined, "compare": _compared, "measured": _measured_literal}
-        tests: dict[str, Any] = {**self.tests}
-        self.tests |= {name: _bounded_test(function) for name, function in tests.items()}
+        # Folded constants would not be charged.
+        super().__init__(undefined=_Nothing, optimized=False, **options)
+        self.code_generator_class = _ChargingGenerator
+        self.filters["tojson"] = _to_json
+        self.filters |= {name: _charged(name, function) for name, function in self.filters.items()}
 
     @staticmethod
-    def concat(parts: Iterable[str]) -> str:
-        """Joins the pieces of a template, a macro or a block."""
-        return _joined(parts)
+    def concat(parts: Iterable[Any]) -> str:
+        """Joins the pieces of a template, a macro, a block or a `~`."""
+        return str(_METER.get().charge("".join(_counted(parts))))
+
+    @staticmethod
+    def charge(value: Any) -> Any:
+        return _METER.get().charge(value)
+
+    @staticmethod
+    def charge_list(value: list[Any]) -> list[Any]:
+        return _METER.get().charge_list(value)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        # The meter decides which lists may grow.
+        if isinstance(obj, list) and attr in _CHANGES:
+            return True
+        return super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        match operator:
-            case "**" if _exceeds(left) or _exceeds(right) or _bits(left) * abs(right) > MAX_BITS:
-                raise SecurityError("the power of such large numbers is refused")
-            case "*" if _bits(left) + _bits(right) > MAX_BITS:
-                raise SecurityError("the product of such large numbers is refused")
-            case "*":
-                for value, times in ((left, right), (right, left)):
-                    if isinstance(value, str | list | tuple) and isinstance(times, int):
-                        _check(len(value) * times, value)
-                        _check(0 if isinstance(value, str) else _check_nested(value) * times, [])
-            case "+" if isinstance(left, str | list | tuple) and isinstance(right, type(left)):
-                _check(len(left) + len(right), left)
-            case "%" if isinstance(left, str):
+        match operator, left, right:
+            case "**", int(), int() if left.bit_length() * abs(right) > MAX_BITS:
+                raise SecurityError("such large numbers are refused")
+            case "*", int(), str() | list() | tuple():
+                check(left * max(1, _METER.get().weight(right)))
+            case "*", str() | list() | tuple(), int():
+                check(right * max(1, _METER.get().weight(left)))
+            case "+", str() | list() | tuple(), str() | list() | tuple():
+                check(_METER.get().weight(left) + _METER.get().weight(right))
+            case "%", str(), _:
                 _check_format(left, right)
-        return super().call_binop(context, operator, left, right)
+        return self.charge(super().call_binop(context, operator, left, right))
 
     def call(self, context: Any, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
         method = inspect.unwrap(callee)  # jinja wraps the method `format` of texts
         owner = getattr(method, "__self__", None)
-        match owner:
-            case str():
-                args = _measured(f"str.{method.__name__}", (owner, *args), kwargs)[1:]
-            case bytes():
-                raise SecurityError("bytes are refused")
-            case list() | tuple() | Mapping() if any(map(_is_container, args)):
-                _check_nested([owner, *args])
-        answer = super().call(context, callee, *args, **kwargs)
-        return _measured_literal(answer) if callee is dict else answer
+        if isinstance(owner, list) and method.__name__ in _CHANGES:
+            return _METER.get().change(owner, method.__name__, *args)
+        if isinstance(owner, str | bytes):
+            args = _measured(f"str.{method.__name__}", (owner, *args), kwargs)[1:]
+        return self.charge(super().call(context, callee, *args, **kwargs))
 
 
-def bound_operations(tree: jinja2.nodes.Template) -> jinja2.nodes.Template:
-    """The template with each concatenation, comparison, list, tuple and object as a filter, which
-    can be measured; what jinja makes of them cannot."""
-    nodes = jinja2.nodes
+class _ChargingGenerator(CodeGenerator):
+    """Compiles the values that jinja makes without asking the environment so that it is asked."""
 
-    def filtered(node: jinja2.nodes.Expr, name: str, *args: jinja2.nodes.Expr) -> Any:
-        return nodes.Filter(node, name, [*args], [], None, None, lineno=node.lineno)
+    def _charging(
+        self, visit: Callable[[Any, Frame], None], node: Any, frame: Frame, by: str = "charge"
+    ) -> None:
+        self.write(f"environment.{by}(")
+        visit(node, frame)
+        self.write(")")
 
-    class Visitor(jinja2.visitor.NodeTransformer):
-        def visit_Concat(self, node: jinja2.nodes.Concat) -> Any:
-            self.generic_visit(node)
-            return filtered(nodes.List(node.nodes, lineno=node.lineno), "concat")
+    def visit_Concat(self, node: jinja2.nodes.Concat, frame: Frame) -> None:
+        self.write("environment.concat((")
+        for each in node.nodes:
+            self.visit(each, frame)
+            self.write(", ")
+        self.write("))")
 
-        def visit_Compare(self, node: jinja2.nodes.Compare) -> Any:
-            self.generic_visit(node)
-            if len(node.ops) == 1:
-                left, right = node.expr, node.ops[0].expr
-                if isinstance(left, nodes.Const) or isinstance(right, nodes.Const):
-                    return node  # one side is a plain value
-                name = nodes.Const(node.ops[0].op, lineno=node.lineno)
-                return filtered(left, "compare", name, right)
-            node.expr = filtered(node.expr, "measured")
-            for each in node.ops:
-                each.expr = filtered(each.expr, "measured")
-            return node
+    def visit_List(self, node: jinja2.nodes.List, frame: Frame) -> None:
+        self._charging(super().visit_List, node, frame, "charge_list")
 
-        def visit_List(self, node: jinja2.nodes.List) -> jinja2.nodes.Node:
-            self.generic_visit(node)
-            return filtered(node, "measured") if node.items else node
+    def visit_Dict(self, node: jinja2.nodes.Dict, frame: Frame) -> None:
+        self._charging(super().visit_Dict, node, frame)
 
-        def visit_Tuple(self, node: jinja2.nodes.Tuple) -> jinja2.nodes.Node:
-            self.generic_visit(node)
-            return filtered(node, "measured") if node.ctx == "load" else node
+    def visit_Tuple(self, node: jinja2.nodes.Tuple, frame: Frame) -> None:
+        if node.ctx == "load":
+            self._charging(super().visit_Tuple, node, frame)
+        else:
+            super().visit_Tuple(node, frame)
 
-        def visit_Dict(self, node: jinja2.nodes.Dict) -> jinja2.nodes.Node:
-            self.generic_visit(node)
-            return filtered(node, "measured") if node.items else node
-
-    environment = tree.environment
-    assert environment is not None, "a parsed template knows its environment"
-    changed: jinja2.nodes.Template = Visitor().visit(tree)
-    changed.set_environment(environment)
-    return changed
+    def visit_Getitem(self, node: jinja2.nodes.Getitem, frame: Frame) -> None:
+        if isinstance(node.arg, jinja2.nodes.Slice):
+            self._charging(super().visit_Getitem, node, frame)
+        else:
+            super().visit_Getitem(node, frame)
 
 
-def to_json(
+def check(weight: int) -> None:
+    if weight > MAX_WEIGHT:
+        raise SecurityError("it builds too large a value")
+
+
+def _charged(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter whose work is measured before, and whose answer after.
+
+    What jinja passes before the value (the environment or a context) stays in its place.
+    """
+    passed = getattr(function, "jinja_pass_arg", None)
+    first = 0 if passed is None else 1
+
+    def charged(*args: Any, **kwargs: Any) -> Any:
+        measured = _measured(name, args[first:], kwargs)
+        return _METER.get().charge(function(*args[:first], *measured, **kwargs))
+
+    if passed is not None:
+        charged.jinja_pass_arg = passed  # type: ignore[attr-defined]
+    return charged
+
+
+def _measured(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The arguments of a filter or of a text's method, iterators as lists.
+
+    Raises:
+        SecurityError: the answer could be too large.
+    """
+    meter = _METER.get()
+    args = tuple(meter.charge(arg) if isinstance(arg, Iterator) else arg for arg in args)
+    value, *rest = args or ("",)
+    options = [*rest, *kwargs.values()]
+    numbers = [abs(v) for v in options if isinstance(v, int | float)]
+    texts = [len(v) for v in options if isinstance(v, str)]
+    if max(numbers, default=0) > MAX_NUMBER:
+        raise SecurityError(f"{name} with such a large number is refused")
+    match name:
+        case "str.encode" | "str.translate" | "str.format_map" | "xmlattr":
+            raise SecurityError(f"{name} is refused")
+        case "join":
+            check(meter.weight(value) + _length(value) * max(texts, default=0))
+        case "str.join" if rest:
+            check(meter.weight(rest[0]) + _length(rest[0]) * len(value))
+        case "replace" | "str.replace" if len(rest) > 1:
+            text, old, new = map(str, (value, *rest[:2]))
+            check(len(text) + (text.count(old) if old else len(text) + 1) * len(new))
+        case "indent" | "wordwrap" | "urlize" | "str.expandtabs":
+            n_places = str(value).count(_PLACES[name]) + 1
+            check(len(str(value)) + int(n_places * max(*numbers, *texts, _TAB)))
+        case "format" | "str.format":
+            _check_format(str(value), options)
+        case "tojson" if max((*numbers, *texts), default=0) > _MAX_MARK:
+            raise SecurityError("such wide JSON is refused")
+    return args
+
+
+def _length(value: Any) -> int:
+    return len(value) if hasattr(value, "__len__") else 0
+
+
+def _check_format(pattern: str, values: Any) -> None:
+    weight = _METER.get().weight(values)
+    if _OPEN_WIDTH.search(pattern):
+        raise SecurityError("a field whose width is a value is refused")
+    width = max((int(digits[:9]) for digits in _WIDTH.findall(pattern)), default=0)
+    # A field that is named or numbered may take the same value many times.
+    n_named = pattern.count("%(") + pattern.count("{")
+    check((n_named + pattern.count("%")) * width + n_named * weight)
+
+
+def _to_json(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
@@ -142,182 +346,19 @@ def to_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as transformers writes it; jinja's own filter escapes HTML characters."""
-    _check_nested(value)
-    if indent is not None and indent > 16:
-        raise SecurityError("such a wide indentation is refused")
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+    check(max(map(len, separators or ("",))) * _METER.get().weight(value) // _ITEM)
+    encoder = json.JSONEncoder(
+        ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    return encoder.encode(value) if indent is None else "".join(_counted(encoder.iterencode(value)))
 
 
-# --- measuring ---------------------------------------------------------------------------------
-
-
-def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a filter so that its work is measured first.
-
-    What jinja passes before the value (the environment or a context) stays in its place.
-    """
-    passed = getattr(function, "jinja_pass_arg", None)
-
-    def bounded(*args: Any, **kwargs: Any) -> Any:
-        first = 0 if passed is None else 1
-        measured = _measured(name, args[first:], kwargs)
-        return function(*args[:first], *measured, **kwargs)
-
-    if passed is not None:
-        bounded.jinja_pass_arg = passed  # type: ignore[attr-defined]
-    return bounded
-
-
-def _measured(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The arguments of a filter or of a text's method; raises an error if it would build too
-    much."""
-    if any(_exceeds(value) for value in (*args[1:], *kwargs.values())):
-        raise SecurityError(f"{name} with such a large number is refused")
-    value, *rest = args or ("",)
-    match name:
-        case "sort" | "unique" | "min" | "max" | "groupby" | "batch" | "slice" | "dictsort":
-            return (_measured_literal(value if _is_container(value) else list(value)), *rest)
-        case "sum" if any(map(_is_container, kwargs.values())) or any(map(_is_container, rest)):
-            raise SecurityError("the sum of lists is refused")
-        case "int" if isinstance(value, str) and len(value) > MAX_BITS // 8:
-            raise SecurityError("such a long number is refused")
-        case "str.encode":
-            raise SecurityError("bytes are refused")
-        case "join":
-            between = rest[0] if rest else kwargs.get("d", "")
-            return (_measured_parts(value, between), *rest)
-        case "str.join" if rest:
-            return (value, _measured_parts(rest[0], value))
-        case "replace" | "str.replace" if len(rest) > 1:
-            text, old, new = str(value), str(rest[0]), str(rest[1])
-            _check(len(text) + (text.count(old) if old else len(text) + 1) * len(new), "")
-        case "str.translate" if rest and isinstance(rest[0], Mapping):
-            _check(len(str(value)) * max(map(_width, rest[0].values()), default=1), "")
-        case "indent" | "str.translate" | "str.expandtabs":
-            widest = max((v for v in (*rest, *kwargs.values()) if isinstance(v, int)), default=8)
-            widest = max(widest, *(len(v) for v in rest if isinstance(v, str)), 8)
-            _check(len(str(value)) * widest if len(str(value)) > 100 else 0, "")
-        case "format" | "str.format" | "str.format_map":
-            _check_format(str(value), [*rest, *kwargs.values()])
-        case "string" | "pprint" | "urlize" | "escape" | "e" | "forceescape" | "tojson":
-            _check_nested(value)
-    return args
-
-
-def _printed(value: Any) -> Any:
-    """The value in `{{ }}`, before it becomes text."""
-    if not isinstance(value, str):
-        _check_nested(value)
-    return value
-
-
-def _measured_parts(value: Iterable[Any], between: Any) -> list[Any]:
-    parts = list(value)
-    others = [part for part in parts if not isinstance(part, str)]
-    _check_nested(others)
-    _check(sum(len(p) for p in parts if isinstance(p, str)) + len(str(between)) * len(parts), "")
-    return parts
-
-
-def _joined(parts: Iterable[Any]) -> str:
-    texts, size = [], 0
+def _counted(parts: Iterable[Any]) -> Iterator[str]:
+    """The parts as texts, which together are not too long."""
+    meter, length = _METER.get(), 0
     for part in parts:
-        if not isinstance(part, str):
-            _check_nested(part)
-            part = str(part)
-        size += len(part)
-        _check(size, "")
-        texts.append(part)
-    return "".join(texts)
-
-
-def _exceeds(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) > MAX_ITEMS
-
-
-def _check(size: int, kind: object) -> None:
-    if size > (MAX_OUTPUT_CHARS if isinstance(kind, str) else MAX_ITEMS):
-        raise SecurityError("it builds too large a value")
-
-
-def _bits(value: Any) -> int:
-    return value.bit_length() if isinstance(value, int) else 0
-
-
-def _width(value: Any) -> int:
-    return len(value) if isinstance(value, str) else 1
-
-
-def _is_container(value: Any) -> bool:
-    return isinstance(value, list | tuple | Mapping | set | frozenset)
-
-
-def _compared(left: Any, name: str, right: Any) -> Any:
-    """Two containers are walked through together, in native code."""
-    if _is_container(left) and _is_container(right):
-        _check_nested([left, right])
-    return _COMPARISONS[name](left, right)
-
-
-def _bounded_test(function: Callable[..., Any]) -> Callable[..., Any]:
-    """One of jinja's tests, such as `eq` and `in`, which compare as `==` does."""
-    passed = getattr(function, "jinja_pass_arg", None)
-
-    def bounded(*args: Any) -> Any:
-        if sum(map(_is_container, args)) > 1:
-            _check_nested(args)
-        return function(*args)
-
-    if passed is not None:
-        bounded.jinja_pass_arg = passed  # type: ignore[attr-defined]
-    return bounded
-
-
-def _measured_literal(value: Any) -> Any:
-    """Nothing can be nested without passing here, and so no value is large by being in it often."""
-    if _is_container(value):
-        _check_nested(value)
-    return value
-
-
-def _check_format(pattern: str, values: Any) -> None:
-    if _WIDE_FIELD.search(pattern):
-        raise SecurityError("a field of such a width is refused")
-    _check_nested(values)
-    # A field that is named or numbered may take the same value many times.
-    n_times = pattern.count("%(") + len(_NAMED_FIELD.findall(pattern))
-    _check(n_times * _n_chars(values), "")
-
-
-def _n_chars(value: Any) -> int:
-    """Of the texts in a value, which `_check_nested` has found small enough."""
-    if isinstance(value, Mapping):
-        return sum(map(_n_chars, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(_n_chars, value))
-    return _width(value)
-
-
-def _check_nested(value: Any) -> int:
-    """Count what a value's text would consist of: the same list may be in it many times over."""
-    n_items = n_chars = 0
-    open_values = [value]
-    while open_values:
-        each = open_values.pop()
-        n_items += 1
-        if isinstance(each, str):
-            n_chars += len(each)
-        elif isinstance(each, Mapping):
-            open_values += [*each.keys(), *each.values()]
-        elif isinstance(each, list | tuple | set | frozenset):
-            open_values += each
-        if n_chars > MAX_OUTPUT_CHARS:
-            _check(n_chars, "")
-        _check(max(n_items, len(open_values)), [])
-    return n_items
+        meter.weight(part)
+        text = str(part)
+        length += len(text)
+        check(length)
+        yield text

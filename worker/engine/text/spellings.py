@@ -10,15 +10,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
+from worker.engine.text.conversation import Chat
 from worker.errors import InvalidRequest
-from worker.wire.work import ChatPrompt
 
 _TURN = re.compile(r"<[|\uff5c].+[|\uff5c]>|<(start|end)_of_\w+>|\[/?[A-Z_]+\]", re.DOTALL)
 """Matches the texts of tokens that mark turns, such as `<|user|>`, `<start_of_turn>` and
 `[INST]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marking:
+    chat: Chat
+    mark: str
 
 
 class Spellings:
@@ -36,22 +42,30 @@ class Spellings:
         # Longest first, in the order in which llama.cpp looks for them.
         self._all = sorted(marks | self._found_anywhere, key=len, reverse=True)
 
-    def marked(self, prompt: ChatPrompt) -> tuple[ChatPrompt, str | None]:
-        """The chat with a mark in each spelling, and the mark; `None` if there is no spelling."""
-        chat = {
-            "messages": prompt.messages,
-            "tools": prompt.tools,
-            "template_kwargs": prompt.template_kwargs,
-        }
+    def marking(self, chat: Chat) -> Marking | None:
+        """The chat with a mark in each spelling; `None` if there is no spelling.
+
+        Raises:
+            InvalidRequest: no character is left for a mark, or values are nested too deeply.
+        """
         texts: list[str] = []
-        _mapped(chat, texts.append)
+        try:
+            _mapped(list(chat.values()), texts.append)
+        except RecursionError:
+            raise InvalidRequest(
+                "messages: the arguments of a call are nested too deeply", field="messages"
+            ) from None
         spelled = self._pattern("\0".join(texts))
         if spelled is None:
-            return prompt, None
+            return None
         mark = _unused_character("".join(texts))
         # After the first character of each spelling, even of one that begins within another.
         begins = re.compile(f"(?=(?:{spelled}))(.)", re.DOTALL)
-        return replace(prompt, **_mapped(chat, lambda text: begins.sub(rf"\1{mark}", text))), mark
+
+        def marked(text: str) -> str:
+            return begins.sub(rf"\1{mark}", text)
+
+        return Marking({name: _mapped(value, marked) for name, value in chat.items()}, mark)
 
     def split(self, rendered: str, mark: str) -> Iterator[tuple[str, bool]]:
         """The parts of a rendered text without the marks; each with whether it has control tokens.
