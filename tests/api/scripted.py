@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import uvicorn
@@ -33,6 +34,7 @@ from worker.wire.messages import (
     Failed,
     Finished,
     Progress,
+    PromptScored,
     Started,
     Token,
 )
@@ -89,14 +91,14 @@ class ScriptedSupervisor:
             frame = step(job) if callable(step) else step
             if isinstance(frame, WorkerError):
                 frame = [Failed(0, frame)]
-            job.feed(frame)
+            job.feed([of(job.request_id, event) for event in frame])
             await asyncio.sleep(0)
 
     def _dropped(self, job: Job, error: WorkerError) -> None:
         if not job.has_ended:
             assert job.job_id is not None
             self.cancelled.append(job.job_id)
-            job.feed([Failed(0, error)])
+            job.feed([Failed(job.request_id, error)])
 
     def cancel(self, job_id: str) -> bool:
         if job_id not in self.jobs:
@@ -115,6 +117,13 @@ class ScriptedSupervisor:
     async def watch_progress(self) -> AsyncIterator[Progress]:
         for progress in self.progresses:
             yield progress
+
+
+def of(request_id: int, event: StreamEvent) -> StreamEvent:
+    """The event as that request's own."""
+    if isinstance(event, Token | PromptScored):
+        return event._replace(request_id=request_id)
+    return replace(event, request_id=request_id)
 
 
 class ScriptedWorker:

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.api.scripted import ScriptedWorker
+from tests.api.scripted import ScriptedWorker, of
 from tests.support.sse import parse as parse_sse
 from worker.api.chat.dialect import Answer
 from worker.api.chat.inference import inference_of
 from worker.api.chat.message import Choice
 from worker.api.chat.request import Generate
-from worker.api.chat.run import Frame, _streamed
+from worker.api.chat.run import _streamed
 from worker.api.dialects.anthropic.errors import STREAM as MESSAGE_STREAM
 from worker.api.dialects.anthropic.schema import MessagesBody
 from worker.api.dialects.anthropic.schema import read as read_messages
@@ -72,6 +72,8 @@ USER = [{"role": "user", "content": "Hi"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 FUNCTION = {"name": "get_time", "parameters": SCHEMA}
 CHOICES = {"n": 2}
+Frame = tuple[int, list[StreamEvent]]
+"""Of which choice, and its events."""
 
 
 def data_of(stream: bytes) -> list[Any]:
@@ -389,11 +391,12 @@ def answer_of(client: Client) -> Answer[Any]:
 
 
 def streamed(answer: Answer[Any], frames: Iterable[Frame]) -> list[bytes]:
-    async def arriving() -> AsyncIterator[Frame]:
+    async def arriving() -> AsyncIterator[list[StreamEvent]]:
         for index, events in frames:
             if index < len(answer.choices) and (sent := sent_to(answer.asked, events)):
+                sent = [of(index, event) for event in sent]
                 answer.choices[index].job.feed(sent)
-                yield index, sent
+                yield sent
 
     async def chunks() -> list[bytes]:
         return [chunk async for chunk in _streamed(answer, arriving())]

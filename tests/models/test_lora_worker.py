@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from pathlib import Path
 
@@ -10,10 +9,6 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.worker import run_to_exit, shown
-from worker.models.adapter import resolve_adapter
-from worker.models.resolve import resolve
-from worker.wire.engine_settings import Adapter
-from worker.wire.messages import Progress
 
 ADAPTER = Path(__file__).parents[1] / "data/adapter"
 PROMPT = "Once upon a time"
@@ -48,21 +43,6 @@ def test_an_adapter_changes_the_text_and_is_named(
     off, adapter, _ = text(start_worker, "--lora", f"{converted}=0")
     assert off == plain
     assert adapter is not None and adapter["scale"] == 0.0
-
-
-def test_workers_that_start_at_once_convert_an_adapter_once(tmp_path: Path) -> None:
-    cache = tmp_path / "cache"
-    told: list[Progress] = []
-
-    async def at_once() -> list[Adapter | None]:
-        model = (await resolve(None, cache_dir=cache)).gguf_path
-        return await asyncio.gather(
-            *(resolve_adapter(str(ADAPTER), model, cache, told.append) for _ in range(2))
-        )
-
-    first, second = asyncio.run(at_once())
-    assert first is not None and first == second and Path(first.path).is_file()
-    assert "waiting for another worker's conversion" in [progress.phase for progress in told]
 
 
 def test_the_doctor_tells_an_adapter_that_a_start_would_refuse(warm_cache: Path) -> None:

@@ -181,9 +181,9 @@ def test_a_killed_worker_leaves_nothing_that_looks_like_a_model(
     ]
     assert models == []
     found = resolved(str(checkpoint), tmp_path / "cache")
+    attempts = list(found.gguf_path.parent.glob("attempt-*"))
     assert conversion.is_usable(found.gguf_path)
-    left = {path.name for path in found.gguf_path.parent.iterdir()}
-    assert left == {"model-q8_0.gguf", "model-q8_0.lock"}
+    assert not any(p.is_file() for attempt in attempts for p in attempt.rglob("*.gguf"))
 
 
 # --- what is refused -----------------------------------------------------------------------

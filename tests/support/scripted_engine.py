@@ -1,7 +1,8 @@
 """A child that speaks the engine's protocol and misbehaves on demand.
 
 For states that the real engine cannot be brought into at will: dying between two frames, never
-answering, failing its second start. It reads its orders from the prompt of a request:
+answering, failing its second start. It reads its orders from the prompt of a request, or from a
+chat's last message:
 
     say WORD*      one token per word, then EOS
     tell WORD*     the next word alone, then nothing; with the last one, EOS
@@ -54,7 +55,7 @@ from worker.wire.messages import (
     Token,
 )
 from worker.wire.transport import SyncChannel
-from worker.wire.work import InferenceRequest, ProveResidency, Tokenize
+from worker.wire.work import ChatPrompt, InferenceRequest, ProveResidency, Tokenize
 
 
 def main() -> None:
@@ -95,7 +96,10 @@ def next_start(script: Path) -> str:
 def answer(command: Command, script: Path, black_box: BlackBox) -> list[Event]:
     match command:
         case Submit(request_id, InferenceRequest(prompt=prompt, produced=produced)):
-            text = "".join(map(chr, prompt)) if isinstance(prompt, tuple) else str(prompt)
+            if isinstance(prompt, ChatPrompt):
+                text = prompt.messages[-1]["content"]
+            else:
+                text = "".join(map(chr, prompt)) if isinstance(prompt, tuple) else str(prompt)
             black_box.in_hand[SMALL_INTAKE] = request_id
             events = play(request_id, text, len(produced))
             black_box.in_hand[SMALL_INTAKE] = 0
@@ -161,7 +165,7 @@ def info(config: LoadModel) -> EngineInfo:
         embedding_length=1,
         bos_token_id=None,
         eog_token_ids=(0,),
-        has_chat_template=False,
+        has_chat_template=True,
         template_takes_tools=False,
         pooling=None,
         metadata={},

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from worker.errors import ConfigError, ModelError
 from worker.models.checksum import sha256_of_file
-from worker.models.conversion import converted, converter_digest
+from worker.models.conversion import converter_digest, run_converter
 from worker.models.gguf.constants import constants
 from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.servable import check_types
@@ -119,8 +119,9 @@ async def _converted(
     key = await asyncio.to_thread(_key, folder, base)
     target = cache_dir / CONVERTED / key / "adapter.gguf"
     if not target.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
         arguments = ("adapter", str(folder), str(base.path), str(target))
-        await converted(target, arguments, folder, Path.is_file, on_progress)
+        await run_converter(arguments, str(folder), on_progress)
     return target
 
 

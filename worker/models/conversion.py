@@ -3,21 +3,22 @@
 Runs on the API process's event loop; hashing and header checks go to a thread. The result is
 `<cache>/converted/<key>/model-<outtype>.gguf`. The key is a hash of the checkpoint's bytes and of
 the converter's own source, so an edited checkpoint or an older converter never leaves a stale
-model. Among workers that start at once, a file lock lets one convert. The converter inherits it, so
-one whose worker was killed is waited for. It names its file only once that is whole and verified.
+model. Among workers that start at once, a file lock lets one convert. Each attempt writes into a
+folder of its own, and its file is renamed into place only after its header has been read back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import hashlib
 import importlib.util
 import json
 import os
+import shutil
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+import tempfile
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,28 +46,11 @@ async def convert_cached(
         with contextlib.suppress(OSError):
             os.utime(target.parent)  # When it was last used, for the eviction.
         return target
-    arguments = (str(folder), str(target), "--outtype", outtype, "--name", name)
-    await converted(target, arguments, folder, is_usable, on_progress)
-    try:
-        check_servable(await asyncio.to_thread(read_header, target))
-    except ModelError:
-        target.unlink(missing_ok=True)
-        raise
-    return target
-
-
-async def converted(
-    target: Path,
-    arguments: Sequence[str],
-    source: Path,
-    is_usable: Callable[[Path], bool],
-    on_progress: OnProgress,
-) -> None:
-    """Have the converter write `target`, unless another worker's converter does so meanwhile."""
     await asyncio.to_thread(_make_folder, target.parent)
-    async with _locked(target.with_suffix(".lock"), on_progress) as lock:
+    async with _locked(target.with_suffix(".lock"), on_progress):
         if not await asyncio.to_thread(is_usable, target):
-            await _run_converter(arguments, source, lock, on_progress)
+            await _convert_into(folder, target, outtype, on_progress, name)
+    return target
 
 
 def content_key(folder: Path, cache_dir: Path, on_progress: OnProgress, name: str) -> str:
@@ -116,26 +100,40 @@ def _make_folder(folder: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _locked(path: Path, on_progress: OnProgress) -> AsyncIterator[int]:
-    """Hold the file's lock, without blocking the event loop while another worker has it.
+async def _locked(path: Path, on_progress: OnProgress) -> AsyncIterator[None]:
+    """Hold the file lock; the event loop is not blocked while another worker has it."""
+    from filelock import FileLock, Timeout
 
-    Gives its descriptor: whoever inherits that holds the lock as well.
-    """
-    with path.open("ab") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                on_progress(Progress("waiting for another worker's conversion", 0.0))
-                await asyncio.sleep(LOCK_POLL_SECONDS)
-            else:
-                break
-        yield file.fileno()
+    lock = FileLock(path, thread_local=False)
+    while not lock.is_locked:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            on_progress(Progress("waiting for another worker's conversion", 0.0))
+            await asyncio.sleep(LOCK_POLL_SECONDS)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
-async def _run_converter(
-    arguments: Sequence[str], source: Path, lock: int, on_progress: OnProgress
+async def _convert_into(
+    folder: Path, target: Path, outtype: str, on_progress: OnProgress, name: str
 ) -> None:
+    for stale in target.parent.glob(f"attempt-{outtype}-*"):
+        shutil.rmtree(stale, ignore_errors=True)
+    attempt = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"attempt-{outtype}-"))
+    try:
+        written = attempt / target.name
+        arguments = (str(folder), str(written), "--outtype", outtype, "--name", name)
+        await run_converter(arguments, str(folder), on_progress)
+        check_servable(await asyncio.to_thread(read_header, written))
+        os.replace(written, target)
+    finally:
+        shutil.rmtree(attempt, ignore_errors=True)
+
+
+async def run_converter(arguments: Sequence[str], source: str, on_progress: OnProgress) -> None:
     """Run the converter to its end; if the caller is cancelled, the child is ended first."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -144,7 +142,6 @@ async def _run_converter(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         limit=MAX_LINE_BYTES,
-        pass_fds=(lock,),
     )
     assert process.stdout is not None and process.stderr is not None
     stderr = asyncio.create_task(process.stderr.read())
@@ -161,8 +158,8 @@ async def _run_converter(
         how = f"by signal {-exit_code}" if exit_code < 0 else f"with exit code {exit_code}"
         last = said.splitlines()[-1] if said else "it said nothing"
         raise ModelError(
-            f"The conversion of {str(source)!r} ended {how}: {last}",
-            path=str(source),
+            f"The conversion of {source!r} ended {how}: {last}",
+            path=source,
             exit_code=exit_code,
         )
 

@@ -134,8 +134,13 @@ def _converted_name(folder: Path) -> str:
 
 def _remove_conversion(folder: Path) -> None:
     """Remove a conversion; refused while a worker converts into its folder."""
-    if any(is_held(lock) for lock in folder.glob("*.lock")):
-        raise ModelError(
-            f"A worker is converting into {str(folder)!r} now; nothing was removed from it."
-        )
+    from filelock import FileLock, Timeout
+
+    for lock_file in folder.glob("*.lock"):
+        try:
+            FileLock(lock_file, thread_local=False).acquire(timeout=0).lock.release()
+        except Timeout:
+            raise ModelError(
+                f"A worker is converting into {str(folder)!r} now; nothing was removed from it."
+            ) from None
     shutil.rmtree(folder)

@@ -181,7 +181,7 @@ class GenerationFields(SamplingFields):
     guided_regex: str | None = None
     guided_choice: Many[str] = ()
     guided_grammar: str | None = None
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: StructuredOutputs = StructuredOutputs.model_validate({})
 
     def generate(
         self,
@@ -220,8 +220,7 @@ class GenerationFields(SamplingFields):
     def format(self) -> Format | None:
         """The form of the answer in one of llama.cpp's and vLLM's fields; the first that is given
         wins."""
-        given = self.structured_outputs or StructuredOutputs.model_validate({})
-        prefix = "structured_outputs."
+        given, prefix = self.structured_outputs, "structured_outputs."
         fields: tuple[tuple[str, Any, Callable[[Any, str], Format]], ...] = (
             ("json_schema", self.json_schema, _json_schema),
             ("guided_json", self.guided_json, _json_schema),

@@ -132,6 +132,8 @@ def _requests(
     deadline: float | None,
 ) -> tuple[InferenceRequest, ...]:
     limit, sampling = state.max_tokens_out, asked.sampling
+    if constraint is not None:
+        sampling = replace(sampling, constraint=constraint)
     most = state.settings.engine.slots + state.settings.max_queued_requests
     if (n_wanted := len(prompts) * asked.n) > most:
         message = (
@@ -144,9 +146,9 @@ def _requests(
             job_id=f"{asked.id}-{index}" if index else asked.id,
             prompt=prompts[index // asked.n],
             # Each choice has a seed of its own; otherwise all would have the same text.
-            sampling=replace(
-                sampling, seed=(sampling.seed + index % asked.n) & MAX_SEED, constraint=constraint
-            ),
+            sampling=replace(sampling, seed=(sampling.seed + index % asked.n) & MAX_SEED)
+            if index % asked.n
+            else sampling,
             max_tokens=limit if asked.max_tokens is None else min(asked.max_tokens, limit),
             stop=asked.stop,
             prompt_logprobs=asked.prompt_logprobs,

@@ -77,6 +77,7 @@ class Choice:
         """The last one, of a request that reports it."""
         self.finished: Finished | None = None
         self.reasoning_tokens = 0
+        """Those of the reasoning, its marks included."""
         self._n_unread = 0
         """Tokens since the last delta."""
         self._parser: Parser | None = None
@@ -94,7 +95,11 @@ class Choice:
                 if self._parser is None:
                     return [Text(text, logprobs, ids)]
                 deltas = self._parser.feed(text)
-                self._count_reasoning(len(ids), deltas)
+                self._n_unread += len(ids)
+                if deltas:
+                    if any(isinstance(delta, Reasoning) for delta in deltas):
+                        self.reasoning_tokens += self._n_unread
+                    self._n_unread = 0
                 return _scored(deltas, logprobs) if logprobs else deltas
             case Finished(logprobs=logprobs):
                 deltas = self._parser.finish() if self._parser is not None else []
@@ -111,14 +116,6 @@ class Choice:
             case Failed(error=error):
                 raise error
         raise AssertionError("a generation has no other events")
-
-    def _count_reasoning(self, n_tokens: int, deltas: list[Delta]) -> None:
-        """Count the tokens of the reasoning, its marks included."""
-        self._n_unread += n_tokens
-        if deltas:
-            if any(isinstance(delta, Reasoning) for delta in deltas):
-                self.reasoning_tokens += self._n_unread
-            self._n_unread = 0
 
     def add(self, delta: Delta) -> None:
         match delta:

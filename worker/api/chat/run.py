@@ -40,8 +40,8 @@ from worker.wire.work import (
 LATE_HEAD = "x-llorch-late-head"
 
 _log = get_logger()
-Frame = tuple[int, list[StreamEvent]]
-"""A choice's index and its events of one engine frame."""
+Frame = list[StreamEvent]
+"""The events of one choice in one engine frame."""
 AnswerOf = Callable[[Body, Generate, Sequence[Choice], AppState], Answer[Any]]
 
 
@@ -67,18 +67,20 @@ async def respond(
     if ignored := (*asked.ignored, *inference.not_enforced):
         request.scope["state"].setdefault("ignored_fields", []).extend(ignored)
     echoes = await _echoes(request, asked, inference)
+    scores_echo = asked.echo and asked.sampling.logprobs is not None
     jobs = await _start_jobs(state, inference)
     choices = [
-        Choice(index, job, inference.parser_of, echo, scores_echo=_scores_echo(asked))
+        Choice(index, job, inference.parser_of, echo, scores_echo=scores_echo)
         for index, (job, echo) in enumerate(zip(jobs, echoes, strict=True))
     ]
     answer = answer_of(found, asked, choices, state)
     if asked.streams:
         frames = await _with_head(request, jobs, _merged(jobs))
         return EventStream(_streamed(answer, frames), state, jobs, answer.media_type)
+    by_id = {choice.job.request_id: choice for choice in choices}
     async with closing_on_disconnect(request, *jobs):
-        async for index, frame in _merged(jobs):
-            choice = choices[index]
+        async for frame in _merged(jobs):
+            choice = by_id[frame[0].request_id]
             for event in frame:
                 for delta in choice.read(event):
                     choice.add(delta)
@@ -86,8 +88,9 @@ async def respond(
 
 
 async def _streamed(answer: Answer[Any], frames: AsyncIterable[Frame]) -> AsyncIterator[bytes]:
-    async for index, frame in frames:
-        choice = answer.choices[index]
+    by_id = {choice.job.request_id: choice for choice in answer.choices}
+    async for frame in frames:
+        choice = by_id[frame[0].request_id]
         parts: list[bytes] = []
         try:
             for event in frame:
@@ -123,10 +126,6 @@ async def _echoes(request: Request, asked: Generate, inference: Inference) -> li
     return texts
 
 
-def _scores_echo(asked: Generate) -> bool:
-    return asked.echo and asked.sampling.logprobs is not None
-
-
 async def _start_jobs(state: AppState, inference: Inference) -> list[Job]:
     """Start all jobs or none: if one is refused, the others are cancelled."""
     jobs: list[Job] = []
@@ -160,30 +159,30 @@ async def _start_job(state: AppState, request: InferenceRequest, digest: str) ->
 # --- frames --------------------------------------------------------------------------------
 
 
-async def _merged(jobs: Sequence[Job]) -> AsyncIterator[Frame]:
+def _merged(jobs: Sequence[Job]) -> AsyncIterator[Frame]:
     """The frames of all jobs, in the order of their arrival."""
-    if len(jobs) == 1:
-        async for frame in jobs[0]:
-            yield 0, frame
-        return
+    return aiter(jobs[0]) if len(jobs) == 1 else _pumped(jobs)
+
+
+async def _pumped(jobs: Sequence[Job]) -> AsyncIterator[Frame]:
     frames: asyncio.Queue[Frame | None] = asyncio.Queue()
 
-    async def pump(index: int, job: Job) -> None:
+    async def pump(job: Job) -> None:
         try:
             async for frame in job:
-                frames.put_nowait((index, frame))
+                frames.put_nowait(frame)
         finally:
             frames.put_nowait(None)
 
-    pumps = [asyncio.create_task(pump(index, job)) for index, job in enumerate(jobs)]
+    pumps = [asyncio.create_task(pump(job)) for job in jobs]
     try:
         running = len(pumps)
         while running:
-            item = await frames.get()
-            if item is None:
+            frame = await frames.get()
+            if frame is None:
                 running -= 1
             else:
-                yield item
+                yield frame
         await asyncio.gather(*pumps)
     finally:
         for task in pumps:
@@ -205,11 +204,10 @@ async def _with_head(
         async with watching(request, *jobs):
             async for frame in frames:
                 held.append(frame)
-                events = frame[1]
-                if any(isinstance(event, Token | Finished) for event in events):
+                if any(isinstance(event, Token | Finished) for event in frame):
                     break
-                if isinstance(events[-1], Failed):
-                    raise events[-1].error
+                if isinstance(last := frame[-1], Failed):
+                    raise last.error
     except BaseException:
         cancel_all(jobs)
         raise
