@@ -128,6 +128,9 @@ class Engine:
     def text(self, request_id: int) -> str:
         return "".join(e.text for e in self.events[request_id] if isinstance(e, Token))
 
+    def has_ended(self, request_id: int) -> bool:
+        return isinstance(next(reversed(self.events[request_id]), None), Finished | Failed)
+
     def end(self, request_id: int) -> Finished | Failed:
         last = self.events[request_id][-1]
         assert isinstance(last, Finished | Failed)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.engine import test_loop
 from tests.engine.byte_backend import expected_answer, make_sequence
 from tests.engine.real_engine import RealEngine
 from tests.engine.test_loop import CONTEXT, Engine
@@ -286,6 +287,47 @@ def test_a_split_pool_brings_back_what_slots_gave_up(kind: dict[str, Any]) -> No
     for number, prompt in enumerate(prompts):
         longer = prompt + engine.text(number).encode() + b"and more"
         assert ask(engine, 10 + number, longer) >= len(prompt)
+
+
+@pytest.mark.parametrize("unified", [False, True])
+@pytest.mark.parametrize("at_once", [8, 20])
+def test_agents_compute_only_what_is_new(
+    unified: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty conversations in eight slots, each with more turns than one."""
+    monkeypatch.setattr(test_loop, "CONTEXT", 512)
+    engine = Engine(
+        n_slots=8,
+        n_cells=8 * 512,
+        unified=unified,
+        memory_bytes=1 << 20,
+        batch=512,
+        prefill_budget=256,
+        prefill_alone=512,
+    )
+    engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
+    choose = random.Random(3)
+    system = choose.randbytes(60)
+    told = [system + choose.randbytes(60) for _ in range(20)]
+    n_turns, live = [0] * 20, dict[int, int]()
+    n_prompt = n_cached = 0
+    for request_id in range(20 * 5):
+        while len(live) == at_once:
+            engine.turn()
+            for ended in [r for r in live if engine.has_ended(r)]:
+                number = live.pop(ended)
+                told[number] += engine.text(ended).encode() + choose.randbytes(20)
+        number = min(set(range(20)) - set(live.values()), key=lambda each: n_turns[each])
+        n_turns[number] += 1
+        live[request_id] = number
+        n_prompt += len(told[number])
+        engine.submit(request_id, told[number], max_tokens=10)
+    engine.run()
+    for request_id in range(20 * 5):
+        assert isinstance(first := engine.events[request_id][0], Started)
+        n_cached += first.cached_tokens
+    # Of each turn, 30 tokens are new, and of the first turns more.
+    assert n_cached / n_prompt > 0.7
 
 
 # --- which cells are shared ------------------------------------------------------------------
