@@ -90,7 +90,9 @@ def _fault_of(entry: ErrorDetails, schema: Mapping[str, Any], model: type[BaseMo
     if kind == "extra_forbidden":
         return _unknown(path, model.model_fields)
     if kind.startswith("body."):  # from a validator of our own, with its message
-        return fault(path, kind.removeprefix("body."), f"{path} {entry['msg']}", given)
+        return fault(
+            path, kind.removeprefix("body."), f"{path or 'the body'} {entry['msg']}", given
+        )
     expected = expectation(_schemas_at(entry["loc"], schema), given, _meant(entry))
     constraint = _CONSTRAINTS.get(kind, "type")
     if constraint == "required":
