@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import pydantic_core
 import pytest
 
-from tests.api.hostile_bodies import HOSTILE_BODIES
+from tests.api.hostile_bodies import HOSTILE_BODIES, filled
 from tests.support.worker import WorkerProcess
 
 LONGEST_MS = 20.0
+"""On an idle machine. On a busy one, whatever computes takes longer; then twice the time that the
+parser itself takes for a text of escapes, the longest native call that there is."""
 N_TRIES = 5
 """A hold of the request's own comes again in each; one of the machine's does not."""
 WATCHED = [sys.executable, "-m", "tests.support.watched_command"]
@@ -67,24 +70,31 @@ def request(path: str, body: bytes, *, chunk_bytes: int | None = None) -> bytes:
     return f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + framed + b"0\r\n\r\n"
 
 
-def shortest_hold_ms(watched: Watched, sent: bytes) -> float:
-    """The longest hold, in the try in which it was shortest."""
+def allowed_ms() -> float:
+    text = filled('{"a":"', '\\"', '"}')
+    began = time.thread_time()
+    pydantic_core.from_json(text)
+    return max(LONGEST_MS, 2000 * (time.thread_time() - began))
+
+
+def excess_ms(watched: Watched, sent: bytes) -> float:
+    """By how much the longest hold is too long, in the try in which it was shortest."""
     longest: list[float] = []
-    while not longest or (min(longest) >= LONGEST_MS and len(longest) < N_TRIES):
+    while not longest or (min(longest) >= 0 and len(longest) < N_TRIES):
         status, held_ms = watched.longest_ms(sent)
         assert status in (200, 400, 403, 404, 413, 415, 431, 503), (status, sent[:200])
-        longest.append(held_ms)
+        longest.append(held_ms - allowed_ms())
     return min(longest)
 
 
 @pytest.mark.parametrize("group", HOSTILE_BODIES)
 def test_no_hostile_body_holds_the_event_loop(watched: Watched, group: str) -> None:
-    holds = {
-        name: shortest_hold_ms(watched, request(path, body))
+    excess = {
+        name: excess_ms(watched, request(path, body))
         for name, path, body in HOSTILE_BODIES[group]()
     }
-    print(*sorted(holds.items(), key=lambda item: -item[1])[:5], sep="\n")
-    assert not {name: held for name, held in holds.items() if held >= LONGEST_MS}
+    print(*sorted(excess.items(), key=lambda item: -item[1])[:5], sep="\n")
+    assert not {name: too_long for name, too_long in excess.items() if too_long >= 0}
 
 
 TINY_CHUNKS = b'{"prompt":"' + b"a" * 1_000_000 + b'","max_tokens":1}'
@@ -100,4 +110,4 @@ READS = {
 
 @pytest.mark.parametrize("name", READS)
 def test_what_fits_into_one_read_does_not_hold_the_event_loop(watched: Watched, name: str) -> None:
-    assert shortest_hold_ms(watched, READS[name]) < LONGEST_MS
+    assert excess_ms(watched, READS[name]) < 0
