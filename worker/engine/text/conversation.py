@@ -277,10 +277,10 @@ def _result(content: str) -> Message:
     return {"role": "tool", "tool_call_id": "call00001", "content": content}
 
 
-def _tool(description: str = "A function") -> dict[str, Any]:
+def _tool(name: str = "f") -> dict[str, Any]:
     key = {"type": "string", "description": "A key"}
     parameters = {"type": "object", "properties": {"key": key}, "required": ["key"]}
-    function = {"name": "f", "description": description, "parameters": parameters}
+    function = {"name": name, "description": "A function", "parameters": parameters}
     return {"type": "function", "function": function}
 
 
