@@ -22,7 +22,7 @@ class Form:
     """How one call is written: a header, and its arguments."""
 
     header: Header
-    arguments: Tags | Literal["json", "code", "object", "keyed", "gemma", "python"]
+    arguments: Tags | Literal["json", "code", "object", "keyed", "gemma", "python", "unescaped"]
     """Tags · one JSON value · the same, or code up to the next call · an object with the name in
     it, `{"name": …, "arguments": …}` or `{"NAME": …}` · a notation that is read as a whole."""
     end: str = ""
@@ -122,6 +122,13 @@ def _key_tags(name: str, suffix: str = "") -> Form:
     return _tags(name, argument, end=f"</tool_call{suffix}>")
 
 
+def _lfm(template: str, notation: Literal["python", "unescaped"]) -> Convention:
+    """LFM 2. The template of its version 2.5 puts texts between quotes and escapes nothing."""
+    end = "<|tool_call_end|>"
+    forms = tuple(Form(Header(header), notation, end) for header in ("[~{name}(", "{name}("))
+    return Convention(template, ("<|tool_call_start|>",), forms)
+
+
 _OBJECT: Final = Form(Header("{"), "object")
 _LISTS: Final = "[,"
 _M3: Final = "]<]minimax[>["
@@ -170,14 +177,8 @@ CONVENTIONS: Final = (
         forms=(Form(Header("call:{name}~{"), "gemma", "<tool_call|>"),),
         frames=("<|channel>", "<channel|>"),
     ),
-    Convention(  # LFM 2
-        template=r"<\|tool_call_start\|>|<\|tool_list_start\|>|List of tools: ",
-        opens=("<|tool_call_start|>",),
-        forms=tuple(
-            Form(Header(header), "python", "<|tool_call_end|>")
-            for header in ("[~{name}(", "{name}(")
-        ),
-    ),
+    _lfm(r"""["]'["] \+ arg_value \+ ["]'["][\s\S]*<\|tool_call_start\|>""", "unescaped"),
+    _lfm(r"<\|tool_call_start\|>|<\|tool_list_start\|>|List of tools: ", "python"),
     Convention(  # Kimi K2
         template=r"<\|tool_call_argument_begin\|>",
         opens=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),

@@ -22,6 +22,7 @@ _COLON: Final = re.compile(r"\s*:\s*")
 _SEPARATOR: Final = re.compile(r"\s*(,?)\s*")
 _BARE: Final = re.compile(r"[^,\]\}]+")
 _QUOTED: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+_BETWEEN_QUOTES: Final = re.compile(r"='([^']*)'")
 _UNSURE: Final = re.compile(r"Q\s*Q|#|\\")
 """Beside strings, `Q`: strings that Python joins, comments and continued lines."""
 _MAX_DEPTH = 50
@@ -103,8 +104,16 @@ def _next_entry(text: str, at: int, end: str, *, is_first: bool) -> int:
 
 def python_calls(text: str) -> list[WholeCall]:
     """The calls in a Python expression: a call, or a list of calls, with keyword arguments only."""
-    source = _QUOTED.sub(lambda found: found[0].replace("\n", "\\n"), text.strip())
-    if len(source) > _MAX_CHARS or _UNSURE.search(_QUOTED.sub("Q", source).replace("'", "Q")):
+    return _python(_QUOTED.sub(lambda found: found[0].replace("\n", "\\n"), text.strip()))
+
+
+def unescaped_calls(text: str) -> list[WholeCall]:
+    """As `python_calls`, where an argument's text stands between `'` just as it is."""
+    return _python(_BETWEEN_QUOTES.sub(lambda found: f"={found[1]!r}", text.strip()))
+
+
+def _python(source: str) -> list[WholeCall]:
+    if len(source) > _MAX_CHARS or _UNSURE.search(_QUOTED.sub("Q", source)):
         return []
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -140,4 +149,5 @@ def _named(node: ast.expr) -> ast.expr:
 NOTATIONS: Mapping[str, Callable[[str], list[WholeCall]]] = {
     "gemma": gemma_calls,
     "python": python_calls,
+    "unescaped": unescaped_calls,
 }

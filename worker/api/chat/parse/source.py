@@ -17,7 +17,7 @@ Steps = Generator[None, None, T]
 Give = Callable[[str], None]
 """Takes the next part of a text."""
 
-MAX_HEADER_CHARS = 400
+MAX_FIELD_CHARS = 400
 _MAX_BLANKS_AHEAD = 64
 _MAX_ANY_CHARS = 100
 BLANK: Final = re.compile(r"\s*")
@@ -70,20 +70,21 @@ class Header:
 
     def fit(self, text: str, at: int) -> tuple[dict[str, str], int] | Literal["more"] | None:
         """The fields and the index after the header, if it stands at `at`."""
-        start, fields = at, dict[str, str]()
+        fields = dict[str, str]()
         for number, part in enumerate(self.parts):
             if part == "~":
                 at = _end_of(BLANK, text, at)
             elif part == "{any}":
-                at = text.find(self.parts[number + 1], start := at)
+                last = at + _MAX_ANY_CHARS
+                at = text.find(self.parts[number + 1], at, last)
                 if at < 0:
-                    return "more" if len(text) - start < _MAX_ANY_CHARS else None
+                    return "more" if len(text) < last else None
             elif _is_field(part):
                 found = _FIELDS[part[1:-1]].match(text, at)
                 end = found.end() if found else at
-                if end == len(text):
-                    return "more" if end - start <= MAX_HEADER_CHARS else None
-                if found is None:
+                if end == len(text) and end - at <= MAX_FIELD_CHARS:
+                    return "more"
+                if found is None or end - at > MAX_FIELD_CHARS:
                     return None
                 fields[part[1:-1]], at = found[0], end
             elif text.startswith(part, at):
