@@ -22,16 +22,13 @@ from worker.api.chat.parse.conventions import CONVENTIONS, THINKING, conventions
 
 USE = ToolUse.of([EDIT, *TOOLS])
 WRITE_NO_CALLS = {
-    "google-gemma-2-2b-it",
-    "microsoft-Phi-3.5-mini-instruct",
-    "llama-cpp-rwkv-world",
-    # These drop the calls of earlier answers, or want other variables than `tools`.
+    # These drop the calls of earlier answers, or want other variables than `tools`;
     "LFM2-8B-A1B",
     "LFM2.5-Instruct",
     "ibm-granite-granite-3.3-2B-Instruct",
-    "HuggingFaceTB-SmolLM3-3B",
-    "fireworks-ai-llama-3-firefunction-v2",
     "CohereForAI-c4ai-command-r-plus-tool_use",
+    # this writes calls only without any content, and words tell them otherwise.
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
 }
 READ_AS_TEXT = {"LFM2.5-8B-A1B"}
 """Their quotes are not escaped: a call with one within a text is not read."""
