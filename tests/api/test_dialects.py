@@ -118,7 +118,7 @@ def test_a_call_that_is_cut_off_keeps_what_it_has(worker: WorkerProcess) -> None
     begun = cut["content"][-1]["input"]["t"]
     deltas = [e["delta"] for e in events_of(message(worker, **fields, stream=True)) if "delta" in e]
     sent = "".join(delta.get("partial_json", "") for delta in deltas)
-    assert begun and json.dumps(begun)[1:-1] in sent
+    assert begun and json.dumps(begun, ensure_ascii=False)[1:-1] in sent
 
 
 def test_tokens_are_counted_as_the_answer_counts_them(worker: WorkerProcess) -> None:
