@@ -221,7 +221,7 @@ def test_a_template_of_the_operators(start_worker: StartWorker, tmp_path: Any) -
     worker = start_worker("--chat-template", str(file))
     body = {"messages": [{"role": "developer", "content": "Be kind."}, {"role": "assistant"}]}
     prompt = worker.post("/apply-template", body).json()["prompt"]
-    assert prompt == "[system]Be kind.[assistant]True 11"
+    assert prompt == "[system]Be kind.[assistant] 11"
     assert worker.get("/props").json()["chat_template"] == file.read_text()
 
 
