@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from builds import sdist
 from builds.pins import pins
-from tests.api.answers import Message, parse
+from tests.api.answers import Message, message_of, parse
 from tests.api.model_outputs import CASES, HELLO, TOOLS, Case
+from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import CONVENTIONS, THINKING, conventions_of
 
@@ -103,13 +104,51 @@ def test_one_call_at_most_where_one_is_asked_for() -> None:
 def test_arguments_stream_as_they_come() -> None:
     """A long text argument is not held back until it is whole."""
     from worker.api.chat.delta import Arguments
-    from worker.api.chat.parse.answer import AnswerParser
 
     for name, head in (("Qwen3-Coder", "<function=python>\n<parameter=code>\n"),):
         parser = AnswerParser(conventions_of(template(name)), USE)
         parser.feed(head)
         sent = [parser.feed("word " * 8) for _ in range(5)]
         assert all(any(isinstance(d, Arguments) for d in deltas) for deltas in sent[1:])
+
+
+@pytest.mark.parametrize("output", ['{"city": "Par', '{"name": "Ada", "a', "[1, 2", '{"a": {"b'])
+def test_an_answer_that_is_json_is_not_held_back(output: str) -> None:
+    parser = AnswerParser(conventions_of(template("Qwen-Qwen2.5-7B-Instruct")), USE)
+    deltas = [delta for sign in output for delta in parser.feed(sign)]
+    assert message_of(deltas).content == output
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "arguments"),
+    [
+        (
+            "Qwen-Qwen2.5-7B-Instruct",
+            '<tool_call>{"name": "amount", "arguments": {"orig": NaN, "b": [-Infinity, 1e999]}}',
+            '{"orig": "NaN", "b": ["-Infinity", "1e999"]}',
+        ),
+        (
+            "Qwen-Qwen2.5-7B-Instruct",
+            r'<tool_call>{"name": "edit", "arguments": {"old": "\ud83d", "new": "\ud83d\ude00"}}',
+            r'{"old": "�", "new": "\ud83d\ude00"}',
+        ),
+        (
+            "Qwen3-Coder",
+            "<function=amount>\n<parameter=orig>\nNaN\n</parameter>\n</function>",
+            '{"orig": "NaN"}',
+        ),
+        (
+            "GLM-4.6",
+            r'<tool_call>todo<arg_key>todos</arg_key><arg_value>["\ud83d"]</arg_value></tool_call>',
+            '{"todos": ["�"]}',
+        ),
+    ],
+)
+def test_arguments_are_strict_json(name: str, output: str, arguments: str) -> None:
+    for size in (1, 3, 1000):
+        (call,) = parse(output, template(name), USE, size).calls
+        assert call["arguments"] == arguments
+        json.loads(arguments, parse_constant=pytest.fail)
 
 
 @pytest.mark.parametrize("splits", [True, False])
