@@ -71,7 +71,7 @@ def chat(content: Any) -> ChatPrompt:
     return ChatPrompt(({"role": "user", "content": content},))
 
 
-@pytest.mark.parametrize("prompt", [chat([1]), chat(None), chat("\ud800"), "half \udc00"])
+@pytest.mark.parametrize("prompt", [chat("\ud800"), "half \udc00"])
 def test_a_prompt_that_cannot_be_taken_is_refused_alone(front: Front, prompt: Any) -> None:
     front.submit(1, prompt)
     refused = front.next()
