@@ -115,6 +115,20 @@ def test_a_request_that_is_cancelled_while_its_beginning_is_read(tmp_path: Path)
     assert engine.text(3).encode() == expected_answer(b"a" * 40 + b"less", 4, 96)
 
 
+def test_the_loop_sleeps_while_all_slots_are_kept_for_what_is_read(tmp_path: Path) -> None:
+    engine = Engine(folder=tmp_path, n_slots=1)
+    engine.submit(1, b"a" * 40, max_tokens=4)
+    engine.drain()
+    engine = Engine(folder=tmp_path, n_slots=1)
+    engine.submit(2, b"a" * 40 + b"more", max_tokens=4)
+    engine.submit(3, b"behind", max_tokens=4)
+    engine.turn()
+    assert len(engine.scheduler.waiting) == 2 and not engine.scheduler.has_work
+    engine.drain()
+    assert engine.text(2).encode() == expected_answer(b"a" * 40 + b"more", 4, 96)
+    assert engine.text(3).encode() == expected_answer(b"behind", 4, 96)
+
+
 def test_a_copy_that_streams_would_wait_for_is_made_when_none_runs(tmp_path: Path) -> None:
     engine = Engine(folder=tmp_path)
     engine.submit(1, b"a" * 40, max_tokens=4)

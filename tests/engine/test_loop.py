@@ -302,6 +302,27 @@ def test_no_prefix_cache_frees_all_cells_at_the_end() -> None:
     assert [e.cached_tokens for e in starts] == [0, 0]
 
 
+def test_no_prefix_cache_takes_no_snapshots_and_keeps_no_states(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(ByteBackend, "snapshot", lambda _, slot: taken.append(slot) or b"")
+    engine = Engine(prefix_cache=False, recurrent=True)
+    engine.submit(1, b"a long prompt " * 5, max_tokens=4)
+    engine.run()
+    assert not taken
+    engine = Engine(prefix_cache=False, n_slots=3, unified=True, n_cells=130)
+    prompts = [bytes([first]) * 40 for first in b"abc"]
+    for number, prompt in enumerate(prompts):
+        engine.submit(number, prompt, max_tokens=25)
+    engine.turn()
+    assert engine.scheduler.preempt_youngest() is not None, "whose state is kept for itself"
+    engine.run()
+    assert not engine.cache.memory.states
+    for number, prompt in enumerate(prompts):
+        assert engine.text(number).encode() == expected_answer(prompt, 25, CONTEXT)
+
+
 @pytest.mark.parametrize("n_prompt", [CONTEXT - 1, CONTEXT])
 def test_the_context_s_end_is_max_tokens(n_prompt: int) -> None:
     engine = Engine()

@@ -8,6 +8,7 @@ part instead of computing it again. Engine thread.
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 
 from worker.engine.cache.cache import Cache
 from worker.engine.limits import Limits
@@ -39,8 +40,10 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether something can be done before the next call or arrival."""
-        return bool(self.running) or any(not each.awaits_disk for each in self.waiting)
+        """Whether something can be done before the next call or arrival: those that wait for the
+        disk keep slots from the ones behind them."""
+        first = islice(self.waiting, self.limits.n_slots)
+        return bool(self.running) or any(not each.awaits_disk for each in first)
 
     @property
     def waiting_prompt_tokens(self) -> int:

@@ -73,7 +73,9 @@ class Cache:
         self.limits, self.prices = limits, Prices()
         self.slots = [Slot(index) for index in range(limits.n_slots)]
         self.memory = Memory(limits.memory_bytes, self.slots)
-        self.takes_snapshots = not limits.cuts_anywhere and limits.memory_bytes > 0
+        self.takes_snapshots = (
+            limits.prefix_cache and not limits.cuts_anywhere and limits.memory_bytes > 0
+        )
         self.moves: list[Move] = []
         """Planned, in order, and not carried out yet."""
         self._read: set[int] = set()
@@ -241,6 +243,8 @@ class Cache:
         """Unlock the state that a sequence was to go on from."""
         if sequence.saved is not None:
             sequence.saved.n_locks -= 1
+            if not self.limits.prefix_cache:  # nobody else goes on from it
+                self.memory.drop(sequence.saved)
             sequence.saved = None
 
     def start_over(self, index: int) -> None:
