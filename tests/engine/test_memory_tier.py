@@ -16,8 +16,8 @@ from tests.engine.real_engine import RealEngine
 from tests.engine.test_loop import CONTEXT, Engine
 from tests.engine.test_memory_kinds import ANSWER, PLAIN_CASES, Alone
 from tests.support.random_models import Kind, random_model
-from worker.engine.cache.memory import Memory
-from worker.engine.cache.moves import State
+from worker.engine.cache.memory import MOST_STATES, Memory
+from worker.engine.cache.moves import Snapshot, State
 from worker.engine.cache.slots import Slot, count_cells, share, unshare
 from worker.wire.messages import Finished, Started
 
@@ -234,6 +234,17 @@ def test_a_locked_state_stays() -> None:
     assert memory.states == [states[0], states[3]]
     assert not memory.keep(State([9], None, 70, memoryview(b""), last_used=9), cuts_anywhere=True)
     assert memory.states == [states[0]]
+
+
+def test_no_request_is_compared_with_more_states_than_that() -> None:
+    slots = [Slot(0)]
+    slots[0].snapshots = [Snapshot(1, b"old")]
+    memory = Memory(1 << 30, slots)
+    for number in range(MOST_STATES + 10):
+        state = State([number], None, 40, memoryview(b""), last_used=number + 1)
+        assert memory.keep(state, cuts_anywhere=True)
+    assert [state.tokens[0] for state in memory.states] == list(range(10, MOST_STATES + 10))
+    assert slots[0].snapshots, "it takes no state's place"
 
 
 def test_a_slow_state_is_not_brought_back() -> None:

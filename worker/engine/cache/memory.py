@@ -7,6 +7,10 @@ from collections.abc import Iterable
 from worker.engine.cache.moves import Snapshot, State
 from worker.engine.cache.slots import Slot
 
+MOST_STATES = 1024
+"""A request is compared with all of them, while streams wait. Only states of a few MiB, which are
+soon computed again, could be more within the bytes."""
+
 
 class Memory:
     """The states, and the snapshots of states and slots, which have at most `most_bytes` together.
@@ -52,9 +56,10 @@ class Memory:
 
     def fit(self) -> None:
         """Let the least recently used go until the rest is within the budget."""
-        while self.n_bytes > self.most_bytes:
-            unlocked = [state for state in self.states if not state.n_locks]
-            going: list[State | Snapshot] = [*unlocked, *self._snapshots()]
+        while (are_many := len(self.states) > MOST_STATES) or self.n_bytes > self.most_bytes:
+            going: list[State | Snapshot] = [each for each in self.states if not each.n_locks]
+            if not are_many:
+                going += self._snapshots()
             if not going:
                 return
             oldest = min(going, key=lambda each: each.last_used)
