@@ -146,7 +146,16 @@ PIECES = st.recursive(
     ),
     max_leaves=8,
 )
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CONTENT = (
+    st.none()
+    | st.text()
+    | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": st.text()}), max_size=3)
+)
+
+
+def tool(parameters: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {"odd": parameters}}
+    return {"type": "function", "function": {"name": "f", "parameters": schema}}
 
 
 RENDER_SECONDS = 0.1
@@ -162,9 +171,9 @@ def render_templates(n_cases: int, monkeypatch: pytest.MonkeyPatch) -> dict[str,
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
     @settings(max_examples=n_cases, deadline=None, suppress_health_check=NO_CHECKS)
-    @given(pieces=st.lists(PIECES, min_size=1, max_size=10), odd=ANYTHING)
-    def render(pieces: list[str], odd: Any) -> None:
-        messages = ({"role": "user", "content": "x"}, {"role": "assistant", "content": odd})
+    @given(pieces=st.lists(PIECES, min_size=1, max_size=10), content=CONTENT, odd=ANYTHING)
+    def render(pieces: list[str], content: Any, odd: Any) -> None:
+        messages = ({"role": "user", "content": "x"}, {"role": "assistant", "content": content})
         try:
             template = ChatTemplate("".join(pieces), {})
         except ModelError:
@@ -173,7 +182,7 @@ def render_templates(n_cases: int, monkeypatch: pytest.MonkeyPatch) -> dict[str,
         began, callbacks = time.thread_time(), gc.callbacks[:]
         gc.callbacks.clear()  # hypothesis has one there, which the limit would end in its place
         try:
-            template.render(ChatPrompt(messages, tools=(TOOL,)))
+            template.render(ChatPrompt(messages, tools=(tool(odd),)))
             counts["rendered"] += 1
         except InvalidRequest as error:
             counts["cut" if "did not end" in error.message else "refused the chat"] += 1
