@@ -53,6 +53,9 @@ def test_a_file_is_read_as_it_was_written_and_is_its_users_alone(tmp_path: Path)
     prefix = read(found, KEY)
     assert (prefix.tokens, bytes(prefix.state)) == (PREFIX.tokens, bytes(PREFIX.state))
     assert [(each.length, each.data) for each in prefix.snapshots] == [(33, b"window")]
+    assert memoryview(prefix.state.obj).nbytes == len(prefix.state), (
+        "no part keeps the others in memory"
+    )
     assert os.listdir(tmp_path) == ["one.kv"]
 
 

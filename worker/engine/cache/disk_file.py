@@ -113,28 +113,25 @@ def read(entry: Entry, key: bytes) -> Prefix:
         size = os.fstat(file.fileno()).st_size
         if size != entry.size_bytes:
             raise Damaged("its size has changed")
-        content = memoryview(bytearray(size))
-        for piece in _pieces([content]):
-            _read_into(file, piece)
-    body, written_mac = content[:-_MAC_BYTES], content[-_MAC_BYTES:]
-    mac = hmac.new(key, digestmod="sha256")
-    for piece in _pieces([body]):
-        mac.update(piece)
+        mac = hmac.new(key, digestmod="sha256")
+
+        def take(n_bytes: int) -> memoryview:
+            content = memoryview(bytearray(n_bytes))
+            for piece in _pieces([content]):
+                _read_into(file, piece)
+                mac.update(piece)
+            return content
+
+        # Each part has memory of its own, so that a snapshot that gives way frees its bytes.
+        found = _entry(entry.path, size, take)
+        state = take(found.state_bytes)
+        snapshots = tuple(Snapshot(length, bytes(take(n))) for length, n in found.snapshots)
+        written_mac = _read_exactly(file, _MAC_BYTES)
     if not hmac.compare_digest(mac.digest(), written_mac):
         raise Damaged("its checksum is wrong: it was changed, or written by another")
-    position = 0
-
-    def take(n_bytes: int) -> memoryview:
-        nonlocal position
-        position += n_bytes
-        return body[position - n_bytes : position]
-
-    proven = _entry(entry.path, size, take)
-    if (proven.salt, proven.tokens) != (entry.salt, entry.tokens):
+    if (found.salt, found.tokens) != (entry.salt, entry.tokens):
         raise Damaged("it has changed since it was found")
-    state = take(proven.state_bytes)
-    snapshots = tuple(Snapshot(n_tokens, bytes(take(n))) for n_tokens, n in proven.snapshots)
-    return Prefix(proven.tokens, state, snapshots)
+    return Prefix(found.tokens, state, snapshots)
 
 
 @contextlib.contextmanager
