@@ -94,6 +94,19 @@ def test_each_range_ends_where_it_says(
     assert [fault["field"] for fault in answer.json()["errors"]] == [field]
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_number_that_no_double_holds_is_the_clients_fault(
+    worker: WorkerProcess, sign: int
+) -> None:
+    huge = sign * 10**400
+    faults = faults_of(worker, {"job_id": "x", "prompt": huge, "temperature": huge, "seed": huge})
+    assert set(faults) == {"prompt", "temperature", "seed"}
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    schemas = ({"minimum": huge}, {"type": "array", "maxItems": huge}, {"multipleOf": huge})
+    for fields in [("temperature", huge), *(("json_schema", schema) for schema in schemas)]:
+        assert worker.post("/v1/chat/completions", {**chat, **dict([fields])}).status_code == 400
+
+
 @pytest.mark.parametrize(
     "body",
     [

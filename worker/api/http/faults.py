@@ -7,11 +7,11 @@ a text. Pure functions, any thread.
 from __future__ import annotations
 
 import difflib
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
 from itertools import islice
-from typing import Any, NotRequired
+from typing import Any, NotRequired, TypeGuard
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -49,9 +49,16 @@ _TYPE_ERRORS = {"string_type": "string", "int_type": "integer", "tuple_type": "a
 _JSON_TYPES = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether it is a number that a double holds; JSON's own have no largest."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return abs(value) <= sys.float_info.max
+
+
 def fault(path: str, constraint: str, message: str, value: object = None) -> Fault:
     entry = Fault(field=path or "body", constraint=constraint, message=message)
-    if isinstance(value, bool) or (isinstance(value, int | float) and math.isfinite(value)):
+    if isinstance(value, bool) or is_number(value):
         entry["value"] = value
     return entry
 

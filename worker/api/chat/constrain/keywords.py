@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from worker.api.http.faults import is_number
+
 TYPES = frozenset("object array string number integer boolean null".split())
 NOT_ENFORCED = frozenset(
     "not if then else dependentSchemas dependentRequired dependencies contains minContains "
@@ -39,10 +41,6 @@ _MAX_PATTERN_CHARS = 4000
 _UNSUPPORTED_PATTERN = re.compile(r"\\[\\\[(]|\(\?<?[=!]|\\[1-9k]")
 _ZODS_DURATION = r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)"
 _IMPLIED_BY_EMAIL = re.compile(r"^(\^)?(?:\(\?!\\\.\)|\(\?!\.\*\\\.\\\.\))+")
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_filled_list(value: object) -> bool:

@@ -23,7 +23,7 @@ from worker.api.chat.constrain.report import (
     TooLarge,
     below,
 )
-from worker.api.http.faults import invalid
+from worker.api.http.faults import invalid, is_number
 
 Schema = Mapping[str, Any]
 
@@ -300,7 +300,7 @@ class _Part:
             self._bound(name, value, path)
         elif value:
             inclusive: Any = self._given.get("minimum" if name.endswith("Minimum") else "maximum")
-            if keywords.is_number(inclusive):
+            if is_number(inclusive):
                 self._bound(name, inclusive, path)
 
     def _bound(self, name: str, value: float, path: str) -> None:
