@@ -93,6 +93,23 @@ def test_an_echo_is_streamed_first(worker: WorkerProcess) -> None:
             assert told == whole[index]["logprobs"][name]
 
 
+def test_a_token_that_is_not_shown_takes_no_characters(worker: WorkerProcess) -> None:
+    # After this prompt, the bundled model writes a mark of a turn in the middle.
+    body = {"prompt": "1", "max_tokens": 12, "temperature": 0, "logprobs": 0}
+    body |= {"deterministic": True}
+    [choice] = worker.post("/v1/completions", body).json()["choices"]
+    pieces, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    shown = [(at, piece) for at, piece in zip(offsets, pieces, strict=True) if "<|" not in piece]
+    assert "<|im_start|>" in pieces[:-1]
+    assert all(choice["text"].startswith(p, at) for at, p in shown)
+    streamed: list[int] = []
+    for line in worker.post("/v1/completions", body | {"stream": True}).text.splitlines():
+        if line.startswith("data: {"):
+            [chunk] = json.loads(line.removeprefix("data: "))["choices"]
+            streamed += (chunk["logprobs"] or {}).get("text_offset", [])
+    assert streamed == offsets
+
+
 def test_the_end_is_a_token_where_the_prompt_is_scored(worker: WorkerProcess) -> None:
     """Harnesses ask for one token and cut it off: there has to be one."""
     end = "<|im_end|>"

@@ -70,7 +70,8 @@ class Choice:
         self.blocks: list[Block] = []
         self.calls: list[Block] = []
         self.echo: Echo | None = None
-        self.logprobs: list[TokenLogprob] = []
+        self.scored: list[Text] = []
+        """The texts that came with log-probabilities, where these are wanted."""
         self.token_ids: list[int] = []
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self.progress: PromptProgress | None = None
@@ -121,7 +122,8 @@ class Choice:
         match delta:
             case Text(text, logprobs, ids):
                 self._grow("text", text)
-                self.logprobs += logprobs
+                if logprobs:
+                    self.scored.append(delta)
                 self.token_ids += ids
             case Reasoning(text):
                 self._grow("reasoning", text)
@@ -153,6 +155,10 @@ class Choice:
     @property
     def reasoning(self) -> str:
         return "".join(block.text for block in self.blocks if block.kind == "reasoning")
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        return [entry for text in self.scored for entry in text.logprobs]
 
     @property
     def tokens_out(self) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
+from worker.api.chat.delta import Echo
 from worker.api.chat.scored import finite, piece_text, scored_piece
 from worker.wire.messages import TokenLogprob
 
@@ -22,8 +23,28 @@ def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_logprobs(entries: Sequence[TokenLogprob], text_offset: int) -> dict[str, Any]:
-    """`choices[].logprobs` of a plain completion; offsets count characters of its text.
+class Scored(NamedTuple):
+    """A part of a plain completion's text, and its tokens."""
+
+    offset: int
+    """Of the part, in characters of the text."""
+    shown: bytes
+    entries: Sequence[TokenLogprob]
+
+
+def scored_text(text: str, entries: Sequence[TokenLogprob], offset: int) -> Scored:
+    return Scored(offset, text.encode(), entries)
+
+
+def scored_prompt(echo: Echo) -> Scored:
+    """It begins before the text where a BOS or a space was added."""
+    shown = b"".join(entry.piece for entry in echo.logprobs)
+    return Scored(len(echo.text) - len(shown.decode("utf-8", "ignore")), shown, echo.logprobs)
+
+
+def completion_logprobs(parts: Iterable[Scored]) -> dict[str, Any]:
+    """`choices[].logprobs` of a plain completion, or of a chunk of it; offsets count characters of
+    its text, of which a token that is not shown takes none.
 
     The first token of a prompt has null, as in OpenAI's answers.
     """
@@ -31,26 +52,23 @@ def completion_logprobs(entries: Sequence[TokenLogprob], text_offset: int) -> di
     logprobs: list[float | None] = []
     offsets: list[int] = []
     tops: list[dict[str, float] | None] = []
-    taken = b""
-    for entry in entries:
-        tokens.append(piece_text(entry.piece))
-        is_first = math.isnan(entry.logprob)
-        logprobs.append(None if is_first else finite(entry.logprob))
-        offsets.append(max(text_offset + len(taken.decode("utf-8", "ignore")), 0))
-        top = {piece_text(piece): finite(logprob) for _, piece, logprob in entry.top}
-        tops.append(None if is_first else top)
-        taken += entry.piece
+    for offset, shown, entries in parts:
+        n_taken = 0
+        for entry in entries:
+            tokens.append(piece_text(entry.piece))
+            is_first = math.isnan(entry.logprob)
+            logprobs.append(None if is_first else finite(entry.logprob))
+            offsets.append(max(offset + len(shown[:n_taken].decode("utf-8", "ignore")), 0))
+            top = {piece_text(piece): finite(logprob) for _, piece, logprob in entry.top}
+            tops.append(None if is_first else top)
+            if shown.startswith(entry.piece, n_taken):
+                n_taken += len(entry.piece)
     return {
         "tokens": tokens,
         "token_logprobs": logprobs,
         "top_logprobs": tops,
         "text_offset": offsets,
     }
-
-
-def prompt_offset(entries: Sequence[TokenLogprob], text: str) -> int:
-    """The offset of a prompt's first token in its text; negative after an added BOS or space."""
-    return len(text) - len(b"".join(entry.piece for entry in entries).decode("utf-8", "ignore"))
 
 
 def prompt_logprobs(entries: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:

@@ -17,7 +17,8 @@ from worker.api.dialects.openai.logprobs import (
     chat_logprobs,
     completion_logprobs,
     prompt_logprobs,
-    prompt_offset,
+    scored_prompt,
+    scored_text,
 )
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody
 from worker.api.http.encoding import data_event, dumps, quoted
@@ -203,26 +204,29 @@ class CompletionAnswer(_Choices):
         logprobs, more = "null", ""
         match delta:
             case Text(text, entries):
-                offset = self._n_chars[choice.index]
+                scored = scored_text(text, entries, self._n_chars[choice.index])
                 if self._times_tokens:
                     more = _timings(choice)
-            case Echo(text, entries):
-                offset = prompt_offset(entries, text)
+            case Echo(text):
+                scored = scored_prompt(delta)
             case PromptScored(_, entries) if self.body.prompt_logprobs is not None:
-                scored = dumps(prompt_logprobs(entries))
-                return self._chunk(choice, f'"text":"","prompt_logprobs":{scored}')
+                of_prompt = dumps(prompt_logprobs(entries))
+                return self._chunk(choice, f'"text":"","prompt_logprobs":{of_prompt}')
             case _:
                 return super().encode(choice, delta)
         if self._scored:
-            logprobs = dumps(completion_logprobs(entries, offset))
+            logprobs = dumps(completion_logprobs([scored]))
         self._n_chars[choice.index] += len(text)
         return self._chunk(choice, f'"text":{quoted(text)}', logprobs, more=more)
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         echo, logprobs = choice.echo or Echo(""), None
         if self._scored:
-            offset = prompt_offset(echo.logprobs, echo.text)
-            logprobs = completion_logprobs([*echo.logprobs, *choice.logprobs], offset)
+            parts, n_chars = [scored_prompt(echo)], len(echo.text)
+            for text, entries, _ in choice.scored:
+                parts.append(scored_text(text, entries, n_chars))
+                n_chars += len(text)
+            logprobs = completion_logprobs(parts)
         whole: dict[str, Any] = {"index": choice.index, "text": echo.text + choice.text}
         if self.body.prompt_logprobs is not None:
             whole["prompt_logprobs"] = prompt_logprobs(choice.prompt_logprobs)
