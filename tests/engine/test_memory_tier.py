@@ -247,6 +247,15 @@ def test_no_request_is_compared_with_more_states_than_that() -> None:
     assert slots[0].snapshots, "it takes no state's place"
 
 
+def test_a_state_is_found_by_all_of_a_beginning() -> None:
+    memory = Memory(1 << 20, [])
+    state = State([1, 2, 3, 4], None, 40, memoryview(b""))
+    assert memory.keep(state, cuts_anywhere=True)
+    assert memory.find([1, 2, 3, 9], None, 3) == [state]
+    assert memory.find([1, 9, 3], None, 3) == [], "its last token alone is the same"
+    assert memory.find([1, 2, 3, 4, 5], None, 5) == [], "it is too short"
+
+
 def test_a_slow_state_is_not_brought_back() -> None:
     engine = pooled()
     ask(engine, 1, b"a" * 40)

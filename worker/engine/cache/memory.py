@@ -35,7 +35,7 @@ class Memory:
     def find(self, tokens: list[int], salt: str | None, n_same: int) -> list[State]:
         """The states that begin with at least the first `n_same` of these tokens."""
         head = tokens[:n_same]
-        return [s for s in self.states if s.salt == salt and s.tokens[:n_same] == head]
+        return [s for s in self.states if s.salt == salt and _begins(s.tokens, head)]
 
     def keep(self, state: State, *, cuts_anywhere: bool) -> bool:
         """Keep a state, in place of those that it makes superfluous; false if it finds no room."""
@@ -84,7 +84,14 @@ def longest_cut(lengths: Iterable[int], most: int) -> int:
 
 def _contains(state: State, other: State, *, cuts_anywhere: bool) -> bool:
     """Whether one can go on from a state wherever one can from the other."""
-    if state.tokens[: len(other.tokens)] != other.tokens:
+    if not _begins(state.tokens, other.tokens):
         return False
     lengths = {len(state.tokens), *(each.length for each in state.snapshots)}
     return cuts_anywhere or len(other.tokens) in lengths
+
+
+def _begins(tokens: list[int], head: list[int]) -> bool:
+    """Whether `tokens` begin with all of `head`. Conversations often differ only after thousands of
+    tokens, so the last one is looked at first."""
+    n = len(head)
+    return not n or (len(tokens) >= n and tokens[n - 1] == head[-1] and tokens[:n] == head)
