@@ -130,7 +130,7 @@ class _Meter:
         kinds = set(map(type, items))
         if kinds == {str}:
             weight += sum(map(len, items))  # in native code: traced, a loop is slow
-        elif any(issubclass(kind, (str, *_CONTAINERS)) for kind in kinds):
+        elif any([issubclass(kind, (str, *_CONTAINERS)) for kind in kinds]):
             for item in items:
                 weight += self._of_part(item)
                 check(weight)
