@@ -447,3 +447,15 @@ def test_a_stream_that_fails_ends_with_the_failure_alone(
     n_ends = [client.form.is_end(event) for event in events]
     assert n_ends == [False] * (len(events) - 1) + [True]
     assert b"The engine died." in events[-1]
+
+
+def test_the_count_of_tokens_is_that_of_what_was_read() -> None:
+    choice = answer_of(next(iter(CLIENTS.values()))).choices[0]
+    tokens = [Token(0, "a", (1,)), Token(0, "b", (2, 3))]
+    events: list[StreamEvent] = [Started(0, 0), *tokens]
+    choice.job.feed(events)
+    counts = []
+    for event in events:
+        choice.read(event)
+        counts.append(choice.tokens_out)
+    assert counts == [0, 1, 3] and choice.job.tokens_out == 3

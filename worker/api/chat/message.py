@@ -79,8 +79,8 @@ class Choice:
         self.finished: Finished | None = None
         self.reasoning_tokens = 0
         """Those of the reasoning, its marks included."""
-        self._n_unread = 0
-        """Tokens since the last delta."""
+        self._n_read = self._n_unread = 0
+        """Tokens of the answer so far, and those since the last delta."""
         self._parser: Parser | None = None
         self._parser_of = parser_of
         self._echoed, self._scores_echo = echo, scores_echo
@@ -93,6 +93,7 @@ class Choice:
         """
         match event:
             case Token(_, text, ids, logprobs):
+                self._n_read += len(ids)
                 if self._parser is None:
                     return [Text(text, logprobs, ids)]
                 deltas = self._parser.feed(text)
@@ -162,7 +163,8 @@ class Choice:
 
     @property
     def tokens_out(self) -> int:
-        return self.finished.tokens_out if self.finished is not None else self.job.tokens_out
+        """As far as the answer was read: of a job, more may have come."""
+        return self.finished.tokens_out if self.finished is not None else self._n_read
 
     @property
     def finish_reason(self) -> FinishReason:
