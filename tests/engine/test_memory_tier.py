@@ -309,6 +309,32 @@ def test_a_split_pool_brings_back_what_slots_gave_up(kind: dict[str, Any]) -> No
         assert ask(engine, 10 + number, longer) >= len(prompt)
 
 
+def test_beside_streams_copies_are_made_as_long_as_conversations_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(test_loop, "CONTEXT", 512)
+    engine = Engine(n_slots=4, memory_bytes=100_000, batch=64, prefill_budget=64)
+    engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
+    engine.cache.prices.per_byte = 0.0  # no copy takes too long
+    engine.submit(0, b"stream", max_tokens=500)
+    prompts = [bytes([number]) * 40 for number in range(1, 60)]
+
+    def beside(request_id: int, prompt: bytes) -> int:
+        """Run a request beside the stream; returns how many more states there are."""
+        n_before = len(engine.cache.memory.states)
+        engine.submit(request_id, prompt, max_tokens=1)
+        while not engine.has_ended(request_id):
+            engine.turn()
+        assert not engine.has_ended(0)
+        return len(engine.cache.memory.states) - n_before
+
+    made = [beside(number, prompts[number]) for number in range(1, 20)]
+    assert made == [0, *[1] * 5, *[0, 0, 0, 1] * 3, 0]
+    assert beside(30, prompts[1] + b"goes on") == 1, "it came back"
+    # The first of these pushes out what came back, which takes its shorter self's place.
+    assert [beside(number, prompts[number]) for number in range(31, 36)] == [0, 1, 1, 1, 0]
+
+
 @pytest.mark.parametrize("unified", [False, True])
 @pytest.mark.parametrize("at_once", [8, 20])
 def test_agents_compute_only_what_is_new(

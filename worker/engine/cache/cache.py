@@ -84,6 +84,8 @@ class Cache:
         self._bytes_per_cell = limits.cell_bytes
         self._copying_seconds = 0.0
         """The expected time of the copies from and to memory in `moves`."""
+        self._n_pushed_out = 0
+        """Conversations pushed out of their slots since one last came back from memory."""
         self._clock = 0
 
     @property
@@ -183,6 +185,8 @@ class Cache:
             if is_busy and self._copying_seconds and self._copying_seconds + seconds > MOST_SECONDS:
                 return False
             self._copying_seconds += seconds
+            if source is not sequence.saved:
+                self._n_pushed_out = 0
         for used in (source, snapshot):
             if used is not None:
                 used.last_used = self._tick()
@@ -194,8 +198,7 @@ class Cache:
         else:
             slot = min(others, key=self._order)
             if slot.kept:
-                self.save(slot, is_busy=is_busy)
-                self._truncate(slot, 0)
+                self._push_out(slot, is_busy=is_busy)
             if isinstance(source, State):
                 self._make_cells(len(source.tokens), is_busy=is_busy)
                 self.moves.append(Restore(slot.index, source, n_ready, snapshot))
@@ -289,8 +292,7 @@ class Cache:
             return False
         *_, source, target = best
         if target.kept:
-            self.save(target, is_busy=True)
-            self._truncate(target, 0)
+            self._push_out(target, is_busy=True)
         stream = source.owner
         assert stream is not None
         self.moves.append(Copy(source.index, target.index, stream.n_computed))
@@ -308,9 +310,7 @@ class Cache:
         kept = [slot for slot in self.slots if slot.kept]
         if not kept:
             return False
-        slot = min(kept, key=lambda each: each.last_used)
-        self.save(slot, is_busy=is_busy)
-        self._truncate(slot, 0)
+        self._push_out(min(kept, key=lambda each: each.last_used), is_busy=is_busy)
         return True
 
     def clear(self, match: Match, *, is_busy: bool) -> None:
@@ -363,6 +363,18 @@ class Cache:
         self._copying_seconds += seconds
         self.moves.append(Save(slot.index, state))
         return state
+
+    def _push_out(self, slot: Slot, *, is_busy: bool) -> None:
+        """Free what a slot keeps for somebody else, with a copy in memory if it may come back.
+
+        Running streams wait for a copy. Once as many conversations as there are slots were pushed
+        out since one came back, only every n-th of them is copied, to learn when that changes.
+        """
+        n_slots = len(self.slots)
+        if not is_busy or self._n_pushed_out < n_slots or self._n_pushed_out % n_slots == 0:
+            self.save(slot, is_busy=is_busy)
+        self._n_pushed_out += 1
+        self._truncate(slot, 0)
 
     def expected_seconds(self, slot: Slot) -> float:
         """The time to copy what a slot has to memory."""
