@@ -2,7 +2,7 @@
 
     python train.py SECONDS OUTPUT_FOLDER
 
-840 seconds on two cores made the files in the folder above.
+840 seconds on two cores made the files in `worker/assets/tiny-model`.
 """
 
 import json
