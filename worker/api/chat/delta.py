@@ -6,7 +6,6 @@ shows are deltas as they are: `Started` is the first of each choice, `Finished` 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import NamedTuple
 
 from worker.wire.messages import Finished, PromptProgress, PromptScored, Started, TokenLogprob
@@ -50,19 +49,3 @@ class Echo(NamedTuple):
 Delta = (
     Started | PromptProgress | PromptScored | Echo | Text | Reasoning | Call | Arguments | Finished
 )
-
-
-class Parser(ABC):
-    """Splits a model's text into deltas; what it cannot read stays text."""
-
-    def feed(self, text: str) -> list[Delta]:
-        """Take more output; returns the deltas that are certain by now."""
-        return self.run(text, final=False)
-
-    def finish(self) -> list[Delta]:
-        """The deltas that were held back until the end."""
-        return self.run("", final=True)
-
-    @abstractmethod
-    def run(self, text: str, *, final: bool) -> list[Delta]:
-        """Take more output, or with `final` the end of it."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from worker.api.chat.constrain.constrain import Constrained, constrain
-from worker.api.chat.delta import Parser
 from worker.api.chat.format import ForcedCalls, ForcedFunction, Format
 from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
@@ -34,7 +33,7 @@ class Inference:
     """Of the requests' prompts, for logs."""
     not_enforced: tuple[str, ...]
     """Paths of schema keywords that are not enforced."""
-    parser_of: Callable[[str], Parser] | None = None
+    parser_of: Callable[[str], AnswerParser] | None = None
     """Makes the parser of a choice from the end of its prompt; `None`: the text is not parsed."""
 
 

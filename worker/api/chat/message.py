@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import pydantic_core
 
-from worker.api.chat.delta import Arguments, Call, Delta, Echo, Parser, Reasoning, Text
+from worker.api.chat.delta import Arguments, Call, Delta, Echo, Reasoning, Text
+from worker.api.chat.parse.answer import AnswerParser
 from worker.supervisor.job import Job, StreamEvent
 from worker.wire.messages import (
     Failed,
@@ -60,7 +61,7 @@ class Choice:
         self,
         index: int,
         job: Job,
-        parser_of: Callable[[str], Parser] | None = None,
+        parser_of: Callable[[str], AnswerParser] | None = None,
         echo: str = "",
         *,
         scores_echo: bool = False,
@@ -81,7 +82,7 @@ class Choice:
         """Those of the reasoning, its marks included."""
         self._n_read = self._n_unread = 0
         """Tokens of the answer so far, and those since the last delta."""
-        self._parser: Parser | None = None
+        self._parser: AnswerParser | None = None
         self._parser_of = parser_of
         self._echoed, self._scores_echo = echo, scores_echo
 

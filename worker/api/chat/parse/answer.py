@@ -7,9 +7,10 @@ and is none of an offered function stays text, with its marks. Never raises, wha
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 
-from worker.api.chat.delta import Delta, Parser
+from worker.api.chat.delta import Delta, Reasoning, Text
 from worker.api.chat.parse.calls import Deltas, ToolUse
 from worker.api.chat.parse.conventions import GENERIC, Conventions, Form
 from worker.api.chat.parse.json_calls import read_arguments, read_object, to_json
@@ -18,7 +19,7 @@ from worker.api.chat.parse.source import BLANK, Marks, Source, Steps
 from worker.api.chat.parse.tagged_calls import Tags, read_tags
 
 
-class AnswerParser(Parser):
+class AnswerParser:
     """`prompt_end` is the end of the rendered prompt. Without `use`, calls stay text."""
 
     def __init__(
@@ -52,12 +53,39 @@ class AnswerParser(Parser):
         written = self._written_by_prompt(prompt_end)
         self._deltas = Deltas(self._use, calls.id_length, len(written))
         self._source.add(written, final=False)
+        self._flow: tuple[type[Text | Reasoning], re.Pattern[str]] | None = None
+        """While text or reasoning is given on: which, and what in it needs no reading."""
         self._steps = self._answer()
 
-    def run(self, text: str, *, final: bool) -> list[Delta]:
+    def feed(self, text: str) -> list[Delta]:
+        """Take more output; returns the deltas that are certain by now.
+
+        Most of an answer needs no reading: no sign of it begins a mark, and no text before it is
+        undecided. It is its own delta. Everything else is read step by step.
+        """
+        source = self._source
+        if self._flow is not None and source.at == len(source.text):
+            kind, plain = self._flow
+            if plain.fullmatch(text):
+                return [kind(text)]
+        return self._read(text)
+
+    def finish(self) -> list[Delta]:
+        """The deltas that were held back until the end."""
+        return self._read("", final=True)
+
+    def _read(self, text: str, *, final: bool = False) -> list[Delta]:
         self._source.add(text, final=final)
         next(self._steps, None)
         return self._deltas.take()
+
+    def _until(self, marks: Marks, kind: type[Text | Reasoning]) -> Steps[str]:
+        """Give on the text before the next mark; that mark, not taken, or "" at the end."""
+        self._flow = kind, marks.plain
+        give = self._deltas.text if kind is Text else self._deltas.reasoning
+        mark = yield from self._source.until(marks, give)
+        self._flow = None
+        return mark
 
     def _written_by_prompt(self, prompt_end: str) -> str:
         """The mark at the prompt's end: it is read as if the model had written it."""
@@ -83,7 +111,7 @@ class AnswerParser(Parser):
             if not mark and (yield from source.peek()):
                 deltas.text(blank)
                 blank, has_text = "", True
-                mark = yield from source.until(self._marks, deltas.text)
+                mark = yield from self._until(self._marks, Text)
             if not mark:
                 deltas.text("" if deltas.n_calls else blank)
                 return
@@ -116,7 +144,7 @@ class AnswerParser(Parser):
         after_begin, before_end, after_end = self._thinking.pads
         yield from self._source.drop(after_begin)
         ends = Marks(before_end + self._thinking.end, self._thinking.end)
-        if end := (yield from self._source.until(ends, self._deltas.reasoning)):
+        if end := (yield from self._until(ends, Reasoning)):
             self._source.take(end)
             yield from self._source.drop(after_end)
 

@@ -37,6 +37,9 @@ class Marks:
         self.pattern = re.compile("|".join(map(re.escape, self.texts)) or r"(?!)")
         self._longest = len(self.texts[0]) if self.texts else 0
         self._first = {text[0] for text in self.texts}
+        first = "".join(map(re.escape, sorted(self._first)))
+        self.plain = re.compile(f"[^{first}]+" if first else r"[\s\S]+")
+        """Signs of which none begins a mark."""
 
     def begun(self, text: str, at: int) -> int:
         """The index of the first end of `text` that may become a longer mark, or its length."""
