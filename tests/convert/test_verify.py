@@ -28,7 +28,7 @@ def check(source: Path, file: Path) -> int:
 def meaning(layout: GgufLayout) -> object:
     """What the header says, however its bytes say it."""
     arrays = {key: (a.item_type, a.read()) for key, a in layout.arrays.items()}
-    return layout.values, layout.value_types, arrays, layout.tensors
+    return layout.metadata, layout.types, arrays, layout.tensors
 
 
 @pytest.mark.parametrize("outtype", ["q8_0", "f16"])

@@ -6,10 +6,15 @@ memory) fails the test itself.
 
 from __future__ import annotations
 
+import io
+import os
 import struct
+import subprocess
+import sys
 import time
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +22,7 @@ from hypothesis import strategies as st
 
 from tests.models.samples import write_gguf, write_split
 from worker.errors import ModelError
+from worker.models.gguf import layout
 from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.servable import check_servable
 
@@ -125,6 +131,52 @@ def test_any_bytes_behind_the_magic(
     for tensors, keys in ((n_tensors, n_keys), (n_tensors % 4, n_keys % 4)):
         path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, tensors, keys) + rest)
         assert outcome(path) != FOUND_NO_FAULT
+
+
+class CutMeanwhile(io.FileIO):
+    """A file that is cut to `left_bytes` just before its n-th block is read."""
+
+    def __init__(self, path: Path, n_reads: int, left_bytes: int) -> None:
+        super().__init__(path)
+        self.path, self.n_reads, self.left_bytes = path, n_reads, left_bytes
+
+    def readinto(self, buffer: Any) -> int:
+        self.n_reads -= 1
+        if self.n_reads == 0:
+            os.truncate(self.path, self.left_bytes)
+        return super().readinto(buffer) or 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(n_reads=st.integers(1, 12), left=st.floats(0, 1, exclude_max=True))
+def test_a_file_that_is_cut_while_it_is_read(
+    tmp_path_factory: pytest.TempPathFactory, n_reads: int, left: float
+) -> None:
+    """Each block of 128 bytes may be the first that is no longer there."""
+    path = write_gguf(tmp_path_factory.mktemp("cut") / "m.gguf", vocab=["a", "bc"], tensors=False)
+    left_bytes = int(path.stat().st_size * left)
+
+    def opened(path: Path, *_: object, **__: object) -> io.BufferedReader:
+        return io.BufferedReader(CutMeanwhile(path, n_reads, left_bytes), 128)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(layout, "open", opened, raising=False)
+        assert outcome(path)
+
+
+def test_a_cut_file_ends_no_process(tmp_path: Path) -> None:
+    """As a mapped file would, by SIGBUS."""
+    path = write_gguf(tmp_path / "m.gguf", vocab=[f"token {n}" for n in range(200_000)])
+    script = (
+        "import os, sys; from worker.models.gguf.header import read_header\n"
+        "strings = read_header(sys.argv[1]).arrays['tokenizer.ggml.tokens'].read_bytes()\n"
+        "next(strings); os.truncate(sys.argv[1], 4096)\n"
+        "print(len(list(strings)))"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False
+    )
+    assert child.returncode == 1 and "became shorter while it was read" in child.stderr
 
 
 @pytest.mark.parametrize("n_strings", [2**24, 2**27])

@@ -30,7 +30,7 @@ def check_metadata(conversion: Conversion, file: Path, options: Options) -> None
         writer = header(conversion.architecture, conversion.metadata, conversion.chat_template)
         write_header_to(writer, path)
         expected, found = read_layout(path), read_layout(file)
-        for key in sorted(expected.value_types.keys() | found.value_types.keys()):
+        for key in sorted(expected.types.keys() | found.types.keys()):
             of_quantiser = key.startswith(_QUANTISER_KEYS) and options.format.tensor_type is None
             if not of_quantiser and key != manifest.DIFFERENCE:
                 _check(key, _difference(key, expected, found))
@@ -38,7 +38,7 @@ def check_metadata(conversion: Conversion, file: Path, options: Options) -> None
 
 def check_key(key: str, conversion: Conversion, file: Path) -> None:
     """Compare one key, which holds a text or is absent."""
-    wanted, got = conversion.metadata.get(key), read_layout(file).values.get(key)
+    wanted, got = conversion.metadata.get(key), read_layout(file).metadata.get(key)
     _check(key, None if wanted == got else f"it is {_text(got)} instead of {_text(wanted)}")
 
 
@@ -48,12 +48,12 @@ def _check(key: str, difference: str | None) -> None:
 
 
 def _difference(key: str, expected: GgufLayout, found: GgufLayout) -> str | None:
-    if key not in expected.value_types:
+    if key not in expected.types:
         return "its source does not give this key"
-    if key not in found.value_types:
+    if key not in found.types:
         return f"the file lacks it; it should be {_text(_value(key, expected))}"
-    if expected.value_types[key] != found.value_types[key]:
-        return f"it is of type {found.value_types[key]} instead of {expected.value_types[key]}"
+    if expected.types[key] != found.types[key]:
+        return f"it is of type {found.types[key]} instead of {expected.types[key]}"
     if key in expected.arrays and expected.arrays[key].item_type != found.arrays[key].item_type:
         return f"its items are of type {found.arrays[key].item_type}"
     wanted, got = _value(key, expected), _value(key, found)
@@ -68,8 +68,8 @@ def _difference(key: str, expected: GgufLayout, found: GgufLayout) -> str | None
 
 
 def _value(key: str, layout: GgufLayout) -> Scalar | list[bytes] | list[Scalar]:
-    if key in layout.values:
-        return layout.values[key]
+    if key in layout.metadata:
+        return layout.metadata[key]
     array: GgufArray = layout.arrays[key]
     return [*array.read_bytes()] if array.item_type == "string" else array.read()
 

@@ -1,28 +1,19 @@
-"""The gguf package's constants (keys, types, block sizes) without importing the package.
+"""The gguf package's constants (keys, types, block sizes) without the rest of the package.
 
-NOTE: `import gguf` imports NumPy, for which the API process has no other use. The constants are a
-single module without dependencies. It is loaded when a file is read.
+NOTE: `import gguf` imports NumPy, for which the API process has no other use.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from functools import cache
-from pathlib import Path
 from typing import Any
+
+from worker.lean_imports import without_init
 
 
 @cache
 def constants() -> Any:
-    """The module `gguf.constants`."""
-    if "gguf" in sys.modules:
-        return sys.modules["gguf"].constants
-    package = importlib.util.find_spec("gguf")
-    assert package is not None and package.submodule_search_locations
-    path = Path(package.submodule_search_locations[0]) / "constants.py"
-    spec = importlib.util.spec_from_file_location("_gguf_constants", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """The module `gguf.constants`, loaded when the first file is read."""
+    with without_init("gguf"):
+        return importlib.import_module("gguf.constants")

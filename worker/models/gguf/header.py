@@ -10,14 +10,14 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 
 from worker.errors import ModelError
 from worker.models.gguf.constants import constants
 from worker.models.gguf.faults import unusable
-from worker.models.gguf.layout import GgufArray, GgufLayout, Scalar, read_layout
+from worker.models.gguf.layout import GgufLayout, Scalar, read_layout
 from worker.models.gguf.tensors import TensorEntry
 
 TOKENIZER_KINDS = {
@@ -28,20 +28,17 @@ TOKENIZER_KINDS = {
     "t5": "gguf-ugm",
 }
 """Where llama.cpp's name for the kind is not the file's."""
-MAX_BLOCKS = 512
-"""llama.cpp's own limit on layers."""
 
 _PART = re.compile(r"(?P<stem>.*[^/])-\d{5}-of-(?P<count>\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
-class GgufHeader:
-    """Everything before the weights, for all parts of a split model together."""
+class GgufHeader(GgufLayout):
+    """Everything before the weights, for all parts of a split model together: the sizes and the
+    tensors are those of all parts, the rest is the first one's."""
 
-    path: Path
     parts: tuple[Path, ...]
     """All files of the model, the first one first; only `path` if it is not split."""
-    version: int
     architecture: str
     name: str | None
     quant_kind: str
@@ -56,15 +53,6 @@ class GgufHeader:
     head_count_kv: int | None
     chat_template: str | None
     pooling: str | None
-    size_bytes: int
-    """Bytes of all parts' files."""
-    tensor_bytes: int
-    tensors: tuple[TensorEntry, ...]
-    metadata: dict[str, Scalar]
-    """Without arrays; `summary()` has them, too, as `[n items]`."""
-    arrays: dict[str, GgufArray]
-    types: dict[str, str] = field(repr=False)
-    """GGUF type of each metadata key."""
 
     def summary(self) -> dict[str, Scalar]:
         """The metadata in the file's order, each array as `[n items]`."""
@@ -77,9 +65,9 @@ class GgufHeader:
         """Bytes by tensor type, the largest first."""
         return dict(_bytes_by_type(self.tensors).most_common())
 
-    def largest(self, key: str) -> int | None:
-        """The number under the key, whose `{arch}` is filled in; if layers differ, the largest."""
-        return _Lookup(self).largest(key.format(arch=self.architecture))
+    @property
+    def tensor_bytes(self) -> int:
+        return sum(tensor.n_bytes for tensor in self.tensors)
 
     @property
     def n_params(self) -> int:
@@ -94,8 +82,8 @@ def read_header(path: Path | str) -> GgufHeader:
     path = Path(path)
     layout = read_layout(path)
     header = _header_of(layout)
-    count = _Lookup(layout).unsigned(constants().Keys.Split.LLM_KV_SPLIT_COUNT) or 0
-    return header if count <= 1 else _join_parts(header, layout, count)
+    count = layout.unsigned(constants().Keys.Split.LLM_KV_SPLIT_COUNT) or 0
+    return header if count <= 1 else _join_parts(header, count)
 
 
 def current_header(known: object, path: Path) -> GgufHeader:
@@ -133,92 +121,43 @@ def split_names(name: str) -> tuple[str, ...]:
 
 
 def _header_of(layout: GgufLayout) -> GgufHeader:
-    find, keys = _Lookup(layout), constants().Keys
+    keys = constants().Keys
     general, tokenizer, llm = keys.General, keys.Tokenizer, keys.LLM
-    architecture = find.text(general.ARCHITECTURE)
+    architecture = layout.text(general.ARCHITECTURE)
     if architecture is None:
         raise unusable(layout.path, f"its metadata has no {general.ARCHITECTURE}")
     tokens = layout.arrays.get(tokenizer.LIST)
     if tokens is not None and tokens.item_type != "string":
         raise unusable(layout.path, f"{tokenizer.LIST} is not an array of strings")
-
-    def own(key: str) -> str:
-        return key.format(arch=architecture)
-
     return GgufHeader(
-        path=layout.path,
+        **{each.name: getattr(layout, each.name) for each in fields(layout)},
         parts=(layout.path,),
-        version=layout.version,
         architecture=architecture,
-        name=find.text(general.NAME),
-        quant_kind=_quant_kind(find.unsigned(general.FILE_TYPE), layout.tensors),
-        tokenizer_kind=_tokenizer_kind(find.text(tokenizer.MODEL)),
-        vocab_size=tokens.length if tokens else find.unsigned(own(llm.VOCAB_SIZE)),
-        context_length=find.unsigned(own(llm.CONTEXT_LENGTH)),
-        embedding_length=find.unsigned(own(llm.EMBEDDING_LENGTH)),
-        block_count=find.unsigned(own(llm.BLOCK_COUNT)),
-        head_count=find.largest(own(keys.Attention.HEAD_COUNT)),
-        head_count_kv=find.largest(own(keys.Attention.HEAD_COUNT_KV)),
-        chat_template=find.text(tokenizer.CHAT_TEMPLATE),
-        pooling=_pooling(find.unsigned(own(llm.POOLING_TYPE)), layout.path),
-        size_bytes=layout.size_bytes,
-        tensor_bytes=sum(tensor.n_bytes for tensor in layout.tensors),
-        tensors=layout.tensors,
-        metadata=layout.values,
-        arrays=layout.arrays,
-        types=layout.value_types,
+        name=layout.text(general.NAME),
+        quant_kind=_quant_kind(layout.unsigned(general.FILE_TYPE), layout.tensors),
+        tokenizer_kind=_tokenizer_kind(layout.text(tokenizer.MODEL)),
+        vocab_size=tokens.length if tokens else layout.unsigned(llm.VOCAB_SIZE),
+        context_length=layout.unsigned(llm.CONTEXT_LENGTH),
+        embedding_length=layout.unsigned(llm.EMBEDDING_LENGTH),
+        block_count=layout.unsigned(llm.BLOCK_COUNT),
+        head_count=layout.largest(keys.Attention.HEAD_COUNT),
+        head_count_kv=layout.largest(keys.Attention.HEAD_COUNT_KV),
+        chat_template=layout.text(tokenizer.CHAT_TEMPLATE),
+        pooling=_pooling(layout.unsigned(llm.POOLING_TYPE), layout.path),
     )
 
 
-class _Lookup:
-    """Typed look-ups in the metadata; a value of a wrong type is a fault of the file."""
-
-    def __init__(self, found: GgufLayout | GgufHeader) -> None:
-        self.path, self.arrays = found.path, found.arrays
-        if isinstance(found, GgufHeader):
-            self.values, self.types = found.metadata, found.types
-        else:
-            self.values, self.types = found.values, found.value_types
-
-    def text(self, key: str) -> str | None:
-        kind = self.types.get(key)
-        if kind is None:
-            return None
-        if kind != "string":
-            raise unusable(self.path, f"{key} is a {kind} where a string is needed")
-        return str(self.values[key]) or None
-
-    def unsigned(self, key: str) -> int | None:
-        kind = self.types.get(key)
-        if kind is None:
-            return None
-        value = self.values.get(key)
-        if kind == "bool" or not isinstance(value, int) or value < 0:
-            raise unusable(self.path, f"{key} is not an unsigned integer but a {kind}")
-        return value
-
-    def largest(self, key: str) -> int | None:
-        """A number for all layers, or the largest of one number per layer."""
-        array = self.arrays.get(key)
-        if array is None:
-            return self.unsigned(key)
-        if "int" not in array.item_type or not 0 < array.length <= MAX_BLOCKS:
-            raise unusable(self.path, f"{key} is not a list of one integer per layer")
-        return max(int(value) for value in array.read())
-
-
-def _join_parts(header: GgufHeader, layout: GgufLayout, count: int) -> GgufHeader:
+def _join_parts(header: GgufHeader, count: int) -> GgufHeader:
     paths = part_paths(header.path, count)
-    find, keys = _Lookup(layout), constants().Keys
-    if find.unsigned(keys.Split.LLM_KV_SPLIT_NO) != 0:
+    keys = constants().Keys
+    if header.unsigned(keys.Split.LLM_KV_SPLIT_NO) != 0:
         raise unusable(header.path, "it is named as the first part of a split model but is not")
     tensors = list(header.tensors)
     size_bytes = header.size_bytes
     for number, path in enumerate(paths[1:], start=1):
         part = read_layout(path)
-        own = _Lookup(part)
-        named = own.unsigned(keys.Split.LLM_KV_SPLIT_NO)
-        if named != number or own.unsigned(keys.Split.LLM_KV_SPLIT_COUNT) != count:
+        named = part.unsigned(keys.Split.LLM_KV_SPLIT_NO)
+        if named != number or part.unsigned(keys.Split.LLM_KV_SPLIT_COUNT) != count:
             raise unusable(path, f"it does not say that it is part {number + 1} of {count}")
         tensors += [replace(tensor, part=number) for tensor in part.tensors]
         size_bytes += part.size_bytes
@@ -226,7 +165,7 @@ def _join_parts(header: GgufHeader, layout: GgufLayout, count: int) -> GgufHeade
     twice = [name for name, times in names.items() if times > 1]
     if twice:
         raise unusable(header.path, f"the tensor {twice[0]!r} occurs in two of its parts")
-    expected = find.unsigned(keys.Split.LLM_KV_SPLIT_TENSORS_COUNT)
+    expected = header.unsigned(keys.Split.LLM_KV_SPLIT_TENSORS_COUNT)
     if expected != len(tensors):
         raise unusable(
             header.path, f"its parts hold {len(tensors)} tensors where it announces {expected}"
@@ -235,9 +174,8 @@ def _join_parts(header: GgufHeader, layout: GgufLayout, count: int) -> GgufHeade
         header,
         parts=paths,
         size_bytes=size_bytes,
-        tensor_bytes=sum(tensor.n_bytes for tensor in tensors),
         tensors=tuple(tensors),
-        quant_kind=_quant_kind(find.unsigned(keys.General.FILE_TYPE), tuple(tensors)),
+        quant_kind=_quant_kind(header.unsigned(keys.General.FILE_TYPE), tuple(tensors)),
     )
 
 

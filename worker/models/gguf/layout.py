@@ -1,4 +1,4 @@
-"""A parser for one GGUF file with limits on everything, over a read-only memory map.
+"""A parser for one GGUF file with limits on everything, which reads into a small buffer.
 
 Runs in any thread of any process (the start of the API process, the engine's preflight, the
 converter's checks). It knows only the container format: magic, counts, key/value pairs, tensor
@@ -6,21 +6,22 @@ table, alignment. `header` interprets the keys.
 
 The file is untrusted. Every count, length and offset is checked against the file's size before it
 is used, arrays are skipped without building Python objects, and the number of items of each kind is
-limited: a hostile file costs neither memory nor minutes. A file that is accepted here passes the
-checks of llama.cpp's own reader, which is stricter than the format in one point: tensors must
-follow each other without gaps.
+limited: a hostile file costs neither memory nor minutes. The file is not mapped, because a mapped
+file that is cut meanwhile would end the process. A file that is accepted here passes the checks of
+llama.cpp's own reader, which is stricter than the format in one point: tensors must follow each
+other without gaps.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from worker.errors import ModelError
 from worker.models.gguf.constants import constants
@@ -40,7 +41,11 @@ MAX_TENSORS = 131_072
 MAX_TENSOR_NAME_BYTES = 63
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 2**20
+MAX_BLOCKS = 512
+"""llama.cpp's own limit on layers."""
 
+_BUFFER_BYTES = 2**18
+_BLOCK_BYTES = 2**20
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _TENSOR_TAIL = struct.Struct("<IQ")
@@ -76,55 +81,88 @@ class GgufArray:
         """Read all items from the file, as it is now."""
         if self.item_type == "string":
             return [raw.decode("utf-8", errors="replace") for raw in self.read_bytes()]
-        with self.path.open("rb") as file, _mapped(file.fileno()) as data:
-            walker = _Walker(self.path, data)
-            walker.position = self.offset
-            form = next(form for name, form in _NUMBERS.values() if name == self.item_type)
-            raw = walker.take(self.length * form.size, "an array")
-            return [value for (value,) in form.iter_unpack(raw)]
+        form = next(form for name, form in _NUMBERS.values() if name == self.item_type)
+        with _reader(self.path, self.offset) as reader:
+            raw = reader.take(self.length * form.size, "an array")
+        return [value for (value,) in form.iter_unpack(raw)]
 
     def read_bytes(self) -> Iterator[bytes]:
         """The strings of an array of strings, as bytes."""
         assert self.item_type == "string"
-        with self.path.open("rb") as file, _mapped(file.fileno()) as data:
-            unpack, position, size = _U64.unpack_from, self.offset, len(data)
+        with _reader(self.path, self.offset) as reader:
+            read, unpack = reader.file.read, _U64.unpack
             for _ in range(self.length):
-                if position + 8 > size:
-                    break
-                start = position + 8
-                position = start + unpack(data, position)[0]
-                if position > size:
-                    break
-                yield data[start:position]
-            else:
-                return
-        raise unusable(self.path, "it became shorter while it was read")
+                head = read(8)
+                n_bytes = unpack(head)[0] if len(head) == 8 else reader.size
+                raw = read(min(n_bytes, reader.size))
+                if len(raw) < n_bytes:
+                    raise reader.cut()
+                yield raw
 
 
 @dataclass(frozen=True, slots=True)
 class GgufLayout:
-    """The layout of one checked file."""
+    """One checked file. In the keys of its look-ups, `{arch}` stands for its architecture."""
 
     path: Path
     version: int
     size_bytes: int
-    values: dict[str, Scalar]
-    value_types: dict[str, str]
+    metadata: dict[str, Scalar]
+    """Without arrays."""
+    types: dict[str, str]
+    """GGUF type of each metadata key."""
     arrays: dict[str, GgufArray]
     tensors: tuple[TensorEntry, ...]
+
+    def text(self, key: str) -> str | None:
+        """A text that is not empty; the file is refused if the key has another type."""
+        kind = self.types.get(key, "string")
+        if kind != "string":
+            raise unusable(self.path, f"{key} is a {kind} where a string is needed")
+        return str(self.metadata.get(key, "")) or None
+
+    def unsigned(self, key: str) -> int | None:
+        """A whole number from 0 on; the file is refused if it is anything else."""
+        key = self._filled_in(key)
+        if key not in self.types:
+            return None
+        value, kind = self.metadata.get(key), self.types[key]
+        if kind == "bool" or not isinstance(value, int) or value < 0:
+            raise unusable(self.path, f"{key} is not an unsigned integer but a {kind}")
+        return value
+
+    def largest(self, key: str) -> int | None:
+        """A number for all layers, or the largest of one number per layer."""
+        key = self._filled_in(key)
+        array = self.arrays.get(key)
+        if array is None:
+            return self.unsigned(key)
+        if "int" not in array.item_type or not 0 < array.length <= MAX_BLOCKS:
+            raise unusable(self.path, f"{key} is not a list of one integer per layer")
+        return max(int(value) for value in array.read())
+
+    def _filled_in(self, key: str) -> str:
+        return key.format(arch=self.metadata.get(constants().Keys.General.ARCHITECTURE))
 
 
 def read_layout(path: Path) -> GgufLayout:
     """Parse one GGUF file; raises `ModelError` naming the first fault."""
+    with _reader(path) as reader:
+        check_magic(path, reader.file.read(24), reader.size)
+        reader.file.seek(0)
+        return reader.layout()
+
+
+@contextmanager
+def _reader(path: Path, position: int = 0) -> Iterator[_Reader]:
+    """A reader at a position of the file; raises `ModelError` if the file cannot be read."""
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        with open(path, "rb", _BUFFER_BYTES, opener=_open_at_once) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 raise unusable(path, "it is not a file but a device or a pipe")
-            size = file.seek(0, 2)
-            file.seek(0)
-            check_magic(path, file.read(24), size)
-            with _mapped(file.fileno()) as data:
-                return _Walker(path, data).layout()
+            file.seek(position)
+            yield _Reader(path, file, status.st_size, position)
     except FileNotFoundError:
         raise ModelError(f"The model file {str(path)!r} does not exist.", path=str(path)) from None
     except IsADirectoryError:
@@ -143,18 +181,14 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def _mapped(fileno: int) -> mmap.mmap:
-    return mmap.mmap(fileno, 0, access=mmap.ACCESS_READ)
+class _Reader:
+    """A position in the file that never leaves it."""
 
-
-class _Walker:
-    """A position in the mapped file that never leaves it."""
-
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, file: IO[bytes], size: int, position: int) -> None:
         self.path = path
-        self.data = data
-        self.size = len(data)
-        self.position = 0
+        self.file = file
+        self.size = size
+        self.position = position
         self.strings_left = MAX_STRINGS
 
     # --- primitives ----------------------------------------------------------------------
@@ -162,23 +196,32 @@ class _Walker:
     def fault(self, what: str) -> ModelError:
         return unusable(self.path, what)
 
-    def need(self, n_bytes: int, what: str) -> int:
-        """Check that the next bytes exist; returns their position and advances past them."""
-        start = self.position
-        if n_bytes > self.size - start:
+    def cut(self) -> ModelError:
+        return self.fault("it became shorter while it was read")
+
+    def need(self, n_bytes: int, what: str) -> None:
+        """Check that the next bytes exist, before memory is taken for them."""
+        if n_bytes > self.size - self.position:
             raise self.fault(
-                f"{what} needs {n_bytes} bytes at offset {start}, "
+                f"{what} needs {n_bytes} bytes at offset {self.position}, "
                 f"but the file ends after {self.size} bytes"
             )
-        self.position = start + n_bytes
-        return start
 
     def take(self, n_bytes: int, what: str) -> bytes:
-        start = self.need(n_bytes, what)
-        return self.data[start : start + n_bytes]
+        self.need(n_bytes, what)
+        taken = self.file.read(n_bytes)
+        if len(taken) < n_bytes:
+            raise self.cut()
+        self.position += n_bytes
+        return taken
+
+    def skip(self, n_bytes: int, what: str) -> None:
+        self.need(n_bytes, what)
+        self.file.seek(n_bytes, os.SEEK_CUR)
+        self.position += n_bytes
 
     def number(self, form: struct.Struct, what: str) -> Any:
-        return form.unpack_from(self.data, self.need(form.size, what))[0]
+        return form.unpack(self.take(form.size, what))[0]
 
     def u32(self, what: str) -> int:
         return int(self.number(_U32, what))
@@ -208,7 +251,7 @@ class _Walker:
     # --- the parts of the file, in their order -----------------------------------------------
 
     def layout(self) -> GgufLayout:
-        self.position = 4
+        self.skip(4, "the magic")
         version = self.u32("the version")
         if version & 0xFFFF == 0:
             raise self.fault("it is big-endian; the worker reads little-endian files")
@@ -233,8 +276,8 @@ class _Walker:
             path=self.path,
             version=version,
             size_bytes=self.size,
-            values=values,
-            value_types=types,
+            metadata=values,
+            types=types,
             arrays=arrays,
             tensors=place_tensors(
                 self.path, rows, data_offset=data_offset, alignment=alignment, size=self.size
@@ -285,24 +328,22 @@ class _Walker:
             self.skip_strings(key, length)
             return GgufArray(self.path, "string", length, start)
         item_type, form = _NUMBERS[kind]
-        self.need(length * form.size, f"the array {key!r}")
+        self.skip(length * form.size, f"the array {key!r}")
         return GgufArray(self.path, item_type, length, start)
 
     def skip_strings(self, key: str, length: int) -> None:
         if length > self.strings_left or length > (self.size - self.position) // 8:
             raise self.fault(f"the array {key!r} claims {length} strings, more than can be there")
         self.strings_left -= length
-        unpack, data, position = _U64.unpack_from, self.data, self.position
-        try:
-            for _ in range(length):
-                position += 8 + unpack(data, position)[0]
-        except (struct.error, OverflowError):
-            position = self.size + 1
-        if position > self.size:
-            raise self.fault(
-                f"the strings of {key!r} run past the end of the file at {self.size} bytes"
-            )
-        self.position = position
+        while length:
+            n_skipped, end = _whole_strings(self.file.read(_BLOCK_BYTES), length)
+            length -= n_skipped
+            self.position += end
+            if not n_skipped or self.position > self.size:
+                raise self.fault(
+                    f"the strings of {key!r} run past the end of the file at {self.size} bytes"
+                )
+            self.file.seek(self.position)
 
     def tensor_rows(self, n_tensors: int) -> Iterator[Row]:
         for index in range(n_tensors):
@@ -311,7 +352,18 @@ class _Walker:
             if n_dims > MAX_DIMENSIONS:
                 raise self.fault(f"tensor {name!r} has {n_dims} dimensions, more than 4")
             raw = self.take(8 * n_dims, f"the shape of {name!r}")
-            kind, offset = _TENSOR_TAIL.unpack_from(
-                self.data, self.need(_TENSOR_TAIL.size, f"the table entry of {name!r}")
-            )
+            tail = self.take(_TENSOR_TAIL.size, f"the table entry of {name!r}")
+            kind, offset = _TENSOR_TAIL.unpack(tail)
             yield name, struct.unpack(f"<{n_dims}Q", raw), kind, offset
+
+
+def _whole_strings(block: bytes, most: int) -> tuple[int, int]:
+    """The number of strings, `most` at most, whose length is in the block, and the last one's end,
+    which may lie behind the block."""
+    unpack, end = _U64.unpack_from, 0
+    for n_strings in range(most):
+        try:
+            end += 8 + unpack(block, end)[0]
+        except (struct.error, OverflowError):
+            return n_strings, end
+    return most, end

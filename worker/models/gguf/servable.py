@@ -10,7 +10,8 @@ import math
 
 from worker.models.gguf.constants import constants
 from worker.models.gguf.faults import unusable
-from worker.models.gguf.header import MAX_BLOCKS, GgufHeader
+from worker.models.gguf.header import GgufHeader
+from worker.models.gguf.layout import MAX_BLOCKS
 
 MAX_EXPERTS = 1024
 """llama.cpp's own limit on the experts of a layer."""
