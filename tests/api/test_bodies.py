@@ -60,6 +60,7 @@ def test_what_is_bounded_is_counted_outside_of_texts(
         signs = {kind: (limit, sign) for kind, (_, sign) in body.MAX_SIGNS.items()}
         signs["values"] = (max(limit, 2**10), b",")  # it also bounds the number of texts
         patch.setattr(body, "MAX_SIGNS", signs)
+        patch.setattr(body, "_ALWAYS_FEW", 0)
         patch.setattr(body, "_SLICE_BYTES", slice_bytes)
         counts = n_signs(value)
         excess = {kind for kind, (most, _) in signs.items() if counts[kind] > most}
@@ -76,6 +77,7 @@ def test_what_is_bounded_is_counted_outside_of_texts(
 @given(text=st.text(st.sampled_from('"\\a,{[:'), max_size=20), slice_bytes=st.integers(2, 5))
 def test_no_text_that_is_cut_off_keeps_the_reader(text: str, slice_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body, "_ALWAYS_FEW", 0)
         patch.setattr(body, "_SLICE_BYTES", slice_bytes)
         ends = list(body._outside_of_strings(text.encode()))
     outside = "".join(text[start:end] for start, end in ends)

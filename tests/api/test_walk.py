@@ -10,7 +10,10 @@ from tests.engine.supervised import script
 
 __all__ = ["script"]
 
-FUNCTIONS_IN, OBJECTS_IN, FUNCTIONS_OUT, OBJECTS_OUT = 142, 19, 22, 3
+FUNCTIONS_IN = 118
+OBJECTS_IN = 17
+FUNCTIONS_OUT = 22
+OBJECTS_OUT = 3
 
 
 def test_a_streamed_chat_takes_a_short_walk(script: Callable[..., None]) -> None:

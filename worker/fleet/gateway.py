@@ -18,8 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from worker.api.app import ROUTES
 from worker.api.http.encoding import dumps
+from worker.api.http.gate import OriginRules, head_of
 from worker.api.http.operation import JSON, SSE
-from worker.api.http.origins import OriginRules
 from worker.errors import (
     DuplicateJob,
     Forbidden,
@@ -85,7 +85,7 @@ class Gateway:
         try:
             raw = [(name.lower(), value) for name, value in scope["headers"]]
             self._check_peer(scope)
-            self._rules.check(scope["method"], scope["http_version"], raw)
+            self._rules.check(scope["method"], scope["http_version"], head_of(raw))
             ask = Ask(
                 scope["method"], path, _target(scope), self._checked(raw, correlation_id),
                 await self._body(receive), correlation_id,
@@ -196,7 +196,7 @@ class Gateway:
     ) -> list[tuple[bytes, bytes]]:
         """The headers for the worker. An Origin is dropped unless CORS allows it: it was checked
         here, where the host that it belongs to is known."""
-        named = bool(self._rules.cors(headers))
+        named = bool(self._rules.cors(head_of(headers)))
         kept = [(k, v) for k, v in headers if k != b"origin" or named]
         if not any(k in (b"x-correlation-id", b"x-request-id") for k, _ in kept):
             kept.append((b"x-request-id", correlation_id.encode("latin-1")))

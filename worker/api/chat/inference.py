@@ -49,7 +49,7 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
         requests = _requests(asked, asked.input, constraint, (), state, deadline)
         return Inference(requests, _digests(requests, asked.n), not_enforced)
     chat, splits = asked.input, state.settings.reasoning == "auto"
-    conventions, use = conventions_of(state.chat_template), _tool_use(chat)
+    conventions, use = conventions_of(state.served.chat_template), _tool_use(chat)
     constraint, not_enforced = _constrained(_forced_calls(chat, use) or asked.format, state)
     if constraint is not None and splits:
         constraint = replace(constraint, reasoning=conventions.reasoning)
@@ -130,7 +130,7 @@ def _requests(
     state: AppState,
     deadline: float | None,
 ) -> tuple[InferenceRequest, ...]:
-    limit, sampling = state.max_tokens_out, asked.sampling
+    limit, sampling = state.served.max_tokens_out, asked.sampling
     if constraint is not None:
         sampling = replace(sampling, constraint=constraint)
     most = state.settings.engine.slots + state.settings.max_queued_requests

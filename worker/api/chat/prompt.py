@@ -19,8 +19,7 @@ def chat_prompt(chat: Chat, state: AppState) -> ChatPrompt:
     Raises:
         InvalidRequest: the model has no chat template.
     """
-    info = state.supervisor.info
-    if info is not None and not info.model.has_chat_template:
+    if not state.served.has_chat_template:
         message = "messages need a chat template, and this model carries none; send a raw prompt"
         raise invalid([fault("messages", "unsupported", message)])
     return ChatPrompt(

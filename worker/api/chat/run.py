@@ -7,9 +7,7 @@ loop.
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -18,22 +16,18 @@ from starlette.responses import Response
 from worker.api.chat.dialect import Answer, Body, Read
 from worker.api.chat.inference import Inference, inference_of
 from worker.api.chat.message import Choice
-from worker.api.chat.prompt import chat_prompt
-from worker.api.chat.request import Chat, Generate
-from worker.api.http.body import deadline_of, in_background, read_as
+from worker.api.chat.request import Generate
+from worker.api.http.body import deadline_of, read_as
 from worker.api.http.encoding import json_response
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect, watching
-from worker.api.http.state import AppState, state_of
+from worker.api.http.state import AppState
 from worker.errors import WorkerError
 from worker.observability.logs import get_logger
 from worker.supervisor.job import Job, StreamEvent
 from worker.wire.messages import Failed, Finished, Token
 from worker.wire.work import (
-    ApplyTemplate,
     Detokenize,
     InferenceRequest,
-    Tokenize,
-    Tokenized,
     Work,
 )
 
@@ -46,13 +40,17 @@ AnswerOf = Callable[[Body, Generate, Sequence[Choice], AppState], Answer[Any]]
 
 
 async def respond(
-    request: Request, body: type[Body], read: Read[Body], answer_of: AnswerOf[Body]
+    request: Request,
+    state: AppState,
+    body: type[Body],
+    read: Read[Body],
+    answer_of: AnswerOf[Body],
 ) -> Response:
     """Answer a request to generate in a dialect; `dialect.py` says what it brings.
 
     The head names the fields, and the keywords of schemas, that have no effect.
     """
-    state, deadline = state_of(request), deadline_of(request)
+    deadline = deadline_of(request)
 
     def asked_by(found: Body) -> tuple[Body, Generate, Inference] | Response:
         asked = read(found, state)
@@ -66,7 +64,7 @@ async def respond(
     found, asked, inference = parsed
     if ignored := (*asked.ignored, *inference.not_enforced):
         request.scope["state"].setdefault("ignored_fields", []).extend(ignored)
-    echoes = await _echoes(request, asked, inference)
+    echoes = await _echoes(request, state, asked, inference)
     scores_echo = asked.echo and asked.sampling.logprobs is not None
     jobs = await _start_jobs(state, inference)
     choices = [
@@ -109,7 +107,9 @@ async def _streamed(answer: Answer[Any], frames: AsyncIterable[Frame]) -> AsyncI
 # --- jobs ----------------------------------------------------------------------------------
 
 
-async def _echoes(request: Request, asked: Generate, inference: Inference) -> list[str]:
+async def _echoes(
+    request: Request, state: AppState, asked: Generate, inference: Inference
+) -> list[str]:
     """The text that each choice begins with."""
     texts: list[str] = []
     for each in inference.requests:
@@ -119,7 +119,7 @@ async def _echoes(request: Request, asked: Generate, inference: Inference) -> li
         elif len(texts) % asked.n:
             texts.append(texts[-1])
         elif isinstance(prompt, tuple):
-            texts.append(await answered(request, Detokenize(prompt)))
+            texts.append(await answered(request, state, Detokenize(prompt)))
         else:
             assert isinstance(prompt, str), "only a text or tokens can be echoed"
             texts.append(prompt)
@@ -224,16 +224,8 @@ async def _chained(held: list[Frame], frames: AsyncIterator[Frame]) -> AsyncIter
 # --- work that generates no text -------------------------------------------------------------
 
 
-async def answered(request: Request, work: Work) -> Any:
+async def answered(request: Request, state: AppState, work: Work) -> Any:
     """The engine's answer, cancelled when the client leaves."""
-    job = state_of(request).supervisor.open(work, deadline_of(request))
+    job = state.supervisor.open(work, deadline_of(request))
     async with closing_on_disconnect(request, job):
         return await job.answer()
-
-
-async def count_tokens(request: Request, chat: Chat) -> int:
-    """The tokens of a chat as the model's template writes it."""
-    prompt = await in_background(partial(chat_prompt, chat, state_of(request)))
-    text: str = await answered(request, ApplyTemplate(prompt))
-    tokens: Tokenized = await answered(request, Tokenize(text, add_special=True))
-    return len(array("i", tokens.ids))

@@ -47,18 +47,21 @@ def sampling_of(
         InvalidRequest: `logit_bias` has a key that is no token's id.
     """
     default, drawn = defaults_of(state), seed is None or seed == -1
+    vocab_size = state.served.vocab_size
     return Sampling(
         seed=secrets.randbits(64) if drawn else (seed or 0) & MAX_SEED,
         temperature=default["temperature"] if temperature is None else temperature,
         top_p=default["top_p"] if top_p is None else top_p,
-        top_k=min(max(int(default["top_k"] if top_k is None else top_k), 0), state.vocab_size),
+        top_k=min(
+            max(int(default["top_k"] if top_k is None else top_k), 0), state.served.vocab_size
+        ),
         min_p=default["min_p"] if min_p is None else min_p,
         repetition_penalty=(
             default["repetition_penalty"] if repetition_penalty is None else repetition_penalty
         ),
         frequency_penalty=frequency_penalty or 0.0,
         presence_penalty=presence_penalty or 0.0,
-        logit_bias=_bias(logit_bias, state.vocab_size) if logit_bias else (),
+        logit_bias=_bias(logit_bias, vocab_size) if logit_bias else (),
         logprobs=logprobs,
         ignore_eos=ignore_eos,
         min_tokens=min_tokens,
@@ -67,7 +70,7 @@ def sampling_of(
 
 
 def defaults_of(state: AppState) -> dict[str, float]:
-    found = state.metadata
+    found = state.served.metadata
     return {name: float(found.get(key, default)) for name, (key, default) in _DEFAULTS.items()}
 
 

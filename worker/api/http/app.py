@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from starlette.requests import ClientDisconnect, Request
@@ -18,9 +18,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from worker.api.http.errors import error_response
-from worker.api.http.gate import Gate
+from worker.api.http.gate import Gate, Head, head_of
 from worker.api.http.operation import Dialect
-from worker.api.http.routes import Place, Routes
+from worker.api.http.routes import Routes
 from worker.api.http.state import AppState
 from worker.api.http.turnstile import Turnstile
 from worker.errors import InferenceFailed, WorkerError
@@ -56,10 +56,12 @@ class Application:
         began, status = time.monotonic(), 0
         path = scope["path"] = scope["path"].rstrip("/") or "/"
         place = self._routes.at(path)
-        if not place.is_probe:
+        operation = place.operations.get(scope["method"])
+        is_probe = operation is not None and operation.probe
+        if not is_probe:
             await self._turnstile.enter()
-        headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
-        correlation_id = _correlation_id(dict(headers))
+        head = head_of(scope["headers"])
+        correlation_id = _correlation_id(head)
         scope["app"] = self
         scope.setdefault("state", {})["correlation_id"] = correlation_id
         bind_correlation_id(correlation_id)
@@ -69,31 +71,41 @@ class Application:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 id_ = correlation_id.encode()
-                message["headers"] = [
-                    *message["headers"],
-                    (b"x-correlation-id", id_),
-                    (b"x-request-id", id_),
-                    *_ignored_header(scope),
-                    *self._gate.cors(headers),
-                ]
+                added = [(b"x-correlation-id", id_), (b"x-request-id", id_)]
+                if names := scope["state"].get("ignored_fields"):
+                    added.append((b"x-ignored-fields", _shown(names).encode()))
+                if b"origin" in head:
+                    added += self._gate.cors(head)
+                message["headers"] = [*message["headers"], *added]
             await send(message)
 
         try:
-            if scope["method"] == "OPTIONS" and (allowed := self._gate.preflight(headers)):
+            if scope["method"] == "OPTIONS" and (allowed := self._gate.preflight(head)):
                 await send({"type": "http.response.start", "status": 204, "headers": allowed})
                 await send({"type": "http.response.body"})
                 return
-            response = await self._respond(place, scope, receive, answer)
+            try:
+                self._gate.check(operation, scope, head)
+                if operation is None:
+                    raise place.missing(scope["method"])
+                scope["path_params"] = place.parameters
+                request = Request(scope, receive, answer)
+                response = await operation.endpoint(request, self.state)
+            except WorkerError as error:
+                response = error_response(error, place.dialect.errors, correlation_id)
+            except ClientDisconnect:  # before its body was read; nobody reads this answer
+                response = Response(status_code=499)
             await response(scope, receive, answer)
         except Exception:
             _log.exception("request.broken", path=path)
             if status:
                 raise
-            error = InferenceFailed("an internal error; the log names it by the correlation id")
-            broken = error_response(error, place.dialect.errors, correlation_id)
+            fault = InferenceFailed("an internal error; the log names it by the correlation id")
+            broken = error_response(fault, place.dialect.errors, correlation_id)
             await broken(scope, receive, answer)
         finally:
-            write = _log.debug if place.is_quiet else _log.info
+            quiet = is_probe or (operation is not None and operation.quiet)
+            write = _log.debug if quiet else _log.info
             write(
                 "request.answered",
                 method=scope["method"],
@@ -102,35 +114,19 @@ class Application:
                 duration_ms=round((time.monotonic() - began) * 1000, 3),
             )
 
-    async def _respond(self, place: Place, scope: Scope, receive: Receive, send: Send) -> Response:
-        try:
-            self._gate.check(place, scope)
-            operation = place.operation(scope["method"])
-            scope["path_params"] = place.parameters
-            return await operation.endpoint(Request(scope, receive, send))
-        except WorkerError as error:
-            correlation_id = scope["state"]["correlation_id"]
-            return error_response(error, place.dialect.errors, correlation_id)
-        except ClientDisconnect:  # before its body was read; nobody reads this answer
-            return Response(status_code=499)
 
-
-def _correlation_id(headers: Mapping[bytes, bytes]) -> str:
-    given = headers.get(b"x-correlation-id") or headers.get(b"x-request-id") or b""
-    clean = _NOT_IN_AN_ID.sub(b"", given)[:_MAX_ID_CHARS]
+def _correlation_id(head: Head) -> str:
+    given = head.get(b"x-correlation-id") or head.get(b"x-request-id") or [b""]
+    clean = _NOT_IN_AN_ID.sub(b"", given[-1])[:_MAX_ID_CHARS]
     return clean.decode() if clean else uuid.uuid4().hex
 
 
-def _ignored_header(scope: Scope) -> list[tuple[bytes, bytes]]:
-    """The header with the names of the body's ignored fields: as many as fit, and how many more."""
-    names = scope["state"].get("ignored_fields")
-    if not names:
-        return []
+def _shown(names: Sequence[str]) -> str:
+    """The names of the body's ignored fields: as many as fit, and how many more."""
     shown = ""
     for index, name in enumerate(names):
         clean = _NOT_IN_A_FIELD.sub("", name[:_MAX_ID_CHARS])
         if len(shown) + len(clean) > _MAX_IGNORED_CHARS:
-            shown += f", +{len(names) - index} more"
-            break
+            return f"{shown}, +{len(names) - index} more"
         shown += ", " * bool(shown and clean) + clean
-    return [(b"x-ignored-fields", shown.encode())]
+    return shown

@@ -41,6 +41,8 @@ MAX_SIGNS = {
 }
 """The most of each kind in one body, and the sign that counts it. With these and 4 MiB, a call of
 the parser takes some 10 ms, in which no other thread runs."""
+_ALWAYS_FEW = min(limit for limit, _ in MAX_SIGNS.values())
+"""A text of so many bytes has no more of any sign."""
 SMALL_BYTES = 8 * 1024
 """A larger body is read by a thread, one after the other, while the event loop goes on. A smaller
 one never takes 20 ms, whatever is in it."""
@@ -66,11 +68,6 @@ Flag = Annotated[bool, Field(strict=True)]
 JsonObject = dict[str, Any]
 
 
-def _whole(value: Any) -> Any:
-    """A whole number as `int`: JSON has one kind of number, so 1.0 is an integer."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
 class _Object(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False, defer_build=True)
     _null_is_absent: ClassVar[bool]
@@ -84,7 +81,12 @@ class _Object(BaseModel):
             message = f"must have at most {MAX_FIELDS} fields"
             raise pydantic_core.PydanticCustomError("body.maxProperties", message)
         drops = cls._null_is_absent
-        return {name: _whole(v) for name, v in value.items() if v is not None or not drops}
+        # JSON has one kind of number, so 1.0 is an integer.
+        return {
+            name: int(given) if type(given) is float and given.is_integer() else given
+            for name, given in value.items()
+            if given is not None or not drops
+        }
 
 
 class Body(_Object):
@@ -172,7 +174,8 @@ def _read(
         body = model.model_validate(value)
     except ValidationError as error:
         raise invalid(faults_of(error, model)) from None
-    return form(body), _ignored_fields(body)
+    ignored = dict.fromkeys(_extras(body, "")) if isinstance(body, OpenBody) else ()
+    return form(body), list(ignored)
 
 
 def parse(body: bytes) -> dict[str, Any]:
@@ -198,7 +201,7 @@ def parse_json(text: bytes, path: str = "") -> Any:
             or else of the body.
     """
     name = path or "the body"
-    if (kind := _excess(text)) is not None:
+    if len(text) > _ALWAYS_FEW and (kind := _excess(text)) is not None:
         message = f"{name} has more than {MAX_SIGNS[kind][0]} {kind}; send them in several requests"
         raise invalid([fault(path, "maxItems", message)])
     try:
@@ -315,12 +318,8 @@ def is_deep(value: object) -> bool:
     return False
 
 
-def _ignored_fields(body: BaseModel) -> list[str]:
-    """The names of unknown fields in open objects."""
-    return list(dict.fromkeys(_extras(body, ""))) if isinstance(body, OpenBody) else []
-
-
 def _extras(body: OpenBody, path: str) -> Iterator[str]:
+    """The names of unknown fields in open objects."""
     prefix = f"{path}." if path else ""
     for name in body.model_extra or ():
         yield prefix + name

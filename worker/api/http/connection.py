@@ -67,7 +67,11 @@ class _Flow(FlowControl):
 class WorkerProtocol(HttpToolsProtocol):
     """uvicorn's protocol within bounds."""
 
+    _due: float | None = None
+    """When the client must have sent what it owes."""
     _timer: asyncio.TimerHandle | None = None
+    """Looks at `_due`: it is never later than that, and often earlier, so that a request costs no
+    timer of its own."""
     _unread_timer: asyncio.TimerHandle | None = None
     _in_head = True
     _n_head_bytes = 0
@@ -94,7 +98,9 @@ class WorkerProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         _owing.pop(self, None)
         self._unparsed.clear()
-        self._stop_waiting()
+        self._due = None
+        if self._timer is not None:
+            self._timer.cancel()
         self._stop_watching()
         super().connection_lost(exc)
 
@@ -147,7 +153,7 @@ class WorkerProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._in_head = True
         _owing.pop(self, None)
-        self._stop_waiting()
+        self._due = None
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -195,17 +201,25 @@ class WorkerProtocol(HttpToolsProtocol):
     # --- requests that do not come ---
 
     def _wait(self, seconds: float) -> None:
-        self._stop_waiting()
-        self._timer = self.loop.call_later(seconds, self._refuse, _TOO_SLOW)
-
-    def _stop_waiting(self) -> None:
-        if self._timer is not None:
+        self._due = self.loop.time() + seconds
+        if self._timer is not None and self._timer.when() > self._due:
             self._timer.cancel()
             self._timer = None
+        if self._timer is None:
+            self._timer = self.loop.call_at(self._due, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._due is None:
+            return
+        if self.loop.time() < self._due:
+            self._timer = self.loop.call_at(self._due, self._look)
+        else:
+            self._refuse(_TOO_SLOW)
 
     def _refuse(self, answer: bytes) -> None:
         """Close the connection, with this answer if no other has begun."""
-        self._stop_waiting()
+        self._due = None
         if self.transport.is_closing():
             return
         if getattr(self.cycle, "response_complete", True):  # no cycle before the first request

@@ -1,51 +1,166 @@
-"""Who may ask: the bearer token, and the origin rules. It looks at a request's head alone."""
+"""Who may ask: the bearer token, and which web pages may use this worker.
+
+Any page can send requests to a local worker. Under a host name that resolves to this machine, it
+could even read the answers. Browsers tell in Host, Origin and content type what a page does. Pure
+functions on a request's head, before a body is read.
+"""
 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+import ipaddress
+from collections.abc import Iterable, Mapping, Sequence
+from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
-from worker.api.http.origins import OriginRules
-from worker.api.http.routes import Place
-from worker.errors import Unauthorized
+from worker.api.http.operation import Operation
+from worker.errors import Forbidden, Unauthorized
 from worker.settings import Settings
 
-_Headers = Sequence[tuple[bytes, bytes]]
+Head = Mapping[bytes, Sequence[bytes]]
+"""A request's headers: the values of each by its name in lower case."""
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+_EXPOSED = b"x-correlation-id, x-request-id, x-ignored-fields, retry-after"
+
+
+def head_of(headers: Iterable[tuple[bytes, bytes]]) -> Head:
+    head: dict[bytes, list[bytes]] = {}
+    for name, value in headers:
+        head.setdefault(name, []).append(value.strip())
+    return head
 
 
 class Gate:
     def __init__(self, settings: Settings) -> None:
-        origins = OriginRules(settings)
-        self._origins = origins
-        self.cors, self.preflight = origins.cors, origins.preflight
+        self._origins = OriginRules(settings)
+        self.cors, self.preflight = self._origins.cors, self._origins.preflight
         token = settings.worker_token
         self._token = None if token is None else token.encode()
 
-    def check(self, place: Place, scope: Scope) -> None:
-        """
+    def check(self, operation: Operation | None, scope: Scope, head: Head) -> None:
+        """`operation` is `None` where there is none of this method.
+
         Raises:
             Forbidden: a web page may have sent the request.
             Unauthorized: the token is missing or wrong.
         """
-        method, headers = scope["method"], scope["headers"]
-        operation = place.operations.get(method)
         always_json = operation is not None and operation.always_json
-        self._origins.check(method, scope["http_version"], headers, always_json=always_json)
-        if not place.is_public:
-            self._authorise(headers)
-
-    def _authorise(self, headers: _Headers) -> None:
-        if self._token is None:
-            return
-        given = [value for name, value in headers if name == b"authorization"]
-        tokens = [token for value in given if (token := _bearer(value)) is not None]
-        tokens = tokens or [value for name, value in headers if name == b"x-api-key"]
-        if len(given) > 1 or len(tokens) != 1 or not hmac.compare_digest(tokens[0], self._token):
+        self._origins.check(scope["method"], scope["http_version"], head, always_json=always_json)
+        is_public = operation is not None and (operation.public or operation.probe)
+        if self._token is not None and not is_public and not _has_token(head, self._token):
             raise Unauthorized("this worker needs a valid bearer token (Authorization)")
 
 
-def _bearer(authorization: bytes) -> bytes | None:
-    scheme, _, token = authorization.partition(b" ")
-    return token.strip() if scheme.lower() == b"bearer" else None
+def _has_token(head: Head, token: bytes) -> bool:
+    """Whether exactly one token is given, and it is this one."""
+    given = head.get(b"authorization", ())
+    parts = [value.partition(b" ") for value in given]
+    tokens = [found.strip() for scheme, _, found in parts if scheme.lower() == b"bearer"]
+    tokens = tokens or list(head.get(b"x-api-key", ()))
+    return len(given) <= 1 and len(tokens) == 1 and hmac.compare_digest(tokens[0], token)
+
+
+class OriginRules:
+    """Checks of Host, Origin and content type, and CORS."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._checks_host = _is_loopback(settings.host)
+        own = [settings.advertise_host] if settings.advertise_host else []
+        self._own = {name.lower() for name in own}
+        self._hosts = _LOOPBACK | self._own | {name.lower() for name in settings.allow_host}
+        self._origins = {origin.rstrip("/").lower() for origin in settings.allow_origin}
+        self._needs_json = settings.worker_token is None
+
+    def check(self, method: str, version: str, head: Head, *, always_json: bool = False) -> None:
+        """Check a request; with `always_json`, a POST without a body needs its content type too.
+
+        Raises:
+            Forbidden: a web page may have sent the request.
+        """
+        hosts = head.get(b"host", ())
+        if len(hosts) > 1 or (not hosts and version == "1.1"):
+            raise Forbidden("Host must be given, once")
+        host = _name_of(hosts[0].decode("latin-1")) if hosts else ""
+        if self._checks_host and hosts and not (host in self._hosts or _is_loopback(host)):
+            raise Forbidden(
+                "Host is not a name of this worker, which listens on a loopback address; "
+                "--allow-host adds one"
+            )
+        for origin in head.get(b"origin", ()):
+            if not self._may_ask(origin.decode("latin-1").lower(), host):
+                raise Forbidden(
+                    "Origin is not one that may use this worker; --allow-origin adds it"
+                )
+        if self._needs_json and method == "POST" and not _is_json(head):
+            if always_json or _has_body(head):
+                raise Forbidden("a POST needs Content-Type: application/json")
+
+    def cors(self, head: Head) -> list[tuple[bytes, bytes]]:
+        """The CORS headers of an answer, if --allow-origin names the request's origin."""
+        for origin in head.get(b"origin", ()):
+            if self._is_named(origin.decode("latin-1").lower()):
+                return [
+                    (b"access-control-allow-origin", origin),
+                    (b"access-control-expose-headers", _EXPOSED),
+                    (b"vary", b"origin"),
+                ]
+        return []
+
+    def preflight(self, head: Head) -> list[tuple[bytes, bytes]]:
+        """The headers of the answer to a preflight request."""
+        cors = self.cors(head)
+        if not cors:
+            return []
+        asked = head.get(b"access-control-request-headers", (b"content-type",))[0]
+        return [
+            *cors,
+            (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+            (b"access-control-allow-headers", asked),
+            (b"access-control-allow-private-network", b"true"),
+            (b"access-control-max-age", b"600"),
+        ]
+
+    def _may_ask(self, origin: str, host: str) -> bool:
+        try:
+            name = _name_of(urlsplit(origin).netloc)
+        except ValueError:  # brackets that hold no address
+            return False
+        return bool(name) and (
+            self._is_named(origin) or name == host or name in self._own or _is_address(name)
+        )
+
+    def _is_named(self, origin: str) -> bool:
+        return "*" in self._origins or origin in self._origins
+
+
+def _name_of(netloc: str) -> str:
+    """The host without its port and without the brackets of IPv6."""
+    netloc = netloc.rpartition("@")[2].lower()
+    if netloc.startswith("["):
+        return netloc[1:].partition("]")[0]
+    return netloc.partition(":")[0].rstrip(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    return _is_address(name) and ipaddress.ip_address(name).is_loopback
+
+
+def _is_json(head: Head) -> bool:
+    kinds = head.get(b"content-type", ())
+    return len(kinds) == 1 and kinds[0].partition(b";")[0].strip().lower() == b"application/json"
+
+
+def _has_body(head: Head) -> bool:
+    lengths = head.get(b"content-length", ())
+    return bool(head.get(b"transfer-encoding")) or any(length != b"0" for length in lengths)

@@ -27,7 +27,7 @@ MODEL_ERRORS = (*JOB_ERRORS, 404)
 """Of operations whose body may name a model."""
 
 Events = Annotated[Any, Field(description="one event after the other; the README has them")]
-Endpoint = Callable[[Request], Awaitable[Response]]
+Endpoint = Callable[[Request, AppState], Awaitable[Response]]
 BodyOf = type[BaseModel] | Callable[[AppState], type[BaseModel]]
 
 

@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from worker.api.http.errors import FLAT
 from worker.api.http.operation import Dialect, Endpoint, Operation
+from worker.api.http.state import AppState
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -57,7 +58,7 @@ def _answer_with(data: bytes, name: str) -> Endpoint:
     tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
     headers = _HEADERS | {"etag": tag}
 
-    async def answer(request: Request) -> Response:
+    async def answer(request: Request, state: AppState) -> Response:
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
         return Response(data, headers=headers, media_type=kind)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from starlette.routing import compile_path
 
 from worker.api.http.operation import Dialect, Operation
-from worker.errors import MethodNotAllowed, PathNotFound
+from worker.errors import MethodNotAllowed, PathNotFound, WorkerError
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,30 +21,12 @@ class Place:
     """By method; empty if there is no such path."""
     parameters: Mapping[str, str]
 
-    @property
-    def is_public(self) -> bool:
-        return any(each.public or each.probe for each in self.operations.values())
-
-    @property
-    def is_quiet(self) -> bool:
-        return any(each.quiet or each.probe for each in self.operations.values())
-
-    @property
-    def is_probe(self) -> bool:
-        return any(each.probe for each in self.operations.values())
-
-    def operation(self, method: str) -> Operation:
-        """
-        Raises:
-            PathNotFound: there is no such path.
-            MethodNotAllowed: the path has other methods.
-        """
+    def missing(self, method: str) -> WorkerError:
+        """Why there is no operation of this method."""
         if not self.operations:
-            raise PathNotFound("there is no such path; /openapi.json lists the ones there are")
-        if (found := self.operations.get(method)) is None:
-            message = "this path does not take that method"
-            raise MethodNotAllowed(message, allowed=sorted(self.operations))
-        return found
+            return PathNotFound("there is no such path; /openapi.json lists the ones there are")
+        message = "this path does not take that method"
+        return MethodNotAllowed(message, allowed=sorted(self.operations))
 
 
 class Routes:

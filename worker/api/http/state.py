@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.requests import Request
-
 from worker.api.http.faults import fault
 from worker.api.http.turnstile import Turnstile
 from worker.errors import ModelNotFound, NotReady
@@ -19,9 +17,47 @@ from worker.supervisor.supervisor import Supervisor
 from worker.wire.engine_info import EngineInfo
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ServedModel:
+    """What requests ask of the served model: made once for each engine that is ready.
+
+    Before the first is, it refuses nothing.
+    """
+
+    info: EngineInfo | None = None
+    vocab_size: int = 2**31 - 1
+    max_tokens_out: int = 2**31 - 1
+    """The most tokens of one request: the setting, or else the context's length."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Of the model's file."""
+    chat_template: str = ""
+    """The chat templates as one text, the one for tools included."""
+    has_chat_template: bool = True
+
+    @property
+    def metadata_sha256(self) -> str:
+        """Equal metadata has an equal digest on every worker."""
+        return digest(json.dumps(dict(self.metadata), sort_keys=True, default=str))
+
+
+def _served_by(info: EngineInfo | None, limit: int | None) -> ServedModel:
+    if info is None:
+        return ServedModel() if limit is None else ServedModel(max_tokens_out=limit)
+    model = info.model
+    names = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
+    return ServedModel(
+        info=info,
+        vocab_size=model.vocab_size,
+        max_tokens_out=model.context_length if limit is None else limit,
+        metadata=model.metadata,
+        chat_template="\n".join(str(model.metadata[n]) for n in names if n in model.metadata),
+        has_chat_template=model.has_chat_template,
+    )
+
+
 @dataclass(slots=True)
 class AppState:
-    """Belongs to the API process's event loop; no other thread uses it."""
+    """Belongs to the API process's event loop; no other thread changes it."""
 
     settings: Settings
     supervisor: Supervisor
@@ -34,22 +70,27 @@ class AppState:
     """Accepted jobs pass through it one at a time."""
     body_bytes: int = 0
     """Bytes of all bodies that are being read."""
+    model_file: str = field(init=False)
+    """The name of the model's file or checkpoint, as it was asked for, without a folder."""
+    model_names: tuple[str, ...] = field(init=False)
+    """All names that the model is listed by: its aliases, or else its file's."""
+    model_name: str = field(init=False)
+    """The model's name in answers of all dialects."""
+    _served: ServedModel | None = field(init=False, default=None)
 
-    @property
-    def model_name(self) -> str:
-        """The model's name in answers of all dialects."""
-        return self.model_names[0]
-
-    @property
-    def model_names(self) -> tuple[str, ...]:
-        """All names that the model is listed by: its aliases, or else its file's."""
-        return self.settings.served_model_name or (self.model_file.removesuffix(".gguf"),)
-
-    @property
-    def model_file(self) -> str:
-        """The name of the model's file or checkpoint, as it was asked for, without a folder."""
+    def __post_init__(self) -> None:
         reference, _, file = self.model_ref.partition("::file=")
-        return (file or reference.partition("@")[0]).rstrip("/").rsplit("/", 1)[-1]
+        self.model_file = (file or reference.partition("@")[0]).rstrip("/").rsplit("/", 1)[-1]
+        own = self.model_file.removesuffix(".gguf")
+        self.model_names = self.settings.served_model_name or (own,)
+        self.model_name = self.model_names[0]
+
+    @property
+    def served(self) -> ServedModel:
+        info = self.supervisor.info
+        if self._served is None or self._served.info is not info:
+            self._served = _served_by(info, self.settings.max_tokens_out)
+        return self._served
 
     def require_model(self, name: str | None) -> None:
         """Refuse any other model's name than the configured ones: no model stands in for another.
@@ -72,38 +113,3 @@ class AppState:
         progress = self.supervisor.status().progress
         message = f"the model is not loaded yet ({progress.phase}, {progress.percent:.0f} %)"
         raise NotReady(message, phase=progress.phase, percent=progress.percent)
-
-    @property
-    def vocab_size(self) -> int:
-        info = self.supervisor.info
-        return info.model.vocab_size if info is not None else 2**31 - 1
-
-    @property
-    def max_tokens_out(self) -> int:
-        """The most tokens of one request: the setting, or else the context's length."""
-        info, limit = self.supervisor.info, self.settings.max_tokens_out
-        if limit is not None:
-            return limit
-        return info.model.context_length if info is not None else 2**31 - 1
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """The metadata of the model's file, once it is loaded."""
-        info = self.supervisor.info
-        return info.model.metadata if info is not None else {}
-
-    @property
-    def metadata_sha256(self) -> str:
-        """Equal metadata has an equal digest on every worker."""
-        return digest(json.dumps(dict(self.metadata), sort_keys=True, default=str))
-
-    @property
-    def chat_template(self) -> str:
-        """The model's chat templates as one text, the one for tools included."""
-        names = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
-        return "\n".join(str(self.metadata[name]) for name in names if name in self.metadata)
-
-
-def state_of(request: Request) -> AppState:
-    state: AppState = request.app.state
-    return state

@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from worker.api.chat.run import answered
 from worker.api.http.faults import fault, invalid
-from worker.api.http.state import state_of
+from worker.api.http.state import AppState
 from worker.wire.engine_info import ModelInfo
 from worker.wire.work import Embed, Rank
 
@@ -43,29 +43,32 @@ class Ranks(NamedTuple):
 
 
 async def embed(
-    request: Request, inputs: Sequence[str | tuple[int, ...]], dimensions: int | None = None
+    request: Request,
+    state: AppState,
+    inputs: Sequence[str | tuple[int, ...]],
+    dimensions: int | None = None,
 ) -> list[Embedding]:
     """
     Raises:
         InvalidRequest: the model makes no embeddings, or none of so many dimensions.
         NotReady: the model is still loading.
     """
-    model = state_of(request).loaded().model
+    model = state.loaded().model
     _require(model, "embeddings")
     if dimensions is not None and dimensions > model.embedding_length:
         message = f"dimensions must be at most {model.embedding_length} with this model"
         raise invalid([fault("dimensions", "maximum", message, dimensions)])
-    return [Embedding(*each) for each in await answered(request, Embed(tuple(inputs)))]
+    return [Embedding(*each) for each in await answered(request, state, Embed(tuple(inputs)))]
 
 
-async def rank(request: Request, query: str, documents: Sequence[str]) -> Ranks:
+async def rank(request: Request, state: AppState, query: str, documents: Sequence[str]) -> Ranks:
     """
     Raises:
         InvalidRequest: the model ranks nothing.
         NotReady: the model is still loading.
     """
-    _require(state_of(request).loaded().model, "ranks")
-    vectors: list[tuple[int, bytes]] = await answered(request, Rank(query, tuple(documents)))
+    _require(state.loaded().model, "ranks")
+    vectors: list[tuple[int, bytes]] = await answered(request, state, Rank(query, tuple(documents)))
     # The first output of a classifier is the score for "this answers the query".
     scores = [array("f", data)[0] for _, data in vectors]
     return Ranks(scores, sum(n_tokens for n_tokens, _ in vectors))

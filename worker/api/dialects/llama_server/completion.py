@@ -6,15 +6,12 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import Response
-
 from worker.api.chat.delta import Delta, Text
 from worker.api.chat.dialect import Answer
 from worker.api.chat.fields import inputs_of
 from worker.api.chat.message import Choice
+from worker.api.chat.operations import generation
 from worker.api.chat.request import Generate
-from worker.api.chat.run import respond
 from worker.api.chat.scored import scored_piece
 from worker.api.chat.timings import prompt_progress, timings
 from worker.api.dialects.llama_server.rerank import OPERATIONS as RERANK
@@ -28,12 +25,8 @@ from worker.api.dialects.llama_server.schema import (
 from worker.api.http.encoding import data_event
 from worker.api.http.errors import NESTED, error_object
 from worker.api.http.operation import (
-    JSON,
-    MODEL_ERRORS,
     SSE,
     Dialect,
-    Events,
-    Operation,
     StreamForm,
 )
 from worker.api.http.state import AppState
@@ -42,14 +35,6 @@ from worker.wire.messages import Finished, PromptProgress, Started, TokenLogprob
 from worker.wire.work import InferenceRequest, InfillPrompt, Prompt
 
 _STOP_TYPES = {"EOS": "eos", "MAX_TOKENS": "limit", "STOP_SEQUENCE": "word"}
-
-
-async def completion(request: Request) -> Response:
-    return await respond(request, CompletionBody, read_completion, TextAnswer)
-
-
-async def infill(request: Request) -> Response:
-    return await respond(request, InfillBody, read_infill, TextAnswer)
 
 
 def read_completion(body: CompletionBody, state: AppState) -> Generate:
@@ -205,14 +190,12 @@ def _only(paths: Sequence[str], answer: dict[str, Any]) -> dict[str, Any]:
 
 
 OPERATIONS = [
-    Operation(
-        "POST", "/completion", completion, "llama-server's completions",
-        {JSON: Completion | Chosen | list[Completion | Chosen], SSE: Events},
-        body=CompletionBody, errors=MODEL_ERRORS,
+    generation(
+        "/completion", "llama-server's completions", CompletionBody, read_completion, TextAnswer,
+        Completion | Chosen | list[Completion | Chosen],
     ),
-    Operation(
-        "POST", "/infill", infill, "The text in a gap", {JSON: Completion | Chosen, SSE: Events},
-        body=InfillBody, errors=MODEL_ERRORS,
+    generation(
+        "/infill", "The text in a gap", InfillBody, read_infill, TextAnswer, Completion | Chosen
     ),
 ]  # fmt: skip
 STREAM = StreamForm(

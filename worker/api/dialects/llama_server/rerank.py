@@ -14,7 +14,7 @@ from worker.api.http.body import Flag, Integer, OpenBody, read
 from worker.api.http.encoding import json_response
 from worker.api.http.faults import fault, invalid
 from worker.api.http.operation import JSON, MODEL_ERRORS, Operation
-from worker.api.http.state import state_of
+from worker.api.http.state import AppState
 from worker.api.pooling.run import rank
 
 MAX_DOCUMENTS = 2048
@@ -70,15 +70,14 @@ class Ranked(TypedDict):
     usage: RankUsage
 
 
-async def rerank(request: Request) -> Response:
-    state = state_of(request)
+async def rerank(request: Request, state: AppState) -> Response:
     body = await read(request, state, RerankBody)
     state.require_model(body.model)
     texts = body.document_texts
     if not texts:
         message = "documents is required: an array of at least 1 text"
         raise invalid([fault("documents", "required", message)])
-    scores, n_tokens = await rank(request, body.query, texts)
+    scores, n_tokens = await rank(request, state, body.query, texts)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
     if body.texts is not None:  # the form of text-embeddings-inference
         text = {index: {"text": texts[index]} for index in best} if body.return_text else {}

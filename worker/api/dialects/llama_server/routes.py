@@ -26,17 +26,17 @@ from worker.api.http.body import read, read_as
 from worker.api.http.encoding import dumps, json_response, sliced
 from worker.api.http.errors import FLAT
 from worker.api.http.operation import JOB_ERRORS, JSON, Dialect, Operation
-from worker.api.http.state import state_of
+from worker.api.http.state import AppState
 from worker.installation import own_version
 from worker.wire.work import ApplyTemplate, Detokenize, Tokenize, Tokenized
 
 _TOKENS_AT_ONCE = 4096
 
 
-async def tokenize(request: Request) -> Response:
-    body = await read(request, state_of(request), TokenizeBody)
+async def tokenize(request: Request, state: AppState) -> Response:
+    body = await read(request, state, TokenizeBody)
     work = Tokenize(body.content, add_special=body.add_special, with_pieces=body.with_pieces)
-    tokens: Tokenized = await answered(request, work)
+    tokens: Tokenized = await answered(request, state, work)
     return await sliced(_encoded(tokens))
 
 
@@ -64,19 +64,17 @@ def _text_or_bytes(piece: bytes) -> str | list[int]:
         return list(piece)
 
 
-async def detokenize(request: Request) -> Response:
-    body = await read(request, state_of(request), DetokenizeBody)
-    return json_response({"content": await answered(request, Detokenize(body.tokens))})
+async def detokenize(request: Request, state: AppState) -> Response:
+    body = await read(request, state, DetokenizeBody)
+    return json_response({"content": await answered(request, state, Detokenize(body.tokens))})
 
 
-async def apply_template(request: Request) -> Response:
-    state = state_of(request)
+async def apply_template(request: Request, state: AppState) -> Response:
     prompt = await read_as(request, state, ChatFields, lambda body: chat_prompt(body.chat(), state))
-    return json_response({"prompt": await answered(request, ApplyTemplate(prompt))})
+    return json_response({"prompt": await answered(request, state, ApplyTemplate(prompt))})
 
 
-async def props(request: Request) -> Response:
-    state = state_of(request)
+async def props(request: Request, state: AppState) -> Response:
     context_length = state.supervisor.status().context_length
     names = {"repetition_penalty": "repeat_penalty"}
     sampling = {names.get(name, name): value for name, value in defaults_of(state).items()}
@@ -86,7 +84,7 @@ async def props(request: Request) -> Response:
             "total_slots": state.settings.engine.slots,
             "model_alias": state.model_name,
             "model_path": state.model_file,  # A folder of this machine is not for clients.
-            "chat_template": state.metadata.get("tokenizer.chat_template", ""),
+            "chat_template": state.served.metadata.get("tokenizer.chat_template", ""),
             "modalities": {"vision": False, "audio": False},
             "build_info": f"llorch-worker-{own_version()}",
             "is_sleeping": False,
@@ -94,9 +92,8 @@ async def props(request: Request) -> Response:
     )
 
 
-async def slots(request: Request) -> Response:
+async def slots(request: Request, state: AppState) -> Response:
     """One entry for each slot. Only the number of busy slots is known: the first are shown busy."""
-    state = state_of(request)
     status = state.supervisor.status()
     n_slots = status.info.slots if status.info is not None else state.settings.engine.slots
     return json_response(

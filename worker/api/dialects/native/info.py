@@ -15,7 +15,7 @@ from worker.api.http.body import MAX_NESTING
 from worker.api.http.encoding import json_response
 from worker.api.http.openapi import document
 from worker.api.http.operation import JSON, Operation
-from worker.api.http.state import AppState, state_of
+from worker.api.http.state import AppState
 from worker.installation import own_version
 from worker.supervisor.crash_history import Crash
 from worker.wire.engine_info import EngineInfo
@@ -34,8 +34,7 @@ _LIMITS = (
 )
 
 
-async def info(request: Request) -> Response:
-    state = state_of(request)
+async def info(request: Request, state: AppState) -> Response:
     status = state.supervisor.status()
     engine = status.info
     return json_response(
@@ -60,7 +59,7 @@ def _limits(state: AppState) -> dict[str, Any]:
     return {
         "slots": settings.engine.slots,
         **{name: getattr(settings, name) for name in _LIMITS},
-        "max_tokens_out": state.max_tokens_out,
+        "max_tokens_out": state.served.max_tokens_out,
         "max_nesting": MAX_NESTING,
         "max_job_id_chars": MAX_JOB_ID_CHARS,
     }
@@ -72,7 +71,7 @@ def _model(state: AppState, engine: EngineInfo) -> dict[str, Any]:
         del model["adapter"]["path"]  # A path of this machine is not for clients.
     return {
         **model,
-        "metadata_sha256": state.metadata_sha256,
+        "metadata_sha256": state.served.metadata_sha256,
         "conversion": _conversion(model["metadata"]),
     }
 
@@ -121,8 +120,8 @@ def _crash(crash: Crash) -> EngineCrash:
     }
 
 
-async def openapi(request: Request) -> Response:
-    return json_response(document(state_of(request), request.app.dialects))
+async def openapi(request: Request, state: AppState) -> Response:
+    return json_response(document(state, request.app.dialects))
 
 
 OPERATIONS = [

@@ -15,14 +15,13 @@ from worker.api.dialects.native.answers import Health, ReadyAnswer
 from worker.api.http.encoding import json_response, sse
 from worker.api.http.event_stream import EventStream
 from worker.api.http.operation import JSON, SSE, Events, Operation
-from worker.api.http.state import state_of
+from worker.api.http.state import AppState
 from worker.observability.metrics import CONTENT_TYPE
 from worker.supervisor.status import WorkerStatus
 from worker.wire.messages import Progress
 
 
-async def health(request: Request) -> Response:
-    state = state_of(request)
+async def health(request: Request, state: AppState) -> Response:
     status = state.supervisor.status()
     info = status.info
     body: Health = {
@@ -59,8 +58,8 @@ def _why_unwell(status: WorkerStatus) -> str | None:
     return "the engine did not start" if status.error is None else status.error.message
 
 
-async def ready(request: Request) -> Response:
-    status = state_of(request).supervisor.status()
+async def ready(request: Request, state: AppState) -> Response:
+    status = state.supervisor.status()
     if status.is_ready:
         return json_response({"ready": True, "state": "busy" if status.is_busy else "idle"})
     body: ReadyAnswer = {
@@ -74,8 +73,7 @@ async def ready(request: Request) -> Response:
     return json_response(body, 503)
 
 
-async def loading_progress(request: Request) -> Response:
-    state = state_of(request)
+async def loading_progress(request: Request, state: AppState) -> Response:
 
     async def chunks() -> AsyncIterator[bytes]:
         async for progress in state.supervisor.watch_progress():
@@ -90,8 +88,7 @@ def _progress_event(progress: Progress) -> bytes:
     return sse({"type": "progress", **asdict(progress)})
 
 
-async def metrics(request: Request) -> Response:
-    state = state_of(request)
+async def metrics(request: Request, state: AppState) -> Response:
     text = state.metrics.exposition(state.supervisor.status())
     return Response(text, headers={"content-type": CONTENT_TYPE})
 

@@ -29,40 +29,39 @@ from worker.api.http.body import read
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import FLAT
 from worker.api.http.operation import JOB_ERRORS, JSON, NDJSON, SSE, Dialect, Events, Operation
-from worker.api.http.state import AppState, state_of
+from worker.api.http.state import AppState
 from worker.errors import JobNotFound
 
 
-async def execute(request: Request) -> Response:
-    body = inference_body(state_of(request), needs_job_id=True)
-    return await respond(request, body, _read_stream, NativeAnswer)
+async def execute(request: Request, state: AppState) -> Response:
+    body = inference_body(state, needs_job_id=True)
+    return await respond(request, state, body, _read_stream, NativeAnswer)
 
 
-async def inference_stream(request: Request) -> Response:
-    return await respond(request, inference_body(state_of(request)), _read_stream, NativeAnswer)
+async def inference_stream(request: Request, state: AppState) -> Response:
+    return await respond(request, state, inference_body(state), _read_stream, NativeAnswer)
 
 
-async def inference(request: Request) -> Response:
-    body = inference_body(state_of(request))
+async def inference(request: Request, state: AppState) -> Response:
+    body = inference_body(state)
     if "application/x-ndjson" in request.headers.get("accept", ""):
-        return await respond(request, body, _read_stream, NativeLines)
-    return await respond(request, body, read_inference, NativeAnswer)
+        return await respond(request, state, body, _read_stream, NativeLines)
+    return await respond(request, state, body, read_inference, NativeAnswer)
 
 
 def _read_stream(body: InferenceBody, state: AppState) -> Generate:
     return replace(read_inference(body, state), streams=True)
 
 
-async def cancel(request: Request) -> Response:
-    state = state_of(request)
+async def cancel(request: Request, state: AppState) -> Response:
     body = await read(request, state, CancelBody)
     if not state.supervisor.cancel(body.job_id):
         raise JobNotFound("no job of that id was ever accepted by this worker")
     return json_response({"job_id": body.job_id, "status": "cancelled"}, 202)
 
 
-async def shutdown(request: Request) -> Response:
-    state_of(request).request_shutdown()
+async def shutdown(request: Request, state: AppState) -> Response:
+    state.request_shutdown()
     return json_response({"status": "draining"}, 202)
 
 

@@ -54,7 +54,9 @@ class InferenceBody(Body):
 def inference_body(state: AppState, *, needs_job_id: bool = False) -> type[InferenceBody]:
     """The body's model with this worker's limits; `/execute` needs a job id."""
     prompt_chars = state.settings.max_prompt_chars
-    return _inference_body(prompt_chars, state.max_tokens_out, state.vocab_size, needs_job_id)
+    return _inference_body(
+        prompt_chars, state.served.max_tokens_out, state.served.vocab_size, needs_job_id
+    )
 
 
 @lru_cache(maxsize=8)

@@ -17,7 +17,7 @@ from worker.api.dialects.ollama.naming import nanoseconds, served, tagged
 from worker.api.http.body import Integer, OpenBody, read
 from worker.api.http.encoding import dumps, json_response, sliced
 from worker.api.http.operation import JSON, MODEL_ERRORS, Operation
-from worker.api.http.state import state_of
+from worker.api.http.state import AppState
 from worker.api.pooling.run import Embedding, embed
 
 MAX_INPUTS = 2048
@@ -62,13 +62,12 @@ class OneEmbedding(TypedDict):
     embedding: list[float]
 
 
-async def embeddings(request: Request) -> Response:
+async def embeddings(request: Request, state: AppState) -> Response:
     began = time.monotonic()
-    state = state_of(request)
     body = await read(request, state, EmbedBody)
     state.require_model(served(body.model, state))
     inputs = [body.input] if isinstance(body.input, str) else list(body.input)
-    found = await embed(request, inputs, body.dimensions) if body.input else []
+    found = await embed(request, state, inputs, body.dimensions) if body.input else []
     return await sliced(_encoded(found, body.dimensions, tagged(state.model_name), began))
 
 
@@ -87,11 +86,10 @@ def _encoded(
     yield b"]," + dumps(end)[1:].encode()
 
 
-async def embedding(request: Request) -> Response:
-    state = state_of(request)
+async def embedding(request: Request, state: AppState) -> Response:
     body = await read(request, state, EmbeddingsBody)
     state.require_model(served(body.model, state))
-    found = await embed(request, [body.prompt]) if body.prompt else []
+    found = await embed(request, state, [body.prompt]) if body.prompt else []
     return json_response({"embedding": found[0].values().tolist() if found else []})
 
 

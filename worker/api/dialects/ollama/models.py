@@ -16,7 +16,7 @@ from worker.api.dialects.ollama.naming import rfc3339, served, tagged
 from worker.api.http.body import Flag, OpenBody, read
 from worker.api.http.encoding import json_response
 from worker.api.http.operation import JSON, Operation
-from worker.api.http.state import AppState, state_of
+from worker.api.http.state import AppState
 
 API_VERSION = "0.12.11"
 """The version of Ollama whose API this is; clients refuse one that is too old for them."""
@@ -71,15 +71,13 @@ class ShowBody(OpenBody):
     verbose: Flag = False
 
 
-async def tags(request: Request) -> Response:
-    state = state_of(request)
+async def tags(request: Request, state: AppState) -> Response:
     modified_at = _started_at(state)
     entries = [_entry(state, name) | {"modified_at": modified_at} for name in state.model_names]
     return json_response({"models": entries})
 
 
-async def running(request: Request) -> Response:
-    state = state_of(request)
+async def running(request: Request, state: AppState) -> Response:
     if state.supervisor.info is None:
         return json_response({"models": []})
     loaded = {
@@ -91,8 +89,7 @@ async def running(request: Request) -> Response:
     return json_response({"models": [entry | loaded]})
 
 
-async def show(request: Request) -> Response:
-    state = state_of(request)
+async def show(request: Request, state: AppState) -> Response:
     body = await read(request, state, ShowBody)
     state.require_model(served(body.model, state))
     model = state.loaded().model
@@ -106,10 +103,10 @@ async def show(request: Request) -> Response:
     }
     return json_response(
         {
-            "license": str(state.metadata.get("general.license", "")),
+            "license": str(state.served.metadata.get("general.license", "")),
             "modelfile": "",
             "parameters": "\n".join(lines),
-            "template": str(state.metadata.get("tokenizer.chat_template", "")),
+            "template": str(state.served.metadata.get("tokenizer.chat_template", "")),
             "details": _details(state),
             "model_info": {**_metadata(state), **facts},
             "capabilities": _capabilities(state),
@@ -118,11 +115,11 @@ async def show(request: Request) -> Response:
     )
 
 
-async def version(request: Request) -> Response:
+async def version(request: Request, state: AppState) -> Response:
     return json_response({"version": API_VERSION})
 
 
-async def is_running(request: Request) -> Response:
+async def is_running(request: Request, state: AppState) -> Response:
     return PlainTextResponse("Ollama is running")
 
 
@@ -131,14 +128,14 @@ def _entry(state: AppState, name: str) -> dict[str, Any]:
         "name": tagged(name),
         "model": tagged(name),
         "size": state.loaded().model.size_bytes,
-        "digest": state.metadata_sha256,
+        "digest": state.served.metadata_sha256,
         "details": _details(state),
     }
 
 
 def _metadata(state: AppState) -> dict[str, Any]:
     """The file's metadata without the template, which has a field of its own."""
-    return {key: each for key, each in state.metadata.items() if "chat_template" not in key}
+    return {key: each for key, each in state.served.metadata.items() if "chat_template" not in key}
 
 
 def _details(state: AppState) -> Details:
@@ -155,7 +152,7 @@ def _details(state: AppState) -> Details:
 
 
 def _capabilities(state: AppState) -> list[str]:
-    model, template = state.loaded().model, state.chat_template
+    model, template = state.loaded().model, state.served.chat_template
     if model.pooling is not None:
         return [] if model.pooling == "rank" else ["embedding"]
     found = ["completion"]
@@ -163,7 +160,9 @@ def _capabilities(state: AppState) -> list[str]:
         found.append("tools")
     if conventions_of(template).thinking.begin in template:
         found.append("thinking")
-    if any(key.endswith((".fim_pre_token_id", ".prefix_token_id")) for key in state.metadata):
+    if any(
+        key.endswith((".fim_pre_token_id", ".prefix_token_id")) for key in state.served.metadata
+    ):
         found.append("insert")
     return found
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from starlette.requests import Request
 from starlette.responses import Response
 
+from worker.api.chat.operations import generation
 from worker.api.chat.request import Generate
-from worker.api.chat.run import respond
 from worker.api.dialects.ollama.embed import OPERATIONS as EMBEDDINGS
 from worker.api.dialects.ollama.errors import ERRORS, LINES
 from worker.api.dialects.ollama.models import OPERATIONS as MODELS
@@ -24,16 +23,8 @@ from worker.api.dialects.ollama.stream import (
     GenerateObject,
 )
 from worker.api.http.encoding import json_response
-from worker.api.http.operation import JSON, MODEL_ERRORS, NDJSON, Dialect, Events, Operation
+from worker.api.http.operation import NDJSON, Dialect
 from worker.api.http.state import AppState
-
-
-async def chat(request: Request) -> Response:
-    return await respond(request, ChatBody, _read_chat, ChatAnswer)
-
-
-async def generate(request: Request) -> Response:
-    return await respond(request, GenerateBody, _read_generate, GenerateAnswer)
 
 
 def _read_chat(body: ChatBody, state: AppState) -> Generate | Response:
@@ -57,13 +48,10 @@ def _loaded(body: ChatBody | GenerateBody, state: AppState, empty: dict[str, obj
 
 
 OPERATIONS = [
-    Operation(
-        "POST", "/api/chat", chat, "Ollama's chats", {JSON: ChatObject, NDJSON: Events},
-        body=ChatBody, errors=MODEL_ERRORS,
-    ),
-    Operation(
-        "POST", "/api/generate", generate, "Ollama's completions",
-        {JSON: GenerateObject, NDJSON: Events}, body=GenerateBody, errors=MODEL_ERRORS,
+    generation("/api/chat", "Ollama's chats", ChatBody, _read_chat, ChatAnswer, ChatObject),
+    generation(
+        "/api/generate", "Ollama's completions",
+        GenerateBody, _read_generate, GenerateAnswer, GenerateObject,
     ),
 ]  # fmt: skip
 DIALECT = Dialect([*MODELS, *EMBEDDINGS, *OPERATIONS], ERRORS, {NDJSON: LINES}, untagged, "/api/")

@@ -16,7 +16,7 @@ from worker.api.chat.fields import inputs_of, prompts_of_at_most
 from worker.api.http.body import Integer, OpenBody, read
 from worker.api.http.encoding import dumps, sliced
 from worker.api.http.operation import JSON, MODEL_ERRORS, Operation
-from worker.api.http.state import state_of
+from worker.api.http.state import AppState
 from worker.api.pooling.run import Embedding, embed
 
 MAX_INPUTS = 2048
@@ -52,11 +52,10 @@ class Embeddings(TypedDict):
     usage: EmbeddingUsage
 
 
-async def embeddings(request: Request) -> Response:
-    state = state_of(request)
+async def embeddings(request: Request, state: AppState) -> Response:
     body = await read(request, state, EmbeddingBody)
     state.require_model(body.model)
-    found = await embed(request, inputs_of(body.input), body.dimensions)
+    found = await embed(request, state, inputs_of(body.input), body.dimensions)
     return await sliced(_encoded(found, body, state.model_name))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.chat.run import count_tokens, respond
+from worker.api.chat.operations import counting, generation
 from worker.api.dialects.openai.answers import (
     ChatCompletion,
     InputTokens,
@@ -20,42 +20,20 @@ from worker.api.dialects.openai.embeddings import OPERATIONS as EMBEDDINGS
 from worker.api.dialects.openai.read import chat_of, read_chat, read_completion
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody
 from worker.api.dialects.openai.stream import CHUNK_STREAM, ChatAnswer, CompletionAnswer
-from worker.api.http.body import read_as
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import NESTED
-from worker.api.http.operation import JSON, MODEL_ERRORS, SSE, Dialect, Events, Operation
-from worker.api.http.state import AppState, state_of
+from worker.api.http.operation import JSON, SSE, Dialect, Operation
+from worker.api.http.state import AppState
 from worker.errors import ModelNotFound
 
 
-async def chat_completions(request: Request) -> Response:
-    return await respond(request, ChatBody, read_chat, ChatAnswer)
-
-
-async def completions(request: Request) -> Response:
-    return await respond(request, CompletionBody, read_completion, CompletionAnswer)
-
-
-async def input_tokens(request: Request) -> Response:
-    state = state_of(request)
-    model, chat = await read_as(request, state, ChatBody, lambda body: (body.model, chat_of(body)))
-    state.require_model(model)
-    n_tokens = await count_tokens(request, chat)
-    return json_response({"object": "response.input_tokens", "input_tokens": n_tokens})
-
-
-# --- models ------------------------------------------------------------------------------
-
-
-async def models(request: Request) -> Response:
-    state = state_of(request)
+async def models(request: Request, state: AppState) -> Response:
     return json_response(
         {"object": "list", "data": [_model(state, name) for name in state.model_names]}
     )
 
 
-async def model(request: Request) -> Response:
-    state = state_of(request)
+async def model(request: Request, state: AppState) -> Response:
     name = request.path_params["model"]
     if name not in state.model_names:
         served = " and ".join(map(repr, state.model_names))
@@ -87,17 +65,19 @@ OPERATIONS = [
     operation
     for prefix in ("/v1", "")
     for operation in (
-        Operation(
-            "POST", f"{prefix}/chat/completions", chat_completions, "OpenAI's chat completions",
-            {JSON: ChatCompletion, SSE: Events}, body=ChatBody, errors=MODEL_ERRORS,
+        generation(
+            f"{prefix}/chat/completions", "OpenAI's chat completions",
+            ChatBody, read_chat, ChatAnswer, ChatCompletion,
         ),
-        Operation(
-            "POST", f"{prefix}/chat/completions/input_tokens", input_tokens, "Tokens of a prompt",
-            {JSON: InputTokens}, body=ChatBody, errors=MODEL_ERRORS,
+        counting(
+            f"{prefix}/chat/completions/input_tokens", ChatBody,
+            lambda body: (body.model, chat_of(body)),
+            lambda n_tokens: {"object": "response.input_tokens", "input_tokens": n_tokens},
+            InputTokens,
         ),
-        Operation(
-            "POST", f"{prefix}/completions", completions, "OpenAI's completions",
-            {JSON: TextCompletion, SSE: Events}, body=CompletionBody, errors=MODEL_ERRORS,
+        generation(
+            f"{prefix}/completions", "OpenAI's completions",
+            CompletionBody, read_completion, CompletionAnswer, TextCompletion,
         ),
         Operation(
             "GET", f"{prefix}/models", models, "The model served", {JSON: Models}, errors=(503,),
