@@ -5,9 +5,7 @@ Each has the path of the request's field that it comes from, for faults. Pure da
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +42,4 @@ class Grammar:
     path: str
 
 
-@dataclass(frozen=True, slots=True)
-class ForcedFunction:
-    """A function that the answer may have to call."""
-
-    name: str
-    parameters: Mapping[str, Any] | None
-    """The JSON schema of its arguments; without one, any object is allowed."""
-    path: str
-    """Of its parameters."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForcedCalls:
-    """One call, `{"name", "arguments"}`, of one of the functions, or a list of one or more."""
-
-    functions: tuple[ForcedFunction, ...]
-    several: bool = False
-
-
-Format = JsonSchema | Expression | Choices | Grammar | ForcedCalls
+Format = JsonSchema | Expression | Choices | Grammar

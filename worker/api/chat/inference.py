@@ -11,18 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from worker.api.chat.constrain.constrain import Constrained, constrain
-from worker.api.chat.format import ForcedCalls, ForcedFunction, Format
+from worker.api.chat.constrain.constrain import constrain
+from worker.api.chat.format import Format
 from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.prompt import chat_prompt
-from worker.api.chat.request import Chat, Generate, OneTool
+from worker.api.chat.request import Chat, ForcedCalls, Generate, OneTool
 from worker.api.chat.sampling import MAX_SEED
 from worker.api.http.faults import fault, invalid
 from worker.api.http.state import AppState
 from worker.observability.logs import digest
-from worker.wire.work import ChatPrompt, Constraint, InferenceRequest, InfillPrompt, Prompt
+from worker.wire.work import ChatPrompt, InferenceRequest, InfillPrompt, Prompt, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +44,28 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
         InvalidRequest: this model cannot do it, or this worker can never run it.
     """
     state.require_model(asked.model)
-    if not isinstance(asked.input, Chat):
-        constraint, not_enforced = _constrained(asked.format, state)
-        requests = _requests(asked, asked.input, constraint, (), state, deadline)
-        return Inference(requests, _digests(requests, asked.n), not_enforced)
-    chat, splits = asked.input, state.settings.reasoning == "auto"
-    conventions, use = conventions_of(state.served.chat_template), _tool_use(chat)
-    constraint, not_enforced = _constrained(_forced_calls(chat, use) or asked.format, state)
-    if constraint is not None and splits:
-        constraint = replace(constraint, reasoning=conventions.reasoning)
-    shown = conventions.tokens(calls=use is not None, reasoning=splits)
-    prompts = (chat_prompt(chat, state),)
-    requests = _requests(asked, prompts, constraint, shown, state, deadline)
-    parser_of = partial(AnswerParser, conventions, use, splits_reasoning=splits)
-    return Inference(requests, _digests(requests, asked.n), not_enforced, parser_of)
-
-
-def _digests(requests: tuple[InferenceRequest, ...], n: int) -> tuple[str, ...]:
-    """One for each request; those of a prompt with `n` choices are one. They take milliseconds."""
-    return tuple(name for each in requests[::n] for name in [digest_of(each.prompt)] * n)
+    form: Format | ForcedCalls | None = asked.format
+    prompts, sampling = asked.input, asked.sampling
+    shown_tokens: tuple[str, ...] = ()
+    not_enforced: tuple[str, ...] = ()
+    conventions = parser_of = None
+    splits = state.settings.reasoning == "auto"
+    if isinstance(prompts, Chat):
+        chat, prompts = prompts, (chat_prompt(prompts, state),)
+        conventions, use = conventions_of(state.served.chat_template), _tool_use(chat)
+        if use is not None and use.forced is not None:
+            form = _forced_calls(chat, use.forced)
+        shown_tokens = conventions.tokens(calls=use is not None, reasoning=splits)
+        parser_of = partial(AnswerParser, conventions, use, splits_reasoning=splits)
+    if form is not None:
+        constraint, not_enforced = constrain(form, strict=state.settings.strict)
+        if conventions is not None and splits:
+            constraint = replace(constraint, reasoning=conventions.reasoning)
+        sampling = replace(sampling, constraint=constraint)
+    requests = _requests(asked, prompts, sampling, shown_tokens, state, deadline)
+    # Those of a prompt with several choices are one: a long prompt takes milliseconds.
+    digests = tuple(name for each in prompts for name in [digest_of(each)] * asked.n)
+    return Inference(requests, digests, not_enforced, parser_of)
 
 
 def digest_of(prompt: Prompt) -> str:
@@ -73,15 +76,18 @@ def digest_of(prompt: Prompt) -> str:
         case tuple():
             return digest(array("i", prompt).tobytes())
         case ChatPrompt(messages):
-            fields = (field for message in messages for field in message.items())
-            return digest("\0".join(part for field in fields for part in map(_text_of, field)))
+            parts = (part for message in messages for field in message.items() for part in field)
+            # A text stays as it is: to quote one of megabytes holds all threads up.
+            return digest(
+                "\0".join(
+                    part
+                    if isinstance(part, str)
+                    else json.dumps(part, ensure_ascii=False, default=str)
+                    for part in parts
+                )
+            )
         case InfillPrompt():
             return digest(repr(prompt))
-
-
-def _text_of(value: object) -> str:
-    """A text as it is: to quote one of megabytes holds all threads up."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _tool_use(chat: Chat) -> ToolUse | None:
@@ -102,37 +108,22 @@ def _tool_use(chat: Chat) -> ToolUse | None:
     )
 
 
-def _forced_calls(chat: Chat, use: ToolUse | None) -> ForcedCalls | None:
+def _forced_calls(chat: Chat, forced: str) -> ForcedCalls:
     """The form of the answer where a call is forced. It leaves no text, so a form of the answer's
     text has no effect beside it."""
-    if use is None or use.forced is None:
-        return None
-    forced = (
-        ForcedFunction(tool.name, tool.parameters, tool.path)
-        for tool in chat.tools
-        if use.forced in ("*", tool.name)
-    )
-    several = chat.tool_choice == "required" and chat.parallel_tool_calls is True
-    return ForcedCalls(tuple(forced), several)
-
-
-def _constrained(
-    asked: Format | None, state: AppState
-) -> Constrained | tuple[Constraint | None, tuple[str, ...]]:
-    return (None, ()) if asked is None else constrain(asked, strict=state.settings.strict)
+    tools = tuple(tool for tool in chat.tools if forced in ("*", tool.name))
+    return ForcedCalls(tools, chat.tool_choice == "required" and chat.parallel_tool_calls is True)
 
 
 def _requests(
     asked: Generate,
     prompts: tuple[Prompt, ...],
-    constraint: Constraint | None,
+    sampling: Sampling,
     shown_tokens: tuple[str, ...],
     state: AppState,
     deadline: float | None,
 ) -> tuple[InferenceRequest, ...]:
-    limit, sampling = state.served.max_tokens_out, asked.sampling
-    if constraint is not None:
-        sampling = replace(sampling, constraint=constraint)
+    limit = state.served.max_tokens_out
     most = state.settings.engine.slots + state.settings.max_queued_requests
     if (n_wanted := len(prompts) * asked.n) > most:
         message = (

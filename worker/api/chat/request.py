@@ -58,6 +58,15 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
+class ForcedCalls:
+    """An answer that is one call, `{"name", "arguments"}`, or a list of one or more."""
+
+    tools: tuple[Tool, ...]
+    """Those that may be called."""
+    several: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class OneTool:
     """The choice of the one function that must be called."""
 

@@ -32,6 +32,8 @@ from worker.wire.work import (
 )
 
 LATE_HEAD = "x-llorch-late-head"
+"""With this header set to 1, a stream's head comes with the first token: until then an error is a
+status."""
 
 _log = get_logger()
 Frame = list[StreamEvent]
@@ -64,7 +66,8 @@ async def respond(
     found, asked, inference = parsed
     if ignored := (*asked.ignored, *inference.not_enforced):
         request.scope["state"].setdefault("ignored_fields", []).extend(ignored)
-    echoes = await _echoes(request, state, asked, inference)
+    requests = inference.requests
+    echoes = await _echoes(request, state, asked, requests) if asked.echo else [""] * len(requests)
     scores_echo = asked.echo and asked.sampling.logprobs is not None
     jobs = await _start_jobs(state, inference)
     choices = [
@@ -72,12 +75,14 @@ async def respond(
         for index, (job, echo) in enumerate(zip(jobs, echoes, strict=True))
     ]
     answer = answer_of(found, asked, choices, state)
+    frames = aiter(jobs[0]) if len(jobs) == 1 else _pumped(jobs)
     if asked.streams:
-        frames = await _with_head(request, jobs, _merged(jobs))
+        if request.headers.get(LATE_HEAD) == "1":
+            frames = await _begun(request, jobs, frames)
         return EventStream(_streamed(answer, frames), state, jobs, answer.media_type)
     by_id = {choice.job.request_id: choice for choice in choices}
     async with closing_on_disconnect(request, *jobs):
-        async for frame in _merged(jobs):
+        async for frame in frames:
             choice = by_id[frame[0].request_id]
             for event in frame:
                 for delta in choice.read(event):
@@ -108,15 +113,16 @@ async def _streamed(answer: Answer[Any], frames: AsyncIterable[Frame]) -> AsyncI
 
 
 async def _echoes(
-    request: Request, state: AppState, asked: Generate, inference: Inference
+    request: Request,
+    state: AppState,
+    asked: Generate,
+    requests: Sequence[InferenceRequest],
 ) -> list[str]:
-    """The text that each choice begins with."""
+    """The prompt of each choice as a text."""
     texts: list[str] = []
-    for each in inference.requests:
+    for each in requests:
         prompt = each.prompt
-        if not asked.echo:
-            texts.append("")
-        elif len(texts) % asked.n:
+        if len(texts) % asked.n:
             texts.append(texts[-1])
         elif isinstance(prompt, tuple):
             texts.append(await answered(request, state, Detokenize(prompt)))
@@ -127,44 +133,34 @@ async def _echoes(
 
 
 async def _start_jobs(state: AppState, inference: Inference) -> list[Job]:
-    """Start all jobs or none: if one is refused, the others are cancelled."""
+    """Start all jobs or none: if one is refused, the others are cancelled.
+
+    Returns once the engine has accepted them, before any status line.
+    """
     jobs: list[Job] = []
     try:
         for request, digest in zip(inference.requests, inference.digests, strict=True):
-            jobs.append(await _start_job(state, request, digest))
+            job = await state.supervisor.submit(request)
+            jobs.append(job)
+            await state.accepted.enter()
+            _log.info(
+                "request.accepted",
+                job_id=request.job_id,
+                prompt_sha256=digest,
+                prompt_tokens=job.prompt_tokens,
+                max_tokens=request.max_tokens,
+            )
     except BaseException:
         cancel_all(jobs)
         raise
     return jobs
 
 
-async def _start_job(state: AppState, request: InferenceRequest, digest: str) -> Job:
-    """Submit the request; returns once the engine has accepted it, before any status line."""
-    job = await state.supervisor.submit(request)
-    try:
-        await state.accepted.enter()
-    except BaseException:
-        job.cancel()
-        raise
-    _log.info(
-        "request.accepted",
-        job_id=request.job_id,
-        prompt_sha256=digest,
-        prompt_tokens=job.prompt_tokens,
-        max_tokens=request.max_tokens,
-    )
-    return job
-
-
 # --- frames --------------------------------------------------------------------------------
 
 
-def _merged(jobs: Sequence[Job]) -> AsyncIterator[Frame]:
-    """The frames of all jobs, in the order of their arrival."""
-    return aiter(jobs[0]) if len(jobs) == 1 else _pumped(jobs)
-
-
 async def _pumped(jobs: Sequence[Job]) -> AsyncIterator[Frame]:
+    """The frames of all jobs, in the order of their arrival."""
     frames: asyncio.Queue[Frame | None] = asyncio.Queue()
 
     async def pump(job: Job) -> None:
@@ -189,16 +185,14 @@ async def _pumped(jobs: Sequence[Job]) -> AsyncIterator[Frame]:
             task.cancel()
 
 
-async def _with_head(
+async def _begun(
     request: Request, jobs: Sequence[Job], frames: AsyncIterator[Frame]
-) -> AsyncIterable[Frame]:
-    """Pass on `frames`; with `x-llorch-late-head`, only after the first token or end has come.
+) -> AsyncIterator[Frame]:
+    """The same frames, once the first token or end has come.
 
     Raises:
-        WorkerError: the jobs failed before their first token (with a late head only).
+        WorkerError: the jobs failed before that.
     """
-    if request.headers.get(LATE_HEAD) != "1":
-        return frames
     held: list[Frame] = []
     try:
         async with watching(request, *jobs):

@@ -12,15 +12,8 @@ from typing import Any, NamedTuple
 
 from worker.api.chat.constrain.gbnf import to_lark
 from worker.api.chat.constrain.schema import Schemas
-from worker.api.chat.format import (
-    Choices,
-    Expression,
-    ForcedCalls,
-    ForcedFunction,
-    Format,
-    Grammar,
-    JsonSchema,
-)
+from worker.api.chat.format import Choices, Expression, Format, Grammar, JsonSchema
+from worker.api.chat.request import ForcedCalls, Tool
 from worker.api.http.faults import fault, invalid
 from worker.errors import InvalidRequest
 from worker.wire.work import Constraint
@@ -45,7 +38,7 @@ class Constrained(NamedTuple):
     """Paths of the schema's keywords that the answer may violate."""
 
 
-def constrain(asked: Format, *, strict: bool = False) -> Constrained:
+def constrain(asked: Format | ForcedCalls, *, strict: bool = False) -> Constrained:
     """The constraint for the form that is asked.
 
     Raises:
@@ -57,8 +50,8 @@ def constrain(asked: Format, *, strict: bool = False) -> Constrained:
             schemas = Schemas()
             found = _json(schemas, schemas.compiled(schema, path), path)
             strict = strict or asked.strict
-        case ForcedCalls(functions, several):
-            found = _forced_calls(functions, several)
+        case ForcedCalls(tools, several):
+            found = _forced_calls(tools, several)
         case Expression(pattern, path):
             found = Constrained(Constraint(_of_expression(pattern, path), path))
         case Choices(texts, path):
@@ -73,17 +66,17 @@ def constrain(asked: Format, *, strict: bool = False) -> Constrained:
     return found
 
 
-def _forced_calls(functions: tuple[ForcedFunction, ...], several: bool) -> Constrained:
+def _forced_calls(tools: tuple[Tool, ...], several: bool) -> Constrained:
     schemas = Schemas()
     calls = []
-    for function in functions:
-        parameters = {"type": "object", **(function.parameters or {})}
+    for tool in tools:
+        parameters = {"type": "object", **(tool.parameters or {})}
         if parameters["type"] != "object":
-            path = f"{function.path}.type"
+            path = f"{tool.path}.type"
             schemas.report.fault(path, "const", f"{path} must be 'object'")
         call = {
-            "name": {"const": function.name},
-            "arguments": schemas.compiled(parameters, function.path),
+            "name": {"const": tool.name},
+            "arguments": schemas.compiled(parameters, tool.path),
         }
         calls.append(
             {

@@ -11,7 +11,7 @@ import re
 from functools import cached_property
 
 from worker.api.chat.delta import Delta, Reasoning, Text
-from worker.api.chat.parse.calls import Deltas, ToolUse
+from worker.api.chat.parse.calls import NO_TOOLS, Deltas, ToolUse
 from worker.api.chat.parse.conventions import GENERIC, Conventions, Form
 from worker.api.chat.parse.json_calls import read_arguments, read_object, to_json
 from worker.api.chat.parse.literal_calls import NOTATIONS, QUOTE
@@ -34,7 +34,7 @@ class AnswerParser:
         # Every model writes a forced call as bare JSON.
         self._calls = GENERIC if use is not None and use.forced is not None else calls
         self._thinking = conventions.thinking
-        self._use = use or ToolUse.of(())
+        self._use = use or NO_TOOLS
         self._frames = self._calls.frames
         self._thinks: tuple[str, ...] = ()
         """Marks that begin reasoning."""
@@ -49,10 +49,9 @@ class AnswerParser:
         gaps = (self._calls.gap[n:] for n in range(len(self._calls.gap) + 1))
         self._gapped = {gap + begin: begin for gap in gaps for begin in self._begins}
         """Marks of calls with the line ends before them."""
-        self._source = Source()
         written = self._written_by_prompt(prompt_end)
+        self._source = Source(written)
         self._deltas = Deltas(self._use, calls.id_length, len(written))
-        self._source.add(written, final=False)
         self._flow: tuple[type[Text | Reasoning], re.Pattern[str]] | None = None
         """While text or reasoning is given on: which, and what in it needs no reading."""
         self._steps = self._answer()

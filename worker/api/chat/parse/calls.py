@@ -48,6 +48,9 @@ class ToolUse:
         return properties if isinstance(properties, Mapping) else {}
 
 
+NO_TOOLS = ToolUse(None, True, {})
+
+
 class Deltas:
     """The deltas that have not been given on. Without parallel calls, only the first call is."""
 

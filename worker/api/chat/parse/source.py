@@ -107,8 +107,8 @@ def _end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 
 class Source:
-    def __init__(self) -> None:
-        self.text, self.at, self.ended = "", 0, False
+    def __init__(self, text: str = "") -> None:
+        self.text, self.at, self.ended = text, 0, False
         self._taken: list[str] | None = None
         """What was taken since `remember`."""
 
