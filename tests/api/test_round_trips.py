@@ -22,13 +22,11 @@ from worker.api.chat.parse.conventions import CONVENTIONS, THINKING, conventions
 
 USE = ToolUse.of([EDIT, *TOOLS])
 WRITE_NO_CALLS = {
-    # These drop the calls of earlier answers, or want other variables than `tools`;
+    # These drop the calls of earlier answers, or want other variables than `tools`.
     "LFM2-8B-A1B",
     "LFM2.5-Instruct",
     "ibm-granite-granite-3.3-2B-Instruct",
     "CohereForAI-c4ai-command-r-plus-tool_use",
-    # this writes calls only without any content, and words tell them otherwise.
-    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
 }
 READ_AS_TEXT = {"LFM2.5-8B-A1B"}
 """Their quotes are not escaped: a call with one within a text is not read."""

@@ -10,8 +10,8 @@ from tests.engine.supervised import script
 
 __all__ = ["script"]
 
-FUNCTIONS_IN = 118
-OBJECTS_IN = 17
+FUNCTIONS_IN = 107
+OBJECTS_IN = 16
 FUNCTIONS_OUT = 22
 OBJECTS_OUT = 3
 

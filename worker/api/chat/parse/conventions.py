@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -426,6 +426,22 @@ class Conventions:
 @lru_cache(maxsize=8)
 def conventions_of(template: str | None) -> Conventions:
     text = template or ""
-    calls = (each for each in CONVENTIONS if re.search(each.template, text))
+    calls = next((each for each in CONVENTIONS if re.search(each.template, text)), GENERIC)
+    if calls is not GENERIC and not re.search(r"\b(tools|functions)\b", text):
+        calls = _told_in_words(calls)
     thinking = (each for each in THINKING if re.search(each.template, text))
-    return Conventions(next(calls, GENERIC), next(thinking, THINK))
+    return Conventions(calls, next(thinking, THINK))
+
+
+def _told_in_words(own: Convention) -> Convention:
+    """The convention of a template that shows no tools but knows calls. The model may write them as
+    it learned to, or as the instruction that replaces tools tells it to."""
+    return replace(
+        own,
+        opens=own.opens + GENERIC.opens,
+        forms=own.forms + GENERIC.forms,
+        closes=own.closes + GENERIC.closes,
+        between=GENERIC.between,
+        gap=GENERIC.gap,
+        bare=True,
+    )
