@@ -7,15 +7,13 @@ is told when each of them begins and ends. On the event loop.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from worker.api.chat.delta import Arguments, Delta, Reasoning, Text
 from worker.api.chat.dialect import Answer, Body
 from worker.api.chat.message import Block, Choice
-from worker.api.chat.request import Generate
 from worker.api.http.encoding import sse
-from worker.api.http.state import AppState
 from worker.wire.messages import Finished, Started
 
 Event = dict[str, Any]
@@ -34,11 +32,8 @@ class BlockStep(NamedTuple):
 class BlockAnswer(Answer[Body]):
     """The answer of one choice; its dialect says what the events of its stream look like."""
 
-    def __init__(
-        self, body: Body, asked: Generate, choices: Sequence[Choice], state: AppState
-    ) -> None:
-        super().__init__(body, asked, choices, state)
-        [self.choice] = choices
+    def __post_init__(self) -> None:
+        [self.choice] = self.choices
         self._n_begun = 0
 
     def encode(self, choice: Choice, delta: Delta) -> bytes:

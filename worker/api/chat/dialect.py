@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from pydantic import BaseModel
@@ -23,7 +24,7 @@ from starlette.responses import Response
 from worker.api.chat.delta import Delta
 from worker.api.chat.message import Choice
 from worker.api.chat.request import Generate
-from worker.api.http.operation import SSE
+from worker.api.http.operation import SSE, StreamForm
 from worker.api.http.state import AppState
 from worker.errors import WorkerError
 
@@ -31,17 +32,23 @@ Body = TypeVar("Body", bound=BaseModel)
 Read = Callable[[Body, AppState], Generate | Response]
 
 
+@dataclass
 class Answer(ABC, Generic[Body]):
     """The answer to one request, streamed or whole. On the event loop."""
 
     media_type: ClassVar[str] = f"{SSE}; charset=utf-8"
     """Of a stream."""
+    form: ClassVar[StreamForm]
+    """Of a stream's end."""
 
-    def __init__(
-        self, body: Body, asked: Generate, choices: Sequence[Choice], state: AppState
-    ) -> None:
-        """Choice i is of prompt i // `asked.n`."""
-        self.body, self.asked, self.choices, self.state = body, asked, choices, state
+    body: Body
+    asked: Generate
+    choices: Sequence[Choice]
+    """Choice i is of prompt i // `asked.n`."""
+    state: AppState
+
+    def __post_init__(self) -> None:
+        """Prepares what a dialect keeps beside them."""
 
     @abstractmethod
     def encode(self, choice: Choice, delta: Delta) -> bytes:
@@ -51,9 +58,9 @@ class Answer(ABC, Generic[Body]):
         """What follows the last delta of a stream."""
         return b""
 
-    @abstractmethod
     def failure(self, error: WorkerError) -> bytes:
         """The end of a stream whose job failed."""
+        return self.form.failure(error, b"", b"")
 
     @abstractmethod
     def whole(self) -> Any:

@@ -16,7 +16,7 @@ from worker.api.chat.request import Chat
 from worker.api.chat.run import answered, respond
 from worker.api.http.body import in_background, read_as
 from worker.api.http.encoding import json_response
-from worker.api.http.operation import JSON, MODEL_ERRORS, Events, Operation
+from worker.api.http.operation import JSON, MODEL_ERRORS, AsInReference, Events, Operation
 from worker.api.http.state import AppState
 from worker.wire.work import ApplyTemplate, Tokenize, Tokenized
 
@@ -27,12 +27,11 @@ def generation(
     body: type[Body],
     read: Read[Body],
     answer: type[Answer[Any]],
-    whole: Any,
 ) -> Operation:
-    """`POST path`, streamed or whole; `whole` is the type of a whole answer."""
+    """`POST path`, streamed or whole."""
     endpoint = partial(respond, body=body, read=read, answer_of=answer)
     media_type = answer.media_type.partition(";")[0]
-    answers = {JSON: whole, media_type: Events}
+    answers = {JSON: AsInReference, media_type: Events}
     return Operation("POST", path, endpoint, summary, answers, body=body, errors=MODEL_ERRORS)
 
 
@@ -41,11 +40,10 @@ def counting(
     body: type[Body],
     read: Callable[[Body], tuple[str | None, Chat]],
     told: Callable[[int], Mapping[str, Any]],
-    whole: Any,
 ) -> Operation:
     """`POST path`: how many tokens a chat has as the model's template writes it.
 
-    `read` gives the model's name and the chat; `told` is the answer, of the type `whole`.
+    `read` gives the model's name and the chat; `told` is the answer.
     """
 
     async def count(request: Request, state: AppState) -> Response:
@@ -56,7 +54,4 @@ def counting(
         tokens: Tokenized = await answered(request, state, Tokenize(text, add_special=True))
         return json_response(told(len(array("i", tokens.ids))))
 
-    answers = {JSON: whole}
-    return Operation(
-        "POST", path, count, "Tokens of a prompt", answers, body=body, errors=MODEL_ERRORS
-    )
+    return Operation("POST", path, count, "Tokens of a prompt", body=body, errors=MODEL_ERRORS)

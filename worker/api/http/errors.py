@@ -5,15 +5,15 @@ A dialect chooses one of the forms or has its own. Pure functions, any thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NotRequired
 
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from worker.api.http.encoding import json_response
+from worker.api.http.encoding import data_event, json_response
 from worker.api.http.faults import Fault, fault
-from worker.api.http.operation import ErrorForm
+from worker.api.http.operation import ErrorForm, StreamForm
 from worker.errors import WorkerError
 
 
@@ -72,6 +72,14 @@ def error_object(error: WorkerError) -> dict[str, Any]:
 
 def nested_error(error: WorkerError, correlation_id: str) -> dict[str, Any]:
     return {"error": error_object(error), "correlation_id": correlation_id}
+
+
+def nested_events(is_last: Callable[[bytes], bool]) -> StreamForm:
+    """Events without names; a failure is one more of them, which is the last."""
+    return StreamForm(
+        lambda event: is_last(event) or event.startswith(b'data: {"error":'),
+        lambda error, first, latest: data_event({"error": error_object(error)}),
+    )
 
 
 FLAT = ErrorForm(flat_error, FlatError)

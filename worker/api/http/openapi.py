@@ -53,6 +53,8 @@ def document(state: AppState, dialects: Sequence[Dialect]) -> dict[str, Any]:
         for operation in dialect.operations:
             path = operation.path.replace(":path}", "}")
             described = _described(operation, refusal, state, schemas)
+            if dialect.reference is not None:
+                described["externalDocs"] = {"url": dialect.reference}
             paths.setdefault(path, {})[operation.method.lower()] = described
     return {
         "openapi": "3.1.0",

@@ -26,6 +26,8 @@ JOB_ERRORS = (400, 409, 413, 500, 503, 504)
 MODEL_ERRORS = (*JOB_ERRORS, 404)
 """Of operations whose body may name a model."""
 
+AsInReference = Annotated[Any, Field(description="in the form of the API that has this path")]
+"""Of an answer whose form is another project's, who documents it."""
 Events = Annotated[Any, Field(description="one event after the other; the README has them")]
 Endpoint = Callable[[Request, AppState], Awaitable[Response]]
 BodyOf = type[BaseModel] | Callable[[AppState], type[BaseModel]]
@@ -38,7 +40,7 @@ class Operation:
     """May end with a parameter, as `{name:path}`."""
     endpoint: Endpoint
     summary: str
-    answers: Mapping[str, Any]
+    answers: Mapping[str, Any] = field(default_factory=lambda: {JSON: AsInReference})
     """The types of the answers by media type."""
     body: BodyOf | None = None
     """The type of the body, or a function that makes it from the worker's state."""
@@ -97,5 +99,7 @@ class Dialect:
     """By media type."""
     model_name: Callable[[str], str] = str
     """The name of a model without what this dialect's clients add to it."""
+    reference: str | None = None
+    """Where the form of its answers is documented, if it is another project's."""
     root: str | None = None
     """A path that does not exist is refused in the form of the dialect with the nearest root."""

@@ -37,15 +37,10 @@ def _error(error: WorkerError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
-def failure(error: WorkerError) -> bytes:
-    """The last event of a stream that failed."""
-    return sse(_error(error))
-
-
 ERRORS = ErrorForm(
     lambda error, request_id: _error(error) | {"request_id": request_id}, AnthropicError
 )
 STREAM = StreamForm(
     lambda event: event.startswith((b"event: message_stop\n", b"event: error\n")),
-    lambda error, first, last: failure(error),
+    lambda error, first, last: sse(_error(error)),
 )

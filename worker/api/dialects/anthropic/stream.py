@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from typing_extensions import TypedDict
-
 from worker.api.chat.blocks import BlockAnswer, BlockStep, Event
 from worker.api.chat.message import Block
-from worker.api.dialects.anthropic.errors import failure
+from worker.api.dialects.anthropic.errors import STREAM
 from worker.api.dialects.anthropic.schema import MessagesBody
-from worker.errors import WorkerError
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 _REASONS: dict[str, StopReason] = {
@@ -26,34 +23,11 @@ _DELTAS = {
 }
 
 
-class MessageUsage(TypedDict):
-    input_tokens: int
-    output_tokens: int
-    cache_read_input_tokens: int
-    cache_creation_input_tokens: int
-
-
-class MessageObject(TypedDict):
-    id: str
-    type: Literal["message"]
-    role: Literal["assistant"]
-    model: str
-    content: list[dict[str, Any]]
-    stop_reason: StopReason | None
-    stop_sequence: str | None
-    usage: MessageUsage
-
-
-class TokenCount(TypedDict):
-    input_tokens: int
-
-
 class MessageAnswer(BlockAnswer[MessagesBody]):
-    def whole(self) -> MessageObject:
-        return self._message([_content(block) for block in self.choice.blocks])
+    form = STREAM
 
-    def failure(self, error: WorkerError) -> bytes:
-        return failure(error)
+    def whole(self) -> dict[str, Any]:
+        return self._message([_content(block) for block in self.choice.blocks])
 
     def first_events(self) -> list[Event]:
         return [{"type": "message_start", "message": self._message([])}]
@@ -75,7 +49,7 @@ class MessageAnswer(BlockAnswer[MessagesBody]):
         last = {"type": "message_delta", "delta": delta, "usage": ended["usage"]}
         return [last, {"type": "message_stop"}]
 
-    def _message(self, content: list[dict[str, Any]]) -> MessageObject:
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         choice, job, finished = self.choice, self.choice.job, self.choice.finished
         reason = None if finished is None else _REASONS[choice.finish_reason]
         stop_sequence = None if finished is None else finished.stop_sequence

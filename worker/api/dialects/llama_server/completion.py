@@ -16,24 +16,22 @@ from worker.api.chat.scored import scored_piece
 from worker.api.chat.timings import prompt_progress, timings
 from worker.api.dialects.llama_server.rerank import OPERATIONS as RERANK
 from worker.api.dialects.llama_server.schema import (
-    Chosen,
-    Completion,
+    REFERENCE,
     CompletionBody,
     InfillBody,
     TextBody,
 )
 from worker.api.http.encoding import data_event
-from worker.api.http.errors import NESTED, error_object
+from worker.api.http.errors import NESTED, nested_events
 from worker.api.http.operation import (
     SSE,
     Dialect,
-    StreamForm,
 )
 from worker.api.http.state import AppState
-from worker.errors import WorkerError
 from worker.wire.messages import Finished, PromptProgress, Started, TokenLogprob
 from worker.wire.work import InferenceRequest, InfillPrompt, Prompt
 
+STREAM = nested_events(lambda event: b'"stop":true' in event)
 _STOP_TYPES = {"EOS": "eos", "MAX_TOKENS": "limit", "STOP_SEQUENCE": "word"}
 
 
@@ -61,6 +59,8 @@ def _read(body: TextBody, state: AppState, prompts: tuple[Prompt, ...]) -> Gener
 class TextAnswer(Answer[TextBody]):
     """One object for each choice, or its parts and then its end."""
 
+    form = STREAM
+
     def encode(self, choice: Choice, delta: Delta) -> bytes:
         match delta:
             case Text(text, logprobs, ids):
@@ -73,9 +73,6 @@ class TextAnswer(Answer[TextBody]):
                 return data_event(_only(self.body.response_fields, end))
             case _:
                 return b""
-
-    def failure(self, error: WorkerError) -> bytes:
-        return failure(error)
 
     def _part(
         self,
@@ -134,11 +131,6 @@ class TextAnswer(Answer[TextBody]):
         return end
 
 
-def failure(error: WorkerError) -> bytes:
-    """The last event of a stream that failed."""
-    return data_event({"error": error_object(error)})
-
-
 def _logprobs(entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
     """As OpenAI's chats have them, with token ids."""
     return [
@@ -191,15 +183,10 @@ def _only(paths: Sequence[str], answer: dict[str, Any]) -> dict[str, Any]:
 
 OPERATIONS = [
     generation(
-        "/completion", "llama-server's completions", CompletionBody, read_completion, TextAnswer,
-        Completion | Chosen | list[Completion | Chosen],
+        "/completion", "llama-server's completions", CompletionBody, read_completion, TextAnswer
     ),
     generation(
-        "/infill", "The text in a gap", InfillBody, read_infill, TextAnswer, Completion | Chosen
+        "/infill", "The text in a gap", InfillBody, read_infill, TextAnswer
     ),
 ]  # fmt: skip
-STREAM = StreamForm(
-    lambda event: b'"stop":true' in event or event.startswith(b'data: {"error":'),
-    lambda error, first, last: failure(error),
-)
-DIALECT = Dialect([*OPERATIONS, *RERANK], NESTED, {SSE: STREAM})
+DIALECT = Dialect([*OPERATIONS, *RERANK], NESTED, {SSE: STREAM}, reference=REFERENCE)

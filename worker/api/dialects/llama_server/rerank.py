@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any
 
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
-from typing_extensions import TypedDict
 
 from worker.api.chat.fields import Many, TextOr
 from worker.api.http.body import Flag, Integer, OpenBody, read
 from worker.api.http.encoding import json_response
 from worker.api.http.faults import fault, invalid
-from worker.api.http.operation import JSON, MODEL_ERRORS, Operation
+from worker.api.http.operation import MODEL_ERRORS, Operation
 from worker.api.http.state import AppState
 from worker.api.pooling.run import rank
 
 MAX_DOCUMENTS = 2048
-
-Count = Annotated[int, Field(ge=0)]
 
 
 class Document(OpenBody):
@@ -44,30 +41,6 @@ class RerankBody(OpenBody):
     def document_texts(self) -> tuple[str, ...]:
         given = self.documents or self.texts or ()
         return tuple(each if isinstance(each, str) else each.text for each in given)
-
-
-class RankedDocument(TypedDict):
-    index: Count
-    relevance_score: float
-    document: NotRequired[dict[str, str]]
-
-
-class ScoredText(TypedDict):
-    index: Count
-    score: float
-    text: NotRequired[str]
-
-
-class RankUsage(TypedDict):
-    prompt_tokens: Count
-    total_tokens: Count
-
-
-class Ranked(TypedDict):
-    object: Literal["list"]
-    model: str
-    results: list[RankedDocument]
-    usage: RankUsage
 
 
 async def rerank(request: Request, state: AppState) -> Response:
@@ -96,7 +69,7 @@ async def rerank(request: Request, state: AppState) -> Response:
 OPERATIONS = [
     Operation(
         "POST", f"{prefix}/rerank", rerank, "Documents by how well they answer a query",
-        {JSON: Ranked | list[ScoredText]}, body=RerankBody, errors=MODEL_ERRORS,
+        body=RerankBody, errors=MODEL_ERRORS,
     )
     for prefix in ("/v1", "")
 ]  # fmt: skip

@@ -14,18 +14,14 @@ from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.run import answered
 from worker.api.chat.sampling import defaults_of
 from worker.api.dialects.llama_server.schema import (
+    REFERENCE,
     DetokenizeBody,
-    Prompt,
-    Props,
-    SlotAnswer,
-    TextContent,
     TokenizeBody,
-    Tokens,
 )
 from worker.api.http.body import read, read_as
 from worker.api.http.encoding import dumps, json_response, sliced
 from worker.api.http.errors import FLAT
-from worker.api.http.operation import JOB_ERRORS, JSON, Dialect, Operation
+from worker.api.http.operation import JOB_ERRORS, Dialect, Operation
 from worker.api.http.state import AppState
 from worker.installation import own_version
 from worker.wire.work import ApplyTemplate, Detokenize, Tokenize, Tokenized
@@ -106,18 +102,18 @@ async def slots(request: Request, state: AppState) -> Response:
 
 OPERATIONS = [
     Operation(
-        "POST", "/tokenize", tokenize, "Text to token ids", {JSON: Tokens},
+        "POST", "/tokenize", tokenize, "Text to token ids",
         body=TokenizeBody, errors=JOB_ERRORS,
     ),
     Operation(
-        "POST", "/detokenize", detokenize, "Token ids to text", {JSON: TextContent},
+        "POST", "/detokenize", detokenize, "Token ids to text",
         body=DetokenizeBody, errors=JOB_ERRORS,
     ),
     Operation(
-        "POST", "/apply-template", apply_template, "Messages to a prompt", {JSON: Prompt},
+        "POST", "/apply-template", apply_template, "Messages to a prompt",
         body=ChatFields, errors=JOB_ERRORS,
     ),
-    Operation("GET", "/props", props, "The model's defaults", {JSON: Props}),
-    Operation("GET", "/slots", slots, "The sequences that run at once", {JSON: list[SlotAnswer]}),
+    Operation("GET", "/props", props, "The model's defaults"),
+    Operation("GET", "/slots", slots, "The sequences that run at once"),
 ]  # fmt: skip
-DIALECT = Dialect(OPERATIONS, FLAT)
+DIALECT = Dialect(OPERATIONS, FLAT, reference=REFERENCE)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired
-
 from pydantic import AliasChoices, Field
-from typing_extensions import TypedDict
 
 from worker.api.chat.fields import (
     MAX_PROMPTS,
@@ -16,6 +13,8 @@ from worker.api.chat.fields import (
 )
 from worker.api.http.body import Flag, Integer, OpenBody
 
+REFERENCE = "https://github.com/ggml-org/llama.cpp/tree/master/tools/server"
+
 
 class TokenizeBody(OpenBody):
     content: str = Field(validation_alias=AliasChoices("content", "prompt"))
@@ -25,35 +24,6 @@ class TokenizeBody(OpenBody):
 
 class DetokenizeBody(OpenBody):
     tokens: tuple[TokenId, ...] = Field(fail_fast=True)
-
-
-class Tokens(TypedDict):
-    tokens: list[int] | list[dict[str, Any]]
-
-
-class TextContent(TypedDict):
-    content: str
-
-
-class Prompt(TypedDict):
-    prompt: str
-
-
-class Props(TypedDict):
-    default_generation_settings: dict[str, Any]
-    total_slots: int
-    model_alias: str
-    model_path: str
-    chat_template: str
-    modalities: dict[str, bool]
-    build_info: str
-    is_sleeping: bool
-
-
-class SlotAnswer(TypedDict):
-    id: int
-    n_ctx: int | None
-    is_processing: bool
 
 
 class TextBody(GenerationFields):
@@ -93,26 +63,3 @@ class InfillBody(TextBody):
     input_extra: tuple[ProjectFile, ...] = Field(
         (), max_length=256, description="other files of the project"
     )
-
-
-Chosen = dict[str, Any]
-"""The part of a completion that `response_fields` chose, by path."""
-
-
-class Completion(TypedDict):
-    index: int
-    content: str
-    tokens: list[int]
-    stop: bool
-    model: str
-    tokens_predicted: int
-    tokens_evaluated: int
-    tokens_cached: int
-    generation_settings: dict[str, Any]
-    prompt: NotRequired[str | list[int]]
-    has_new_line: bool
-    truncated: bool
-    stop_type: Literal["none", "eos", "limit", "word"]
-    stopping_word: str
-    timings: dict[str, float]
-    completion_probabilities: NotRequired[list[dict[str, Any]]]

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 from worker.api.chat.delta import Delta, Text
 from worker.api.chat.dialect import Answer
 from worker.api.chat.message import Choice
-from worker.api.chat.request import Generate
 from worker.api.dialects.native.schema import InferenceBody
 from worker.api.http.encoding import dumps, quoted, sse
 from worker.api.http.operation import NDJSON, StreamForm
-from worker.api.http.state import AppState
 from worker.errors import WorkerError
 from worker.wire.messages import Finished, Started
 
@@ -23,18 +21,35 @@ def ndjson(event: dict[str, Any]) -> bytes:
     return f"{dumps(event)}\n".encode()
 
 
+def error_event(error: WorkerError) -> dict[str, Any]:
+    return {
+        "type": "error",
+        "code": error.code,
+        "message": error.message,
+        "retriable": error.retriable,
+    }
+
+
+EVENT_STREAM = StreamForm(
+    lambda event: event.startswith((b"event: end\n", b"event: error\n")),
+    lambda error, first, last: sse(error_event(error)),
+)
+LINE_STREAM = StreamForm(
+    lambda line: line.startswith((b'{"type":"end"', b'{"type":"error"')),
+    lambda error, first, last: ndjson(error_event(error)),
+)
+
+
 class NativeAnswer(Answer[InferenceBody]):
     """Events in contract order: started, token* and metrics*, one end or error."""
 
+    form = EVENT_STREAM
     token_head, token_tail = 'event: token\ndata: {"type":"token","t":', "]}\n\n"
     event: Callable[[dict[str, Any]], bytes] = staticmethod(sse)
 
-    def __init__(
-        self, body: InferenceBody, asked: Generate, choices: Sequence[Choice], state: AppState
-    ) -> None:
-        super().__init__(body, asked, choices, state)
+    def __post_init__(self) -> None:
         self._n_sent = 0
-        self._interval = state.settings.metrics_interval_ms / 1000
+        self._interval = self.state.settings.metrics_interval_ms / 1000
         self._metrics_due = 0.0
 
     def encode(self, choice: Choice, delta: Delta) -> bytes:
@@ -52,9 +67,6 @@ class NativeAnswer(Answer[InferenceBody]):
                 return self.event(self._end(choice))
             case _:
                 return b""
-
-    def failure(self, error: WorkerError) -> bytes:
-        return self.event(error_event(error))
 
     def whole(self) -> dict[str, Any]:
         choice = self.choices[0]
@@ -115,24 +127,6 @@ class NativeLines(NativeAnswer):
     """The same events, each as a line of JSON."""
 
     media_type = NDJSON
+    form = LINE_STREAM
     token_head, token_tail = '{"type":"token","t":', "]}\n"
     event = staticmethod(ndjson)
-
-
-def error_event(error: WorkerError) -> dict[str, Any]:
-    return {
-        "type": "error",
-        "code": error.code,
-        "message": error.message,
-        "retriable": error.retriable,
-    }
-
-
-EVENT_STREAM = StreamForm(
-    lambda event: event.startswith((b"event: end\n", b"event: error\n")),
-    lambda error, first, last: sse(error_event(error)),
-)
-LINE_STREAM = StreamForm(
-    lambda line: line.startswith((b'{"type":"end"', b'{"type":"error"')),
-    lambda error, first, last: ndjson(error_event(error)),
-)

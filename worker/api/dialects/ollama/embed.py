@@ -10,13 +10,12 @@ import pydantic_core
 from pydantic import Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
-from typing_extensions import TypedDict
 
 from worker.api.chat.fields import ByKind, Text
 from worker.api.dialects.ollama.naming import nanoseconds, served, tagged
 from worker.api.http.body import Integer, OpenBody, read
 from worker.api.http.encoding import dumps, json_response, sliced
-from worker.api.http.operation import JSON, MODEL_ERRORS, Operation
+from worker.api.http.operation import MODEL_ERRORS, Operation
 from worker.api.http.state import AppState
 from worker.api.pooling.run import Embedding, embed
 
@@ -48,18 +47,6 @@ class EmbeddingsBody(OpenBody):
     model: str = Field(max_length=1024)
     prompt: str = ""
     options: NoOptions = NoOptions()
-
-
-class Embeddings(TypedDict):
-    model: str
-    embeddings: list[list[float]]
-    total_duration: int
-    load_duration: int
-    prompt_eval_count: int
-
-
-class OneEmbedding(TypedDict):
-    embedding: list[float]
 
 
 async def embeddings(request: Request, state: AppState) -> Response:
@@ -95,11 +82,11 @@ async def embedding(request: Request, state: AppState) -> Response:
 
 OPERATIONS = [
     Operation(
-        "POST", "/api/embed", embeddings, "Ollama's embeddings", {JSON: Embeddings},
+        "POST", "/api/embed", embeddings, "Ollama's embeddings",
         body=EmbedBody, errors=MODEL_ERRORS,
     ),
     Operation(
         "POST", "/api/embeddings", embedding, "Ollama's older form of one embedding",
-        {JSON: OneEmbedding}, body=EmbeddingsBody, errors=MODEL_ERRORS,
+        body=EmbeddingsBody, errors=MODEL_ERRORS,
     ),
 ]  # fmt: skip

@@ -6,21 +6,15 @@ from typing_extensions import TypedDict
 
 from worker.api.http.encoding import dumps
 from worker.api.http.operation import ErrorForm, StreamForm
-from worker.errors import WorkerError
 
 
 class OllamaError(TypedDict):
     error: str
 
 
-def failure(error: WorkerError) -> bytes:
-    """The last line of a stream that failed."""
-    return f"{dumps({'error': error.message})}\n".encode()
-
-
 ERRORS = ErrorForm(lambda error, correlation_id: {"error": error.message}, OllamaError)
 LINES = StreamForm(
     # Quotes in a text are escaped, so no answer's text looks like this.
     lambda line: b'"done":true' in line or line.startswith(b'{"error":'),
-    lambda error, first, last: failure(error),
+    lambda error, first, last: f"{dumps({'error': error.message})}\n".encode(),
 )

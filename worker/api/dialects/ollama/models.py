@@ -3,65 +3,24 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any, NotRequired
+from typing import Any
 
 from pydantic import AliasChoices, Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from typing_extensions import TypedDict
 
 from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.sampling import defaults_of
 from worker.api.dialects.ollama.naming import rfc3339, served, tagged
 from worker.api.http.body import Flag, OpenBody, read
 from worker.api.http.encoding import json_response
-from worker.api.http.operation import JSON, Operation
+from worker.api.http.operation import Operation
 from worker.api.http.state import AppState
 
 API_VERSION = "0.12.11"
 """The version of Ollama whose API this is; clients refuse one that is too old for them."""
 _NEVER = "2300-01-01T00:00:00Z"
 """When the model is unloaded, for clients that read it as a time."""
-
-
-class Details(TypedDict):
-    parent_model: str
-    format: str
-    family: str
-    families: list[str]
-    parameter_size: str
-    quantization_level: str
-
-
-class ModelEntry(TypedDict):
-    name: str
-    model: str
-    modified_at: NotRequired[str]
-    size: int
-    digest: str
-    details: Details
-    expires_at: NotRequired[str]
-    size_vram: NotRequired[int]
-    context_length: NotRequired[int]
-
-
-class ModelList(TypedDict):
-    models: list[ModelEntry]
-
-
-class Shown(TypedDict):
-    license: str
-    modelfile: str
-    parameters: str
-    template: str
-    details: Details
-    model_info: dict[str, Any]
-    capabilities: list[str]
-    modified_at: str
-
-
-class Version(TypedDict):
-    version: str
 
 
 class ShowBody(OpenBody):
@@ -138,7 +97,7 @@ def _metadata(state: AppState) -> dict[str, Any]:
     return {key: each for key, each in state.served.metadata.items() if "chat_template" not in key}
 
 
-def _details(state: AppState) -> Details:
+def _details(state: AppState) -> dict[str, Any]:
     model = state.loaded().model
     millions = model.n_params / 1e6
     return {
@@ -178,17 +137,17 @@ def _started_at(state: AppState) -> str:
 
 OPERATIONS = [
     Operation(
-        "GET", "/api/tags", tags, "The model served", {JSON: ModelList}, errors=(503,),
+        "GET", "/api/tags", tags, "The model served", errors=(503,),
         models_in="models",
     ),
     Operation(
-        "GET", "/api/ps", running, "The model loaded", {JSON: ModelList}, models_in="models"
+        "GET", "/api/ps", running, "The model loaded", models_in="models"
     ),
     Operation(
-        "POST", "/api/show", show, "What is known of the model", {JSON: Shown},
+        "POST", "/api/show", show, "What is known of the model",
         body=ShowBody, errors=(400, 404, 413, 503),
     ),
-    Operation("GET", "/api/version", version, "Whose API this is", {JSON: Version}),
+    Operation("GET", "/api/version", version, "Whose API this is"),
     Operation("GET", "/", is_running, "Is it there?", {"text/plain": str}, public=True),
 ]  # fmt: skip
 """`/` is the page's where there is one; Ollama's own client only looks whether `HEAD /` is 200."""

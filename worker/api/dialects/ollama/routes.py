@@ -18,9 +18,7 @@ from worker.api.dialects.ollama.schema import (
 )
 from worker.api.dialects.ollama.stream import (
     ChatAnswer,
-    ChatObject,
     GenerateAnswer,
-    GenerateObject,
 )
 from worker.api.http.encoding import json_response
 from worker.api.http.operation import NDJSON, Dialect
@@ -47,11 +45,14 @@ def _loaded(body: ChatBody | GenerateBody, state: AppState, empty: dict[str, obj
     return json_response({**head, **empty, "done": True, "done_reason": "load"})
 
 
+_REFERENCE = "https://docs.ollama.com/api"
 OPERATIONS = [
-    generation("/api/chat", "Ollama's chats", ChatBody, _read_chat, ChatAnswer, ChatObject),
+    generation("/api/chat", "Ollama's chats", ChatBody, _read_chat, ChatAnswer),
     generation(
         "/api/generate", "Ollama's completions",
-        GenerateBody, _read_generate, GenerateAnswer, GenerateObject,
+        GenerateBody, _read_generate, GenerateAnswer,
     ),
 ]  # fmt: skip
-DIALECT = Dialect([*MODELS, *EMBEDDINGS, *OPERATIONS], ERRORS, {NDJSON: LINES}, untagged, "/api/")
+DIALECT = Dialect(
+    [*MODELS, *EMBEDDINGS, *OPERATIONS], ERRORS, {NDJSON: LINES}, untagged, _REFERENCE, "/api/"
+)

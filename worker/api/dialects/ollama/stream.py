@@ -4,63 +4,30 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, NotRequired
-
-from typing_extensions import TypedDict
+from typing import Any
 
 from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
 from worker.api.chat.dialect import Answer, Body
 from worker.api.chat.message import Block, Choice
-from worker.api.chat.request import Generate
 from worker.api.chat.scored import scored_piece
-from worker.api.dialects.ollama.errors import failure
+from worker.api.dialects.ollama.errors import LINES
 from worker.api.dialects.ollama.naming import nanoseconds, now, tagged
 from worker.api.http.encoding import dumps
 from worker.api.http.operation import NDJSON
-from worker.api.http.state import AppState
-from worker.errors import WorkerError
 from worker.wire.messages import Finished, TokenLogprob
 
 Line = dict[str, Any]
-
-
-class AnswerEnd(TypedDict):
-    """What the last line has, and a whole answer."""
-
-    model: str
-    created_at: str
-    done: bool
-    done_reason: str
-    total_duration: NotRequired[int]
-    """In nanoseconds, as the other durations."""
-    load_duration: NotRequired[int]
-    prompt_eval_count: NotRequired[int]
-    prompt_eval_duration: NotRequired[int]
-    eval_count: NotRequired[int]
-    eval_duration: NotRequired[int]
-    logprobs: NotRequired[list[dict[str, Any]]]
-
-
-class ChatObject(AnswerEnd):
-    message: dict[str, Any]
-
-
-class GenerateObject(AnswerEnd):
-    response: str
-    thinking: NotRequired[str]
 
 
 class _Lines(Answer[Body]):
     """What chats and plain texts have in common."""
 
     media_type = NDJSON
+    form = LINES
 
-    def __init__(
-        self, body: Body, asked: Generate, choices: Sequence[Choice], state: AppState
-    ) -> None:
-        super().__init__(body, asked, choices, state)
-        [self._choice] = choices
-        self._model = tagged(state.model_name)
+    def __post_init__(self) -> None:
+        [self._choice] = self.choices
+        self._model = tagged(self.state.model_name)
         self._n_calls = 0
         """Those that were sent; a call is one line, so it waits until it is whole."""
 
@@ -91,9 +58,6 @@ class _Lines(Answer[Body]):
         content = self.content(choice.text, choice.reasoning, choice.calls)
         scored = {"logprobs": _scored(choice.logprobs)} if choice.logprobs else {}
         return self._head() | content | scored | self._end()
-
-    def failure(self, error: WorkerError) -> bytes:
-        return failure(error)
 
     def _calls(self, calls: Sequence[Block]) -> bytes:
         """A line for each of these calls that has none yet."""

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
 import pydantic_core
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
-from typing_extensions import TypedDict
 
 from worker.api.chat.fields import inputs_of, prompts_of_at_most
 from worker.api.http.body import Integer, OpenBody, read
 from worker.api.http.encoding import dumps, sliced
-from worker.api.http.operation import JSON, MODEL_ERRORS, Operation
+from worker.api.http.operation import MODEL_ERRORS, Operation
 from worker.api.http.state import AppState
 from worker.api.pooling.run import Embedding, embed
 
 MAX_INPUTS = 2048
-
-Count = Annotated[int, Field(ge=0)]
 
 
 class EmbeddingBody(OpenBody):
@@ -32,24 +29,6 @@ class EmbeddingBody(OpenBody):
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Integer | None = Field(None, ge=1)
     user: str | None = None
-
-
-class EmbeddingEntry(TypedDict):
-    object: Literal["embedding"]
-    index: Count
-    embedding: list[float] | str
-
-
-class EmbeddingUsage(TypedDict):
-    prompt_tokens: Count
-    total_tokens: Count
-
-
-class Embeddings(TypedDict):
-    object: Literal["list"]
-    data: list[EmbeddingEntry]
-    model: str
-    usage: EmbeddingUsage
 
 
 async def embeddings(request: Request, state: AppState) -> Response:
@@ -76,7 +55,7 @@ def _encoded(found: Sequence[Embedding], body: EmbeddingBody, model_name: str) -
 
 OPERATIONS = [
     Operation(
-        "POST", f"{prefix}/embeddings", embeddings, "OpenAI's embeddings", {JSON: Embeddings},
+        "POST", f"{prefix}/embeddings", embeddings, "OpenAI's embeddings",
         body=EmbeddingBody, errors=MODEL_ERRORS,
     )
     for prefix in ("/v1", "")

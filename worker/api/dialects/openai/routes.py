@@ -9,20 +9,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from worker.api.chat.operations import counting, generation
-from worker.api.dialects.openai.answers import (
-    ChatCompletion,
-    InputTokens,
-    ModelEntry,
-    Models,
-    TextCompletion,
-)
 from worker.api.dialects.openai.embeddings import OPERATIONS as EMBEDDINGS
 from worker.api.dialects.openai.read import chat_of, read_chat, read_completion
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody
 from worker.api.dialects.openai.stream import CHUNK_STREAM, ChatAnswer, CompletionAnswer
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import NESTED
-from worker.api.http.operation import JSON, SSE, Dialect, Operation
+from worker.api.http.operation import SSE, Dialect, Operation
 from worker.api.http.state import AppState
 from worker.errors import ModelNotFound
 
@@ -61,32 +54,38 @@ def _model(state: AppState, name: str) -> dict[str, Any]:
     }
 
 
+_REFERENCE = "https://platform.openai.com/docs/api-reference"
 OPERATIONS = [
     operation
     for prefix in ("/v1", "")
     for operation in (
         generation(
             f"{prefix}/chat/completions", "OpenAI's chat completions",
-            ChatBody, read_chat, ChatAnswer, ChatCompletion,
+            ChatBody, read_chat, ChatAnswer,
         ),
         counting(
             f"{prefix}/chat/completions/input_tokens", ChatBody,
             lambda body: (body.model, chat_of(body)),
             lambda n_tokens: {"object": "response.input_tokens", "input_tokens": n_tokens},
-            InputTokens,
         ),
         generation(
             f"{prefix}/completions", "OpenAI's completions",
-            CompletionBody, read_completion, CompletionAnswer, TextCompletion,
+            CompletionBody, read_completion, CompletionAnswer,
         ),
         Operation(
-            "GET", f"{prefix}/models", models, "The model served", {JSON: Models}, errors=(503,),
+            "GET", f"{prefix}/models", models, "The model served", errors=(503,),
             models_in="data",
         ),
         Operation(
             "GET", f"{prefix}/models/{{model:path}}", model, "The model served",
-            {JSON: ModelEntry}, errors=(404, 503),
+            errors=(404, 503),
         ),
     )
 ]  # fmt: skip
-DIALECT = Dialect([*OPERATIONS, *EMBEDDINGS], NESTED, {SSE: CHUNK_STREAM}, root="/v1/")
+DIALECT = Dialect(
+    [*OPERATIONS, *EMBEDDINGS],
+    NESTED,
+    {SSE: CHUNK_STREAM},
+    reference=_REFERENCE,
+    root="/v1/",
+)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from worker.api.chat.delta import Arguments, Call, Delta, Echo, Reasoning, Text
 from worker.api.chat.dialect import Answer
 from worker.api.chat.fields import GenerationFields
 from worker.api.chat.message import Choice
-from worker.api.chat.request import Generate
 from worker.api.chat.timings import prompt_progress, timings
 from worker.api.dialects.openai.logprobs import (
     chat_logprobs,
@@ -22,56 +20,42 @@ from worker.api.dialects.openai.logprobs import (
 )
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody
 from worker.api.http.encoding import data_event, dumps, quoted
-from worker.api.http.errors import error_object
-from worker.api.http.operation import StreamForm
-from worker.api.http.state import AppState
-from worker.errors import WorkerError
+from worker.api.http.errors import nested_events
 from worker.installation import own_version
 from worker.wire.messages import Finished, PromptProgress, PromptScored, Started
 
 DONE = b"data: [DONE]\n\n"
 
 
-def failure(error: WorkerError) -> bytes:
-    """The last event of a stream that failed."""
-    return data_event({"error": error_object(error)})
-
-
-CHUNK_STREAM = StreamForm(
-    lambda event: event.startswith((b"data: [DONE]", b'data: {"error":')),
-    lambda error, first, last: failure(error),
-)
+CHUNK_STREAM = nested_events(lambda event: event.startswith(b"data: [DONE]"))
 
 
 class _Choices(Answer[Any]):
     """All choices of one request, in what chats and plain completions have in common."""
 
+    form = CHUNK_STREAM
     chunk_object: ClassVar[str]
     answer_object: ClassVar[str]
     nothing: ClassVar[str]
     """What a streamed choice without content holds, as JSON."""
 
-    def __init__(
-        self, body: GenerationFields, asked: Generate, choices: Sequence[Choice], state: AppState
-    ) -> None:
-        super().__init__(body, asked, choices, state)
+    body: GenerationFields
+
+    def __post_init__(self) -> None:
         self._n_finished = 0
-        self._scored = asked.sampling.logprobs is not None
-        self._times_tokens = body.timings_per_token
-        self._has_usage = body.stream_options.include_usage
+        self._scored = self.asked.sampling.logprobs is not None
+        self._times_tokens = self.body.timings_per_token
+        self._has_usage = self.body.stream_options.include_usage
         self._head = {
-            "id": asked.id,
-            "object": self.chunk_object if asked.streams else self.answer_object,
+            "id": self.asked.id,
+            "object": self.chunk_object if self.asked.streams else self.answer_object,
             "created": int(time.time()),
-            "model": state.model_name,
+            "model": self.state.model_name,
             "system_fingerprint": f"llorch-worker-{own_version()}",
         }
         self._begin = f'data: {dumps(self._head)[:-1]},"choices":[{{"index":'
 
     # --- streamed ------------------------------------------------------------------------
-
-    def failure(self, error: WorkerError) -> bytes:
-        return failure(error)
 
     def ending(self) -> bytes:
         if not self._has_usage:
@@ -193,11 +177,9 @@ class CompletionAnswer(_Choices):
     chunk_object = answer_object = "text_completion"
     nothing = '"text":""'
 
-    def __init__(
-        self, body: CompletionBody, asked: Generate, choices: Sequence[Choice], state: AppState
-    ) -> None:
-        super().__init__(body, asked, choices, state)
-        self._n_chars = [0] * len(choices)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._n_chars = [0] * len(self.choices)
         """Of the text that each choice has been sent."""
 
     def encode(self, choice: Choice, delta: Delta) -> bytes:

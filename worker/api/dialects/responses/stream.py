@@ -5,19 +5,14 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
-from typing_extensions import TypedDict
-
 from worker.api.chat.blocks import BlockAnswer, BlockStep, Event
-from worker.api.chat.message import Choice
-from worker.api.chat.request import Generate
 from worker.api.dialects.responses.schema import NamedChoice, ResponsesBody
 from worker.api.http.encoding import sse
 from worker.api.http.errors import error_object
 from worker.api.http.operation import StreamForm
-from worker.api.http.state import AppState
 from worker.errors import WorkerError
 
 _DELTAS = {
@@ -28,23 +23,9 @@ _DELTAS = {
 _PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 
 
-class ResponseObject(TypedDict):
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
-    model: str
-    output: list[dict[str, Any]]
-    error: dict[str, Any] | None
-    incomplete_details: dict[str, Any] | None
-    usage: dict[str, Any] | None
-
-
 class ResponseAnswer(BlockAnswer[ResponsesBody]):
-    def __init__(
-        self, body: ResponsesBody, asked: Generate, choices: Sequence[Choice], state: AppState
-    ) -> None:
-        super().__init__(body, asked, choices, state)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._created = int(time.time())
         self._ids: dict[int, str] = {}
         self._n_events = 0
