@@ -7,6 +7,7 @@ them into HTTP answers and into the last event of a stream, and `cli` into an ex
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
@@ -207,3 +208,13 @@ class CallbackFailed(WorkerError):
 class CrashLoop(WorkerError):
     code = "ENGINE_CRASH_LOOP"
     exit_code = 8
+
+
+def rebuild_error(reported: Mapping[str, Any], otherwise: type[WorkerError]) -> WorkerError:
+    """The error that a child process reported as JSON, in its own class; `otherwise` is for a code
+    that is not known here."""
+    kinds = {kind.code: kind for kind in WorkerError.__subclasses__()}
+    kind = kinds.get(str(reported.get("code")), otherwise)
+    details = {str(key): value for key, value in (reported.get("details") or {}).items()}
+    details.pop("message", None)
+    return kind(str(reported.get("message") or "It did not say why."), **details)

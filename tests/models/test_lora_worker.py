@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.worker import run_to_exit, shown
+from worker.models.adapter import resolve_adapter
+from worker.models.resolve import resolve
 
 ADAPTER = Path(__file__).parents[1] / "data/adapter"
 PROMPT = "Once upon a time"
@@ -71,3 +74,27 @@ def test_what_is_no_adapter_ends_with_a_sentence(
     assert ended.code == code
     assert words in ended.sentence
     assert "Traceback" not in ended.stderr
+
+
+def test_a_folder_is_converted_once_and_again_when_its_file_is_damaged(
+    tmp_path: Path, warm_cache: Path
+) -> None:
+    """As a checkpoint is: by one of the workers that start at once, and never half."""
+
+    async def resolved() -> tuple[set[str], set[str]]:
+        base = (await resolve(None, cache_dir=warm_cache)).gguf_path
+        phases: set[str] = set()
+        found = await asyncio.gather(
+            *(
+                resolve_adapter(str(ADAPTER), base, tmp_path, lambda told: phases.add(told.phase))
+                for _ in range(2)
+            )
+        )
+        return {each.path for each in found if each is not None}, phases
+
+    (path,), phases = asyncio.run(resolved())
+    assert "waiting for another worker's conversion" in phases
+    whole = Path(path).read_bytes()
+    Path(path).write_bytes(whole[: len(whole) // 2])
+    assert asyncio.run(resolved())[0] == {path}
+    assert Path(path).read_bytes() == whole

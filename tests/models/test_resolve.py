@@ -18,7 +18,7 @@ import pytest
 
 from tests.models.samples import write_gguf, write_split
 from worker.convert.output_types import FORMATS
-from worker.errors import ConfigError, ModelError, WorkerError
+from worker.errors import ConfigError, ModelError, WorkerError, rebuild_error
 from worker.installation import default_cache_dir
 from worker.models import conversion
 from worker.models.gguf.header import read_header
@@ -281,9 +281,9 @@ def test_a_child_that_dies_is_told_with_its_last_words(
 
 def test_errors_of_a_child_keep_their_class() -> None:
     told = json.loads('{"code": "INVALID_CONFIG", "message": "x", "details": {"field": "outtype"}}')
-    error = conversion.rebuild_error(told)
+    error = rebuild_error(told, ModelError)
     assert isinstance(error, ConfigError) and error.details == {"field": "outtype"}
-    assert isinstance(conversion.rebuild_error({"code": "NEW", "message": "y"}), ModelError)
+    assert isinstance(rebuild_error({"code": "NEW", "message": "y"}, ModelError), ModelError)
 
 
 def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:

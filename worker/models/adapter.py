@@ -9,11 +9,13 @@ import asyncio
 import hashlib
 import math
 import os
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from worker.errors import ConfigError, ModelError
 from worker.models.checksum import sha256_of_file
-from worker.models.conversion import converter_digest, run_converter
+from worker.models.conversion import convert_once, converter_digest
 from worker.models.gguf.constants import constants
 from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.servable import check_types
@@ -117,12 +119,12 @@ async def _converted(
             )
     on_progress(Progress("adapter", 0.0))
     key = await asyncio.to_thread(_key, folder, base)
+
+    def arguments(written: str) -> Sequence[str]:
+        return ("adapter", str(folder), str(base.path), written)
+
     target = cache_dir / CONVERTED / key / "adapter.gguf"
-    if not target.is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        arguments = ("adapter", str(folder), str(base.path), str(target))
-        await run_converter(arguments, str(folder), on_progress)
-    return target
+    return await convert_once(target, arguments, partial(check_adapter, base=base), on_progress)
 
 
 def _key(folder: Path, base: GgufHeader) -> str:

@@ -18,14 +18,13 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from worker.errors import ModelError, WorkerError
+from worker.errors import ModelError, WorkerError, rebuild_error
 from worker.models.checkpoint_files import check_checkpoint, checkpoint_files
 from worker.models.checksum import sha256_of_file
-from worker.models.gguf.header import read_header
+from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.servable import check_servable
 from worker.models.stored import CONVERTED
 from worker.wire.messages import OnProgress, Progress
@@ -41,15 +40,31 @@ async def convert_cached(
     """The GGUF of a SafeTensors folder, from the cache or converted now, with the name `name`."""
     await asyncio.to_thread(check_checkpoint, folder)
     key = await asyncio.to_thread(content_key, folder, cache_dir, on_progress, name)
+
+    def arguments(written: str) -> Sequence[str]:
+        return (str(folder), written, "--outtype", outtype, "--name", name)
+
     target = cache_dir / CONVERTED / key / f"model-{outtype}.gguf"
-    if await asyncio.to_thread(is_usable, target):
-        with contextlib.suppress(OSError):
-            os.utime(target.parent)  # When it was last used, for the eviction.
-        return target
-    await asyncio.to_thread(_make_folder, target.parent)
-    async with _locked(target.with_suffix(".lock"), on_progress):
-        if not await asyncio.to_thread(is_usable, target):
-            await _convert_into(folder, target, outtype, on_progress, name)
+    return await convert_once(target, arguments, check_servable, on_progress)
+
+
+async def convert_once(
+    target: Path,
+    arguments: Callable[[str], Sequence[str]],
+    check: Callable[[GgufHeader], None],
+    on_progress: OnProgress,
+) -> Path:
+    """`target`, made by the converter unless a file that passes `check` is there already.
+
+    `arguments` are the converter's, for the file that it is to write.
+    """
+    if not await asyncio.to_thread(is_usable, target, check):
+        await asyncio.to_thread(_make_folder, target.parent)
+        async with _locked(target.with_suffix(".lock"), on_progress):
+            if not await asyncio.to_thread(is_usable, target, check):
+                await _convert_into(target, arguments, check, on_progress)
+    with contextlib.suppress(OSError):
+        os.utime(target.parent)  # When it was last used, for the eviction.
     return target
 
 
@@ -77,12 +92,12 @@ def converter_digest() -> bytes:
     return digest.digest()
 
 
-def is_usable(path: Path) -> bool:
+def is_usable(path: Path, check: Callable[[GgufHeader], None] = check_servable) -> bool:
     """Whether a cached GGUF exists and is intact; a broken one is converted again."""
     if not path.is_file():
         return False
     try:
-        check_servable(read_header(path))
+        check(read_header(path))
     except ModelError:
         return False
     return True
@@ -118,22 +133,25 @@ async def _locked(path: Path, on_progress: OnProgress) -> AsyncIterator[None]:
 
 
 async def _convert_into(
-    folder: Path, target: Path, outtype: str, on_progress: OnProgress, name: str
+    target: Path,
+    arguments: Callable[[str], Sequence[str]],
+    check: Callable[[GgufHeader], None],
+    on_progress: OnProgress,
 ) -> None:
-    for stale in target.parent.glob(f"attempt-{outtype}-*"):
+    prefix = f"attempt-{target.stem}-"
+    for stale in target.parent.glob(f"{prefix}*"):
         shutil.rmtree(stale, ignore_errors=True)
-    attempt = Path(tempfile.mkdtemp(dir=target.parent, prefix=f"attempt-{outtype}-"))
+    attempt = Path(tempfile.mkdtemp(dir=target.parent, prefix=prefix))
     try:
         written = attempt / target.name
-        arguments = (str(folder), str(written), "--outtype", outtype, "--name", name)
-        await run_converter(arguments, str(folder), on_progress)
-        check_servable(await asyncio.to_thread(read_header, written))
+        await _run_converter(arguments(str(written)), on_progress)
+        check(await asyncio.to_thread(read_header, written))
         os.replace(written, target)
     finally:
         shutil.rmtree(attempt, ignore_errors=True)
 
 
-async def run_converter(arguments: Sequence[str], source: str, on_progress: OnProgress) -> None:
+async def _run_converter(arguments: Sequence[str], on_progress: OnProgress) -> None:
     """Run the converter to its end; if the caller is cancelled, the child is ended first."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -158,9 +176,7 @@ async def run_converter(arguments: Sequence[str], source: str, on_progress: OnPr
         how = f"by signal {-exit_code}" if exit_code < 0 else f"with exit code {exit_code}"
         last = said.splitlines()[-1] if said else "it said nothing"
         raise ModelError(
-            f"The conversion of {source!r} ended {how}: {last}",
-            path=source,
-            exit_code=exit_code,
+            f"The converter ended {how}: {last}", arguments=list(arguments), exit_code=exit_code
         )
 
 
@@ -175,20 +191,11 @@ async def _follow(stdout: asyncio.StreamReader, on_progress: OnProgress) -> Work
         if not isinstance(message, dict):
             continue
         if "error" in message:
-            error = rebuild_error(message["error"])
+            error = rebuild_error(message["error"], ModelError)
         elif "phase" in message:
             percent, rate = message.get("percent") or 0.0, message.get("bytes_per_second")
             on_progress(Progress(str(message["phase"]), float(percent), rate))
     return error
-
-
-def rebuild_error(reported: dict[str, Any]) -> WorkerError:
-    """Rebuild the error that a child process reported as JSON, in its original class."""
-    told = reported.get("details") or {}
-    details = {str(key): value for key, value in told.items() if key != "message"}
-    kinds = {kind.code: kind for kind in WorkerError.__subclasses__()}
-    kind = kinds.get(str(reported.get("code")), ModelError)
-    return kind(str(reported.get("message") or "The conversion failed."), **details)
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
