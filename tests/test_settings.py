@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
 from worker.errors import ConfigError
-from worker.flags import parse_flags
+from worker.flags import _OTHER_NAMES, _parser, parse_flags
+from worker.installation import own_version
 from worker.setting_faults import ENV_ONLY
 from worker.settings import BACKEND_FIELDS, FIELDS, Settings
 from worker.wire.engine_settings import BackendName
@@ -16,8 +18,6 @@ from worker.wire.engine_settings import BackendName
 
 @pytest.fixture(autouse=True)
 def no_settings_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     for name in list(os.environ):
         if name.startswith("LLORCH_") or name in ("MODEL_PATH", "BIND_ADDR", "CUDA_DEVICE"):
             monkeypatch.delenv(name)
@@ -205,3 +205,50 @@ def test_a_token_never_shows_in_a_message(monkeypatch: pytest.MonkeyPatch) -> No
 def test_several_faults_are_told_together() -> None:
     message = refusal("--port", "99999", "--slots", "0")
     assert "--port" in message and "slots" in message
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--ngl", "99"], "did you mean --n-gpu-layers?"),
+        (["-c", "4096"], "did you mean --context-length?"),
+        (["--api-key=x"], "did you mean the variable LLORCH_WORKER_TOKEN?"),
+        (["--slot", "2"], "did you mean --slots?"),
+        (["docter"], "did you mean doctor?"),
+        (["my/model.gguf"], "a model is given as --model my/model.gguf."),
+    ],
+)
+def test_what_another_program_takes_is_answered_with_our_name(given: list[str], words: str) -> None:
+    message = refusal(*given)
+    assert message.endswith(words) and "x" not in message.split()
+
+
+def test_other_programs_names_are_none_of_ours() -> None:
+    backends: list[BackendName] = ["cpu", "cuda", "metal"]
+    ours = {flag for backend in backends for flag in _parser(backend, None)._option_string_actions}
+    assert {name for name in _OTHER_NAMES if name.startswith("--")} <= ours
+    assert not ours & {each for names in _OTHER_NAMES.values() for each in names}
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load("--version")
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"llorch-cpu {own_version()}\n"
+
+
+def test_the_help_shows_each_default_as_it_is_given() -> None:
+    switches = {True: "on", False: "off"}
+    for action in _parser("cpu", None)._actions:
+        default = FIELDS[action.dest].default if action.dest in FIELDS else None
+        if isinstance(default, bool | int | float | str):
+            shown = switches[default] if isinstance(default, bool) else default
+            assert str(action.help).endswith(f"(default: {shown})"), action.dest
+
+
+def test_more_threads_than_cpus_are_refused_where_they_would_run() -> None:
+    n_cpus = os.cpu_count() or 1
+    load("--threads", str(n_cpus)).check_machine()
+    more = load("--threads", str(n_cpus + 1))
+    with pytest.raises(ConfigError, match=f"this machine has {n_cpus} CPUs"):
+        more.check_machine()

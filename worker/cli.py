@@ -28,7 +28,7 @@ def main(backend: BackendName, argv: Sequence[str]) -> int:
     """Run one command to its end; returns the exit code."""
     _open_standard_files()
     name = argv[0] if argv and argv[0] in SUBCOMMANDS else None
-    serves = name is None and not {"-h", "--help"}.intersection(argv)
+    serves = name is None and not {"-h", "--help", "--version"}.intersection(argv)
     with contextlib.closing(EngineProcess()) as engine:
         if serves and not instructions.missing():
             engine.spawn()
@@ -50,6 +50,7 @@ def _obey(
         as_json = bool(flags.pop("json", False))
         settings = Settings.load(backend, flags)
         logs.configure(settings.log_level, settings.log_format, settings.worker_id)
+        settings.check_machine()
         if name is not None:
             command = importlib.import_module(f"worker.commands.{name}")
             return int(command.run(settings, as_json=as_json))

@@ -11,8 +11,9 @@ from pydantic_core import PydanticUndefined
 
 from worker.commands import SUBCOMMANDS
 from worker.errors import ConfigError
+from worker.installation import own_version
 from worker.setting_faults import ENV_ONLY, ENV_PREFIX, closest, flag
-from worker.settings import BACKEND_FIELDS, FIELDS
+from worker.settings import BACKEND_FIELDS, FIELDS, group_of
 from worker.wire.engine_settings import BackendName
 
 _GROUPS = {
@@ -27,6 +28,24 @@ _EXIT_CODES = (
     "exit codes: 0 clean stop, 2 usage or config, 3 model, 4 backend or device mismatch, "
     "5 does not fit the device, 6 download, 7 port in use, 8 engine crash loop"
 )
+
+
+_OTHER_NAMES = {
+    "--model": ("-m", "-hf", "--hf-repo"),
+    "--draft": ("-md", "--model-draft", "--speculative-model"),
+    "--served-model-name": ("-a", "--alias"),
+    "--context-length": ("-c", "--ctx-size", "--max-model-len"),
+    "--slots": ("-np", "--parallel", "--max-num-seqs"),
+    "--batch": ("-b", "--batch-size", "--max-num-batched-tokens"),
+    "--micro-batch": ("-ub", "--ubatch-size"),
+    "--n-gpu-layers": ("-ngl", "--ngl", "--gpu-layers"),
+    "--threads": ("-t",),
+    "--flash-attention": ("-fa", "--flash-attn"),
+    "--kv-type": ("-ctk", "--cache-type-k", "--kv-cache-dtype"),
+    "--log-level": ("-v", "--verbose"),
+    f"the variable {ENV_PREFIX}WORKER_TOKEN": ("--api-key", "--worker-token"),
+}
+"""What llama-server and vLLM call the same thing."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -44,18 +63,22 @@ def parse_flags(
     namespace, unknown = parser.parse_known_args(list(argv))
     given = vars(namespace)
     if unknown:
-        known = [option for option in parser._option_string_actions if option.startswith("--")]
         first = unknown[0].split("=")[0]
         if first.startswith("-"):
-            raise ConfigError(
-                f"{first} is not a flag of llorch-{backend}{closest(first, known)}", field=first
-            )
-        raise ConfigError(
-            f"{first!r} is neither a flag nor its value, nor one of the subcommands "
-            f"{', '.join(SUBCOMMANDS)}.",
-            field=first,
-        )
+            what = f"{first} is not a flag of llorch-{backend}"
+            hint = _flag_hint(first, parser)
+        else:
+            what = f"{first!r} is none of the subcommands {', '.join(SUBCOMMANDS)}"
+            hint = closest(first, [*SUBCOMMANDS]) or f"; a model is given as --model {first}."
+        raise ConfigError(what + hint, field=first)
     return given
+
+
+def _flag_hint(unknown: str, parser: _Parser) -> str:
+    for ours, names in _OTHER_NAMES.items():
+        if unknown in names:
+            return f"; did you mean {ours}?"
+    return closest(unknown, [each for each in parser._option_string_actions if each[:2] == "--"])
 
 
 def _parser(backend: BackendName, name: str | None) -> _Parser:
@@ -75,24 +98,24 @@ def _parser(backend: BackendName, name: str | None) -> _Parser:
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
+    version = f"%(prog)s {own_version()}"
+    parser.add_argument("--version", action="version", version=version, help="print the version")
     if name:
         parser.add_argument("--json", action="store_true", help="print JSON")
     groups = {key: parser.add_argument_group(title) for key, title in _GROUPS.items()}
     for field, info in FIELDS.items():
-        extra = info.json_schema_extra
-        group = str(extra.get("group", "")) if isinstance(extra, dict) else ""
-        if group in groups and field not in ENV_ONLY:
-            if BACKEND_FIELDS.get(field, backend) == backend:
-                _add_flag(groups[group], field, info)
+        if field not in ENV_ONLY and BACKEND_FIELDS.get(field, backend) == backend:
+            _add_flag(groups[group_of(info)], field, info)
     return parser
 
 
 def _add_flag(group: argparse._ArgumentGroup, field: str, info: FieldInfo) -> None:
     text = (info.description or "").replace("%", "%%")
+    is_switch = info.annotation is bool or bool in get_args(info.annotation)
     if info.default not in (None, ()) and info.default is not PydanticUndefined:
-        shown = {True: "on", False: "off"}.get(info.default, info.default)
+        shown = ("off", "on")[info.default] if is_switch else info.default
         text += f" (default: {shown})"
-    if info.annotation is bool or bool in get_args(info.annotation):
+    if is_switch:
         group.add_argument(flag(field), action=argparse.BooleanOptionalAction, help=text)
         return
     if get_origin(info.annotation) is tuple:

@@ -180,6 +180,17 @@ class Settings(_EngineFields):
             raise ConfigError(message, field=field)
         return self
 
+    def check_machine(self) -> None:
+        """Raises `ConfigError` for what this machine cannot do; a fleet's settings are read on
+        another one."""
+        n_threads, n_cpus = self.engine.threads or 0, os.cpu_count() or 1
+        if n_threads > n_cpus:
+            raise ConfigError(
+                f"--threads is {n_threads}, but this machine has {n_cpus} CPUs; with more threads "
+                "each computation waits for the last of them.",
+                field="threads",
+            )
+
     def _conflicts(self) -> Iterator[tuple[str, str]]:
         """What cannot be together: the field to change, and why."""
         engine, speculate = self.engine, self.engine.speculate
@@ -250,6 +261,12 @@ FIELDS: Mapping[str, FieldInfo] = {
     if (name in _ENGINE_FIELDS) is is_engines and name != "backend"
 }
 """Every setting that a user can give: name, type, default, help text and group."""
+
+
+def group_of(info: FieldInfo) -> str:
+    """The part of the worker that a setting is for: a key of the groups of `--help`."""
+    assert isinstance(info.json_schema_extra, dict)
+    return str(info.json_schema_extra["group"])
 
 
 def _aliases(backend: BackendName) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.devices.support import rpc
 from tests.support.worker import environment, installed
+from worker.commands import bench
 from worker.commands.doctor import Diagnosis
 from worker.commands.doctor import diagnose as run_diagnosis
 from worker.devices import preflight
@@ -247,5 +248,16 @@ def test_bench_measures_a_worker_of_its_own(warm_cache: Path) -> None:
         assert load["tokens_per_second"] > 0
         assert 0 < load["first_token_ms"] < 60_000
     ended = run("bench", "--model", "./nowhere.gguf", cache=warm_cache)
-    assert ended.returncode != 0
+    assert ended.returncode == 3
     assert "nowhere.gguf" in ended.stderr.splitlines()[-1]
+
+
+def test_bench_serves_what_the_settings_say_and_joins_no_pool() -> None:
+    """Each setting reaches the measured worker, or is one of the server's and the pool's."""
+    given = {"lora": "a.gguf", "draft": "b.gguf", "chat_template": "c.jinja", "kv_cells": 4096}
+    settings = Settings.load("cpu", {**given, "callback_url": NOBODY, "port": 9000})
+    environment = bench._environment(settings)
+    for name, value in given.items():
+        assert environment[f"LLORCH_{name.upper()}"] == str(value)
+    assert environment["LLORCH_PORT"] == "0" and environment["LLORCH_SLOTS"] == "16"
+    assert "LLORCH_CALLBACK_URL" not in environment

@@ -20,20 +20,19 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import IO, Any
 
 import httpx
 
-from worker.errors import WorkerError
-from worker.setting_faults import ENV_PREFIX
-from worker.settings import BACKEND_FIELDS, FIELDS, Settings
+from worker.errors import WorkerError, rebuild_error
+from worker.setting_faults import ENV_PREFIX, variable_of
+from worker.settings import BACKEND_FIELDS, FIELDS, Settings, group_of
 
 _LOADS = (1, 4, 16)
 _PROMPT_WORDS = 64
 _TOKENS_OUT = 48
-_KEPT = {"model", "models_file", "outtype", "cache_dir", "worker_token", "max_prompt_chars"}
 _WORDS = (
     "river stone market winter letter engine garden paper signal copper morning island "
     "question harbour velvet number thunder window castle orange silver planet forest music"
@@ -173,15 +172,17 @@ def _worker(settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _environment(settings: Settings) -> dict[str, str]:
-    """Settings by environment: the same model, device and engine, a slot per stream, no pool."""
+    """The settings as variables: what is served is the same, with a slot for each stream, for no
+    pool, at an address of its own."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-    engine = replace(settings.engine, slots=max(settings.engine.slots, _LOADS[-1]))
-    values = settings.model_dump(include=_KEPT) | asdict(engine)
-    values |= {"host": "127.0.0.1", "port": 0, "log_format": "json"}
-    for name, value in values.items():
-        if name in FIELDS and value is not None:
-            if BACKEND_FIELDS.get(name, settings.backend) == settings.backend:
-                kept[ENV_PREFIX + name.upper()] = str(value)
+    own = {"host": "127.0.0.1", "port": 0, "log_format": "json"}
+    own |= {"slots": max(settings.engine.slots, _LOADS[-1]), "worker_token": settings.worker_token}
+    for name, info in FIELDS.items():
+        value = own.get(name, getattr(settings, name))
+        is_served = group_of(info) not in ("server", "pool") or name in own
+        is_ours = BACKEND_FIELDS.get(name, settings.backend) == settings.backend
+        if is_served and is_ours and value is not None:
+            kept[variable_of(name)] = str(value)
     return kept
 
 
@@ -193,4 +194,4 @@ def _wait_until_ready(log: IO[str]) -> dict[str, Any]:
             return dict(event)
         if event.get("event") == "worker.failed":
             failure = event
-    raise WorkerError(failure.get("message", "The worker did not start."))
+    raise rebuild_error(failure, WorkerError)
