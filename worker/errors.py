@@ -27,13 +27,18 @@ class WorkerError(Exception):
         self.message = message
         self.details = details
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Errors cross the engine pipe; pickle needs a helper for the keyword-only details.
-        return _rebuild, (type(self), self.message, self.details)
 
+def error_of(code: str, message: str, details: dict[str, Any]) -> WorkerError:
+    """The error whose code, message and details another process wrote.
 
-def _rebuild(kind: type[WorkerError], message: str, details: dict[str, Any]) -> WorkerError:
-    return kind(message, **details)
+    Raises `ValueError` for an unknown code.
+    """
+    for kind in WorkerError.__subclasses__():
+        if kind.code == code:
+            error = kind(message)
+            error.details = details
+            return error
+    raise ValueError(f"there is no error with the code {code!r}")
 
 
 # --- one request fails -------------------------------------------------------------------

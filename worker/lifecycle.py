@@ -28,6 +28,7 @@ from worker.errors import WorkerError
 from worker.installation import own_version
 from worker.models.adapter import resolve_adapter
 from worker.models.draft import resolve_draft
+from worker.models.gguf.header import packed
 from worker.models.in_use import hold
 from worker.models.resolve import BUNDLED, resolve_for
 from worker.observability.logs import get_logger, is_for_people
@@ -156,7 +157,7 @@ class Lifecycle:
             engine=settings.engine,
             model_path=str(resolved.gguf_path),
             model_ref=resolved.model_ref,
-            header=resolved.header,
+            header=packed(resolved.header) if resolved.header is not None else None,
             worker_id=settings.worker_id,
             log_level=settings.log_level,
             log_format=settings.log_format,

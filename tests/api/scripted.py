@@ -12,10 +12,10 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import uvicorn
+from msgspec.structs import replace
 
 from tests.support.status import ready_status
 from worker.api.app import create_app
@@ -34,7 +34,6 @@ from worker.wire.messages import (
     Failed,
     Finished,
     Progress,
-    PromptScored,
     Started,
     Token,
 )
@@ -121,8 +120,6 @@ class ScriptedSupervisor:
 
 def of(request_id: int, event: StreamEvent) -> StreamEvent:
     """The event as that request's own."""
-    if isinstance(event, Token | PromptScored):
-        return event._replace(request_id=request_id)
     return replace(event, request_id=request_id)
 
 

@@ -16,6 +16,7 @@ import pydantic_core
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from tests.api.scripted import ScriptedWorker, of
 from tests.support.sse import parse as parse_sse
@@ -412,9 +413,9 @@ def sent_to(asked: Generate, events: list[StreamEvent]) -> list[StreamEvent]:
             case PromptScored() if asked.prompt_logprobs is None:
                 continue
             case Token() if asked.sampling.logprobs is None:
-                sent.append(event._replace(logprobs=()))
+                sent.append(structs.replace(event, logprobs=()))
             case Finished() if asked.sampling.logprobs is None:
-                sent.append(replace(event, logprobs=()))
+                sent.append(structs.replace(event, logprobs=()))
             case _:
                 sent.append(event)
     return sent

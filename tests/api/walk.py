@@ -29,7 +29,7 @@ from worker.observability.metrics import Metrics
 from worker.settings import Settings
 from worker.wire import async_channel
 from worker.wire.async_channel import AsyncChannel
-from worker.wire.messages import Command, Finished, Submit, TokenColumns
+from worker.wire.messages import Command, Finished, Submit, Token
 from worker.wire.transport import encode
 
 WORKER = str(Path(__file__).resolve().parents[2] / "worker") + os.sep
@@ -158,7 +158,7 @@ async def _one_chat(port: int, pipe: _Pipe) -> Walk:
         assert b"200 OK" in answer and b'"role":"assistant"' in answer, answer
         found_in = profile.taken()
         request_id = pipe.last_id
-        token = encode([TokenColumns([request_id], ["word"], [7])])
+        token = encode([Token(request_id, "word", (7,))])
         for _ in range(2):  # the second: the first token of an answer is counted otherwise
             profile.taken()
             pipe.data_received(token)

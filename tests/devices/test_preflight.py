@@ -9,13 +9,15 @@ import pytest
 
 from tests.devices.conftest import MakeConfig
 from tests.devices.support import clock, rpc
-from worker.devices.preflight import Findings, Questions, ask
+from worker.devices.preflight import ChosenDevice, Findings, Library, Questions, ask
 from worker.errors import BackendMismatch, InsufficientVram
 
 GPU_CHILD = (sys.executable, "-m", "tests.devices.support.gpu_preflight")
 BEGIN = (
-    "import pickle, sys, os, signal, time\n"
-    "pickle.dump({'versions': {}}, sys.stdout.buffer); sys.stdout.flush()\n"
+    "import json, sys, os, signal, time\n"
+    "library = dict(versions={}, build={}, cpu_variant=None, cpu_features=[], driver={}, "
+    "devices=[])\n"
+    "print(json.dumps(dict(step='device', library=library)), flush=True)\n"
 )
 
 
@@ -25,7 +27,8 @@ def child(code: str) -> list[str]:
 
 def died(config: MakeConfig, code: str, seconds: float = 60.0) -> Findings:
     findings = ask(Questions(config("cpu").settings), child=child(code), timeout_seconds=seconds)
-    assert findings.answers == {"library": {"versions": {}}}
+    assert findings.library == Library({}, {}, None, [], {}, [])
+    assert findings.device is None
     assert findings.step == "device"
     assert isinstance(findings.error, BackendMismatch)
     return findings
@@ -35,13 +38,13 @@ def test_all_questions_are_answered_in_order(config: MakeConfig) -> None:
     given = config("cpu", "grouped-q8", slots=2, context_length=512)
     findings = ask(Questions(given.settings, given.model_path, given.model_path))
     assert findings.error is None
-    assert list(findings.answers) == ["library", "device", "trial", "plan"]
-    assert findings.answers["device"] == {"name": "CPU"}
-    assert findings.answers["trial"]["resident"] is True
-    assert findings.answers["plan"].context_length == 512
-    library = findings.answers["library"]
-    assert library["devices"][0]["name"] == "CPU"
-    assert library["versions"]["llama_cpp_python"]
+    assert findings.device == ChosenDevice("CPU")
+    assert findings.trial is not None and findings.trial.resident
+    assert findings.plan is not None and findings.plan.context_length == 512
+    library = findings.library
+    assert library is not None
+    assert library.devices[0].name == "CPU"
+    assert library.versions["llama_cpp_python"]
 
 
 def test_a_device_that_plays_the_gpu_is_tried_and_planned_for(config: MakeConfig) -> None:
@@ -50,8 +53,8 @@ def test_a_device_that_plays_the_gpu_is_tried_and_planned_for(config: MakeConfig
         questions = Questions(given.settings, given.model_path, given.model_path)
         findings = ask(questions, child=[*GPU_CHILD, setting])
     assert findings.error is None
-    assert findings.answers["trial"]["device"] == "RPC0"
-    assert findings.answers["plan"].device == "RPC0"
+    assert findings.trial is not None and findings.trial.device == "RPC0"
+    assert findings.plan is not None and findings.plan.device == "RPC0"
 
 
 def test_an_error_arrives_whole(config: MakeConfig) -> None:
@@ -95,7 +98,7 @@ def test_last_words_are_passed_on(config: MakeConfig) -> None:
 
 
 def test_half_a_message_is_no_message(config: MakeConfig) -> None:
-    died(config, "sys.stdout.buffer.write(b'\\x80\\x05\\x95'); sys.stdout.flush(); os.abort()")
+    died(config, "sys.stdout.write('{\"step\": '); sys.stdout.flush(); os.abort()")
 
 
 def test_a_driver_that_hangs_is_not_waited_for(config: MakeConfig) -> None:
@@ -103,3 +106,12 @@ def test_a_driver_that_hangs_is_not_waited_for(config: MakeConfig) -> None:
     error = died(config, "time.sleep(600)", seconds=10.0).error
     assert time.monotonic() - began < 120
     assert error is not None and "did not answer within 10 seconds" in error.message
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", '{"step": "other"}', '{"plan": 3}', '{"error": ["X"]}', "\\xff"]
+)
+def test_nonsense_is_an_error(line: str, config: MakeConfig) -> None:
+    findings = ask(Questions(config("cpu").settings), child=child(f"print({line!r})"))
+    assert isinstance(findings.error, BackendMismatch)
+    assert "told nonsense" in findings.error.message

@@ -22,6 +22,7 @@ from worker.devices.plan import memory, placement
 from worker.devices.plan.cells import a_part_each, context_options
 from worker.devices.plan.placement import tensor_placement
 from worker.devices.plan.plan import Plan
+from worker.devices.residency import live_check
 from worker.devices.residency import proof as residency
 from worker.devices.select import Selected, select_device
 from worker.errors import ResidencyViolation
@@ -287,8 +288,7 @@ def test_it_is_proven_again_while_the_device_is_there(config: MakeConfig, gpu: i
     selected = select_device(given.settings)
     with loaded(given, selected) as (model, context):
         proof = prove(model, context, selected, given)
-        again = residency.prove_again(proof, selected, locked=False)
-    assert again == proof
+        live_check.check(selected, proof)
 
 
 def test_a_device_that_changed_is_a_loss(config: MakeConfig, gpu: int) -> None:
@@ -298,7 +298,7 @@ def test_a_device_that_changed_is_a_loss(config: MakeConfig, gpu: int) -> None:
         proof = prove(model, context, selected, given)
     other = replace(selected, total_bytes=1)
     with pytest.raises(ResidencyViolation, match="no longer the device"):
-        residency.prove_again(proof, other, locked=False)
+        live_check.check(other, proof)
 
 
 def test_memory_that_cannot_be_locked_is_told(config: MakeConfig) -> None:

@@ -43,7 +43,7 @@ from worker.settings import Settings
 from worker.supervisor.engine_process import EngineProcess
 from worker.supervisor.supervisor import Supervisor
 from worker.wire.messages import Failed, Finished, Started, Token
-from worker.wire.work import Tokenize
+from worker.wire.work import Tokenize, Tokenized
 
 __all__ = ["script"]
 
@@ -163,7 +163,7 @@ class TestRequests:
                 first = supervisor.ask(Tokenize("ab"))
                 second = supervisor.ask(Tokenize("c"))
                 replies = await asyncio.gather(first, second)
-                assert list(replies) == [(97, 98), (99,)]
+                assert list(replies) == [Tokenized(b"ab"), Tokenized(b"c")]
                 trouble = supervisor.ask(Tokenize("trouble"))
                 assert isinstance(await failure_of(trouble), InferenceFailed)
 

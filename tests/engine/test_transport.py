@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import socket
 import threading
 from typing import Any
@@ -102,11 +101,11 @@ def test_an_absurd_length_closes_the_channel() -> None:
 
     pipe: Any = Transport()
     channel.connection_made(pipe)
-    channel.data_received(b"\xff\xff\xff\xff" + pickle.dumps([]))
+    channel.data_received(b"\xff\xff\xff\xff" + encode([]))
     assert pipe.aborted and frames == []
 
 
 def test_a_frame_over_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "MAX_FRAME_BYTES", 1000)
     with pytest.raises(ValueError, match="over the limit"):
-        encode("x" * 2000)
+        encode([Token(1, "x" * 2000, ())])

@@ -55,7 +55,7 @@ from worker.wire.messages import (
     Token,
 )
 from worker.wire.transport import SyncChannel
-from worker.wire.work import ChatPrompt, InferenceRequest, ProveResidency, Tokenize
+from worker.wire.work import ChatPrompt, InferenceRequest, ProveResidency, Tokenize, Tokenized
 
 
 def main() -> None:
@@ -111,7 +111,7 @@ def answer(command: Command, script: Path, black_box: BlackBox) -> list[Event]:
                 return []
             if text == "trouble":
                 return [Failed(request_id, InferenceFailed("No."))]
-            return [Answered(request_id, tuple(text.encode()))]
+            return [Answered(request_id, Tokenized(text.encode()))]
         case Submit(request_id, ProveResidency()):
             if script.with_suffix(".gone").exists():
                 return [Failed(request_id, ResidencyViolation("CUDA0 is gone."))]

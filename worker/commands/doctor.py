@@ -19,11 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import msgspec
+
 from worker.devices import machine, preflight
 from worker.devices.cpu import instructions
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan.plan import Plan
-from worker.devices.preflight import Findings, Questions
+from worker.devices.preflight import ChosenDevice, Findings, Questions
 from worker.errors import DownloadError, InsufficientVram, PortInUse, WorkerError
 from worker.models import reference
 from worker.models.adapter import resolve_adapter
@@ -144,11 +146,10 @@ def diagnose(
     findings = preflight.ask(_questions(settings, files), child=child)
     _native_checks(found, findings)
     found.checks += files.checks
-    answers = findings.answers
     if isinstance(findings.error, InsufficientVram):
         found.plan = Plan.from_dict(findings.error.details)
     else:
-        found.plan = answers.get("plan")
+        found.plan = findings.plan
     if findings.step == "plan" and findings.error is not None:
         found.failed("plan", findings.error)
     elif found.plan is not None:
@@ -157,9 +158,9 @@ def diagnose(
         "threads": budget.threads,
         "memory_available_bytes": budget.memory_available_bytes,
         "memory_limit_bytes": limit,
-        "library": answers.get("library"),
-        "device": answers.get("device"),
-        "trial": answers.get("trial"),
+        "library": msgspec.to_builtins(findings.library),
+        "device": msgspec.to_builtins(findings.device),
+        "trial": msgspec.to_builtins(findings.trial),
         "plan": found.plan.as_dict() if found.plan else None,
         "cache_dir": str(settings.cache_path),
     }
@@ -277,34 +278,32 @@ def _companion(
 
 
 def _native_checks(found: Diagnosis, findings: Findings) -> None:
-    answers = findings.answers
-    if library := answers.get("library"):
-        versions, build = library["versions"], library["build"]
+    if library := findings.library:
+        versions, build = library.versions, library.build
         built = f", built for {build['backend']}" if "backend" in build else ""
         found.ok(
             "library",
             f"llama-cpp-python {versions['llama_cpp_python']}{built}, "
             f"ggml {versions['ggml']} ({versions['llama_cpp_commit']})",
         )
-        variant = library["cpu_variant"] or "built in"
-        found.ok("cpu variant", f"{variant}: {' '.join(library['cpu_features'])}")
-        if driver := library["driver"]:
+        variant = library.cpu_variant or "built in"
+        found.ok("cpu variant", f"{variant}: {' '.join(library.cpu_features)}")
+        if driver := library.driver:
             found.ok("driver", ", ".join(f"{name} {number}" for name, number in driver.items()))
-        for device in library["devices"]:
-            found.ok("found", f"{device['name']} ({device['description']})")
-    if device := answers.get("device"):
-        found.ok("device", _device_line(device))
-    if trial := answers.get("trial"):
-        seconds = trial["seconds"]
-        found.ok("trial", f"a small model loaded, resident and computed with in {seconds} s")
+        for device in library.devices:
+            found.ok("found", f"{device.name} ({device.description})")
+    if findings.device:
+        found.ok("device", _device_line(findings.device))
+    if trial := findings.trial:
+        found.ok("trial", f"a small model loaded, resident and computed with in {trial.seconds} s")
     if findings.error is not None and findings.step != "plan":
         found.failed(findings.step, findings.error)
 
 
-def _device_line(device: dict[str, Any]) -> str:
-    line = f"{device['name']} holds the model"
-    if device.get("total_bytes"):
-        free, total = device["free_bytes"] / _GIB, device["total_bytes"] / _GIB
+def _device_line(device: ChosenDevice) -> str:
+    line = f"{device.name} holds the model"
+    if device.total_bytes and device.free_bytes is not None:
+        free, total = device.free_bytes / _GIB, device.total_bytes / _GIB
         line += f", {free:.1f} of {total:.1f} GiB free"
     return line
 

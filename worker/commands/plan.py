@@ -46,7 +46,8 @@ def run(settings: Settings, *, as_json: bool) -> int:
         raise ModelError(error.message, path=path)
     if error is not None:
         raise error
-    _print(findings.answers["plan"], as_json)
+    assert findings.plan is not None, "a plan or an error"
+    _print(findings.plan, as_json)
     return 0
 
 

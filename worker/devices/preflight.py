@@ -7,23 +7,24 @@ process: by an instruction that this CPU lacks, a broken driver or a damaged fil
 
 from __future__ import annotations
 
-import contextlib
-import io
-import pickle
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
+
+from worker.devices.plan.plan import Plan
 from worker.errors import BackendMismatch, WorkerError
+from worker.wire.codec import from_data
 from worker.wire.engine_settings import EngineSettings
 
 CHILD: Sequence[str] = (sys.executable, "-m", "worker.devices.preflight_child")
 SECONDS = 60.0
 """A driver that takes this long hangs, even on a busy machine."""
-_DOING = {
+Step = Literal["library", "device", "trial", "plan"]
+_DOING: dict[Step, str] = {
     "library": "while it was loaded",
     "device": "while devices were looked for",
     "trial": "while it computed with a small model",
@@ -32,8 +33,7 @@ _DOING = {
 """The child's steps, in their order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Questions:
+class Questions(msgspec.Struct, frozen=True):
     settings: EngineSettings
     trial_path: str | None = None
     """A small model to load, prove and run on the device."""
@@ -47,19 +47,61 @@ class Questions:
     """The model that guesses for it."""
 
     @property
-    def steps(self) -> list[str]:
-        skipped = {"trial": self.trial_path is None, "plan": self.plan_path is None}
+    def steps(self) -> list[Step]:
+        skipped: dict[Step, bool] = {
+            "trial": self.trial_path is None,
+            "plan": self.plan_path is None,
+        }
         return [step for step in _DOING if not skipped.get(step)]
 
 
-@dataclass(slots=True)
-class Findings:
-    answers: dict[str, Any] = field(default_factory=dict)
-    """The answers by step; a step that failed or was not reached is absent."""
-    step: str = "library"
+class ListedDevice(msgspec.Struct, frozen=True):
+    name: str
+    description: str
+    kind: str
+    backend: str
+
+
+class Library(msgspec.Struct, frozen=True):
+    """The wheel, and what it finds."""
+
+    versions: dict[str, str]
+    build: dict[str, Any]
+    cpu_variant: str | None
+    cpu_features: list[str]
+    driver: dict[str, str]
+    devices: list[ListedDevice]
+
+
+class ChosenDevice(msgspec.Struct, frozen=True, omit_defaults=True):
+    name: str
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+    pci_id: str | None = None
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """The small model computed."""
+
+    device: str
+    resident: bool
+    seconds: float
+
+
+class Findings(msgspec.Struct):
+    """What the child has found so far; a step that failed or was not reached is `None`."""
+
+    step: Step = "library"
     """The last step that began."""
+    library: Library | None = None
+    device: ChosenDevice | None = None
+    trial: Trial | None = None
+    plan: Plan | None = None
     error: WorkerError | None = None
     """The error that ended the step."""
+
+
+_findings = msgspec.json.Decoder(Findings, dec_hook=from_data)
 
 
 def ask(
@@ -67,13 +109,13 @@ def ask(
 ) -> Findings:
     """Run the child to its end; whatever happens to it is in the findings.
 
-    The child gets the pickled questions, and writes one pickle for each step that ends: its answer,
-    or the `WorkerError` that was the last of it.
+    The child gets the questions as JSON, and writes a line with all its findings whenever a step
+    begins and at its end. The last whole line counts.
     """
     try:
         ended = subprocess.run(
             child or CHILD,
-            input=pickle.dumps(questions),
+            input=msgspec.json.encode(questions),
             capture_output=True,
             timeout=timeout_seconds,
             check=False,
@@ -81,17 +123,13 @@ def ask(
         output, code, errors = ended.stdout, ended.returncode, ended.stderr
     except subprocess.TimeoutExpired as expired:
         output, code, errors = expired.stdout or b"", None, b""
+    *told, _ = output.split(b"\n")
     findings = Findings()
-    stream = io.BytesIO(output)
-    # A child that died may have left half an answer.
-    with contextlib.suppress(EOFError, pickle.UnpicklingError):
-        for step in questions.steps:
-            findings.step = step
-            answer = pickle.load(stream)
-            if isinstance(answer, WorkerError):
-                findings.error = answer
-                return findings
-            findings.answers[step] = answer
+    try:
+        if told:
+            findings = _findings.decode(told[-1])
+    except (msgspec.DecodeError, ValueError) as error:
+        findings.error = BackendMismatch(f"The native library's process told nonsense: {error}.")
     if code != 0:
         findings.error = _death(code, errors, _DOING[findings.step], timeout_seconds)
     return findings

@@ -1,4 +1,4 @@
-"""The child of `preflight.ask`: tries wheel, device and model, and sends each answer at once.
+"""The child of `preflight.ask`: tries wheel, device and model, and tells what it finds.
 
 It is a process of its own, because any of these steps may end it.
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import pickle
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from worker.devices import machine, select
 from worker.devices.cpu.budget import cpu_budget
@@ -19,61 +20,72 @@ from worker.devices.plan import memory
 from worker.devices.plan.cells import a_part_each, context_options
 from worker.devices.plan.placement import tensor_placement
 from worker.devices.plan.plan import Plan
-from worker.devices.preflight import Questions
+from worker.devices.preflight import (
+    ChosenDevice,
+    Findings,
+    Library,
+    ListedDevice,
+    Questions,
+    Step,
+    Trial,
+)
 from worker.devices.residency import proof as residency
 from worker.errors import WorkerError
 from worker.llama import library, warmup
 from worker.llama.context import Context
 from worker.llama.model import LoadOptions, Model
 from worker.models.gguf.header import read_header
+from worker.wire.codec import to_data
 
 
 def main() -> None:
-    # Native code may print; its output must not mix with the answers.
+    # Native code may print; its output must not mix with the findings.
     channel = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    questions: Questions = pickle.load(sys.stdin.buffer)
+    questions = msgspec.json.decode(sys.stdin.buffer.read(), type=Questions)
+    findings = Findings()
+
+    def tell() -> None:
+        channel.write(msgspec.json.encode(findings, enc_hook=to_data) + b"\n")
+        channel.flush()
+
     try:
         for step in questions.steps:
-            pickle.dump(_STEPS[step](questions), channel)
-            channel.flush()
+            findings.step = step
+            tell()
+            setattr(findings, step, _STEPS[step](questions))
     except WorkerError as error:
-        pickle.dump(error, channel)
-        channel.flush()
+        findings.error = error
+    tell()
     # An orderly teardown of native code proves nothing and may fail.
     os._exit(0)
 
 
-def _library(questions: Questions) -> dict[str, Any]:
+def _library(questions: Questions) -> Library:
     select.hide_other_cards(questions.settings)
     library.load()
-    return {
-        "versions": library.versions(),
-        "build": select.wheel_stamp(),
-        "cpu_variant": select.cpu_variant(),
-        "cpu_features": machine.cpu_features(library.system_info()),
-        "driver": machine.driver_versions(),
-        "devices": [
-            {
-                "name": device.name,
-                "description": device.description,
-                "kind": device.kind,
-                "backend": device.registry,
-            }
+    return Library(
+        versions=library.versions(),
+        build=select.wheel_stamp(),
+        cpu_variant=select.cpu_variant(),
+        cpu_features=machine.cpu_features(library.system_info()),
+        driver=machine.driver_versions(),
+        devices=[
+            ListedDevice(device.name, device.description, device.kind, device.registry)
             for device in library.devices()
         ],
-    }
+    )
 
 
-def _device(questions: Questions) -> dict[str, Any]:
+def _device(questions: Questions) -> ChosenDevice:
     selected = select.select_device(questions.settings)
-    found: dict[str, Any] = {"name": selected.name}
-    if selected.device is not None:
-        found |= dataclasses.asdict(library.properties_of(selected.device))
-    return found
+    if selected.device is None:
+        return ChosenDevice(selected.name)
+    found = library.properties_of(selected.device)
+    return ChosenDevice(selected.name, found.free_bytes, found.total_bytes, found.pci_id)
 
 
-def _trial(questions: Questions) -> dict[str, Any]:
+def _trial(questions: Questions) -> Trial:
     """Do everything that a start does, on the small model."""
     began = time.monotonic()
     path = questions.trial_path
@@ -94,11 +106,7 @@ def _trial(questions: Questions) -> dict[str, Any]:
     context = Context(model, context_options(settings, cells, threads=1, embeds=False))
     proof = residency.prove(model, context, selected, header, locked=settings.mlock)
     warmup.warm_up(model, context)
-    return {
-        "device": proof.device,
-        "resident": proof.resident,
-        "seconds": round(time.monotonic() - began, 2),
-    }
+    return Trial(proof.device, proof.resident, round(time.monotonic() - began, 2))
 
 
 def _plan(questions: Questions) -> Plan:
@@ -116,7 +124,7 @@ def _plan(questions: Questions) -> Plan:
     )
 
 
-_STEPS: dict[str, Callable[[Questions], Any]] = {
+_STEPS: dict[Step, Callable[[Questions], Any]] = {
     "library": _library,
     "device": _device,
     "trial": _trial,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from worker.engine.backend import Backend
 from worker.engine.sequence import Sequence
-from worker.wire.messages import Event, Finished, StopReason, Token, TokenColumns
+from worker.wire.messages import Event, Finished, StopReason, Token
 
 Drawn = tuple[Sequence, int, int]
 """A sequence, the index of the chunk after which a token was drawn for it, and the token."""
@@ -37,7 +37,7 @@ class Answers:
 
         Yields each of the others in its turn: `take` is for it, before the next is asked for.
         """
-        texts, columns = self._texts, None
+        texts = self._texts
         for each in drawn:
             sequence, _, token = each
             if sequence.slot is None:
@@ -48,15 +48,9 @@ class Answers:
                 if text is None:
                     text = self._learn(token)
                 if text:
-                    if columns is None:
-                        columns = request_ids, emitted, token_ids = TokenColumns([], [], [])
-                        events.append(columns)
                     tokens.append(token)
-                    request_ids.append(sequence.request_id)
-                    emitted.append(text)
-                    token_ids.append(token)
+                    events.append(Token(sequence.request_id, text, (token,)))
                     continue
-            columns = None
             yield each
 
     def take(

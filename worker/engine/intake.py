@@ -12,8 +12,10 @@ import queue
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, is_dataclass
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from worker.engine.loop import Loop
 from worker.engine.pooling import Pooling
@@ -24,7 +26,6 @@ from worker.llama.pooled import PooledContext
 from worker.llama.sampler import Sampler
 from worker.observability.logs import get_logger
 from worker.wire.black_box import LONG_INTAKE, SMALL_INTAKE, BlackBox
-from worker.wire.engine_info import Residency
 from worker.wire.messages import Accepted, Answered, Cancel, Command, Event, Failed, Submit
 from worker.wire.work import (
     ApplyTemplate,
@@ -55,7 +56,7 @@ class Intake:
         *,
         make_sampler: Callable[[Sampling, list[int]], Sampler],
         pool: PooledContext | None,
-        prove_residency: Callable[[], Residency],
+        prove_residency: Callable[[], None],
         kv_unified: bool,
         scored_rows: int,
         takes_snapshots: bool,
@@ -145,7 +146,8 @@ class Intake:
             case ApplyTemplate(prompt):
                 self._end(request_id, Answered(request_id, self._prompts.render(prompt)))
             case ProveResidency():
-                self._end(request_id, Answered(request_id, self._prove_residency()))
+                self._prove_residency()
+                self._end(request_id, Answered(request_id, None))
 
     def _end(self, request_id: int, event: Answered | Failed) -> None:
         """Send the end of a request that the loop does not have, unless it was cancelled."""
@@ -223,6 +225,6 @@ def size_of(work: Any) -> int:
             return sum(map(size_of, work.keys())) + sum(map(size_of, work.values()))
         case Rank(query, documents):  # the query is computed with each document
             return len(query) * len(documents) + size_of(documents)
-    if is_dataclass(work):
-        return sum(size_of(getattr(work, each.name)) for each in fields(work))
+    if isinstance(work, Struct):
+        return sum(map(size_of, astuple(work)))
     return 1

@@ -15,6 +15,7 @@ from worker.devices.plan import memory
 from worker.devices.plan.cells import KvCache, context_options
 from worker.devices.plan.placement import tensor_placement
 from worker.devices.plan.plan import Plan
+from worker.devices.residency import live_check
 from worker.devices.residency import proof as residency
 from worker.devices.select import Selected, select_device
 from worker.engine.backend import LlamaBackend
@@ -131,9 +132,7 @@ def start(config: LoadModel, channel: SyncChannel, black_box: BlackBox) -> Engin
         channel.send,
         make_sampler=lambda sampling, prompt: Sampler(model, sampling, prompt, vocabulary),
         pool=pool,
-        prove_residency=lambda: residency.prove_again(
-            info.residency, selected, locked=settings.mlock
-        ),
+        prove_residency=lambda: live_check.check(selected, info.residency, locked=settings.mlock),
         kv_unified=info.kv_unified,
         scored_rows=rows_at_once(model.n_vocab, info.slots),
         takes_snapshots=not backend.cuts_anywhere,

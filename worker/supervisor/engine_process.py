@@ -111,6 +111,8 @@ class EngineProcess:
 
     def _on_lost(self) -> None:
         self.is_lost = True
+        if self._channel is not None and self._channel.fault is not None:
+            self.kill_reason = self._channel.fault
         self._gone.set()
 
     async def until_lost(self) -> None:
@@ -137,7 +139,7 @@ class EngineProcess:
         return self._black_box.suspects
 
     def send(self, command: Command) -> None:
-        """Send a command; it is lost if the process is. Raises if it cannot be pickled."""
+        """Send a command; it is lost if the process is. Raises as `encode` does."""
         if self._channel is not None:
             self._channel.send(command)
 

@@ -66,7 +66,7 @@ class Guardian:
         return "loading" if self.info is None else "recovering"
 
     def send(self, command: Command) -> None:
-        """Send a command; it is lost if there is no engine. Raises if it cannot be pickled."""
+        """Send a command; it is lost if there is no engine. Raises as `encode` does."""
         self.engine.send(command)
 
     def fail(self, error: WorkerError) -> None:

@@ -11,9 +11,11 @@ import contextvars
 import time
 from array import array
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
+
+from msgspec.structs import replace
 
 from worker.errors import Cancelled, EngineCrashed, WorkerError
 from worker.observability.logs import get_logger
@@ -28,7 +30,6 @@ from worker.wire.messages import (
     PromptScored,
     Started,
     Token,
-    TokenColumns,
 )
 from worker.wire.work import InferenceRequest, ProveResidency, Work
 
@@ -42,10 +43,7 @@ def by_request(events: list[Event]) -> dict[int, list[StreamEvent]]:
     """One frame's events of each request, in order."""
     streams: dict[int, list[StreamEvent]] = {}
     for event in events:
-        if isinstance(event, TokenColumns):
-            for token in event.rows():
-                streams.setdefault(token.request_id, []).append(token)
-        elif isinstance(event, StreamEvent):
+        if isinstance(event, StreamEvent):
             streams.setdefault(event.request_id, []).append(event)
     return streams
 

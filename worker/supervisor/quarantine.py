@@ -6,7 +6,8 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from worker.wire.work import InferenceRequest, Work
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import pickle
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -223,12 +222,15 @@ class Supervisor:
             raise QueueFull(f"The queue is full: {full} are waiting.", retry_after_seconds=wait)
 
     def _send(self, job: Job) -> None:
-        """Send the job to the engine; a job that cannot be pickled ends here."""
+        """Send the job to the engine; a job that cannot be sent ends here."""
         try:
             self._guardian.send(Submit(job.request_id, job.submission()))
-        except (ValueError, TypeError, RecursionError, pickle.PicklingError) as error:
+        except (ValueError, TypeError, OverflowError, RecursionError) as error:
             self._log.warning("request.unsendable", job_id=job.job_id, reason=str(error))
-            self._end(job, InvalidRequest("The request is nested too deeply or too large."))
+            fault = "The request is nested too deeply or too large."
+            if isinstance(error, OverflowError):
+                fault = "An integer in the request has more than 64 bits."
+            self._end(job, InvalidRequest(fault))
         else:
             job.enter(Stage.SENT)
 

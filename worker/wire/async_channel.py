@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import socket
 from collections.abc import Callable
 from typing import cast
 
+from worker.wire.codec import MALFORMED
 from worker.wire.messages import Command, Event
-from worker.wire.transport import LENGTH, MAX_FRAME_BYTES, encode
+from worker.wire.transport import EVENTS, LENGTH, MAX_FRAME_BYTES, encode
 
 
 class AsyncChannel(asyncio.Protocol):
@@ -22,6 +22,8 @@ class AsyncChannel(asyncio.Protocol):
         self._on_lost = on_lost
         self._buffer = bytearray()
         self._transport: asyncio.Transport | None = None
+        self.fault: str | None = None
+        """What was wrong with a frame, in words."""
 
     @classmethod
     async def open(
@@ -58,17 +60,25 @@ class AsyncChannel(asyncio.Protocol):
         while len(buffer) - start >= LENGTH.size:
             (length,) = LENGTH.unpack_from(buffer, start)
             if length > MAX_FRAME_BYTES:
-                self.close()
-                return
+                return self._refuse(f"a frame of {length} bytes is over the limit")
             body = start + LENGTH.size
             if len(buffer) - body < length:
                 break
-            with memoryview(buffer) as view:
-                events = pickle.loads(view[body : body + length])
+            try:
+                with memoryview(buffer) as view, view[body : body + length] as frame:
+                    events = EVENTS.decode(frame)
+            except MALFORMED as malformed:
+                return self._refuse(str(malformed))
             start = body + length
             self._on_frame(events)
         if start:
             del buffer[:start]
+
+    def _refuse(self, fault: str) -> None:
+        """Close at once, as if the engine had died: nothing that it writes can be believed."""
+        self.fault = f"sent a malformed frame ({fault})"
+        self._buffer.clear()
+        self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._on_lost()

@@ -1,6 +1,6 @@
 """What the engine reports when it is ready: its model, its memory and where that is.
 
-Built by the engine process, pickled into `messages.Ready`, read by the API process.
+Built by the engine process, sent in `messages.Ready`, read by the API process.
 """
 
 from __future__ import annotations

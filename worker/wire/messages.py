@@ -2,20 +2,21 @@
 
 The API process sends single commands. The engine process sends the events of a step as one list (a
 "frame"). Every submitted request gets exactly one of `Finished`, `Answered` and `Failed`, always
-last. All classes are immutable, because they cross threads and processes. Those of every step are
-named tuples, which pickle faster than dataclasses.
+last. A message is data with a type that each end checks (`transport`). All classes are immutable,
+because they cross threads and processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Literal
+
+from msgspec import Struct
 
 from worker.errors import WorkerError
 from worker.wire.engine_info import EngineInfo
 from worker.wire.engine_settings import Adapter, EngineSettings
-from worker.wire.work import Work
+from worker.wire.work import Answer, Work
 
 StopReason = Literal["EOS", "MAX_TOKENS", "STOP_SEQUENCE"]
 DecodeOutcome = Literal["ok", "no_room", "aborted", "failed"]
@@ -24,19 +25,21 @@ DecodeOutcome = Literal["ok", "no_room", "aborted", "failed"]
 rows are undefined."""
 
 
+class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """On the pipe an array: the name of the class, then the fields."""
+
+
 # --- commands: API process → engine process ----------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class DraftFile:
+class DraftFile(Struct, frozen=True):
     """The draft model, and how the user calls it."""
 
     path: str
     model_ref: str
 
 
-@dataclass(frozen=True, slots=True)
-class LoadModel:
+class LoadModel(Message, frozen=True):
     """The first command: everything that the engine process needs to load and serve one model."""
 
     engine: EngineSettings
@@ -46,26 +49,24 @@ class LoadModel:
     log_level: str = "info"
     log_format: Literal["auto", "json", "console"] = "json"
     adapter: Adapter | None = None
-    header: object = None
-    """The model's `GgufHeader`, if the API process has it: a large one takes 0.1 s to read."""
+    header: bytes | None = None
+    """The model's `GgufHeader`, packed, if the API process has it: a large one takes 0.1 s to
+    read."""
     draft: DraftFile | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
+class Submit(Message, frozen=True):
     request_id: int
     work: Work
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
+class Cancel(Message, frozen=True):
     """Drop the request at the next step; one that has ended or is unknown is ignored."""
 
     request_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Message, frozen=True):
     """Exit the process now; the parent has already drained."""
 
 
@@ -75,8 +76,7 @@ Command = LoadModel | Submit | Cancel | Stop
 # --- events: engine process → API process ------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Message, frozen=True):
     """A phase of the start: `preflight`, `load`, `residency`, `warmup`."""
 
     phase: str
@@ -87,20 +87,17 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(Message, frozen=True):
     info: EngineInfo
 
 
-@dataclass(frozen=True, slots=True)
-class StartFailed:
+class StartFailed(Message, frozen=True):
     """The engine cannot serve this model; its process exits after this event."""
 
     error: WorkerError
 
 
-@dataclass(frozen=True, slots=True)
-class Accepted:
+class Accepted(Message, frozen=True):
     """A request to generate or pool was checked, tokenised and queued."""
 
     request_id: int
@@ -110,8 +107,7 @@ class Accepted:
     """The prompt's tokens as 32-bit integers, for the next engine if this one dies."""
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(Message, frozen=True):
     """The sequence has a slot. `cached_tokens` of its prompt were reused."""
 
     request_id: int
@@ -120,8 +116,7 @@ class Started:
     """The prompt's last characters tell whether the chat template has opened reasoning."""
 
 
-@dataclass(frozen=True, slots=True)
-class PromptProgress:
+class PromptProgress(Message, frozen=True):
     """So many tokens of a prompt, reused ones too, are in the cells `seconds` after its start."""
 
     request_id: int
@@ -129,7 +124,7 @@ class PromptProgress:
     seconds: float
 
 
-class TokenLogprob(NamedTuple):
+class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
     token_id: int
     piece: bytes
     logprob: float
@@ -137,7 +132,7 @@ class TokenLogprob(NamedTuple):
     """Alternatives, best first: (token id, piece, log-probability)."""
 
 
-class Token(NamedTuple):
+class Token(Message, frozen=True, gc=False):
     """Whole text, valid UTF-8 and never empty, with the ids of all tokens since the last."""
 
     request_id: int
@@ -146,28 +141,14 @@ class Token(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class TokenColumns(NamedTuple):
-    """Tokens of many streams in columns, each of them whole text by itself. Most tokens cross the
-    pipe so: as objects of their own they take several times as long to pickle."""
-
-    request_ids: list[int]
-    texts: list[str]
-    token_ids: list[int]
-
-    def rows(self) -> Iterator[Token]:
-        for request_id, text, token in zip(*self, strict=True):
-            yield Token(request_id, text, (token,))
-
-
-class PromptScored(NamedTuple):
+class PromptScored(Message, frozen=True):
     """Log-probabilities of a prompt's tokens; that of the first is NaN: nothing precedes it."""
 
     request_id: int
     logprobs: tuple[TokenLogprob, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Message, frozen=True):
     """The end of a generation. `tokens_out` excludes the end-of-generation token."""
 
     request_id: int
@@ -182,23 +163,21 @@ class Finished:
     log-probabilities are wanted too, the end-of-generation token is included."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(Message, frozen=True):
     """The value of a request that generates no text; `Work` says which."""
 
     request_id: int
-    value: Any
+    value: Answer
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Message, frozen=True):
     """The request ended with an error; before `Accepted`, this is a refusal."""
 
     request_id: int
     error: WorkerError
 
 
-class Stats(NamedTuple):
+class Stats(Message, frozen=True):
     """The engine's state after a step: several times a second while it works, and once idle."""
 
     running: int
@@ -230,4 +209,4 @@ class Stats(NamedTuple):
 RequestEvent = (
     Accepted | Started | PromptProgress | PromptScored | Token | Finished | Answered | Failed
 )
-Event = Progress | Ready | StartFailed | Stats | TokenColumns | RequestEvent
+Event = Progress | Ready | StartFailed | Stats | RequestEvent

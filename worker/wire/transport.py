@@ -1,27 +1,39 @@
-"""The pipe between the API process and the engine process: length-prefixed pickles on a socket.
+"""The pipe between the API process and the engine process: length-prefixed MessagePack on a socket.
 
-This module has the wire format (a 4-byte big-endian length, then a pickle) and the engine process's
-end; the other end is `async_channel`. One reader thread calls `recv`, any thread calls `send`.
-Pickle is safe here: both processes belong to the worker, and the socket pair is private to them.
+This module has the wire format (a 4-byte big-endian length, then one message) and the engine
+process's end; the other end is `async_channel`. One reader thread calls `recv`, any thread calls
+`send`. An end believes nothing of what the other wrote: only the messages that it may get come out
+of a frame, with fields of their types; for anything else the decoders raise `MALFORMED`.
 """
 
 from __future__ import annotations
 
-import pickle
 import socket
 import struct
 import threading
-from typing import Any, cast
 
+from msgspec.msgpack import Decoder, Encoder
+
+from worker.wire.codec import from_data, to_data
 from worker.wire.messages import Command, Event
 
 LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 1 << 30
 
 
-def encode(message: Any) -> bytes:
-    """One frame: the length of the pickle, then the pickle."""
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+_encoder = Encoder(enc_hook=to_data)
+COMMANDS = Decoder(Command, dec_hook=from_data)
+EVENTS = Decoder(list[Event], dec_hook=from_data)
+
+
+def encode(message: Command | list[Event]) -> bytes:
+    """One frame: the length of the message, then the message.
+
+    Raises `ValueError`, `TypeError`, `OverflowError` or `RecursionError` for what cannot be sent:
+    more than a frame may hold, an integer of more than 64 bits, half of a surrogate pair, lists in
+    lists without end.
+    """
+    body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
     return LENGTH.pack(len(body)) + body
@@ -37,18 +49,21 @@ class SyncChannel:
         self._send_lock = threading.Lock()
 
     def recv(self) -> Command | None:
-        """The next command; `None` once the parent has closed its end or died."""
+        """The next command; `None` once the parent has closed its end or died.
+
+        Raises `MALFORMED` for a frame that holds no command.
+        """
         try:
             header = self._reader.read(LENGTH.size)
             if len(header) < LENGTH.size:
                 return None
             (length,) = LENGTH.unpack(header)
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {length} bytes is over the limit")
             body = self._reader.read(length)
         except ConnectionError:
             return None
-        if len(body) < length:
-            return None
-        return cast(Command, pickle.loads(body))
+        return COMMANDS.decode(body) if len(body) == length else None
 
     def send(self, events: list[Event]) -> None:
         """Send one frame; raises `ConnectionError` (or `BrokenPipeError`) if the parent is gone."""

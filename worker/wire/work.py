@@ -1,17 +1,17 @@
 """The work that a request asks of the engine: a closed set of frozen, checked values.
 
-Built by the API process, pickled into `messages.Submit`, read by the engine process.
+Built by the API process, sent in `messages.Submit`, read by the engine process.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Constraint:
+
+class Constraint(Struct, frozen=True):
     """A grammar that the answer must follow."""
 
     grammar: str
@@ -23,8 +23,7 @@ class Constraint:
     after the second."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
+class Sampling(Struct, frozen=True):
     """How the next token is drawn. Ranges are checked before this is built."""
 
     seed: int
@@ -46,8 +45,7 @@ class Sampling:
     """Tokens that end an answer as the model's own end does."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChatPrompt:
+class ChatPrompt(Struct, frozen=True, tag=True):
     """Messages for the model's own chat template, rendered in the engine process."""
 
     messages: tuple[Mapping[str, Any], ...]
@@ -58,8 +56,7 @@ class ChatPrompt:
     template_kwargs: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class InfillPrompt:
+class InfillPrompt(Struct, frozen=True, tag=True):
     """A text with a gap for the answer, marked with the model's own tokens."""
 
     prefix: str
@@ -73,8 +70,7 @@ class InfillPrompt:
 Prompt = str | tuple[int, ...] | ChatPrompt | InfillPrompt
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceRequest:
+class InferenceRequest(Struct, frozen=True, tag=True):
     """One checked job. Nothing after this object sees a request body.
 
     `prompt` is raw text (special tokens in it are recognised, and BOS is added once if the model
@@ -102,8 +98,7 @@ class InferenceRequest:
     """A time of `time.monotonic()` in seconds, which is the same in both processes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tokenize:
+class Tokenize(Struct, frozen=True, tag=True):
     """Tokenize a text; the answer is a `Tokenized`."""
 
     text: str
@@ -111,8 +106,7 @@ class Tokenize:
     with_pieces: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Tokenized:
+class Tokenized(Struct, frozen=True, tag=True):
     """Millions of tokens cross the pipe as three buffers, which cost neither process a step."""
 
     ids: bytes
@@ -123,29 +117,25 @@ class Tokenized:
     """The tokens' bytes, joined; a control token has its spelling."""
 
 
-@dataclass(frozen=True, slots=True)
-class Detokenize:
+class Detokenize(Struct, frozen=True, tag=True):
     """Detokenize ids, special tokens included. The answer is a string."""
 
     tokens: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ApplyTemplate:
+class ApplyTemplate(Struct, frozen=True, tag=True):
     """Render a chat with the model's own template. The answer is a string."""
 
     prompt: ChatPrompt
 
 
-@dataclass(frozen=True, slots=True)
-class Embed:
+class Embed(Struct, frozen=True, tag=True):
     """Embed texts or token lists. The answer is a list of (tokens, 32-bit floats), in order."""
 
     inputs: tuple[str | tuple[int, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Rank:
+class Rank(Struct, frozen=True, tag=True):
     """Score how well documents answer a query. The answer is a list of (tokens, 32-bit floats), in
     order, with one float for each output of the model's classifier."""
 
@@ -153,10 +143,11 @@ class Rank:
     documents: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ProveResidency:
-    """Prove residency again, from live device queries. The answer is a `Residency`."""
+class ProveResidency(Struct, frozen=True, tag=True):
+    """Prove residency again, from live device queries. The answer is `None`."""
 
 
 Work = InferenceRequest | Tokenize | Detokenize | ApplyTemplate | Embed | Rank | ProveResidency
 """An `InferenceRequest` is answered by a stream of events, all others by one value."""
+Answer = Tokenized | str | list[tuple[int, bytes]] | None
+"""What the other work is answered with; each kind says with which."""

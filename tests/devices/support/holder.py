@@ -12,6 +12,7 @@ import sys
 from tests.devices.support import rpc_device
 from worker.devices.plan.cells import a_part_each, context_options
 from worker.devices.plan.placement import tensor_placement
+from worker.devices.residency import live_check
 from worker.devices.residency import proof as residency
 from worker.devices.select import select_device
 from worker.errors import ResidencyViolation
@@ -35,7 +36,7 @@ def main(path: str, setting: str) -> None:
     _tell("resident")
     for _ in sys.stdin:
         try:
-            residency.prove_again(proof, selected, locked=False)
+            live_check.check(selected, proof)
             _tell("resident")
         except ResidencyViolation as error:
             _tell(error.message)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+
+from msgspec.structs import replace
 
 from worker.api.chat.constrain.constrain import constrain
 from worker.api.chat.format import Format

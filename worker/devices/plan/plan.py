@@ -6,9 +6,11 @@ Frozen data, so it may cross threads and processes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
+
+import msgspec
 
 from worker.devices.plan.cells import STATES_AT_ONCE
 from worker.errors import InsufficientVram
@@ -82,7 +84,7 @@ class Plan:
     @classmethod
     def from_dict(cls, shown: Mapping[str, Any]) -> Plan:
         """The plan that `as_dict` described, such as in the details of a refusal."""
-        return cls(**{each.name: shown[each.name] for each in fields(cls)})
+        return msgspec.convert(shown, cls)
 
     def as_table(self) -> str:
         """The plan for people: one row for each part, in MiB, with its bar."""

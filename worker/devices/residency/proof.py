@@ -1,8 +1,8 @@
-"""The proof that one device holds the whole model, and that it still does.
+"""The proof that one device holds the whole model, from llama.cpp's own report after the load.
 
-Runs in the engine process: once after the load, from llama.cpp's own report, and then periodically,
-from live device queries. Whatever is neither on the device nor in the short list of what must be on
-the host is a violation. There is no partial residency.
+Runs in the engine process; later, `live_check` asks the device itself. Whatever is neither on the
+device nor in the short list of what must be on the host is a violation. There is no partial
+residency.
 """
 
 from __future__ import annotations
@@ -87,12 +87,6 @@ def together(model: Residency, draft: Residency) -> Residency:
         allowed_host_buffers=model.allowed_host_buffers + draft.allowed_host_buffers,
         holder_pids=draft.holder_pids,
     )
-
-
-def prove_again(residency: Residency, selected: Selected, *, locked: bool) -> Residency:
-    """The same report; raises `ResidencyViolation` if live queries do not agree with it."""
-    live_check.check(selected, residency, locked=locked)
-    return residency
 
 
 # --- accounting --------------------------------------------------------------------------

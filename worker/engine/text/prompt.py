@@ -10,6 +10,8 @@ from array import array
 from dataclasses import replace
 from functools import cached_property
 
+from msgspec import structs
+
 from worker.engine.text.chat_template import ChatTemplate, Reading
 from worker.engine.text.spellings import Spellings
 from worker.engine.tokens import common_length
@@ -190,7 +192,9 @@ class PromptBuilder:
         first = roles.index("user")
         until = [*messages[:first], {**messages[first], "content": _FIRST_WORDS}]
         try:
-            text = self.render(replace(prompt, messages=tuple(until), continue_final_message=False))
+            text = self.render(
+                structs.replace(prompt, messages=tuple(until), continue_final_message=False)
+            )
         except InvalidRequest:
             return 0  # the template wants other words, or more messages
         before, found, _ = text.partition(_FIRST_WORDS)

@@ -8,11 +8,14 @@ the worker needs.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections import Counter
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
+
+import msgspec
 
 from worker.errors import ModelError
 from worker.models.gguf.constants import constants
@@ -86,14 +89,25 @@ def read_header(path: Path | str) -> GgufHeader:
     return header if count <= 1 else _join_parts(header, count)
 
 
-def current_header(known: object, path: Path) -> GgufHeader:
+def packed(header: GgufHeader) -> bytes:
+    """The header as data for another process, which unpacks it with `current_header`."""
+    return msgspec.msgpack.encode(header, enc_hook=os.fsencode)
+
+
+def current_header(known: bytes | None, path: Path) -> GgufHeader:
     """The header that is known, while the model's files have the size that they had then; else it
     is read anew."""
-    if isinstance(known, GgufHeader) and known.path == path:
+    if known is not None:
+        header = msgspec.msgpack.decode(known, type=GgufHeader, dec_hook=_path)
         with contextlib.suppress(OSError):
-            if sum(part.stat().st_size for part in known.parts) == known.size_bytes:
-                return known
+            size_bytes = sum(part.stat().st_size for part in header.parts)
+            if header.path == path and size_bytes == header.size_bytes:
+                return header
     return read_header(path)
+
+
+def _path(kind: type, data: bytes) -> Path:
+    return Path(os.fsdecode(data))
 
 
 def part_paths(path: Path | str, count: int) -> tuple[Path, ...]:

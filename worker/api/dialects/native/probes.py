@@ -6,8 +6,8 @@ They read only the supervisor's `WorkerStatus`, so they answer whatever the engi
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import asdict
 
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
