@@ -19,6 +19,7 @@ from worker.api.chat.delta import Delta, Reasoning, Text
 from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import CONVENTIONS, THINKING, conventions_of
+from worker.api.chat.parse.tagged_calls import Tags
 
 USE = ToolUse.of([EDIT, *TOOLS])
 WRITE_NO_CALLS = {
@@ -116,8 +117,10 @@ WITHOUT_TYPES = {"MiniMax-M3"}
 
 
 def untyped(value: Any) -> Any:
-    """A value whose texts are what they say in JSON, without its empty lists."""
+    """A value whose texts are what they say in JSON or Python, without its empty lists."""
     match value:
+        case "None":
+            return None
         case str():
             with contextlib.suppress(ValueError):
                 return json.loads(value)
@@ -170,6 +173,26 @@ def test_a_text_argument_keeps_its_own_line_ends(name: str) -> None:
         pytest.skip("the engine refuses this template's calls")
     for cuts in ([1], []):
         assert message_of(deltas_of(name, output, cuts)).named == [(FUNCTION, arguments)]
+
+
+TAGGED = [
+    (name, form.arguments)
+    for name in sorted(set(NAMES) - WRITE_NO_CALLS)
+    for form in conventions_of(source(name)).calls.forms
+    if isinstance(form.arguments, Tags) and not form.arguments.nested
+]
+
+
+@pytest.mark.parametrize(("name", "tags"), TAGGED)
+def test_a_text_argument_may_hold_what_begins_an_argument(name: str, tags: Tags) -> None:
+    """Behind the end of an argument, too: one that was given already, or no whole header."""
+    for header, end in tags.arguments:
+        given = "".join({"{key}": "path", "{type}": "true"}.get(p, p) for p in header.parts)
+        for begin in (header.texts[0], given.replace("~", "")):
+            arguments = {"path": "a", "text": f"a{end}\n{begin} b"}
+            output = call_of(name, [arguments], None, None)
+            for cuts in ([1], []):
+                assert message_of(deltas_of(name, output, cuts)).named == [(FUNCTION, arguments)]
 
 
 def essence(name: str, text: str, prompt: str = "") -> str:

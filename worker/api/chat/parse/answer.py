@@ -16,7 +16,7 @@ from worker.api.chat.parse.conventions import GENERIC, Conventions, Form
 from worker.api.chat.parse.json_calls import read_arguments, read_object, to_json
 from worker.api.chat.parse.literal_calls import NOTATIONS, QUOTE
 from worker.api.chat.parse.source import BLANK, Marks, Source, Steps
-from worker.api.chat.parse.tagged_calls import Tags, read_tags
+from worker.api.chat.parse.tagged_calls import TaggedCall, Tags
 
 
 class AnswerParser:
@@ -229,10 +229,10 @@ class AnswerParser:
         return False
 
     def _tagged(self, tags: Tags, name: str) -> Steps[bool]:
-        arguments = (header.texts[0] for header, _ in tags.arguments)
-        follow = Marks(tags.end, *arguments, *self._begins, *self._calls.closes)
+        follow = Marks(tags.end, *self._begins, *self._calls.closes)
         properties = self._use.properties(name)
-        return (yield from read_tags(self._source, self._deltas, tags, follow, name, properties))
+        call = TaggedCall(self._source, self._deltas, tags, follow, name, properties)
+        return (yield from call.read())
 
     def _whole(self, form: Form) -> Steps[bool]:
         """Read calls in a notation that is read only as a whole; all of them must be offered."""

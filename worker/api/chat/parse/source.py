@@ -18,7 +18,6 @@ Give = Callable[[str], None]
 """Takes the next part of a text."""
 
 MAX_FIELD_CHARS = 400
-_MAX_BLANKS_AHEAD = 64
 _MAX_ANY_CHARS = 100
 BLANK: Final = re.compile(r"\s*")
 _FIELDS: Final = {
@@ -76,7 +75,7 @@ class Header:
         fields = dict[str, str]()
         for number, part in enumerate(self.parts):
             if part == "~":
-                at = _end_of(BLANK, text, at)
+                at = end_of(BLANK, text, at)
             elif part == "{any}":
                 last = at + _MAX_ANY_CHARS
                 at = text.find(self.parts[number + 1], at, last)
@@ -101,7 +100,7 @@ def _is_field(part: str) -> bool:
     return part[0] == "{" and part[-1] == "}"
 
 
-def _end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
+def end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
     found = pattern.match(text, at)
     return found.end() if found is not None else at
 
@@ -156,7 +155,7 @@ class Source:
         """Take as much as matches `pattern`, a repeated class of characters."""
         parts: list[str] = []
         while True:
-            parts.append(self.take_to(_end_of(pattern, self.text, self.at)))
+            parts.append(self.take_to(end_of(pattern, self.text, self.at)))
             if self.at < len(self.text) or not (yield from self.more()):
                 return "".join(parts)
 
@@ -187,17 +186,6 @@ class Source:
             pass
         found = marks.pattern.match(self.text, self.at)
         return found[0] if found is not None else ""
-
-    def is_before(self, marks: Marks) -> Steps[bool]:
-        """Whether a mark follows, behind white space; true where the text ends."""
-        while True:
-            start = _end_of(BLANK, self.text, self.at)
-            if marks.pattern.match(self.text, start):
-                return True
-            if start - self.at > _MAX_BLANKS_AHEAD or not marks.may_become(self.text, start):
-                return False
-            if not (yield from self.more()):
-                return True
 
     def fit(self, header: Header) -> Steps[dict[str, str] | None]:
         """Take a header that stands here; its fields."""

@@ -11,15 +11,16 @@ import json
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from worker.api.chat.parse.calls import Deltas
 from worker.api.chat.parse.json_calls import escaped, from_json, to_json
-from worker.api.chat.parse.source import BLANK, Header, Marks, Source, Steps
+from worker.api.chat.parse.source import BLANK, Header, Marks, Source, Steps, end_of
 
 _MAX_PYTHON_CHARS = 20_000
+_MAX_BLANKS_AHEAD = 64
 _MAX_DEPTH = 64
 """Tags that are nested more deeply are text."""
 _ENTRY = "item"
@@ -49,96 +50,115 @@ class Tags:
     """The mark before tags within an argument, where lists and objects are written so."""
 
 
-def read_tags(
-    source: Source,
-    deltas: Deltas,
-    tags: Tags,
-    follow: Marks,
-    name: str,
-    properties: Mapping[str, Any],
-) -> Steps[bool]:
-    """Read the arguments and the end of a call; one without both is none.
+@dataclass(slots=True)
+class TaggedCall:
+    """A call of `name` while it is read.
 
-    What looks like the end of a value is a part of it if none of `follow` comes next: templates do
-    not escape tags in texts.
+    What looks like the end of a value is a part of it if nothing comes next that can follow one:
+    templates do not escape tags in texts.
     """
-    n_arguments = 0
-    ending = Marks(tags.end)
-    while True:
-        yield from source.run_of(BLANK)
-        if (yield from source.here(ending)):
-            source.take(tags.end)
-            if not n_arguments:
-                deltas.call(name)
-            deltas.arguments("}" if n_arguments else "{}")
-            return True
-        end, fields = yield from _argument(source, tags)
-        if fields is None:
-            if n_arguments and not source.ended:
-                deltas.arguments("}")
-            return n_arguments > 0
-        if not n_arguments:
-            source.forget()
-            deltas.call(name)
-        key = fields["key"].strip()
-        deltas.arguments(("{" if not n_arguments else ", ") + to_json(key) + ": ")
-        n_arguments += 1
-        schema = properties.get(key)
-        if kind := fields.get("type"):  # the tag tells whether it is a text
-            schema = {"type": "string"} if kind in ("true", "string") else None
-        read = _nested if tags.nested and kinds_of(schema) != {"string"} else _plain
-        if not (yield from read(source, deltas, tags, end.replace("{key}", key), follow, schema)):
-            return True
 
+    source: Source
+    deltas: Deltas
+    tags: Tags
+    follow: Marks
+    """What may follow the last value."""
+    name: str
+    properties: Mapping[str, Any]
+    """The schemas of the function's parameters."""
+    keys: set[str] = field(default_factory=set)
+    """Of the arguments so far."""
 
-def _argument(source: Source, tags: Tags) -> Steps[tuple[str, dict[str, str] | None]]:
-    """Take what stands before an argument's value; what stands behind it, and the fields."""
-    for header, end in tags.arguments:
-        fields = yield from source.fit(header)
-        if fields is not None:
-            return end, fields
-    return "", None
+    def read(self) -> Steps[bool]:
+        """Read the arguments and the end of the call; one without both is none."""
+        source, deltas, tags = self.source, self.deltas, self.tags
+        ending = Marks(tags.end)
+        while True:
+            yield from source.run_of(BLANK)
+            if (yield from source.here(ending)):
+                source.take(tags.end)
+                if not self.keys:
+                    deltas.call(self.name)
+                deltas.arguments("}" if self.keys else "{}")
+                return True
+            end, fields = yield from self._argument()
+            if fields is None:
+                if self.keys and not source.ended:
+                    deltas.arguments("}")
+                return bool(self.keys)
+            if not self.keys:
+                source.forget()
+                deltas.call(self.name)
+            key = fields["key"].strip()
+            deltas.arguments((", " if self.keys else "{") + to_json(key) + ": ")
+            self.keys.add(key)
+            schema = self.properties.get(key)
+            if kind := fields.get("type"):  # the tag tells whether it is a text
+                schema = {"type": "string"} if kind in ("true", "string") else None
+            read = self._nested if tags.nested and kinds_of(schema) != {"string"} else self._plain
+            if not (yield from read(end.replace("{key}", key), schema)):
+                return True
 
+    def _argument(self) -> Steps[tuple[str, dict[str, str] | None]]:
+        """Take what stands before an argument's value; what stands behind it, and the fields."""
+        for header, end in self.tags.arguments:
+            fields = yield from self.source.fit(header)
+            if fields is not None:
+                return end, fields
+        return "", None
 
-def _plain(
-    source: Source, deltas: Deltas, tags: Tags, end: str, follow: Marks, schema: object
-) -> Steps[bool]:
-    """Read one argument's value and its end; false where the text ends before."""
-    yield from source.drop(tags.pad)
-    is_text = kinds_of(schema) == {"string"}
-    parts: list[str] = []
+    def _plain(self, end: str, schema: object) -> Steps[bool]:
+        """Read one argument's value and its end; false where the text ends before."""
+        source, deltas, pad = self.source, self.deltas, self.tags.pad
+        yield from source.drop(pad)
+        is_text = kinds_of(schema) == {"string"}
+        parts: list[str] = []
 
-    def give(text: str) -> None:
-        deltas.arguments(escaped(text)) if is_text else parts.append(text)
+        def give(text: str) -> None:
+            deltas.arguments(escaped(text)) if is_text else parts.append(text)
 
-    if is_text:
-        deltas.arguments('"')
-    ends = Marks(tags.pad + end, end)
-    while mark := (yield from source.until(ends, give)):
-        source.take(mark)
-        if (yield from source.is_before(follow)):
-            deltas.arguments('"' if is_text else _json_of("".join(parts), schema))
-            return True
-        give(mark)
-    return False
+        if is_text:
+            deltas.arguments('"')
+        ends = Marks(pad + end, end)
+        while mark := (yield from source.until(ends, give)):
+            source.take(mark)
+            if (yield from self._goes_on()):
+                deltas.arguments('"' if is_text else _json_of("".join(parts), schema))
+                return True
+            give(mark)
+        return False
 
+    def _goes_on(self) -> Steps[bool]:
+        """Whether what stands here can follow a value, behind white space: one of `follow`, the
+        header of an argument that was not given yet, or the end of the text."""
+        source, follow = self.source, self.follow
+        while True:
+            text, start = source.text, end_of(BLANK, source.text, source.at)
+            fits = [header.fit(text, start) for header, _ in self.tags.arguments]
+            given = (fit[0]["key"].strip() for fit in fits if isinstance(fit, tuple))
+            if follow.pattern.match(text, start) or any(key not in self.keys for key in given):
+                return True
+            may_follow = "more" in fits or follow.may_become(text, start)
+            if start - source.at > _MAX_BLANKS_AHEAD or not may_follow:
+                return False
+            if not (yield from source.more()):
+                return True
 
-def _nested(
-    source: Source, deltas: Deltas, tags: Tags, end: str, follow: Marks, schema: object
-) -> Steps[bool]:
-    """As `_plain`, for a value that may have tags within."""
-    parts: list[str] = []
-    begin = end.replace("</", "<")
-    depth, marks = 1, Marks(begin, end)
-    while depth:
-        mark = yield from source.until(marks, parts.append)
-        if not mark:
-            return False
-        source.take(mark)
-        depth += 1 if mark == begin else -1
-        parts.append(mark if depth else "")
-    deltas.arguments(to_json(nested_value("".join(parts), tags.nested, schema)))
-    return True
+    def _nested(self, end: str, schema: object) -> Steps[bool]:
+        """As `_plain`, for a value that may have tags within."""
+        source, parts = self.source, list[str]()
+        begin = end.replace("</", "<")
+        depth, marks = 1, Marks(begin, end)
+        while depth:
+            mark = yield from source.until(marks, parts.append)
+            if not mark:
+                return False
+            source.take(mark)
+            depth += 1 if mark == begin else -1
+            parts.append(mark if depth else "")
+        value = nested_value("".join(parts), self.tags.nested, schema)
+        self.deltas.arguments(to_json(value))
+        return True
 
 
 def kinds_of(schema: object) -> set[str] | None:
