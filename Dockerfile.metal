@@ -5,6 +5,18 @@
 #   podman run --device /dev/dri -p 8080:8080 llorch-metal
 ARG BASE_IMAGE=docker.io/library/debian:bookworm-slim@sha256:96e378d7e6531ac9a15ad505478fcc2e69f371b10f5cdf87857c4b8188404716
 
+FROM ${BASE_IMAGE} AS chat
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends \
+        ca-certificates libstdc++6 python3 python3-venv \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY builds/*.py builds/*.toml builds/
+COPY builds/locks builds/locks
+# Node comes as a package with a hash, and what it builds with from npm by the sources' own lock file.
+RUN --mount=type=cache,target=/root/.cache python3 -m builds ui --out /chat
+
 FROM ${BASE_IMAGE} AS build
 # The base is pinned by its digest; versions of Debian's packages beside it would only disappear from
 # the archive after the next security update.
@@ -18,12 +30,13 @@ WORKDIR /src
 COPY builds/*.py builds/*.toml builds/*.cmake builds/*.h builds/
 COPY builds/locks builds/locks
 RUN --mount=type=cache,target=/root/.cache python3 -m builds metal --out /wheels
+COPY --from=chat /chat /wheels
 COPY LICENSE README.md models.toml pyproject.toml ./
 COPY worker worker
 # The venv keeps its place in the final stage, so its scripts stay right. pip and the packages' own
 # tests have no business there, nor have the symbols of uvloop and yaml (14 MB) that only a debugger reads.
 RUN --mount=type=cache,target=/root/.cache \
-    python3 -m builds install /opt/llorch --wheel /wheels/*.whl \
+    python3 -m builds install /opt/llorch /wheels/*.whl \
     && /opt/llorch/bin/pip uninstall --yes pip setuptools \
     && find /opt/llorch -depth -type d -name tests -exec rm -r {} + \
     && find /opt/llorch \( -path '*/uvloop/*.so' -o -path '*/yaml/*.so' \) -exec strip --strip-debug {} +

@@ -14,7 +14,7 @@ BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format pytest wheel smoke bench clients routers page-test ray fleet-test chaos fuzz attack long parity-data bench-convert
+.PHONY: help setup run ui test lint format pytest wheel smoke bench clients routers page-test ray fleet-test chaos fuzz attack long parity-data bench-convert
 .PHONY: image-cpu image-cuda image-metal image-test qemu-test lock clean
 
 help: ## show this list
@@ -26,6 +26,10 @@ setup: ## create .venv with our llama.cpp wheel and the worker; seconds when not
 run: ## start the worker on the bundled model and print the curl line that streams a story
 	@$(PYTHON) -m builds setup --to-run --venv $(VENV) --backend $(BACKEND)
 	@$(VENV)/bin/llorch-$(BACKEND) $(ARGS)
+
+ui: setup ## build the chat page that the worker serves at /chat/ (minutes once; with the pinned Node and npm)
+	@$(PYTHON) -m builds ui
+	@$(PYTHON) -m builds setup --venv $(VENV) --backend $(BACKEND)
 
 test: setup lint pytest ## everything: style, types, tests
 
@@ -65,7 +69,7 @@ bench: setup ## measure against llama-server and the others (BENCH="--help" for 
 clients: setup ## what real clients from PyPI can do with a worker, counted (minutes; CLIENTS="--failures")
 	$(PY) -m tests.clients $(CLIENTS)
 
-page-test: setup ## the page in headless Chromium: streamed, stopped, attacked, read by axe (PICTURES=tests/page/pictures: README's anew)
+page-test: ui ## both pages in headless Chromium: used, stopped, attacked, read by axe (PICTURES=tests/page/pictures: README's anew)
 	$(VENV)/bin/pip install --quiet --require-hashes --requirement builds/locks/page.txt
 	$(VENV)/bin/pytest -m long tests/page
 

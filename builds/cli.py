@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from builds import environment, images, locks, sbom, sdist, smoke, store, wheels
+from builds import environment, images, locks, sbom, sdist, smoke, store, ui, wheels
 from builds import pins as pinned
 from builds.errors import BuildError
 
@@ -42,6 +42,12 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument("--arch", action="append", default=[], help="a GPU architecture")
         made.add_argument("--out", type=Path, help="another folder than dist/<backend>")
 
+    page = commands.add_parser(
+        "ui", parents=[given], help="build the chat page's wheel, with the pinned Node and npm"
+    )
+    page.set_defaults(run=_ui)
+    page.add_argument("--out", type=Path, help="a folder for the wheel; else it stays in the cache")
+
     unpacked = commands.add_parser(
         "sdist", parents=[given], help="print the folder of the verified, unpacked sources"
     )
@@ -69,10 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     listed.set_defaults(run=_sbom)
     listed.add_argument("venv", type=Path)
 
-    placed = commands.add_parser("install", help="a new venv with a wheel and the worker")
+    placed = commands.add_parser("install", help="a new venv with built wheels and the worker")
     placed.set_defaults(run=_install)
     placed.add_argument("venv", type=Path)
-    placed.add_argument("--wheel", type=Path, required=True)
+    placed.add_argument("wheel", type=Path, nargs="+", help="llama.cpp's, and the chat page's")
 
     setup = commands.add_parser("setup", parents=[given], help="bring a venv up to date")
     setup.set_defaults(run=_setup)
@@ -93,9 +99,15 @@ def _build(options: argparse.Namespace) -> int:
     )
     built = wheels.build(recipe, pinned.pins(), given_sdist=options.sdist)
     target = options.out or environment.ROOT / "dist" / options.backend
-    wheel = wheels.export(built, target)
+    wheel = wheels.export(built.path, target)
     store.say(f"{wheel.stat().st_size / 1e6:.1f} MB")
     print(wheel)
+    return 0
+
+
+def _ui(options: argparse.Namespace) -> int:
+    wheel = ui.build(pinned.pins(), options.sdist)
+    print(wheels.export(wheel, options.out) if options.out else wheel)
     return 0
 
 

@@ -1,17 +1,16 @@
 """`.venv`: the built wheel, the worker in editable form, test tools; quick if nothing has
-changed."""
+changed. The chat page is installed too if it is in the cache."""
 
 import hashlib
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from builds import cuda, locks, store, toolchain, wheels
+from builds import cuda, locks, store, toolchain, ui, wheels
 from builds import pins as pinned
-from builds.errors import BuildError
 from builds.pins import Pins, Recipe
 
 ROOT = pinned.FOLDER.parent
@@ -52,19 +51,23 @@ def setup(
         toolchain.install(python, lock)
         if have.get("wheel") != wanted["wheel"]:
             store.say(f"installing {built.path.name}")
-            toolchain.pip(python, "install", "--force-reinstall", "--no-deps", str(built.path))
+            _install_wheel(python, built.path)
             _place_test_plugins(built, venv / "test-plugins")
+        if ui.is_built(pins):
+            _install_wheel(python, ui.build(pins))
         _install_worker(python, pins, editable=True)
         toolchain.pip(python, "check")
         (venv / STAMP).write_text(json.dumps(wanted, indent=2) + "\n")
     return python
 
 
-def install(venv: Path, wheel: Path) -> Path:
-    """Make a new venv with the wheel, the worker and its dependencies, as an image has it."""
+def install(venv: Path, built: Sequence[Path]) -> Path:
+    """Make a new venv with the built wheels, the worker and its dependencies, as an image has
+    it."""
     python = toolchain.make_venv(venv)
     toolchain.install(python, locks.RUNTIME)
-    toolchain.pip(python, "install", "--no-deps", str(wheel.absolute()))
+    for wheel in built:
+        _install_wheel(python, wheel.absolute())
     _install_worker(python, pinned.pins(), editable=False)
     toolchain.pip(python, "check")
     return python
@@ -76,6 +79,7 @@ def _wanted(recipe: Recipe, pins: Pins, lock: Path) -> dict[str, str]:
         "wheel": wheels.key(recipe, pins),
         "project": store.sha256(ROOT / "pyproject.toml"),
         "lock": f"{lock.name} {store.sha256(lock)}",
+        "page": ui.key(pins) if ui.is_built(pins) else "",
         "root": str(ROOT),
     }
 
@@ -86,17 +90,12 @@ def _recipe_for_here(backend: str) -> Recipe:
 
 
 def _install_worker(python: Path, pins: Pins, *, editable: bool) -> None:
-    """Install the worker, packed by the pinned build backend: pip alone would fetch one without a
-    hash."""
-    hook = "build_editable" if editable else "build_wheel"
     with tempfile.TemporaryDirectory(prefix="llorch-pack-") as out:
-        code = f"import hatchling.build; hatchling.build.{hook}({out!r})"
-        command = [str(toolchain.python(pins)), "-c", code]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise BuildError(f"The worker could not be packed:\n{done.stderr[-2000:]}")
-        (wheel,) = Path(out).glob("*.whl")
-        toolchain.pip(python, "install", "--force-reinstall", "--no-deps", str(wheel))
+        _install_wheel(python, toolchain.packed(pins, ROOT, Path(out), editable=editable))
+
+
+def _install_wheel(python: Path, wheel: Path) -> None:
+    toolchain.pip(python, "install", "--force-reinstall", "--no-deps", str(wheel))
 
 
 def _place_test_plugins(built: wheels.BuiltWheel, target: Path) -> None:

@@ -1,10 +1,10 @@
 """The locks: every package that is installed, by version and hash. Nothing else is installed.
 
 `runtime.txt` has what a worker needs, `test.txt` also what the tests need, `page.txt` also what
-drives a browser, and `fleet.txt` what a worker and Ray need. `tools.txt` builds wheels, `cuda.txt`
-completes a CUDA toolkit, `parity.txt` has what the converter is compared with, and `resolver.txt`
-writes the locks. They hold for every system and Python that the worker supports. They name no
-index, because the machine's own is used.
+drives a browser, and `fleet.txt` what a worker and Ray need. `tools.txt` builds wheels, `node.txt`
+the chat page, `cuda.txt` completes a CUDA toolkit, `parity.txt` has what the converter is compared
+with, and `resolver.txt` writes the locks. They hold for every system and Python that the worker
+supports. They name no index, because the machine's own is used.
 """
 
 import subprocess
@@ -34,7 +34,12 @@ def write(upgrade: bool) -> None:
     _compile(uv, RUNTIME, [*project, f"--constraint={TEST}"])
     _compile(uv, FLEET, [*project, "--extra=ray", f"--constraint={TEST}"])
     _compile(uv, CUDA, ["-"], f"nvidia-cublas=={pinned.versions()['cuda']['nvidia-cublas']}\n")
-    tables = ((toolchain.LOCK, "toolchain"), (PARITY, "parity"), (RESOLVER, "resolver"))
+    tables = (
+        (toolchain.LOCK, "toolchain"),
+        (toolchain.NODE_LOCK, "node"),
+        (PARITY, "parity"),
+        (RESOLVER, "resolver"),
+    )
     for target, table in tables:
         wanted = [f"{name}=={version}\n" for name, version in pinned.versions()[table].items()]
         _compile(uv, target, ["-"], "".join(wanted))

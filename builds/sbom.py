@@ -1,6 +1,6 @@
-"""The contents of an image as a CycloneDX 1.6 document: Python, llama.cpp and Debian packages.
+"""The contents of an image as a CycloneDX 1.6 document: Python, llama.cpp, npm and Debian packages.
 
-They are read from what is really installed: the venv's metadata, the wheel's stamp and dpkg's own
+They are read from what is really installed: the venv's metadata, the wheels' stamps and dpkg's own
 list.
 """
 
@@ -19,7 +19,7 @@ def document(venv: Path) -> dict[str, Any]:
     folders = [str(path) for path in venv.glob("lib/python*/site-packages")]
     if not folders:
         raise BuildError(f"{venv} is no venv: it has no site-packages.")
-    components = _python(folders) + _llama_cpp(folders) + _debian()
+    components = _python(folders) + _llama_cpp(folders) + _npm(folders) + _debian()
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -53,6 +53,20 @@ def _llama_cpp(folders: list[str]) -> list[dict[str, Any]]:
         return []
     commit = json.loads(stamps[0].read_text())["llama_cpp_commit"]
     return [_component("llama.cpp", commit, f"pkg:github/ggml-org/llama.cpp@{commit}", "MIT")]
+
+
+def _npm(folders: list[str]) -> list[dict[str, Any]]:
+    """What went into the chat page."""
+    lists = [p for folder in folders for p in Path(folder).glob("llorch_chat/packages.json")]
+    packages = [each for listed in lists for each in json.loads(listed.read_text())]
+    return [
+        _component(each["name"], each["version"], _npm_purl(each), each["license"])
+        for each in packages
+    ]
+
+
+def _npm_purl(package: dict[str, str]) -> str:
+    return f"pkg:npm/{package['name'].replace('@', '%40')}@{package['version']}"
 
 
 def _debian() -> list[dict[str, Any]]:

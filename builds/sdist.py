@@ -40,14 +40,18 @@ def unpacked(pins: Pins, given: Path | None = None) -> Path:
     return home
 
 
-def extract(archive: Path, target: Path, without: tuple[str, ...] = ()) -> None:
-    """Unpack into `target`, without the archive's top folder and without the given folders."""
+def extract(
+    archive: Path, target: Path, *, only: tuple[str, ...] = ("",), without: tuple[str, ...] = ()
+) -> None:
+    """Unpack what begins with one of `only` and none of `without` into `target`, without the
+    archive's top folder."""
     with tarfile.open(archive) as tar:
         if hasattr(tarfile, "data_filter"):  # not in early 3.11; the archive is verified
             tar.extraction_filter = tarfile.data_filter
         for member in tar:
             _, _, member.name = member.name.partition("/")
-            if member.name and not member.name.startswith(without):
+            name = member.name
+            if name and name.startswith(only) and not name.startswith(without):
                 tar.extract(member, target)
 
 

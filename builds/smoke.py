@@ -26,7 +26,7 @@ def smoke(wheel: Path, model: Path | None = None, prefix: tuple[str, ...] = ()) 
         if not wanted.exists():
             raise BuildError(f"{wanted}: there is no such file.")
     with tempfile.TemporaryDirectory(prefix="llorch-smoke-") as scratch:
-        python = environment.install(Path(scratch, "venv"), wheel)
+        python = environment.install(Path(scratch, "venv"), [wheel])
         if model is None:
             model = Path(scratch, "bundled.gguf")
             convert_bundled(python, model)

@@ -1,4 +1,4 @@
-"""The tools that compile a wheel: the machine's C++ compiler, and a venv with the pinned others."""
+"""The tools that make a wheel: the machine's C++ compiler, and venvs with the pinned others."""
 
 import os
 import re
@@ -13,6 +13,7 @@ from builds.errors import BuildError
 from builds.pins import FOLDER, Pins
 
 LOCK = FOLDER / "locks" / "tools.txt"
+NODE_LOCK = FOLDER / "locks" / "node.txt"
 # Those of the pinned tools that influence what the compiler makes.
 COMPILES = ("cmake", "ninja", "scikit-build-core")
 
@@ -66,16 +67,40 @@ def python(pins: Pins) -> Path:
     if not wanted <= locked:
         missing = ", ".join(sorted(wanted - locked))
         raise BuildError(f"{LOCK} has no {missing}, which versions.toml pins: run 'make lock'.")
-    tag = f"py{sys.version_info.major}{sys.version_info.minor}"
-    home = store.folder("toolchain") / f"{tag}-{store.sha256(LOCK)[:16]}"
+    return _venv_of(LOCK, f"the build tools: {', '.join(sorted(wanted))}")
+
+
+def node() -> Path:
+    """The pinned Node's command, with npm beside it; installed at the first use."""
+    return _venv_of(NODE_LOCK, "Node").with_name("node")
+
+
+def _venv_of(lock: Path, what: str) -> Path:
+    """The Python of the venv in the cache that has what the lock lists."""
+    tag = f"{lock.stem}-py{sys.version_info.major}{sys.version_info.minor}"
+    home = store.folder("toolchain") / f"{tag}-{store.sha256(lock)[:16]}"
     ready = home / "bin" / "python"
     marker = home / "complete"
     with store.lock(f"toolchain-{tag}"):
         if not (marker.exists() and ready.exists()):
             # Not renamed into place, because a venv has its own path in it. The marker says that it
             # is complete.
-            store.say(f"installing the build tools: {', '.join(sorted(wanted))}")
+            store.say(f"installing {what}")
             make_venv(home)
-            install(ready, LOCK)
+            install(ready, lock)
             marker.touch()
     return ready
+
+
+def packed(pins: Pins, project: Path, out: Path, *, editable: bool = False) -> Path:
+    """The wheel of a project with a `pyproject.toml`, made by the pinned build backend: pip alone
+    would fetch one without a hash."""
+    hook = "build_editable" if editable else "build_wheel"
+    code = f"import hatchling.build; hatchling.build.{hook}({str(out)!r})"
+    command = [str(python(pins)), "-c", code]
+    out.mkdir(exist_ok=True)
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise BuildError(f"{project.name} could not be packed:\n{done.stderr[-2000:]}")
+    (wheel,) = out.glob("*.whl")
+    return wheel

@@ -60,10 +60,11 @@ def build(recipe: Recipe, pins: Pins, *, given_sdist: Path | None = None) -> Bui
     return BuiltWheel(wheel, name)
 
 
-def export(built: BuiltWheel, target: Path) -> Path:
-    """Copy the wheel and its SHA256SUMS into `target`, which then holds nothing else."""
+def export(wheel: Path, target: Path) -> Path:
+    """Copy a wheel of the cache and its SHA256SUMS into `target`, which then holds nothing
+    else."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    for source in (built.path, built.path.parent / store.SUMS):
+    for source in (wheel, wheel.parent / store.SUMS):
         shutil.copy2(source, target / source.name)
-    return target / built.path.name
+    return target / wheel.name

@@ -23,6 +23,7 @@ import uvicorn
 
 from worker.api.app import build_schemas, create_app
 from worker.api.http.listen import Server, is_loopback, is_wildcard, listen, server_for, uri_of
+from worker.api.http.page import CHAT, NO_CHAT, has_chat
 from worker.api.http.state import AppState
 from worker.errors import WorkerError
 from worker.installation import own_version
@@ -191,9 +192,15 @@ class Lifecycle:
         finally:
             line.clear()
         if (info := self._supervisor.info) is not None:
-            page = self._settings.page
-            text = ready_text(self._uri, self._state.model_ref, info, page=page)
+            text = ready_text(self._uri, self._state.model_ref, info, where=self._where())
             print(text, end="", file=sys.stderr, flush=True)
+
+    def _where(self) -> str:
+        """Where a person can see the worker."""
+        if not self._settings.page:
+            return f"Described in {self._uri}/openapi.json"
+        chat = f"Chat at {self._uri}{CHAT}/" if has_chat() else NO_CHAT
+        return f"Page at {self._uri}/\n{chat}"
 
     def _callback(self) -> dict[str, Any]:
         """What the pool manager is told once the worker is ready."""

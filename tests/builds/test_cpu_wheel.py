@@ -122,7 +122,7 @@ def test_libraries_look_for_others_beside_themselves(
 
 
 def test_sha256sums_names_the_wheel(cpu_wheel: wheels.BuiltWheel, tmp_path: Path) -> None:
-    exported = wheels.export(cpu_wheel, tmp_path / "dist")
+    exported = wheels.export(cpu_wheel.path, tmp_path / "dist")
     digest, name = (tmp_path / "dist" / "SHA256SUMS").read_text().split()
     assert name == exported.name
     assert digest == hashlib.sha256(exported.read_bytes()).hexdigest()
@@ -133,7 +133,7 @@ def test_a_damaged_build_is_not_taken_from_the_cache(
     cpu_wheel: wheels.BuiltWheel, tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
-    exported = wheels.export(cpu_wheel, home)
+    exported = wheels.export(cpu_wheel.path, home)
     assert store.is_whole(home)
     exported.write_bytes(exported.read_bytes()[:-1])
     assert not store.is_whole(home)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.worker import environment, installed
+from worker.api.http.page import NO_CHAT
 from worker.observability.terminal import progress_text
 from worker.wire.messages import Progress
 
@@ -89,4 +90,5 @@ def test_a_start_on_a_terminal_is_one_line_and_then_three(warm_cache: Path) -> N
         told[0],
     )
     assert re.fullmatch(r"Page at http://127\.0\.0\.1:\d+/", told[1])
+    assert re.fullmatch(rf"Chat at http://127\.0\.0\.1:\d+/chat/|{NO_CHAT}", told[2])
     assert "{" not in text, "no JSON line comes between"

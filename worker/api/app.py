@@ -8,7 +8,7 @@ from importlib import import_module
 from worker.api.http.app import Application
 from worker.api.http.faults import schema_of
 from worker.api.http.operation import Dialect
-from worker.api.http.page import page
+from worker.api.http.page import pages
 from worker.api.http.routes import Routes
 from worker.api.http.state import AppState
 
@@ -30,7 +30,7 @@ ROUTES = Routes(DIALECTS)
 
 def create_app(state: AppState) -> Application:
     """The HTTP surface around its collaborators; serve it with `connection.WorkerProtocol`."""
-    return Application(state, DIALECTS, beside=[page()] if state.settings.page else [])
+    return Application(state, DIALECTS, beside=pages() if state.settings.page else [])
 
 
 async def build_schemas(state: AppState) -> None:

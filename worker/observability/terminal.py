@@ -80,8 +80,8 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def ready_text(uri: str, model_ref: str, info: EngineInfo, *, page: bool) -> str:
-    """The worker's address, what it serves on which device, and where to see it."""
+def ready_text(uri: str, model_ref: str, info: EngineInfo, *, where: str) -> str:
+    """The worker's address, what it serves on which device, and `where` to see it."""
     model = info.model
     slots = f"{info.slots} slot{'s' if info.slots > 1 else ''}"
     threads = f", {info.threads} threads" if info.device == "CPU" else ""
@@ -90,7 +90,7 @@ def ready_text(uri: str, model_ref: str, info: EngineInfo, *, page: bool) -> str
         f"Serving {model_ref} ({model.architecture}, {model.n_params / 1e6:,.0f} M parameters, "
         f"{model.quant_kind}) on {info.device}{threads}: {slots}, context of "
         f"{model.context_length:,} tokens\n"
-        f"{f'Page at {uri}/' if page else f'Described in {uri}/openapi.json'}\n"
+        f"{where}\n"
     )
 
 

@@ -103,3 +103,5 @@ class Dialect:
     """Where the form of its answers is documented, if it is another project's."""
     root: str | None = None
     """A path that does not exist is refused in the form of the dialect with the nearest root."""
+    api_below: str | None = None
+    """A path below which all paths are served too, for a page that asks for them beside itself."""

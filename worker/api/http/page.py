@@ -1,66 +1,161 @@
-"""The page at `/`: the worker's state, and a playground for its model.
+"""The pages: the worker's state at `/`, and llama-server's own chat at `/chat/`.
 
-Static files of `worker/assets/page`, read once when the application is made. Their content security
-policy lets the page load nothing from elsewhere and run nothing that a model wrote.
+Static files, read when they are first asked for. The state's lie in `worker.assets.page`; the
+chat's in the package `llorch_chat`, which `make ui` builds and which may be missing. Their content
+security policies let a page load nothing from elsewhere and run nothing that a model wrote.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
 import hashlib
 import importlib.resources
 import mimetypes
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources.abc import Traversable
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from worker.api.http.errors import FLAT
-from worker.api.http.operation import Dialect, Endpoint, Operation
+from worker.api.http.operation import Dialect, Operation
 from worker.api.http.state import AppState
+from worker.errors import PathNotFound
 
-_POLICY = (
+CHAT = "/chat"
+NO_CHAT = "The chat page is not built; 'make ui' builds it"
+_CLOSED = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+_STATE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    + _CLOSED
+)
+# Its scripts are its files and the one in its HTML. Formulas and diagrams style themselves, and
+# pictures, sound and PDFs are shown from memory. MCP servers of this machine may be asked.
+_CHAT_POLICY = (
+    "default-src 'none'; script-src 'self' {scripts}; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; media-src data: blob:; "
+    "connect-src 'self' data: blob: http://localhost:* http://127.0.0.1:*; worker-src 'self' blob:;"
+    " manifest-src 'self'; " + _CLOSED
 )
 _HEADERS = {
-    "content-security-policy": _POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-cache",  # revalidated each time; 304 while unchanged
+    "vary": "accept-encoding",
 }
-_SERVED = (".html", ".css", ".js", ".svg")
+_KINDS = {".js": "text/javascript", ".webmanifest": "application/manifest+json"}
+_INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
+_IS_HASHED = re.compile(r"/immutable/")
+"""Of paths whose names change with their content."""
 
 
-def page() -> Dialect:
-    """`/` and the files that it loads, which hold no secret and need no token."""
-    folder = importlib.resources.files("worker") / "assets" / "page"
-    operations = []
-    for name, data in _files(folder):
-        path = "/" if name == "index.html" else f"/page/{name}"
-        answer = _answer_with(data, name)
-        operations.append(Operation("GET", path, answer, "A file of the page", {}, public=True))
-    return Dialect(operations, FLAT)
+def pages() -> list[Dialect]:
+    """The files of both pages, which hold no secret and need no token."""
+    state = [
+        _served("/" if path == "index.html" else f"/page/{path}", file, _STATE_POLICY)
+        for path, file in _files(importlib.resources.files("worker") / "assets" / "page")
+    ]
+    return [Dialect(state, FLAT), Dialect(_chat(), FLAT, api_below=CHAT)]
 
 
-def _files(folder: Traversable, above: str = "") -> Iterator[tuple[str, bytes]]:
+def has_chat() -> bool:
+    """Whether the chat page is installed."""
+    return _chat_folder() is not None
+
+
+def _chat_folder() -> Traversable | None:
+    try:
+        return importlib.resources.files("llorch_chat") / "files"
+    except ModuleNotFoundError:
+        return None
+
+
+def _chat() -> list[Operation]:
+    folder = _chat_folder()
+    if folder is None:
+        return [Operation("GET", CHAT, _no_chat, "Where a page would be", {}, public=True)]
+    return [
+        _served(CHAT if path == "index.html" else f"{CHAT}/{path}", file, _CHAT_POLICY)
+        for path, file in _files(folder)
+    ]
+
+
+async def _no_chat(request: Request, state: AppState) -> Response:
+    raise PathNotFound(NO_CHAT)
+
+
+def _files(folder: Traversable, above: str = "") -> Iterator[tuple[str, Traversable]]:
     for entry in folder.iterdir():
         if entry.is_dir():
             yield from _files(entry, f"{above}{entry.name}/")
-        elif entry.name.endswith(_SERVED):
-            yield above + entry.name, entry.read_bytes()
+        else:
+            yield above + entry.name.removesuffix(".gz"), entry
 
 
-def _answer_with(data: bytes, name: str) -> Endpoint:
-    """An endpoint that answers with these bytes, or with 304 if the client has them."""
-    kind = "text/javascript" if name.endswith(".js") else mimetypes.guess_type(name)[0]
-    tag = f'"{hashlib.sha256(data).hexdigest()[:32]}"'
-    headers = _HEADERS | {"etag": tag}
+@dataclass
+class _File:
+    """A file with the headers of its answers; compressed if it is stored so."""
 
-    async def answer(request: Request, state: AppState) -> Response:
+    path: str
+    stored: Traversable
+    policy: str
+
+    @cached_property
+    def data(self) -> bytes:
+        return self.stored.read_bytes()
+
+    @cached_property
+    def is_compressed(self) -> bool:
+        return self.stored.name.endswith(".gz")
+
+    @cached_property
+    def kind(self) -> str:
+        name = self.stored.name.removesuffix(".gz")
+        known = _KINDS.get(f".{name.rpartition('.')[2]}")
+        return known or mimetypes.guess_type(name)[0] or "text/plain"
+
+    @cached_property
+    def tag(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()[:32]
+
+    @cached_property
+    def headers(self) -> dict[str, str]:
+        text = gzip.decompress(self.data) if self.is_compressed else self.data
+        digests = [hashlib.sha256(script).digest() for script in _INLINE_SCRIPT.findall(text)]
+        scripts = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in digests)
+        keep = "max-age=31536000, immutable" if _IS_HASHED.search(self.path) else "no-cache"
+        return {
+            **_HEADERS,
+            "content-security-policy": self.policy.replace("{scripts}", scripts),
+            "cache-control": keep,  # else asked for each time, and 304 while unchanged
+        }
+
+    async def answer(self, request: Request, state: AppState) -> Response:
+        """The file, or 304 if the client has it."""
+        takes = "gzip" in request.headers.get("accept-encoding", "")
+        is_sent_so = self.is_compressed and takes
+        tag = f'"{self.tag}{"-gzip" if is_sent_so else ""}"'
+        headers = self.headers | {"etag": tag}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
-        return Response(data, headers=headers, media_type=kind)
+        if is_sent_so:
+            headers["content-encoding"] = "gzip"
+            return Response(self.data, headers=headers, media_type=self.kind)
+        data = gzip.decompress(self.data) if self.is_compressed else self.data
+        return Response(data, headers=headers, media_type=self.kind)
 
-    return answer
+    async def answer_folder(self, request: Request, state: AppState) -> Response:
+        """The file as a folder's page: its links are relative, so the path must end with `/`."""
+        if not request.scope["raw_path"].endswith(b"/"):
+            return RedirectResponse(f"{self.path.rpartition('/')[2]}/", 308)
+        return await self.answer(request, state)
+
+
+def _served(path: str, stored: Traversable, policy: str) -> Operation:
+    file = _File(path, stored, policy)
+    answer = file.answer_folder if path == CHAT else file.answer
+    return Operation("GET", path, answer, "A file of a page", {}, public=True)

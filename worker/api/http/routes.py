@@ -49,6 +49,7 @@ class Routes:
                 self._fixed[path] = place
         rooted = [(each.root, each) for each in dialects if each.root is not None]
         self._roots = sorted(rooted, key=lambda found: -len(found[0]))
+        self._above = [f"{each.api_below}/" for each in dialects if each.api_below is not None]
 
     def at(self, path: str) -> Place:
         if (place := self._fixed.get(path)) is not None:
@@ -56,6 +57,9 @@ class Routes:
         for pattern, place in self._patterns:
             if match := pattern.match(path):
                 return Place(place.dialect, place.operations, match.groupdict())
+        for above in self._above:
+            if path.startswith(above):
+                return self.at(path[len(above) - 1 :])
         return Place(self._nearest(path), {}, {})
 
     def serves(self, operation: Operation) -> bool:
