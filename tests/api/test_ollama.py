@@ -205,14 +205,14 @@ def test_a_conversation_is_read_whole() -> None:
             "tools": [{"type": "function", "function": {"name": "look"}}],
         }
     )
-    chat = body.chat()
+    chat = body.chat(template_variables=body.template_variables)
     asked, result = chat.messages
     assert asked.reasoning == "Hm." and asked.tool_calls == (ToolCall("look", {"where": "up"}),)
     assert (result.role, result.name, result.content) == ("tool", "look", "A star.")
     assert [tool.name for tool in chat.tools] == ["look"]
     assert chat.template_variables == {"enable_thinking": True, "reasoning_effort": "high"}
     silent = ChatBody.model_validate({"model": "m", "messages": FRANCE, "think": False})
-    assert silent.chat().template_variables == {"enable_thinking": False}
+    assert silent.template_variables == {"enable_thinking": False}
 
 
 def test_log_probabilities_come_with_their_tokens(worker: WorkerProcess) -> None:

@@ -10,7 +10,7 @@ from tests.engine.supervised import script
 
 __all__ = ["script"]
 
-FUNCTIONS_IN = 107
+FUNCTIONS_IN = 98
 OBJECTS_IN = 16
 FUNCTIONS_OUT = 22
 OBJECTS_OUT = 3

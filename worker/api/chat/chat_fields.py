@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, Field
@@ -105,16 +106,14 @@ class ChatFields(OpenBody):
         None, max_length=64, description="variables of the template"
     )
 
-    @property
-    def template_variables(self) -> dict[str, Any]:
-        return self.chat_template_kwargs or {}
-
     def chat(
         self,
         tool_choice: Literal["auto", "none", "required"] | OneTool = "auto",
         parallel_tool_calls: bool | None = None,
+        template_variables: Mapping[str, Any] | None = None,
     ) -> Chat:
-        """
+        """The chat, whose `chat_template_kwargs` count before `template_variables`.
+
         Raises:
             InvalidRequest: two fields contradict each other.
         """
@@ -133,5 +132,5 @@ class ChatFields(OpenBody):
             parallel_tool_calls=parallel_tool_calls,
             opens_answer=self.add_generation_prompt is not False and not continues,
             continues=continues,
-            template_variables=self.template_variables,
+            template_variables={**(template_variables or {}), **(self.chat_template_kwargs or {})},
         )

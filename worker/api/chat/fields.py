@@ -6,7 +6,7 @@ OpenAI's own names, with those of llama.cpp and vLLM beside them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import AliasChoices, BaseModel, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -152,6 +152,12 @@ class StructuredOutputs(OpenBody):
 class GenerationFields(SamplingFields):
     """The fields of chats and plain completions."""
 
+    format_fields: ClassVar[frozenset[str]] = frozenset(
+        ("json_schema", "grammar", "structured_outputs")
+        + ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+    )
+    """Those that `format` reads; most requests have none of them."""
+
     model: str | None = Field(None, max_length=1024)
     max_tokens: Integer | None = Field(
         None,
@@ -189,7 +195,6 @@ class GenerationFields(SamplingFields):
         id: str,
         input: Chat | tuple[Prompt, ...],
         *,
-        format: Format | None,
         logprobs: int | None,
         prompt_logprobs: int | None = None,
         echo: bool = False,
@@ -205,7 +210,7 @@ class GenerationFields(SamplingFields):
             sampling=self.sampling(state, logprobs),
             model=self.model,
             max_tokens=None if limit == -1 else limit,
-            format=format,
+            format=self.format if self.model_fields_set & self.format_fields else None,
             stop=stops_of(self.stop),
             n=self.n,
             prompt_logprobs=prompt_logprobs,

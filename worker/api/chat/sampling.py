@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from functools import lru_cache
 
 from worker.api.http.faults import fault, invalid
-from worker.api.http.state import AppState
+from worker.api.http.state import AppState, ServedModel
 from worker.wire.work import Sampling
 
 MAX_SEED = 2**64 - 1
@@ -46,8 +47,8 @@ def sampling_of(
     Raises:
         InvalidRequest: `logit_bias` has a key that is no token's id.
     """
-    default, drawn = defaults_of(state), seed is None or seed == -1
-    vocab_size = state.served.vocab_size
+    model, drawn = state.served, seed is None or seed == -1
+    default, vocab_size = defaults_of(model), model.vocab_size
     return Sampling(
         seed=secrets.randbits(64) if drawn else (seed or 0) & MAX_SEED,
         temperature=default["temperature"] if temperature is None else temperature,
@@ -69,8 +70,9 @@ def sampling_of(
     )
 
 
-def defaults_of(state: AppState) -> dict[str, float]:
-    found = state.served.metadata
+@lru_cache(maxsize=1)
+def defaults_of(model: ServedModel) -> Mapping[str, float]:
+    found = model.metadata
     return {name: float(found.get(key, default)) for name, (key, default) in _DEFAULTS.items()}
 
 

@@ -169,28 +169,18 @@ def _read(
     parts: list[bytearray], model: type[AnyBody], form: Callable[[AnyBody], Form]
 ) -> tuple[Form, list[str]]:
     """The body in its form, and the names of its fields that are not looked at."""
-    value = parse(b"".join(parts))
+    text = b"".join(parts).removeprefix(_BOM)
+    if not text or text.isspace():
+        raise invalid([fault("", "type", "the body is empty; it must be a JSON object")])
+    value = parse_json(text)
+    if not isinstance(value, dict):
+        raise invalid([fault("", "type", "the body must be a JSON object", value)])
     try:
         body = model.model_validate(value)
     except ValidationError as error:
         raise invalid(faults_of(error, model)) from None
     ignored = dict.fromkeys(_extras(body, "")) if isinstance(body, OpenBody) else ()
     return form(body), list(ignored)
-
-
-def parse(body: bytes) -> dict[str, Any]:
-    """The body as a JSON object.
-
-    Raises:
-        InvalidRequest: it is none, or as for `parse_json`.
-    """
-    body = body.removeprefix(_BOM)
-    if not body or body.isspace():
-        raise invalid([fault("", "type", "the body is empty; it must be a JSON object")])
-    value = parse_json(body)
-    if not isinstance(value, dict):
-        raise invalid([fault("", "type", "the body must be a JSON object", value)])
-    return value
 
 
 def parse_json(text: bytes, path: str = "") -> Any:

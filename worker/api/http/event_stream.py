@@ -54,7 +54,8 @@ class EventStream(StreamingResponse):
             send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         )
         if self._keepalive > 0:
-            self._start_timer(send)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._keepalive, self._tick, loop, send)
         try:
             async for chunk in self.body_iterator:
                 if self._extra is not None:
@@ -74,17 +75,12 @@ class EventStream(StreamingResponse):
         await send(message)
         self._is_blocked = False
 
-    def _start_timer(self, send: Send) -> None:
-        """A timer of the loop's own looks after each period, at no cost per event."""
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._keepalive, self._tick, send)
-
-    def _tick(self, send: Send) -> None:
-        """Speak when all is silent."""
-        self._start_timer(send)
+    def _tick(self, loop: asyncio.AbstractEventLoop, send: Send) -> None:
+        """Speak when all is silent. It looks after each period, at no cost per event."""
+        self._timer = loop.call_later(self._keepalive, self._tick, loop, send)
         if not self._is_blocked and time.monotonic() - self._last_sent >= 0.99 * self._keepalive:
             message = {"type": "http.response.body", "body": KEEPALIVE, "more_body": True}
-            self._extra = asyncio.create_task(self._send(send, message))
+            self._extra = loop.create_task(self._send(send, message))
             self._extra.add_done_callback(self._forget_extra)
 
     def _forget_extra(self, task: asyncio.Task[None]) -> None:

@@ -53,7 +53,7 @@ def _read(body: TextBody, state: AppState, prompts: tuple[Prompt, ...]) -> Gener
     # Clients that send every field write 0 for "off".
     logprobs = body.n_probs or None
     id = f"cmpl-{uuid.uuid4().hex}"
-    return body.generate(state, id, prompts, format=body.format, logprobs=logprobs)
+    return body.generate(state, id, prompts, logprobs=logprobs)
 
 
 class TextAnswer(Answer[TextBody]):

@@ -73,7 +73,7 @@ async def apply_template(request: Request, state: AppState) -> Response:
 async def props(request: Request, state: AppState) -> Response:
     context_length = state.supervisor.status().context_length
     names = {"repetition_penalty": "repeat_penalty"}
-    sampling = {names.get(name, name): value for name, value in defaults_of(state).items()}
+    sampling = {names.get(name, name): value for name, value in defaults_of(state.served).items()}
     return json_response(
         {
             "default_generation_settings": {"n_ctx": context_length, "params": sampling},

@@ -52,7 +52,7 @@ async def show(request: Request, state: AppState) -> Response:
     body = await read(request, state, ShowBody)
     state.require_model(served(body.model, state))
     model = state.loaded().model
-    defaults = defaults_of(state)
+    defaults = dict(defaults_of(state.served))
     defaults["repeat_penalty"] = defaults.pop("repetition_penalty")
     lines = [f"{name:<30} {value:g}" for name, value in defaults.items()]
     facts = {

@@ -108,10 +108,6 @@ class ChatBody(GenerationBody, ChatFields):
 
     messages: Many[Turn] = Field((), max_length=MAX_MESSAGES)
 
-    @property
-    def template_variables(self) -> dict[str, Any]:
-        return super().template_variables | (self.chat_template_kwargs or {})
-
 
 class GenerateBody(GenerationBody):
     """`POST /api/generate`; without a prompt, the model is loaded."""
@@ -127,7 +123,7 @@ class GenerateBody(GenerationBody):
 
 
 def chat_request(body: ChatBody, state: AppState) -> Generate:
-    return body.generate(body.chat(), state)
+    return body.generate(body.chat(template_variables=body.template_variables), state)
 
 
 def generate_request(body: GenerateBody, state: AppState) -> Generate:

@@ -6,12 +6,13 @@ thread.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, Tag
 
 from worker.api.chat.chat_fields import ChatFields
 from worker.api.chat.fields import (
+    ANY_OBJECT,
     MAX_PROMPTS,
     MAX_TOP_LOGPROBS,
     ByKind,
@@ -20,6 +21,7 @@ from worker.api.chat.fields import (
     Many,
     prompts_of_at_most,
 )
+from worker.api.chat.format import Format, JsonSchema
 from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
 
 ToolWord = Annotated[Literal["none", "auto", "required"], Tag("~text")]
@@ -65,11 +67,19 @@ class ChatBody(GenerationFields, ChatFields):
     verbosity: str | None = Field(None, description="a variable of the template")
     enable_thinking: Flag | None = Field(None, description="a variable of the template")
 
+    format_fields = GenerationFields.format_fields | {"response_format"}
+
     @property
-    def template_variables(self) -> dict[str, Any]:
-        names = ("reasoning_effort", "verbosity", "enable_thinking")
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return given | (self.chat_template_kwargs or {})
+    def format(self) -> Format | None:
+        form = self.response_format
+        if form is None or form.type == "text":
+            return super().format
+        if form.json_schema is not None:
+            path, strict = "response_format.json_schema.schema", form.json_schema.strict is True
+            return JsonSchema(form.json_schema.schema_, path, strict)
+        if form.schema_ is not None:
+            return JsonSchema(form.schema_, "response_format.schema")
+        return JsonSchema(ANY_OBJECT, "response_format")
 
 
 class CompletionBody(GenerationFields):

@@ -144,7 +144,8 @@ class ChatAnswer(_Choices):
                 content = f'{{"tool_calls":[{function}]}}'
             case Started():
                 first = '"delta":{"role":"assistant","content":"","refusal":null}'
-                return self._chunk(choice, first) + super().encode(choice, delta)
+                progress = super().encode(choice, delta) if self.asked.reports_progress else b""
+                return self._chunk(choice, first) + progress
             case _:
                 return super().encode(choice, delta)
         more = _timings(choice) if self._times_tokens else ""
