@@ -14,12 +14,14 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import StartWorker
 from tests.devices.support import rpc
 from tests.support.worker import environment, installed
 from worker.commands import bench
 from worker.commands.doctor import Diagnosis
 from worker.commands.doctor import diagnose as run_diagnosis
 from worker.devices import preflight
+from worker.models.resolve import bundled_folder
 from worker.settings import Settings
 
 NOBODY = "http://127.0.0.1:9/ready"
@@ -232,6 +234,39 @@ def test_doctor_finds_a_file_where_the_cache_should_be(tmp_path: Path) -> None:
     report = diagnose(tmp_path / "cache", preflight.CHILD)
     [cache] = [check for check in report.checks if check.name == "cache"]
     assert cache.status == "failed" and report.exit_code != 0
+
+
+def test_a_cache_that_cannot_be_written_is_no_fault_of_a_file_that_needs_none(
+    models: dict[str, Path], start_worker: StartWorker, tmp_path: Path
+) -> None:
+    """Nor does a start with the same settings ask for one."""
+    cache = tmp_path / "cache"
+    cache.write_text("not a folder")
+    given = flags(models["tied-q4"], 2, 512)
+    ended = run("doctor", "--port", "0", "--cache-dir", str(cache), *given, cache=tmp_path)
+    assert ended.returncode == 0, ended.stdout
+    assert re.search(r"^ok +cache .*cannot be written to.*need none", ended.stdout, re.MULTILINE)
+    assert start_worker(*given, cache_dir=cache).is_ready()
+
+
+@pytest.mark.parametrize(
+    ("model", "code"), [(None, 3), ("checkpoint", 3), ("hf:o/r::file=m.gguf", 6)]
+)
+def test_without_a_cache_the_doctor_names_the_exit_code_of_a_start(
+    tmp_path: Path, model: str | None, code: int
+) -> None:
+    cache = tmp_path / "cache"
+    cache.write_text("not a folder")
+    (tmp_path / "checkpoint").symlink_to(bundled_folder())
+    given = (
+        {} if model is None else {"model": model.replace("checkpoint", f"{tmp_path}/checkpoint")}
+    )
+    report = diagnose(cache, preflight.CHILD, **given)
+    assert report.exit_code == code
+    arguments = [each for pair in given.items() for each in (f"--{pair[0]}", pair[1])]
+    arguments += ["--port", "0", "--cache-dir", str(cache)]
+    ended = run(*arguments, cache=tmp_path, env={"HF_ENDPOINT": "http://127.0.0.1:9"})
+    assert ended.returncode == code, ended.stderr
 
 
 # --- bench ---------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ import os
 import platform
 import shutil
 import socket
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
@@ -26,7 +26,7 @@ from worker.devices.cpu import instructions
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan.plan import Plan
 from worker.devices.preflight import ChosenDevice, Findings, Questions
-from worker.errors import DownloadError, InsufficientVram, PortInUse, WorkerError
+from worker.errors import DownloadError, InsufficientVram, ModelError, PortInUse, WorkerError
 from worker.models import reference
 from worker.models.adapter import resolve_adapter
 from worker.models.checkpoint_files import check_checkpoint
@@ -36,7 +36,6 @@ from worker.settings import Settings
 
 _GIB = 1 << 30
 _LEAST_CACHE_BYTES = 64 << 20
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +137,18 @@ def diagnose(
         f"({budget.memory_derivation}), "
         + (f"limit {limit / _GIB:.1f} GiB" if limit else "no limit set"),
     )
-    with found.check("cache"):
-        found.ok("cache", _cache(settings))
+    files = Diagnosis(found.command)
+    cache, cache_fault = _cache(settings)
+    questions = _questions(settings, files, cache_fault)
+    if cache_fault is None:
+        found.ok("cache", cache)
+    elif all(check.status == "ok" for check in files.checks):
+        found.ok("cache", f"{cache_fault}; these files need none")
+    else:  # what needs it has failed with the error that a start would end with
+        found.checks.append(Check("cache", "failed", cache_fault))
     with found.check("port"):
         found.ok("port", _port(settings))
-    files = Diagnosis(found.command)
-    findings = preflight.ask(_questions(settings, files), child=child)
+    findings = preflight.ask(questions, child=child)
     _native_checks(found, findings)
     found.checks += files.checks
     if isinstance(findings.error, InsufficientVram):
@@ -170,17 +175,18 @@ def diagnose(
 # --- without native code -----------------------------------------------------------------
 
 
-def _cache(settings: Settings) -> str:
-    """The cache folder; until the first start makes it, its nearest parent is checked."""
+def _cache(settings: Settings) -> tuple[str, str | None]:
+    """The cache folder, and why it cannot be used, if so.
+
+    Until the first start makes it, its nearest parent is checked.
+    """
     folder = settings.cache_path
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise DownloadError(f"{folder}: {existing} cannot be written to; set --cache-dir")
+        return str(folder), f"{folder}: {existing} cannot be written to; set --cache-dir"
     free_bytes = shutil.disk_usage(existing).free
     text = f"{folder}, {free_bytes / _GIB:.1f} GiB free"
-    if free_bytes < _LEAST_CACHE_BYTES:
-        raise DownloadError(text)
-    return text
+    return text, None if free_bytes >= _LEAST_CACHE_BYTES else f"{text}; set --cache-dir"
 
 
 def _port(settings: Settings) -> str:
@@ -197,25 +203,24 @@ def _port(settings: Settings) -> str:
     return f"{where} is free"
 
 
-def _questions(settings: Settings, found: Diagnosis) -> Questions:
+def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) -> Questions:
     """What native code shall try, with the files of the settings as far as they are here."""
-    model = _model(settings, found)
-    adapter = _companion(
-        found,
-        "adapter",
-        settings.lora,
-        model,
-        lambda path: resolve_adapter(settings.lora, path, settings.cache_path),
-        lambda adapter: f"{adapter.name} at scale {adapter.scale:g}",
-    )
-    draft = _companion(
-        found,
-        "draft",
-        settings.draft,
-        model,
-        lambda path: resolve_draft(settings, path),
-        lambda draft: f"{draft.model_ref}: {draft.path}",
-    )
+    model = _model(settings, found, cache_fault)
+    adapter = draft = None
+    if model is None:
+        for name, given in (("adapter", settings.lora), ("draft", settings.draft)):
+            if given is not None:
+                text = f"{given} is held against the model once that is on this machine"
+                found.unknown(name, text)
+    else:
+        with found.check("adapter"):
+            adapter = asyncio.run(resolve_adapter(settings.lora, model, settings.cache_path))
+            if adapter is not None:
+                found.ok("adapter", f"{adapter.name} at scale {adapter.scale:g}")
+        with found.check("draft"):
+            draft = asyncio.run(resolve_draft(settings, model))
+            if draft is not None:
+                found.ok("draft", f"{draft.model_ref}: {draft.path}")
     trial = None
     with contextlib.suppress(WorkerError):  # the check of the model or the cache has told why
         trial = str(asyncio.run(resolve_for(settings, None)).gguf_path)
@@ -229,13 +234,15 @@ def _questions(settings: Settings, found: Diagnosis) -> Questions:
     )
 
 
-def _model(settings: Settings, found: Diagnosis) -> Path | None:
+def _model(settings: Settings, found: Diagnosis, cache_fault: str | None) -> Path | None:
     """Check the model, as far as it is on this machine; returns its file if there is one."""
     name = settings.model or "the bundled model"
     with found.check("model"):
         parsed = reference.parse(settings.model) if settings.model else None
         if isinstance(parsed, reference.PathReference) and parsed.path.is_dir():
             check_checkpoint(parsed.path)
+            if cache_fault is not None:
+                raise ModelError(f"{name} is converted by the first start, which needs a cache")
             found.unknown(
                 "model",
                 f"{name} would be converted by the first start; its memory is not known before",
@@ -245,33 +252,12 @@ def _model(settings: Settings, found: Diagnosis) -> Path | None:
         try:
             path = asyncio.run(resolve_for(settings, settings.model)).gguf_path
         except DownloadError as error:
-            if error.details.get("reason") != "offline":
+            if error.details.get("reason") != "offline" or cache_fault is not None:
                 raise
             found.unknown("model", f"{name} is not in the cache yet; the first start downloads it")
             return None
         found.ok("model", f"{name}: {path}")
         return path
-
-
-def _companion(
-    found: Diagnosis,
-    name: str,
-    given: str | None,
-    model: Path | None,
-    resolve: Callable[[Path], Coroutine[Any, Any, _T | None]],
-    describe: Callable[[_T], str],
-) -> _T | None:
-    """A file that is served with the model, checked against the model if that is here."""
-    if given is None:
-        return None
-    if model is None:
-        found.unknown(name, f"{given} is held against the model once that is on this machine")
-        return None
-    with found.check(name):
-        file = asyncio.run(resolve(model))
-        assert file is not None, "one was asked for"
-        found.ok(name, describe(file))
-        return file
 
 
 # --- with native code --------------------------------------------------------------------
