@@ -180,7 +180,7 @@ def test_an_empty_variable_is_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "words"),
     [
         ("prot = 1", ["prot", "did you mean port"]),
-        ("port = ", ["not TOML"]),
+        ("port = ", ["not valid TOML"]),
         ('worker_token = "x"', ["LLORCH_WORKER_TOKEN"]),
         ('slots = "many"', ["slots", "whole number"]),
         ("cuda_device = 1", ["llorch-cuda only"]),

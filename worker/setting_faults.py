@@ -1,16 +1,18 @@
-"""The names of settings for users, and the message for a wrong value.
+"""The names of settings for users, and the message for a wrong value or file.
 
-Pure text; used on the main thread before anything else runs.
+Used on the main thread before anything else runs, and where `models.toml` is read.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
+import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from worker.errors import ConfigError
@@ -32,6 +34,51 @@ def closest(name: str, candidates: list[str]) -> str:
 
 def variable_of(name: str) -> str:
     return ENV_PREFIX + name.upper()
+
+
+def read_toml(path: Path, what: str, field: str) -> dict[str, Any]:
+    """What is in a TOML file that a user writes; `what` says which file it is to the worker.
+
+    Raises `ConfigError` if it cannot be read or is not TOML.
+    """
+    try:
+        if not path.is_file():
+            path.stat()
+            raise OSError(0, "it is not a file")
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        why = f"cannot be read: {error.strerror}"
+    except ValueError as error:
+        why = f"is not valid TOML: {error}"
+    raise ConfigError(f"The {what} {str(path)!r} {why}.", field=field)
+
+
+def first_fault(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first fault of a file that `model` describes, as `workers[0].replicas: …`."""
+    fault = error.errors(include_url=False)[0]
+    place = ""
+    for step in fault["loc"]:
+        place += f"[{step}]" if isinstance(step, int) else f".{step}" if place else str(step)
+        model = _nested(model, step) or model
+    if fault["type"] == "extra_forbidden":
+        name, known = str(fault["loc"][-1]), list(model.model_fields)
+        return f"{place} is not a field" + (
+            closest(name, known) or f"; known are {', '.join(known)}"
+        )
+    is_ours = fault["type"] == "value_error"
+    what = str(fault["ctx"]["error"]) if is_ours else _expectation(fault)
+    return (f"{place}: {what}" if place else what).rstrip(".")
+
+
+def _nested(model: type[BaseModel], step: int | str) -> type[BaseModel] | None:
+    """The model that a field holds, be it in a list or a table."""
+    info = model.model_fields.get(str(step))
+    kinds = [info.annotation] if info else []
+    for kind in kinds:
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+        kinds += get_args(kind)
+    return None
 
 
 def explain(error: ValidationError, flags: Mapping[str, Any], order: Sequence[str]) -> ConfigError:
@@ -86,6 +133,12 @@ def _expectation(fault: ErrorDetails) -> str:
             return "it must be true or false"
         case "literal_error":
             return f"it must be one of {context['expected']}"
+        case "missing":
+            return "it is missing"
+        case "string_type" | "string_too_short":
+            return "it must be a text"
+        case "model_type" | "dict_type":
+            return "it must be a table"
         case "string_pattern_mismatch":
             return "it must consist of visible ASCII characters without spaces"
         case "value_error":

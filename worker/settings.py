@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -35,12 +34,19 @@ from pydantic_settings import (
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    TomlConfigSettingsSource,
 )
 
 from worker.errors import ConfigError
 from worker.installation import default_cache_dir
-from worker.setting_faults import ENV_ONLY, ENV_PREFIX, closest, explain, flag, variable_of
+from worker.setting_faults import (
+    ENV_ONLY,
+    ENV_PREFIX,
+    closest,
+    explain,
+    flag,
+    read_toml,
+    variable_of,
+)
 from worker.wire.engine_settings import BackendName, EngineSettings
 
 BACKEND_FIELDS: Mapping[str, BackendName] = {"cuda_device": "cuda", "metal_device": "metal"}
@@ -241,7 +247,7 @@ class Settings(_EngineFields):
             init_settings,
             env_settings,
             InitSettingsSource(cls, _aliases(backend)),
-            InitSettingsSource(cls, _file(cls, Path(file), backend) if file else {}),
+            InitSettingsSource(cls, _file(Path(file), backend) if file else {}),
         )
 
     @classmethod
@@ -288,19 +294,9 @@ def _aliases(backend: BackendName) -> dict[str, Any]:
     return values
 
 
-def _file(settings_cls: type[Settings], path: Path, backend: BackendName) -> dict[str, Any]:
+def _file(path: Path, backend: BackendName) -> dict[str, Any]:
     """The TOML file that `--config` or `LLORCH_CONFIG` names; keys are fields or flags."""
-    try:
-        # The library silently ignores a path that does not exist or is not a file.
-        if not stat.S_ISREG(os.stat(os.path.expanduser(path)).st_mode):
-            raise OSError(0, "it is not a file")
-        table = TomlConfigSettingsSource(settings_cls, toml_file=path).toml_data
-    except OSError as error:
-        raise ConfigError(
-            f"The config file {path} cannot be read: {error.strerror}.", field="config"
-        ) from None
-    except ValueError as error:
-        raise ConfigError(f"The config file {path} is not TOML: {error}.", field="config") from None
+    table = read_toml(Path(os.path.expanduser(path)), "config file", "config")
     known = [name for name in FIELDS if name not in ENV_ONLY]
     values = {key.replace("-", "_"): value for key, value in table.items()}
     for name in values:

@@ -7,14 +7,13 @@ is refused here, in the worker's own words.
 from __future__ import annotations
 
 import os
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from worker.errors import ConfigError, WorkerError
-from worker.setting_faults import ENV_ONLY, closest, flag
+from worker.setting_faults import ENV_ONLY, closest, first_fault, flag, read_toml
 from worker.settings import FIELDS, Port, Settings
 from worker.wire.engine_settings import BackendName
 
@@ -172,12 +171,7 @@ def load(path: Path) -> Fleet:
 
     Raises `ConfigError` if it cannot be read, is not TOML, or has an invalid field, which is named.
     """
-    try:
-        table = tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ConfigError(f"The fleet file {path} cannot be read: {error.strerror}.") from None
-    except ValueError as error:
-        raise ConfigError(f"The fleet file {path} is not TOML: {error}.") from None
+    table = read_toml(path, "fleet file", "file")
     groups = table.get("workers")
     for group in groups if isinstance(groups, list) else []:
         if isinstance(group, dict) and isinstance(model := group.get("model"), str):
@@ -187,20 +181,4 @@ def load(path: Path) -> Fleet:
     try:
         return Fleet.model_validate(table)
     except ValidationError as error:
-        raise ConfigError(f"The fleet file {path}: {_first_fault(error)}") from None
-
-
-def _first_fault(error: ValidationError) -> str:
-    """The first fault, as `workers[0].replicas: …`."""
-    first = error.errors(include_url=False)[0]
-    place = ""
-    for step in first["loc"]:
-        place += f"[{step}]" if isinstance(step, int) else f".{step}" if place else str(step)
-    if first["type"] == "extra_forbidden":
-        model: type[BaseModel] = WorkerGroup if place.startswith("workers[") else Fleet
-        if ".scaling." in place:
-            model = Scaling
-        hint = closest(place.rpartition(".")[2], list(model.model_fields))
-        return f"{place} is not a field{hint}"
-    message = first["msg"].removeprefix("Value error, ").rstrip(".")
-    return f"{place}: {message}" if place else message
+        raise ConfigError(f"The fleet file {path}: {first_fault(error, Fleet)}") from None

@@ -11,29 +11,19 @@ import difflib
 import importlib.resources
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from worker.errors import ConfigError, ModelError, WorkerError
 from worker.models import reference
 from worker.models.reference import HubReference
+from worker.setting_faults import first_fault, read_toml
 
 FILE_NAME = "models.toml"
-
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_NOUNS = {
-    "string_type": "a text",
-    "string_too_short": "a text",
-    "int_type": "a positive whole number",
-    "greater_than": "a positive whole number",
-    "bool_type": "true or false",
-}
-"""The expected value of a field, by the type of pydantic's error."""
 
 _Text = Annotated[str, Field(min_length=1)]
 _Count = Annotated[int, Field(gt=0)]
@@ -56,6 +46,24 @@ class RegistryEntry(BaseModel):
     parameters: _Text | None = None
     description: _Text | None = None
 
+    @model_validator(mode="after")
+    def _names_one_source(self) -> Self:
+        if sum(map(bool, (self.repo, self.path, self.bundled))) != 1:
+            raise ValueError("exactly one of repo, path and bundled must be given")
+        for key in ("revision", "file", "sha256"):
+            if getattr(self, key) is not None and not self.repo:
+                raise ValueError(f"{key} is given without repo")
+        if self.sha256 and not (self.file and re.fullmatch("[0-9a-f]{64}", self.sha256)):
+            raise ValueError("sha256 must be 64 lower-case hex digits, beside a file")
+        if self.hub is not None:
+            try:
+                parsed = reference.parse(str(self.hub))  # so that one rule holds for both
+            except WorkerError as error:
+                raise ValueError(error.message) from None
+            if parsed != self.hub:
+                raise ValueError(f"{self.hub} is ambiguous")
+        return self
+
     @property
     def hub(self) -> HubReference | None:
         return HubReference(self.repo, self.revision, self.file) if self.repo else None
@@ -63,6 +71,11 @@ class RegistryEntry(BaseModel):
     @property
     def source(self) -> str:
         return "bundled" if self.bundled else str(self.hub or self.path)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    models: dict[str, RegistryEntry] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +102,19 @@ class Registry:
 def load(models_file: Path | None = None) -> Registry:
     """Read the registry; raises `ConfigError` naming entry and key."""
     path = models_file or default_file()
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise _wrong(path, "cannot be read: it is not a file")
+    table = read_toml(path, "models file", "models_file")
     try:
-        with path.open("rb") as file:
-            content = tomllib.load(file)
-    except FileNotFoundError:
-        raise _wrong(path, "does not exist") from None
-    except OSError as error:
-        raise _wrong(path, f"cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise _wrong(path, f"is not valid TOML: {error}") from error
-    for key in content:
-        if key != "models":
-            raise _wrong(path, f"has the unknown key {key!r}; only [models.ALIAS] tables are known")
-    models = content.get("models", {})
-    if not isinstance(models, dict):
-        raise _wrong(path, "has models that is not a table")
-    return Registry(path, {alias: _entry(path, alias, table) for alias, table in models.items()})
+        entries = _File.model_validate(table).models
+    except ValidationError as error:
+        raise _wrong(path, first_fault(error, _File)) from None
+    for alias, entry in entries.items():
+        if not reference.is_alias(alias):
+            what = f"the alias {alias!r} is ill-formed; use letters, digits and . _ -"
+            raise _wrong(path, what)
+        if entry.path is not None:
+            absolute = str(path.parent / os.path.expanduser(entry.path))
+            entries[alias] = entry.model_copy(update={"path": absolute})
+    return Registry(path, entries)
 
 
 def default_file() -> Path:
@@ -119,51 +127,5 @@ def default_file() -> Path:
     return packaged if packaged.is_file() else packaged.parents[2] / FILE_NAME
 
 
-def _entry(path: Path, alias: str, written: Any) -> RegistryEntry:
-    where = f"models.{alias}"
-    if not isinstance(written, dict):
-        raise _wrong(path, f"has {where} that is not a table")
-    if not reference.is_alias(alias):
-        raise _wrong(path, f"has the ill-formed alias {alias!r}; use letters, digits and . _ -")
-    try:
-        entry = RegistryEntry.model_validate(written)
-    except ValidationError as error:
-        raise _wrong(path, _first_fault(where, error)) from None
-    if sum(map(bool, (entry.repo, entry.path, entry.bundled))) != 1:
-        raise _wrong(path, f"must give exactly one of repo, path and bundled in {where}")
-    for key in ("revision", "file", "sha256"):
-        if key in written and not entry.repo:
-            raise _wrong(path, f"gives {where}.{key} without {where}.repo")
-    if entry.sha256 and not (entry.file and _SHA256.fullmatch(entry.sha256)):
-        raise _wrong(
-            path, f"must give {where}.sha256 as 64 lower-case hex digits beside {where}.file"
-        )
-    if entry.hub is not None:
-        _check_hub(path, where, entry.hub)
-    if entry.path is None:
-        return entry
-    return entry.model_copy(update={"path": str(path.parent / os.path.expanduser(entry.path))})
-
-
-def _first_fault(where: str, error: ValidationError) -> str:
-    fault = error.errors(include_url=False)[0]
-    key, known = str(fault["loc"][0]), list(RegistryEntry.model_fields)
-    if fault["type"] != "extra_forbidden":
-        return f"has {where}.{key} that is not {_NOUNS[fault['type']]}"
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {near[0]}" if near else f"known are {', '.join(known)}"
-    return f"has the unknown key {where}.{key}; {hint}"
-
-
-def _check_hub(path: Path, where: str, hub: HubReference) -> None:
-    """Check a hub reference by the parser of `hf:`, so that one rule holds for both."""
-    try:
-        parsed = reference.parse(str(hub))
-    except WorkerError as error:
-        raise _wrong(path, f"has a wrong source in {where}: {error.message}") from error
-    if parsed != hub:
-        raise _wrong(path, f"has a wrong source in {where}: {hub} is ambiguous")
-
-
 def _wrong(path: Path, what: str) -> ConfigError:
-    return ConfigError(f"The models file {str(path)!r} {what}.", field="models_file")
+    return ConfigError(f"The models file {str(path)!r}: {what}", field="models_file")
