@@ -216,10 +216,11 @@ class CrashLoop(WorkerError):
 
 
 def rebuild_error(reported: Mapping[str, Any], otherwise: type[WorkerError]) -> WorkerError:
-    """The error that a child process reported as JSON, in its own class; `otherwise` is for a code
-    that is not known here."""
-    kinds = {kind.code: kind for kind in WorkerError.__subclasses__()}
-    kind = kinds.get(str(reported.get("code")), otherwise)
-    details = {str(key): value for key, value in (reported.get("details") or {}).items()}
-    details.pop("message", None)
-    return kind(str(reported.get("message") or "It did not say why."), **details)
+    """The error that a command reported as JSON, in its own class; `otherwise` is for a code that
+    is not known here."""
+    message, details = reported.get("message"), reported.get("details")
+    told = str(message or "It did not say why."), dict(details or {})
+    try:
+        return error_of(str(reported.get("code")), *told)
+    except ValueError:
+        return error_of(otherwise.code, *told)
