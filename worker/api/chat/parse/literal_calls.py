@@ -17,15 +17,20 @@ from worker.api.chat.parse.json_calls import to_json
 
 QUOTE: Final = '<|"|>'
 _HEADER: Final = re.compile(r"\s*call:([^{}\s]+?)\s*\{")
-_KEY: Final = re.compile(r"\s*([^:{}\[\],\s]+)\s*:\s*")
-_COLON: Final = re.compile(r"\s*:\s*")
-_SEPARATOR: Final = re.compile(r"\s*(,?)\s*")
-_BARE: Final = re.compile(r"[^,\]\}]+")
+_GEMMA: Final = re.compile(
+    r"""<\|"\|> (?P<text> .*? ) <\|"\|>
+    | "(?: [^"\\] | \\. )*+"
+    | (?<=[{,]) \s* (?P<key> [^:{}\[\],\s"<]+ ) \s* :
+    | (?P<last> , \s* ) (?=[\]}])
+    | [\s{}\[\]:,]
+    | (?P<word> [^,\[\]{}"] [^,\[\]{}]* )""",
+    re.VERBOSE | re.DOTALL,
+)
+"""A text · a text as JSON has it · a key · a comma that nothing follows · a sign · a bare word."""
 _QUOTED: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 _BETWEEN_QUOTES: Final = re.compile(r"='([^']*)'")
 _UNSURE: Final = re.compile(r"Q\s*Q|#|\\")
 """Beside strings, `Q`: strings that Python joins, comments and continued lines."""
-_MAX_DEPTH = 50
 _MAX_CHARS = 200_000
 _WORDS = {"true": True, "false": False, "null": None, "None": None}
 
@@ -38,68 +43,35 @@ def gemma_calls(text: str) -> list[WholeCall]:
     if header is None or len(text) > _MAX_CHARS:
         return []
     try:
-        value, end = _value(text, header.end() - 1, 0)
-        return [] if text[end:].strip() else [(header[1], to_json(value))]
-    except ValueError:
+        written = _GEMMA.sub(_in_json, text[header.end() - 1 :])
+        return [(header[1], to_json(json.loads(written, strict=False, object_pairs_hook=_members)))]
+    except (ValueError, RecursionError):
         return []
 
 
-def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """The value at index `at` and the index after it; raises `ValueError` if there is none."""
-    if depth > _MAX_DEPTH:
-        raise ValueError("nested too deeply")
-    if text.startswith(QUOTE, at):
-        end = text.index(QUOTE, at + len(QUOTE))
-        return text[at + len(QUOTE) : end], end + len(QUOTE)
-    sign = text[at : at + 1]
-    if sign == "{":
-        return _members(text, at + 1, depth)
-    if sign == "[":
-        return _items(text, at + 1, depth)
-    if sign == '"':
-        return json.JSONDecoder(strict=False).raw_decode(text, at)
-    found = _BARE.match(text, at)
-    if found is None:
-        raise ValueError("no value")
-    word = found[0].strip()
-    try:
-        return _WORDS[word] if word in _WORDS else json.loads(word), found.end()
-    except ValueError:
-        return word, found.end()
+def _in_json(found: re.Match[str]) -> str:
+    """A part of Gemma's notation as JSON has it; brackets, commas and colons are the same there."""
+    match found.lastgroup:
+        case "key":
+            return f"{to_json(found['key'])}:"
+        case "text":
+            return to_json(found["text"])
+        case "word":
+            word = found["word"].rstrip()
+            try:
+                return to_json(_WORDS[word] if word in _WORDS else json.loads(word))
+            except ValueError:
+                return to_json(word)
+        case "last":
+            return ""
+    return found[0]
 
 
-def _members(text: str, at: int, depth: int) -> tuple[dict[str, Any], int]:
-    members: dict[str, Any] = {}
-    while (at := _next_entry(text, at, "}", is_first=not members)) >= 0:
-        if text.startswith(QUOTE, at):
-            key, at = _value(text, at, depth)
-            found = _COLON.match(text, at)
-        else:
-            found = _KEY.match(text, at)
-            key = found[1] if found is not None else ""
-        if found is None or key in members:
-            raise ValueError("no key")
-        members[key], at = _value(text, found.end(), depth + 1)
-    return members, -at
-
-
-def _items(text: str, at: int, depth: int) -> tuple[list[Any], int]:
-    items: list[Any] = []
-    while (at := _next_entry(text, at, "]", is_first=not items)) >= 0:
-        item, at = _value(text, at, depth + 1)
-        items.append(item)
-    return items, -at
-
-
-def _next_entry(text: str, at: int, end: str, *, is_first: bool) -> int:
-    """The index of the next entry; behind `end`, that index as a negative number."""
-    found = _SEPARATOR.match(text, at)
-    assert found is not None
-    if text.startswith(end, found.end()):
-        return -found.end() - 1
-    if not is_first and not found[1]:
-        raise ValueError("no comma")
-    return found.end()
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise ValueError("a key stands twice")
+    return members
 
 
 def python_calls(text: str) -> list[WholeCall]:
