@@ -14,7 +14,7 @@ BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run ui test lint format pytest wheel smoke bench clients routers page-test ray fleet-test chaos fuzz attack long parity-data bench-convert
+.PHONY: help setup run ui test lint format pytest wheel smoke bench mutants clients routers page-test ray fleet-test chaos fuzz attack long parity-data bench-convert
 .PHONY: image-cpu image-cuda image-metal image-test qemu-test lock clean
 
 help: ## show this list
@@ -65,6 +65,9 @@ smoke: wheel ## install that wheel into a fresh venv, list its devices, decode o
 
 bench: setup ## measure against llama-server and the others (BENCH="--help" for its flags, BENCH="--before CHECKOUT" for a short comparison)
 	$(PY) -m tests.bench $(BENCH)
+
+mutants: setup ## change the scheduler and the cache in 700 places, one at a time, and count what the tests notice (MUTANTS="--sample 100")
+	$(PY) -m tools.mutants $(MUTANTS)
 
 clients: setup ## what real clients from PyPI can do with a worker, counted (minutes; CLIENTS="--failures")
 	$(PY) -m tests.clients $(CLIENTS)

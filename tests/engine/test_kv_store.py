@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +156,42 @@ def test_a_read_ends_even_if_another_slot_serves_its_request(tmp_path: Path) -> 
     engine.drain()
     assert started(engine, 3).cached_tokens >= 40
     assert not engine.loop.carrier.is_reading and not engine.scheduler.has_work
+
+
+def test_a_read_that_nobody_waits_for_any_more_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request was cancelled, or served from what another has read: the next read begins, and
+    what was read serves whoever comes."""
+    engine = Engine(folder=tmp_path, n_slots=1)
+    for number, prompt in enumerate((b"a" * 40, b"b" * 40)):
+        engine.submit(number, prompt, max_tokens=4)
+        engine.drain()
+    engine = Engine(folder=tmp_path, n_slots=3)
+    assert engine.loop.disk is not None
+    begun: list[Callable[[], None]] = []
+    read = engine.loop.disk.read
+    monkeypatch.setattr(engine.loop.disk, "read", lambda *of: begun.append(lambda: read(*of)))
+    carrier, memory = engine.loop.carrier, engine.cache.memory
+    engine.submit(1, b"a" * 40 + b"first", max_tokens=4)
+    engine.submit(2, b"a" * 40 + b"second", max_tokens=4)
+    engine.submit(3, b"b" * 40 + b"third", max_tokens=4)
+    engine.turn()
+    assert carrier.is_reading and len(begun) == 1 and len(engine.scheduler.waiting) == 3
+    engine.loop.cancel(1)
+    engine.turn()
+    assert isinstance(engine.end(1), Failed) and carrier.is_reading
+    begun[0]()
+    while len(begun) < 2:  # the second has found what was read for the first
+        engine.turn()
+    assert memory.locked_bytes == 0 and memory.states
+    while not engine.has_ended(2):
+        engine.turn()
+    assert started(engine, 2).cached_tokens >= 40
+    assert not engine.scheduler.has_work, "the loop sleeps while the third is read"
+    begun[1]()
+    engine.drain()
+    assert started(engine, 3).cached_tokens >= 40 and len(begun) == 2
+    assert not engine.loop.carrier.is_reading and memory.locked_bytes == 0
+    for number, prompt in ((2, b"a" * 40 + b"second"), (3, b"b" * 40 + b"third")):
+        assert engine.text(number).encode() == expected_answer(prompt, 4, 96)

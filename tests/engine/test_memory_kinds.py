@@ -197,3 +197,25 @@ def test_a_prompt_cancelled_within_its_batch_leaves_nothing_wrong(
 @pytest.mark.parametrize(("kind", "kv_unified"), CASES)
 def test_streams_say_what_each_says_alone_for_200_rounds(kind: Kind, kv_unified: bool) -> None:
     run_rounds(kind, kv_unified=kv_unified, rounds=range(200))
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+def test_no_state_is_read_or_written_where_a_copy_waits(kind: Kind) -> None:
+    """llama.cpp makes a copy between the parts of a split pool with the next batch. A state that
+    was written over its source until then would be what is copied."""
+    engine = RealEngine(3, path=random_model(kind), flash_attention="off")
+    backend, told = engine.backend, tuple(range(300, 360))
+    engine.generate(told, max_tokens=1)
+    length = backend.last_position(0) + 1
+    state = backend.state(0, backend.state_bytes(0))
+    assert state is not None and backend.copy(0, 2, length)
+    assert backend.state(2, backend.state_bytes(2)) is None, "it is not there yet"
+    assert not backend.restore(0, state), "it would be written over what is copied"
+    engine.cache.start_over(0)
+    request_id = engine.submit(tuple(range(700, 720)), max_tokens=1)  # in the slot between
+    while not engine.ids(request_id):
+        assert engine.loop.turn()
+    copied = backend.state(2, backend.state_bytes(2))
+    assert backend.truncate(2, 0) and backend.restore(2, state)
+    assert copied == backend.state(2, backend.state_bytes(2))
+    engine.close()

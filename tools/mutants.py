@@ -1,0 +1,326 @@
+"""Mutation testing: changes one place of the scheduler or the cache at a time, and counts the
+changes that the tests notice.
+
+    python -m tools.mutants                    all places, about ten minutes
+    python -m tools.mutants --sample 100       a hundred of them, drawn with --seed
+    python -m tools.mutants --only Cache.match the places of some functions
+
+A *mutant* is a function with one change: a comparison, an operator, a condition, a constant or a
+returned value is another one, or a statement is gone. Only functions are changed, without asserts
+and without what is computed when a module is imported. The tests are those of `TESTS` that need no
+model. All run once, which tells the functions that each calls; then each mutant is put in place in
+a process of its own, and the tests of its function run, the quickest first, until one fails. A
+mutant with which a test takes much longer counts as noticed.
+
+Written here because the libraries for this collect pytest's tests again for each mutant, which
+takes several times as long. Exit status: 0 if at least `--least` percent were noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import copy
+import importlib
+import os
+import random
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+import pytest
+from _pytest.runner import runtestprotocol
+
+MODULES = (
+    "worker.engine.scheduler",
+    "worker.engine.cache.cache",
+    "worker.engine.cache.slots",
+    "worker.engine.cache.memory",
+    "worker.engine.cache.moves",
+)
+TESTS = (
+    "tests/engine/test_cache.py",
+    "tests/engine/test_scheduler.py",
+    "tests/engine/test_loop.py",
+    "tests/engine/test_memory_tier.py",
+    "tests/engine/test_snapshots.py",
+    "tests/engine/test_kv_store.py",
+    "tests/engine/test_placement.py",
+    "tests/engine/test_pace.py",
+    "tests/engine/test_random_walk.py",
+)
+NEEDS_A_MODEL = ("RealEngine", "vocabulary", "llama_cpp")
+"""Names in a test, or of its fixtures, that mean llama.cpp."""
+PATIENCE, LEAST_SECONDS = 5, 0.5
+"""A test of a mutant may take so many times its processor time, and so many seconds more."""
+MOST_SECONDS = 60
+"""The longest time of one test, which may wait for ever."""
+
+_SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult, ast.Mod: ast.Add, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
+    ast.Continue: ast.Break, ast.Break: ast.Continue,
+}  # fmt: skip
+_SWAPPED_NAMES = {"min": "max", "max": "min", "all": "any", "any": "all"}
+
+
+@dataclass
+class Mutant:
+    module: str
+    function: str
+    line: int
+    what: str
+    code: CodeType
+
+
+# --- what is changed -----------------------------------------------------------------------------
+
+
+def changes(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], Any]]]:
+    """What can be changed at a node: a description, and what makes the new node of a copy."""
+
+    def swap(name: str) -> Callable[[Any], Any]:
+        def swapped(node: Any) -> Any:
+            setattr(node, name, _SWAPPED[type(getattr(node, name))]())
+            return node
+
+        return swapped
+
+    def swap_first(node: Any) -> Any:
+        node.ops[0] = _SWAPPED[type(node.ops[0])]()
+        return node
+
+    def negate(node: Any) -> Any:
+        node.test = ast.UnaryOp(ast.Not(), node.test)
+        return node
+
+    match node:
+        case ast.Compare():
+            yield "another comparison", swap_first
+        case ast.BoolOp() | ast.BinOp() | ast.AugAssign() if type(node.op) in _SWAPPED:
+            yield "another operator", swap("op")
+        case ast.UnaryOp(op=ast.Not()):
+            yield "no `not`", lambda node: node.operand
+        case ast.Constant(value=bool()):
+            yield "the opposite", lambda node: ast.Constant(not node.value)
+        case ast.Constant(value=int() | float()):
+            yield "one more", lambda node: ast.Constant(node.value + 1)
+        case ast.Name(id="min" | "max" | "all" | "any"):
+            yield "the opposite", lambda node: ast.Name(_SWAPPED_NAMES[node.id], node.ctx)
+        case ast.Continue() | ast.Break():
+            yield "another jump", lambda node: _SWAPPED[type(node)]()
+        case ast.Return(value=ast.expr()) if not isinstance(node.value, ast.Constant):
+            yield "no value", lambda node: ast.Return(ast.Constant(None))
+    match node:
+        case ast.If() | ast.While() | ast.IfExp():
+            yield "the opposite condition", negate
+        case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Delete():
+            yield "no statement", lambda node: ast.Pass()
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript(), *_]):
+            yield "no statement", lambda node: ast.Pass()
+
+
+class _Change(ast.NodeTransformer):
+    def __init__(self, target: ast.AST, make: Callable[[Any], Any]) -> None:
+        self._target, self._make = target, make
+
+    def visit(self, node: ast.AST) -> Any:
+        if node is self._target:
+            return ast.copy_location(self._make(copy.deepcopy(node)), node)
+        return super().visit(node)
+
+
+def _places(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that may be changed: no annotations, asserts and nested definitions."""
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if not isinstance(child, ast.AST) or isinstance(child, ast.Assert | ast.arguments):
+                continue
+            yield child
+            yield from _places(child)
+
+
+def mutants_of(module: str) -> Iterator[Mutant]:
+    source = Path(importlib.import_module(module).__file__ or "").read_text()
+    tree = ast.parse(source)
+    owners: list[tuple[str, ast.FunctionDef]] = []
+    for top in tree.body:
+        if isinstance(top, ast.FunctionDef):
+            owners.append((top.name, top))
+        elif isinstance(top, ast.ClassDef):
+            owners += [
+                (f"{top.name}.{each.name}", each)
+                for each in top.body
+                if isinstance(each, ast.FunctionDef)
+            ]
+    for name, function in owners:
+        for place in _places(function):
+            for what, make in changes(place):
+                code = _code_of(_compiled(name, function, place, make), name)
+                yield Mutant(module, name, place.lineno, what, code)  # type: ignore[attr-defined]
+
+
+def _compiled(
+    name: str, function: ast.FunctionDef, place: ast.AST, make: Callable[[Any], Any]
+) -> CodeType:
+    """The function with one change, alone in its class."""
+    memo: dict[int, Any] = {}
+    twin = copy.deepcopy(function, memo)
+    body: list[ast.stmt] = [_Change(memo[id(place)], make).visit(twin)]
+    if "." in name:
+        body = [
+            ast.ClassDef(name.split(".")[0], bases=[], keywords=[], body=body, decorator_list=[])
+        ]
+    tree = ast.fix_missing_locations(ast.Module(body, type_ignores=[]))
+    return compile(tree, f"<mutant of {name}>", "exec")
+
+
+def _code_of(code: CodeType, qualname: str) -> CodeType:
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            if const.co_qualname == qualname:
+                return const
+            if qualname.startswith(const.co_qualname + "."):
+                return _code_of(const, qualname)
+    raise LookupError(qualname)
+
+
+def function_of(module: str, qualname: str) -> FunctionType:
+    found: Any = importlib.import_module(module)
+    for name in qualname.split("."):
+        found = vars(found)[name]
+    found = getattr(found, "fget", found)
+    found = getattr(found, "__func__", found)
+    assert isinstance(found, FunctionType), qualname
+    return found
+
+
+# --- who notices ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Mutation:
+    """A plugin of pytest that runs the collected tests on each mutant instead of once."""
+
+    options: argparse.Namespace
+    tests_of: dict[CodeType, list[tuple[float, pytest.Item]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    share: float = 0.0
+
+    def pytest_configure(self) -> None:
+        from hypothesis import HealthCheck, Phase, settings  # pytest wants to import it first
+
+        settings.register_profile(
+            "mutants",
+            database=None,
+            derandomize=True,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.explicit, Phase.generate],  # the first failure is enough
+        )
+        settings.load_profile("mutants")
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [each for each in items if not _needs_a_model(each)]
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        mutants = [each for module in MODULES for each in mutants_of(module)]
+        if self.options.only:
+            mutants = [m for m in mutants if m.function.startswith(tuple(self.options.only))]
+        if self.options.sample:
+            dice = random.Random(self.options.seed)
+            mutants = dice.sample(mutants, min(self.options.sample, len(mutants)))
+        functions = {function_of(m.module, m.function).__code__ for m in mutants}
+        began = time.monotonic()
+        for item in session.items:
+            self._watch(item, functions)
+        print(f"{len(session.items)} tests, {time.monotonic() - began:.1f} s", flush=True)
+        n_noticed = 0
+        for number, mutant in enumerate(mutants, 1):
+            if self._is_noticed(mutant):
+                n_noticed += 1
+            else:
+                print(f"{mutant.module}:{mutant.line} {mutant.function}: {mutant.what}", flush=True)
+            if number % 50 == 0:
+                print(f"  {n_noticed} of {number} noticed", flush=True)
+        self.share = 100 * n_noticed / max(len(mutants), 1)
+        seconds = time.monotonic() - began
+        print(f"{n_noticed} of {len(mutants)} noticed: {self.share:.1f} %, {seconds:.0f} s")
+        return True
+
+    def _watch(self, item: pytest.Item, functions: set[CodeType]) -> None:
+        """Run a test on the code as it is, and note which functions it calls."""
+        called: set[CodeType] = set()
+
+        def note(frame: FrameType, event: str, _: object) -> None:
+            if event == "call" and frame.f_code in functions:
+                called.add(frame.f_code)
+
+        sys.setprofile(note)
+        began = time.process_time()
+        reports = runtestprotocol(item, log=False, nextitem=None)
+        seconds = time.process_time() - began
+        sys.setprofile(None)
+        if any(report.failed for report in reports):
+            raise SystemExit(f"{item.nodeid} fails on the code as it is")
+        for code in called:
+            self.tests_of[code].append((seconds, item))
+
+    def _is_noticed(self, mutant: Mutant) -> bool:
+        function = function_of(mutant.module, mutant.function)
+        tests = sorted(self.tests_of[function.__code__], key=lambda pair: pair[0])
+        if not (pid := os.fork()):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+            try:
+                function.__code__ = mutant.code
+                for seconds, item in tests:
+                    signal.setitimer(signal.ITIMER_PROF, PATIENCE * seconds + LEAST_SECONDS)
+                    signal.alarm(MOST_SECONDS)
+                    reports = runtestprotocol(item, log=False, nextitem=None)
+                    if any(report.failed for report in reports):
+                        os._exit(1)
+            except BaseException:
+                os._exit(1)
+            os._exit(0)
+        return os.waitpid(pid, 0)[1] != 0
+
+
+def _needs_a_model(item: pytest.Item) -> bool:
+    assert isinstance(item, pytest.Function)
+    names = [item.name, *item.fixturenames, *item.function.__code__.co_names]
+    is_long = item.get_closest_marker("long") is not None
+    return is_long or any(word in name for name in names for word in NEEDS_A_MODEL)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--only", nargs="+", help="functions, by the beginning of their names")
+    parser.add_argument("--sample", type=int, help="only so many mutants, drawn at random")
+    parser.add_argument("--seed", type=int, default=0, help="of that draw")
+    parser.add_argument("--least", type=float, default=85.0, help="percent that must be noticed")
+    options = parser.parse_args()
+    mutation = Mutation(options)
+    tests = [each for each in TESTS if Path(each).exists()]
+    status = pytest.main(
+        ["-q", "-o", "timeout=0", "-p", "no:cacheprovider", *tests],
+        plugins=[mutation],
+    )
+    return 0 if status == 0 and mutation.share >= options.least else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
