@@ -10,10 +10,10 @@ from tests.engine.supervised import script
 
 __all__ = ["script"]
 
-FUNCTIONS_IN = 98
-OBJECTS_IN = 16
-FUNCTIONS_OUT = 22
-OBJECTS_OUT = 3
+FUNCTIONS_IN = 92
+OBJECTS_IN = 11
+FUNCTIONS_OUT = 16
+OBJECTS_OUT = 1
 
 
 def test_a_streamed_chat_takes_a_short_walk(script: Callable[..., None]) -> None:

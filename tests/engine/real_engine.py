@@ -6,6 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Literal
 
+from tests.engine.frames import by_request
 from tests.support.bundled import bundled_gguf
 from worker.engine.backend import LlamaBackend
 from worker.engine.cache.disk import Disk
@@ -19,7 +20,6 @@ from worker.llama.constraint import GrammarVocabulary
 from worker.llama.context import Context, ContextOptions
 from worker.llama.model import Model
 from worker.llama.sampler import Sampler
-from worker.supervisor.job import by_request
 from worker.wire.messages import (
     Event,
     Finished,

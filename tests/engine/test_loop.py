@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.byte_backend import ByteBackend, expected_answer, make_sequence
+from tests.engine.frames import by_request
 from worker.engine.cache.disk import Disk
 from worker.engine.limits import Limits
 from worker.engine.loop import Loop
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Drafter
 from worker.errors import Cancelled, InferenceTimeout, VramOom
-from worker.supervisor.job import by_request
 from worker.wire.messages import DecodeOutcome, Event, Failed, Finished, Started, Stats, Token
 
 CONTEXT = 96

@@ -12,7 +12,7 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from tests.engine.supervised import CONFIG
+from tests.engine.supervised import CONFIG, request, run, script, supervised
 from worker.errors import InvalidRequest, ModelError, WorkerError
 from worker.wire.async_channel import AsyncChannel
 from worker.wire.codec import MALFORMED
@@ -29,6 +29,7 @@ from worker.wire.messages import (
     Progress,
     PromptProgress,
     PromptScored,
+    RequestEvent,
     Started,
     StartFailed,
     Stats,
@@ -37,7 +38,7 @@ from worker.wire.messages import (
     Token,
     TokenLogprob,
 )
-from worker.wire.transport import LENGTH, SyncChannel, encode
+from worker.wire.transport import EVENTS, LENGTH, SyncChannel, encode
 from worker.wire.work import (
     ApplyTemplate,
     ChatPrompt,
@@ -52,6 +53,8 @@ from worker.wire.work import (
     Tokenize,
     Tokenized,
 )
+
+__all__ = ["script"]
 
 SCORED = TokenLogprob(7, b"\xff", -0.5, ((7, b"\xff", -0.5), (8, b" a", float("-inf"))))
 CHAT = ChatPrompt(({"role": "user", "content": ["é", 1, None, 2.5, {"a": True}]},))
@@ -161,6 +164,7 @@ class Bomb:
                 [["Token", 1, "a"]],
                 [["Token", "1", "a", [1]]],
                 [["Finished", 1, "OTHER", 1, 1.0]],
+                [["Started", 1, -1]],
                 [["Failed", 1, ["OTHER", "No.", {}]]],
                 [["Failed", 1, ["CANCELLED", "No."]]],
                 [["Answered", 1, {"type": "Other"}]],
@@ -248,6 +252,32 @@ def attack_both_ends(n: int, seed: int) -> None:
 
 def test_random_frames_are_messages_or_clean_errors() -> None:
     attack_both_ends(2_000, seed=1)
+
+
+def test_random_messages_raise_nothing_in_the_supervisor(script: Callable[..., None]) -> None:
+    """Whole messages that make no sense: out of order, twice, of other requests."""
+    originals = [encode(frame)[LENGTH.size :] for frame in FRAMES]
+    draw = random.Random(3)
+
+    async def test() -> None:
+        async with supervised() as supervisor:
+            jobs = [supervisor.open(request("ignore", f"{n}"), None) for n in range(4)]
+            for number, body in enumerate(mutants(originals, 2_000, seed=2)):
+                try:
+                    frame = EVENTS.decode(body)
+                except MALFORMED:
+                    continue
+                for event in frame:
+                    if isinstance(event, RequestEvent):
+                        job = draw.choice(jobs)
+                        event = msgspec.structs.replace(event, request_id=job.request_id)
+                    supervisor.on_events([event])
+                for at, job in enumerate(jobs):
+                    if job.has_ended:
+                        jobs[at] = supervisor.open(request("ignore", f"{number}-{at}"), None)
+            assert supervisor.state == "ready" and len(jobs) == 4
+
+    run(test)
 
 
 @pytest.mark.long

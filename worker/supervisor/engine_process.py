@@ -53,7 +53,8 @@ class EngineProcess:
         self._argv = argv
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: AsyncChannel | None = None
-        self.connected_at = self.last_frame_at = time.monotonic()
+        self.connected_at = self.heard_at = time.monotonic()
+        """When it was connected, and when it last told how far its start is."""
         self.ready_at: float | None = None
         """When it had decoded a token and served from then on."""
         self.phase = "preflight"
@@ -106,7 +107,7 @@ class EngineProcess:
         from worker.wire.async_channel import AsyncChannel
 
         self._gone = asyncio.Event()
-        self.connected_at = self.last_frame_at = time.monotonic()
+        self.connected_at = self.heard_at = time.monotonic()
         self._channel = await AsyncChannel.open(self._pipe, on_frame, self._on_lost)
 
     def _on_lost(self) -> None:
@@ -123,10 +124,6 @@ class EngineProcess:
         """The process id, from the spawn until the process was reaped."""
         process = self._process
         return process.pid if process is not None and process.returncode is None else None
-
-    @property
-    def serves(self) -> bool:
-        return self.ready_at is not None and not self.is_lost
 
     @property
     def ready_seconds(self) -> float:

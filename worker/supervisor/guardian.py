@@ -18,17 +18,7 @@ from worker.settings import Settings
 from worker.supervisor.crash_history import Crash, CrashHistory
 from worker.supervisor.engine_process import EngineProcess
 from worker.wire.engine_info import EngineInfo
-from worker.wire.messages import (
-    Answered,
-    Command,
-    Event,
-    Finished,
-    LoadModel,
-    Progress,
-    Ready,
-    StartFailed,
-    Stop,
-)
+from worker.wire.messages import LoadModel, Progress, Ready, StartFailed, Stop
 
 if TYPE_CHECKING:
     from worker.supervisor.supervisor import Supervisor
@@ -61,13 +51,10 @@ class Guardian:
     def condition(self) -> Condition:
         if self.fatal.done():
             return "failed"
-        if self.engine.serves:
+        engine = self.engine
+        if engine.ready_at is not None and not engine.is_lost:
             return "ready"
         return "loading" if self.info is None else "recovering"
-
-    def send(self, command: Command) -> None:
-        """Send a command; it is lost if there is no engine. Raises as `encode` does."""
-        self.engine.send(command)
 
     def fail(self, error: WorkerError) -> None:
         """Make the worker leave with `error`, unless it already leaves with another."""
@@ -132,7 +119,7 @@ class Guardian:
         engine = self.engine
         try:
             engine.spawn()
-            await engine.connect(self._on_frame)
+            await engine.connect(self._supervisor.on_events)
         except OSError as trouble:  # memory or processes are short for now
             return f"not spawned: {trouble.strerror}"
         engine.send(config)
@@ -166,32 +153,27 @@ class Guardian:
 
     # --- watch ---
 
-    def _on_frame(self, events: list[Event]) -> None:
+    def follow_start(self, event: Progress | StartFailed | Ready) -> None:
+        """Take what the engine tells of its start, until it is ready."""
         engine = self.engine
-        engine.last_frame_at = time.monotonic()
-        if engine.ready_at is None:
-            self._follow_start(engine, events)
-        elif not engine.has_served:
-            engine.has_served = any(isinstance(event, Finished | Answered) for event in events)
-        self._supervisor.on_events(events)
-
-    def _follow_start(self, engine: EngineProcess, events: list[Event]) -> None:
-        for event in events:
-            match event:
-                case Progress():
-                    engine.phase = event.phase
-                    self._supervisor.set_progress(event)
-                case StartFailed():
-                    engine.start_error = event.error
-                case Ready(info=info):
-                    self.info = info
-                    engine.ready_at = time.monotonic()
-                    seconds = engine.ready_at - engine.connected_at
-                    self._metrics.load.observe(seconds)
-                    self._log.info("engine.ready", pid=info.pid, seconds=round(seconds, 3))
-                    self._supervisor.on_ready()
-                    if not self._first_ready.done():
-                        self._first_ready.set_result(info)
+        if engine.ready_at is not None:
+            return
+        engine.heard_at = time.monotonic()
+        match event:
+            case Progress():
+                engine.phase = event.phase
+                self._supervisor.set_progress(event)
+            case StartFailed():
+                engine.start_error = event.error
+            case Ready(info=info):
+                self.info = info
+                engine.ready_at = engine.heard_at
+                seconds = engine.ready_at - engine.connected_at
+                self._metrics.load.observe(seconds)
+                self._log.info("engine.ready", pid=info.pid, seconds=round(seconds, 3))
+                self._supervisor.on_ready()
+                if not self._first_ready.done():
+                    self._first_ready.set_result(info)
 
     async def _watch(self) -> None:
         """Kill an engine that makes no progress; `_guard` then replaces it."""
@@ -207,9 +189,9 @@ class Guardian:
             engine, now = self.engine, time.monotonic()
             if now - before > tick + 1.0:
                 # This process itself was suspended; the pipe may hold frames that it has not read.
-                self.resumed_at = engine.last_frame_at = now
+                self.resumed_at = engine.heard_at = now
             elif engine.ready_at is None:
-                if now - engine.last_frame_at > start_patience:
+                if now - engine.heard_at > start_patience:
                     self._kill(f"was silent for {start_patience:.0f} s of its start and was killed")
             elif self._supervisor.stalled_seconds() >= patience:
                 self._kill(f"made no progress for {patience:.1f} s and was killed")

@@ -23,7 +23,6 @@ from worker.observability.metrics import Metrics, Outcome
 from worker.wire.messages import (
     Accepted,
     Answered,
-    Event,
     Failed,
     Finished,
     PromptProgress,
@@ -37,15 +36,6 @@ StreamEvent = Started | PromptProgress | PromptScored | Token | Finished | Answe
 
 _log = get_logger()
 _OUTCOMES: dict[str, Outcome] = {"CANCELLED": "cancelled", "INFERENCE_TIMEOUT": "timeout"}
-
-
-def by_request(events: list[Event]) -> dict[int, list[StreamEvent]]:
-    """One frame's events of each request, in order."""
-    streams: dict[int, list[StreamEvent]] = {}
-    for event in events:
-        if isinstance(event, StreamEvent):
-            streams.setdefault(event.request_id, []).append(event)
-    return streams
 
 
 class Stage(IntEnum):
@@ -242,10 +232,17 @@ class Job:
                 case PromptScored():
                     self._is_scored = True
         if n_tokens:
-            self._count_tokens(n_tokens)
+            self.stage = Stage.PRODUCING
+            now = time.monotonic()
+            seconds_each = (now - self._last_token_at) / n_tokens if self._first_token_at else None
+            self._metrics.tokens(n_tokens, seconds_each)
+            if self._first_token_at is None:
+                self._first_token_at = now
+                self._metrics.first_token.observe(now - self._submitted_at)
+            self._last_token_at = now
         match events[-1]:
-            case Finished() as last:
-                self._end("success", last.stop_reason)
+            case Finished(stop_reason=reason):
+                self._end("success", reason)
             case Answered():
                 self.is_accepted = True
                 self._end("success", None)
@@ -260,17 +257,6 @@ class Job:
         self.cached_tokens = event.cached_tokens
         self._metrics.queue_wait.observe(time.monotonic() - self._submitted_at)
         self._metrics.looked_up(self.prompt_tokens, event.cached_tokens)
-
-    def _count_tokens(self, n_tokens: int) -> None:
-        self.stage = Stage.PRODUCING
-        now = time.monotonic()
-        if self._first_token_at is None:
-            self._first_token_at = now
-            self._metrics.first_token.observe(now - self._submitted_at)
-            self._metrics.tokens(n_tokens, None)
-        else:
-            self._metrics.tokens(n_tokens, (now - self._last_token_at) / n_tokens)
-        self._last_token_at = now
 
     def _end(self, outcome: Outcome, reason: str | None) -> None:
         self.has_ended = True

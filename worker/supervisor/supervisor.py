@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -19,7 +18,6 @@ from worker.errors import (
     InferenceTimeout,
     InvalidRequest,
     NotReady,
-    QueueFull,
     ResidencyViolation,
     ShuttingDown,
     WorkerError,
@@ -30,7 +28,7 @@ from worker.settings import Settings
 from worker.supervisor import recovery
 from worker.supervisor.engine_process import EngineProcess
 from worker.supervisor.guardian import Guardian
-from worker.supervisor.job import Job, Stage, StreamEvent, by_request
+from worker.supervisor.job import Job, Stage, StreamEvent
 from worker.supervisor.job_table import JobTable
 from worker.supervisor.quarantine import Quarantine
 from worker.supervisor.status import NO_STATS, State, WorkerStatus
@@ -44,6 +42,8 @@ from worker.wire.messages import (
     Finished,
     LoadModel,
     Progress,
+    Ready,
+    StartFailed,
     Stats,
     Submit,
 )
@@ -72,9 +72,9 @@ class Supervisor:
         self.changed = asyncio.Event()
         """Set once, at the next change of `state` or `progress`; a new event then replaces it."""
         self._guardian = Guardian(settings, metrics, self, engine or EngineProcess())
-        self._jobs = JobTable()
+        self._jobs = JobTable(settings)
         self._next_request_id = 1
-        self._cancelled_at: dict[int, float] = {}
+        self._dropped_at: dict[int, float] = {}
         """When the engine was asked to drop each request that it has not confirmed yet."""
         self._holds_jobs = False
         """Whether jobs of an engine that died still wait for the next engine."""
@@ -170,7 +170,7 @@ class Supervisor:
         """
         job = Job(self._next_request_id, work, self._metrics, self._drop)
         try:
-            self._check_admission(job)
+            self._check_admission(work)
             self._jobs.add(job)
         except WorkerError as error:
             self._metrics.rejected.labels(error.code).inc()
@@ -186,45 +186,30 @@ class Supervisor:
         self._send(job)
         return job
 
-    def _check_admission(self, job: Job) -> None:
-        """Check that the job may join the others.
-
+    def _check_admission(self, work: Work) -> None:
+        """
         Raises:
             ShuttingDown, NotReady: the worker takes no work in this state.
             InvalidRequest: the request is in quarantine.
-            QueueFull: too many requests, or too many prompt tokens, are waiting.
         """
-        if self.state == "draining":
+        state = self.state
+        if state == "draining":
             raise ShuttingDown("The worker is shutting down and takes no new work.")
-        if self.state != "ready":
+        if state != "ready":
             phase, percent = self._progress.phase, self._progress.percent
             raise NotReady(
-                f"The worker is {self.state}: {phase}, {percent:.0f} %.",
-                phase=phase,
-                percent=percent,
+                f"The worker is {state}: {phase}, {percent:.0f} %.", phase=phase, percent=percent
             )
-        if job.is_internal:
-            return
-        if job.work in self._quarantine:
+        if work in self._quarantine:
             self._metrics.quarantined.inc()
             message = "This request is suspected of two engine crashes and is refused for now."
             fault = {"field": "prompt", "constraint": "quarantine", "message": message}
             raise InvalidRequest(message, errors=[fault])
-        limits = self._settings
-        full = None
-        if len(self._jobs) >= limits.engine.slots + limits.max_queued_requests:
-            full = f"{limits.max_queued_requests} requests"
-        elif self._jobs.queued_prompt_tokens >= limits.max_queued_prompt_tokens:
-            full = f"{limits.max_queued_prompt_tokens} prompt tokens"
-        if full is not None:
-            pace = self._jobs.seconds_per_job
-            wait = 1 if pace is None else min(max(math.ceil(pace * self._jobs.queued), 1), 120)
-            raise QueueFull(f"The queue is full: {full} are waiting.", retry_after_seconds=wait)
 
     def _send(self, job: Job) -> None:
         """Send the job to the engine; a job that cannot be sent ends here."""
         try:
-            self._guardian.send(Submit(job.request_id, job.submission()))
+            self._guardian.engine.send(Submit(job.request_id, job.submission()))
         except (ValueError, TypeError, OverflowError, RecursionError) as error:
             self._log.warning("request.unsendable", job_id=job.job_id, reason=str(error))
             fault = "The request is nested too deeply or too large."
@@ -238,8 +223,8 @@ class Supervisor:
         """End the job with `error` and free its cells; a job that has ended is ignored."""
         if not job.has_ended:
             if job.stage != Stage.HELD:
-                self._cancelled_at[job.request_id] = time.monotonic()
-                self._guardian.send(Cancel(job.request_id))
+                self._dropped_at[job.request_id] = time.monotonic()
+                self._guardian.engine.send(Cancel(job.request_id))
             self._end(job, error)
 
     def _end(self, job: Job, error: WorkerError) -> None:
@@ -311,7 +296,7 @@ class Supervisor:
     def on_lost(self, error: EngineCrashed, in_hand: frozenset[int]) -> None:
         self._stats = NO_STATS
         self._holds_jobs = True
-        self._cancelled_at.clear()
+        self._dropped_at.clear()
         survives = self._settings.survive_crashes
         for job in recovery.after_a_crash(self._jobs, in_hand, survives, self._quarantine):
             self._end(job, error)
@@ -328,6 +313,8 @@ class Supervisor:
             self._end(job, error)
 
     def on_events(self, events: list[Event]) -> None:
+        """Take one frame of the engine's."""
+        streams: dict[int, list[StreamEvent]] = {}
         for event in events:
             match event:
                 case Stats():
@@ -335,29 +322,40 @@ class Supervisor:
                     self._step_at = time.monotonic()
                 case Accepted():
                     self._intake_at = time.monotonic()
-                    if (job := self._jobs.get(event.request_id)) is not None:
+                    if (job := self._jobs.by_id.get(event.request_id)) is not None:
                         job.accept(event)
-        for request_id, stream in by_request(events).items():
-            self._on_stream(request_id, stream)
+                case Progress() | StartFailed() | Ready():
+                    self._guardian.follow_start(event)
+                case _:
+                    streams.setdefault(event.request_id, []).append(event)
+        for request_id, stream in streams.items():
+            job = self._jobs.by_id.get(request_id)
+            is_end = isinstance(stream[-1], Finished | Answered | Failed)
+            if job is None:
+                if is_end:
+                    self._confirm_drop(request_id)
+            elif job.engine_restarts or is_end:
+                self._feed(job, stream)
+            else:
+                job.feed(stream)
         if self._holds_jobs and self._guardian.condition == "ready":
             self._send_held()
 
-    def _on_stream(self, request_id: int, stream: list[StreamEvent]) -> None:
-        """Handle one frame's events of one request, in order."""
-        job = self._jobs.get(request_id)
-        if job is None:
-            if isinstance(stream[-1], Finished | Answered | Failed):
-                cancelled_at = self._cancelled_at.pop(request_id, None)
-                if cancelled_at is not None:  # its cells are free now
-                    self._metrics.cancel.observe(time.monotonic() - cancelled_at)
-            return
+    def _confirm_drop(self, request_id: int) -> None:
+        """The engine has ended a request that was dropped: its cells are free now."""
+        dropped_at = self._dropped_at.pop(request_id, None)
+        if dropped_at is not None:
+            self._metrics.cancel.observe(time.monotonic() - dropped_at)
+
+    def _feed(self, job: Job, stream: list[StreamEvent]) -> None:
+        """Feed a job that ends, or goes on after a crash, with its events of one frame."""
         if job.engine_restarts:
             try:
                 stream = job.continued(stream)
             except EngineCrashed as error:
                 return self._drop(job, error)
-            if not stream:
-                return
+        if not stream:
+            return
         last = stream[-1]
         if not isinstance(last, Finished | Answered | Failed):
             return job.feed(stream)
@@ -365,4 +363,6 @@ class Supervisor:
             self._intake_at = time.monotonic()
         if isinstance(last, Finished):
             self._quarantine.absolve(job.work)
+        if not isinstance(last, Failed):
+            self._guardian.engine.has_served = True
         self._deliver_end(job, stream)

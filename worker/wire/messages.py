@@ -9,15 +9,16 @@ because they cross threads and processes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from worker.errors import WorkerError
 from worker.wire.engine_info import EngineInfo
 from worker.wire.engine_settings import Adapter, EngineSettings
 from worker.wire.work import Answer, Work
 
+Count = Annotated[int, Meta(ge=0)]
 StopReason = Literal["EOS", "MAX_TOKENS", "STOP_SEQUENCE"]
 DecodeOutcome = Literal["ok", "no_room", "aborted", "failed"]
 """The outcome of a batch. `ok`: computed. `no_room`: no KV cells for it; the cache is unchanged.
@@ -101,7 +102,7 @@ class Accepted(Message, frozen=True):
     """A request to generate or pool was checked, tokenised and queued."""
 
     request_id: int
-    prompt_tokens: int
+    prompt_tokens: Count
     """BOS and the template's tokens included."""
     prompt_ids: bytes = b""
     """The prompt's tokens as 32-bit integers, for the next engine if this one dies."""
@@ -111,7 +112,7 @@ class Started(Message, frozen=True):
     """The sequence has a slot. `cached_tokens` of its prompt were reused."""
 
     request_id: int
-    cached_tokens: int
+    cached_tokens: Count
     prompt_end: str = ""
     """The prompt's last characters tell whether the chat template has opened reasoning."""
 
@@ -120,7 +121,7 @@ class PromptProgress(Message, frozen=True):
     """So many tokens of a prompt, reused ones too, are in the cells `seconds` after its start."""
 
     request_id: int
-    n_computed: int
+    n_computed: Count
     seconds: float
 
 
@@ -153,7 +154,7 @@ class Finished(Message, frozen=True):
 
     request_id: int
     stop_reason: StopReason
-    tokens_out: int
+    tokens_out: Count
     decode_time_ms: float
     stop_sequence: str | None = None
     prompt_time_ms: float = 0.0
