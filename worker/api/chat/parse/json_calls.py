@@ -90,7 +90,7 @@ def value(source: Source, give: Give) -> Steps[bool]:
             if source.at == len(source.text):  # cut off
                 give(word)
                 return False
-            give(_strict(word))
+            give(strict_word(word))
         if depth <= 0:
             return True
 
@@ -125,7 +125,8 @@ def _escape(source: Source, give: Give) -> Steps[None]:
         give("\\\\")
 
 
-def _strict(word: str) -> str:
+def strict_word(word: str) -> str:
+    """A word without quotes as JSON: a number, JSON's or Python's own word, or else a string."""
     if _NUMBER.fullmatch(word) and math.isfinite(float(word)):
         return word
     return _WORDS.get(word) or _PYTHON.get(word) or to_json(word)

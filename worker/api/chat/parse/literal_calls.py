@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from worker.api.chat.parse.json_calls import to_json
+from worker.api.chat.parse.json_calls import strict_word, to_json
 
 QUOTE: Final = '<|"|>'
 _HEADER: Final = re.compile(r"\s*call:([^{}\s]+?)\s*\{")
@@ -57,11 +57,7 @@ def _in_json(found: re.Match[str]) -> str:
         case "text":
             return to_json(found["text"])
         case "word":
-            word = found["word"].rstrip()
-            try:
-                return to_json(_WORDS[word] if word in _WORDS else json.loads(word))
-            except ValueError:
-                return to_json(word)
+            return strict_word(found["word"].rstrip())
         case "last":
             return ""
     return found[0]
