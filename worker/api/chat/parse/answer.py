@@ -7,7 +7,6 @@ and is none of an offered function stays text, with its marks. Never raises, wha
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
 
 from worker.api.chat.delta import Delta, Reasoning, Text
@@ -52,21 +51,19 @@ class AnswerParser:
         written = self._written_by_prompt(prompt_end)
         self._source = Source(written)
         self._deltas = Deltas(self._use, calls.id_length, len(written))
-        self._flow: tuple[type[Text | Reasoning], re.Pattern[str]] | None = None
-        """While text or reasoning is given on: which, and what in it needs no reading."""
         self._steps = self._answer()
 
     def feed(self, text: str) -> list[Delta]:
         """Take more output; returns the deltas that are certain by now.
 
-        Most of an answer needs no reading: no sign of it begins a mark, and no text before it is
-        undecided. It is its own delta. Everything else is read step by step.
+        Most of an answer needs no reading: none of its signs begins a mark or ends a string, and no
+        text before it is undecided. It is its own delta. Everything else is read step by step.
         """
         source = self._source
-        if self._flow is not None and source.at == len(source.text):
-            kind, plain = self._flow
+        if source.flow is not None and source.at == len(source.text):
+            plain, grow = source.flow
             if plain.fullmatch(text):
-                return [kind(text)]
+                return [grow(text)]
         return self._read(text)
 
     def finish(self) -> list[Delta]:
@@ -77,14 +74,6 @@ class AnswerParser:
         self._source.add(text, final=final)
         next(self._steps, None)
         return self._deltas.take()
-
-    def _until(self, marks: Marks, kind: type[Text | Reasoning]) -> Steps[str]:
-        """Give on the text before the next mark; that mark, not taken, or "" at the end."""
-        self._flow = kind, marks.plain
-        give = self._deltas.text if kind is Text else self._deltas.reasoning
-        mark = yield from self._source.until(marks, give)
-        self._flow = None
-        return mark
 
     def _written_by_prompt(self, prompt_end: str) -> str:
         """The mark at the prompt's end: it is read as if the model had written it."""
@@ -110,7 +99,7 @@ class AnswerParser:
             if not mark and (yield from source.peek()):
                 deltas.text(blank)
                 blank, has_text = "", True
-                mark = yield from self._until(self._marks, Text)
+                mark = yield from source.until(self._marks, deltas.text, Text)
             if not mark:
                 deltas.text("" if deltas.n_calls else blank)
                 return
@@ -143,7 +132,7 @@ class AnswerParser:
         after_begin, before_end, after_end = self._thinking.pads
         yield from self._source.drop(after_begin)
         ends = Marks(before_end + self._thinking.end, self._thinking.end)
-        if end := (yield from self._until(ends, Reasoning)):
+        if end := (yield from self._source.until(ends, self._deltas.reasoning, Reasoning)):
             self._source.take(end)
             yield from self._source.drop(after_end)
 

@@ -6,11 +6,12 @@ import re
 import secrets
 import string
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
+from worker.api.chat.parse.source import Grow
 
 _LETTERS = string.ascii_letters + string.digits
 _INDEX = re.compile(r":\d+\Z")
@@ -59,7 +60,7 @@ class Deltas:
         self.n_unwritten = n_unwritten
         """So many characters of the next text are the prompt's end, and not the model's."""
         self._deltas: list[Delta] = []
-        self._of: Callable[[str], Delta] | None = None
+        self._of: Grow | None = None
         """Makes the delta of the texts in `_parts`."""
         self._parts: list[str] = []
         self._ids: set[str] = set()
@@ -91,10 +92,15 @@ class Deltas:
         if self._is_wanted:
             self._add(self._arguments, text)
 
+    @property
+    def grow(self) -> Grow | None:
+        """Makes the delta of more arguments; `None` if they are not given on."""
+        return self._arguments if self._is_wanted else None
+
     def _arguments(self, text: str) -> Delta:
         return Arguments(self.n_calls - 1, text)
 
-    def _add(self, of: Callable[[str], Delta], text: str) -> None:
+    def _add(self, of: Grow, text: str) -> None:
         if text:
             if self._of != of:
                 self._join()

@@ -13,7 +13,7 @@ import re
 from typing import Any, Final, NoReturn
 
 from worker.api.chat.parse.calls import Deltas, ToolUse
-from worker.api.chat.parse.source import Give, Source, Steps
+from worker.api.chat.parse.source import Give, Grow, Source, Steps
 
 _NAMES = ("name", "tool_name", "function")
 _ARGUMENTS = ("arguments", "parameters")
@@ -64,17 +64,17 @@ def _refuse(word: str) -> NoReturn:
 
 def escaped(text: str) -> str:
     """A text as it stands within a JSON string."""
-    return to_json(text)[1:-1]
+    return text if _PLAIN.fullmatch(text) else to_json(text)[1:-1]
 
 
-def value(source: Source, give: Give) -> Steps[bool]:
+def value(source: Source, give: Give, grow: Grow | None = None) -> Steps[bool]:
     """Give on one JSON value as it comes; false where the text ends before it does."""
     depth = 0
     while True:
         sign = yield from source.peek()
         if sign == '"':
             give(source.take_to(source.at + 1))
-            if not (yield from _string(source, give)):
+            if not (yield from _string(source, give, grow)):
                 return False
             give('"')
         elif sign and sign in "{[":
@@ -95,9 +95,15 @@ def value(source: Source, give: Give) -> Steps[bool]:
             return True
 
 
-def _string(source: Source, give: Give) -> Steps[bool]:
+def _string(source: Source, give: Give, grow: Grow | None = None) -> Steps[bool]:
     """Give on the rest of a string, without its end quote, which is taken."""
-    while sign := (yield from source.peek()):
+    flow = (_PLAIN, grow) if grow is not None else None
+    while True:
+        source.flow = flow
+        sign = yield from source.peek()
+        source.flow = None
+        if not sign:
+            return False
         if found := _PLAIN.match(source.text, source.at):
             give(source.take_to(found.end()))
         elif sign == "\\":
@@ -107,7 +113,6 @@ def _string(source: Source, give: Give) -> Steps[bool]:
             if sign == '"':
                 return True
             give(escaped(sign))
-    return False
 
 
 def _escape(source: Source, give: Give) -> Steps[None]:
@@ -161,7 +166,7 @@ def read_arguments(
     if sign == "{":
         source.forget()
         deltas.call(name, call_id)
-        yield from value(source, deltas.arguments)
+        yield from value(source, deltas.arguments, deltas.grow)
         return True
     text: str | None
     if sign == '"':

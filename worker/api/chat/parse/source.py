@@ -11,11 +11,15 @@ import re
 from collections.abc import Callable, Generator
 from typing import Final, Literal, TypeVar
 
+from worker.api.chat.delta import Delta
+
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 """What yields where it needs more text, and returns a `T`."""
 Give = Callable[[str], None]
 """Takes the next part of a text."""
+Grow = Callable[[str], Delta]
+"""Makes the delta of the next part of a text."""
 
 MAX_FIELD_CHARS = 400
 _MAX_ANY_CHARS = 100
@@ -110,6 +114,8 @@ class Source:
         self.text, self.at, self.ended = text, 0, False
         self._taken: list[str] | None = None
         """What was taken since `remember`."""
+        self.flow: tuple[re.Pattern[str], Grow] | None = None
+        """While a text goes on and all of it was given: what needs no reading, and its delta."""
 
     def add(self, text: str, *, final: bool) -> None:
         self.text, self.at, self.ended = self.text[self.at :] + text, 0, final
@@ -166,8 +172,12 @@ class Source:
                 return
             self.take_to(self.at + 1)
 
-    def until(self, marks: Marks, give: Give) -> Steps[str]:
-        """Take the text before the next mark; that mark, not taken, or "" at the end."""
+    def until(self, marks: Marks, give: Give, grow: Grow | None = None) -> Steps[str]:
+        """Take the text before the next mark; that mark, not taken, or "" at the end.
+
+        With `grow`, what `give` takes is a delta as it comes.
+        """
+        flow = (marks.plain, grow) if grow is not None else None
         while True:
             begun = len(self.text) if self.ended else marks.begun(self.text, self.at)
             found = marks.pattern.search(self.text, self.at)
@@ -177,7 +187,10 @@ class Source:
                 return found[0]
             if begun > self.at:
                 give(self.take_to(begun))
-            if not (yield from self.more()) and self.at == len(self.text):
+            self.flow = flow
+            has_more = yield from self.more()
+            self.flow = None
+            if not has_more and self.at == len(self.text):
                 return ""
 
     def here(self, marks: Marks) -> Steps[str]:

@@ -117,10 +117,12 @@ class TaggedCall:
         def give(text: str) -> None:
             deltas.arguments(escaped(text)) if is_text else parts.append(text)
 
+        grow_json = deltas.grow if is_text else None
+        grow = (lambda text: grow_json(escaped(text))) if grow_json is not None else None
         if is_text:
             deltas.arguments('"')
         ends = Marks(pad + end, end)
-        while mark := (yield from source.until(ends, give)):
+        while mark := (yield from source.until(ends, give, grow)):
             source.take(mark)
             if (yield from self._goes_on()):
                 deltas.arguments('"' if is_text else _json_of("".join(parts), schema))
