@@ -9,7 +9,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from worker.convert.architectures.rules import Metadata
+from worker.convert.family.rules import Metadata
 from worker.convert.output import header, write_header_to
 from worker.convert.tokenizer import check
 from worker.convert.tokenizer.reference import reference

@@ -21,8 +21,9 @@ import numpy.typing as npt
 from gguf.constants import Keys
 
 from worker.convert.architectures import FAMILIES
-from worker.convert.architectures.rules import Dims, Rule
 from worker.convert.checkpoint import Checkpoint, read_header
+from worker.convert.family.rules import Rule
+from worker.convert.family.sizes import Dims, extents
 from worker.convert.quantize import to_float32
 from worker.errors import ModelError
 from worker.models.checkpoint_files import read_json
@@ -151,8 +152,8 @@ def _placed(module: str, a: Matrix, b: Matrix, base: GgufHeader, path: Path) -> 
     shapes = {tensor.name: tensor.shape for tensor in base.tensors}
     for rule, name in _rules(module, base, path):
         rows = b
-        if rule.rows is not None:
-            first, count = rule.rows(dims)
+        if rule.origin.rows is not None:
+            first, count = extents(rule.origin.rows, dims)
             rows = b[first : first + count]
         if shapes.get(name) != (a.shape[1], rows.shape[0]):
             raise ModelError(
@@ -179,11 +180,8 @@ def _rules(module: str, base: GgufHeader, path: Path) -> list[tuple[Rule, str]]:
             known = source
             if source.startswith(root):
                 known = family.roots[0] + source.removeprefix(root)
-            found = family.rules.get(known)
-            if found is None:
-                continue
-            rules = found if isinstance(found, tuple) else (found,)
-            if not any(rule.make or rule.kind or "{i}" not in rule.target for rule in rules):
+            rules = family.rules.get(known, ())
+            if rules and all("{i}" in rule.target and not rule.origin.make for rule in rules):
                 i = layer[1] if layer else ""
                 return [(rule, rule.target.replace("{i}", i)) for rule in rules]
     raise ModelError(

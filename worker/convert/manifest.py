@@ -11,7 +11,7 @@ import hashlib
 import threading
 from pathlib import Path
 
-from worker.convert.architectures.rules import Metadata
+from worker.convert.family.rules import Metadata
 from worker.installation import own_version
 from worker.models.checkpoint_files import checkpoint_files
 from worker.models.checksum import sha256_of_file

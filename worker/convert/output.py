@@ -19,8 +19,8 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from worker.convert.architectures.rules import Metadata, Value
 from worker.convert.direct import DirectFile
+from worker.convert.family.rules import Metadata, Value
 from worker.convert.quantize import TensorType, size_bytes
 from worker.convert.tensor_plan import OutputTensor
 from worker.errors import ModelError

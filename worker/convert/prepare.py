@@ -13,9 +13,10 @@ from pathlib import Path
 from gguf.constants import Keys
 
 from worker.convert import architectures, manifest, reranker
-from worker.convert.architectures.rules import Family, Metadata
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
+from worker.convert.family import metadata as family_metadata
+from worker.convert.family.rules import Family, Metadata
 from worker.convert.output_types import FORMATS, OutputFormat
 from worker.convert.pooling import read_pooling
 from worker.convert.quantize import TensorType, tensor_type
@@ -94,8 +95,7 @@ def prepare(source: Path, options: Options) -> Conversion:
     if config.has(family.section):  # A text model alone may have everything on one level.
         config = config.section(family.section)
     dims = family.dims(config)
-    architectures.check_rope(family, config)
-    family.check(config, dims)
+    family_metadata.check(family, config, dims)
     pooling = read_pooling(checkpoint)
     if pooling is not None and family.head != "always":
         family = replace(family, head="none")
@@ -114,7 +114,7 @@ def prepare(source: Path, options: Options) -> Conversion:
         # Before the vocabulary, so that `patch` finds the digest's placeholder near the beginning.
         **manifest.provenance(source, options.outtype, options.name),
         **_importance(options),
-        **family.metadata(family.architecture, config, dims),
+        **family_metadata.of_family(family, config, dims),
         **family.tensor_metadata(checkpoint, dims),
         **({} if pooling is None else {Keys.LLM.POOLING_TYPE: int(pooling)}),
         **(reranker.metadata() if ranks else {}),

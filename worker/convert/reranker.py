@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 from gguf.constants import Keys, PoolingType
 
-from worker.convert.architectures.rules import Array, Dims, Family, Metadata, Rule
 from worker.convert.config import Config
+from worker.convert.family.rules import Array, Family, From, Metadata
+from worker.convert.family.sizes import EMBD, Dims, fixed
 from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 from worker.models.reference import name_of
@@ -35,7 +36,7 @@ _NAME = re.compile(r"qwen3-reranker", re.IGNORECASE)
 
 
 def is_reranker(source: Path, family: Family, config: Config) -> bool:
-    if family.architecture != "qwen3" or "lm_head.weight" not in family.rules:
+    if family.architecture != "qwen3" or "Qwen3ForCausalLM" not in family.names:
         return False
     readme = source / "README.md"
     texts = [name_of(source), str(config.values.get("_name_or_path"))]
@@ -57,16 +58,16 @@ def with_classifier(
     found = {label: i for label, i in ids.items() if i is not None}
     if len(found) < len(LABELS):
         raise ModelError(f"a reranker answers {' or '.join(LABELS)}, and both must be tokens")
-    source = "model.embed_tokens.weight"
-    embedding = family.rules[source]
-    assert isinstance(embedding, Rule)
-    classifier = Rule("cls.output.weight", lambda d: (len(LABELS), d.n_embd), make=_rows)
-    rules = {name: rule for name, rule in family.rules.items() if name != "lm_head.weight"}
-    if config.flag("tie_word_embeddings", default=True):
-        rules |= {source: (embedding, classifier)}
-    else:
-        rules |= {"lm_head.weight": classifier}
-    family = replace(family, rules=rules, head="none", ignored=(r"lm_head\.weight",))
+    tied = config.flag("tie_word_embeddings", default=True)
+    head = "model.embed_tokens.weight" if tied else "lm_head.weight"
+    family = replace(
+        family,
+        model="token_embd output_norm cls.output",
+        sources={**family.sources, "cls.output": From(head, make=_rows)},
+        shapes={**family.shapes, "cls.output": (fixed(len(LABELS)), EMBD)},
+        head="none",
+        ignored=(r"lm_head\.weight",),
+    )
     return family, replace(d, more={**d.more, **found})
 
 

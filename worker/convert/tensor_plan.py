@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from worker.convert.architectures.rules import Dims, Family, Make, Rule
 from worker.convert.checkpoint import READABLE, Checkpoint, TensorInfo
 from worker.convert.config import Config
+from worker.convert.family.rules import Family, Make, Rule
+from worker.convert.family.sizes import Dims, extents
 from worker.convert.quantize import size_bytes
 from worker.errors import ModelError
 
@@ -88,15 +89,23 @@ def plan_tensors(
             shape.
     """
     names = checkpoint.tensors
-    family = _rooted(family, names)
+    if d.kinds and len(d.kinds) != d.n_layers:
+        raise ModelError(f"{config.name} gives {len(d.kinds)} kinds of layers for {d.n_layers}")
     outputs: dict[str, OutputTensor] = {}
     for name, values in family.extra_tensors(config, d).items():
         outputs[name] = OutputTensor(name, values.shape, (), values=values)
-    instances = list(_instances(family, d))
-    for rule, name, sources in instances:
-        found = [tuple(names[s] for s in member if s in names) for member in sources]
-        if sum(map(len, found)) == sum(map(len, sources)):
-            outputs[name] = _output(rule, name, found, d)
+    instances = list(_instances(family, names, d))
+    for instance in instances:
+        found = [tuple(names[s] for s in member if s in names) for member in instance.members]
+        if sum(map(len, found)) == sum(map(len, instance.members)):
+            made = _output(instance, found, d)
+            if (other := outputs.get(made.name)) is not None and other.pieces:
+                raise ModelError(
+                    f"tensors {other.pieces[0].source.name} and {found[0][0].name} both become "
+                    f"{made.name}",
+                    tensor=made.name,
+                )
+            outputs[made.name] = made
     if family.head != "none":
         _tie_head(family, outputs, config)
     _check_complete(instances, outputs, checkpoint)
@@ -104,10 +113,37 @@ def plan_tensors(
     return sorted(outputs.values(), key=_position)
 
 
-def _rooted(family: Family, names: Mapping[str, TensorInfo]) -> Family:
-    """The family with its rules renamed to the prefix that this checkpoint's tensor names have."""
-    first = family.roots[0]
-    heads = ("lm_head.", "language_model.lm_head.")  # Multimodal checkpoints use the second.
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A rule in one layer."""
+
+    rule: Rule
+    name: str
+    """In the GGUF."""
+    shape: tuple[int, ...]
+    members: list[tuple[str, ...]]
+    """Names of its sources; a stack has several members."""
+
+
+def _instances(family: Family, names: Mapping[str, TensorInfo], d: Dims) -> Iterator[Instance]:
+    moved = _moved(family, names)
+    for rule in (rule for rules in family.rules.values() for rule in rules):
+        sources = [moved(source) for source in (rule.origin.source, *rule.origin.also)]
+        for i in range(d.n_layers) if "{i}" in rule.target else (0,):
+            kinds = d.kinds[i].split() if "{i}" in rule.target and d.kinds else []
+            if rule.on and rule.on not in kinds:
+                continue
+            shape = next((rule.shapes[kind] for kind in kinds if kind in rule.shapes), rule.shape)
+            size = extents(shape, d)
+            here = [source.replace("{i}", str(i)) for source in sources]
+            members = range(size[0]) if "{e}" in here[0] else (0,)
+            stacked = [tuple(name.replace("{e}", str(e)) for name in here) for e in members]
+            yield Instance(rule, rule.target.replace("{i}", str(i)), size, stacked)
+
+
+def _moved(family: Family, names: Mapping[str, TensorInfo]) -> Callable[[str], str]:
+    """Renames sources to the prefix that this checkpoint's tensor names have."""
+    first, heads = family.roots[0], ("lm_head.", "language_model.lm_head.")
     head = next((h for h in heads if f"{h}weight" in names), heads[0])
 
     def moved(source: str, root: str) -> str:
@@ -115,40 +151,28 @@ def _rooted(family: Family, names: Mapping[str, TensorInfo]) -> Family:
             return head + source.removeprefix(heads[0])
         return root + source.removeprefix(first) if source.startswith(first) else source
 
-    embedding = next(s for s, r in family.rules.items() if not isinstance(r, tuple))
+    embeddings = [
+        source
+        for source, rules in family.rules.items()
+        if any(rule.target == "token_embd.weight" for rule in rules)
+    ]
     for root in family.roots:
-        if moved(embedding, root) in names:
-            return replace(family, rules={moved(s, root): r for s, r in family.rules.items()})
-    return family
+        if any(moved(source, root) in names for source in embeddings):
+            return partial(moved, root=root)
+    return partial(moved, root=first)
 
 
-Instance = tuple[Rule, str, list[tuple[str, ...]]]
-"""A rule in one layer, with its GGUF name and source names; a stack has several members."""
-
-
-def _instances(family: Family, d: Dims) -> Iterator[Instance]:
-    for source, rules in family.rules.items():
-        for rule in rules if isinstance(rules, tuple) else (rules,):
-            members = range(rule.shape(d)[0]) if "{e}" in source else (0,)
-            for i in range(d.n_layers) if "{i}" in source else (0,):
-                if rule.on and rule.on not in d.kinds[i].split():
-                    continue
-                names = [name.replace("{i}", str(i)) for name in (source, *rule.also)]
-                stacked = [tuple(name.replace("{e}", str(e)) for name in names) for e in members]
-                yield rule, rule.target.replace("{i}", str(i)), stacked
-
-
-def _output(rule: Rule, name: str, members: list[tuple[TensorInfo, ...]], d: Dims) -> OutputTensor:
-    shape = rule.shape(d)
+def _output(instance: Instance, members: list[tuple[TensorInfo, ...]], d: Dims) -> OutputTensor:
+    rule, name, shape = instance.rule, instance.name, instance.shape
     for info in (info for member in members for info in member):
-        if not info.is_readable and not rule.kind:
+        if not info.is_readable and not rule.origin.kind:
             raise ModelError(
                 f"{info.path}: tensor {info.name} has type {info.dtype}; "
                 f"{', '.join(READABLE)} can be converted",
                 tensor=info.name,
             )
-    if rule.make is not None:
-        return _made_output(rule, name, members, d)
+    if rule.origin.make is not None:
+        return _made_output(instance, members, d)
     sources = [member[0] for member in members]
     if len(shape) > 1:  # In a stack, a vector becomes a row.
         sources = [replace(s, shape=(1, *s.shape)) if len(s.shape) == 1 else s for s in sources]
@@ -161,23 +185,24 @@ def _output(rule: Rule, name: str, members: list[tuple[TensorInfo, ...]], d: Dim
 
 
 def _made_output(
-    rule: Rule, name: str, members: list[tuple[TensorInfo, ...]], d: Dims
+    instance: Instance, members: list[tuple[TensorInfo, ...]], d: Dims
 ) -> OutputTensor:
-    assert rule.make is not None
-    shape = rule.shape(d)
-    n_parts = d.n_expert if rule.per_expert else 1
+    rule, name, shape = instance.rule, instance.name, instance.shape
+    origin = rule.origin
+    assert origin.make is not None
+    n_parts = d.n_expert if origin.per_expert else 1
     row_length = shape[-1] if len(shape) > 1 else 1
     n_rows = math.prod(shape) // row_length // len(members) // n_parts
-    size = n_rows * (size_bytes(rule.kind, row_length) if rule.kind else row_length)
-    make = partial(_made, rule.make, d, name, size)
+    size = n_rows * (size_bytes(origin.kind, row_length) if origin.kind else row_length)
+    make = partial(_made, origin.make, d, name, size)
     pieces = [
         RowSpan(first, 0, n_rows, make=make, also=tuple(also), part=part, n_parts=n_parts)
         for first, *also in members
         for part in range(n_parts)
     ]
-    if rule.per_expert and any(info.shape[0] != n_parts for m in members for info in m):
+    if origin.per_expert and any(info.shape[0] != n_parts for m in members for info in m):
         raise _misshapen(members[0][0], shape)
-    return OutputTensor(name, shape, tuple(pieces), rule.plus, rule.keep_f32, rule.kind)
+    return OutputTensor(name, shape, tuple(pieces), rule.plus, rule.keep_f32, origin.kind)
 
 
 def _made(
@@ -198,8 +223,8 @@ def _pieces(
 ) -> Iterator[RowSpan]:
     if source.shape != stack[0].shape:
         raise _misshapen(source, stack[0].shape)
-    if rule.rows is None:
-        n_missing = shape[0] - source.n_rows if rule.pads_rows else 0
+    if rule.origin.rows is None:
+        n_missing = shape[0] - source.n_rows if rule.origin.pads_rows else 0
         if n_missing > 0 and source.row_length == shape[-1]:
             yield RowSpan(source, 0, source.n_rows)
             yield RowSpan(source, 0, n_missing, is_zeros=True)
@@ -208,7 +233,7 @@ def _pieces(
             raise _misshapen(source, shape)
         yield RowSpan(source, 0, source.n_rows, d.head_dim if rule.interleaved else 0)
         return
-    first, count = rule.rows(d)
+    first, count = extents(rule.origin.rows, d)
     # In a stack of fused tensors, each member has the wanted rows.
     members = shape[0] if len(shape) > 2 else 1
     stride = source.n_rows // members
@@ -246,11 +271,12 @@ def _tie_head(family: Family, outputs: dict[str, OutputTensor], config: Config) 
 def _check_complete(
     instances: Sequence[Instance], outputs: Mapping[str, OutputTensor], checkpoint: Checkpoint
 ) -> None:
-    for rule, name, members in instances:
-        if not rule.optional and name not in outputs:
-            missing = next(s for member in members for s in member if s not in checkpoint.tensors)
+    for instance in instances:
+        if not instance.rule.optional and instance.name not in outputs:
+            sources = (source for member in instance.members for source in member)
+            missing = next(source for source in sources if source not in checkpoint.tensors)
             raise ModelError(
-                f"{checkpoint.folder} lacks tensor {missing}, which becomes {name}",
+                f"{checkpoint.folder} lacks tensor {missing}, which becomes {instance.name}",
                 tensor=missing,
             )
 
@@ -259,7 +285,7 @@ def _check_surplus(
     instances: Sequence[Instance], family: Family, names: Mapping[str, TensorInfo], d: Dims
 ) -> None:
     """Refuse a tensor that no rule uses: without it, the model would silently be another one."""
-    known = {s for _, _, members in instances for member in members for s in member}
+    known = {s for instance in instances for member in instance.members for s in member}
     for name in names.keys() - known:
         layer = re.search(r"layers\.(\d+)\.", name)
         if family.ignores_extra_layers and layer and int(layer[1]) >= d.n_layers:

@@ -1,57 +1,31 @@
-"""Finds the family of a checkpoint by `architectures` in its `config.json`."""
+"""The families that can be converted: a module of this folder describes one, or a few of a kind.
+
+A description is found by being here. The family of a checkpoint is told by `architectures` in its
+`config.json`.
+"""
 
 from __future__ import annotations
 
 import difflib
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
 
-from worker.convert.architectures import (
-    apertus,
-    cohere,
-    deepseek,
-    encoders,
-    ernie,
-    exaone,
-    gemma,
-    gemma3n,
-    gemma4,
-    glm,
-    gpt2,
-    gpt_oss,
-    granite,
-    lfm2,
-    llama,
-    llama4,
-    nemotron,
-    nemotron_h,
-    olmo,
-    phi,
-    qwen,
-    qwen_linear,
-    rwkv,
-    stablelm,
-    starcoder2,
-    state_space,
-)
-from worker.convert.architectures.blocks import llama3_factors
-from worker.convert.architectures.rules import Family
 from worker.convert.config import Config
+from worker.convert.family.rules import Family
 from worker.errors import ModelError
 
-_TABLES = (
-    *(apertus, cohere, deepseek, encoders, ernie, exaone, gemma, gemma3n, gemma4, glm),
-    *(gpt2, gpt_oss, granite, lfm2, llama, llama4, nemotron, nemotron_h),
-    *(olmo, phi, qwen, qwen_linear, rwkv, stablelm, starcoder2, state_space),
-)
-FAMILIES: tuple[Family, ...] = tuple(family for table in _TABLES for family in table.FAMILIES)
+
+def _described() -> Iterator[Family]:
+    for module in sorted(info.name for info in pkgutil.iter_modules(__path__)):
+        for value in vars(import_module(f"{__name__}.{module}")).values():
+            if isinstance(value, Family):
+                yield value
+                if value.multimodal:
+                    yield value.text_part()
 
 
-def check_rope(family: Family, config: Config) -> None:
-    """Refuse Llama 3's rope scaling if llama.cpp reads its factors in other families only."""
-    if family.extra_tensors is not llama3_factors and config.rope().kind == "llama3":
-        raise ModelError(
-            f"{config.name}: rope scaling of type 'llama3' is not known for "
-            f"{family.architecture}; llama.cpp reads its factors in other families alone"
-        )
+FAMILIES: tuple[Family, ...] = tuple(_described())
 
 
 def family_of(config: Config) -> Family:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from gguf.constants import Keys
 
-from worker.convert.architectures import blocks
-from worker.convert.architectures.rules import Dims, Family, Metadata
 from worker.convert.checkpoint import Checkpoint
+from worker.convert.family.layers import HEAD_NORMS
+from worker.convert.family.metadata import llama3_factors
+from worker.convert.family.rules import Family, Metadata
+from worker.convert.family.sizes import Dims
 from worker.convert.quantize import to_float32
+
+_PARAMETERS = {
+    Keys.xIELU.ALPHA_N: "alpha_n",
+    Keys.xIELU.ALPHA_P: "alpha_p",
+    Keys.xIELU.BETA: "beta",
+    Keys.xIELU.EPS: "eps",
+}
 
 
 def _xielu(checkpoint: Checkpoint, d: Dims) -> Metadata:
     """The four parameters of the activation in each layer."""
     found: Metadata = {}
-    for key, name in (
-        (Keys.xIELU.ALPHA_N, "alpha_n"),
-        (Keys.xIELU.ALPHA_P, "alpha_p"),
-        (Keys.xIELU.BETA, "beta"),
-        (Keys.xIELU.EPS, "eps"),
-    ):
+    for key, name in _PARAMETERS.items():
         sources = (f"model.layers.{i}.mlp.act_fn.{name}" for i in range(d.n_layers))
         values = [checkpoint.read(checkpoint.tensors[s]) for s in sources]
         found[key] = [float(to_float32(v).reshape(-1)[0]) for v in values]
@@ -26,21 +30,13 @@ def _xielu(checkpoint: Checkpoint, d: Dims) -> Metadata:
 
 
 APERTUS = Family(
-    architecture="apertus",
-    names=("ApertusForCausalLM",),
-    rules={
-        **blocks.embeddings(),
-        **blocks.norms(attention_layernorm="attn_norm", feedforward_layernorm="ffn_norm"),
-        **blocks.attention(biases=False),
-        **blocks.head_norms(),
-        **blocks.mlp(),
-    },
-    metadata=blocks.rms_metadata,
+    "apertus",
+    ("ApertusForCausalLM",),
+    f"attn_norm attn_q attn_k attn_v attn_output {HEAD_NORMS} ffn_norm ffn_up ffn_down",
     tensor_metadata=_xielu,
     head="always",
-    extra_tensors=blocks.llama3_factors,
+    scales_as_llama3=True,
+    extra_tensors=llama3_factors,
     ignored=(r".*\.act_fn\.(alpha_n|alpha_p|beta|eps)",),
-    check=blocks.requires(hidden_act="xielu", attention_bias=False, mlp_bias=False),
+    requires={"hidden_act": "xielu", "attention_bias": False, "mlp_bias": False},
 )
-
-FAMILIES = (APERTUS,)

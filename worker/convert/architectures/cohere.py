@@ -2,71 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gguf.constants import Keys
 
-from worker.convert.architectures import blocks
-from worker.convert.architectures.rules import Dims, Family, Metadata, Rules
 from worker.convert.config import Config
+from worker.convert.family.layers import GATED
+from worker.convert.family.metadata import number, require, require_default_rope
+from worker.convert.family.rules import Family
+from worker.convert.family.sizes import HEAD, HEADS, KV_HEADS, Dims
 
 _LAYERS_WITH_HEAD_NORMS = 64
 """llama.cpp reads norms of heads only in models with at least this many layers."""
-_COMMON: Rules = {
-    **blocks.embeddings(),
-    **blocks.norms(input_layernorm="attn_norm"),
-    **blocks.attention(biases=False),
-    **blocks.gated_mlp(),
-}
-
-
-def _cohere(arch: str, config: Config, d: Dims) -> Metadata:
-    return {
-        **blocks.common_metadata(arch, config, d),
-        **blocks.layer_norm_epsilon(config),
-        Keys.LLM.LOGIT_SCALE: config.number("logit_scale", default=0.0625),
-        Keys.Rope.SCALING_TYPE: "none",
-    }
-
-
-def _command_r(arch: str, config: Config, d: Dims) -> Metadata:
-    found = _cohere(arch, config, d)
-    if config.has("model_max_length"):  # The context in training; the default is smaller.
-        found[Keys.LLM.CONTEXT_LENGTH] = config.integer("model_max_length")
-    return found
-
-
-def _cohere2(arch: str, config: Config, d: Dims) -> Metadata:
-    return _cohere(arch, config, d) | blocks.windows(config, d, period=4)
+_LAYER = f"attn_norm attn_q attn_k attn_v attn_output {GATED}"
 
 
 def _check(config: Config, d: Dims) -> None:
-    blocks.require(config, hidden_act="silu", head_dim=d.n_embd // d.n_head)
-    blocks.require_default_rope(config)
+    require(config, head_dim=d.n_embd // d.n_head)
+    require_default_rope(config, d)
 
 
 def _check_command_r(config: Config, d: Dims) -> None:
     _check(config, d)
-    blocks.require(config, use_qk_norm=(d.n_layers >= _LAYERS_WITH_HEAD_NORMS, False))
+    require(config, use_qk_norm=(d.n_layers >= _LAYERS_WITH_HEAD_NORMS, False))
 
-
-COMMAND_R = Family(
-    architecture="command-r",
-    names=("CohereForCausalLM",),
-    rules={
-        **_COMMON,
-        **blocks.norm_per_head("q_norm", "k_norm"),
-    },
-    metadata=_command_r,
-    head="never",
-    check=_check_command_r,
-)
 
 COHERE2 = Family(
-    architecture="cohere2",
-    names=("Cohere2ForCausalLM",),
-    rules=_COMMON,
-    metadata=_cohere2,
+    "cohere2",
+    ("Cohere2ForCausalLM",),
+    _LAYER,
+    norm="layer",
+    windows=4,
+    metadata={
+        Keys.LLM.LOGIT_SCALE: number("logit_scale", default=0.0625),
+        Keys.Rope.SCALING_TYPE: "none",
+    },
     head="never",
     check=_check,
 )
 
-FAMILIES = (COMMAND_R, COHERE2)
+COMMAND_R = replace(
+    COHERE2,
+    architecture="command-r",
+    names=("CohereForCausalLM",),
+    layers=f"{_LAYER} attn_q_norm? attn_k_norm?",
+    shapes={"attn_q_norm": (HEADS, HEAD), "attn_k_norm": (KV_HEADS, HEAD)},
+    windows=0,
+    metadata={
+        **COHERE2.metadata,
+        # The context in training; `max_position_embeddings` is smaller.
+        Keys.LLM.CONTEXT_LENGTH: lambda config, d: config.integer(
+            "model_max_length", "max_position_embeddings"
+        ),
+    },
+    check=_check_command_r,
+)

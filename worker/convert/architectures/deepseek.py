@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Literal
 
 import numpy as np
 from gguf.constants import Keys
 
-from worker.convert.architectures import blocks, experts
-from worker.convert.architectures.rules import Array, Dims, Family, Metadata, Rule, Rules, Shape
 from worker.convert.config import Config
+from worker.convert.family.layers import EXPERTS, GATED, SHARED, with_experts
+from worker.convert.family.metadata import as_deepseek, experts, norm_epsilon, sizes
+from worker.convert.family.rules import Array, Family, From, Metadata
+from worker.convert.family.sizes import EMBD, HEADS, Dims, size
 from worker.errors import ModelError
 
 _LITE_LAYERS = (26, 27)
 """llama.cpp recognises models with uncompressed queries by these numbers of layers."""
 
+with_deepseek_experts = with_experts(
+    "n_routed_experts", n_shared="n_shared_experts", n_dense="first_k_dense_replace"
+)
 
-def _dims(config: Config) -> Dims:
+
+def dims(config: Config) -> Dims:
     more = {
         "rope": config.integer("qk_rope_head_dim"),
         "nope": config.integer("qk_nope_head_dim"),
@@ -27,7 +31,7 @@ def _dims(config: Config) -> Dims:
         "rank": config.integer("kv_lora_rank"),
         "q_rank": int(config.values.get("q_lora_rank") or 0),
     }
-    return replace(experts.deepseek_dims(config), more=more)
+    return replace(with_deepseek_experts(config), more=more)
 
 
 def _halves(sources: Sequence[Array], d: Dims) -> Array:
@@ -43,49 +47,10 @@ def _values(sources: Sequence[Array], d: Dims) -> Array:
     return np.ascontiguousarray(_halves(sources, d)[:, d.more["nope"] :])
 
 
-def _query_size(d: Dims) -> int:
-    return d.n_head * (d.more["nope"] + d.more["rope"])
-
-
-def _attention() -> Rules:
-    query: dict[str, tuple[str, Shape]] = {
-        "q_proj": ("attn_q", lambda d: (_query_size(d), d.n_embd)),
-        "q_a_proj": ("attn_q_a", lambda d: (d.more["q_rank"], d.n_embd)),
-        "q_a_layernorm": ("attn_q_a_norm", lambda d: (d.more["q_rank"],)),
-        "q_b_proj": ("attn_q_b", lambda d: (_query_size(d), d.more["q_rank"])),
-    }
-    cache: dict[str, tuple[str, Shape]] = {
-        "kv_a_proj_with_mqa": (
-            "attn_kv_a_mqa",
-            lambda d: (d.more["rank"] + d.more["rope"], d.n_embd),
-        ),
-        "kv_a_layernorm": ("attn_kv_a_norm", lambda d: (d.more["rank"],)),
-    }
-    return {
-        **blocks.weights(blocks.ATTENTION, query, optional=True),
-        **blocks.weights(blocks.ATTENTION, cache),
-        f"{blocks.ATTENTION}.kv_b_proj.weight": (
-            Rule(
-                "blk.{i}.attn_k_b.weight",
-                lambda d: (d.n_head, d.more["rank"], d.more["nope"]),
-                make=_keys,
-            ),
-            Rule(
-                "blk.{i}.attn_v_b.weight",
-                lambda d: (d.n_head, d.more["value"], d.more["rank"]),
-                make=_values,
-            ),
-        ),
-        f"{blocks.ATTENTION}.o_proj.weight": Rule(
-            "blk.{i}.attn_output.weight", lambda d: (d.n_embd, d.n_head * d.more["value"])
-        ),
-    }
-
-
-def _metadata(_arch: str, config: Config, d: Dims, *, gating: Literal[1, 2]) -> Metadata:
+def _metadata(family: Family, config: Config, d: Dims) -> Metadata:
     rank = d.more["rank"]
     found: Metadata = {
-        **blocks.sizes(d, config.integer("max_position_embeddings")),
+        **sizes(d, config.integer("max_position_embeddings")),
         Keys.Attention.HEAD_COUNT_KV: 1,  # All heads read one compressed cache.
         Keys.Attention.KEY_LENGTH: rank + d.more["rope"],
         Keys.Attention.VALUE_LENGTH: rank,
@@ -93,8 +58,8 @@ def _metadata(_arch: str, config: Config, d: Dims, *, gating: Literal[1, 2]) -> 
         Keys.Attention.VALUE_LENGTH_MLA: d.more["value"],
         Keys.Attention.KV_LORA_RANK: rank,
         Keys.LLM.VOCAB_SIZE: d.n_vocab,
-        **blocks.rms_norm(config),
-        **experts.shared_metadata(config, d, gating),
+        **norm_epsilon(family, config),
+        **experts(config, d, family.n_used),
         **_rope(config, d),
     }
     if d.more["q_rank"]:
@@ -123,8 +88,6 @@ def _rope(config: Config, d: Dims) -> Metadata:
 
 
 def _check(config: Config, d: Dims) -> None:
-    blocks.require(config, hidden_act="silu", attention_bias=False)
-    blocks.require(config, moe_layer_freq=1, rope_interleave=True)
     rope = config.rope()
     if rope.kind not in ("default", "yarn"):
         raise ModelError(f"{config.name}: rope scaling {rope.kind!r} is not known for deepseek2")
@@ -139,45 +102,53 @@ def _check(config: Config, d: Dims) -> None:
         )
 
 
-def _check_v2(config: Config, d: Dims) -> None:
-    _check(config, d)
-    blocks.require(config, topk_method=("greedy", "group_limited_greedy"))
-
-
-_RULES: Rules = {
-    **blocks.embeddings(),
-    **blocks.pre_norms(),
-    **_attention(),
-    **experts.only("dense", blocks.gated_mlp()),
-    **experts.only(
-        "experts",
-        experts.router(f"{blocks.MLP}.gate.weight"),
-        experts.experts(f"{blocks.MLP}.experts"),
-        experts.shared_experts(f"{blocks.MLP}.shared_experts"),
-    ),
+_Q_SIZE = HEADS * (size("nope") + size("rope"))
+_REQUIRES = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "moe_layer_freq": 1,
+    "rope_interleave": True,
 }
 
 DEEPSEEK_V2 = Family(
-    architecture="deepseek2",
-    names=("DeepseekV2ForCausalLM",),
-    rules=_RULES,
-    metadata=partial(_metadata, gating=1),
-    dims=_dims,
-    check=_check_v2,
+    "deepseek2",
+    ("DeepseekV2ForCausalLM",),
+    {
+        "": "attn_norm attn_q? attn_q_a? attn_q_a_norm? attn_q_b? attn_kv_a_mqa attn_kv_a_norm"
+        " attn_k_b attn_v_b attn_output ffn_norm",
+        "dense": GATED,
+        "experts": f"{EXPERTS} {SHARED}",
+    },
+    sources={
+        "attn_k_b": From("self_attn.kv_b_proj.weight", make=_keys),
+        "attn_v_b": From("self_attn.kv_b_proj.weight", make=_values),
+    },
+    shapes={
+        "attn_q": (_Q_SIZE, EMBD),
+        "attn_q_a": (size("q_rank"), EMBD),
+        "attn_q_a_norm": (size("q_rank"),),
+        "attn_q_b": (_Q_SIZE, size("q_rank")),
+        "attn_kv_a_mqa": (size("rank") + size("rope"), EMBD),
+        "attn_kv_a_norm": (size("rank"),),
+        "attn_k_b": (HEADS, size("rank"), size("nope")),
+        "attn_v_b": (HEADS, size("value"), size("rank")),
+        "attn_output": (EMBD, HEADS * size("value")),
+    },
+    common=_metadata,
+    metadata=as_deepseek(gating=1),
+    dims=dims,
+    requires={**_REQUIRES, "topk_method": ("greedy", "group_limited_greedy")},
+    check=_check,
 )
 
 DEEPSEEK_V3 = replace(
     DEEPSEEK_V2,
     names=("DeepseekV3ForCausalLM",),
-    rules={
-        **_RULES,
-        **experts.only(
-            "experts", experts.score_correction(f"{blocks.MLP}.gate.e_score_correction_bias")
-        ),
+    layers={
+        **DEEPSEEK_V2.by_kind(),
+        "experts": f"{EXPERTS} {SHARED} exp_probs_b.bias",
     },
-    metadata=partial(_metadata, gating=2),
+    metadata=as_deepseek(gating=2),
     ignores_extra_layers=True,
-    check=_check,
+    requires=_REQUIRES,
 )
-
-FAMILIES = (DEEPSEEK_V2, DEEPSEEK_V3)

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from gguf.constants import Keys
 
-from worker.convert.architectures import blocks
-from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
+from worker.convert.family.layers import GATED, HEAD_NORMS
+from worker.convert.family.metadata import decoder, if_given, integer, number, require, rope
+from worker.convert.family.rules import Family, Metadata
+from worker.convert.family.sizes import EMBD, Dims, size
 from worker.errors import ModelError
 from worker.models.checkpoint_files import DENSE_MODULES
 
+LAYER = f"attn_norm attn_q attn_k attn_v attn_output post_attention_norm ffn_norm {GATED}"
+LAYER += " post_ffw_norm"
+SOURCES = {"ffn_norm": "pre_feedforward_layernorm"}
+_GELU = {"hidden_activation": ("gelu_pytorch_tanh", None)}
 _GEMMA3_DEFAULTS: Mapping[str, Any] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -29,41 +35,58 @@ _GEMMA3_DEFAULTS: Mapping[str, Any] = {
 """Defaults for keys that the `text_config` of multimodal checkpoints leaves out."""
 
 
-def norms(plus: float = 1.0) -> Rules:
-    """Norms before and after attention and feed-forward; weights are stored less `plus`."""
-    return blocks.norms(
-        plus=plus,
-        input_layernorm="attn_norm",
-        post_attention_layernorm="post_attention_norm",
-        pre_feedforward_layernorm="ffn_norm",
-        post_feedforward_layernorm="post_ffw_norm",
-    )
+def _check_scale(n_layers: int) -> Callable[[Config, Dims], None]:
+    """llama.cpp scales by the head's size; in the 27B model, which it knows by its number of
+    layers, by n_embd / n_head."""
+
+    def check(config: Config, d: Dims) -> None:
+        scalar = d.n_embd // d.n_head if d.n_layers == n_layers else d.head_dim
+        if not math.isclose(config.number("query_pre_attn_scalar", default=scalar), scalar):
+            raise ModelError(
+                f"{config.name}: query_pre_attn_scalar must be {scalar}, "
+                "llama.cpp's implementation of Gemma has it fixed"
+            )
+
+    return check
 
 
-_RULES: Rules = {
-    **blocks.embeddings(norm_plus=1.0),
-    **norms(),
-    **blocks.attention(biases=False),
-    **blocks.gated_mlp(),
-}
+GEMMA = Family(
+    "gemma",
+    ("GemmaForCausalLM",),
+    f"attn_norm attn_q attn_k attn_v attn_output ffn_norm {GATED}",
+    norm_plus=1.0,
+    head="never",
+    requires={**_GELU, "use_bidirectional_attention": False},
+)
 
 
-def _gemma2(arch: str, config: Config, d: Dims) -> Metadata:
-    return {
-        **blocks.rms_metadata(arch, config, d),
-        Keys.LLM.ATTN_LOGIT_SOFTCAPPING: config.number("attn_logit_softcapping"),
-        Keys.LLM.FINAL_LOGIT_SOFTCAPPING: config.number("final_logit_softcapping"),
-        Keys.Attention.SLIDING_WINDOW: config.integer("sliding_window"),
-    }
+def _check_gemma2(config: Config, d: Dims) -> None:
+    _check_scale(46)(config, d)
+    pattern = [("sliding_attention", "full_attention")[i % 2] for i in range(d.n_layers)]
+    require(config, layer_types=(pattern, None))
 
 
-def _gemma3(arch: str, config: Config, d: Dims) -> Metadata:
+GEMMA2 = Family(
+    "gemma2",
+    ("Gemma2ForCausalLM",),
+    LAYER,
+    sources=SOURCES,
+    norm_plus=1.0,
+    metadata={
+        Keys.LLM.ATTN_LOGIT_SOFTCAPPING: number("attn_logit_softcapping"),
+        Keys.LLM.FINAL_LOGIT_SOFTCAPPING: number("final_logit_softcapping"),
+        Keys.Attention.SLIDING_WINDOW: integer("sliding_window"),
+    },
+    head="never",
+    requires=_GELU,
+    check=_check_gemma2,
+)
+
+
+def _gemma3(family: Family, config: Config, d: Dims) -> Metadata:
     config = _with_defaults(config)
-    found = blocks.rms_metadata(arch, config, d)
     theta = config.number("rope_theta")
-    found |= blocks.rope_metadata(arch, config, d.head_dim, theta)
-    if config.has("final_logit_softcapping"):
-        found[Keys.LLM.FINAL_LOGIT_SOFTCAPPING] = config.number("final_logit_softcapping")
+    found = decoder(family, config, d) | rope(family.architecture, config, d.head_dim, theta)
     if config.values.get("sliding_window_pattern") != 1:
         found[Keys.Attention.SLIDING_WINDOW] = config.integer("sliding_window")
         found[Keys.Attention.SLIDING_WINDOW_PATTERN] = _sliding_layers(config, d)
@@ -88,64 +111,24 @@ def _with_defaults(config: Config) -> Config:
     return Config({**_GEMMA3_DEFAULTS, **present}, config.name)
 
 
-def _check_gemma2(config: Config, d: Dims) -> None:
-    _check(config, d, family_layers=46)
-    pattern = [("sliding_attention", "full_attention")[i % 2] for i in range(d.n_layers)]
-    blocks.require(config, layer_types=(pattern, None))
-
-
-def _check_gemma3(config: Config, d: Dims) -> None:
-    _check(_with_defaults(config), d, family_layers=62)
-    blocks.require(config, attn_logit_softcapping=None)
-    blocks.require(config, use_bidirectional_attention=(False, None))
-
-
-def _check(config: Config, d: Dims, family_layers: int) -> None:
-    blocks.require(config, hidden_activation=("gelu_pytorch_tanh", None))
-    # llama.cpp scales by the head's size, in the 27B model by n_embd / n_head.
-    scalar = d.n_embd // d.n_head if d.n_layers == family_layers else d.head_dim
-    if not math.isclose(config.number("query_pre_attn_scalar", default=scalar), scalar):
-        raise ModelError(
-            f"{config.name}: query_pre_attn_scalar must be {scalar}, "
-            "llama.cpp's implementation of Gemma has it fixed"
-        )
-
-
-GEMMA2 = Family(
-    architecture="gemma2",
-    names=("Gemma2ForCausalLM",),
-    rules=_RULES,
-    metadata=_gemma2,
-    head="never",
-    check=_check_gemma2,
-)
-
 GEMMA3 = Family(
-    architecture="gemma3",
-    names=("Gemma3ForCausalLM",),
-    rules={**_RULES, **blocks.head_norms(plus=1.0)},
-    metadata=_gemma3,
+    "gemma3",
+    ("Gemma3ForCausalLM",),
+    f"{LAYER} {HEAD_NORMS}",
+    multimodal=("Gemma3ForConditionalGeneration",),
+    sources=SOURCES,
+    norm_plus=1.0,
+    common=_gemma3,
+    metadata={Keys.LLM.FINAL_LOGIT_SOFTCAPPING: if_given("final_logit_softcapping")},
     dims=lambda config: Dims.of(_with_defaults(config)),
-    check=_check_gemma3,
+    requires={**_GELU, "attn_logit_softcapping": None, "use_bidirectional_attention": False},
+    check=lambda config, d: _check_scale(62)(_with_defaults(config), d),
 )
-
-GEMMA3_MULTIMODAL = replace(
-    GEMMA3,
-    names=("Gemma3ForConditionalGeneration",),
-    section="text_config",
-    roots=("model.", "model.language_model.", "language_model.model."),
-    ignored=(r"(model\.)?(vision_tower|multi_modal_projector)\..*",),
-)
-"""The text part; the vision tensors are left out."""
 
 
 def _embedding_dims(config: Config) -> Dims:
     d = GEMMA3.dims(config)
     return replace(d, more={"dense": 4 * d.n_embd})
-
-
-def _embedding(arch: str, config: Config, d: Dims) -> Metadata:
-    return _gemma3(arch, config, d) | {Keys.Attention.CAUSAL: False}
 
 
 def _dense_metadata(checkpoint: Checkpoint, d: Dims) -> Metadata:
@@ -160,7 +143,7 @@ def _dense_metadata(checkpoint: Checkpoint, d: Dims) -> Metadata:
 
 
 def _check_embedding(config: Config, d: Dims) -> None:
-    _check(_with_defaults(config), d, family_layers=62)
+    GEMMA3.check(config, d)
     if config.values.get("use_bidirectional_attention") is not True:
         raise ModelError(f"{config.name}: use_bidirectional_attention must be true for embeddings")
 
@@ -169,38 +152,15 @@ EMBEDDING_GEMMA = replace(
     GEMMA3,
     architecture="gemma-embedding",
     names=("Gemma3TextModel",),
-    rules={
-        **GEMMA3.rules,
-        "2_Dense.linear.weight": Rule(
-            "dense_2.weight", lambda d: (d.more["dense"], d.n_embd), optional=True
-        ),
-        "3_Dense.linear.weight": Rule(
-            "dense_3.weight", lambda d: (d.n_embd, d.more["dense"]), optional=True
-        ),
-    },
-    metadata=_embedding,
+    multimodal=(),
+    model="token_embd output_norm output? dense_2? dense_3?",
+    sources={**SOURCES, "dense_2": "2_Dense.linear", "dense_3": "3_Dense.linear"},
+    shapes={"dense_2": (size("dense"), EMBD), "dense_3": (EMBD, size("dense"))},
+    metadata={**GEMMA3.metadata, Keys.Attention.CAUSAL: False},
     tensor_metadata=_dense_metadata,
     dims=_embedding_dims,
     roots=("model.", ""),
     head="none",
+    requires=_GELU,
     check=_check_embedding,
 )
-
-
-GEMMA = Family(
-    architecture="gemma",
-    names=("GemmaForCausalLM",),
-    rules={
-        **blocks.embeddings(norm_plus=1.0),
-        **blocks.pre_norms(plus=1.0),
-        **blocks.attention(biases=False),
-        **blocks.gated_mlp(),
-    },
-    metadata=blocks.rms_metadata,
-    head="never",
-    check=blocks.requires(
-        hidden_activation=("gelu_pytorch_tanh", None), use_bidirectional_attention=False
-    ),
-)
-
-FAMILIES = (GEMMA, GEMMA2, GEMMA3, GEMMA3_MULTIMODAL, EMBEDDING_GEMMA)

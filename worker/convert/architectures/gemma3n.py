@@ -12,10 +12,13 @@ from statistics import NormalDist
 import numpy as np
 from gguf.constants import Keys
 
-from worker.convert.architectures import blocks, gemma, shapes
-from worker.convert.architectures.gemma4 import per_layer_embeddings, text_part
-from worker.convert.architectures.rules import Array, Dims, Family, Metadata, Rule, Rules, Shape
+from worker.convert.architectures import gemma
 from worker.convert.config import Config
+from worker.convert.family import per_layer
+from worker.convert.family.layers import HEAD_NORMS
+from worker.convert.family.metadata import decoder, require, require_default_rope, rope
+from worker.convert.family.rules import Array, Family, From, Metadata
+from worker.convert.family.sizes import EMBD, Dims, fixed
 from worker.errors import ModelError
 
 _STREAMS, _LAUREL_RANK, _PER_LAYER = 4, 64, 256
@@ -31,11 +34,11 @@ def _dims(config: Config) -> Dims:
     return replace(Dims.of(config), more={"per_layer": _PER_LAYER})
 
 
-def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
+def _metadata(family: Family, config: Config, d: Dims) -> Metadata:
     sliding = [kind == "sliding_attention" for kind in config.items("layer_types")]
     return {
-        **blocks.rms_metadata(arch, config, d),
-        **blocks.rope_metadata(arch, config, d.head_dim, 1e6),
+        **decoder(family, config, d),
+        **rope(family.architecture, config, d.head_dim, 1e6),
         Keys.Rope.FREQ_BASE_SWA: config.rope(
             "sliding_attention", config.number("rope_local_base_freq", default=1e4)
         ).theta,
@@ -57,15 +60,8 @@ def _sparsity(d: Dims) -> list[float]:
 
 
 def _check(config: Config, d: Dims) -> None:
-    blocks.require(
+    require(
         config,
-        hidden_activation="gelu_pytorch_tanh",
-        altup_num_inputs=_STREAMS,
-        altup_active_idx=0,
-        altup_correct_scale=True,
-        laurel_rank=_LAUREL_RANK,
-        hidden_size_per_layer_input=_PER_LAYER,
-        final_logit_softcapping=30.0,
         num_kv_shared_layers=max(0, d.n_layers - _CACHING_LAYERS),
         activation_sparsity_pattern=_sparsity(d),
     )
@@ -75,7 +71,7 @@ def _check(config: Config, d: Dims) -> None:
             f"{config.name}: layer_types must end the {_CACHING_LAYERS} layers that have caches "
             "with one of sliding and one of full attention, which llama.cpp lets the others read"
         )
-    blocks.require_default_rope(config)
+    require_default_rope(config, d)
 
 
 def _unread(_config: Config, d: Dims) -> Mapping[str, Array]:
@@ -91,59 +87,45 @@ def _unread(_config: Config, d: Dims) -> Mapping[str, Array]:
     }
 
 
-def _streams() -> Rules:
-    """The tensors that make, mix and join the streams."""
-
-    def of(target: str, shape: Shape) -> Rule:
-        return Rule(f"blk.{{i}}.{target}.weight", shape)
-
-    altup, laurel = f"{blocks.LAYER}.altup", f"{blocks.LAYER}.laurel"
-    rules = {
-        f"model.altup_{source}.{{e}}.weight": Rule(
-            f"altup_{target}.weight", lambda d: (_STREAMS - 1, d.n_embd, d.n_embd)
-        )
-        for source, target in (("projections", "proj"), ("unembed_projections", "unembd_proj"))
-    }
-    return rules | {
-        f"{altup}.correct_output_scale": of("altup_correct_scale", shapes.vector),
-        f"{altup}.correction_coefs.weight": replace(
-            of("altup_correct_coef", lambda d: (_STREAMS, _STREAMS)), keep_f32=True
-        ),
-        f"{altup}.prediction_coefs.weight": replace(
-            of("altup_predict_coef", lambda d: (_STREAMS**2, _STREAMS)), keep_f32=True
-        ),
-        f"{altup}.modality_router.weight": of("altup_router", lambda d: (_STREAMS, d.n_embd)),
-        f"{altup}.router_norm.weight": of("altup_router_norm", shapes.vector),
-        f"{laurel}.linear_left.weight": of("laurel_l", lambda d: (_LAUREL_RANK, d.n_embd)),
-        f"{laurel}.linear_right.weight": of("laurel_r", lambda d: (d.n_embd, _LAUREL_RANK)),
-        f"{laurel}.post_laurel_norm.weight": of("laurel_post_norm", shapes.vector),
-    }
-
-
-def _padded(rules: Rules) -> Rules:
-    """Pad the per-layer embedding: tokens for images and sounds have no rows there."""
-    name = "model.embed_tokens_per_layer.weight"
-    rule = rules[name]
-    assert isinstance(rule, Rule)
-    return {**rules, name: replace(rule, pads_rows=True)}
-
+_STREAM = fixed(_STREAMS)
+_RANK = fixed(_LAUREL_RANK)
 
 GEMMA3N = Family(
-    architecture="gemma3n",
-    names=("Gemma3nForCausalLM",),
-    rules={
-        **blocks.embeddings(),
-        **gemma.norms(plus=0.0),
-        **blocks.attention(biases=False),
-        **blocks.head_norms(),
-        **blocks.gated_mlp(),
-        **_padded(per_layer_embeddings()),
-        **_streams(),
+    "gemma3n",
+    ("Gemma3nForCausalLM",),
+    f"{gemma.LAYER} {HEAD_NORMS} {per_layer.LAYER} altup_correct_scale altup_correct_coef"
+    " altup_predict_coef altup_router altup_router_norm laurel_l laurel_r laurel_post_norm",
+    model=f"token_embd output_norm output? {per_layer.MODEL} altup_proj altup_unembd_proj",
+    multimodal=("Gemma3nForConditionalGeneration",),
+    sources={
+        **gemma.SOURCES,
+        # Tokens for images and sounds have no rows there.
+        "per_layer_token_embd": From("model.embed_tokens_per_layer.weight", pads_rows=True),
+        "altup_proj": "model.altup_projections.{e}",
+        "altup_unembd_proj": "model.altup_unembed_projections.{e}",
     },
-    metadata=_metadata,
+    shapes={
+        **per_layer.SHAPES,
+        "altup_proj": (fixed(_STREAMS - 1), EMBD, EMBD),
+        "altup_unembd_proj": (fixed(_STREAMS - 1), EMBD, EMBD),
+        "altup_correct_scale": (EMBD,),
+        "altup_correct_coef": (_STREAM, _STREAM),
+        "altup_predict_coef": (_STREAM * _STREAM, _STREAM),
+        "altup_router": (_STREAM, EMBD),
+        "laurel_l": (_RANK, EMBD),
+        "laurel_r": (EMBD, _RANK),
+    },
+    common=_metadata,
     dims=_dims,
     extra_tensors=_unread,
+    requires={
+        "hidden_activation": "gelu_pytorch_tanh",
+        "altup_num_inputs": _STREAMS,
+        "altup_active_idx": 0,
+        "altup_correct_scale": True,
+        "laurel_rank": _LAUREL_RANK,
+        "hidden_size_per_layer_input": _PER_LAYER,
+        "final_logit_softcapping": 30.0,
+    },
     check=_check,
 )
-
-FAMILIES = (GEMMA3N, text_part(GEMMA3N, "Gemma3nForConditionalGeneration"))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 from gguf.constants import Keys
 
-from worker.convert.architectures import blocks, experts, gemma, shapes
-from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules, Shape
+from worker.convert.architectures import gemma
 from worker.convert.config import Config
+from worker.convert.family import per_layer
+from worker.convert.family.metadata import experts, if_given, norm_epsilon
+from worker.convert.family.rules import Family, Metadata
+from worker.convert.family.sizes import EMBD, EXPERTS, FF, HEADS, ONE, Dims, size
 from worker.errors import ModelError
 
 
@@ -57,107 +60,10 @@ def _of_full(config: Config, d: Dims, name: str, key: str, default: int) -> int:
     return config.integer(key, default=default)
 
 
-def _attention() -> Rules:
-    def by_window(target: str, shape: Shape) -> tuple[Rule, Rule]:
-        def full(d: Dims) -> tuple[int, ...]:
-            return shape(replace(d, head_dim=d.more["full_dim"], n_head_kv=d.more["full_kv"]))
-
-        name = f"blk.{{i}}.{target}.weight"
-        return Rule(name, shape, on="sliding"), Rule(name, full, on="full")
-
-    def by_cache(rules: Iterable[Rule]) -> tuple[Rule, ...]:
-        """A layer with a shared cache does not need the tensor, but files may have it."""
-        return tuple(
-            replace(rule, on=f"{rule.on}-{cache}", optional=rule.optional or cache == "shared")
-            for rule in rules
-            for cache in ("own", "shared")
-        )
-
-    name = blocks.ATTENTION
-    sliding_v, full_v = by_window("attn_v", lambda d: (d.kv_rows, d.n_embd))
-    return {
-        f"{name}.q_proj.weight": by_window("attn_q", lambda d: (d.q_rows, d.n_embd)),
-        f"{name}.o_proj.weight": by_window("attn_output", lambda d: (d.n_embd, d.q_rows)),
-        f"{name}.q_norm.weight": by_window("attn_q_norm", lambda d: (d.head_dim,)),
-        f"{name}.k_proj.weight": by_cache(by_window("attn_k", lambda d: (d.kv_rows, d.n_embd))),
-        # Where keys serve as values, there is no value projection.
-        f"{name}.v_proj.weight": by_cache((sliding_v, replace(full_v, optional=True))),
-        f"{name}.k_norm.weight": by_cache(by_window("attn_k_norm", lambda d: (d.head_dim,))),
-    }
-
-
-def _feed_forward() -> Rules:
-    def both(target: str, shape: Shape) -> tuple[Rule, ...]:
-        def wide(d: Dims) -> tuple[int, ...]:
-            return shape(replace(d, n_ff=2 * d.n_ff))
-
-        name = f"blk.{{i}}.{target}.weight"
-        return Rule(name, shape, on="narrow"), Rule(name, wide, on="wide")
-
-    return {
-        f"{blocks.MLP}.gate_proj.weight": both("ffn_gate", shapes.up),
-        f"{blocks.MLP}.up_proj.weight": both("ffn_up", shapes.up),
-        f"{blocks.MLP}.down_proj.weight": both("ffn_down", shapes.down),
-    }
-
-
-def _experts() -> Rules:
-    """The experts, which these layers have in addition to the dense block."""
-    layer = blocks.LAYER
-    return experts.only(
-        "experts",
-        {
-            **experts.router(f"{layer}.router.proj.weight"),
-            f"{layer}.router.scale": Rule("blk.{i}.ffn_gate_inp.scale", shapes.vector),
-            f"{layer}.router.per_expert_scale": Rule(
-                "blk.{i}.ffn_down_exps.scale", lambda d: (d.n_expert,)
-            ),
-            f"{layer}.experts.gate_up_proj": Rule(
-                "blk.{i}.ffn_gate_up_exps.weight",
-                lambda d: (d.n_expert, 2 * d.n_ff_expert, d.n_embd),
-            ),
-            f"{layer}.experts.down_proj": Rule("blk.{i}.ffn_down_exps.weight", experts.down),
-            **blocks.norms(
-                post_feedforward_layernorm_1="post_ffw_norm_1",
-                post_feedforward_layernorm_2="post_ffw_norm_2",
-                pre_feedforward_layernorm_2="pre_ffw_norm_2",
-            ),
-        },
-    )
-
-
-def per_layer_embeddings() -> Rules:
-    """A second embedding, from which every layer adds its part; larger models have none."""
-
-    def width(d: Dims) -> int:
-        return d.n_layers * d.more["per_layer"]
-
-    layer = blocks.LAYER
-    rules = {
-        "model.embed_tokens_per_layer.weight": Rule(
-            "per_layer_token_embd.weight", lambda d: (d.n_vocab, width(d))
-        ),
-        "model.per_layer_model_projection.weight": Rule(
-            "per_layer_model_proj.weight", lambda d: (width(d), d.n_embd)
-        ),
-        "model.per_layer_projection_norm.weight": Rule(
-            "per_layer_proj_norm.weight", lambda d: (d.more["per_layer"],)
-        ),
-        f"{layer}.per_layer_input_gate.weight": Rule(
-            "blk.{i}.inp_gate.weight", lambda d: (d.more["per_layer"], d.n_embd)
-        ),
-        f"{layer}.per_layer_projection.weight": Rule(
-            "blk.{i}.proj.weight", lambda d: (d.n_embd, d.more["per_layer"])
-        ),
-        f"{layer}.post_per_layer_input_norm.weight": blocks.norm("blk.{i}.post_norm"),
-    }
-    return {source: replace(rule, optional=True) for source, rule in rules.items()}
-
-
-def _metadata(_arch: str, config: Config, d: Dims) -> Metadata:
+def _metadata(family: Family, config: Config, d: Dims) -> Metadata:
     sliding = ["sliding" in kind.split() for kind in d.kinds]
     full_dim = d.more["full_dim"]
-    found: Metadata = {
+    return {
         Keys.LLM.BLOCK_COUNT: d.n_layers,
         Keys.LLM.CONTEXT_LENGTH: config.integer("max_position_embeddings"),
         Keys.LLM.EMBEDDING_LENGTH: d.n_embd,
@@ -181,15 +87,9 @@ def _metadata(_arch: str, config: Config, d: Dims) -> Metadata:
         Keys.Rope.FREQ_BASE: config.rope().theta,
         Keys.Rope.FREQ_BASE_SWA: config.rope("sliding_attention").theta,
         Keys.LLM.VOCAB_SIZE: d.n_vocab,
-        **blocks.rms_norm(config),
+        **norm_epsilon(family, config),
+        **experts(config, d, family.n_used),
     }
-    if d.n_expert:
-        found[Keys.LLM.EXPERT_COUNT] = d.n_expert
-        found[Keys.LLM.EXPERT_USED_COUNT] = config.integer("top_k_experts")
-        found[Keys.LLM.EXPERT_FEED_FORWARD_LENGTH] = d.n_ff_expert
-    if config.has("final_logit_softcapping"):
-        found[Keys.LLM.FINAL_LOGIT_SOFTCAPPING] = config.number("final_logit_softcapping")
-    return found
 
 
 def _frequencies(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:
@@ -203,43 +103,63 @@ def _frequencies(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32
 
 
 def _check(config: Config, d: Dims) -> None:
-    blocks.require(config, hidden_activation="gelu_pytorch_tanh", attention_bias=False)
-    blocks.require(config, use_bidirectional_attention=(None, "vision"))
     for layers, kind in (("full_attention", "proportional"), ("sliding_attention", "default")):
         if (found := config.rope(layers).kind) != kind:
             raise ModelError(f"{config.name}: rope of {layers} is {found!r}, it must be {kind!r}")
 
 
+_FULL = size("full_dim")
+_FULL_KV = size("full_kv") * _FULL
+
 GEMMA4 = Family(
-    architecture="gemma4",
-    names=("Gemma4ForCausalLM",),
-    rules={
-        **blocks.embeddings(),
-        **gemma.norms(plus=0.0),
-        f"{blocks.LAYER}.layer_scalar": Rule(
-            "blk.{i}.layer_output_scale.weight", lambda d: (1,), optional=True
-        ),
-        **_attention(),
-        **_feed_forward(),
-        **_experts(),
-        **per_layer_embeddings(),
+    "gemma4",
+    ("Gemma4ForCausalLM",),
+    {
+        "": "attn_norm attn_q attn_output attn_q_norm post_attention_norm ffn_norm ffn_gate ffn_up"
+        f" ffn_down post_ffw_norm layer_output_scale? {per_layer.LAYER}",
+        "sliding-own": "attn_k attn_v attn_k_norm",
+        # Where keys serve as values, there is no value projection.
+        "full-own": "attn_k attn_v? attn_k_norm",
+        # A layer with a shared cache does not need these, but files may have them.
+        "sliding-shared": "attn_k? attn_v? attn_k_norm?",
+        "full-shared": "attn_k? attn_v? attn_k_norm?",
+        "experts": "ffn_gate_inp ffn_gate_inp.scale ffn_down_exps.scale ffn_gate_up_exps"
+        " ffn_down_exps post_ffw_norm_1 post_ffw_norm_2 pre_ffw_norm_2",
     },
-    metadata=_metadata,
+    model=f"token_embd output_norm output? {per_layer.MODEL}",
+    multimodal=("Gemma4ForConditionalGeneration",),
+    sources={
+        **gemma.SOURCES,
+        "ffn_gate_inp": "router.proj",
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_down_exps": "experts.down_proj",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+        "ffn_gate_up_exps": "experts.gate_up_proj",
+    },
+    shapes={
+        **per_layer.SHAPES,
+        "layer_output_scale": (ONE,),
+        "ffn_gate_inp.scale": (EMBD,),
+        "ffn_down_exps.scale": (EXPERTS,),
+        "full:attn_q": (HEADS * _FULL, EMBD),
+        "full:attn_output": (EMBD, HEADS * _FULL),
+        "full:attn_q_norm": (_FULL,),
+        "full:attn_k": (_FULL_KV, EMBD),
+        "full:attn_v": (_FULL_KV, EMBD),
+        "full:attn_k_norm": (_FULL,),
+        "wide:ffn_gate": (2 * FF, EMBD),
+        "wide:ffn_up": (2 * FF, EMBD),
+        "wide:ffn_down": (EMBD, 2 * FF),
+    },
+    common=_metadata,
+    metadata={Keys.LLM.FINAL_LOGIT_SOFTCAPPING: if_given("final_logit_softcapping")},
+    n_used="top_k_experts",
     dims=_dims,
     extra_tensors=_frequencies,
+    requires={
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attention_bias": False,
+        "use_bidirectional_attention": (None, "vision"),
+    },
     check=_check,
 )
-
-
-def text_part(family: Family, name: str) -> Family:
-    """The text part of a multimodal checkpoint, without its vision and audio tensors."""
-    return replace(
-        family,
-        names=(name,),
-        section="text_config",
-        roots=("model.", "model.language_model."),
-        ignored=(r"model\.(vision_tower|audio_tower|embed_vision|embed_audio)\..*",),
-    )
-
-
-FAMILIES = (GEMMA4, text_part(GEMMA4, "Gemma4ForConditionalGeneration"))

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from worker.convert.architectures import blocks, shapes
-from worker.convert.architectures.rules import (
-    Dims,
-    Family,
-    Metadata,
-    Rule,
-    Rules,
-    Shape,
-    transposed,
-)
 from worker.convert.config import Config
+from worker.convert.family.metadata import layer_norm, sizes
+from worker.convert.family.rules import Family, Metadata, transposed
+from worker.convert.family.sizes import Dims
 
-_LAYER = "transformer.h.{i}"
 
-
-def _gpt2_dims(config: Config) -> Dims:
+def _dims(config: Config) -> Dims:
     n_embd, n_head = config.integer("n_embd"), config.integer("n_head")
     return Dims(
         n_layers=config.integer("n_layer"),
@@ -31,44 +22,35 @@ def _gpt2_dims(config: Config) -> Dims:
     )
 
 
-def _gpt2(_arch: str, config: Config, d: Dims) -> Metadata:
-    return {
-        **blocks.sizes(d, d.n_positions),
-        **blocks.layer_norm_epsilon(config, "layer_norm_epsilon"),
-    }
-
-
-def _linear(source: str, target: str, shape: Shape) -> Rules:
-    return blocks.linear(f"{_LAYER}.{source}", f"blk.{{i}}.{target}", shape, make=transposed)
+def _metadata(_family: Family, config: Config, d: Dims) -> Metadata:
+    return sizes(d, d.n_positions) | layer_norm(config, "layer_norm_epsilon")
 
 
 GPT2 = Family(
-    architecture="gpt2",
-    names=("GPT2LMHeadModel",),
-    rules={
-        "transformer.wte.weight": Rule("token_embd.weight", shapes.by_token),
-        "transformer.wpe.weight": Rule(
-            "position_embd.weight", lambda d: (d.n_positions, d.n_embd), keep_f32=True
-        ),
-        **blocks.layer_norm("transformer.ln_f", "output_norm"),
-        "lm_head.weight": Rule("output.weight", shapes.by_token, optional=True),
-        **blocks.layer_norm(f"{_LAYER}.ln_1", "blk.{i}.attn_norm"),
-        **blocks.layer_norm(f"{_LAYER}.ln_2", "blk.{i}.ffn_norm"),
-        **_linear("attn.c_attn", "attn_qkv", shapes.three_squares),
-        **_linear("attn.c_proj", "attn_output", shapes.square),
-        **_linear("mlp.c_fc", "ffn_up", shapes.up),
-        **_linear("mlp.c_proj", "ffn_down", shapes.down),
-    },
+    "gpt2",
+    ("GPT2LMHeadModel",),
+    "attn_norm+ ffn_norm+ attn_qkv+ attn_output+ ffn_up+ ffn_down+",
+    model="token_embd position_embd output_norm+ output?",
+    layer="transformer.h.{i}",
     roots=("transformer.", ""),
-    metadata=_gpt2,
-    dims=_gpt2_dims,
+    sources={
+        "attn_norm": "ln_1",
+        "ffn_norm": "ln_2",
+        "attn_qkv": "attn.c_attn",
+        "attn_output": "attn.c_proj",
+        "ffn_up": "mlp.c_fc",
+        "ffn_down": "mlp.c_proj",
+        "token_embd": "transformer.wte",
+        "output_norm": "transformer.ln_f",
+    },
+    makes=dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), transposed),
+    common=_metadata,
+    dims=_dims,
     ignored=(r".*\.attn\.(masked_)?bias",),
-    check=blocks.requires(
-        activation_function=("gelu_new", "gelu_pytorch_tanh"),
-        scale_attn_weights=True,
-        scale_attn_by_inverse_layer_idx=False,
-        add_cross_attention=False,
-    ),
+    requires={
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
 )
-
-FAMILIES = (GPT2,)

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from worker.convert.architectures import blocks, experts
-from worker.convert.architectures.rules import (
-    Array,
-    Dims,
-    Family,
-    Make,
-    Metadata,
-    Rule,
-    Rules,
-    Shape,
-    transposed,
-)
 from worker.convert.config import Config
+from worker.convert.family.layers import ATTENTION, with_experts
+from worker.convert.family.rules import Array, Family, From, Make, transposed
+from worker.convert.family.sizes import EMBD, EXPERTS, FF_EXPERT, Dims
 
-_EXPERTS = f"{blocks.MLP}.experts"
+_EXPERTS = "mlp.experts"
 
 
 def _mxfp4(rows: slice) -> Make:
@@ -49,44 +39,19 @@ def _every_other_bias(first: int) -> Make:
     return lambda sources, _d: np.ascontiguousarray(sources[0][..., first::2])
 
 
-def _expert_rules() -> Rules:
-    up, down = experts.up, experts.down
-
-    def plain(target: str, shape: Shape, make: Make) -> Rule:
-        return Rule(f"blk.{{i}}.{target}_exps.weight", shape, make=make, per_expert=True)
-
-    def packed(target: str, source: str, shape: Shape, rows: slice) -> Rule:
-        scales = f"{_EXPERTS}.{source}_scales"
-        return replace(plain(target, shape, _mxfp4(rows)), also=(scales,), kind="MXFP4")
-
-    return {
-        f"{_EXPERTS}.gate_up_proj_blocks": (
-            packed("ffn_gate", "gate_up_proj", up, slice(0, None, 2)),
-            packed("ffn_up", "gate_up_proj", up, slice(1, None, 2)),
+def _forms(name: str, rows: slice, plain: Make) -> tuple[From, From]:
+    """Experts as they are published, in MXFP4, or as transformers saves them."""
+    source = f"{_EXPERTS}.{name}"
+    return (
+        From(
+            f"{source}_blocks",
+            also=(f"{source}_scales",),
+            make=_mxfp4(rows),
+            per_expert=True,
+            kind="MXFP4",
         ),
-        f"{_EXPERTS}.down_proj_blocks": packed("ffn_down", "down_proj", down, slice(None)),
-        f"{_EXPERTS}.gate_up_proj": (
-            plain("ffn_gate", up, _every_other(0)),
-            plain("ffn_up", up, _every_other(1)),
-        ),
-        f"{_EXPERTS}.down_proj": plain("ffn_down", down, transposed),
-        f"{_EXPERTS}.gate_up_proj_bias": tuple(
-            Rule(
-                f"blk.{{i}}.ffn_{name}_exps.bias",
-                lambda d: (d.n_expert, d.n_ff_expert),
-                make=_every_other_bias(first),
-                keep_f32=True,
-            )
-            for first, name in enumerate(("gate", "up"))
-        ),
-        f"{_EXPERTS}.down_proj_bias": Rule(
-            "blk.{i}.ffn_down_exps.bias", lambda d: (d.n_expert, d.n_embd), keep_f32=True
-        ),
-    }
-
-
-def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
-    return experts.metadata(arch, config, d) | blocks.windows(config, d, period=2)
+        From(source, make=plain, per_expert=True),
+    )
 
 
 def _notes(config: Config) -> Iterator[str]:
@@ -95,22 +60,27 @@ def _notes(config: Config) -> Iterator[str]:
 
 
 GPT_OSS = Family(
-    architecture="gpt-oss",
-    names=("GptOssForCausalLM",),
-    rules={
-        **blocks.embeddings(),
-        **blocks.norms(input_layernorm="attn_norm", post_attention_layernorm="post_attention_norm"),
-        **blocks.attention(),
-        f"{blocks.ATTENTION}.sinks": Rule("blk.{i}.attn_sinks.weight", lambda d: (d.n_head,)),
-        **experts.router(f"{blocks.MLP}.router.weight"),
-        f"{blocks.MLP}.router.bias": Rule("blk.{i}.ffn_gate_inp.bias", lambda d: (d.n_expert,)),
-        **_expert_rules(),
+    "gpt-oss",
+    ("GptOssForCausalLM",),
+    f"attn_norm {ATTENTION} attn_sinks post_attention_norm ffn_gate_inp+"
+    " ffn_gate_exps+ ffn_up_exps+ ffn_down_exps+",
+    sources={
+        "ffn_gate_exps": _forms("gate_up_proj", slice(0, None, 2), _every_other(0)),
+        "ffn_up_exps": _forms("gate_up_proj", slice(1, None, 2), _every_other(1)),
+        "ffn_down_exps": _forms("down_proj", slice(None), transposed),
+        "ffn_gate_exps.bias": From(f"{_EXPERTS}.gate_up_proj_bias", make=_every_other_bias(0)),
+        "ffn_up_exps.bias": From(f"{_EXPERTS}.gate_up_proj_bias", make=_every_other_bias(1)),
+        "ffn_down_exps.bias": f"{_EXPERTS}.down_proj_bias",
     },
-    metadata=_metadata,
-    dims=lambda config: experts.dims(config, "num_local_experts"),
+    shapes={
+        "ffn_gate_inp.bias": (EXPERTS,),
+        "ffn_gate_exps.bias": (EXPERTS, FF_EXPERT),
+        "ffn_up_exps.bias": (EXPERTS, FF_EXPERT),
+        "ffn_down_exps.bias": (EXPERTS, EMBD),
+    },
+    windows=2,
+    dims=with_experts("num_local_experts", width="intermediate_size"),
     head="always",
     notes=_notes,
-    check=blocks.requires(hidden_act="silu", swiglu_limit=7.0),
+    requires={"hidden_act": "silu", "swiglu_limit": 7.0},
 )
-
-FAMILIES = (GPT_OSS,)

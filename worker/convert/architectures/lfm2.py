@@ -6,12 +6,11 @@ from dataclasses import replace
 
 from gguf.constants import Keys
 
-from worker.convert.architectures import blocks, experts, shapes
-from worker.convert.architectures.rules import Dims, Family, Metadata, Rule, Rules
-from worker.convert.architectures.state_space import as_stored
 from worker.convert.config import Config
-
-_FEED_FORWARD = f"{blocks.LAYER}.feed_forward"
+from worker.convert.family.layers import EXPERTS, GATED, HEAD_NORMS, leading_dense
+from worker.convert.family.metadata import by_kind, number, of_dims
+from worker.convert.family.rules import Family
+from worker.convert.family.sizes import EMBD, Dims, size
 
 
 def _dims(config: Config) -> Dims:
@@ -26,61 +25,49 @@ def _dims(config: Config) -> Dims:
     return replace(Dims.of(sized), kinds=kinds, more=more)
 
 
-def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
-    found = blocks.common_metadata(arch, config, d)
-    found[Keys.Attention.HEAD_COUNT_KV] = [
-        d.n_head_kv if "attention" in kind.split() else 0 for kind in d.kinds
-    ]
-    found[Keys.ShortConv.L_CACHE] = d.more["cache"]
-    found[Keys.Attention.LAYERNORM_RMS_EPS] = config.number("norm_eps", default=1e-5)
-    return found
-
-
-_RULES: Rules = {
-    "model.embed_tokens.weight": Rule("token_embd.weight", shapes.by_token),
-    "model.embedding_norm.weight": blocks.norm("token_embd_norm"),
-    "lm_head.weight": Rule("output.weight", shapes.by_token, optional=True),
-    **blocks.norms(operator_norm="attn_norm", ffn_norm="ffn_norm"),
-    **experts.only(
-        "attention",
-        blocks.attention(biases=False, output="out_proj"),
-        blocks.head_norms("layernorm"),
-    ),
-    **experts.only(
-        "conv",
-        {
-            f"{blocks.LAYER}.conv.conv.weight": Rule(
-                "blk.{i}.shortconv.conv.weight",
-                lambda d: (d.n_embd, d.more["cache"]),
-                make=as_stored,
-                keep_f32=True,
-            ),
-            **blocks.weights(
-                f"{blocks.LAYER}.conv",
-                {
-                    "in_proj": ("shortconv.in_proj", shapes.three_squares),
-                    "out_proj": ("shortconv.out_proj", shapes.square),
-                },
-            ),
-        },
-    ),
+_LAYERS = {
+    "": "attn_norm ffn_norm",
+    "attention": f"attn_q attn_k attn_v attn_output {HEAD_NORMS}",
+    "conv": "shortconv.conv shortconv.in_proj shortconv.out_proj",
 }
-_GATED = ("w1", "w3", "w2")
-_DENSE = blocks.gated_mlp(_FEED_FORWARD, _GATED)
 
 LFM2 = Family(
-    architecture="lfm2",
-    names=("Lfm2ForCausalLM",),
-    rules={**_RULES, **_DENSE},
-    metadata=_metadata,
+    "lfm2",
+    ("Lfm2ForCausalLM",),
+    {**_LAYERS, "": f"{_LAYERS['']} {GATED}"},
+    model="token_embd token_embd_norm output?",
+    sources={
+        "attn_norm": "operator_norm",
+        "ffn_norm": "ffn_norm",
+        "attn_output": "self_attn.out_proj",
+        "ffn_gate": "feed_forward.w1",
+        "ffn_up": "feed_forward.w3",
+        "ffn_down": "feed_forward.w2",
+        "ffn_gate_inp": "feed_forward.gate",
+        "ffn_gate_exps": "feed_forward.experts.{e}.w1",
+        "ffn_up_exps": "feed_forward.experts.{e}.w3",
+        "ffn_down_exps": "feed_forward.experts.{e}.w2",
+        "exp_probs_b.bias": "feed_forward.expert_bias",
+    },
+    shapes={
+        "shortconv.conv": (EMBD, size("cache")),
+        "shortconv.in_proj": (3 * EMBD, EMBD),
+        "shortconv.out_proj": (EMBD, EMBD),
+    },
+    norm="none",
+    metadata={
+        Keys.Attention.HEAD_COUNT_KV: by_kind("attention", lambda d: d.n_head_kv),
+        Keys.ShortConv.L_CACHE: of_dims(lambda d: d.more["cache"]),
+        Keys.Attention.LAYERNORM_RMS_EPS: number("norm_eps", default=1e-5),
+    },
     dims=_dims,
-    check=blocks.requires(conv_bias=False),
+    requires={"conv_bias": False},
 )
 
 
 def _moe_dims(config: Config) -> Dims:
     d = _dims(Config({**config.values, "block_auto_adjust_ff_dim": False}, config.name))
-    widths = experts.leading_dense(d.n_layers, int(config.number("num_dense_layers")))
+    widths = leading_dense(d.n_layers, int(config.number("num_dense_layers")))
     return replace(
         d,
         n_expert=config.integer("num_experts", "num_local_experts"),
@@ -89,33 +76,23 @@ def _moe_dims(config: Config) -> Dims:
     )
 
 
-def _moe(arch: str, config: Config, d: Dims) -> Metadata:
-    return {
-        **_metadata(arch, config, d),
-        **experts.expert_metadata(config, d),
-        Keys.LLM.LEADING_DENSE_BLOCK_COUNT: sum("dense" in kind.split() for kind in d.kinds),
-        Keys.LLM.EXPERT_GATING_FUNC: 2,  # Sigmoid.
-    }
-
-
-LFM2_MOE = Family(
+LFM2_MOE = replace(
+    LFM2,
     architecture="lfm2moe",
     names=("Lfm2MoeForCausalLM",),
-    rules={
-        **_RULES,
-        **experts.only("dense", _DENSE),
-        **experts.only(
-            "experts",
-            experts.router(f"{_FEED_FORWARD}.gate.weight"),
-            experts.experts(f"{_FEED_FORWARD}.experts", _GATED),
-            experts.score_correction(f"{_FEED_FORWARD}.expert_bias"),
+    layers={**_LAYERS, "dense": GATED, "experts": f"{EXPERTS} exp_probs_b.bias"},
+    metadata={
+        **LFM2.metadata,
+        Keys.LLM.LEADING_DENSE_BLOCK_COUNT: of_dims(
+            lambda d: sum("dense" in kind.split() for kind in d.kinds)
         ),
+        Keys.LLM.EXPERT_GATING_FUNC: 2,  # Sigmoid.
     },
-    metadata=_moe,
     dims=_moe_dims,
-    check=blocks.requires(
-        conv_bias=False, norm_topk_prob=True, use_expert_bias=True, routed_scaling_factor=1.0
-    ),
+    requires={
+        "conv_bias": False,
+        "norm_topk_prob": True,
+        "use_expert_bias": True,
+        "routed_scaling_factor": 1.0,
+    },
 )
-
-FAMILIES = (LFM2, LFM2_MOE)

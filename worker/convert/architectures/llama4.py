@@ -8,21 +8,11 @@ from dataclasses import replace
 import numpy as np
 from gguf.constants import Keys
 
-from worker.convert.architectures import blocks, experts
-from worker.convert.architectures.rules import (
-    Array,
-    Dims,
-    Family,
-    Make,
-    Metadata,
-    Rule,
-    Rules,
-    transposed,
-)
 from worker.convert.config import Config
-
-_FEED_FORWARD = f"{blocks.LAYER}.feed_forward"
-_EXPERTS = f"{_FEED_FORWARD}.experts"
+from worker.convert.family.layers import EXPERTS, GATED, SHARED
+from worker.convert.family.metadata import integer, llama3_factors, require
+from worker.convert.family.rules import Array, Family, From, Make, transposed
+from worker.convert.family.sizes import Dims
 
 
 def _dims(config: Config) -> Dims:
@@ -49,58 +39,41 @@ def _half(first: bool) -> Make:
     return make
 
 
-def _expert_rules() -> Rules:
-    return {
-        **experts.router(f"{_FEED_FORWARD}.router.weight"),
-        f"{_EXPERTS}.gate_up_proj": (
-            Rule("blk.{i}.ffn_gate_exps.weight", experts.up, make=_half(True), per_expert=True),
-            Rule("blk.{i}.ffn_up_exps.weight", experts.up, make=_half(False), per_expert=True),
-        ),
-        f"{_EXPERTS}.down_proj": Rule(
-            "blk.{i}.ffn_down_exps.weight", experts.down, make=transposed, per_expert=True
-        ),
-        **experts.shared_experts(f"{_FEED_FORWARD}.shared_expert"),
-    }
-
-
-def _llama4(arch: str, config: Config, d: Dims) -> Metadata:
-    return {
-        **blocks.rms_metadata(arch, config, d),
-        **experts.expert_metadata(config, d),
-        Keys.LLM.INTERLEAVE_MOE_LAYER_STEP: config.integer("interleave_moe_layer_step", default=1),
-    }
-
-
 def _check(config: Config, d: Dims) -> None:
-    blocks.require(config, hidden_act="silu", attention_bias=False, attention_chunk_size=8192)
-    blocks.require(config, floor_scale=8192, attn_scale=0.1, use_qk_norm=d.n_expert != 128)
     pattern = [int((i + 1) % 4 != 0) for i in range(d.n_layers)]
-    blocks.require(config, no_rope_layers=(pattern, []))
+    require(config, use_qk_norm=d.n_expert != 128, no_rope_layers=(pattern, []))
 
+
+_EXPERTS = "feed_forward.experts"
 
 LLAMA4 = Family(
-    architecture="llama4",
-    names=("Llama4ForCausalLM",),
-    rules={
-        **blocks.embeddings(),
-        **blocks.pre_norms(),
-        **blocks.attention(biases=False),
-        **experts.only("dense", blocks.gated_mlp(_FEED_FORWARD)),
-        **experts.only("experts", _expert_rules()),
+    "llama4",
+    ("Llama4ForCausalLM",),
+    {
+        "": "attn_norm attn_q attn_k attn_v attn_output ffn_norm",
+        "dense": GATED,
+        "experts": f"{EXPERTS} {SHARED}",
     },
-    metadata=_llama4,
+    multimodal=("Llama4ForConditionalGeneration",),
+    sources={
+        "ffn_gate": "feed_forward.gate_proj",
+        "ffn_up": "feed_forward.up_proj",
+        "ffn_down": "feed_forward.down_proj",
+        "ffn_gate_exps": From(f"{_EXPERTS}.gate_up_proj", make=_half(True), per_expert=True),
+        "ffn_up_exps": From(f"{_EXPERTS}.gate_up_proj", make=_half(False), per_expert=True),
+        "ffn_down_exps": From(f"{_EXPERTS}.down_proj", make=transposed, per_expert=True),
+        "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
+    },
+    metadata={Keys.LLM.INTERLEAVE_MOE_LAYER_STEP: integer("interleave_moe_layer_step", default=1)},
     dims=_dims,
-    extra_tensors=blocks.llama3_factors,
+    scales_as_llama3=True,
+    extra_tensors=llama3_factors,
+    requires={
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_chunk_size": 8192,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+    },
     check=_check,
 )
-
-LLAMA4_MULTIMODAL = replace(
-    LLAMA4,
-    names=("Llama4ForConditionalGeneration",),
-    section="text_config",
-    roots=("model.", "language_model.model.", "model.language_model."),
-    ignored=(r"(model\.)?(vision_model|multi_modal_projector)\..*",),
-)
-"""The text part; the vision tensors are left out."""
-
-FAMILIES = (LLAMA4, LLAMA4_MULTIMODAL)

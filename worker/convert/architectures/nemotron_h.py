@@ -6,12 +6,20 @@ from dataclasses import replace
 
 from gguf.constants import Keys
 
-from worker.convert.architectures import blocks, experts, state_space
-from worker.convert.architectures.rules import Dims, Family, Metadata, Rules
 from worker.convert.config import Config
+from worker.convert.family import state_space
+from worker.convert.family.metadata import (
+    SHARED_WIDTH,
+    experts,
+    flag,
+    integer,
+    number,
+    sizes,
+)
+from worker.convert.family.rules import Family, Metadata
+from worker.convert.family.sizes import Dims
 from worker.errors import ModelError
 
-_MIXER = "backbone.layers.{i}.mixer"
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _KINDS = {"linear_attention": "mamba", "full_attention": "attention"}
 
@@ -29,6 +37,10 @@ def _pattern(config: Config) -> tuple[str, ...]:
     return tuple(kinds)
 
 
+def _has_experts(config: Config) -> bool:
+    return "moe" in _pattern(config)
+
+
 def _dims(config: Config) -> Dims:
     kinds = _pattern(config)
     d = Dims.of(Config({**config.values, "num_hidden_layers": len(kinds)}, config.name))
@@ -43,11 +55,11 @@ def _dims(config: Config) -> Dims:
     return replace(d, kinds=kinds)
 
 
-def _metadata(_arch: str, config: Config, d: Dims) -> Metadata:
+def _metadata(family: Family, config: Config, d: Dims) -> Metadata:
     epsilon = config.number("layer_norm_epsilon", "norm_eps", default=1e-5)
     n_ff = d.n_ff_expert or d.n_ff
-    found: Metadata = {
-        **blocks.sizes(d, config.integer("max_position_embeddings")),
+    return {
+        **sizes(d, config.integer("max_position_embeddings")),
         Keys.LLM.FEED_FORWARD_LENGTH: [n_ff if k in ("mlp", "moe") else 0 for k in d.kinds],
         Keys.Attention.HEAD_COUNT_KV: [
             d.n_head_kv if kind == "attention" else 0 for kind in d.kinds
@@ -57,68 +69,58 @@ def _metadata(_arch: str, config: Config, d: Dims) -> Metadata:
         Keys.Attention.LAYERNORM_EPS: epsilon,
         Keys.Attention.LAYERNORM_RMS_EPS: epsilon,
         Keys.LLM.VOCAB_SIZE: d.n_vocab,
-        **state_space.metadata(d),
+        **experts(config, d, family.n_used),
     }
-    if d.n_expert:
-        found |= experts.expert_metadata(config, d)
-        found |= {
-            Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH: d.n_ff_shared,
-            Keys.LLM.EXPERT_SHARED_COUNT: config.integer("n_shared_experts"),
-            Keys.LLM.EXPERT_WEIGHTS_NORM: config.flag("norm_topk_prob", default=True),
-            Keys.LLM.EXPERT_WEIGHTS_SCALE: config.number("routed_scaling_factor", default=1.0),
-        }
-    return found
 
 
-def _check(config: Config, d: Dims) -> None:
-    blocks.require(config, mlp_hidden_act="relu2", use_bias=False, attention_bias=False)
-    blocks.require(config, mlp_bias=False, mamba_proj_bias=False, use_conv_bias=True)
-    blocks.require(config, n_group=1, moe_latent_size=None)
-
-
-_RULES: Rules = {
-    **blocks.embeddings("backbone.embeddings", "backbone.norm_f"),
-    "backbone.layers.{i}.norm.weight": blocks.norm("blk.{i}.attn_norm"),
-    **experts.only("mamba", state_space.mamba2(_MIXER)),
-    **experts.only("attention", blocks.attention(_MIXER, biases=False)),
+_LAYERS = {
+    "": "attn_norm",
+    "mamba": state_space.MAMBA2,
+    "attention": "attn_q attn_k attn_v attn_output",
 }
 
-
-def _has_experts(config: Config) -> bool:
-    return "moe" in _pattern(config)
-
-
 NEMOTRON_H = Family(
-    architecture="nemotron_h",
-    names=("NemotronHForCausalLM",),
-    rules={**_RULES, **experts.only("mlp", blocks.mlp(_MIXER))},
-    metadata=_metadata,
+    "nemotron_h",
+    ("NemotronHForCausalLM",),
+    {**_LAYERS, "mlp": "ffn_up ffn_down"},
+    layer="backbone.layers.{i}",
+    sources={
+        **state_space.sources("mixer"),
+        "ffn_up_exps": "mixer.experts.{e}.up_proj",
+        "ffn_down_exps": "mixer.experts.{e}.down_proj",
+    },
+    common=_metadata,
+    metadata=state_space.METADATA,
     dims=_dims,
     roots=("backbone.", "model."),
     applies=lambda config: not _has_experts(config),
-    check=_check,
+    requires={
+        "mlp_hidden_act": "relu2",
+        "use_bias": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "mamba_proj_bias": False,
+        "use_conv_bias": True,
+        "n_group": 1,
+        "moe_latent_size": None,
+    },
 )
-
-
-def _without_gate(rules: Rules) -> Rules:
-    return {source: rule for source, rule in rules.items() if "gate_proj" not in source}
-
 
 NEMOTRON_H_MOE = replace(
     NEMOTRON_H,
     architecture="nemotron_h_moe",
-    rules={
-        **_RULES,
-        **experts.only(
-            "moe",
-            experts.router(f"{_MIXER}.gate.weight"),
-            experts.score_correction(f"{_MIXER}.gate.e_score_correction_bias"),
-            _without_gate(experts.experts(f"{_MIXER}.experts")),
-            _without_gate(experts.shared_experts(f"{_MIXER}.shared_experts")),
-        ),
+    layers={
+        **_LAYERS,
+        "moe": "ffn_gate_inp exp_probs_b.bias ffn_up_exps ffn_down_exps ffn_up_shexp"
+        " ffn_down_shexp",
+    },
+    metadata={
+        **state_space.METADATA,
+        **SHARED_WIDTH,
+        Keys.LLM.EXPERT_SHARED_COUNT: integer("n_shared_experts"),
+        Keys.LLM.EXPERT_WEIGHTS_NORM: flag("norm_topk_prob", default=True),
+        Keys.LLM.EXPERT_WEIGHTS_SCALE: number("routed_scaling_factor", default=1.0),
     },
     applies=_has_experts,
     ignored=(r"mtp\..*",),
 )
-
-FAMILIES = (NEMOTRON_H, NEMOTRON_H_MOE)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from gguf.constants import Keys
 
-from worker.convert.architectures import blocks, experts, qwen
-from worker.convert.architectures.rules import Array, Dims, Family, Make, Metadata, Rule, Rules
-from worker.convert.architectures.state_space import as_stored, decay
 from worker.convert.config import Config
+from worker.convert.family.layers import EXPERTS, GATED, HEAD_NORMS, SHARED
+from worker.convert.family.metadata import SHARED_WIDTH, integer, of_dims, require
+from worker.convert.family.rules import Array, Family, From, Make, Sources, Value, as_stored, decay
+from worker.convert.family.sizes import EMBD, SSM_KERNEL, Dims, Q, size
 
-_LINEAR = f"{blocks.LAYER}.linear_attn"
 _PERIOD = 4
 _SECTIONS = [11, 11, 10, 0]
 """How a head's rotary frequencies are divided among three-dimensional positions; texts use one."""
@@ -44,12 +43,9 @@ def _expert_dims(config: Config) -> Dims:
     )
 
 
-def _keys(d: Dims) -> int:
-    return d.more["k_heads"] * d.more["k_dim"]
-
-
-def _values(d: Dims) -> int:
-    return d.more["v_heads"] * d.more["v_dim"]
+_V_HEADS = size("v_heads")
+_KEYS = size("k_heads") * size("k_dim")
+_VALUES = _V_HEADS * size("v_dim")
 
 
 def _parts(sources: Sequence[Array], d: Dims) -> list[Array]:
@@ -89,142 +85,99 @@ def _tiled_values(axis: int) -> Make:
 def _tiled_behind_keys(sources: Sequence[Array], d: Dims) -> Array:
     """Reorder the rows of v, and keep those of q and k."""
     rows = sources[0].reshape(sources[0].shape[0], -1)
-    keys = rows[: 2 * _keys(d)]
-    return np.concatenate([keys, _tiled(rows[2 * _keys(d) :], d, d.more["v_dim"])])
+    keys = rows[: 2 * _KEYS.of(d)]
+    return np.concatenate([keys, _tiled(rows[2 * _KEYS.of(d) :], d, d.more["v_dim"])])
 
 
-def _linear(tiled: bool) -> Rules:
-    heads: Any = _tiled_heads if tiled else (lambda inner=as_stored: inner)
-    return {
-        f"{_LINEAR}.conv1d.weight": Rule(
-            "blk.{i}.ssm_conv1d.weight",
-            lambda d: (2 * _keys(d) + _values(d), d.more["kernel"]),
-            make=_tiled_behind_keys if tiled else as_stored,
-            keep_f32=True,
-        ),
-        f"{_LINEAR}.dt_bias": Rule(
-            "blk.{i}.ssm_dt.bias", lambda d: (d.more["v_heads"],), make=heads()
-        ),
-        f"{_LINEAR}.A_log": Rule(
-            "blk.{i}.ssm_a", lambda d: (d.more["v_heads"],), make=heads(decay)
-        ),
-        f"{_LINEAR}.norm.weight": Rule("blk.{i}.ssm_norm.weight", lambda d: (d.more["v_dim"],)),
-        f"{_LINEAR}.out_proj.weight": Rule(
-            "blk.{i}.ssm_out.weight",
-            lambda d: (d.n_embd, _values(d)),
-            make=_tiled_values(1) if tiled else None,
-        ),
-    }
+def _attention_layers(config: Config, d: Dims) -> Value:
+    return [kind == "linear" for kind in d.kinds]
 
 
-def _qkv(source: str, make: Make) -> Rule:
-    return Rule(source, lambda d: (2 * _keys(d) + _values(d), d.n_embd), make=make)
-
-
-def _z(make: Make) -> Rule:
-    return Rule("blk.{i}.attn_gate.weight", lambda d: (_values(d), d.n_embd), make=make)
-
-
-_NEXT_LINEAR: Rules = {
-    **_linear(tiled=False),
-    f"{_LINEAR}.in_proj_qkvz.weight": (_qkv("blk.{i}.attn_qkv.weight", _next_qkv), _z(_next_z)),
-    f"{_LINEAR}.in_proj_ba.weight": Rule(
-        "blk.{i}.ssm_ba.weight", lambda d: (2 * d.more["v_heads"], d.n_embd)
-    ),
-}
-_TILED_LINEAR: Rules = {
-    **_linear(tiled=True),
-    f"{_LINEAR}.in_proj_qkv.weight": _qkv("blk.{i}.attn_qkv.weight", _tiled_behind_keys),
-    f"{_LINEAR}.in_proj_z.weight": _z(_tiled_values(0)),
-    **{
-        f"{_LINEAR}.in_proj_{x}.weight": Rule(
-            f"blk.{{i}}.ssm_{name}.weight",
-            lambda d: (d.more["v_heads"], d.n_embd),
-            make=_tiled_heads(),
-        )
-        for x, name in (("a", "alpha"), ("b", "beta"))
-    },
-}
-
-
-def _attention() -> Rules:
-    """Gated attention: the gate of each head follows its q rows."""
-    rules = dict(blocks.attention(biases=False))
-    rules[f"{blocks.ATTENTION}.q_proj.weight"] = Rule(
-        "blk.{i}.attn_q.weight", lambda d: (2 * d.q_rows, d.n_embd)
-    )
-    return {**rules, **blocks.head_norms(plus=1.0)}
-
-
-def _rules(linear: Rules, feed_forward: Rules) -> Rules:
-    return {
-        **blocks.embeddings(norm_plus=1.0),
-        **blocks.norms(
-            plus=1.0, input_layernorm="attn_norm", post_attention_layernorm="post_attention_norm"
-        ),
-        **experts.only("attention", _attention()),
-        **experts.only("linear", linear),
-        **feed_forward,
-    }
-
-
-def _metadata(arch: str, config: Config, d: Dims) -> Metadata:
-    found: Metadata = {
-        **blocks.common_metadata(arch, config, d),
-        **blocks.partial_rotary(config, d, 0.25),
-        **blocks.rms_norm(config),
-        Keys.SSM.CONV_KERNEL: d.more["kernel"],
-        Keys.SSM.STATE_SIZE: d.more["k_dim"],
-        Keys.SSM.GROUP_COUNT: d.more["k_heads"],
-        Keys.SSM.TIME_STEP_RANK: d.more["v_heads"],
-        Keys.SSM.INNER_SIZE: _values(d),
-        "{arch}.attention.recurrent_layers": [kind == "linear" for kind in d.kinds],
-        Keys.LLM.FULL_ATTENTION_INTERVAL: config.integer(
-            "full_attention_interval", default=_PERIOD
-        ),
-    }
-    if d.n_expert:
-        found |= experts.expert_metadata(config, d)
-        found[Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH] = d.n_ff_shared
-    return found
-
-
-def _qwen35(arch: str, config: Config, d: Dims) -> Metadata:
+def _sections(config: Config, d: Dims) -> Value:
     sections = config.rope().params.values.get("mrope_section") or _SECTIONS
-    padded = [*sections, 0, 0, 0, 0][:4]
-    return {**_metadata(arch, config, d), Keys.Rope.DIMENSION_SECTIONS: padded}
+    return [*sections, 0, 0, 0, 0][:4]
 
 
 def _check(config: Config, d: Dims) -> None:
-    blocks.require(config, hidden_act="silu", attention_bias=False)
-    blocks.require(config, linear_value_head_dim=d.more["k_dim"])
+    require(config, linear_value_head_dim=d.more["k_dim"])
 
 
-def _check_experts(config: Config, d: Dims) -> None:
-    _check(config, d)
-    blocks.require(config, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])
-
-
-_EXPERTS: Rules = {**qwen.expert_rules(), **qwen.shared_expert()}
-_AHEAD = (r"mtp\..*",)
-"""The tensors that predict further tokens are left out."""
+_COMMON = "attn_norm post_attention_norm"
+# The gate of each head follows its q rows.
+_ATTENTION = f"attn_q attn_k attn_v attn_output {HEAD_NORMS}"
+_LINEAR = "attn_qkv attn_gate ssm_conv1d ssm_dt.bias =ssm_a ssm_norm ssm_out"
+_SPARSE = f"{EXPERTS} {SHARED} ffn_gate_inp_shexp"
+_DENSE_REQUIRES = {"hidden_act": "silu", "attention_bias": False}
+_SOURCES: Sources = {"ssm_dt.bias": "linear_attn.dt_bias"}
 
 QWEN3_NEXT = Family(
-    architecture="qwen3next",
-    names=("Qwen3NextForCausalLM",),
-    rules=_rules(_NEXT_LINEAR, _EXPERTS),
-    metadata=_metadata,
+    "qwen3next",
+    ("Qwen3NextForCausalLM",),
+    {"": f"{_COMMON} {_SPARSE}", "attention": _ATTENTION, "linear": f"{_LINEAR} ssm_ba"},
+    sources={
+        **_SOURCES,
+        "attn_qkv": From("linear_attn.in_proj_qkvz.weight", make=_next_qkv),
+        "attn_gate": From("linear_attn.in_proj_qkvz.weight", make=_next_z),
+    },
+    shapes={
+        "attn_q": (2 * Q, EMBD),
+        "attn_qkv": (2 * _KEYS + _VALUES, EMBD),
+        "attn_gate": (_VALUES, EMBD),
+        "ssm_conv1d": (2 * _KEYS + _VALUES, SSM_KERNEL),
+        "ssm_dt": (_V_HEADS,),
+        "ssm_a": (_V_HEADS,),
+        "ssm_norm": (size("v_dim"),),
+        "ssm_out": (EMBD, _VALUES),
+        "ssm_ba": (2 * _V_HEADS, EMBD),
+        "ssm_alpha": (_V_HEADS, EMBD),
+        "ssm_beta": (_V_HEADS, EMBD),
+    },
+    norm_plus=1.0,
+    rotary=0.25,
+    metadata={
+        Keys.SSM.CONV_KERNEL: of_dims(lambda d: d.more["kernel"]),
+        Keys.SSM.STATE_SIZE: of_dims(lambda d: d.more["k_dim"]),
+        Keys.SSM.GROUP_COUNT: of_dims(lambda d: d.more["k_heads"]),
+        Keys.SSM.TIME_STEP_RANK: of_dims(lambda d: d.more["v_heads"]),
+        Keys.SSM.INNER_SIZE: of_dims(_VALUES.of),
+        "{arch}.attention.recurrent_layers": _attention_layers,
+        Keys.LLM.FULL_ATTENTION_INTERVAL: integer("full_attention_interval", default=_PERIOD),
+        **SHARED_WIDTH,
+    },
     dims=_expert_dims,
-    ignored=_AHEAD,
-    check=_check_experts,
+    # The tensors that predict further tokens are left out.
+    ignored=(r"mtp\..*",),
+    requires={
+        **_DENSE_REQUIRES,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+    check=_check,
 )
 
 QWEN3_5_MOE = replace(
     QWEN3_NEXT,
     architecture="qwen35moe",
     names=("Qwen3_5MoeForCausalLM",),
-    rules=_rules(_TILED_LINEAR, _EXPERTS),
-    metadata=_qwen35,
+    layers={
+        "": f"{_COMMON} {_SPARSE}",
+        "attention": _ATTENTION,
+        "linear": f"{_LINEAR} ssm_alpha ssm_beta",
+    },
+    multimodal=("Qwen3_5MoeForConditionalGeneration",),
+    sources=_SOURCES,
+    makes={
+        "ssm_conv1d": _tiled_behind_keys,
+        "ssm_dt.bias": _tiled_heads(),
+        "ssm_a": _tiled_heads(decay),
+        "ssm_out": _tiled_values(1),
+        "attn_qkv": _tiled_behind_keys,
+        "attn_gate": _tiled_values(0),
+        "ssm_alpha": _tiled_heads(),
+        "ssm_beta": _tiled_heads(),
+    },
+    metadata={**QWEN3_NEXT.metadata, Keys.Rope.DIMENSION_SECTIONS: _sections},
     roots=("model.", "model.language_model."),
 )
 
@@ -232,26 +185,8 @@ QWEN3_5 = replace(
     QWEN3_5_MOE,
     architecture="qwen35",
     names=("Qwen3_5ForCausalLM",),
-    rules=_rules(_TILED_LINEAR, blocks.gated_mlp()),
+    layers={**QWEN3_5_MOE.by_kind(), "": f"{_COMMON} {GATED}"},
+    multimodal=("Qwen3_5ForConditionalGeneration",),
     dims=_dims,
-    check=_check,
-)
-
-
-def _text_part(family: Family, name: str) -> Family:
-    """The text part of a multimodal checkpoint, without its vision tensors."""
-    return replace(
-        family,
-        names=(name,),
-        section="text_config",
-        ignored=(*_AHEAD, r"model\.visual\..*"),
-    )
-
-
-FAMILIES = (
-    QWEN3_NEXT,
-    QWEN3_5,
-    QWEN3_5_MOE,
-    _text_part(QWEN3_5, "Qwen3_5ForConditionalGeneration"),
-    _text_part(QWEN3_5_MOE, "Qwen3_5MoeForConditionalGeneration"),
+    requires=_DENSE_REQUIRES,
 )

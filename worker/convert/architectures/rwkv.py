@@ -7,27 +7,23 @@ from collections.abc import Sequence
 import numpy as np
 from gguf.constants import Keys
 
-from worker.convert.architectures import blocks, shapes
-from worker.convert.architectures.rules import Array, Dims, Family, Metadata, Rule, Rules, Shape
-from worker.convert.architectures.state_space import as_stored
 from worker.convert.config import Config
+from worker.convert.family.metadata import NO_LIMIT, layer_norm, of_dims, sizes
+from worker.convert.family.rules import Array, Family, From, Metadata, Setting, Sources
+from worker.convert.family.sizes import EMBD, FF, ONE, Dims, fixed, size
 from worker.errors import ModelError
 
 _ARCH = "rwkv7"
-_TIME_MIX = f"{blocks.LAYER}.attn"
-_CHANNEL_MIX = f"{blocks.LAYER}.ffn"
 _INPUTS = "rwkvag"
 """What a token is mixed into with the one before it, in llama.cpp's order."""
 _GROUP_NORM_EPS = 64e-5
 _RANKS = {
-    "w": Keys.Attention.DECAY_LORA_RANK,
-    "a": Keys.Attention.ICLR_LORA_RANK,
-    "v": Keys.Attention.VALUE_RESIDUAL_MIX_LORA_RANK,
-    "g": Keys.Attention.GATE_LORA_RANK,
+    "w": ("decay_low_rank_dim", Keys.Attention.DECAY_LORA_RANK),
+    "a": ("a_low_rank_dim", Keys.Attention.ICLR_LORA_RANK),
+    "v": ("v_low_rank_dim", Keys.Attention.VALUE_RESIDUAL_MIX_LORA_RANK),
+    "g": ("gate_low_rank_dim", Keys.Attention.GATE_LORA_RANK),
 }
-"""The inputs that are products of two small matrices, with the keys of their inner size."""
-_RANK_KEYS = {"w": "decay_low_rank_dim", "a": "a_low_rank_dim", "v": "v_low_rank_dim"}
-_RANK_KEYS |= {"g": "gate_low_rank_dim"}
+"""The inputs that are products of two small matrices, with the names of their inner size."""
 
 
 def _dims(config: Config) -> Dims:
@@ -43,23 +39,25 @@ def _dims(config: Config) -> Dims:
         n_head_kv=0,
         head_dim=head_dim,
         kinds=("first", *["later"] * (n_layers - 1)),
-        more={x: config.integer(key) for x, key in _RANK_KEYS.items()},
+        more={x: config.integer(key) for x, (key, _) in _RANKS.items()},
     )
 
 
-def _metadata(_arch: str, config: Config, d: Dims) -> Metadata:
+def _metadata(_family: Family, config: Config, d: Dims) -> Metadata:
     return {
-        **blocks.sizes(d, n_positions=1 << 20),  # It has no bound.
+        **sizes(d, NO_LIMIT),
         Keys.Attention.HEAD_COUNT: 0,
         Keys.LLM.VOCAB_SIZE: d.n_vocab,
         Keys.WKV.HEAD_SIZE: d.head_dim,
-        **blocks.layer_norm_epsilon(config),
-        **{key: d.more[x] for x, key in _RANKS.items()},
+        **layer_norm(config),
     }
 
 
+def _rank(x: str) -> Setting:
+    return of_dims(lambda d: d.more[x])
+
+
 def _check(config: Config, d: Dims) -> None:
-    blocks.require(config, hidden_act="sqrelu", norm_first=True, norm_bias=True, attn=None)
     widths = config.values.get("value_dim")
     for width in widths if isinstance(widths, list) else [widths]:
         if width not in (None, d.n_embd):
@@ -78,99 +76,81 @@ def _stacked(sources: Sequence[Array], _d: Dims) -> Array:
     return np.concatenate([source.reshape(1, -1) for source in sources])
 
 
-def _vector(target: str) -> Rule:
-    """A vector that some checkpoints store with dimensions of one."""
-    return Rule(target, shapes.vector, make=as_stored)
+def _flat(sources: Sequence[Array], _d: Dims) -> Array:
+    """Some checkpoints store a vector with dimensions of one."""
+    return sources[0].reshape(-1)
 
 
-def _lerp(*, is_fused: bool) -> Rules:
-    """The factors that mix a token with the one before it: in the checkpoint fused, or one tensor
-    for each input."""
+_LOW_RANK = [*((x, f"time_mix_{x}") for x in _RANKS), ("a", "first:time_mix_v")]
+"""The first layer has no value of an earlier one: llama.cpp wants tensors there that it never
+reads, and is given those of `a`, as its own script does."""
 
-    def shape(d: Dims) -> tuple[int, ...]:
-        return (len(_INPUTS), 1, 1, d.n_embd)
-
-    target = "blk.{i}.time_mix_lerp_fused.weight"
-    if is_fused:
-        return {f"{_TIME_MIX}.x_x": Rule(target, shape, make=as_stored, keep_f32=True)}
-    first, *others = (f"{_TIME_MIX}.x_{x}" for x in _INPUTS)
-    return {first: Rule(target, shape, make=_stacked, also=tuple(others), keep_f32=True)}
-
-
-def _low_rank(x: str, *, layers: str = "", stands_for: str = "") -> dict[str, Rule]:
-    """The matrices that make input `x`; `stands_for` is another input, whose names they get."""
-
-    def inner(d: Dims) -> tuple[int, ...]:
-        return (d.more[x], d.n_embd)
-
-    def outer(d: Dims) -> tuple[int, ...]:
-        return (d.n_embd, d.more[x])
-
-    name, keeps = stands_for or x, x == "w"
-    parts: dict[str, tuple[int, Shape]] = {
-        "lora.0.weight": (1, inner),
-        "lora.2.weight": (2, outer),
-        "lora.2.bias": (0, shapes.vector),
-    }
-    return {
-        f"{_TIME_MIX}.{x}_lora.{source}": Rule(
-            f"blk.{{i}}.time_mix_{name}{number}.weight", shape, keep_f32=keeps, on=layers
-        )
-        for source, (number, shape) in parts.items()
-        if not (x == "g" and number == 0)
-    }
-
-
-def _low_ranks() -> Rules:
-    """The first layer has no value of an earlier one: llama.cpp wants tensors there that it never
-    reads, and is given those of `a`, as its own script does."""
-    unread = _low_rank("a", layers="first", stands_for="v")
-    return {
-        **_low_rank("w"),
-        **{source: (rule, unread[source]) for source, rule in _low_rank("a").items()},
-        **_low_rank("v", layers="later"),
-        **_low_rank("g"),
-    }
-
-
-def _matrices() -> Rules:
-    time = {
-        "r_proj": ("time_mix_receptance", shapes.square),
-        "k_proj": ("time_mix_key", shapes.square),
-        "v_proj": ("time_mix_value", shapes.square),
-        "o_proj": ("time_mix_output", shapes.square),
-    }
-    channel = {
-        "key": ("channel_mix_key", shapes.up),
-        "value": ("channel_mix_value", shapes.down),
-    }
-    return {**blocks.weights(_TIME_MIX, time), **blocks.weights(_CHANNEL_MIX, channel)}
-
+_SOURCES: Sources = {
+    "token_embd": "model.embeddings",
+    "token_embd_norm": "model.layers.0.pre_norm",
+    "output_norm": "model.norm",
+    "attn_norm": "attn_norm",
+    "attn_norm_2": "ffn_norm",
+    "time_mix_ln": "attn.g_norm",
+    # The factors that mix a token with the one before it are one tensor, or one for each input.
+    "time_mix_lerp_fused": (
+        From(
+            f"attn.x_{_INPUTS[0]}",
+            also=tuple(f"attn.x_{x}" for x in _INPUTS[1:]),
+            make=_stacked,
+        ),
+        From("attn.x_x", make=_flat),
+    ),
+    "time_mix_k_k": From("attn.k_k", make=_flat),
+    "time_mix_k_a": From("attn.k_a", make=_flat),
+    "time_mix_r_k": From("attn.r_k", make=_flat),
+    "time_mix_receptance": "attn.r_proj",
+    "time_mix_key": "attn.k_proj",
+    "time_mix_value": "attn.v_proj",
+    "time_mix_output": "attn.o_proj",
+    "channel_mix_lerp_k": From("ffn.x_k", make=_flat),
+    "channel_mix_key": "ffn.key",
+    "channel_mix_value": "ffn.value",
+    **{f"{name}0": From(f"attn.{x}_lora.lora.2.bias") for x, name in _LOW_RANK},
+    **{f"{name}1": From(f"attn.{x}_lora.lora.0.weight") for x, name in _LOW_RANK},
+    **{f"{name}2": From(f"attn.{x}_lora.lora.2.weight") for x, name in _LOW_RANK},
+}
 
 RWKV7 = Family(
-    architecture=_ARCH,
-    names=("RWKV7ForCausalLM",),
-    rules={
-        "model.embeddings.weight": Rule("token_embd.weight", shapes.by_token),
-        **blocks.layer_norm("model.layers.0.pre_norm", "token_embd_norm"),
-        **blocks.layer_norm("model.norm", "output_norm"),
-        "lm_head.weight": Rule("output.weight", shapes.by_token, optional=True),
-        **blocks.layer_norm(f"{blocks.LAYER}.attn_norm", "blk.{i}.attn_norm"),
-        **blocks.layer_norm(f"{blocks.LAYER}.ffn_norm", "blk.{i}.attn_norm_2"),
-        **blocks.layer_norm(f"{_TIME_MIX}.g_norm", "blk.{i}.time_mix_ln"),
-        **_lerp(is_fused=False),
-        **_lerp(is_fused=True),
-        **{f"{_TIME_MIX}.{x}": _vector(f"blk.{{i}}.time_mix_{x}.weight") for x in ("k_k", "k_a")},
-        f"{_TIME_MIX}.r_k": _vector("blk.{i}.time_mix_r_k.weight"),
-        f"{_CHANNEL_MIX}.x_k": _vector("blk.{i}.channel_mix_lerp_k.weight"),
-        **_matrices(),
-        **_low_ranks(),
+    _ARCH,
+    ("RWKV7ForCausalLM",),
+    {
+        "": "attn_norm+ attn_norm_2+ time_mix_ln+ time_mix_lerp_fused time_mix_k_k time_mix_k_a"
+        " time_mix_r_k time_mix_receptance time_mix_key time_mix_value time_mix_output"
+        " channel_mix_lerp_k channel_mix_key channel_mix_value time_mix_w0 time_mix_w1 time_mix_w2"
+        " time_mix_a0 time_mix_a1 time_mix_a2 time_mix_g1 time_mix_g2",
+        "later": "time_mix_v0 time_mix_v1 time_mix_v2",
+        "first": "time_mix_v0 time_mix_v1 time_mix_v2",
     },
-    metadata=_metadata,
+    model="token_embd token_embd_norm+ output_norm+ output?",
+    sources=_SOURCES,
+    shapes={
+        "time_mix_ln": (EMBD,),
+        "time_mix_lerp_fused": (fixed(len(_INPUTS)), ONE, ONE, EMBD),
+        "time_mix_k_k": (EMBD,),
+        "time_mix_k_a": (EMBD,),
+        "time_mix_r_k": (EMBD,),
+        "time_mix_receptance": (EMBD, EMBD),
+        "time_mix_key": (EMBD, EMBD),
+        "time_mix_value": (EMBD, EMBD),
+        "time_mix_output": (EMBD, EMBD),
+        "channel_mix_lerp_k": (EMBD,),
+        "channel_mix_key": (FF, EMBD),
+        "channel_mix_value": (EMBD, FF),
+        **{f"{name}0": (EMBD,) for _, name in _LOW_RANK},
+        **{f"{name}1": (size(x), EMBD) for x, name in _LOW_RANK},
+        **{f"{name}2": (EMBD, size(x)) for x, name in _LOW_RANK},
+    },
+    common=_metadata,
+    metadata={key: _rank(x) for x, (_, key) in _RANKS.items()},
     dims=_dims,
     head="always",
     ignored=(r"model\.layers\.0\.attn\.v_lora\..*",),
+    requires={"hidden_act": "sqrelu", "norm_first": True, "norm_bias": True, "attn": None},
     check=_check,
 )
-
-FAMILIES = (RWKV7,)

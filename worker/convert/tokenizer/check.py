@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gguf.constants import Keys
 
-from worker.convert.architectures.rules import Metadata
+from worker.convert.family.rules import Metadata
 from worker.convert.output import header, write_header_to
 from worker.convert.tokenizer import corpus
 from worker.convert.tokenizer.reference import reference

@@ -8,8 +8,8 @@ from typing import Any
 
 from gguf.constants import Keys
 
-from worker.convert.architectures.rules import Metadata
 from worker.convert.checkpoint import Checkpoint
+from worker.convert.family.rules import Metadata
 from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 

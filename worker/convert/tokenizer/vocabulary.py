@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gguf.constants import Keys, TokenType
 
-from worker.convert.architectures.rules import Metadata
+from worker.convert.family.rules import Metadata
 from worker.errors import ModelError
 from worker.llama import source_tokenizer
 

@@ -1,0 +1,287 @@
+"""The metadata of a family, and the checks of settings that llama.cpp does not implement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+from gguf.constants import Keys
+
+from worker.convert.config import Config
+from worker.convert.family.rules import Family, Metadata, Setting, Value
+from worker.convert.family.sizes import Dims
+from worker.errors import ModelError
+
+NO_LIMIT = 1 << 20
+"""The context length of models that have none."""
+
+
+def of_family(family: Family, config: Config, d: Dims) -> Metadata:
+    """The metadata that follows from the configuration."""
+    found = (family.common or decoder)(family, config, d)
+    for key, setting in family.metadata.items():
+        value = setting(config, d) if callable(setting) else setting
+        if value is None:
+            found.pop(key, None)
+        else:
+            found[key] = value
+    return found
+
+
+def number(*keys: str, default: float | None = None) -> Setting:
+    return lambda config, d: config.number(*keys, default=default)
+
+
+def integer(*keys: str, default: int | None = None) -> Setting:
+    return lambda config, d: config.integer(*keys, default=default)
+
+
+def flag(key: str, default: bool = False) -> Setting:
+    return lambda config, d: config.flag(key, default=default)
+
+
+def if_given(key: str) -> Callable[[Config, Dims], float | None]:
+    """A number, where the configuration has it."""
+    return lambda config, d: config.number(key) if config.has(key) else None
+
+
+def of_dims(read: Callable[[Dims], Value | None]) -> Setting:
+    return lambda config, d: read(d)
+
+
+# --- what most families have ----------------------------------------------------------------
+
+
+def sizes(d: Dims, n_positions: int) -> Metadata:
+    return {
+        Keys.LLM.BLOCK_COUNT: d.n_layers,
+        Keys.LLM.CONTEXT_LENGTH: n_positions,
+        Keys.LLM.EMBEDDING_LENGTH: d.n_embd,
+        Keys.LLM.FEED_FORWARD_LENGTH: d.n_ff,
+        Keys.Attention.HEAD_COUNT: d.n_head,
+    }
+
+
+def decoder(family: Family, config: Config, d: Dims) -> Metadata:
+    """Of a decoder with rotary positions, some layers of which may have windows or experts."""
+    return {
+        **sizes(d, config.integer("max_position_embeddings")),
+        Keys.Attention.HEAD_COUNT_KV: d.n_head_kv,
+        Keys.Attention.KEY_LENGTH: d.head_dim,
+        Keys.Attention.VALUE_LENGTH: d.head_dim,
+        Keys.LLM.VOCAB_SIZE: d.n_vocab,
+        **rope(family.architecture, config, d.head_dim),
+        **_rotated(family, config, d),
+        **norm_epsilon(family, config),
+        **(windows(config, d, family.windows) if family.windows else {}),
+        **experts(config, d, family.n_used),
+    }
+
+
+def norm_epsilon(family: Family, config: Config) -> Metadata:
+    if family.norm == "rms":
+        return {Keys.Attention.LAYERNORM_RMS_EPS: config.number("rms_norm_eps")}
+    if family.norm == "layer":
+        return layer_norm(config)
+    return {}
+
+
+def layer_norm(config: Config, *keys: str, default: float = 1e-5) -> Metadata:
+    keys = keys or ("layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon")
+    return {Keys.Attention.LAYERNORM_EPS: config.number(*keys, default=default)}
+
+
+def _rotated(family: Family, config: Config, d: Dims) -> Metadata:
+    if family.rotary is None:
+        return {}
+    return {Keys.Rope.DIMENSION_COUNT: rotated(config, d.head_dim, family.rotary)}
+
+
+def rotated(config: Config, head_dim: int, default: float) -> int:
+    """The number of dimensions of a head that are rotated."""
+    share = config.rope().params.number(
+        "partial_rotary_factor",
+        default=config.number("partial_rotary_factor", "rope_pct", "rotary_pct", default=default),
+    )
+    return int(share * head_dim)
+
+
+def windows(config: Config, d: Dims, period: int) -> Metadata:
+    """The sliding window and the layers that have it; without `layer_types`, all but every
+    `period`-th."""
+    if not config.has("sliding_window"):
+        return {}
+    layers = [(i + 1) % period != 0 for i in range(d.n_layers)]
+    if config.has("layer_types"):
+        layers = [kind == "sliding_attention" for kind in config.items("layer_types")]
+    return {
+        Keys.Attention.SLIDING_WINDOW: config.integer("sliding_window"),
+        Keys.Attention.SLIDING_WINDOW_PATTERN: layers,
+    }
+
+
+def experts(config: Config, d: Dims, n_used: str) -> Metadata:
+    found: Metadata = {}
+    if d.n_expert:
+        found[Keys.LLM.EXPERT_COUNT] = d.n_expert
+        found[Keys.LLM.EXPERT_USED_COUNT] = config.integer(n_used)
+        found[Keys.LLM.EXPERT_FEED_FORWARD_LENGTH] = d.n_ff_expert
+    return found
+
+
+SHARED_WIDTH: Mapping[str, Setting] = {
+    Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH: of_dims(lambda d: d.n_ff_shared or None)
+}
+"""For families that have the width of the shared experts, and not their number."""
+
+
+def as_deepseek(gating: int) -> Mapping[str, Setting]:
+    """Experts as DeepSeek has them; `gating` is 1 for softmax and 2 for sigmoid."""
+    return {
+        Keys.LLM.EXPERT_SHARED_COUNT: integer("n_shared_experts"),
+        Keys.LLM.LEADING_DENSE_BLOCK_COUNT: of_dims(lambda d: d.kinds.count("dense")),
+        Keys.LLM.EXPERT_GATING_FUNC: gating,
+        Keys.LLM.EXPERT_WEIGHTS_SCALE: number("routed_scaling_factor", default=1.0),
+        Keys.LLM.EXPERT_WEIGHTS_NORM: flag("norm_topk_prob"),
+    }
+
+
+def by_kind(kind: str, value: Callable[[Dims], int]) -> Setting:
+    """A list with a number for each layer: `value` in layers of one kind, 0 in others."""
+    return lambda config, d: [value(d) if kind in k.split() else 0 for k in d.kinds]
+
+
+# --- rotary positions -----------------------------------------------------------------------
+
+
+def rope(arch: str, config: Config, n_dims: int, theta: float = 10000.0) -> Metadata:
+    """Rotation and its scaling, of which llama.cpp's `arch` may know only some forms."""
+    given = config.rope(default_theta=theta)
+    found: Metadata = {Keys.Rope.DIMENSION_COUNT: n_dims, Keys.Rope.FREQ_BASE: given.theta}
+    if given.kind in ("default", "llama3"):
+        return found  # Llama 3's scaling is a tensor of factors (`llama3_factors`).
+    if given.kind == "dynamic" and _is_idle(config, given.params):
+        return found
+    if given.kind == "linear":
+        found[Keys.Rope.SCALING_TYPE] = "linear"
+        found[Keys.Rope.SCALING_FACTOR] = given.params.number("factor")
+        return found
+    if given.kind == "yarn":
+        return found | _yarn(arch, config, given.params)
+    raise ModelError(
+        f"{config.name}: rope scaling of type {given.kind!r} is not known for {arch}; "
+        "default, linear, llama3 and yarn are, and dynamic up to max_position_embeddings"
+    )
+
+
+def _is_idle(config: Config, params: Config) -> bool:
+    """Whether dynamic scaling leaves every position alone that the model is said to have."""
+    n_positions = config.integer("max_position_embeddings")
+    begins = params.integer("original_max_position_embeddings", default=n_positions)
+    return begins >= n_positions and not params.has("alpha")
+
+
+def _yarn(arch: str, config: Config, params: Config) -> Metadata:
+    """YaRN, as far as llama.cpp implements it.
+
+    Its ramp goes from 32 rotations to 1 with ends rounded to whole dimensions. Its attention scale
+    is 0.1 ln(factor) + 1, times `attn_factor`.
+    """
+    factor = params.number("factor")
+    usual: dict[str, object] = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+    if arch == "mistral3":
+        usual = {"truncate": True}  # It reads the others.
+    elif arch == "gpt-oss":
+        del usual["truncate"]  # It is rounded all the same there (see the family's notes).
+    for key, value in usual.items():
+        if params.has(key) and params.values[key] != value:
+            raise ModelError(f"{config.name}: YaRN's {key} must be {value} for llama.cpp's {arch}")
+    found: Metadata = {
+        Keys.Rope.SCALING_TYPE: "yarn",
+        Keys.Rope.SCALING_FACTOR: factor,
+        Keys.Rope.SCALING_ORIG_CTX_LEN: params.integer(
+            "original_max_position_embeddings", default=config.integer("max_position_embeddings")
+        ),
+    }
+    attention = _yarn_attention(factor, params)
+    if not math.isclose(attention, _mscale(factor, 1.0)):
+        found[Keys.Rope.SCALING_ATTN_FACTOR] = attention / _mscale(factor, 1.0)
+    return found
+
+
+def _yarn_attention(factor: float, params: Config) -> float:
+    """The factor by which transformers multiplies both q and k."""
+    if params.has("attention_factor"):
+        return params.number("attention_factor")
+    if params.values.get("mscale") and params.values.get("mscale_all_dim"):
+        return _mscale(factor, params.number("mscale")) / _mscale(
+            factor, params.number("mscale_all_dim")
+        )
+    return _mscale(factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def llama3_factors(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:
+    """Llama 3.1's scaling: a tensor with one divisor for each rotary frequency.
+
+    Short waves keep their frequency, long waves divide it by `factor`, and those in between get a
+    blend of both.
+    """
+    given = config.rope()
+    if given.kind != "llama3":
+        return {}
+    factor = given.params.number("factor")
+    low = given.params.number("low_freq_factor")
+    high = given.params.number("high_freq_factor")
+    if high <= low:
+        raise ModelError(f"{config.name}: high_freq_factor must be greater than low_freq_factor")
+    context = given.params.integer("original_max_position_embeddings")
+    exponents = np.arange(0, d.head_dim, 2, dtype=np.float32) / np.float32(d.head_dim)
+    frequencies = np.float32(1) / np.float32(given.theta) ** exponents
+    lengths = np.float32(2 * math.pi) / frequencies
+    # The number of waves in the context that the model was first trained on; float32 throughout, as
+    # in the models' own code.
+    waves = np.float32(context) / lengths
+    blend = (waves - np.float32(low)) / np.float32(high - low)
+    with np.errstate(divide="ignore"):  # The blend is not used beyond its two ends.
+        blended = np.float32(1) / ((np.float32(1) - blend) / np.float32(factor) + blend)
+    factors = np.where(waves > high, np.float32(1), np.where(waves < low, factor, blended))
+    return {"rope_freqs.weight": factors.astype(np.float32)}
+
+
+# --- checks ---------------------------------------------------------------------------------
+
+
+def require(config: Config, **settings: object) -> None:
+    """Refuse settings that llama.cpp does not implement.
+
+    Alternatives are a tuple; `null` and absence mean the first of them.
+    """
+    for key, wanted in settings.items():
+        allowed = wanted if isinstance(wanted, tuple) else (wanted,)
+        value = config.values.get(key)
+        value = allowed[0] if value is None else value
+        if value not in allowed:
+            choice = " or ".join(str(a) for a in allowed)
+            raise ModelError(f"{config.name}: {key} is {value!r}, llama.cpp implements {choice}")
+
+
+def require_default_rope(config: Config, _d: Dims) -> None:
+    if config.rope().kind != "default":
+        raise ModelError(f"{config.name}: rope scaling is not known for this family in llama.cpp")
+
+
+def check(family: Family, config: Config, d: Dims) -> None:
+    """Refuse what llama.cpp's implementation of the family cannot do."""
+    if not family.scales_as_llama3 and config.rope().kind == "llama3":
+        raise ModelError(
+            f"{config.name}: rope scaling of type 'llama3' is not known for "
+            f"{family.architecture}; llama.cpp reads its factors in other families alone"
+        )
+    require(config, **family.requires)
+    family.check(config, d)
