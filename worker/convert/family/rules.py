@@ -250,9 +250,7 @@ class Family:
                 shapes=others,
                 optional=optional,
                 interleaved=self.interleaved and base in ("attn_q", "attn_k"),
-                plus=self.norm_plus
-                if suffix == "weight" and is_norm(base) and base != "ssm_norm"
-                else 0.0,
+                plus=0.0 if base == "ssm_norm" else plus,
                 on=kind,
                 keep_f32=base in F32_ALWAYS or is_norm(base) or suffix != "weight",
             )
