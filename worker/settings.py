@@ -182,54 +182,34 @@ class Settings(_EngineFields):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for field, message in self._conflicts():
-            raise ConfigError(message, field=field)
+        for field, why in self._conflicts():
+            raise _refusal(self, field, why)
         return self
+
+    def _conflicts(self) -> Iterator[tuple[str, str]]:
+        """Each setting that cannot have its value beside the others, and why."""
+        engine = self.engine
+        possible = ("all", "-1") if engine.on_gpu else ("0",)
+        if self.n_gpu_layers not in (None, *possible):
+            why = f"{self.command} keeps the whole model on its one device"
+            yield "n_gpu_layers", f"{why}: only {possible[0]!r} is possible"
+        if engine.kv_store is not None and not engine.prefix_cache:
+            yield "kv_store", "it keeps what the prefix cache has: --no-prefix-cache has nothing"
+        if engine.speculate == "draft" and self.draft is None:
+            yield "speculate", "no --draft names a model"
+        if self.draft is not None and engine.speculate not in ("auto", "draft"):
+            yield "draft", f"--speculate is {engine.speculate!r}: nothing would use it"
+        for name in ("micro_batch", "slots"):
+            if getattr(self, name) > engine.batch:
+                yield name, f"it must not be larger than --batch, which is {engine.batch}"
 
     def check_machine(self) -> None:
         """Raises `ConfigError` for what this machine cannot do; a fleet's settings are read on
         another one."""
-        n_threads, n_cpus = self.engine.threads or 0, os.cpu_count() or 1
-        if n_threads > n_cpus:
-            raise ConfigError(
-                f"--threads is {n_threads}, but this machine has {n_cpus} CPUs; with more threads "
-                "each computation waits for the last of them.",
-                field="threads",
-            )
-
-    def _conflicts(self) -> Iterator[tuple[str, str]]:
-        """What cannot be together: the field to change, and why."""
-        engine, speculate = self.engine, self.engine.speculate
-        possible = ("all", "-1") if engine.on_gpu else ("0",)
-        if self.n_gpu_layers is not None and self.n_gpu_layers not in possible:
-            yield (
-                "n_gpu_layers",
-                (
-                    f"--n-gpu-layers is {self.n_gpu_layers!r}, but {self.command} keeps the whole "
-                    f"model on its one device: only {possible[0]!r} is possible."
-                ),
-            )
-        if engine.kv_store is not None and not engine.prefix_cache:
-            yield (
-                "kv_store",
-                ("--kv-store keeps what the prefix cache has; it goes without --no-prefix-cache."),
-            )
-        if speculate == "draft" and self.draft is None:
-            yield "draft", "--speculate is 'draft', but no --draft names a model."
-        if self.draft is not None and speculate not in ("auto", "draft"):
-            yield (
-                "speculate",
-                (f"--draft names a model, but --speculate is {speculate!r}: nothing would use it."),
-            )
-        for name, value in (("micro_batch", engine.micro_batch), ("slots", engine.slots)):
-            if value > engine.batch:
-                yield (
-                    name,
-                    (
-                        f"{flag(name)} is {value}, which is more than --batch ({engine.batch}); it "
-                        "must not be larger."
-                    ),
-                )
+        n_cpus = os.cpu_count() or 1
+        if (self.engine.threads or 0) > n_cpus:
+            why = f"this machine has {n_cpus} CPUs: each computation waits for its last thread"
+            raise _refusal(self, "threads", why)
 
     @classmethod
     def settings_customise_sources(
@@ -258,6 +238,11 @@ class Settings(_EngineFields):
             return cls(**{**flags, "backend": backend})
         except ValidationError as error:
             raise explain(error, flags, list(FIELDS)) from None
+
+
+def _refusal(settings: Settings, field: str, why: str) -> ConfigError:
+    value = getattr(settings, field)
+    return ConfigError(f"{flag(field)} is {value!r}, but {why}.", field=field)
 
 
 FIELDS: Mapping[str, FieldInfo] = {

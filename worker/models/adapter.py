@@ -6,7 +6,6 @@ Runs on the API process's event loop; reading goes to a thread, a conversion to 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 import os
 from collections.abc import Sequence
@@ -14,8 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from worker.errors import ConfigError, ModelError
-from worker.models.checksum import sha256_of_file
-from worker.models.conversion import convert_once, converter_digest
+from worker.models.conversion import content_key, convert_once
 from worker.models.gguf.constants import constants
 from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.servable import check_types
@@ -111,27 +109,19 @@ def _fit(a: tuple[int, ...], b: tuple[int, ...], weight: tuple[int, ...]) -> boo
 async def _converted(
     folder: Path, base: GgufHeader, cache_dir: Path, on_progress: OnProgress
 ) -> Path:
-    for name in FILES:
-        if not (folder / name).is_file():
+    files = [folder / name for name in FILES]
+    for file in files:
+        if not file.is_file():
             raise ModelError(
-                f"The folder {str(folder)!r} is no LoRA adapter: it has no {name}.",
+                f"The folder {str(folder)!r} is no LoRA adapter: it has no {file.name}.",
                 path=str(folder),
             )
     on_progress(Progress("adapter", 0.0))
-    key = await asyncio.to_thread(_key, folder, base)
+    heads = (base.architecture, base.head_count, base.head_count_kv, base.embedding_length)
+    key = await asyncio.to_thread(content_key, folder, files, repr(heads), cache_dir, on_progress)
 
     def arguments(written: str) -> Sequence[str]:
         return ("adapter", str(folder), str(base.path), written)
 
     target = cache_dir / CONVERTED / key / "adapter.gguf"
     return await convert_once(target, arguments, partial(check_adapter, base=base), on_progress)
-
-
-def _key(folder: Path, base: GgufHeader) -> str:
-    """A key for the adapter's bytes, the model's shapes and the converter's version."""
-    digest = hashlib.sha256(converter_digest())
-    for name in FILES:
-        digest.update(sha256_of_file(folder / name).encode())
-    heads = (base.architecture, base.head_count, base.head_count_kv, base.embedding_length)
-    digest.update(repr(heads).encode())
-    return digest.hexdigest()[:32]

@@ -39,7 +39,8 @@ async def convert_cached(
 ) -> Path:
     """The GGUF of a SafeTensors folder, from the cache or converted now, with the name `name`."""
     await asyncio.to_thread(check_checkpoint, folder)
-    key = await asyncio.to_thread(content_key, folder, cache_dir, on_progress, name)
+    files = await asyncio.to_thread(checkpoint_files, folder)
+    key = await asyncio.to_thread(content_key, folder, files, name, cache_dir, on_progress)
 
     def arguments(written: str) -> Sequence[str]:
         return (str(folder), written, "--outtype", outtype, "--name", name)
@@ -68,12 +69,12 @@ async def convert_once(
     return target
 
 
-def content_key(folder: Path, cache_dir: Path, on_progress: OnProgress, name: str) -> str:
-    """A hash of the checkpoint's bytes, its name and the converter."""
-    files = checkpoint_files(folder)
+def content_key(
+    folder: Path, files: Sequence[Path], what: str, cache_dir: Path, on_progress: OnProgress
+) -> str:
+    """A hash of the files' bytes, the converter, and what else decides on the result."""
     total = sum(path.stat().st_size for path in files) or 1
-    digest = hashlib.sha256(converter_digest())
-    digest.update(f"{name}\n".encode())
+    digest = hashlib.sha256(_converter_digest() + f"{what}\n".encode())
     done = 0
     for path in files:
         on_progress(Progress("hash", round(100 * done / total, 1)))
@@ -82,7 +83,7 @@ def content_key(folder: Path, cache_dir: Path, on_progress: OnProgress, name: st
     return digest.hexdigest()[:32]
 
 
-def converter_digest() -> bytes:
+def _converter_digest() -> bytes:
     """A hash of the converter's source: a changed converter does not reuse older results."""
     spec = importlib.util.find_spec("worker.convert")
     digest = hashlib.sha256()
