@@ -9,37 +9,32 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import ModuleType
 
 
-@contextmanager
-def without_init(package: str) -> Iterator[None]:
+def without_init(package: str) -> AbstractContextManager[None]:
     """Inside this block, modules of `package` are imported without running its `__init__`.
 
     A later `import package` runs it as usual.
     """
     spec = importlib.util.find_spec(package) if package not in sys.modules else None
     if spec is None:  # already imported, or missing, which the import will report
-        yield
-        return
+        return nullcontext()
     bare = ModuleType(package)
     bare.__spec__ = spec
     bare.__path__ = list(spec.submodule_search_locations or ())
-    sys.modules[package] = bare
-    try:
-        yield
-    finally:
-        del sys.modules[package]
+    return _standing_in(package, bare)
+
+
+def unavailable(package: str) -> AbstractContextManager[None]:
+    """Inside this block, importing `package` fails, for libraries that use it only if it exists."""
+    return nullcontext() if package in sys.modules else _standing_in(package, None)
 
 
 @contextmanager
-def unavailable(package: str) -> Iterator[None]:
-    """Inside this block, importing `package` fails, for libraries that use it only if it exists."""
-    if package in sys.modules:
-        yield
-        return
-    sys.modules[package] = None  # type: ignore[assignment]
+def _standing_in(package: str, module: ModuleType | None) -> Iterator[None]:
+    sys.modules[package] = module  # type: ignore[assignment]
     try:
         yield
     finally:

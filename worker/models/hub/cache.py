@@ -75,17 +75,17 @@ class RepoCache:
         The worker's own cache comes first, then the user's cache of the hub.
         """
         for hub_dir in (self.hub_dir, Path(constants.HF_HUB_CACHE)):
-            found = [self._find(hub_dir, commit, name, pin) for name in names]
+            found = [self.find(commit, name, pin, hub_dir) for name in names]
             if None not in found:
                 return [path for path in found if path is not None]
         return None
 
-    def has(self, commit: str, name: str, pin: str | None = None) -> bool:
-        """Whether a file is in the worker's own cache and intact."""
-        return self._find(self.hub_dir, commit, name, pin) is not None
-
-    def _find(self, hub_dir: Path, commit: str, name: str, pin: str | None) -> Path | None:
-        found = try_to_load_from_cache(self.repo, name, cache_dir=hub_dir, revision=commit)
+    def find(
+        self, commit: str, name: str, pin: str | None = None, hub_dir: Path | None = None
+    ) -> Path | None:
+        """A file of a cache, by default the worker's own, if it is there and intact."""
+        folder = hub_dir or self.hub_dir
+        found = try_to_load_from_cache(self.repo, name, cache_dir=folder, revision=commit)
         path = Path(found) if isinstance(found, str) else None
         return path if path and self.is_intact(path, pin) else None
 
@@ -120,11 +120,10 @@ class RepoCache:
 def content_matches(
     path: Path, etag: str, pin: str | None = None, cache_dir: Path | None = None
 ) -> bool:
-    """Whether a file's content agrees with an ETag and a pinned SHA-256."""
-    if _SHA256.fullmatch(etag) or pin is not None:
-        actual = sha256_of_file(path, cache_dir)
-        if actual != (etag if _SHA256.fullmatch(etag) else actual) or pin not in (None, actual):
-            return False
+    """Whether a file's content agrees with an ETag, if that is a hash, and a pinned SHA-256."""
+    expected = {pin, etag if _SHA256.fullmatch(etag) else None} - {None}
+    if expected and expected != {sha256_of_file(path, cache_dir)}:
+        return False
     return not COMMIT.fullmatch(etag) or _git_hash(path) == etag
 
 

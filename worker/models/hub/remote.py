@@ -11,7 +11,7 @@ import errno
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -144,59 +144,60 @@ def translated_errors(repo: str, name: str | None) -> Iterator[None]:
 
 def _translated(repo: str, name: str | None, error: BaseException) -> DownloadError:
     what = f"{name!r} of {repo!r}" if name else f"The repository {repo!r}"
-    reason = "network"
+    details: dict[str, Any] = {"repo": repo}
     if isinstance(error, HfHubHTTPError):
-        return _http_error(repo, what, error)
-    if isinstance(error, OfflineModeIsEnabled):
-        reason = "offline"
-        sentence = (
-            f"{what} is not in the cache and offline mode is on; unset HF_HUB_OFFLINE to "
-            "download it."
-        )
-    elif isinstance(error, httpx2.HTTPError):
-        sentence = (
-            f"{what} could not be downloaded: no connection to {constants.ENDPOINT} "
-            f"({type(error).__name__})."
-        )
-    elif isinstance(error, OSError) and error.errno in DISK_FULL:
-        reason = "disk_full"
-        sentence = (
-            f"The disk is full: {what} could not be stored; what has come so far is kept, and "
-            "the next start goes on from there."
-        )
-    else:
-        why = getattr(error, "strerror", None) or "it was cut short"
-        sentence = f"The download of {what} failed: {why}; the next start resumes it."
-    return DownloadError(sentence, reason=reason, repo=repo)
+        details["status"] = int(error.response.status_code)
+        if later := _retry_after_seconds(error.response.headers):
+            details["retry_after_seconds"] = later
+    reason, sentence = _cause(error, details)
+    return DownloadError(f"{what} {sentence}.", reason=reason, **details)
 
 
-def _http_error(repo: str, what: str, error: HfHubHTTPError) -> DownloadError:
-    status = int(error.response.status_code)
-    details: dict[str, Any] = {"repo": repo, "status": status}
-    if isinstance(error, RevisionNotFoundError):
-        reason, sentence = "not_found", f"{what}: the repository has no such revision."
-    elif isinstance(error, RemoteEntryNotFoundError):
-        reason, sentence = "not_found", f"{what} does not exist: the repository has no such file."
-    elif isinstance(error, GatedRepoError) or status == 403:
-        reason = "forbidden"
-        sentence = (
-            f"{what} is gated or private and this account has no access; ask for it on the "
-            "repository's page and set HF_TOKEN to that account's token."
-        )
-    elif status == 401:
-        reason = "unauthorized"
-        sentence = f"{what} does not exist or needs a valid token; check the name and set HF_TOKEN."
-    elif status == 404:
-        reason, sentence = "not_found", f"{what} does not exist on the hub."
-    elif status == 429:
-        reason = "rate_limited"
-        later = details["retry_after_seconds"] = _retry_after_seconds(error.response.headers)
-        sentence = f"The hub limits our requests (429) for {what}; try again " + (
-            f"in {later} s." if later else "later, or set HF_TOKEN for a higher limit."
-        )
-    else:
-        reason, sentence = "network", f"{what}: the hub answered {status}."
-    return DownloadError(sentence, reason=reason, **details)
+def _cause(error: BaseException, details: Mapping[str, Any]) -> tuple[str, str]:
+    """The reason of a failure, and the rest of a sentence that begins with what was asked for."""
+    match error, details.get("status"):
+        case RevisionNotFoundError(), _:
+            return "not_found", "cannot be had: the repository has no such revision"
+        case RemoteEntryNotFoundError(), _:
+            return "not_found", "does not exist: the repository has no such file"
+        case (GatedRepoError(), _) | (_, 403):
+            return (
+                "forbidden",
+                "is gated or private and this account has no access; ask for it on the "
+                "repository's page and set HF_TOKEN to that account's token",
+            )
+        case _, 401:
+            return (
+                "unauthorized",
+                "does not exist or needs a valid token; check the name and set HF_TOKEN",
+            )
+        case _, 404:
+            return "not_found", "does not exist on the hub"
+        case _, 429:
+            later = details.get("retry_after_seconds")
+            when = f"in {later} s" if later else "later, or set HF_TOKEN for a higher limit"
+            return "rate_limited", f"is behind the hub's limit of requests (429); try again {when}"
+        case _, int(status):
+            return "network", f"cannot be had: the hub answered {status}"
+        case OfflineModeIsEnabled(), _:
+            return (
+                "offline",
+                "is not in the cache and offline mode is on; unset HF_HUB_OFFLINE to download it",
+            )
+        case httpx2.HTTPError(), _:
+            kind = type(error).__name__
+            return (
+                "network",
+                f"could not be downloaded: no connection to {constants.ENDPOINT} ({kind})",
+            )
+        case OSError(errno=number), _ if number in DISK_FULL:
+            return (
+                "disk_full",
+                "could not be stored: the disk is full; what has come so far is kept, and the "
+                "next start goes on from there",
+            )
+    why = getattr(error, "strerror", None) or "it was cut short"
+    return "network", f"could not be downloaded: {why}; the next start resumes it"
 
 
 def _retry_after_seconds(headers: Any) -> int | None:
