@@ -25,7 +25,7 @@ _WORD: Final = re.compile(r'[^ \t\r\n,:{}\[\]"]*')
 _PLAIN: Final = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+')
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _WORDS = {"true": "true", "false": "false", "null": "null"}
-_PYTHON = {"True": "true", "False": "false", "None": "null"}
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _HIGH: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
 _HALF: Final = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _PAIR: Final = re.compile(_HIGH.pattern + r"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
@@ -134,7 +134,7 @@ def strict_word(word: str) -> str:
     """A word without quotes as JSON: a number, JSON's or Python's own word, or else a string."""
     if _NUMBER.fullmatch(word) and math.isfinite(float(word)):
         return word
-    return _WORDS.get(word) or _PYTHON.get(word) or to_json(word)
+    return _WORDS.get(word) or PYTHON_WORDS.get(word) or to_json(word)
 
 
 def _strict_text(text: str) -> str:

@@ -32,6 +32,8 @@ _BETWEEN_QUOTES: Final = re.compile(r"='([^']*)'")
 _UNSURE: Final = re.compile(r"Q\s*Q|#|\\")
 """Beside strings, `Q`: strings that Python joins, comments and continued lines."""
 _MAX_CHARS = 200_000
+_MAX_LITERAL_CHARS = 20_000
+_NO_PYTHON = (SyntaxError, TypeError, ValueError, RecursionError, MemoryError)
 _WORDS = {"true": True, "false": False, "null": None, "None": None}
 
 WholeCall = tuple[str, str]
@@ -84,8 +86,7 @@ def _python(source: str) -> list[WholeCall]:
     if len(source) > _MAX_CHARS or _UNSURE.search(_QUOTED.sub("Q", source)):
         return []
     try:
-        with warnings.catch_warnings(action="ignore"):
-            tree = ast.parse(source, mode="eval").body
+        tree = _parsed(source)
         calls = tree.elts if isinstance(tree, ast.List) else [tree]
         found = []
         for call in calls:
@@ -94,8 +95,23 @@ def _python(source: str) -> list[WholeCall]:
             arguments = {word.arg or "": _literal(word.value) for word in call.keywords}
             found.append((ast.unparse(call.func), to_json(arguments)))
         return found
-    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
+    except _NO_PYTHON:
         return []
+
+
+def json_of_python(text: str) -> str | None:
+    """JSON for a list or an object in Python's notation; `None` if it is neither."""
+    if text[:1] not in ("{", "[") or len(text) > _MAX_LITERAL_CHARS:
+        return None
+    try:
+        return to_json(_literal(_parsed(text)))
+    except _NO_PYTHON:
+        return None
+
+
+def _parsed(source: str) -> ast.expr:
+    with warnings.catch_warnings(action="ignore"):
+        return ast.parse(source, mode="eval").body
 
 
 def _literal(node: ast.expr) -> Any:

@@ -6,25 +6,22 @@ be a string is given on as it comes, with its own line ends; any other is read w
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
 from worker.api.chat.parse.calls import Deltas
-from worker.api.chat.parse.json_calls import escaped, from_json, to_json
+from worker.api.chat.parse.json_calls import PYTHON_WORDS, escaped, from_json, to_json
+from worker.api.chat.parse.literal_calls import json_of_python
 from worker.api.chat.parse.source import BLANK, Header, Marks, Source, Steps, end_of
 
-_MAX_PYTHON_CHARS = 20_000
 _MAX_BLANKS_AHEAD = 64
 _MAX_DEPTH = 64
 """Tags that are nested more deeply are text."""
 _ENTRY = "item"
-_PYTHON = {"True": "true", "False": "false", "None": "null"}
 _KINDS: Mapping[type, str] = {
     str: "string",
     bool: "boolean",
@@ -185,7 +182,7 @@ def _json_of(text: str, schema: object) -> str:
     try:
         found, written = from_json(plain), plain
     except ValueError:
-        python = _from_python(plain)
+        python = PYTHON_WORDS.get(plain) or json_of_python(plain)
         if python is None:
             return to_json(text)
         found, written = json.loads(python), python
@@ -194,19 +191,6 @@ def _json_of(text: str, schema: object) -> str:
     if not allowed and kinds is not None and "string" in kinds:
         return to_json(text)
     return to_json(found) if "\\u" in written else written
-
-
-def _from_python(text: str) -> str | None:
-    """JSON for a word, list or object in Python's notation, in which some templates write them."""
-    if text in _PYTHON:
-        return _PYTHON[text]
-    if text[:1] not in ("{", "[") or len(text) > _MAX_PYTHON_CHARS:
-        return None
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            return to_json(ast.literal_eval(text))
-    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
-        return None
 
 
 # --- lists and objects as tags within tags ------------------------------------------------------
