@@ -223,6 +223,16 @@ def test_an_incomplete_folder_is_told_at_once(
     assert isinstance(error, ModelError) and words in error.message
 
 
+@pytest.mark.parametrize("shard", ["../model.safetensors", "/etc/passwd", "model.bin"])
+def test_an_index_names_weights_of_its_folder_alone(
+    tmp_path: Path, checkpoint: Path, shard: str
+) -> None:
+    index = {"weight_map": {"token_embd": shard}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    error = refused(str(checkpoint), tmp_path / "cache")
+    assert isinstance(error, ModelError) and "odd shard" in error.message
+
+
 def test_files_that_are_no_models(tmp_path: Path) -> None:
     text = tmp_path / "story.gguf"
     text.write_text("Once upon a time")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -59,35 +60,43 @@ def check_checkpoint(folder: Path) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The `.safetensors` files: those of the index, else `model.safetensors`, else all of them."""
-    index = folder / INDEX
-    if index.is_file():
-        names = sorted(set(weight_map(index).values()))
-        for name in names:
-            if Path(name).name != name:
-                raise ModelError(f"{index}: {name!r} is not the name of a file in its folder")
-            if not (folder / name).is_file():
-                raise ModelError(
-                    f"shard {name} is missing in {folder}; {index.name} lists it",
-                    path=str(folder / name),
-                )
-        return [folder / name for name in names]
-    if (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
-    found = sorted(folder.glob("*.safetensors"))
-    if not found:
-        pickles = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
+    """The `.safetensors` files that hold the weights; raises `ModelError` if one is missing."""
+    present = {path.name for path in folder.glob("*") if path.is_file()}
+    names = weight_names(present, folder / INDEX)
+    if not names:
+        pickles = any(name.endswith((".bin", ".pt", ".pth")) for name in present)
         hint = "; it holds PyTorch pickles, which are not read" if pickles else ""
         raise _not_a_checkpoint(folder, f"it has no .safetensors file{hint}")
-    _check_numbering(folder, found)
-    return found
+    missing = [name for name in names if name not in present]
+    if missing:
+        raise ModelError(
+            f"shard {missing[0]} is missing in {folder}; {INDEX} lists it",
+            path=str(folder / missing[0]),
+        )
+    if INDEX not in present:
+        _check_numbering(folder, names)
+    return [folder / name for name in names]
+
+
+def weight_names(present: Collection[str], index: Path) -> list[str]:
+    """The names of the weights among the names that are present: those of the index, if it is one
+    of them, else `model.safetensors`, else all of `.safetensors`."""
+    if INDEX in present:
+        return sorted(set(weight_map(index).values()))
+    if "model.safetensors" in present:
+        return ["model.safetensors"]
+    return sorted(name for name in present if name.endswith(".safetensors") and "/" not in name)
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """The shard of each tensor, as the index says; raises `ModelError` if it says none."""
+    """The shard of each tensor, as the index says; raises `ModelError` if it says none, or names a
+    file elsewhere."""
     found = read_json(index).get("weight_map")
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
         raise ModelError(f"{index} has no weight_map of tensor and file names", path=str(index))
+    for name in found.values():
+        if "/" in name or not name.endswith(".safetensors"):
+            raise ModelError(f"{index} names the odd shard {name!r}", path=str(index))
     return found
 
 
@@ -104,11 +113,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _check_numbering(folder: Path, found: list[Path]) -> None:
+def _check_numbering(folder: Path, names: Iterable[str]) -> None:
     """Without an index, find missing shards by names such as `-00001-of-00003`."""
-    numbered = [m for path in found if (m := _SHARD.fullmatch(path.name))]
-    total = max((int(m[2]) for m in numbered), default=0)
-    missing = sorted(set(range(1, total + 1)) - {int(m[1]) for m in numbered})
+    numbered = [match for name in names if (match := _SHARD.fullmatch(name))]
+    total = max((int(match[2]) for match in numbered), default=0)
+    missing = sorted(set(range(1, total + 1)) - {int(match[1]) for match in numbered})
     if missing:
         raise ModelError(f"{folder} lacks shard {missing[0]} of {total}", path=str(folder))
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from worker.errors import DownloadError, ModelError
-from worker.models.checkpoint_files import CONFIG_FILES, INDEX, TEMPLATES, weight_map
+from worker.models.checkpoint_files import CONFIG_FILES, INDEX, TEMPLATES, weight_names
 from worker.models.gguf.header import split_names
 from worker.models.hub.cache import RepoCache
 from worker.models.hub.remote import DISK_FULL, list_files, remote_file
@@ -174,13 +174,7 @@ class _Download:
         """The files of a SafeTensors checkpoint, weights last, or the repository's only GGUF."""
         if INDEX in present:
             self.transfer.fetch_all([remote_file(self.ref.repo, INDEX, commit)])
-            weights = [INDEX, *self.shards(commit)]
-        elif "model.safetensors" in present:
-            weights = ["model.safetensors"]
-        else:
-            weights = sorted(
-                name for name in present if name.endswith(".safetensors") and "/" not in name
-            )
+        weights = weight_names(present, self.cache.snapshot(commit) / INDEX)
         if weights and "config.json" in present:
             small = [name for name in CONFIG_FILES if name in present]
             small += sorted(name for name in present if _TEMPLATE.fullmatch(name))
@@ -202,14 +196,3 @@ class _Download:
         else:
             return models[0]
         raise ModelError(f"The repository {self.ref.repo!r} holds {what}", repo=self.ref.repo)
-
-    def shards(self, commit: str) -> list[str]:
-        """The shards in a checkpoint's index, checked before any is requested."""
-        shards = sorted(set(weight_map(self.cache.snapshot(commit) / INDEX).values()))
-        for shard in shards:
-            if "/" in shard or not shard.endswith(".safetensors"):
-                raise ModelError(
-                    f"The file {INDEX!r} of {self.ref.repo!r} names the odd shard {shard!r}.",
-                    repo=self.ref.repo,
-                )
-        return shards
