@@ -10,7 +10,7 @@ import pytest
 from tests.devices.conftest import MakeConfig
 from tests.devices.support import clock, rpc
 from worker.devices.preflight import ChosenDevice, Findings, Library, Questions, ask
-from worker.errors import BackendMismatch, InsufficientVram
+from worker.errors import BackendMismatch, ConfigError, InsufficientVram
 
 GPU_CHILD = (sys.executable, "-m", "tests.devices.support.gpu_preflight")
 BEGIN = (
@@ -95,6 +95,11 @@ def test_other_deaths_name_the_step(code: str, told: str, config: MakeConfig) ->
 def test_last_words_are_passed_on(config: MakeConfig) -> None:
     error = died(config, "sys.stderr.write('CUDA error: oh no\\n'); os._exit(1)").error
     assert error is not None and "CUDA error: oh no" in error.message
+
+
+def test_a_path_that_is_no_text_is_refused(config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match="not UTF-8; give the file or its folder another name"):
+        ask(Questions(config("cpu").settings, plan_path="/models/\udcff.gguf"))
 
 
 def test_half_a_message_is_no_message(config: MakeConfig) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from tests.engine.supervised import (
     CONFIG,
@@ -27,6 +28,7 @@ from tests.engine.supervised import (
 )
 from worker.errors import (
     Cancelled,
+    ConfigError,
     ContextLengthExceeded,
     DuplicateJob,
     InferenceFailed,
@@ -171,6 +173,16 @@ class TestRequests:
 
 
 class TestStart:
+    def test_a_path_that_is_no_text_is_refused(self, script: Callable[..., None]) -> None:
+        async def test() -> None:
+            supervisor = Supervisor(Settings(), Metrics("w"), EngineProcess(scripted()))
+            config = replace(CONFIG, model_path="/models/\udcff.gguf")
+            error = await failure_of(supervisor.start(config))
+            assert isinstance(error, ConfigError) and "not UTF-8" in error.message
+            await supervisor.stop()
+
+        run(test)
+
     @pytest.mark.parametrize(
         ("start", "kind", "words"),
         [

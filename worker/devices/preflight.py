@@ -17,7 +17,7 @@ import msgspec
 
 from worker.devices.plan.plan import Plan
 from worker.errors import BackendMismatch, WorkerError
-from worker.wire.codec import from_data
+from worker.wire.codec import check_sendable, from_data
 from worker.wire.engine_settings import EngineSettings
 
 CHILD: Sequence[str] = (sys.executable, "-m", "worker.devices.preflight_child")
@@ -111,7 +111,10 @@ def ask(
 
     The child gets the questions as JSON, and writes a line with all its findings whenever a step
     begins and at its end. The last whole line counts.
+
+    Raises `ConfigError` for a path that is not UTF-8.
     """
+    check_sendable(questions)
     try:
         ended = subprocess.run(
             child or CHILD,

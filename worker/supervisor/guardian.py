@@ -17,6 +17,7 @@ from worker.observability.metrics import Metrics
 from worker.settings import Settings
 from worker.supervisor.crash_history import Crash, CrashHistory
 from worker.supervisor.engine_process import EngineProcess
+from worker.wire.codec import check_sendable
 from worker.wire.engine_info import EngineInfo
 from worker.wire.messages import LoadModel, Progress, Ready, StartFailed, Stop
 
@@ -63,6 +64,7 @@ class Guardian:
 
     async def start(self, config: LoadModel) -> EngineInfo:
         """Spawn the first engine, and wait until it has decoded a token; raises if it cannot."""
+        check_sendable(config)
         self.run(self._guard(config))
         self.run(self._watch())
         return await self._first_ready

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from worker.errors import WorkerError, error_of
+from worker.errors import ConfigError, WorkerError, error_of
 
 MALFORMED = (msgspec.DecodeError, ValueError, RecursionError)
 """What decoders raise for anything but what the other process may write."""
@@ -21,6 +21,16 @@ def to_data(value: object) -> object:
     if isinstance(value, WorkerError):
         return value.code, value.message, value.details
     raise TypeError(f"a {type(value).__name__} cannot be sent")
+
+
+def check_sendable(settings: msgspec.Struct) -> None:
+    """Raises `ConfigError` if a path in the settings is no text, which is how it would cross."""
+    try:
+        msgspec.msgpack.encode(settings)
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"The name {error.object!r} is not UTF-8; give the file or its folder another name."
+        ) from error
 
 
 def from_data(kind: type, data: Any) -> WorkerError:

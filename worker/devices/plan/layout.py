@@ -40,7 +40,7 @@ class Unloaded:
             device=device,
             mmap=False,
             no_alloc=True,
-            tensor_placement=placement.tensor_placement(header, device),
+            tensor_placement=self.weights.placed,
             without_vocabulary=size,
         )
         self._model = Model(self.path, options)

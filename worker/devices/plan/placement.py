@@ -41,8 +41,9 @@ class Weights:
     host_bytes: int
     """Bytes on the host although a GPU was chosen; 0 for a CPU backend."""
     host_tensors: tuple[str, ...]
-    placed: tuple[str, ...]
-    """Tensors of the input layer that llama.cpp is told to put on the device."""
+    placed: tuple[tuple[str, int], ...]
+    """Patterns, with a buffer type each, of the input layer's tensors that llama.cpp is told to put
+    on the device: `LoadOptions.tensor_placement`."""
     mapped_beside_bytes: int = 0
     """Pages of a mapped file that hold repacked tensors; they stay in memory until it is needed."""
 
@@ -60,11 +61,8 @@ def place(header: GgufHeader, device: library.Device | None) -> Weights:
 def tensor_placement(
     header: GgufHeader, device: library.Device | None
 ) -> tuple[tuple[str, int], ...]:
-    """Patterns that place the input layer on the device, for `LoadOptions.tensor_placement`."""
-    if device is None:
-        return ()
-    buffer_type = library.ggml().ggml_backend_dev_buffer_type(device.handle)
-    return tuple((f"^{re.escape(name)}$", buffer_type) for name in place(header, device).placed)
+    """`Weights.placed`, without asking about a CPU's tensors, of which none has to be placed."""
+    return place(header, device).placed if device is not None else ()
 
 
 def buffer_type_name(device: library.Device) -> str:
@@ -78,13 +76,13 @@ def _place_on_gpu(header: GgufHeader, device: library.Device, meta: _Meta) -> We
     buffer_type = library.ggml().ggml_backend_dev_buffer_type(device.handle)
     device_bytes = host_bytes = 0
     host: list[str] = []
-    placed: list[str] = []
+    placed: list[tuple[str, int]] = []
     for tensor in header.tensors:
         size = meta.allocated_bytes(tensor, buffer_type)
         if tensor.name not in LOOKED_UP:
             device_bytes += size
         elif meta.takes_rows(tensor, device, buffer_type):
-            placed.append(tensor.name)
+            placed.append((f"^{re.escape(tensor.name)}$", buffer_type))
             device_bytes += size
         else:
             host.append(tensor.name)
