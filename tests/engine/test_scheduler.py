@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.engine.test_cache import asking, some
+from tests.engine.test_cache import asking, n_runs, some
 from worker.engine.cache.moves import Copy, Save
 from worker.engine.limits import Limits
 from worker.engine.scheduler import Scheduler
@@ -26,7 +26,6 @@ def goes_on(scheduler: Scheduler, n_steps: int = 1) -> Step:
     """Plan steps, and say that each was computed: a token is drawn where a prompt has ended."""
     for _ in range(n_steps):
         step = scheduler.plan()
-        scheduler.cache.settled()
         scheduler.advance(step)
         for chunk in step.chunks:
             if chunk.sequence.n_computed == len(chunk.sequence.tokens):
@@ -55,9 +54,11 @@ def test_a_step_has_a_row_of_each_stream_and_the_prompts() -> None:
     assert stream.n_computed == 5
     stream.tokens.append(1)
     (prompt,) = added(scheduler, some(40, 100), reports_progress=True)
+    (silent,) = added(scheduler, some(40, 200))
     step = scheduler.plan()
-    assert step.chunks == [Chunk(stream, 5, 1), Chunk(prompt, 0, 40)]
-    assert step.tells_of_prompts and step.started == [prompt] and not first.tells_of_prompts
+    assert step.chunks == [Chunk(stream, 5, 1), Chunk(prompt, 0, 40), Chunk(silent, 0, 40)]
+    assert step.started == [prompt, silent] and not first.tells_of_prompts
+    assert step.tells_of_prompts, "one of them reports its progress"
 
 
 def test_a_prompt_of_one_token_is_a_prompt() -> None:
@@ -151,6 +152,14 @@ def test_only_what_finds_room_starts_and_in_order() -> None:
     assert [s.admission for s in sequences] == [1, 2, 3]
 
 
+def test_when_the_first_that_waits_leaves_the_next_one_is_looked_at() -> None:
+    scheduler = scheduler_of(4, unified=True, n_cells=100)
+    first, large, small = added(scheduler, some(60), some(60, 100), some(5, 200))
+    goes_on(scheduler, 2)
+    scheduler.remove(large, keep_cells=False)
+    assert goes_on(scheduler).started == [small] and scheduler.running == [first, small]
+
+
 def test_a_full_house_is_not_asked_again_before_somebody_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -178,13 +187,17 @@ def test_a_full_house_is_not_asked_again_before_somebody_leaves(
 def test_a_common_beginning_is_computed_by_the_first_alone() -> None:
     scheduler = scheduler_of(4, prefill_alone=64, prefill_budget=64)
     common = some(100)
-    first, second, third, other = added(
-        scheduler, common + [900], common + [901], common + [902], some(10, 500)
+    first, second, third, other, late = added(
+        scheduler,
+        common + [900],
+        common + [901],
+        common + [902],
+        some(10, 500),
+        some(10, 600),
     )
     step = goes_on(scheduler)
     assert step.started == [first, other], "two slots are reserved, and one is for whoever comes"
     assert second.awaited == Awaited(first, 100)
-    (late,) = added(scheduler, some(10, 600))
     while first.n_computed < 100:
         assert not goes_on(scheduler).started, "nobody overtakes those who wait"
     assert goes_on(scheduler).started == [second, third], "the beginning is there"
@@ -224,26 +237,39 @@ def test_the_youngest_goes_back_to_the_head_of_the_queue() -> None:
     assert scheduler.running == [first]
 
 
-def test_a_hole_is_looked_for_after_a_change_and_closed_one_stream_at_a_time() -> None:
+@given(st.sets(st.integers(0, 7), min_size=1, max_size=6))
+def test_holes_are_closed_one_stream_a_step_until_no_move_helps(gone: set[int]) -> None:
+    for unified in (False, True):
+        scheduler = scheduler_of(8, unified=unified)
+        sequences = added(scheduler, *(some(10, 100 * number) for number in range(8)))
+        for sequence in sequences:
+            sequence.n_most = 10_000
+        goes_on(scheduler, 3)
+        scheduler.pace.measured(8, 0, 1.0)
+        assert not goes_on(scheduler).moves
+        for number in gone:
+            scheduler.remove(sequences[number], keep_cells=False)
+        n_copies = []
+        for _ in range(8):
+            moves = goes_on(scheduler).moves
+            n_copies.append(sum(isinstance(move, Copy) for move in moves))
+        assert n_copies == sorted(n_copies, reverse=True) and max(n_copies) <= 1
+        used = {s.slot for s in scheduler.running if s.slot is not None}
+        others = [(used - {a}) | {b} for a in used for b in set(range(8)) - used]
+        if unified:
+            assert sum(n_copies) == 0, "all are one pass"
+        else:
+            assert n_runs(used) <= min(map(n_runs, others))
+
+
+def test_a_stream_moves_next_to_one_that_goes_on_in_its_own_cells() -> None:
     scheduler = scheduler_of(6)
-    sequences = added(scheduler, *(some(10, 100 * number) for number in range(6)))
-    for sequence in sequences:
-        sequence.n_most = 10_000
+    (stream,) = added(scheduler, some(10))
+    stream.n_most = 10_000
     goes_on(scheduler, 3)
-    scheduler.pace.measured(6, 0, 1.0)
-    assert not goes_on(scheduler).moves
-    for number in (1, 3):
-        scheduler.remove(sequences[number], keep_cells=False)
-    n_copies = []
-    for _ in range(4):
-        moves = goes_on(scheduler).moves
-        n_copies.append(sum(isinstance(move, Copy) for move in moves))
-    used = sorted(s.slot or 0 for s in scheduler.running)
-    assert used == list(range(used[0], used[0] + 4)), "one run of neighbours"
-    assert max(n_copies) == 1 and n_copies[-1] == 0
-    pool = scheduler_of(6, unified=True)
-    sequences = added(pool, *(some(10, 100 * number) for number in range(6)))
-    goes_on(pool, 3)
-    pool.pace.measured(6, 0, 1.0)
-    pool.remove(sequences[1], keep_cells=False)
-    assert not any(isinstance(move, Copy) for move in goes_on(pool).moves), "all are one pass"
+    scheduler.pace.measured(1, 0, 1.0)
+    assert not goes_on(scheduler).moves and stream.slot == 0
+    scheduler.cache.slots[3].kept = some(50, 500)
+    (returns,) = added(scheduler, some(60, 500))
+    goes_on(scheduler, 2)
+    assert returns.slot == 3 and stream.slot in (2, 4)

@@ -6,6 +6,7 @@ Engine thread, except `abort`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol
 
 from worker.engine.step import Chunk
@@ -27,7 +28,7 @@ class Backend(Protocol):
         chunk."""
 
     def decode(self) -> DecodeOutcome:
-        """Compute the batch."""
+        """Compute the batch; blocks until the device is done."""
 
     def sample(self, sampler: Sampler, chunk: int, guesses: int = 0) -> int:
         """Draw the token that follows chunk number `chunk` and `guesses` tokens of the draft."""
@@ -107,6 +108,7 @@ class LlamaBackend:
         """The slots of the last batch of single rows, and the order of its rows."""
         self._eog = model.eog
         self.context_length = context_length
+        self.decode = partial(context.decode, self._batch)
         self.abort = context.abort
         self.resume = context.resume
         self.first_position = context.first_position
@@ -176,10 +178,6 @@ class LlamaBackend:
             self._rows[index] = len(tokens) - 1
         batch.set_slots(row_slots, logits)
         batch.set_rows(positions, tokens)
-
-    def decode(self) -> DecodeOutcome:
-        """Compute the batch; blocks until the device is done."""
-        return self._context.decode(self._batch)
 
     def sample(self, sampler: Sampler, chunk: int, guesses: int = 0) -> int:
         return sampler.sample(self._context, self._rows[chunk] + guesses)

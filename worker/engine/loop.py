@@ -44,8 +44,9 @@ class Loop:
         self._send, self._clock, self.disk = send, clock, disk
         self.carrier = Carrier(scheduler.cache, backend, disk, self.call, clock)
         self.speculation: Speculation | None = None
+        self._cuts_anywhere = backend.cuts_anywhere
         # Where memory cannot be cut back, a wrong guess could not be taken out again.
-        if drafter is not None and backend.cuts_anywhere:
+        if drafter is not None and self._cuts_anywhere:
             self.speculation = Speculation(
                 drafter, backend.is_eog, scheduler.pace, scheduler.limits.batch, clock
             )
@@ -98,7 +99,8 @@ class Loop:
             self._fail_expired(began)
         if self._scheduler.has_work:
             self.step()
-        self.carrier.use_disk(is_busy=self._scheduler.has_work)
+        if self.disk is not None:
+            self.carrier.use_disk(self.disk, is_busy=self._scheduler.has_work)
         self._flush()
         self._overhead_seconds += self._clock() - began - self._native_seconds
         return True
@@ -120,7 +122,9 @@ class Loop:
         drawn = self._sample(step.chunks, step.draft)
         if step.tells_of_prompts:
             self._events += prompt_events(self._backend, step.chunks, self._clock())
-        self.carrier.computed(self._scheduler.advance(step))
+        with_snapshots = self._scheduler.advance(step)
+        if not self._cuts_anywhere:
+            self.carrier.look_at(with_snapshots)
         self._accept(drawn)
         self._steps += 1
 

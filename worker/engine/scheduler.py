@@ -87,7 +87,8 @@ class Scheduler:
         if not self._is_placed and self.limits.copies_streams:
             # One at a time, as running streams wait for the copy.
             self._is_placed = not self.cache.close_hole(self.pace.seconds_per_pass)
-        step.moves = self.cache.take_moves()
+        if self.cache.moves:
+            step.moves = self.cache.take_moves()
         prefilling: list[Sequence] = []
         chunks = step.chunks
         for sequence in self._next_group() if self._n_alone else self.running:
@@ -102,9 +103,12 @@ class Scheduler:
         return step
 
     def advance(self, step: Step) -> list[Sequence]:
-        """Record that the step was computed; returns the sequences to take a snapshot of."""
+        """Record that the step was computed, and its copies with it; returns the sequences
+        to take a snapshot of."""
         for sequence, _, n_tokens in step.chunks:
             sequence.n_computed += n_tokens
+        if step.moves:
+            self.cache.settled()
         if not self.cache.takes_snapshots:
             return []
         return [s for s, _, _ in step.chunks if s.n_computed in s.snapshot_at]

@@ -67,10 +67,10 @@ class Carrier:
             if has_window:
                 cache.slots[slot].first = backend.first_position(slot)
 
-    def computed(self, snapshots_of: Iterable[Sequence]) -> None:
-        """A batch was computed. Take snapshots of these sequences."""
+    def look_at(self, snapshots_of: Iterable[Sequence]) -> None:
+        """After a batch on memory that cannot be cut anywhere: see what windows have left, and take
+        snapshots of these sequences."""
         cache, backend = self._cache, self._backend
-        cache.settled()
         if cache.limits.window:  # new cells overwrite old ones, in one pool also those of others
             for slot in cache.slots:
                 slot.first = backend.first_position(slot.index)
@@ -127,15 +127,13 @@ class Carrier:
         seconds = entry.size_bytes * (prices.per_disk_byte + prices.per_byte)
         return not prices.per_token or seconds <= n_more * prices.per_token
 
-    def use_disk(self, *, is_busy: bool) -> None:
+    def use_disk(self, disk: Disk, *, is_busy: bool) -> None:
         """Begin to read and to write what is due."""
-        if self._disk is None:
-            return
         if not self.is_reading:
-            self._read_next(self._disk)
+            self._read_next(disk)
         if not self.is_writing:
-            self._save_new(self._disk, is_busy=is_busy)
-            self._write_next(self._disk)
+            self._save_new(disk, is_busy=is_busy)
+            self._write_next(disk)
 
     def _read_next(self, disk: Disk) -> None:
         while self._due and not self._due[0][0].awaits_disk:
