@@ -14,7 +14,7 @@ from worker.api.chat.parse.calls import NO_TOOLS, Deltas, ToolUse
 from worker.api.chat.parse.conventions import GENERIC, Conventions, Form
 from worker.api.chat.parse.json_calls import read_arguments, read_object, to_json
 from worker.api.chat.parse.literal_calls import NOTATIONS, QUOTE
-from worker.api.chat.parse.source import BLANK, Marks, Source, Steps
+from worker.api.chat.parse.source import BLANK, Marks, Source, Steps, marks_of
 from worker.api.chat.parse.tagged_calls import TaggedCall, Tags
 
 
@@ -131,7 +131,7 @@ class AnswerParser:
     def _think(self) -> Steps[None]:
         after_begin, before_end, after_end = self._thinking.pads
         yield from self._source.drop(after_begin)
-        ends = Marks(before_end + self._thinking.end, self._thinking.end)
+        ends = marks_of(before_end + self._thinking.end, self._thinking.end)
         if end := (yield from self._source.until(ends, self._deltas.reasoning, Reasoning)):
             self._source.take(end)
             yield from self._source.drop(after_end)
@@ -183,13 +183,13 @@ class AnswerParser:
     @cached_property
     def _marks(self) -> Marks:
         """What is looked for in text."""
-        return Marks(*self._gapped, *self._around)
+        return marks_of(*self._gapped, *self._around)
 
     @cached_property
     def _between(self) -> Marks:
         """What is looked for between calls."""
         calls = self._calls
-        return Marks(*calls.opens, *calls.closes, *calls.between, *self._around)
+        return marks_of(*calls.opens, *calls.closes, *calls.between, *self._around)
 
     def _call(self, is_bare: bool) -> Steps[bool]:
         """Read one call; false if what was taken is none of an offered function."""
@@ -218,7 +218,7 @@ class AnswerParser:
         return False
 
     def _tagged(self, tags: Tags, name: str) -> Steps[bool]:
-        follow = Marks(tags.end, *self._begins, *self._calls.closes)
+        follow = marks_of(tags.end, *self._begins, *self._calls.closes)
         properties = self._use.properties(name)
         call = TaggedCall(self._source, self._deltas, tags, follow, name, properties)
         return (yield from call.read())
@@ -227,7 +227,7 @@ class AnswerParser:
         """Read calls in a notation that is read only as a whole; all of them must be offered."""
         source, deltas = self._source, self._deltas
         notation = str(form.arguments)
-        marks = Marks(form.end, QUOTE if notation == "gemma" else "")
+        marks = marks_of(form.end, QUOTE if notation == "gemma" else "")
         mark, is_quoted = "", False
         while mark != form.end or is_quoted:
             mark = yield from source.until(marks, _recorded)
@@ -248,7 +248,7 @@ class AnswerParser:
         """Read code instead of JSON: it is the value of the function's first parameter."""
         parts: list[str] = []
         recipients = ("all", *self._use.parameters)
-        ends = Marks(*(f"{mark}{name}\n" for mark in self._calls.opens for name in recipients))
+        ends = marks_of(*(f"{mark}{name}\n" for mark in self._calls.opens for name in recipients))
         yield from self._source.until(ends, parts.append)
         keys = list(self._use.properties(name))
         if not keys or not parts:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator
+from functools import lru_cache
 from typing import Final, Literal, TypeVar
 
 from worker.api.chat.delta import Delta
@@ -58,6 +59,12 @@ class Marks:
             return False
         begun = text[at:]
         return any(len(mark) > n_chars and mark.startswith(begun) for mark in self.texts)
+
+
+@lru_cache(maxsize=512)
+def marks_of(*texts: str) -> Marks:
+    """Compiled once: the answers of a model look for the same ones."""
+    return Marks(*texts)
 
 
 class Header:

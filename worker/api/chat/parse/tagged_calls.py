@@ -16,7 +16,7 @@ from typing import Any
 from worker.api.chat.parse.calls import Deltas
 from worker.api.chat.parse.json_calls import PYTHON_WORDS, escaped, from_json, to_json
 from worker.api.chat.parse.literal_calls import json_of_python
-from worker.api.chat.parse.source import BLANK, Header, Marks, Source, Steps, end_of
+from worker.api.chat.parse.source import BLANK, Header, Marks, Source, Steps, end_of, marks_of
 
 _MAX_BLANKS_AHEAD = 64
 _MAX_DEPTH = 64
@@ -69,7 +69,7 @@ class TaggedCall:
     def read(self) -> Steps[bool]:
         """Read the arguments and the end of the call; one without both is none."""
         source, deltas, tags = self.source, self.deltas, self.tags
-        ending = Marks(tags.end)
+        ending = marks_of(tags.end)
         while True:
             yield from source.run_of(BLANK)
             if (yield from source.here(ending)):
@@ -118,7 +118,7 @@ class TaggedCall:
         grow = (lambda text: grow_json(escaped(text))) if grow_json is not None else None
         if is_text:
             deltas.arguments('"')
-        ends = Marks(pad + end, end)
+        ends = marks_of(pad + end, end)
         while mark := (yield from source.until(ends, give, grow)):
             source.take(mark)
             if (yield from self._goes_on()):
@@ -147,7 +147,7 @@ class TaggedCall:
         """As `_plain`, for a value that may have tags within."""
         source, parts = self.source, list[str]()
         begin = end.replace("</", "<")
-        depth, marks = 1, Marks(begin, end)
+        depth, marks = 1, marks_of(begin, end)
         while depth:
             mark = yield from source.until(marks, parts.append)
             if not mark:
