@@ -11,7 +11,7 @@ from tests.engine.supervised import script
 __all__ = ["script"]
 
 FUNCTIONS_IN = 92
-OBJECTS_IN = 11
+OBJECTS_IN = 13
 FUNCTIONS_OUT = 16
 OBJECTS_OUT = 1
 

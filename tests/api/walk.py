@@ -3,7 +3,8 @@
 `python -m tests.api.walk` prints them. A real supervisor and the real HTTP surface serve one
 streamed chat of the scripted engine, in one thread with a client that has no code of the worker's.
 What is counted is code and classes of `worker/`: each function once, however often it runs, and
-each object; a comprehension belongs to its function.
+each object; a comprehension belongs to its function. The records of `worker/wire`, which native
+code makes, are not counted.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def _made(frame: FrameType) -> str | None:
     first = frame.f_locals.get(code.co_varnames[0])
     kind = first if isinstance(first, type) else type(first)
     is_record = code.co_name == "<lambda>" and code.co_varnames[0] == "_cls"
-    if not is_record and code.co_name not in ("__init__", "_without_nulls", "_with_integers"):
+    if not is_record and code.co_name not in ("__init__", "_prepared"):
         return None
     inner = back is not None and back.f_code.co_name == "__init__"
     if inner and back is not None and first is back.f_locals.get("self"):

@@ -109,17 +109,8 @@ class Inference(TypedDict):
     engine_restarts: NotRequired[Count]
 
 
-class CancelAnswer(TypedDict):
-    job_id: str
-    status: Literal["cancelled"]
+class Done(TypedDict):
+    """What a command has done."""
 
-
-class Draining(TypedDict):
-    status: Literal["draining"]
-
-
-class OpenApiDocument(TypedDict):
-    openapi: str
-    info: AnyObject
-    paths: AnyObject
-    components: AnyObject
+    job_id: NotRequired[str]
+    status: Literal["cancelled", "draining"]

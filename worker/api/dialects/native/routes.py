@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from worker.api.chat.request import Generate
 from worker.api.chat.run import respond
-from worker.api.dialects.native.answers import CancelAnswer, Draining, Inference
+from worker.api.dialects.native.answers import Done, Inference
 from worker.api.dialects.native.info import OPERATIONS as DESCRIPTIONS
 from worker.api.dialects.native.probes import OPERATIONS as PROBES
 from worker.api.dialects.native.schema import (
@@ -79,11 +79,11 @@ OPERATIONS = [
         body=inference_body, errors=JOB_ERRORS,
     ),
     Operation(
-        "POST", "/cancel", cancel, "End a job", {JSON: CancelAnswer},
+        "POST", "/cancel", cancel, "End a job", {JSON: Done},
         body=CancelBody, errors=(400, 404, 413, 500), status=202,
     ),
     Operation(
-        "POST", "/shutdown", shutdown, "Finish what runs, then leave", {JSON: Draining}, status=202,
+        "POST", "/shutdown", shutdown, "Finish what runs, then leave", {JSON: Done}, status=202,
         always_json=True,
     ),
 ]  # fmt: skip
