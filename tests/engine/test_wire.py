@@ -11,6 +11,8 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.engine.supervised import CONFIG, request, run, script, supervised
 from worker.errors import InvalidRequest, ModelError, WorkerError
@@ -38,6 +40,7 @@ from worker.wire.messages import (
     Token,
     TokenLogprob,
 )
+from worker.wire.transport import COMMANDS as COMMAND_DECODER
 from worker.wire.transport import EVENTS, LENGTH, SyncChannel, encode
 from worker.wire.work import (
     ApplyTemplate,
@@ -133,6 +136,21 @@ def test_every_message_crosses_whole() -> None:
         assert received(encode(command)[LENGTH.size :]) == command
 
 
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.integers(2**64 - 2, 2**80) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_what_a_chat_holds_crosses_whole(content: object) -> None:
+    command = Submit(1, ApplyTemplate(ChatPrompt(({"role": "tool", "content": content},))))
+    assert COMMAND_DECODER.decode(encode(command)[LENGTH.size :]) == command
+    pipe = Pipe()
+    pipe.channel.data_received(encode([Failed(1, InvalidRequest("No.", value=content))]))
+    [[event]] = pipe.frames
+    assert isinstance(event, Failed) and event.error.details == {"value": content}
+
+
 @pytest.mark.parametrize("kind", WorkerError.__subclasses__())
 def test_every_error_crosses_whole(kind: type[WorkerError]) -> None:
     pipe = Pipe()
@@ -155,6 +173,7 @@ class Bomb:
         b"\xc1",
         b"\xdd\xff\xff\xff\xff",
         b"\x91" * 100_000,
+        b"\x91\xd4\x02a",
         *map(
             msgspec.msgpack.encode,
             [

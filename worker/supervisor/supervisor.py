@@ -210,12 +210,9 @@ class Supervisor:
         """Send the job to the engine; a job that cannot be sent ends here."""
         try:
             self._guardian.engine.send(Submit(job.request_id, job.submission()))
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             self._log.warning("request.unsendable", job_id=job.job_id, reason=str(error))
-            fault = "The request is nested too deeply or too large."
-            if isinstance(error, OverflowError):
-                fault = "An integer in the request has more than 64 bits."
-            self._end(job, InvalidRequest(fault))
+            self._end(job, InvalidRequest("The request is nested too deeply or too large."))
         else:
             job.enter(Stage.SENT)
 

@@ -12,6 +12,7 @@ import msgspec
 
 from worker.errors import ConfigError, WorkerError, error_of
 
+_WIDE_INTEGER = 1
 MALFORMED = (msgspec.DecodeError, ValueError, RecursionError)
 """What decoders raise for anything but what the other process may write."""
 
@@ -21,6 +22,23 @@ def to_data(value: object) -> object:
     if isinstance(value, WorkerError):
         return value.code, value.message, value.details
     raise TypeError(f"a {type(value).__name__} cannot be sent")
+
+
+def with_wide_integers(data: Any) -> Any:
+    """Encoded data has integers of 64 bits; wider ones, as a tool's schema may have them, cross as
+    an extension type that has their digits."""
+    if isinstance(data, int) and not -(1 << 63) <= data < 1 << 64:
+        return msgspec.msgpack.Ext(_WIDE_INTEGER, str(data).encode())
+    if isinstance(data, dict):
+        return {key: with_wide_integers(value) for key, value in data.items()}
+    return list(map(with_wide_integers, data)) if isinstance(data, list | tuple) else data
+
+
+def wide_integer(code: int, digits: memoryview) -> int:
+    """The decoders' hook for that extension type."""
+    if code != _WIDE_INTEGER:
+        raise ValueError(f"there is no extension type {code}")
+    return int(bytes(digits))
 
 
 def check_sendable(settings: msgspec.Struct) -> None:

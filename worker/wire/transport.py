@@ -12,9 +12,10 @@ import socket
 import struct
 import threading
 
+from msgspec import to_builtins
 from msgspec.msgpack import Decoder, Encoder
 
-from worker.wire.codec import from_data, to_data
+from worker.wire.codec import from_data, to_data, wide_integer, with_wide_integers
 from worker.wire.messages import Command, Event
 
 LENGTH = struct.Struct(">I")
@@ -22,18 +23,21 @@ MAX_FRAME_BYTES = 1 << 30
 
 
 _encoder = Encoder(enc_hook=to_data)
-COMMANDS = Decoder(Command, dec_hook=from_data)
-EVENTS = Decoder(list[Event], dec_hook=from_data)
+COMMANDS = Decoder(Command, dec_hook=from_data, ext_hook=wide_integer)
+EVENTS = Decoder(list[Event], dec_hook=from_data, ext_hook=wide_integer)
 
 
 def encode(message: Command | list[Event]) -> bytes:
     """One frame: the length of the message, then the message.
 
-    Raises `ValueError`, `TypeError`, `OverflowError` or `RecursionError` for what cannot be sent:
-    more than a frame may hold, an integer of more than 64 bits, half of a surrogate pair, lists in
-    lists without end.
+    Raises `ValueError`, `TypeError` or `RecursionError` for what cannot be sent: more than a frame
+    may hold, half of a surrogate pair, lists in lists without end.
     """
-    body = _encoder.encode(message)
+    try:
+        body = _encoder.encode(message)
+    except OverflowError:
+        data = to_builtins(message, enc_hook=to_data, builtin_types=(bytes,))
+        body = _encoder.encode(with_wide_integers(data))
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
     return LENGTH.pack(len(body)) + body
