@@ -417,11 +417,10 @@ class Cache:
 
     def _of_slot(self, slot: Slot, n_common: int) -> Match:
         """What a slot has of a prompt's first `n_common` tokens."""
-        n_ready, snapshot, owner = min(n_common, slot.n_cells), None, slot.owner
+        n_ready, owner = min(n_common, slot.n_cells), slot.owner
+        snapshot: Snapshot | None = None
         if not self._can_cut(slot, n_ready):
-            snapshots = (each for each in slot.snapshots if each.length <= n_ready)
-            snapshot = max(snapshots, key=lambda each: each.length, default=None)
-            n_ready = 0 if snapshot is None else snapshot.length
+            n_ready, snapshot = _longest(slot.snapshots, n_ready)
         if n_ready < MIN_SHARED_TOKENS:
             n_ready, snapshot = 0, None
         awaited = None
@@ -435,9 +434,7 @@ class Cache:
         n_common = common_length(state.tokens, tokens, most)
         if self.limits.cuts_anywhere or n_common == len(state.tokens):
             return Match(state, n_common, None, n_common)
-        snapshots = (each for each in state.snapshots if each.length <= n_common)
-        snapshot = max(snapshots, key=lambda each: each.length, default=None)
-        return Match(state, snapshot.length if snapshot is not None else 0, snapshot, n_common)
+        return Match(state, *_longest(state.snapshots, n_common), n_common)
 
     def _gain(self, match: Match) -> float:
         """The time that a match saves, in prompt tokens."""
@@ -508,6 +505,13 @@ def _runs_beside(used: set[int], index: int) -> int:
     """The change in the number of runs of neighbouring slots when this one is used: -1 between two
     used ones, 1 far off."""
     return 1 - (index - 1 in used) - (index + 1 in used)
+
+
+def _longest(snapshots: list[Snapshot], most: int) -> tuple[int, Snapshot | None]:
+    """The length and the snapshot of the longest that has `most` tokens at most."""
+    fitting = (each for each in snapshots if each.length <= most)
+    longest = max(fitting, key=lambda each: each.length, default=None)
+    return (longest.length if longest is not None else 0), longest
 
 
 def _snapshots_due(sequence: Sequence, n_common: int) -> dict[int, bool]:
