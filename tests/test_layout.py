@@ -124,6 +124,18 @@ def test_only_its_two_ends_import_the_pipe() -> None:
     assert strangers == []
 
 
+def test_nothing_unpickles() -> None:
+    """Whoever wrote a pickle owns the process that reads it."""
+    readers = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+    strangers = [
+        f"{name_of(path)}:{line}"
+        for path in sources()
+        for module, line in imports(parsed(path))
+        if module.partition(".")[0] in readers
+    ]
+    assert strangers == []
+
+
 def test_the_map_in_the_readme_is_the_tree() -> None:
     text = (ROOT / "README.md").read_text("utf-8")
     table = text[text.index("| room |") :].partition("\n\n")[0]

@@ -36,8 +36,6 @@ class Guardian:
         """The engine that serves or starts, or the last one that did."""
         self.info: EngineInfo | None = None
         """The info of the engine that serves, or of the last one that did."""
-        self.resumed_at = 0.0
-        """When this process last resumed after it had been suspended."""
         self.fatal: asyncio.Future[WorkerError] = asyncio.get_running_loop().create_future()
         """Set once, when the worker cannot serve any more and must leave with that error."""
         self.crashes = CrashHistory(settings.crash_limit, settings.crash_window)
@@ -191,7 +189,8 @@ class Guardian:
             engine, now = self.engine, time.monotonic()
             if now - before > tick + 1.0:
                 # This process itself was suspended; the pipe may hold frames that it has not read.
-                self.resumed_at = engine.heard_at = now
+                engine.heard_at = now
+                self._supervisor.on_resumed()
             elif engine.ready_at is None:
                 if now - engine.heard_at > start_patience:
                     self._kill(f"was silent for {start_patience:.0f} s of its start and was killed")

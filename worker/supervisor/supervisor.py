@@ -282,9 +282,12 @@ class Supervisor:
         self.on_given_up(ShuttingDown("The worker has shut down."))
 
     def stalled_seconds(self) -> float:
-        resumed_at = self._guardian.resumed_at
-        intake_at, step_at = max(self._intake_at, resumed_at), max(self._step_at, resumed_at)
-        return self._jobs.stalled_seconds(intake_at, step_at)
+        """How long the engine has owed a job its acceptance or a step; 0 if it owes none."""
+        return self._jobs.stalled_seconds(self._intake_at, self._step_at)
+
+    def on_resumed(self) -> None:
+        """This process was suspended: what the engine owes, it may have sent in that time."""
+        self._step_at = self._intake_at = time.monotonic()
 
     def on_ready(self) -> None:
         self.set_progress(Progress("ready", 100.0))
