@@ -19,7 +19,8 @@ from worker.wire.codec import from_data, to_data, wide_integer, with_wide_intege
 from worker.wire.messages import Command, Event
 
 LENGTH = struct.Struct(">I")
-MAX_FRAME_BYTES = 1 << 30
+MAX_FRAME_BYTES = 1 << 28
+"""Four times what the log-probabilities of 131,072 tokens take, with twenty alternatives each."""
 
 
 _encoder = Encoder(enc_hook=to_data)
