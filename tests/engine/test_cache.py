@@ -424,10 +424,44 @@ def test_a_hole_is_closed_by_the_best_move_that_is_worth_it(
         assert stream.slot == copy.slot and cache.slots[copy.slot].owner is stream
         assert cache.slots[copy.source].owner is None and not cache.slots[copy.source].kept
         assert cache.slots[copy.slot].last_used == cache.now
-        assert not cache.close_hole(0.05) or len(cache.moves) > 2
-        touched = [each for each in cache.moves if isinstance(each, Copy)]
-        slots_touched = [each for move in touched for each in (move.source, move.slot)]
-        assert len(slots_touched) == len(set(slots_touched)), "before the copy was made"
+
+
+@pytest.mark.parametrize(("per_byte", "saves"), [(1e-9, True), (0.01, False)])
+def test_a_stream_that_moves_pushes_out_what_its_new_slot_keeps(
+    per_byte: float, saves: bool
+) -> None:
+    cache = cache_of(3)
+    cache.prices.per_byte = per_byte  # the second takes 0.8 s, and streams wait for it
+    first, last = run_in(cache, 0, some(40)), run_in(cache, 2, some(40, 100))
+    for stream in (first, last):
+        stream.n_most = 1000
+    first.n_prompt, cache.slots[0].salt = 30, "tenant"
+    put(cache, 1, some(40, 200))
+    assert cache.close_hole(1.0)
+    state = next(iter(cache.memory.states), None)
+    saved = [Save(1, state)] if state is not None else []
+    assert cache.moves == [*saved, Truncate(1, 0), Copy(0, 1, 40), Truncate(0, 0)]
+    assert bool(saved) == saves
+    assert first.slot == 1 and cache.slots[1].owner is first and cache.slots[1].salt == "tenant"
+    assert cache.slots[1].last_used == cache.now
+    # The copy is made with the next batch: until then, nobody writes where it reads from, or reads
+    # where it writes to.
+    assert not cache.acquire(asking(some(5)), Match(), is_busy=True)
+    assert not cache.close_hole(1.0)
+    cache.preempt(first)
+    assert first.saved is None
+    cache.settled()
+    assert cache.acquire(asking(some(5)), Match(), is_busy=True)
+
+
+def test_a_prompt_and_one_that_must_be_alone_are_not_moved() -> None:
+    for n_prompt, deterministic in ((40, False), (30, True)):
+        cache = cache_of(3)
+        run_in(cache, 2, some(40, 100))
+        sequence = asking(some(40), deterministic=deterministic)
+        sequence.slot, cache.slots[0].owner = 0, sequence
+        sequence.n_computed, sequence.n_prompt, sequence.n_most = 40, n_prompt, 1000
+        assert not cache.close_hole(1.0)
 
 
 def test_a_slot_is_taken_over_as_long_as_half_of_it_is_of_use() -> None:

@@ -196,7 +196,8 @@ class Cache:
             if n_ready < len(slot.kept):
                 self._truncate(slot, n_ready, snapshot)
         else:
-            slot = min(others, key=self._order)
+            running = self._running()
+            slot = min(others, key=lambda each: self._order(each, running))
             if slot.kept:
                 self._push_out(slot, is_busy=is_busy)
             if isinstance(source, State):
@@ -269,28 +270,21 @@ class Cache:
     def close_hole(self, seconds_per_pass: float) -> bool:
         """Move a stream of a split pool next to the others, if that saves passes over all weights
         that take longer than the copy (see `_order`). False if none is moved."""
-        limits, touched = self.limits, self._read | self._written
-        used = {slot.index for slot in self.slots if slot.owner is not None}
-        best: tuple[int, bool, int, Slot, Slot] | None = None
-        for source in self.slots:
-            stream = source.owner
-            if stream is None or not stream.n_out or stream.request.deterministic:
-                continue  # a prompt that is being computed is not moved
-            most = min(stream.n_most - len(stream.tokens), stream.n_out + _MORE_TOKENS)
-            if source.index in touched or most * seconds_per_pass <= limits.copy_seconds:
-                continue
-            left = used - {source.index}
-            more = _runs_beside(left, source.index)
-            for target in self.slots:
-                if target.index in used or target.index in touched:
-                    continue
-                change = _runs_beside(left, target.index) - more
-                found = change, bool(target.kept), target.last_used, source, target
-                if change < 0 and (best is None or found[:3] < best[:3]):
-                    best = found
-        if best is None:
+        running, touched = self._running(), self._read | self._written
+        untouched = [slot for slot in self.slots if slot.index not in touched]
+        idle = [slot for slot in untouched if slot.is_idle]
+        moves: list[tuple[int, bool, int, int, int]] = []
+        for source in untouched:
+            if self._is_worth_a_copy(source, seconds_per_pass):
+                others = running - {source.index}
+                now = _runs_beside(others, source.index)
+                for target in idle:
+                    then, is_kept, last_used = self._order(target, others)
+                    moves.append((then - now, is_kept, last_used, source.index, target.index))
+        change, _, _, source_index, target_index = min(moves, default=(0, False, 0, 0, 0))
+        if change >= 0:
             return False
-        *_, source, target = best
+        source, target = self.slots[source_index], self.slots[target_index]
         if target.kept:
             self._push_out(target, is_busy=True)
         stream = source.owner
@@ -302,6 +296,15 @@ class Cache:
         target.salt, target.last_used = source.salt, self._tick()
         self._truncate(source, 0)
         return True
+
+    def _is_worth_a_copy(self, slot: Slot, seconds_per_pass: float) -> bool:
+        """Whether a slot's stream is expected to go on for longer than the copy takes, if each of
+        its steps takes one pass less."""
+        stream = slot.owner
+        if stream is None or not stream.n_out or stream.request.deterministic:
+            return False  # a prompt that is being computed is not moved
+        n_more = min(stream.n_most - len(stream.tokens), stream.n_out + _MORE_TOKENS)
+        return n_more * seconds_per_pass > self.limits.copy_seconds
 
     # --- room --------------------------------------------------------------------------------
 
@@ -462,17 +465,18 @@ class Cache:
             return False
         return not limits.window or 0 <= slot.first <= max(length - limits.window, 0)
 
-    def _order(self, slot: Slot) -> tuple[int, bool, int]:
-        """The order in which idle slots are used for something else.
+    def _running(self) -> set[int]:
+        """The indices of the slots that have an owner."""
+        return {slot.index for slot in self.slots if slot.owner is not None}
+
+    def _order(self, slot: Slot, running: set[int]) -> tuple[int, bool, int]:
+        """The order in which idle slots are used for something else, beside the running ones.
 
         With a split pool, llama.cpp computes one pass over all weights for each run of neighbouring
         slots: eight streams in every other slot take eight passes a step. So those come first that
         close a hole between running ones, and those last that begin a run.
         """
-        runs = 0
-        if not self.limits.unified:
-            used = {each.index for each in self.slots if each.owner is not None}
-            runs = _runs_beside(used, slot.index)
+        runs = 0 if self.limits.unified else _runs_beside(running, slot.index)
         return runs, bool(slot.kept), slot.last_used
 
     def _truncate(self, slot: Slot, length: int, snapshot: Snapshot | None = None) -> None:
