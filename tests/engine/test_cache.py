@@ -819,14 +819,6 @@ def test_a_copy_tells_what_a_token_takes() -> None:
     cache.memory.most_bytes = 499
     cache.saved(state, 500.0)
     assert not cache.memory.states, "it was larger than expected"
-    state = cache.save(slot, is_busy=False)
-    cache.memory.most_bytes = 1000
-    cache.prices.per_byte = 0.0
-    state = cache.save(slot, is_busy=False)
-    assert state is not None
-    cache.not_saved(state)
-    cache.not_saved(state)
-    assert not cache.memory.states
 
 
 # --- memory ----------------------------------------------------------------------------------

@@ -86,12 +86,8 @@ class Cache:
         """The expected time of the copies from and to memory in `moves`."""
         self._n_pushed_out = 0
         """Conversations pushed out of their slots since one last came back from memory."""
-        self._clock = 0
-
-    @property
-    def now(self) -> int:
+        self.now = 0
         """The time in the order of use."""
-        return self._clock
 
     # --- what there is -----------------------------------------------------------------------
 
@@ -400,10 +396,6 @@ class Cache:
         self.prices.copied(state.n_bytes, seconds)
         self.memory.fit()
 
-    def not_saved(self, state: State) -> None:
-        """A copy to memory could not be made."""
-        self.memory.drop(state)
-
     def check(self, last_position: Callable[[int], int]) -> None:
         """Compare the books with the backend's own; for use between two steps."""
         assert not self.moves, "all moves were carried out"
@@ -501,8 +493,8 @@ class Cache:
         return slot
 
     def _tick(self) -> int:
-        self._clock += 1
-        return self._clock
+        self.now += 1
+        return self.now
 
 
 def _runs_beside(used: set[int], index: int) -> int:

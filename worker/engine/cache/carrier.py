@@ -96,7 +96,7 @@ class Carrier:
             if state.data is not None:
                 self._cache.saved(state, self._clock() - at)
                 return
-        self._cache.not_saved(state)
+        self._cache.memory.drop(state)
 
     def _restore(self, slot: int, state: State) -> bool:
         if state.data is None:
