@@ -813,9 +813,9 @@ def test_a_copy_tells_what_a_token_takes() -> None:
     cache.prices.per_byte = 1.0
     assert cache.expected_seconds(slot) == 100
     state.n_bytes = 500
-    cache.saved(state, 500.0)
-    assert cache.expected_seconds(slot) == 500
-    assert cache.prices.per_byte == 1.0
+    cache.saved(state, 1000.0)
+    assert cache.prices.per_byte == pytest.approx(1.3)
+    assert cache.expected_seconds(slot) == pytest.approx(500 * 1.3)
     cache.memory.most_bytes = 499
     cache.saved(state, 500.0)
     assert not cache.memory.states, "it was larger than expected"
