@@ -45,8 +45,8 @@ format: setup ## let ruff rewrite what it can
 pytest: setup ## the tests alone (TESTS="tests/api -k cancel" narrows them)
 	$(VENV)/bin/pytest -m "not long" $(TESTS)
 
-fuzz: setup ## 10,000 made-up bodies and schemas against a real worker, templates, and damaged GGUF headers against llama.cpp
-	$(VENV)/bin/pytest -m long -rP tests/api/test_openapi.py tests/api/test_schema_attacks.py tests/security/test_fuzz.py tests/models/test_gguf_native.py
+fuzz: setup ## 10,000 made-up bodies and schemas against a real worker, templates, damaged GGUF headers against llama.cpp, and 100,000 random frames between the processes
+	$(VENV)/bin/pytest -m long -rP tests/api/test_openapi.py tests/api/test_schema_attacks.py tests/security/test_fuzz.py tests/models/test_gguf_native.py tests/engine/test_wire.py
 
 routers: setup ## routers from PyPI, Prometheus and kubectl before three workers, counted (needs Debian's prometheus)
 	$(VENV)/bin/pytest -m long -rP tests/routers
