@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.fleet.running import PATIENCE_SECONDS, Running, cluster, file
+from tests.fleet.nodes import free_port
+from tests.fleet.running import MARK, PATIENCE_SECONDS, ROOT, Running, cluster, file
 
 
 @pytest.fixture
@@ -29,4 +32,24 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     while left := running.processes():
         assert time.monotonic() < deadline, left
         time.sleep(0.5)
-    print("leaks: 0 processes of workers, raylets and HAProxy left")
+    print("leaks: 0 processes of workers and raylets left")
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Running]:
+    """A fleet on a cluster of this machine that `llorch-ray up` starts itself."""
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        MARK: str(tmp_path),
+    }  # fmt: skip
+    environment.pop("RAY_DASHBOARD_ADDRESS", None)
+    running = Running(environment, tmp_path, free_port())
+    done = running.up(file(2))
+    try:
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert len(running.children()) == 2
+        yield running
+    finally:
+        running.command("down")
+        for process in running.processes():
+            process.kill()

@@ -40,10 +40,13 @@ def job(prompt: str, max_tokens: int, **more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def stream(uri: str, body: Mapping[str, Any], leave_after: int | None = None) -> Outcome:
+async def stream(
+    uri: str, body: Mapping[str, Any], leave_after: int | None = None, token: str = ""
+) -> Outcome:
     """One `/execute`, read to its end, or to so many chunks."""
     parts = urlsplit(uri)
     sent = [(b"host", parts.netloc.encode()), (b"content-type", b"application/json")]
+    sent.append((b"authorization", f"Bearer {token}".encode()))
     began = time.perf_counter()
     data, outcome = b"", Outcome("cut")
     async with AsyncExitStack() as ends:

@@ -44,18 +44,25 @@ class Running:
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`llorch-ray …`, to its end."""
+        return self.command_in({}, *arguments)
+
+    def command_in(
+        self, environment: dict[str, str], *arguments: str
+    ) -> subprocess.CompletedProcess[str]:
+        """`llorch-ray …` in a shell that also has these variables."""
         line = [sys.executable, "-m", "worker.fleet.command", *arguments]
         return subprocess.run(
-            line, cwd=ROOT, env=self.environment, capture_output=True, text=True, timeout=600
-        )
+            line, cwd=ROOT, env={**self.environment, **environment},
+            capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
 
-    def up(self, text: str) -> subprocess.CompletedProcess[str]:
+    def up(self, text: str, **environment: str) -> subprocess.CompletedProcess[str]:
         path = self.folder / "fleet.toml"
         path.write_text(f"port = {self.port}\n{text}")
-        return self.command("up", str(path))
+        return self.command_in(environment, "up", str(path))
 
     def processes(self) -> list[psutil.Process]:
-        """What runs of the nodes, Serve's HAProxy and the workers."""
+        """What runs of the nodes and the workers."""
         return [
             process
             for process in psutil.process_iter(["cmdline", "environ"])
@@ -70,6 +77,10 @@ class Running:
             if "worker.fleet.child" in line:
                 found[line[line.index("--worker-id") + 1]] = process
         return found
+
+    def token_of(self, worker_id: str) -> str:
+        """The token that the gateway uses for a worker."""
+        return self.children()[worker_id].environ()["LLORCH_WORKER_TOKEN"]
 
     def actor(self, worker_id: str) -> psutil.Process:
         """The process that owns a worker."""
@@ -149,7 +160,6 @@ def cluster(folder: Path) -> Iterator[Running]:
     environment = {
         **os.environ, **LOCAL_ENVIRONMENT,
         "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache"),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     }  # fmt: skip
     # What marks the processes; Ray gives its environment to all that it starts.
     marked = {**environment, MARK: str(folder)}

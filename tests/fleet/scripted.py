@@ -104,8 +104,7 @@ async def call(
     *,
     headers: Mapping[str, str] | None = None,
     leave_after_chunks: int | None = None,
-    client: tuple[str, int] = ("127.0.0.1", 1),
-    server: tuple[str, int] = ("127.0.0.1", 8000),
+    method: str | None = None,
 ) -> Got:
     """One request; the client leaves after so many chunks, if that is given."""
     got, left = Got(), asyncio.Event()
@@ -131,10 +130,9 @@ async def call(
 
     given = {"host": "127.0.0.1:8000", "content-type": "application/json", **(headers or {})}
     scope = {
-        "type": "http", "method": "GET" if body is None else "POST", "path": path,
+        "type": "http", "method": method or ("GET" if body is None else "POST"), "path": path,
         "raw_path": path.encode(), "query_string": b"", "http_version": "1.1",
         "headers": [(k.encode(), v.encode()) for k, v in given.items()],
-        "client": client, "server": server,
     }  # fmt: skip
     await gateway(scope, receive, send)
     return got
@@ -142,7 +140,7 @@ async def call(
 
 def at(uris: Mapping[str, str], group: str = "tiny", n_slots: int = 4) -> list[Worker]:
     """Workers for a table: id → where it listens."""
-    return [Worker(id, group, uri, n_slots) for id, uri in uris.items()]
+    return [Worker(id, group, uri, n_slots, f"secret of {id}") for id, uri in uris.items()]
 
 
 @asynccontextmanager
@@ -158,4 +156,6 @@ async def fleet_of(
             uris = {f"{group}-{i}": worker.uri for i, worker in enumerate(own)}
             table.replace(group, at(uris, group))
         fleet = Fleet.model_validate({"workers": [{"name": name} for name in groups]})
-        yield Gateway(fleet, table), table, workers
+        gateway = Gateway(table)
+        gateway.use(fleet)
+        yield gateway, table, workers

@@ -1,4 +1,4 @@
-"""A real fleet: Ray's nodes, Serve, HAProxy and the bundled model, hurt and measured.
+"""A real fleet: Ray's nodes, Serve and the bundled model, hurt and measured.
 
 `make fleet-test` runs this. Each test prints its figures; what is asserted holds on a busy machine.
 """
@@ -88,7 +88,7 @@ async def test_a_roll_fails_nobody_and_a_bad_model_takes_nothing_away(running: R
     assert before.isdisjoint(each["id"] for each in await running.workers())
     assert set(outcome.kind for outcome in outcomes) == {"ok"}
 
-    bad = file().replace('name = "tiny"', 'name = "tiny"\nmodel = "nowhere.gguf"')
+    bad = file().replace('name = "tiny"', 'name = "tiny"\nmodel = "/nowhere.gguf"')
     async with crowd(running.uri, CLIENTS, max_tokens=100) as outcomes:
         done = await asyncio.to_thread(running.up, bad)
     print(f"model that does not load: {counted(outcomes)}; {done.stderr.strip()}")
@@ -114,20 +114,21 @@ async def test_a_full_fleet_refuses_exactly_what_is_too_much(running: Running) -
 
 async def test_what_the_way_through_costs(running: Running) -> None:
     await running.restored()
-    direct = (await running.workers())[0]["uri"]
-    await stream(direct, job("Once", 5))
+    worker = (await running.workers())[0]
+    direct, token = worker["uri"], running.token_of(worker["id"])
+    await stream(direct, job("Once", 5), token=token)
     firsts: dict[str, list[float]] = {"direct": [], "fleet": []}
     gaps: dict[str, list[float]] = {"direct": [], "fleet": []}
     for n in range(30):
         for name, uri in (("direct", direct), ("fleet", running.uri)):
-            outcome = await stream(uri, job(f"Once {n}", 60))
+            outcome = await stream(uri, job(f"Once {n}", 60), token=token)
             firsts[name].append(outcome.first_ms)
             gaps[name] += outcome.gaps_ms
-    between = processes_between(running)
-    cpu_before = sum(sum(each.cpu_times()[:2]) for each in between)
+    gateway = the_gateway()
+    cpu_before = sum(gateway.cpu_times()[:2])
     async with crowd(running.uri, 12, max_tokens=400) as outcomes:
         await asyncio.sleep(10)
-    cpu = sum(sum(each.cpu_times()[:2]) for each in between) - cpu_before
+    cpu = sum(gateway.cpu_times()[:2]) - cpu_before
     n_chunks = sum(len(outcome.gaps_ms) + 1 for outcome in outcomes)
     added = {
         what: statistics.median(values["fleet"]) - statistics.median(values["direct"])
@@ -137,17 +138,14 @@ async def test_what_the_way_through_costs(running: Running) -> None:
     print(f"overhead: {added['chunk']:+.2f} ms and {1e6 * cpu / n_chunks:.0f} µs of CPU a chunk")
 
 
-def processes_between(running: Running) -> list[psutil.Process]:
-    """HAProxy and the gateway. (A process of Ray's that has named itself has no environment.)"""
-    haproxy = [
-        each for each in running.processes() if "haproxy" in (each.info["cmdline"] or [""])[0]
-    ]
-    gateway = [
+def the_gateway() -> psutil.Process:
+    """(A process of Ray's that has named itself has no environment.)"""
+    (found,) = [
         each
         for each in psutil.process_iter(["cmdline"])
         if "ServeReplica:gateway" in " ".join(each.info["cmdline"] or [])
     ]
-    return haproxy + gateway
+    return found
 
 
 async def test_cancel_duplicate_and_disconnect_reach_the_worker(running: Running) -> None:

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.fleet.scripted import Conversation, call, fleet_of
+from worker.api.app import ROUTES
 from worker.api.http.operation import NDJSON
 from worker.errors import EngineCrashed
 from worker.fleet.endings import Tail
@@ -76,14 +77,14 @@ async def test_responses_fail_with_the_response_that_was_begun() -> None:
 
 
 def test_lines_of_json() -> None:
-    tail = Tail("/v1/inference", NDJSON)
+    tail = Tail(ROUTES.at("/v1/inference").dialect.streams[NDJSON], NDJSON)
     assert tail.whole(b'{"type":"token"}\n{"ty') == b'{"type":"token"}\n'
     ending = tail.ending(EngineCrashed("lost"))
     assert ending.endswith(b"}\n") and json.loads(ending)["code"] == "ENGINE_CRASHED"
 
 
 def test_ollamas_lines() -> None:
-    tail = Tail("/api/chat", NDJSON)
+    tail = Tail(ROUTES.at("/api/chat").dialect.streams[NDJSON], NDJSON)
     line = b'{"model":"a","message":{"content":"a \\"done\\":true"},"done":false}\n'
     assert tail.whole(line + b'{"mod') == line and not tail.has_ended
     assert tail.ending(EngineCrashed("lost")) == b'{"error":"lost"}\n'

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.fleet.scripted import Conversation, at, call, fleet_of
-from worker.fleet import probing, relay, upstream
+from worker.errors import ConfigError
+from worker.fleet import relay, upstream
+from worker.fleet import workers as table_of_workers
 from worker.fleet.settings import Fleet
 
 pytestmark = pytest.mark.anyio
@@ -57,7 +61,8 @@ async def test_bytes_and_headers_pass() -> None:
     assert json.loads(request.body) == JOB
     assert request.headers["host"] == worker.uri.removeprefix("http://")
     assert request.headers["x-llorch-late-head"] == "1"
-    assert (request.headers["authorization"], request.headers["x-request-id"]) == ("Bearer t", "me")
+    assert request.headers["authorization"] == "Bearer secret of tiny-0"
+    assert request.headers["x-request-id"] == got.headers["x-request-id"] == "me"
     assert request.headers["connection"] == "close"
 
 
@@ -141,9 +146,9 @@ async def test_a_silent_worker_loses_its_requests() -> None:
         waiting = asyncio.ensure_future(call(gateway, "/execute", {"job_id": "j"}))
         while not silent.requests:
             await asyncio.sleep(0.01)
-        table.workers()[0].misses = probing.MAX_MISSES - 1
+        table.workers()[0].misses = table_of_workers.MAX_MISSES - 1
         table.workers()[0].uri = "http://127.0.0.1:1"
-        await probing._probe(table.workers()[0])
+        await table_of_workers.probe(table.workers()[0])
         got = await waiting
     assert (got.status, got.headers["x-llorch-worker"]) == (200, "tiny-1")
 
@@ -153,11 +158,11 @@ async def test_one_that_takes_connections_and_says_nothing_is_found(
     factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a stopped process does, or a machine whose disk is gone: its kernel still listens."""
-    for module, name in ((probing, "PROBE_EVERY_SECONDS"), (upstream, "FETCH_SECONDS")):
+    for module, name in ((table_of_workers, "PROBE_EVERY_SECONDS"), (upstream, "FETCH_SECONDS")):
         monkeypatch.setattr(module, name, factor * getattr(module, name))
     async with fleet_of(hangs, answers) as (gateway, table, (silent, other)):
         table.workers()[1].running.append(None)  # so that the silent one is first
-        watching = asyncio.create_task(probing.watch(table))
+        watching = asyncio.create_task(table_of_workers.watch(table))
         began = time.monotonic()
         got = await call(gateway, "/execute", {"job_id": "j"})
         seconds = time.monotonic() - began
@@ -242,6 +247,66 @@ async def test_several_models() -> None:
     assert "one, two" in got.json["error"]["message"]
 
 
+async def test_a_head_ends_with_its_headers() -> None:
+    """The worker announces the length of a body that does not come."""
+
+    async def script(conversation: Conversation) -> None:
+        conversation.writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n")
+        await conversation.reader.read()
+
+    async with fleet_of(script) as (gateway, table, _):
+        async with asyncio.timeout(5):
+            got = await call(gateway, "/info", method="HEAD")
+        assert (got.status, got.headers["content-length"], got.body) == (200, "500", b"")
+        assert table.workers()[0].is_well
+
+
+async def test_a_model_is_named_by_any_field_or_path_that_may_name_it() -> None:
+    async def script(conversation: Conversation) -> None:
+        await conversation.json(200, {})
+
+    async with fleet_of(script, script, groups=("one", "two")) as (gateway, _, workers):
+        for path, body in (
+            ("/api/show", {"model": "two:latest"}),
+            ("/api/show", {"name": "two"}),
+            ("/v1/models/two", None),
+            ("/v1/completions", {"model": "two", "prompt": "a"}),
+        ):
+            before = len(workers[1].requests)
+            assert (await call(gateway, path, body)).status == 200, path
+            assert len(workers[1].requests) == before + 1, path
+        assert workers[0].requests == []
+        assert (await call(gateway, "/api/show", {"name": "three"})).status == 404
+
+
+async def test_clients_need_the_fleets_token_as_it_is_now(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("first\n")
+    async with fleet_of(answers) as (gateway, table, (worker,)):
+        fleet = {"token_file": str(file), "workers": [{"name": "tiny"}]}
+        gateway.use(Fleet.model_validate(fleet))
+
+        async def status(token: str) -> int:
+            headers = {"authorization": f"Bearer {token}"} if token else {}
+            return (await call(gateway, "/execute", JOB, headers=headers)).status
+
+        assert [await status(token) for token in ("", "first", "second")] == [401, 200, 401]
+        assert await status(table.workers()[0].token) == 401, "a worker's own is no client's"
+        (request,) = worker.requests
+        assert "first" not in request.headers.values()
+        file.with_suffix(".new").write_text("second")
+        file.with_suffix(".new").replace(file)
+        os.utime(file, ns=(1, 1))
+        assert [await status(token) for token in ("first", "second")] == [401, 200]
+        file.unlink()
+        assert await status("second") == 200, "what was read last holds"
+        assert (await call(gateway, "/ready")).json["workers"][0].keys() == {
+            "id", "model", "running", "well",
+        }  # fmt: skip
+        with pytest.raises(ConfigError, match="cannot be read"):
+            gateway.use(Fleet.model_validate(fleet))
+
+
 async def test_what_clients_may_not_do() -> None:
     async with fleet_of(answers) as (gateway, _, (worker,)):
         assert (await call(gateway, "/shutdown", {})).status == 403
@@ -252,28 +317,6 @@ async def test_what_clients_may_not_do() -> None:
         large = {"job_id": "j", "prompt": "x" * 5_000_000}
         assert (await call(gateway, "/execute", large)).json["code"] == "PAYLOAD_TOO_LARGE"
         assert worker.requests == []
-
-
-@pytest.mark.parametrize(
-    ("host", "peer", "status"),
-    [
-        ("127.0.0.1", "10.0.0.9", 403),
-        ("127.0.0.1", "10.0.0.5", 200),  # this machine, by the address that it has outside
-        ("127.0.0.1", "127.0.0.1", 200),
-        ("0.0.0.0", "10.0.0.9", 200),
-    ],
-)
-async def test_a_fleet_on_loopback_is_for_its_own_machine(
-    host: str, peer: str, status: int
-) -> None:
-    """Also on the ports of Serve's that stand open behind HAProxy."""
-    async with fleet_of(answers) as (gateway, _, (worker,)):
-        gateway.use(Fleet.model_validate({"host": host, "workers": [{"name": "tiny"}]}))
-        got = await call(gateway, "/execute", JOB, client=(peer, 5), server=("10.0.0.5", 30000))
-        assert got.status == status
-        assert len(worker.requests) == (status == 200)
-    if status == 403:
-        assert "`host` in its file opens it" in got.json["message"]
 
 
 async def test_states() -> None:

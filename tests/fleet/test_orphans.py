@@ -2,43 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.fleet.nodes import free_port
-from tests.fleet.running import MARK, PATIENCE_SECONDS, ROOT, Running, file, has_gone
+from tests.fleet.running import PATIENCE_SECONDS, Running, has_gone
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
-WORKERS = 2
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[Running]:
-    """A fleet on a cluster of this machine that `llorch-ray up` starts itself."""
-    environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        MARK: str(tmp_path),
-        # The cluster of the other tests has HAProxy on the usual ports.
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
-    }  # fmt: skip
-    environment.pop("RAY_DASHBOARD_ADDRESS", None)
-    running = Running(environment, tmp_path, free_port())
-    done = running.up(file(WORKERS))
-    try:
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert len(running.children()) == WORKERS
-        yield running
-    finally:
-        running.command("down")
-        for process in running.processes():
-            process.kill()
 
 
 def named(running: Running, word: str) -> psutil.Process:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 
 from worker.errors import ConfigError
+from worker.fleet import command
 from worker.fleet.autoscaling import REQUESTS, RequestsPerWorker
-from worker.fleet.deploy import configuration, rolled, scaled
+from worker.fleet.deploy import configuration, rolled, scaled, token_file_of, with_leaving
 from worker.fleet.settings import Fleet, load
 
+LEAST = {"workers": [{"name": "tiny"}]}
 WORKERS = '[[workers]]\nname = "tiny"\n'
 
 
@@ -51,7 +54,8 @@ model = "hf:owner/repo@main::file=model.gguf"
     assert small.model == str(tmp_path / "model.gguf")
     assert small.arguments() == [
         "--slots", "4", "--no-page", "--drain-timeout", "5", "--allow-host", "a.example",
-        "--allow-host", "b.example", "--model", str(tmp_path / "model.gguf"),
+        "--allow-host", "b.example", "--served-model-name", "small",
+        "--model", str(tmp_path / "model.gguf"),
     ]  # fmt: skip
     assert small.resources == {"num_cpus": 0, "resources": {"llorch_device": 1}}
     assert small.drain_seconds == 5
@@ -82,6 +86,8 @@ model = "hf:owner/repo@main::file=model.gguf"
         ("port = 70000\n" + WORKERS, "port: it must be at most 65535"),
         ('[[workers]]\nname = "gateway"', "'gateway' is the fleet's own"),
         ('[[workers]]\nname = "a b"', "workers[0].name"),
+        ('ssl_certfile = "/a"\n' + WORKERS, "ssl_certfile and ssl_keyfile go together"),
+        ('token_file = "no"\n' + WORKERS, "token_file: there is no file"),
     ],
 )
 def test_a_wrong_file_is_answered_with_its_field(tmp_path: Path, text: str, said: str) -> None:
@@ -102,10 +108,10 @@ def fleet(**fields: object) -> Fleet:
 
 def test_another_number_of_workers_rolls_nobody() -> None:
     """Serve rolls an application whose import path, environment or arguments differ."""
-    before = configuration(fleet(replicas=1), {})
-    after = configuration(fleet(replicas=3), {}, before)
+    before = configuration(fleet(replicas=1))
+    after = configuration(fleet(replicas=3), before)
     for old, new in zip(before["applications"], after["applications"], strict=True):
-        for name in ("import_path", "args", "runtime_env"):
+        for name in ("import_path", "args"):
             assert old.get(name) == new.get(name)
 
 
@@ -115,7 +121,7 @@ def scaling(**fields: object) -> Fleet:
 
 def test_the_load_decides_between_the_least_and_the_most() -> None:
     def deployment(fleet: Fleet) -> dict[str, Any]:
-        (found,) = configuration(fleet, {})["applications"][0]["deployments"]
+        (found,) = configuration(fleet)["applications"][0]["deployments"]
         return dict(found)
 
     given = scaling(scaling={"target": 7, "up_delay": 1, "down_delay": 20}, surge=True)
@@ -130,11 +136,9 @@ def test_the_load_decides_between_the_least_and_the_most() -> None:
     assert default["max_surge_percent"] == 0
     assert default["autoscaling_config"]["policy"]["policy_kwargs"] == {"target": 4}
     # What says how many there are rolls nobody.
-    args = [configuration(each, {})["applications"][0]["args"] for each in (given, scaling())]
+    args = [configuration(each)["applications"][0]["args"] for each in (given, scaling())]
     assert (
-        args[0]
-        == args[1]
-        == configuration(fleet(settings={"slots": 5}), {})["applications"][0]["args"]
+        args[0] == args[1] == configuration(fleet(settings={"slots": 5}))["applications"][0]["args"]
     )
 
 
@@ -151,29 +155,106 @@ def test_the_policy_counts_what_all_workers_report() -> None:
 
 
 def test_a_roll_and_a_failed_start_differ_from_what_was() -> None:
-    before = configuration(fleet(), {})
+    before = configuration(fleet())
     again = rolled(before, "tiny")
     assert again["applications"][0]["args"]["generation"] == 1
     assert again["applications"][1] == before["applications"][1]
-    assert configuration(fleet(), {}, again)["applications"][0]["args"]["generation"] == 1
-    retried = configuration(fleet(), {}, again, failed=["tiny"])
+    assert configuration(fleet(), again)["applications"][0]["args"]["generation"] == 1
+    retried = configuration(fleet(), again, failed=["tiny"])
     assert retried["applications"][0]["args"]["generation"] == 2
 
 
 def test_scale_says_a_number() -> None:
-    before = configuration(fleet(replicas=3), {})
+    before = configuration(fleet(replicas=3))
     after = scaled(before, "tiny", 2)
     (deployment,) = after["applications"][0]["deployments"]
     assert deployment["num_replicas"] == 2
-    (deployment,) = scaled(configuration(scaling(), {}), "tiny", 2)["applications"][0][
-        "deployments"
-    ]
+    (deployment,) = scaled(configuration(scaling()), "tiny", 2)["applications"][0]["deployments"]
     assert deployment["num_replicas"] == 2 and "autoscaling_config" not in deployment
     with pytest.raises(ConfigError, match="no workers named 'big'; it has tiny"):
         scaled(before, "big", 2)
 
 
-def test_only_secrets_of_the_environment_go_to_the_workers() -> None:
-    given = {"LLORCH_WORKER_TOKEN": "secret", "PATH": "/bin"}
-    environment = configuration(fleet(), given)["applications"][0]["runtime_env"]
-    assert environment == {"env_vars": {"LLORCH_WORKER_TOKEN": "secret"}}
+def test_a_file_that_leaves_groups_out_keeps_them_until_the_others_serve() -> None:
+    def of(*names: str) -> Fleet:
+        return Fleet.model_validate({"workers": [{"name": name} for name in names]})
+
+    before = configuration(of("old", "stays"))
+    after = configuration(of("stays", "new"), before)
+    both = with_leaving(after, before)
+    assert both is not None
+    assert [app["name"] for app in both["applications"]] == ["stays", "new", "old", "gateway"]
+    assert both["applications"][2] == before["applications"][0]
+    served = both["applications"][3]["deployments"][0]["user_config"]["workers"]
+    assert [group["name"] for group in served] == ["stays", "new", "old"]
+    assert [app["name"] for app in after["applications"]] == ["stays", "new", "gateway"]
+    assert with_leaving(after, after) is None and with_leaving(after, None) is None
+    assert with_leaving(after, before, failed=["old"]) is None
+
+
+def test_relative_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    """Whatever folder Ray starts in."""
+    for name in ("a.gguf", "draft.gguf", "lora.gguf", "chat.jinja", "key.pem", "token"):
+        (tmp_path / name).touch()
+    text = """
+ssl_certfile = "key.pem"
+ssl_keyfile = "key.pem"
+token_file = "token"
+
+[[workers]]
+name = "tiny"
+model = "a.gguf"
+
+[workers.settings]
+draft = "draft.gguf"
+lora = "lora.gguf=0.5"
+chat_template = "chat.jinja"
+kv_store = "made/later"
+cache_dir = "/absolute"
+"""
+    found = load(written(tmp_path, text))
+    (group,) = found.workers
+    assert group.model == str(tmp_path / "a.gguf")
+    assert group.settings == {
+        "draft": str(tmp_path / "draft.gguf"),
+        "lora": f"{tmp_path}/lora.gguf=0.5",
+        "chat_template": str(tmp_path / "chat.jinja"),
+        "kv_store": str(tmp_path / "made/later"),
+        "cache_dir": "/absolute",
+    }
+    assert (found.ssl_certfile, found.token_file) == (f"{tmp_path}/key.pem", f"{tmp_path}/token")
+    assert found.uri == "https://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize("name", ["model", "draft", "lora", "chat_template", "models_file"])
+def test_a_relative_path_of_nothing_is_refused_before_anything_changes(
+    tmp_path: Path, name: str
+) -> None:
+    place = "" if name == "model" else "settings."
+    text = WORKERS + f'{place}{name} = "./nothing.gguf"'
+    with pytest.raises(ConfigError) as raised:
+        load(written(tmp_path, text))
+    said = f"workers[0].{place}{name}: there is no file {tmp_path}/nothing.gguf"
+    assert said in raised.value.message
+
+
+def test_a_running_fleet_keeps_its_token() -> None:
+    protected = configuration(Fleet.model_validate({**LEAST, "token_file": "/run/token"}))
+    assert token_file_of(protected) == "/run/token"
+    assert token_file_of(configuration(Fleet.model_validate(LEAST))) is None
+    assert token_file_of(None) is None
+
+
+def test_no_secret_is_in_what_ray_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("LLORCH_WORKER_TOKEN", "very secret")
+    fleet = command._protected(Fleet.model_validate(LEAST), None)
+    assert fleet.token_file is not None
+    file = Path(fleet.token_file)
+    assert file.read_text() == "very secret" and file.stat().st_mode & 0o777 == 0o600
+    assert "very secret" not in json.dumps(configuration(fleet))
+    monkeypatch.delenv("LLORCH_WORKER_TOKEN")
+    again = command._protected(Fleet.model_validate(LEAST), configuration(fleet))
+    assert again.token_file == fleet.token_file
+    own = Fleet.model_validate({**LEAST, "token_file": "/etc/token"})
+    assert command._protected(own, configuration(fleet)).token_file == "/etc/token"

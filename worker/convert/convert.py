@@ -64,10 +64,11 @@ def _write(
         else:
             weights.write_tensors(conversion, out, options, report)
         verify.check_tensors(
-            conversion,
+            conversion.checkpoint,
+            [tensor for tensor, _ in conversion.tensors],
             out.partial,
-            options,
             lambda done, total: report.step("verify", done, total),
+            n_threads=options.n_threads,
         )
         digest = hashing.result()
         out.patch(manifest.PLACEHOLDER, digest)

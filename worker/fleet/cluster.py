@@ -30,24 +30,21 @@ START_SECONDS = 120.0
 STOP_SECONDS = 60.0
 REST_SECONDS = 900.0
 """Timeout of a REST call: Serve answers a deletion only after the last stream has ended."""
-SERVE_ENVIRONMENT = {
-    # HAProxy stands in front of the gateways instead of Serve's slower proxy in Python.
-    "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
+TROUBLE_SECONDS = 60.0
+"""How long a call is repeated that Ray does not get done, as on a machine that is busy."""
+NODE_ENVIRONMENT = {
     # A node counts as dead after five failed checks. Until then Ray may send the workers that
     # replace its own to that node again, where they wait: with checks every 3 s for 15 s.
     "RAY_health_check_period_ms": "1000",
 }
-"""Environment that every node of a cluster must be started with."""
+"""Environment that every node of a cluster should be started with."""
 LOCAL_ENVIRONMENT = {
-    **SERVE_ENVIRONMENT,
+    **NODE_ENVIRONMENT,
     # Keeps a cluster of one machine on its loopback address.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_SERVE_HAPROXY_NBTHREAD": "1",
-    # HAProxy runs on the same machine and learns at once that a gateway stops.
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
+    "RAY_USAGE_STATS_ENABLED": "0",
 }
+TOKEN_VARIABLE = "LLORCH_WORKER_TOKEN"
 _MARK = "LOCAL_RAY_OF_LLORCH"
 """A variable in the environment of all processes of a cluster that `up` started."""
 _PROCESSES = Path("/proc")
@@ -91,16 +88,24 @@ class Cluster:
         self._call("DELETE")
 
     def _call(self, method: str, **given: Any) -> httpx.Response:
-        try:
-            answer = self._http.request(method, "/api/serve/applications/", **given)
-        except httpx.TransportError as error:
-            raise NoCluster(
-                f"No Ray cluster answers at {self.address} ({error}); "
-                f"{ADDRESS_VARIABLE} names another."
-            ) from None
-        if answer.is_error:
-            raise WorkerError(f"Ray refuses: {answer.text.strip()[-2000:]}")
-        return answer
+        """The answer. Each call says what should be, not what to do, so it may be repeated."""
+        deadline = time.monotonic() + TROUBLE_SECONDS
+        while True:
+            try:
+                answer = self._http.request(method, "/api/serve/applications/", **given)
+                if not answer.is_error:
+                    return answer
+                trouble = WorkerError(f"Ray refuses: {answer.text.strip()[-2000:]}")
+                is_final = answer.is_client_error
+            except httpx.TransportError as error:
+                trouble = NoCluster(
+                    f"No Ray cluster answers at {self.address} ({error}); "
+                    f"{ADDRESS_VARIABLE} names another."
+                )
+                is_final = isinstance(error, httpx.ConnectError)
+            if is_final or time.monotonic() > deadline:
+                raise trouble
+            time.sleep(1)
 
 
 class LocalNode:
@@ -135,6 +140,7 @@ class LocalNode:
         command += ["--node-ip-address=127.0.0.1", "--port=0", "--dashboard-host=127.0.0.1"]
         command += ["--disable-usage-stats", f"--resources={resources}"]
         environment = {**os.environ, **LOCAL_ENVIRONMENT, _MARK: self._mark}
+        environment.pop(TOKEN_VARIABLE, None)  # Ray shows its processes' environment to its users
         with self.log.open("wb") as log:
             process = subprocess.Popen(
                 command,
@@ -143,6 +149,16 @@ class LocalNode:
             )  # fmt: skip
         self._file.write_text(str(process.pid))
 
+    def keep_token(self, token: str) -> Path:
+        """Write the token of the fleet's clients where only this user can read it."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        file = self._folder / "token"
+        new = file.with_name(f"token.{os.getpid()}")
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as written:
+            written.write(token)
+        new.replace(file)
+        return file
+
     def stop(self) -> bool:
         """End Ray's process and all that it runs; returns whether there was any of it.
 
@@ -150,13 +166,14 @@ class LocalNode:
         """
         if (pid := self.pid) is not None:
             self._end(pid)
-        # When the process with the cluster's state is killed, Ray may leave an HAProxy behind. It
-        # has the mark, as Ray passes its environment on; macOS does not show environments.
+        # When one of its processes was killed, Ray may leave others behind. They have the mark, as
+        # Ray passes its environment on; macOS does not show environments.
         left = [each for each in _PROCESSES.glob("[0-9]*") if self._is_marked(each)]
         for process in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(process.name), signal.SIGKILL)
         self._file.unlink(missing_ok=True)
+        (self._folder / "token").unlink(missing_ok=True)
         return pid is not None or bool(left)
 
     def _end(self, pid: int) -> None:

@@ -16,10 +16,19 @@ from typing import NoReturn
 
 from worker.errors import ConfigError, ModelError, WorkerError
 from worker.fleet import deploy
-from worker.fleet.cluster import START_SECONDS, Cluster, LocalNode, NoCluster, require_ray
+from worker.fleet.cluster import (
+    START_SECONDS,
+    TOKEN_VARIABLE,
+    Cluster,
+    LocalNode,
+    NoCluster,
+    require_ray,
+)
 from worker.fleet.settings import MAX_REPLICAS, Fleet, WorkerGroup, load
 
 POLL_SECONDS = 0.5
+PLACING_SECONDS = 10.0
+"""A worker that Ray has not placed for so long waits for a device that another has."""
 
 
 def main() -> NoReturn:
@@ -59,12 +68,14 @@ def _parser() -> argparse.ArgumentParser:
     scale = commands.add_parser(
         "scale", help="run so many workers, until the next `up`, also where the load decided"
     )
-    scale.add_argument("count", type=_count, metavar="N")
-    scale.add_argument("--model", metavar="NAME", help="of this name; needed if there are several")
     scale.set_defaults(act=_scale)
-    roll = commands.add_parser("roll", help="replace the workers of a model, one after another")
-    roll.add_argument("model", metavar="MODEL", help="their name in the file")
+    roll = commands.add_parser("roll", help="replace the workers of a group, one after another")
     roll.set_defaults(act=_roll)
+    for command in (scale, roll):
+        command.add_argument(
+            "group", nargs="?", metavar="NAME", help="of this name in the file, if it has several"
+        )
+    scale.add_argument("count", type=_count, metavar="N", help="the number of workers")
     down = commands.add_parser("down", help="drain and end all workers; the local cluster too")
     down.set_defaults(act=_down)
     return parser
@@ -78,10 +89,14 @@ def _up(cluster: Cluster, arguments: argparse.Namespace) -> None:
     details = _cluster_details(cluster, fleet)
     running = deploy.running_config(details)
     failed = [state.name for state in deploy.states(details) if state.has_failed]
-    cluster.deploy(deploy.configuration(fleet, os.environ, running, failed))
+    fleet = _protected(fleet, running)
+    config = deploy.configuration(fleet, running, failed)
+    if (both := deploy.with_leaving(config, running, failed)) is not None:
+        cluster.deploy(both)
+        _wait(cluster, unless_for_a_device=True)
+    cluster.deploy(config)
     _wait(cluster)
-    host = f"[{fleet.host}]" if ":" in fleet.host else fleet.host
-    print(f"The fleet is up: http://{host}:{fleet.port}")
+    print(f"The fleet is up: {fleet.uri}")
 
 
 def _status(cluster: Cluster, arguments: argparse.Namespace) -> None:
@@ -93,25 +108,23 @@ def _status(cluster: Cluster, arguments: argparse.Namespace) -> None:
     for state in states:
         print(f"{state.name:24} {state.status:14} {state.running} of {state.wanted} running")
         for replica in state.replicas:
-            print(f"    {replica.id:20} {replica.state:14} {replica.node}")
+            print(f"    {replica.id:20} {replica.state:14} {replica.node or '-'}")
         if state.message and not state.is_up:
             print(f"    {_short(state.message)}")
 
 
 def _scale(cluster: Cluster, arguments: argparse.Namespace) -> None:
     config = _running_fleet(cluster)
-    names = deploy.names_of(config)
-    name = arguments.model or names[0]
-    if arguments.model is None and len(names) > 1:
-        raise ConfigError(f"The fleet has {', '.join(names)}; --model says which to scale.")
-    cluster.deploy(deploy.scaled(config, name, arguments.count))
+    cluster.deploy(deploy.scaled(config, _group(config, arguments), arguments.count))
     _wait(cluster)
 
 
 def _roll(cluster: Cluster, arguments: argparse.Namespace) -> None:
-    cluster.deploy(deploy.rolled(_running_fleet(cluster), arguments.model))
+    config = _running_fleet(cluster)
+    group = _group(config, arguments)
+    cluster.deploy(deploy.rolled(config, group))
     _wait(cluster)
-    print(f"All workers of {arguments.model} are new.")
+    print(f"All workers of {group} are new.")
 
 
 def _down(cluster: Cluster, arguments: argparse.Namespace) -> None:
@@ -140,18 +153,46 @@ def _cluster_details(cluster: Cluster, fleet: Fleet) -> dict[str, object]:
         if cluster.is_named:
             raise
     node = LocalNode()
-    if node.pid is None:
-        print("Starting Ray on this machine…", flush=True)
-        node.start(json.dumps(_devices(fleet.workers)))
     deadline = time.monotonic() + START_SECONDS
     while True:
-        try:
-            return cluster.details()
-        except WorkerError as error:
-            if node.pid is None or time.monotonic() > deadline:
-                log = node.log.read_text(errors="replace").strip()[-1500:]
-                raise WorkerError(f"Ray does not start: {log or error.message}") from None
-        time.sleep(POLL_SECONDS)
+        if node.pid is None:
+            print("Starting Ray on this machine…", flush=True)
+            node.start(json.dumps(_devices(fleet.workers)))
+        while node.pid is not None:
+            try:
+                return cluster.details()
+            except WorkerError as error:
+                if time.monotonic() > deadline:
+                    raise WorkerError(f"Ray does not start: {error.message}") from None
+            time.sleep(POLL_SECONDS)
+        # A part of Ray that takes too long on a busy machine ends the rest.
+        if time.monotonic() > deadline:
+            log = node.log.read_text(errors="replace").strip()[-1500:]
+            raise WorkerError(f"Ray does not start: {log}")
+
+
+def _protected(fleet: Fleet, running: deploy.Config | None) -> Fleet:
+    """The fleet with the token that its clients must send, out of its file, or out of this shell;
+    without one in either, a running fleet keeps its own."""
+    if fleet.token_file is None and (token := os.environ.get(TOKEN_VARIABLE)):
+        fleet = fleet.model_copy(update={"token_file": str(LocalNode().keep_token(token))})
+    elif fleet.token_file is None and (file := deploy.token_file_of(running)) is not None:
+        print(f"The fleet keeps its token, that of {file}; `llorch-ray down` forgets it.")
+        fleet = fleet.model_copy(update={"token_file": file})
+    if fleet.token_file is None and not fleet.is_local:
+        print(
+            f"llorch-ray: without {TOKEN_VARIABLE} or token_file, whoever reaches {fleet.uri} may "
+            "use the models.",
+            file=sys.stderr,
+        )
+    return fleet
+
+
+def _group(config: deploy.Config, arguments: argparse.Namespace) -> str:
+    names = deploy.names_of(config)
+    if arguments.group is None and len(names) > 1:
+        raise ConfigError(f"The fleet has {', '.join(names)}; say which.")
+    return str(arguments.group or names[0])
 
 
 def _devices(groups: Iterable[WorkerGroup]) -> Counter[str]:
@@ -166,12 +207,14 @@ def _devices(groups: Iterable[WorkerGroup]) -> Counter[str]:
     return counted
 
 
-def _wait(cluster: Cluster) -> None:
+def _wait(cluster: Cluster, *, unless_for_a_device: bool = False) -> None:
     """Wait until all applications run; prints each change of their states.
 
+    With `unless_for_a_device`, no longer than until those that do not run only wait for a device.
     Raises `ModelError` if an application does not start; its message carries the worker's reason.
     """
     shown: dict[str, tuple[str, int]] = {}
+    in_want_since = time.monotonic()
     while True:
         states = deploy.states(cluster.details())
         for state in states:
@@ -182,7 +225,12 @@ def _wait(cluster: Cluster) -> None:
                 print(f"{state.name}: {state.status.lower()}, {counts} running", flush=True)
             if state.has_failed:
                 raise ModelError(f"{state.name} does not start: {_short(state.message)}")
-        if states and all(state.is_up for state in states):
+        left = [state for state in states if not state.is_up]
+        if states and not left:
+            return
+        if not all(state.waits_for_a_device for state in left):
+            in_want_since = time.monotonic()
+        elif unless_for_a_device and time.monotonic() - in_want_since > PLACING_SECONDS:
             return
         time.sleep(POLL_SECONDS)
 

@@ -11,11 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from worker.errors import ConfigError
-from worker.fleet.settings import Fleet, Scaling, WorkerGroup
+from worker.fleet.settings import GATEWAY_DRAIN_SECONDS, Fleet, Scaling, WorkerGroup
 
 GATEWAY = "gateway"
-SECRETS = ("LLORCH_WORKER_TOKEN", "HF_TOKEN")
-"""Environment variables of `up` that are passed on to workers and gateways."""
+STOP_MARGIN_SECONDS = 10.0
+"""What a worker's or a gateway's exit may take beyond its drain."""
+_COMMON = {
+    "max_ongoing_requests": 10_000,  # Serve queues nothing: a full worker refuses by itself
+    "health_check_period_s": 1.0,
+    "health_check_timeout_s": 10.0,
+    "graceful_shutdown_wait_loop_s": 0.2,
+    "logging_config": {"enable_access_log": False},
+}
 REPORT_SECONDS = 1.0
 """How often a replica reports its load. Serve's default of 10 scales down under full load."""
 LOOK_BACK_SECONDS = 4.0
@@ -26,57 +33,77 @@ Config = dict[str, Any]
 
 
 def configuration(
-    fleet: Fleet,
-    environment: Mapping[str, str],
-    running: Config | None = None,
-    failed: Container[str] = (),
+    fleet: Fleet, running: Config | None = None, failed: Container[str] = ()
 ) -> Config:
     """The configuration that deploys the fleet, starting from the one that is `running`.
 
-    Serve does not restart an unchanged application, even one that has `failed`. A new generation
-    number makes Serve start a failed one again.
+    Ray stores and logs it in clear, so it has no secret. Serve does not restart an unchanged
+    application, even one that has `failed`; a new generation number makes it start that again.
     """
-    secrets = {name: environment[name] for name in SECRETS if environment.get(name)}
-    runtime_env = {"env_vars": secrets} if secrets else {}
-
-    def generation(name: str) -> int:
-        before: int = known.get(name, {}).get("args", {}).get("generation", 0)
-        return before + (name in failed)
-
     known = {app["name"]: app for app in (running or {}).get("applications", [])}
-    applications = [
-        {
-            "name": group.name,
+
+    def application(name: str, builder: str, args: Config, deployment: Config) -> Config:
+        before: int = known.get(name, {}).get("args", {}).get("generation", 0)
+        return {
+            "name": name,
             "route_prefix": None,
-            "import_path": "worker.fleet.app:workers",
-            "runtime_env": runtime_env,
-            "args": {"group": _without_count(group), "generation": generation(group.name)},
-            "deployments": [_deployment(group)],
+            "import_path": f"worker.fleet.replica:{builder}",
+            "args": {**args, "generation": before + (name in failed)},
+            "deployments": [{**_COMMON, **deployment}],
         }
-        for group in fleet.workers
-    ]
+
+    groups = {group.name: _without_count(group) for group in fleet.workers}
     gateway = {
-        "name": GATEWAY,
-        "route_prefix": "/",
-        "import_path": "worker.fleet.app:gateways",
-        "args": {"generation": generation(GATEWAY)},
-        "runtime_env": runtime_env,
-        "deployments": [
-            {
-                "name": "gateway",
-                "num_replicas": fleet.gateways,
-                "user_config": {
-                    **fleet.model_dump(mode="json", exclude={"workers", "gateways"}),
-                    "workers": [_without_count(group) for group in fleet.workers],
-                },
-            }
-        ],
+        "name": "gateway",
+        "num_replicas": fleet.gateways,
+        # On the head, because clients have one address.
+        "ray_actor_options": {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}},
+        "graceful_shutdown_timeout_s": GATEWAY_DRAIN_SECONDS + STOP_MARGIN_SECONDS,
+        "user_config": {
+            **fleet.model_dump(mode="json", exclude={"workers", "gateways"}),
+            "workers": list(groups.values()),
+        },
     }
     return {
-        "proxy_location": "HeadOnly",
-        "http_options": {"host": fleet.host, "port": fleet.port},
-        "applications": [*applications, gateway],
+        # No proxy of Serve's: it would listen on ports of its own, without TLS.
+        "proxy_location": "Disabled",
+        "applications": [
+            *(
+                application(
+                    group.name, "workers", {"group": groups[group.name]}, _deployment(group)
+                )
+                for group in fleet.workers
+            ),
+            application(GATEWAY, "gateways", {}, gateway),
+        ],
     }
+
+
+def with_leaving(
+    config: Config, running: Config | None, failed: Container[str] = ()
+) -> Config | None:
+    """The configuration together with the running groups that it leaves out, so that they serve
+    until the new ones do; `None` if there are none that have not `failed`."""
+    stays = (*names_of(config), GATEWAY)
+    before = (running or {}).get("applications", [])
+    leaving = [app for app in before if app["name"] not in stays and app["name"] not in failed]
+    if not leaving:
+        return None
+    *groups, gateway = config["applications"]
+    (deployment,) = gateway["deployments"]
+    served = deployment["user_config"]
+    served = {**served, "workers": [*served["workers"], *(app["args"]["group"] for app in leaving)]}
+    gateway = {**gateway, "deployments": [{**deployment, "user_config": served}]}
+    return {**config, "applications": [*groups, *leaving, gateway]}
+
+
+def token_file_of(config: Config | None) -> str | None:
+    """Where the gateways of a running fleet read the token of its clients."""
+    for app in (config or {}).get("applications", []):
+        if app["name"] == GATEWAY:
+            found: str | None = app["deployments"][0]["user_config"].get("token_file")
+            return found
+    return None
 
 
 def running_config(details: Mapping[str, Any]) -> Config | None:
@@ -85,12 +112,7 @@ def running_config(details: Mapping[str, Any]) -> Config | None:
     if GATEWAY not in apps:
         return None
     configs = [app["deployed_app_config"] for app in apps.values() if app["deployed_app_config"]]
-    options = details.get("http_options") or {}
-    return {
-        "proxy_location": details.get("proxy_location") or "HeadOnly",
-        "http_options": {name: options[name] for name in ("host", "port") if name in options},
-        "applications": configs,
-    }
+    return {"proxy_location": "Disabled", "applications": configs}
 
 
 def names_of(config: Config) -> list[str]:
@@ -136,7 +158,12 @@ def _without_count(group: WorkerGroup) -> Config:
 def _deployment(group: WorkerGroup) -> Config:
     """Serve's settings for the number of a group's workers and for their replacement."""
     # Percent of the number, rounded up to a whole worker: one up to a hundred.
-    settings: Config = {"name": "worker", "max_surge_percent": int(group.surge)}
+    settings: Config = {
+        "name": "worker",
+        "max_surge_percent": int(group.surge),
+        "ray_actor_options": group.resources,
+        "graceful_shutdown_timeout_s": group.drain_seconds + STOP_MARGIN_SECONDS,
+    }
     if isinstance(group.replicas, int):
         return {**settings, "num_replicas": group.replicas}
     least, most = group.replicas
@@ -163,7 +190,8 @@ def _deployment(group: WorkerGroup) -> Config:
 class ReplicaState:
     id: str
     state: str
-    node: str
+    node: str | None
+    """The address of its node; `None` while it waits for a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +208,11 @@ class GroupState:
     @property
     def is_up(self) -> bool:
         return self.status == "RUNNING"
+
+    @property
+    def waits_for_a_device(self) -> bool:
+        waiting = [each for each in self.replicas if each.state != "RUNNING"]
+        return bool(waiting) and all(each.node is None for each in waiting)
 
     @property
     def has_failed(self) -> bool:
@@ -201,7 +234,7 @@ def _state(name: str, app: Mapping[str, Any]) -> GroupState:
         running=sum(each["state"] == "RUNNING" for each in found),
         wanted=sum(int(each.get("target_num_replicas") or 0) for each in deployments),
         replicas=[
-            ReplicaState(each["replica_id"], each["state"], each.get("node_ip") or "-")
+            ReplicaState(each["replica_id"], each["state"], each.get("node_ip") or None)
             for each in found
         ],
     )

@@ -1,4 +1,4 @@
-"""The last event of a stream that lost its worker, and refusals, each in the client's dialect.
+"""The last event of a stream that lost its worker, in the client's dialect.
 
 A stream is never cut without a word: it ends with one error event, in the form that the worker
 itself would have used. Nothing here does I/O.
@@ -9,10 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from worker.api.app import ROUTES
-from worker.api.http.encoding import dumps
-from worker.api.http.errors import http_status
-from worker.api.http.operation import SSE
+from worker.api.http.operation import SSE, StreamForm
 from worker.errors import WorkerError
 
 KEEPALIVE = b": keep-alive\n\n"
@@ -21,9 +18,9 @@ KEEPALIVE = b": keep-alive\n\n"
 class Tail:
     """Follows a stream's bytes, so that an error event can end it at an event boundary."""
 
-    def __init__(self, path: str, media_type: str) -> None:
+    def __init__(self, form: StreamForm, media_type: str) -> None:
         self._boundary = b"\n\n" if media_type == SSE else b"\n"
-        self._form = ROUTES.at(path).dialect.streams[media_type]
+        self._form = form
         self._partial = self._first = self._last = b""
 
     def whole(self, chunk: bytes) -> bytes:
@@ -51,17 +48,6 @@ class Tail:
     def ending(self, error: WorkerError) -> bytes:
         """The terminal event that reports `error`."""
         return self._form.failure(error, self._first, self._last)
-
-
-def refusal(
-    error: WorkerError, path: str, correlation_id: str
-) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of the answer to a request that failed before its first byte."""
-    headers = {"content-type": "application/json", "x-request-id": correlation_id}
-    if (seconds := error.details.get("retry_after_seconds")) is not None:
-        headers["retry-after"] = str(seconds)
-    body = ROUTES.at(path).dialect.errors.body(error, correlation_id)
-    return http_status(error), headers, dumps(body).encode()
 
 
 def error_of_response(status: int, body: bytes) -> WorkerError:

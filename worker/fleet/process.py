@@ -18,31 +18,42 @@ from collections import deque
 
 from worker.errors import WorkerError
 from worker.fleet.upstream import fetch
+from worker.setting_faults import variable_of
 
 MAX_MISSES = 3
 """Failures of `/health` in a row after which the worker is killed."""
+STOP_MARGIN_SECONDS = 5.0
 _READY_EVERY_SECONDS = 0.05
 
 
 class WorkerProcess:
     """One `llorch-<backend>`, which does not outlive its owner's process."""
 
-    def __init__(self, backend: str, arguments: list[str]) -> None:
+    def __init__(self, backend: str, host: str, token: str, arguments: list[str]) -> None:
+        """`host`: this machine's address, by which gateways reach it; `token` is the worker's."""
         reading, self._death_pipe = os.pipe()
         command = [sys.executable, "-m", "worker.fleet.child", str(reading), backend]
         try:
             self._child = subprocess.Popen(
-                [*command, *arguments, "--port", "0", "--log-format", "json"],
+                [*command, *arguments, "--host", host, "--port", "0", "--log-format", "json"],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                 pass_fds=(reading,), start_new_session=True,
+                env={**os.environ, variable_of("worker_token"): token},
             )  # fmt: skip
         finally:
             os.close(reading)
-        self.port: int | None = None
+        self._host = host
+        self._port: int | None = None
         self._misses = 0
         self._last_lines: deque[str] = deque(maxlen=5)
         self._log_reader = threading.Thread(target=self._read_log, daemon=True)
         self._log_reader.start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port; the port is known when the worker is ready."""
+        assert self._port is not None
+        return self._host, self._port
 
     @property
     def has_left(self) -> bool:
@@ -54,9 +65,9 @@ class WorkerProcess:
         for raw in self._child.stderr:
             line = raw.decode(errors="replace").rstrip("\n")
             self._last_lines.append(line)
-            if self.port is None and '"worker.listening"' in line:
+            if self._port is None and '"worker.listening"' in line:
                 with contextlib.suppress(ValueError):
-                    self.port = json.loads(line)["port"]
+                    self._port = json.loads(line)["port"]
             print(line, file=sys.stderr, flush=True)
 
     async def until_ready(self) -> None:
@@ -71,7 +82,7 @@ class WorkerProcess:
 
     async def ask(self, path: str) -> tuple[int, bytes] | None:
         """Status and body of a GET; `None` if the worker does not answer in five seconds."""
-        return await fetch(("127.0.0.1", self.port), "GET", path) if self.port else None
+        return await fetch(self.address, "GET", path) if self._port else None
 
     async def n_requests(self) -> int | None:
         """The worker's requests, waiting and running; `None` if it does not answer."""
@@ -92,10 +103,11 @@ class WorkerProcess:
             raise WorkerError("the worker does not answer any more, or stays unhealthy")
 
     async def stop(self, seconds: float) -> None:
-        """Drain the worker: it takes no new work and ends what runs. Killed after `seconds`."""
+        """Drain the worker: it takes no new work and ends what runs. Its exit takes some seconds
+        more than its drain timeout, `seconds`; then it is killed."""
         if not self.has_left:
             self._child.send_signal(signal.SIGTERM)
-        deadline = asyncio.get_running_loop().time() + seconds
+        deadline = asyncio.get_running_loop().time() + seconds + STOP_MARGIN_SECONDS
         while not self.has_left and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.05)
         self.kill()

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from starlette.types import Send
 
 from worker.api.http.operation import NDJSON, SSE
+from worker.api.http.routes import Place
 from worker.errors import Cancelled, EngineCrashed, NotReady, WorkerError
-from worker.fleet.endings import KEEPALIVE, Tail, error_of_response, refusal
-from worker.fleet.upstream import Exchange, Headers, Lost, NotReached, UpstreamResponse, passed_on
+from worker.fleet.endings import KEEPALIVE, Tail, error_of_response
+from worker.fleet.upstream import Exchange, Headers, Lost, NotReached, UpstreamResponse
 from worker.fleet.workers import AVOIDED_SECONDS, Worker, WorkerTable
 
 MAX_LOSSES = 3
@@ -33,13 +34,15 @@ class Ask:
 
     method: str
     path: str
+    place: Place
     target: bytes
     headers: Headers
     body: bytes
-    correlation_id: str
-    group: str | None = None
-    key: str | None = None
-    wants_stream: bool = False
+    correlation_id: bytes
+    group: str
+    key: str | None
+    job_id: str | None
+    wants_stream: bool
     only: Worker | None = None
     """The one worker that may answer this request; `None` if any may."""
     worker: Worker | None = None
@@ -64,19 +67,21 @@ class Relay:
         self._waits = False
 
     async def run(self) -> None:
+        """Raises the `WorkerError` of a request that failed before any part of its answer."""
         try:
             while (worker := await self._next_worker()) is not None:
                 self._ask.tried.add(worker.id)
                 if await self._try(worker):
                     return
-        except WorkerError as error:
-            await self._fail(error)
-            return
-        if (refused := self._refused or self._away) is not None:
+            if (refused := self._refused or self._away) is None:
+                message = "the fleet has no worker that could take this request"
+                raise NotReady(message, retry_after_seconds=RETRY_AFTER_SECONDS)
             await self._answer(refused)
-        else:
-            message = "the fleet has no worker that could take this request"
-            await self._fail(NotReady(message, retry_after_seconds=RETRY_AFTER_SECONDS))
+        except WorkerError as error:
+            if not self._has_begun:
+                raise
+            ending = (self._tail or self._new_tail(SSE)).ending(error)
+            await self._send({"type": "http.response.body", "body": ending})
 
     async def _next_worker(self) -> Worker | None:
         ask = self._ask
@@ -103,8 +108,7 @@ class Relay:
         ask = self._ask
         ask.worker = worker
         worker.running.append(ask.key)
-        headers = passed_on(ask.headers, worker.uri.removeprefix("http://"))
-        headers.append((b"x-llorch-late-head", b"1"))
+        headers = [*worker.headers_for(ask.headers), (b"x-llorch-late-head", b"1")]
         begun = Exchange.begin(*worker.address, ask.method, ask.target, headers, ask.body)
         try:
             async with begun as exchange:
@@ -154,7 +158,7 @@ class Relay:
             while not (await asyncio.wait({waiting}, timeout=KEEPALIVE_SECONDS))[0]:
                 if not self._has_begun:
                     await self._begin(200, self._own_headers())
-                    self._tail = Tail(self._ask.path, SSE)
+                    self._tail = self._new_tail(SSE)
                 await self._chunk(KEEPALIVE)
             return waiting.result()
         finally:
@@ -163,7 +167,7 @@ class Relay:
     async def _stream(
         self, worker: Worker, exchange: Exchange, answer: UpstreamResponse, media_type: str
     ) -> None:
-        tail = self._tail = Tail(self._ask.path, media_type)
+        tail = self._tail = self._new_tail(media_type)
         try:
             while (chunk := await exchange.chunk()) is not None:
                 if events := tail.whole(chunk):
@@ -175,11 +179,13 @@ class Relay:
                 raise
             worker.avoid()
             if not tail.has_ended:
-                await self._fail(EngineCrashed("the worker was lost in the middle of the stream"))
-                return
+                raise EngineCrashed("the worker was lost in the middle of the stream") from None
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     # --- to the client -------------------------------------------------------------------
+
+    def _new_tail(self, media_type: str) -> Tail:
+        return Tail(self._ask.place.dialect.streams[media_type], media_type)
 
     async def _begin(self, status: int, headers: Headers) -> None:
         self._has_begun = True
@@ -193,34 +199,18 @@ class Relay:
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
-            (b"x-request-id", self._ask.correlation_id.encode()),
+            (b"x-request-id", self._ask.correlation_id),
         ]
 
     async def _answer(self, answer: UpstreamResponse, worker: Worker | None = None) -> None:
         """Give a whole answer on; in a stream that has begun it can only be an error."""
         if self._has_begun:
-            await self._fail(error_of_response(answer.status, answer.body))
-            return
-        headers = [(k, v) for k, v in answer.headers if k != b"content-length"]
-        headers.append((b"content-length", b"%d" % len(answer.body)))
+            raise error_of_response(answer.status, answer.body)
+        headers = answer.headers
+        if not answer.header(b"content-length"):
+            headers = [*headers, (b"content-length", b"%d" % len(answer.body))]
         await self._begin(answer.status, _with_worker(headers, worker))
         await self._send({"type": "http.response.body", "body": answer.body})
-
-    async def _fail(self, error: WorkerError) -> None:
-        if self._has_begun:
-            ending = (self._tail or Tail(self._ask.path, SSE)).ending(error)
-            await self._send({"type": "http.response.body", "body": ending})
-            return
-        await refuse(error, self._ask.path, self._ask.correlation_id, self._send)
-
-
-async def refuse(error: WorkerError, path: str, correlation_id: str, send: Send) -> None:
-    """Answer a request with an error that no worker gave."""
-    status, headers, body = refusal(error, path, correlation_id)
-    sent = [(k.encode(), v.encode()) for k, v in headers.items()]
-    sent.append((b"content-length", b"%d" % len(body)))
-    await send({"type": "http.response.start", "status": status, "headers": sent})
-    await send({"type": "http.response.body", "body": body})
 
 
 def _with_worker(headers: Headers, worker: Worker | None) -> Headers:

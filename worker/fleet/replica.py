@@ -1,30 +1,55 @@
-"""The actors that Ray Serve runs for the fleet: one for each worker, and the gateways.
+"""What Ray Serve runs of the fleet: an actor for each worker, and the gateways.
 
-Only Ray's processes import this module. Ray starts, stops and checks the workers and says where
-they are. Requests and tokens go between a gateway and a worker over plain HTTP.
+Only Ray's processes import this module, by the import paths in the configuration of `deploy`. Ray
+starts, stops and checks the actors and says where they are. Clients' requests and tokens never go
+through Ray: a gateway listens by itself, and speaks plain HTTP with the workers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from typing import Any
 
 import ray
+import ray.serve._private.replica
 from ray import serve
+from ray.serve import Application
 from ray.serve.exceptions import RayServeException
-from starlette.types import Message, Receive, Scope, Send
 
+from worker.api.http.listen import Server, listen, server_for, uri_of
+from worker.errors import WorkerError
 from worker.fleet.autoscaling import REQUESTS
 from worker.fleet.gateway import Gateway
-from worker.fleet.probing import watch
 from worker.fleet.process import WorkerProcess
-from worker.fleet.settings import Fleet, WorkerGroup
-from worker.fleet.workers import Worker, WorkerTable
+from worker.fleet.settings import GATEWAY_DRAIN_SECONDS, Fleet, WorkerGroup
+from worker.fleet.workers import Worker, WorkerTable, watch
 
 ASK_EVERY_SECONDS = 0.5
 """How often a gateway asks for the addresses of a group's workers."""
-STOP_MARGIN_SECONDS = 5.0
+SLOW_READER_SECONDS = 30.0
+"""A client may leave its answer unread for so long."""
+
+
+def _listen_at_home() -> str:
+    """Have Serve's own port of this actor, which by itself listens on all addresses and takes
+    commands from whoever reaches it, listen on the address of this node alone; returns that."""
+    host: str = ray.util.get_node_ip_address()
+    module = ray.serve._private.replica
+    add_port = module.add_port_to_grpc_server
+    module.add_port_to_grpc_server = lambda server, _: add_port(server, f"{host}:0")
+    return host
+
+
+def workers(args: dict[str, Any]) -> Application:
+    """`args` holds a `WorkerGroup` as `group`, and `generation`: changing it rolls all replicas."""
+    return serve.deployment(WorkerReplica).options(name="worker").bind(args["group"])
+
+
+def gateways(args: dict[str, Any]) -> Application:
+    """The gateways; Serve passes the fleet to each by `GatewayReplica.reconfigure`."""
+    return serve.deployment(GatewayReplica).options(name="gateway").bind()
 
 
 class WorkerReplica:
@@ -32,25 +57,25 @@ class WorkerReplica:
 
     async def __init__(self, group: dict[str, Any]) -> None:  # type: ignore[misc]
         self._group = WorkerGroup.model_validate(group)
-        self._n_slots = self._group.n_slots
         id = serve.get_replica_context().replica_id.unique_id
+        host = _listen_at_home()
+        # Made here and told to the gateways alone, so it is in no configuration, log or file.
+        self._token = secrets.token_urlsafe(32)
         self._id = f"{self._group.name}-{id}"
-        address = ray.util.get_node_ip_address()
-        loopback = address == "127.0.0.1"
-        bind = ["--host", "127.0.0.1" if loopback else "0.0.0.0", "--advertise-host", address]
-        self._address = address
         self._process = WorkerProcess(
-            self._group.backend, [*self._group.arguments(), *bind, "--worker-id", self._id]
-        )
+            self._group.backend, host, self._token,
+            [*self._group.arguments(), "--worker-id", self._id],
+        )  # fmt: skip
         try:
             await self._process.until_ready()
         except BaseException:
             self._process.kill()
             raise
 
-    def whereabouts(self) -> tuple[str, str, int]:
-        """Id, uri and slots of the worker."""
-        return self._id, f"http://{self._address}:{self._process.port}", self._n_slots
+    def whereabouts(self) -> Worker:
+        """The worker as a gateway's table begins with it."""
+        uri = uri_of(*self._process.address)
+        return Worker(self._id, self._group.name, uri, self._group.n_slots, self._token)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve calls this once a second if the load decides the number of workers."""
@@ -62,66 +87,68 @@ class WorkerReplica:
 
     async def __del__(self) -> None:
         # Serve calls and awaits this when it removes the replica, after the gateways know of it.
-        await self._process.stop(self._group.drain_seconds + STOP_MARGIN_SECONDS)
+        await self._process.stop(self._group.drain_seconds)
 
 
 class GatewayReplica:
-    """One gateway: an ASGI application that Serve's HTTP server calls."""
+    """One gateway and its HTTP server. Several share the fleet's port: the kernel deals out the
+    connections, and those of one that has gone to the others."""
 
     def __init__(self) -> None:
-        self._application = _Application()
+        _listen_at_home()
+        self._table = WorkerTable()
+        self._gateway = Gateway(self._table)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._place: tuple[object, ...] = ()
+        self._server: Server | None = None
+        self._serving: dict[Server, asyncio.Task[None]] = {}
 
     async def reconfigure(self, fleet: dict[str, Any]) -> None:
         """Serve calls this at the start and after each `up` that changes the fleet."""
-        self._application.use(Fleet.model_validate(fleet))
-
-    def __serve_build_asgi_app__(self) -> Any:
-        return self._application
-
-
-class _Application:
-    """The gateway as an ASGI application for Serve, with the tasks that keep its table."""
-
-    def __init__(self) -> None:
-        self._table = WorkerTable()
-        self._gateway: Gateway | None = None
-        self._listening: dict[str, asyncio.Task[None]] = {}
-        self._watching: asyncio.Task[None] | None = None
-
-    def use(self, fleet: Fleet) -> None:
-        if self._gateway is None:
-            self._gateway = Gateway(fleet, self._table)
-            self._watching = asyncio.ensure_future(watch(self._table))
-        self._gateway.use(fleet)
-        names = {group.name for group in fleet.workers}
-        for gone in self._listening.keys() - names:
-            self._listening.pop(gone).cancel()
+        served = Fleet.model_validate(fleet)
+        self._gateway.use(served)
+        names = {group.name for group in served.workers}
+        for gone in self._tasks.keys() - names - {""}:
+            self._tasks.pop(gone).cancel()
             self._table.replace(gone, [])
-        for name in names - self._listening.keys():
-            self._listening[name] = asyncio.ensure_future(_listen(name, self._table))
+        for name in names - self._tasks.keys():
+            self._tasks[name] = asyncio.create_task(_listen(name, self._table))
+        self._tasks.setdefault("", asyncio.create_task(watch(self._table)))
+        place = served.host, served.port, served.ssl_certfile, served.ssl_keyfile
+        if place != self._place:
+            self._serve(served)
+            self._place = place
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._gateway is None:
-            return
+    def _serve(self, fleet: Fleet) -> None:
+        """Listen where this fleet says; what is open on another address may go on to its end."""
+        listener = listen(fleet.host, fleet.port, shared=True)
+        server = server_for(self._gateway, SLOW_READER_SECONDS, lambda: None)
+        server.config.ssl_certfile = fleet.ssl_certfile
+        server.config.ssl_keyfile = fleet.ssl_keyfile
+        server.config.timeout_graceful_shutdown = GATEWAY_DRAIN_SECONDS
+        server.config.load()  # reads the certificate, and raises what is wrong with it
+        if self._server is not None:
+            self._server.should_exit = True
+        self._server = server
+        self._serving[server] = asyncio.create_task(server.serve(sockets=[listener]))
 
-        async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                # Serve writes this header itself.
-                kept = [each for each in message["headers"] if each[0] != b"x-request-id"]
-                message = {**message, "headers": kept}
-            await send(message)
+    async def check_health(self) -> None:
+        if self._server is None or self._serving[self._server].done():
+            raise WorkerError("the gateway's HTTP server has ended")
 
-        await self._gateway(scope, receive, answer)
+    async def __del__(self) -> None:
+        for server in self._serving:
+            server.should_exit = True
+        await asyncio.gather(*self._serving.values(), return_exceptions=True)
 
 
 async def _listen(group: str, table: WorkerTable) -> None:
     """Keep the table's entry for one group up to date until cancelled, by asking its replicas.
 
-    Serve removes a replica from a handle's list before it stops the replica. (Serve notifies its
-    routers at once, but with HAProxy in front an application's first deployment may not have a
-    router of its own.)
+    Serve removes a replica from a handle's list before it stops the replica.
     """
-    handle = serve.get_deployment_handle("worker", group)
+    # A group that `up` adds may not be there yet.
+    handle = serve.get_deployment_handle("worker", group, _check_exists=False)
     while True:
         with contextlib.suppress(TimeoutError):
             try:
@@ -129,6 +156,5 @@ async def _listen(group: str, table: WorkerTable) -> None:
                 found = await answers.results_async(timeout_s=10, return_exceptions=True)
             except (RayServeException, ray.exceptions.RayError):
                 found = []  # the group has no replica
-            there = [each for each in found if isinstance(each, tuple)]
-            table.replace(group, [Worker(id, group, uri, n_slots) for id, uri, n_slots in there])
+            table.replace(group, [each for each in found if isinstance(each, Worker)])
         await asyncio.sleep(ASK_EVERY_SECONDS)

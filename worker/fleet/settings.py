@@ -12,13 +12,18 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from worker.api.http.gate import is_loopback
+from worker.api.http.listen import uri_of
 from worker.errors import ConfigError, WorkerError
+from worker.models.reference import PathReference, parse
 from worker.setting_faults import ENV_ONLY, closest, first_fault, flag, read_toml
 from worker.settings import FIELDS, Port, Settings
 from worker.wire.engine_settings import BackendName
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 MAX_REPLICAS = 1000
+GATEWAY_DRAIN_SECONDS = 600
+"""A gateway that is being stopped gives its open streams this long to end."""
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
 Value = bool | int | float | str | list[str]
 
@@ -27,6 +32,11 @@ OURS = frozenset(
     + tuple(name for name in FIELDS if name.startswith(("callback_", "heartbeat_")))
 )
 """Settings of a worker that the fleet chooses; the file's `settings` may not name them."""
+_REFERENCES = ("model", "draft")
+_READ = ("lora", "chat_template", "models_file")
+_GATEWAYS = ("ssl_certfile", "ssl_keyfile", "token_file")
+_WRITTEN = ("kv_store", "cache_dir")
+"""Fields and settings that name a place; a relative one is relative to the fleet's file."""
 
 
 class Scaling(BaseModel):
@@ -48,7 +58,7 @@ class WorkerGroup(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Name
-    """Clients name it as `model` if the fleet has several groups."""
+    """Clients name it as `model`, unless `settings` has a `served_model_name`."""
     backend: BackendName = "cpu"
     model: str | None = None
     """A value of `llorch-<backend> --model`; without it, the bundled tiny model."""
@@ -102,6 +112,11 @@ class WorkerGroup(BaseModel):
         return self
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The names of models that go to this group."""
+        return self._worker_settings.served_model_name or (self.name,)
+
+    @property
     def max_workers(self) -> int:
         return (self.replicas if isinstance(self.replicas, int) else self.replicas[1]) + self.surge
 
@@ -132,7 +147,9 @@ class WorkerGroup(BaseModel):
 
     def arguments(self) -> list[str]:
         """The command-line flags that all workers of this group share."""
-        given = self.settings if self.model is None else {**self.settings, "model": self.model}
+        given = {**self.settings, "served_model_name": list(self.names)}
+        if self.model is not None:
+            given["model"] = self.model
         line: list[str] = []
         for name, value in given.items():
             if isinstance(value, bool):
@@ -151,34 +168,81 @@ class Fleet(BaseModel):
     host: str = Field("127.0.0.1", min_length=1)
     """The address that clients connect to."""
     port: Port = 8000
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    """The gateway's certificate and key, in PEM; with them clients speak HTTPS."""
+    token_file: str | None = None
+    """A file on the head node with the token that clients must send."""
     gateways: Annotated[int, Field(ge=1, le=100)] = 1
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**31 - 1)] = 4 * 2**20
     workers: list[WorkerGroup] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _names_differ(self) -> Self:
-        names = [group.name for group in self.workers]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"workers.name: {name!r} is there twice; each needs its own")
-        if "gateway" in names:
+        groups = [group.name for group in self.workers]
+        for names in (groups, [name for group in self.workers for name in group.names]):
+            for name in names:
+                if names.count(name) > 1:
+                    raise ValueError(f"workers.name: {name!r} is there twice; each needs its own")
+        if "gateway" in groups:
             raise ValueError("workers.name: 'gateway' is the fleet's own; choose another")
         return self
 
+    @model_validator(mode="after")
+    def _has_both_for_tls(self) -> Self:
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            raise ValueError("ssl_certfile and ssl_keyfile go together")
+        return self
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches it."""
+        return is_loopback(self.host)
+
+    @property
+    def uri(self) -> str:
+        """The address for clients."""
+        uri = uri_of(self.host, self.port)
+        return uri if self.ssl_certfile is None else uri.replace("http", "https", 1)
+
 
 def load(path: Path) -> Fleet:
-    """Read the fleet's file; the path of a model may be relative to the file's folder.
+    """Read the fleet's file; a relative path in it is relative to the file's folder.
 
     Raises `ConfigError` if it cannot be read, is not TOML, or has an invalid field, which is named.
     """
     table = read_toml(path, "fleet file", "file")
-    groups = table.get("workers")
-    for group in groups if isinstance(groups, list) else []:
-        if isinstance(group, dict) and isinstance(model := group.get("model"), str):
-            local = path.parent / os.path.expanduser(model)
-            if local.exists():
-                group["model"] = str(local.resolve())
+    folder = path.parent.absolute()
     try:
+        _make_absolute(table, folder, "")
+        groups = table.get("workers")
+        for n, group in enumerate(groups if isinstance(groups, list) else []):
+            if isinstance(group, dict):
+                _make_absolute(group, folder, f"workers[{n}].")
+                if isinstance(group.get("settings"), dict):
+                    _make_absolute(group["settings"], folder, f"workers[{n}].settings.")
         return Fleet.model_validate(table)
     except ValidationError as error:
         raise ConfigError(f"The fleet file {path}: {first_fault(error, Fleet)}") from None
+    except ConfigError as error:
+        raise ConfigError(f"The fleet file {path}: {error.message}") from None
+
+
+def _make_absolute(table: dict[str, Any], folder: Path, place: str) -> None:
+    """Make the paths in a table absolute. A relative one of a file to read must be there: an
+    absolute one may be on another machine.
+
+    Raises `ConfigError` if it is not.
+    """
+    for name in (*_REFERENCES, *_READ, *_WRITTEN, *_GATEWAYS):
+        given = table.get(name)
+        if not isinstance(given, str):
+            continue
+        local = Path(os.path.abspath(folder / os.path.expanduser(given)))
+        # A LoRA adapter may have its scale behind it.
+        is_there = local.exists() or Path(str(local).rpartition("=")[0] or "?").exists()
+        if name in _REFERENCES and not is_there and not isinstance(parse(given), PathReference):
+            continue  # an alias, or a model on the hub
+        if name not in _WRITTEN and not is_there and not os.path.isabs(os.path.expanduser(given)):
+            raise ConfigError(f"{place}{name}: there is no file {local}")
+        table[name] = str(local)

@@ -7,7 +7,7 @@ that the worker never saw the request, and no request is sent on a connection th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ import httptools
 CONNECT_SECONDS = 3.0
 FETCH_SECONDS = 5.0
 _READ_BYTES = 64 * 1024
-_HOP_BY_HOP = frozenset(
+HOP_BY_HOP = frozenset(
     (b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade",
      b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"date", b"server")
 )  # fmt: skip
@@ -49,8 +49,11 @@ class UpstreamResponse:
 class Exchange:
     """A request under way. Any code on the event loop may call `abort`."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, has_body: bool
+    ) -> None:
+        """`has_body`: whether the answer may have one; after a HEAD it ends with its headers."""
+        self._reader, self._writer, self._has_body = reader, writer, has_body
         self._parser = httptools.HttpResponseParser(self)
         self._headers: Headers = []
         self._has_head = self._is_whole = False
@@ -76,7 +79,7 @@ class Exchange:
             lines.append(b"content-length: %d" % len(body))
         lines += [b"connection: close", b"", b""]
         writer.write(b"\r\n".join(lines) + body)
-        exchange = cls(reader, writer)
+        exchange = cls(reader, writer, has_body=method != "HEAD")
         try:
             yield exchange
         finally:
@@ -120,24 +123,18 @@ class Exchange:
     # --- callbacks of the parser ---------------------------------------------------------
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if (name := name.lower()) not in _HOP_BY_HOP:
+        if (name := name.lower()) not in HOP_BY_HOP:
             self._headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._has_head = True
+        self._is_whole = not self._has_body
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
 
     def on_message_complete(self) -> None:
         self._is_whole = True
-
-
-def passed_on(headers: Iterable[tuple[bytes, bytes]], host: str) -> Headers:
-    """A client's headers for a worker: with the worker's host, without hop-by-hop headers."""
-    ours = (b"host", b"content-length", b"expect", b"x-llorch-late-head")
-    kept = [(k, v) for k, v in headers if k not in _HOP_BY_HOP and k not in ours]
-    return [(b"host", host.encode()), *kept]
 
 
 async def fetch(
@@ -148,7 +145,7 @@ async def fetch(
     body: bytes = b"",
 ) -> tuple[int, bytes] | None:
     """Status and body of a short answer; `None` if it takes longer than five seconds or fails."""
-    sent = passed_on(headers or [], f"{address[0]}:{address[1]}")
+    sent = headers or [(b"host", f"{address[0]}:{address[1]}".encode())]
     try:
         async with (
             asyncio.timeout(FETCH_SECONDS),

@@ -1,4 +1,4 @@
-"""The workers that one gateway knows, and the choice of one for a request.
+"""The workers that one gateway knows, the choice of one for a request, and the watch over them.
 
 Ray tells which workers there are (`replica`). The gateway itself counts its requests at each of
 them and notes which can be reached. Everything here runs on the gateway's event loop.
@@ -6,15 +6,24 @@ them and notes which can be reached. Everything here runs on the gateway's event
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from worker.fleet.affinity import bound, ranked
+from worker.fleet.upstream import HOP_BY_HOP, Headers, fetch
 
+PROBE_EVERY_SECONDS = 2.0
+MAX_MISSES = 3
+"""Probes in a row without an answer. A silent worker is found after at most 3 · (2 + 5) seconds."""
 AVOIDED_SECONDS = 2.0
 """How long a worker that could not be reached gets no request while another is well."""
+_OURS = frozenset(
+    (b"host", b"content-length", b"expect", b"x-llorch-late-head", b"authorization", b"x-api-key")
+)
+"""A client's headers that the gateway replaces."""
 
 
 @dataclass(eq=False, slots=True)
@@ -26,6 +35,8 @@ class Worker:
     uri: str
     n_slots: int
     """Requests that it runs at once. Each slot keeps its cells until it is needed again."""
+    token: str = ""
+    """The bearer token that it takes. Only the gateways have it; clients have another."""
     running: list[str | None] = field(default_factory=list)
     """The keys of this gateway's requests that the worker has now."""
     prefixes: dict[str, float] = field(default_factory=dict)
@@ -40,6 +51,12 @@ class Worker:
     def address(self) -> tuple[str, int]:
         parts = urlsplit(self.uri)
         return parts.hostname or "", parts.port or 80
+
+    def headers_for(self, headers: Headers) -> Headers:
+        """A client's headers as this worker gets them: with its host and its token."""
+        kept = [(k, v) for k, v in headers if k not in HOP_BY_HOP and k not in _OURS]
+        host = self.uri.removeprefix("http://").encode()
+        return [(b"host", host), (b"authorization", b"Bearer " + self.token.encode()), *kept]
 
     def avoid(self) -> None:
         self.avoided_until = time.monotonic() + AVOIDED_SECONDS
@@ -116,3 +133,23 @@ def _newcomer(key: str, candidates: list[Worker], most: int) -> Worker:
 
 def _least_loaded(workers: Iterable[Worker]) -> Worker:
     return min(workers, key=lambda worker: (len(worker.running), worker.id))
+
+
+async def watch(table: WorkerTable) -> None:
+    """Probe all workers for ever, at the same time, and give up those that have fallen silent.
+
+    A worker that is suspended, or whose machine is cut off, closes no connection; its streams would
+    hang for ever. `/health` never waits for the engine, so a worker that misses three probes is
+    taken for lost, and its exchanges are aborted.
+    """
+    while True:
+        await asyncio.gather(*map(probe, table.workers()))
+        await asyncio.sleep(PROBE_EVERY_SECONDS)
+
+
+async def probe(worker: Worker) -> None:
+    answer = await fetch(worker.address, "GET", "/health")
+    worker.misses = 0 if answer is not None else worker.misses + 1
+    if worker.misses >= MAX_MISSES:
+        for abort in list(worker.aborts):
+            abort()

@@ -65,7 +65,7 @@ class OriginRules:
     """Checks of Host, Origin and content type, and CORS."""
 
     def __init__(self, settings: Settings) -> None:
-        self._checks_host = _is_loopback(settings.host)
+        self._checks_host = is_loopback(settings.host)
         own = [settings.advertise_host] if settings.advertise_host else []
         self._own = {name.lower() for name in own}
         self._hosts = _LOOPBACK | self._own | {name.lower() for name in settings.allow_host}
@@ -82,7 +82,7 @@ class OriginRules:
         if len(hosts) > 1 or (not hosts and version == "1.1"):
             raise Forbidden("Host must be given, once")
         host = _name_of(hosts[0].decode("latin-1")) if hosts else ""
-        if self._checks_host and hosts and not (host in self._hosts or _is_loopback(host)):
+        if self._checks_host and hosts and not (host in self._hosts or is_loopback(host)):
             raise Forbidden(
                 "Host is not a name of this worker, which listens on a loopback address; "
                 "--allow-host adds one"
@@ -150,7 +150,7 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _is_loopback(name: str) -> bool:
+def is_loopback(name: str) -> bool:
     if name == "localhost" or name.endswith(".localhost"):
         return True
     return _is_address(name) and ipaddress.ip_address(name).is_loopback

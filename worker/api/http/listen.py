@@ -55,8 +55,11 @@ def server_for(app: ASGIApp, patience_seconds: float, on_cut: Callable[[], None]
     )
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket; raises `PortInUse` or `ConfigError`."""
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """Open a listening socket; raises `PortInUse` or `ConfigError`.
+
+    Those that are `shared` may have one port, each some of its connections.
+    """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
@@ -68,6 +71,8 @@ def listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         listener.listen(2048)
     except OSError as error:
