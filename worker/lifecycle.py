@@ -179,7 +179,7 @@ class Lifecycle:
             line = first_request(self._uri, settings.worker_token is not None)
             # On a thread of its own: if nobody reads stdout, this blocks, but serving must not.
             threading.Thread(target=_print, args=(line,), daemon=True).start()
-        await self._pool.announce(self._callback())
+        await self._pool.announce(self._callback(), lambda: self._supervisor.has_served)
 
     async def _show_start(self) -> None:
         """For a person at a terminal: a live line during the load, then what is served."""

@@ -98,6 +98,25 @@ def test_nobody_there_ends_the_worker_in_time(warm_cache: Path) -> None:
     assert "2 s" in exit.sentence
 
 
+@pytest.mark.parametrize("answers_with", [None, 403])
+def test_a_worker_that_has_served_is_ended_by_no_manager(
+    start_worker: StartWorker, answers_with: int | None
+) -> None:
+    """Neither by one that is away for too long, nor by one that refuses."""
+    with serving() as manager:
+        url = f"{manager.url}/ready"
+        manager.reply = answers(503)  # type: ignore[assignment]
+        running = start_worker("--callback-url", url, "--callback-timeout", "15")
+        assert running.execute("Once", max_tokens=3, ignore_eos=True).end["tokens_out"] == 3
+        if answers_with is not None:
+            manager.reply = answers(answers_with)  # type: ignore[assignment]
+    # The manager has gone now, unless it has refused before.
+    running.wait_log("callback.given_up")
+    assert running.is_ready()
+    assert running.execute("Once", max_tokens=3, ignore_eos=True).end["tokens_out"] == 3
+    assert running.stop() == 0
+
+
 def test_an_optional_callback_never_ends_the_worker(start_worker: StartWorker) -> None:
     with serving() as manager:
         manager.reply = answers(404)  # type: ignore[assignment]

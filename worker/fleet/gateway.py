@@ -23,7 +23,7 @@ from worker.api.http.encoding import json_response
 from worker.api.http.errors import error_response
 from worker.api.http.gate import Gate, head_of
 from worker.api.http.operation import JSON, SSE, Operation
-from worker.api.http.page import page
+from worker.api.http.page import pages
 from worker.api.http.routes import Place, Routes
 from worker.errors import (
     ConfigError,
@@ -85,7 +85,7 @@ class Gateway:
             first.backend, {**first.settings, "host": self._fleet.host, "worker_token": token}
         )
         self._gate = Gate(settings)
-        self._routes = Routes([*([page()] if settings.page else []), *DIALECTS])
+        self._routes = Routes([*(pages() if settings.page else []), *DIALECTS])
         self._is_open = token is None
         self._token_read_at = changed_at
 

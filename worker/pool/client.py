@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -35,10 +35,11 @@ class PoolClient:
         self._log = get_logger()
         self._http: httpx.AsyncClient | None = None
 
-    async def announce(self, payload: Mapping[str, Any]) -> None:
+    async def announce(self, payload: Mapping[str, Any], has_served: Callable[[], bool]) -> None:
         """Send the ready callback until the manager accepts it, else raise `CallbackFailed`.
 
-        With `--callback-optional`, a final failure is only logged and counted.
+        A final failure is only logged and counted with `--callback-optional`, and if the worker
+        `has_served` meanwhile: clients have found it without the manager.
         """
         url = self._settings.callback_url
         if url is None:
@@ -46,7 +47,7 @@ class PoolClient:
         try:
             attempts = await self._post_until_taken(url, payload)
         except CallbackFailed as error:
-            if not self._settings.callback_optional:
+            if not (self._settings.callback_optional or has_served()):
                 raise
             self._log.warning("callback.given_up", message=error.message, **error.details)
         else:

@@ -90,6 +90,11 @@ class Supervisor:
         return "draining" if self.draining and condition != "failed" else condition
 
     @property
+    def has_served(self) -> bool:
+        """Whether there has been any request."""
+        return self._next_request_id > 1
+
+    @property
     def info(self) -> EngineInfo | None:
         """The info of the engine that serves, or of the last one that did."""
         return self._guardian.info
