@@ -12,6 +12,7 @@ import pytest
 
 from tests.fleet.scripted import Conversation, at, call, fleet_of
 from worker.errors import ConfigError
+from worker.fleet import gateway as gateway_module
 from worker.fleet import relay, upstream
 from worker.fleet import workers as table_of_workers
 from worker.fleet.settings import Fleet
@@ -325,3 +326,15 @@ async def test_states() -> None:
         table.replace("tiny", at({}))
         assert (await call(gateway, "/ready")).status == 503
         assert (await call(gateway, "/health")).status == 200
+
+
+async def test_bodies_that_come_at_once_are_bounded_in_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gateway_module, "MAX_BODY_BYTES_AT_ONCE", 5_000_000)
+    async with fleet_of(answers) as (gateway, _, _):
+        gateway._body_bytes = 4_999_990
+        got = await call(gateway, "/execute", {"job_id": "j", "prompt": "x" * 100})
+        assert (got.status, got.json["code"]) == (503, "QUEUE_FULL")
+        assert int(got.headers["retry-after"]) >= 1
+        assert gateway._body_bytes == 4_999_990

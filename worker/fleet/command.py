@@ -27,6 +27,8 @@ from worker.fleet.cluster import (
 from worker.fleet.settings import MAX_REPLICAS, Fleet, WorkerGroup, load
 
 POLL_SECONDS = 0.5
+START_ATTEMPTS = 3
+"""A part of Ray that takes too long on a busy machine ends the rest of it."""
 PLACING_SECONDS = 10.0
 """A worker that Ray has not placed for so long waits for a device that another has."""
 
@@ -154,7 +156,7 @@ def _cluster_details(cluster: Cluster, fleet: Fleet) -> dict[str, object]:
             raise
     node = LocalNode()
     deadline = time.monotonic() + START_SECONDS
-    while True:
+    for _ in range(START_ATTEMPTS):
         if node.pid is None:
             print("Starting Ray on this machine…", flush=True)
             node.start(json.dumps(_devices(fleet.workers)))
@@ -165,10 +167,7 @@ def _cluster_details(cluster: Cluster, fleet: Fleet) -> dict[str, object]:
                 if time.monotonic() > deadline:
                     raise WorkerError(f"Ray does not start: {error.message}") from None
             time.sleep(POLL_SECONDS)
-        # A part of Ray that takes too long on a busy machine ends the rest.
-        if time.monotonic() > deadline:
-            log = node.log.read_text(errors="replace").strip()[-1500:]
-            raise WorkerError(f"Ray does not start: {log}")
+    raise WorkerError(f"Ray does not start: {node.log.read_text(errors='replace').strip()[-1500:]}")
 
 
 def _protected(fleet: Fleet, running: deploy.Config | None) -> Fleet:

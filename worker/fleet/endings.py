@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from worker.api.http.event_stream import KEEPALIVE
 from worker.api.http.operation import SSE, StreamForm
 from worker.errors import WorkerError
-
-KEEPALIVE = b": keep-alive\n\n"
 
 
 class Tail:

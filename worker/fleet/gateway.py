@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
+from collections.abc import Awaitable, Iterable
 from typing import Any
 from urllib.parse import quote
 
@@ -19,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from worker.api.app import DIALECTS
+from worker.api.http.body import MAX_BODY_BYTES_AT_ONCE
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import error_response
 from worker.api.http.gate import Gate, head_of
@@ -32,6 +34,7 @@ from worker.errors import (
     JobNotFound,
     ModelNotFound,
     PayloadTooLarge,
+    QueueFull,
     WorkerError,
 )
 from worker.fleet.affinity import key_of
@@ -40,7 +43,7 @@ from worker.fleet.metrics import merged
 from worker.fleet.relay import Ask, Relay
 from worker.fleet.settings import Fleet
 from worker.fleet.upstream import fetch
-from worker.fleet.workers import WorkerTable
+from worker.fleet.workers import Worker, WorkerTable
 from worker.observability.metrics import CONTENT_TYPE
 from worker.settings import Settings
 
@@ -53,6 +56,8 @@ class Gateway:
     def __init__(self, table: WorkerTable) -> None:
         self._table = table
         self._jobs: dict[str, Ask] = {}
+        self._body_bytes = 0
+        """Of all bodies that are being read."""
 
     def use(self, fleet: Fleet) -> None:
         """Serve this fleet from now on; raises `ConfigError` if its token cannot be read."""
@@ -127,15 +132,22 @@ class Gateway:
 
     async def _body(self, request: Request) -> bytes:
         limit, parts, size = self._fleet.max_body_bytes, [], 0
-        async for part in request.stream():
-            parts.append(part)
-            size += len(part)
-            if size > limit:
-                raise PayloadTooLarge(
-                    f"the body has more than {limit} bytes, the most that this fleet takes",
-                    limit_bytes=limit,
-                )
-        return b"".join(parts)
+        try:
+            async for part in request.stream():
+                parts.append(part)
+                size += len(part)
+                self._body_bytes += len(part)
+                if size > limit:
+                    raise PayloadTooLarge(
+                        f"the body has more than {limit} bytes, the most that this fleet takes",
+                        limit_bytes=limit,
+                    )
+                if self._body_bytes > max(MAX_BODY_BYTES_AT_ONCE, limit):
+                    message = "too many bodies are being sent at once"
+                    raise QueueFull(message, retry_after_seconds=1)
+            return b"".join(parts)
+        finally:
+            self._body_bytes -= size
 
     def _ask(
         self, place: Place, operation: Operation, scope: Scope, body: bytes, correlation_id: bytes
@@ -238,31 +250,23 @@ class Gateway:
 
     async def _metrics(self) -> Response:
         workers = self._table.workers()
-        answers = await asyncio.gather(
-            *(fetch(worker.address, "GET", "/metrics") for worker in workers)
-        )
         texts = {
             (worker.id, worker.group): answer[1].decode(errors="replace")
-            for worker, answer in zip(workers, answers, strict=True)
+            for worker, answer in zip(workers, await _asked(workers, "/metrics"), strict=True)
             if answer is not None and answer[0] == 200
         }
         return Response(merged(texts), headers={"content-type": CONTENT_TYPE})
 
     async def _models(self, ask: Ask, field: str) -> Response:
         """The models of all groups; one worker of each group is asked."""
-        joined: dict[str, Any] = {}
-        models: list[Any] = []
-        for group in self._fleet.workers:
-            worker = self._table.choose(group.name, None, ())
-            answer = worker and await fetch(
-                worker.address, "GET", ask.target.decode(), worker.headers_for(ask.headers)
-            )
-            if answer and answer[0] != 200:
+        chosen = [self._table.choose(group.name, None, ()) for group in self._fleet.workers]
+        joined: dict[str, Any] = {field: []}
+        for answer in await _asked([worker for worker in chosen if worker], ask.path, ask):
+            if answer is not None and answer[0] != 200:
                 return _passed(answer)
             listed = json_object(answer[1]) if answer else {}
-            models += listed.get(field, [])
-            joined |= listed
-        return json_response(joined | {field: models})
+            joined = {**joined, **listed, field: joined[field] + listed.get(field, [])}
+        return json_response(joined)
 
     async def _cancel(self, ask: Ask) -> Response:
         """Cancel a job at its worker, or at all workers if this gateway does not know which."""
@@ -271,13 +275,7 @@ class Gateway:
         if running is not None:
             running.cancelled = True
         workers = [running.worker] if running and running.worker else self._table.workers()
-        answers = await asyncio.gather(
-            *(
-                fetch(each.address, "POST", "/cancel", each.headers_for(ask.headers), ask.body)
-                for each in workers
-            )
-        )
-        known = [answer for answer in answers if answer is not None]
+        known = [answer for answer in await _asked(workers, ask.path, ask) if answer is not None]
         for answer in known:
             if answer[0] != 404:
                 return _passed(answer)
@@ -286,6 +284,20 @@ class Gateway:
         if known:
             return _passed(known[0])
         raise JobNotFound("no worker of the fleet knows this job")
+
+
+async def _asked(
+    workers: Iterable[Worker], path: str, ask: Ask | None = None
+) -> list[tuple[int, bytes] | None]:
+    """The answers of all, asked at once: to a GET, or to what the client asks."""
+
+    def answer_of(worker: Worker) -> Awaitable[tuple[int, bytes] | None]:
+        if ask is None:
+            return fetch(worker.address, "GET", path)
+        method = "GET" if ask.method == "HEAD" else ask.method
+        return fetch(worker.address, method, path, worker.headers_for(ask.headers), ask.body)
+
+    return await asyncio.gather(*map(answer_of, workers))
 
 
 def _passed(answer: tuple[int, bytes]) -> Response:

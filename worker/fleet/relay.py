@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 from starlette.types import Send
 
+from worker.api.http.event_stream import KEEPALIVE
 from worker.api.http.operation import NDJSON, SSE
 from worker.api.http.routes import Place
 from worker.errors import Cancelled, EngineCrashed, NotReady, WorkerError
-from worker.fleet.endings import KEEPALIVE, Tail, error_of_response
+from worker.fleet.endings import Tail, error_of_response
 from worker.fleet.upstream import Exchange, Headers, Lost, NotReached, UpstreamResponse
 from worker.fleet.workers import AVOIDED_SECONDS, Worker, WorkerTable
 

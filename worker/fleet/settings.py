@@ -17,7 +17,7 @@ from worker.api.http.listen import uri_of
 from worker.errors import ConfigError, WorkerError
 from worker.models.reference import PathReference, parse
 from worker.setting_faults import ENV_ONLY, closest, first_fault, flag, read_toml
-from worker.settings import FIELDS, Port, Settings
+from worker.settings import FIELDS, Settings
 from worker.wire.engine_settings import BackendName
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
@@ -167,7 +167,7 @@ class Fleet(BaseModel):
 
     host: str = Field("127.0.0.1", min_length=1)
     """The address that clients connect to."""
-    port: Port = 8000
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     """The gateway's certificate and key, in PEM; with them clients speak HTTPS."""

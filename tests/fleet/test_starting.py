@@ -1,0 +1,109 @@
+"""`llorch-ray` beside a Ray that is slow, refuses or ends: what is done again, and what is said."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from worker.errors import WorkerError
+from worker.fleet import cluster, command
+from worker.fleet.cluster import Cluster, NoCluster
+from worker.fleet.settings import Fleet
+
+FLEET = Fleet.model_validate({"workers": [{"name": "tiny"}]})
+
+
+@contextmanager
+def dashboard(*statuses: int) -> Iterator[tuple[Cluster, list[str]]]:
+    """A client of one that answers with these statuses in turn, then with 200."""
+    left, methods = list(statuses), []
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            methods.append(self.command)
+            self.rfile.read(int(self.headers.get("content-length", "0")))
+            status = left.pop(0) if left else 200
+            body = json.dumps({"applications": {}}).encode() if status == 200 else b"busy"
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_PUT = answer
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    client = Cluster({cluster.ADDRESS_VARIABLE: f"http://127.0.0.1:{server.server_port}"})
+    try:
+        yield client, methods
+    finally:
+        client.close()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_what_ray_does_not_get_done_is_asked_again() -> None:
+    with dashboard(503, 500) as (client, methods):
+        client.deploy({})
+        assert methods == ["PUT"] * 3
+
+
+def test_what_ray_refuses_is_said_at_once() -> None:
+    with dashboard(400) as (client, methods):
+        with pytest.raises(WorkerError, match="Ray refuses: busy"):
+            client.deploy({})
+        assert methods == ["PUT"]
+
+
+class Node:
+    """In the place of `LocalNode`: it ends at once, so many times."""
+
+    starts = 0
+    pid: int | None = None
+
+    def __init__(self, n_ends: int, log: Path) -> None:
+        self.n_ends, self.log = n_ends, log
+
+    def start(self, resources: str) -> None:
+        self.starts += 1
+        self.pid = None if self.starts <= self.n_ends else 1
+
+
+class Started:
+    """In the place of `Cluster`: it answers once the node runs."""
+
+    is_named = False
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def details(self) -> dict[str, object]:
+        if self.node.pid is None:
+            raise NoCluster("nobody there")
+        return {}
+
+
+def test_a_ray_that_ends_while_it_starts_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    log = tmp_path / "ray.log"
+    log.write_text("the port is taken")
+    node = Node(1, log)
+    monkeypatch.setattr(command, "LocalNode", lambda: node)
+    assert command._cluster_details(Started(node), FLEET) == {}  # type: ignore[arg-type]
+    assert node.starts == 2
+    node = Node(100, log)
+    with pytest.raises(WorkerError, match="the port is taken"):
+        command._cluster_details(Started(node), FLEET)  # type: ignore[arg-type]
+    assert node.starts == command.START_ATTEMPTS
