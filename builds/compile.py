@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from builds import cuda, processor, sdist, store, toolchain
+from builds import cuda, processor, sdist, store, toolchain, vulkan
 from builds.errors import BuildError
 from builds.pins import FOLDER, Pins, Recipe
 
@@ -54,6 +54,9 @@ def made_of(recipe: Recipe, pins: Pins) -> dict[str, Any]:
     if "GGML_CUDA" in recipe.cmake:
         machine["nvcc"] = cuda.compiler()
         code.append(Path(cuda.__file__))
+    if "GGML_VULKAN" in recipe.cmake:
+        machine["vulkan"] = vulkan.compiler()
+        code.append(Path(vulkan.__file__))
     return {
         **machine,
         "backend": recipe.backend,
@@ -141,6 +144,8 @@ def _environment(recipe: Recipe, pins: Pins, python: Path, work: Path) -> dict[s
         more_arguments, more_flags = cuda.completion(pins, work)
         arguments += more_arguments
         nvcc_flags += more_flags
+    if "GGML_VULKAN" in recipe.cmake:
+        arguments += vulkan.completion()
     return kept | {
         "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "CMAKE_ARGS": " ".join(arguments),

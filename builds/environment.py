@@ -86,7 +86,9 @@ def _wanted(recipe: Recipe, pins: Pins, lock: Path) -> dict[str, str]:
 
 def _recipe_for_here(backend: str) -> Recipe:
     architectures = (cuda.architecture_here(),) if backend == "cuda" else ()
-    return pinned.recipe(backend, native=backend in ("cpu", "cuda"), architectures=architectures)
+    return pinned.recipe(
+        backend, native=backend in ("cpu", "cuda", "vulkan"), architectures=architectures
+    )
 
 
 def _install_worker(python: Path, pins: Pins, *, editable: bool) -> None:

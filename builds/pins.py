@@ -12,7 +12,7 @@ from builds import processor
 from builds.errors import BuildError
 
 FOLDER = Path(__file__).resolve().parent
-BACKENDS = ("cpu", "cuda", "metal", "accelerate")
+BACKENDS = ("cpu", "cuda", "vulkan", "metal", "accelerate")
 
 
 @dataclass(frozen=True, slots=True)

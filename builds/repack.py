@@ -28,9 +28,9 @@ EARLIEST = (1980, 1, 1, 0, 0, 0)
 # libggml-base.so.0.25.3, libggml.0.dylib, libggml-cpu-zen4.so: a name, with a version in either
 # place.
 LIBRARY = re.compile(r"^(?P<name>lib[\w-]+?)(\.\d+)*\.(so|dylib)(\.\d+)*$")
-# The bindings open this library by its plain name. Libraries look the others up by soname.
-OPENED_BY_NAME = "libllama"
-CORE = ("libllama", "libggml", "libggml-base")
+# The bindings open these libraries by their plain names. Libraries look the others up by soname.
+OPENED_BY_NAME = ("libllama", "libmtmd")
+CORE = (*OPENED_BY_NAME, "libggml", "libggml-base")
 # CMake adds the folders of the libraries that it linked to the run path. They are folders of the
 # building machine, some of them temporary. On another machine, the owner of such a folder could
 # replace what the worker loads.
@@ -87,7 +87,7 @@ def _python_files(files: Contents) -> Contents:
 
 
 def _core(files: Contents) -> Contents:
-    """The three libraries, each once, under the one name by which it is looked up."""
+    """The core libraries, each once, under the one name by which it is looked up."""
     kept: Contents = {}
     for wanted in CORE:
         names = sorted(
@@ -100,7 +100,7 @@ def _core(files: Contents) -> Contents:
         # By number of dots: libggml.so, libggml.so.0, libggml.so.0.25.3. Libraries look for the one
         # with only the major version, the bindings for the one without a version.
         by_dots = sorted(names, key=lambda each: each.count("."))
-        index = 0 if wanted == OPENED_BY_NAME or len(by_dots) == 1 else 1
+        index = 0 if wanted in OPENED_BY_NAME or len(by_dots) == 1 else 1
         kept[f"{LIBRARIES}/{by_dots[index]}"] = files[f"{LIBRARIES}/{by_dots[index]}"]
     return kept
 

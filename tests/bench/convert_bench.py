@@ -44,12 +44,21 @@ class Run:
     peak_bytes: int
 
 
+DIRECT = [sys.executable, "-m", "worker.commands.convert"]
+PLAIN = [sys.executable, "-c"]
+PLAIN += [
+    "from worker.convert import direct; from worker.commands.convert import main; "
+    "direct._open_direct = lambda *_: -1; main()"
+]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="convert_bench", description=__doc__)
     parser.add_argument("--peer-python", type=Path, required=True)
     parser.add_argument("--work", type=Path, help="where the checkpoint is kept (7 GB)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--outtypes", nargs="+", default=["f16", "bf16", "q8_0"])
+    parser.add_argument("--plain", action="store_true", help="ours through the page cache")
     parser.add_argument("--layers", type=int, default=LAYERS, help="fewer for a quick look")
     options = parser.parse_args(arguments)
     sources = sdist.unpacked(pins()) / "vendor/llama.cpp"
@@ -57,7 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         checkpoint = make_checkpoint(work / f"random-{options.layers}", sources, options.layers)
         for outtype in options.outtypes:
-            compare(checkpoint, sources, options.peer_python, outtype, options.rounds, work)
+            ours = [*(PLAIN if options.plain else DIRECT), str(checkpoint)]
+            compare(ours, checkpoint, sources, options.peer_python, outtype, options.rounds, work)
     finally:
         if options.work is None:
             shutil.rmtree(work)
@@ -65,11 +75,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def compare(
-    checkpoint: Path, sources: Path, peer_python: Path, outtype: str, rounds: int, work: Path
+    ours_command: list[str],
+    checkpoint: Path,
+    sources: Path,
+    peer_python: Path,
+    outtype: str,
+    rounds: int,
+    work: Path,
 ) -> None:
     mine, theirs = work / f"ours-{outtype}.gguf", work / f"peer-{outtype}.gguf"
-    ours_command = [sys.executable, "-m", "worker.commands.convert", str(checkpoint), str(mine)]
-    ours_command += ["--outtype", outtype, "--progress", "none"]
+    ours_command = [*ours_command, str(mine), "--outtype", outtype, "--progress", "none"]
     script = str(sources / "convert_hf_to_gguf.py")
     peer_command = [str(peer_python), script, str(checkpoint), "--outfile", str(theirs)]
     peer_command += ["--outtype", outtype]

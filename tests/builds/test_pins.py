@@ -74,7 +74,11 @@ def test_a_native_build_has_the_options_of_llama_cpps_variant(
         monkeypatch.setattr(processor, "features", lambda features=features: features)
         flags = pinned.recipe("cpu", native=True).cmake
         on = {name for name, value in flags.items() if value == "ON"}
-        assert on == {"GGML_BACKEND_DL", *(f"GGML_{option}" for option in options.split())}
+        assert on == {
+            "GGML_BACKEND_DL",
+            "LLAVA_BUILD",
+            *(f"GGML_{option}" for option in options.split()),
+        }
         assert flags["GGML_NATIVE"] == "OFF"
 
 

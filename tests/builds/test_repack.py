@@ -35,6 +35,9 @@ UPSTREAM = {
     "llama_cpp/lib/libllama.so": b"llama",
     "llama_cpp/lib/libllama.so.0": b"llama",
     "llama_cpp/lib/libllama.so.0.5.0": b"llama",
+    "llama_cpp/lib/libmtmd.so": b"mtmd",
+    "llama_cpp/lib/libmtmd.so.0": b"mtmd",
+    "llama_cpp/lib/libmtmd.so.0.5.0": b"mtmd",
     f"{INFO}/METADATA": b"Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: 1.2.3\n",
     f"{INFO}/WHEEL": b"Wheel-Version: 1.0\nTag: py3-none-linux_x86_64\n",
     f"{INFO}/licenses/LICENSE.md": b"MIT",
@@ -81,6 +84,7 @@ def test_only_what_is_needed_is_left_each_once(tmp_path: Path, patchelf: Path) -
     assert names(wheel) == {
         "llama_cpp/__init__.py",
         "llama_cpp/lib/libllama.so",
+        "llama_cpp/lib/libmtmd.so",
         "llama_cpp/lib/libggml.so.0",
         "llama_cpp/lib/libggml-base.so.0",
         "llama_cpp/lib/libggml-cpu-x64.so",
@@ -144,6 +148,7 @@ def test_macos_names_are_understood(tmp_path: Path, patchelf: Path) -> None:
     libraries = {name for name in names(wheel) if name.endswith(".dylib")}
     assert libraries == {
         "llama_cpp/lib/libllama.dylib",
+        "llama_cpp/lib/libmtmd.dylib",
         "llama_cpp/lib/libggml.0.dylib",
         "llama_cpp/lib/libggml-base.0.dylib",
     }

@@ -172,6 +172,24 @@ class TestCrashes:
 
         run(test)
 
+    def test_an_engine_that_sends_nonsense_is_replaced_and_streams_go_on(
+        self, script: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        async def test() -> None:
+            async with supervised() as supervisor:
+                stream = await supervisor.submit(request("tell a b", "a"))
+                events = await next_token(stream)
+                pid = engine_pid(supervisor)
+                bad = asyncio.create_task(failure_of(supervisor.submit(request("nonsense", "n"))))
+                events += await all_of(stream)
+                assert [type(e) for e in events] == [Started, Token, Token, Finished]
+                assert engine_pid(supervisor) != pid
+                supervisor.cancel("n")
+                await bad
+
+        run(test)
+        assert "sent a malformed frame" in capsys.readouterr().out
+
     def test_what_cannot_be_sent_is_refused_alone(self, script: Callable[..., None]) -> None:
         async def test() -> None:
             async with supervised() as supervisor:

@@ -11,6 +11,7 @@ chat's last message:
     ignore         not even accept
     abort          accept, start, then die of SIGABRT
     abort-unread   die of SIGABRT before accepting
+    nonsense       accept, then send what is no message
     refuse         reject with CONTEXT_LENGTH_EXCEEDED
 and from the file `--script`, one line per incarnation:
     ok | fail | die | kill | hang
@@ -139,6 +140,8 @@ def play(request_id: int, text: str, n_produced: int) -> list[Event]:
             return started
         case "queue":
             return accepted
+        case "nonsense":
+            return [*accepted, Started(request_id, -1)]
         case "abort-unread":
             os.kill(os.getpid(), signal.SIGABRT)
         case "refuse":

@@ -64,11 +64,10 @@ def _write(
         else:
             weights.write_tensors(conversion, out, options, report)
         verify.check_tensors(
-            conversion.checkpoint,
-            [tensor for tensor, _ in conversion.tensors],
+            conversion,
             out.partial,
+            options,
             lambda done, total: report.step("verify", done, total),
-            n_threads=options.n_threads,
         )
         digest = hashing.result()
         out.patch(manifest.PLACEHOLDER, digest)

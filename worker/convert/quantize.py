@@ -71,11 +71,24 @@ def encode(values: npt.NDArray[Any], kind: TensorType, plus: float = 0.0) -> npt
         return bf16_to_f16(values, bf16_as_f16()).view(np.uint8)
     wide = to_float32(values)
     if kind == "F16":
-        with np.errstate(over="ignore"):  # Verification finds infinities.
+        with np.errstate(over="ignore"):
             return wide.astype(np.float16).view(np.uint8)
     if kind == "BF16":
         return _to_bf16(wide).view(np.uint8)
     return wide.view(np.uint8)
+
+
+def is_finite(data: npt.NDArray[np.uint8], kind: TensorType) -> bool:
+    """Whether the bytes of a tensor hold no infinity and no NaN."""
+    if kind == "Q8_0":
+        data, kind = np.ascontiguousarray(data.reshape(-1, Q8_BLOCK_BYTES)[:, :2]), "F16"
+    exponents: dict[str, Any] = {
+        "F16": np.uint16(0x7C00),
+        "BF16": np.uint16(0x7F80),
+        "F32": np.uint32(0x7F800000),
+    }
+    ones = exponents[kind]
+    return not bool(((data.view(ones.dtype) & ones) == ones).any())
 
 
 @cache
@@ -128,7 +141,7 @@ def _to_q8_0(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     blocks *= inverse[:, None]
     scaled += _BELOW_HALF
     out = np.empty((len(blocks), Q8_BLOCK_BYTES), dtype=np.uint8)
-    with np.errstate(invalid="ignore", over="ignore"):  # Verification finds NaNs.
+    with np.errstate(invalid="ignore", over="ignore"):
         out[:, :2] = scale.astype(np.float16).reshape(-1, 1).view(np.uint8)
         whole = scaled.astype(np.int8)  # The cast cuts the fraction off.
     # -1 for a negative value, else 0: that exclusive or and difference negate.

@@ -9,7 +9,7 @@ from worker.convert import chunks, k_quants
 from worker.convert.output import OutputFile
 from worker.convert.prepare import Conversion, Options
 from worker.convert.progress import Reporter
-from worker.convert.quantize import encode, size_bytes
+from worker.convert.quantize import encode, is_copied, is_finite, size_bytes
 from worker.errors import ModelError
 
 _HEADROOM_BYTES = 64 << 20
@@ -30,7 +30,13 @@ def write_tensors(
     def work(chunk: chunks.RowChunk) -> None:
         placed = chunk.placed
         values = chunk.source(conversion.checkpoint)
-        out.write(encode(values, placed.kind, placed.tensor.plus), chunk.offset)
+        data = encode(values, placed.kind, placed.tensor.plus)
+        if not is_copied(values.dtype, placed.kind) and not is_finite(data, placed.kind):
+            raise ModelError(
+                f"tensor {placed.tensor.name} has a value that {placed.kind} cannot hold",
+                tensor=placed.tensor.name,
+            )
+        out.write(data, chunk.offset)
 
     report.step("convert", 0, total)
     chunks.run(
