@@ -15,7 +15,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run ui test lint format pytest wheel smoke bench mutants clients routers page-test ray fleet-test chaos fuzz attack long parity-data bench-convert
-.PHONY: image-cpu image-cuda image-metal image-test qemu-test lock clean
+.PHONY: image-cpu image-cuda image-vulkan image-metal image-test qemu-test lock clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +93,9 @@ image-cpu: ## build the image llorch-cpu with docker, podman or buildah
 
 image-cuda: ## build the image llorch-cuda (CUDA=12 for older drivers, ARCH=90 for one GPU generation)
 	$(PYTHON) -m builds image cuda --pin cuda$(CUDA) --build-arg ARCH=$(ARCH)
+
+image-vulkan: ## build the image llorch-vulkan (DRIVERS=mesa-vulkan-drivers for AMD and Intel)
+	$(PYTHON) -m builds image vulkan --build-arg DRIVERS=$(DRIVERS)
 
 image-metal: ## build the image llorch-metal, the guest of a Mac's podman machine
 	$(PYTHON) -m builds image metal

@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
 
     image = commands.add_parser("image", help="build a backend's container image")
     image.set_defaults(run=_image)
-    image.add_argument("backend", choices=("cpu", "cuda", "metal"))
+    image.add_argument("backend", choices=("cpu", "cuda", "vulkan", "metal"))
     image.add_argument("--tag", help="without it, llorch-<backend>")
     image.add_argument("--pin", help="another set of base images of versions.toml, such as cuda12")
     image.add_argument("--tool", choices=images.TOOLS, help="without it, the first that works")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
+from builds import pins
 from worker.errors import ConfigError
 from worker.flags import _OTHER_NAMES, _parser, parse_flags
 from worker.installation import own_version
 from worker.setting_faults import ENV_ONLY
 from worker.settings import BACKEND_FIELDS, FIELDS, Settings
-from worker.wire.engine_settings import BackendName
+from worker.wire.backends import BACKENDS, BackendName
 
 
 @pytest.fixture(autouse=True)
@@ -147,13 +149,23 @@ def test_a_gpu_worker_takes_all_layers_or_does_not_start() -> None:
     assert "'all'" in refusal("--n-gpu-layers", "20", backend="cuda")
 
 
-@pytest.mark.parametrize("backend", ["cpu", "cuda", "metal", "accelerate"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_device_flag_exists_on_its_own_command_alone(backend: Any) -> None:
-    for flag, owner in (("--cuda-device", "cuda"), ("--metal-device", "metal")):
+    for owner in ("cuda", "vulkan", "metal"):
+        flag = f"--{owner}-device"
         if owner == backend:
             assert load(flag, "1", backend=backend).engine.device_index == 1
         else:
             assert f"not a flag of llorch-{backend}" in refusal(flag, "1", backend=backend)
+
+
+def test_each_backend_has_a_command_and_a_wheel() -> None:
+    project = tomllib.loads((pins.FOLDER.parent / "pyproject.toml").read_text())["project"]
+    commands = project["scripts"]
+    assert all(commands[f"llorch-{name}"] == f"worker.cli:{name}" for name in BACKENDS)
+    assert set(BACKENDS) == set(pins.BACKENDS) == set(get_args(BackendName))
+    for backend in BACKENDS.values():
+        assert set(backend.fields) <= set(FIELDS)
 
 
 def test_a_variable_of_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,8 +236,7 @@ def test_what_another_program_takes_is_answered_with_our_name(given: list[str], 
 
 
 def test_other_programs_names_are_none_of_ours() -> None:
-    backends: list[BackendName] = ["cpu", "cuda", "metal"]
-    ours = {flag for backend in backends for flag in _parser(backend, None)._option_string_actions}
+    ours = {flag for backend in BACKENDS for flag in _parser(backend, None)._option_string_actions}
     assert {name for name in _OTHER_NAMES if name.startswith("--")} <= ours
     assert not ours & {each for names in _OTHER_NAMES.values() for each in names}
 

@@ -1,4 +1,4 @@
-"""The commands `llorch-cpu`, `llorch-cuda`, `llorch-metal` and `llorch-accelerate`.
+"""The commands `llorch-<backend>`, one for each entry of `BACKENDS`.
 
 Runs the command that a command line asks for. A failure becomes one JSON log line, one sentence on
 stderr and the contract's exit code. Runs on the main thread. Nothing heavy is imported before the
@@ -21,7 +21,7 @@ from worker.errors import WorkerError
 from worker.supervisor.engine_process import EngineProcess
 
 if TYPE_CHECKING:
-    from worker.wire.engine_settings import BackendName
+    from worker.wire.backends import BackendName
 
 
 def main(backend: BackendName, argv: Sequence[str]) -> int:
@@ -101,6 +101,7 @@ def _command(backend: BackendName) -> NoReturn:
 
 cpu = partial(_command, "cpu")
 cuda = partial(_command, "cuda")
+vulkan = partial(_command, "vulkan")
 metal = partial(_command, "metal")
 accelerate = partial(_command, "accelerate")
 

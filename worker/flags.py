@@ -14,7 +14,7 @@ from worker.errors import ConfigError
 from worker.installation import own_version
 from worker.setting_faults import ENV_ONLY, ENV_PREFIX, closest, flag
 from worker.settings import BACKEND_FIELDS, FIELDS, group_of
-from worker.wire.engine_settings import BackendName
+from worker.wire.backends import BackendName
 
 _GROUPS = {
     "model": "the model",

@@ -47,9 +47,12 @@ from worker.setting_faults import (
     read_toml,
     variable_of,
 )
-from worker.wire.engine_settings import BackendName, EngineSettings
+from worker.wire.backends import BACKENDS, BackendName
+from worker.wire.engine_settings import EngineSettings
 
-BACKEND_FIELDS: Mapping[str, BackendName] = {"cuda_device": "cuda", "metal_device": "metal"}
+BACKEND_FIELDS: Mapping[str, BackendName] = {
+    field: name for name, backend in BACKENDS.items() for field in backend.fields
+}
 """Settings that only one command has."""
 # A Kubernetes Service named "llorch-…" puts such variables into every pod of its namespace.
 _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT(_\d+_\w+)?)$")

@@ -38,7 +38,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="this worker against the worker of another checkout, in turn, and against nothing "
         f"else unless --only says so; without --loads: {', '.join(SHORT)} (about 3 minutes)",
     )
-    parser.add_argument("--backend", choices=("cpu", "cuda", "metal"), default="cpu")
+    parser.add_argument("--backend", choices=("cpu", "cuda", "vulkan", "metal"), default="cpu")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=1, help="of each load within a round")
     parser.add_argument("--arrivals", type=int, default=60, help="requests of each open load")

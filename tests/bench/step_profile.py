@@ -38,7 +38,8 @@ from worker.llama.context import Context
 from worker.llama.model import LoadOptions, Model
 from worker.llama.sampler import Sampler
 from worker.models.gguf.header import read_header
-from worker.wire.engine_settings import BackendName, EngineSettings
+from worker.wire.backends import BackendName
+from worker.wire.engine_settings import EngineSettings
 from worker.wire.transport import SyncChannel
 from worker.wire.work import InferenceRequest, Sampling
 
@@ -153,7 +154,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--streams", default="1,16", help="comma-separated")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--model", type=Path, help="without it the benchmark's of 190 M parameters")
-    parser.add_argument("--backend", choices=("cpu", "cuda", "metal"), default="cpu")
+    parser.add_argument("--backend", choices=("cpu", "cuda", "vulkan", "metal"), default="cpu")
     parser.add_argument("--temperature", type=float, default=0.0)
     options = parser.parse_args(argv)
     path = options.model

@@ -22,10 +22,10 @@ def instructions(backend: str) -> list[str]:
 
 
 def test_there_is_an_image_per_hardware() -> None:
-    assert DOCKERFILES.keys() == {"cpu", "cuda", "metal"}
+    assert DOCKERFILES.keys() == {"cpu", "cuda", "vulkan", "metal"}
 
 
-@pytest.mark.parametrize("backend", ["cpu", "cuda", "metal"])
+@pytest.mark.parametrize("backend", DOCKERFILES)
 def test_base_images_are_the_pinned_ones(backend: str) -> None:
     defaults = dict(
         line.removeprefix("ARG ").split("=", 1)

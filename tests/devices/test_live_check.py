@@ -130,6 +130,20 @@ def test_another_process_does_not_stand_in_where_the_driver_counts_otherwise(
     check(70 * GIB, nvml=Nvml(), held=held)
 
 
+def test_a_vulkan_driver_without_a_memory_budget_is_not_asked_how_much_is_in_use(
+    check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vulkan = replace(SELECTED, device=replace(GPU, registry="Vulkan"), pci_id=None)
+    for free_bytes, tells in ((80 * GIB, False), (70 * GIB, True)):
+        memory = library.DeviceProperties(free_bytes, 80 * GIB)
+        monkeypatch.setattr(library, "properties_of", lambda _device, memory=memory: memory)
+        assert live_check.tells_use(vulkan) is tells
+        assert live_check.tells_use(SELECTED), "CUDA always does"
+    check(80 * GIB, held=replace(HELD, device_tells_use=False))
+    with pytest.raises(ResidencyViolation, match="has 0 bytes in use"):
+        check(80 * GIB)
+
+
 def test_a_process_that_the_driver_knows_needs_no_stand_in(check: Check) -> None:
     check(70 * GIB, nvml=Nvml(0, {os.getpid(): 7 * GIB, os.getpid() + 1: 40 * GIB}))
     assert live_check.holders(SELECTED, HELD) == ()

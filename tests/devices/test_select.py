@@ -16,6 +16,7 @@ from tests.devices.support import clock
 from worker.devices import select
 from worker.errors import BackendMismatch
 from worker.llama import library
+from worker.wire.backends import BACKENDS, BackendName
 from worker.wire.engine_settings import EngineSettings
 
 
@@ -78,13 +79,13 @@ def test_the_cpu_variant_is_the_plugin_that_was_loaded(config: MakeConfig) -> No
     assert found is None if not variants else f"libggml-cpu-{found}.so" in variants
 
 
-@pytest.mark.parametrize("backend", ["cuda", "metal"])
+@pytest.mark.parametrize("backend", [name for name, each in BACKENDS.items() if each.on_gpu])
 def test_a_gpu_command_on_a_cpu_wheel_names_what_is_there(
-    backend: str, config: MakeConfig, only: Any
+    backend: BackendName, config: MakeConfig, only: Any
 ) -> None:
     only(device())
     error = refused(config(backend))
-    assert f"no {backend.upper()} code" in error.message
+    assert f"no {BACKENDS[backend].title} code" in error.message
     assert "Found: CPU (" in error.message
     assert error.details["found"] == ["CPU"]
 
@@ -159,6 +160,7 @@ def test_a_hidden_gpu_names_the_variable_that_hides_it(
         ("libcuda.so.1", "belongs to the NVIDIA driver"),
         ("libcudart.so.99", "belongs to the CUDA runtime"),
         ("libcublas.so.99", "belongs to cuBLAS"),
+        ("libvulkan.so.1", "is Vulkan's loader"),
         ("libother.so.9", "libother.so.9: cannot open shared object file"),
     ],
 )
@@ -180,8 +182,11 @@ def test_a_software_renderer_is_no_gpu(description: str, config: MakeConfig, onl
         device(),
         device(name="Vulkan0", registry="Vulkan", kind="gpu", description=description),
     )
-    error = refused(config("metal"))
-    assert "software renderer" in error.message and description in error.message
+    for backend in ("metal", "vulkan"):
+        error = refused(config(backend))
+        assert "software renderer" in error.message and description in error.message
+    allowed = config("vulkan", allow_software_device=True)
+    assert select.select_device(allowed.settings).name == "Vulkan0"
 
 
 def test_a_device_that_admits_to_be_a_cpu_is_no_gpu(config: MakeConfig, only: Any) -> None:
@@ -229,12 +234,17 @@ def test_only_the_chosen_card_is_shown_to_the_driver(
     monkeypatch.setenv(variable, shown or "")
     if shown is None:
         monkeypatch.delenv(variable)
-    select._hide_other_cards.cache_clear()
+    select._show_only.cache_clear()
     try:
         settings = EngineSettings("cuda", cuda_device=chosen)
         assert select.hide_other_cards(settings) == index
         assert select.hide_other_cards(settings) == index, "asked again"
         assert os.environ[variable] == then_shown
-        assert select.hide_other_cards(EngineSettings("metal", metal_device=chosen)) == chosen
+        for others in (
+            EngineSettings("metal", metal_device=chosen),
+            EngineSettings("vulkan", vulkan_device=chosen),
+        ):
+            assert select.hide_other_cards(others) == chosen
+        assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "as nvidia-smi counts"
     finally:
-        select._hide_other_cards.cache_clear()
+        select._show_only.cache_clear()

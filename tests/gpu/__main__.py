@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     if argv[:1] == ["pack"]:
         return pack.main(argv[1:])
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
-    parser.add_argument("--backend", choices=("cpu", "cuda", "metal"), default="cuda")
+    parser.add_argument("--backend", choices=("cpu", "cuda", "vulkan", "metal"), default="cuda")
     parser.add_argument("--only", default="", help="steps whose name contains this")
     parser.add_argument("--out", type=Path, default=Path("gpu-report"))
     parser.add_argument("--short", action="store_true", help="small models and loads: a rehearsal")

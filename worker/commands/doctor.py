@@ -291,6 +291,8 @@ def _device_line(device: ChosenDevice) -> str:
     if device.total_bytes and device.free_bytes is not None:
         free, total = device.free_bytes / _GIB, device.total_bytes / _GIB
         line += f", {free:.1f} of {total:.1f} GiB free"
+        if device.free_bytes == device.total_bytes:
+            line += " (or its driver does not tell how much is in use)"
     return line
 
 

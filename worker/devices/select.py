@@ -17,24 +17,15 @@ from typing import Any
 
 from worker.errors import BackendMismatch
 from worker.llama import library
-from worker.wire.engine_settings import BackendName, EngineSettings
+from worker.wire.backends import BACKENDS, BackendName
+from worker.wire.engine_settings import EngineSettings
 
-GPU_REGISTRIES: dict[BackendName, set[str]] = {
-    "cuda": {"CUDA"},
-    # `MTL` on a Mac itself; the others reach the Mac's GPU from a container.
-    "metal": {"MTL", "ggml-virtgpu", "Vulkan"},
-}
-"""ggml registries whose devices a GPU command may use."""
-_GPU_PLUGINS: dict[BackendName, tuple[str, ...]] = {
-    "cuda": ("cuda",),
-    "metal": ("metal", "vulkan", "virtgpu"),
-}
-"""The GPU libraries of each backend's wheel, without the prefix `libggml-`."""
 _LACKING = {
     "libcuda.so": " It belongs to the NVIDIA driver; a container gets it with --gpus.",
     "libcudart.so": " It belongs to the CUDA runtime; install it, or name its folder in "
     "LD_LIBRARY_PATH.",
     "libcublas": " It belongs to cuBLAS; install it, or name its folder in LD_LIBRARY_PATH.",
+    "libvulkan.so": " It is Vulkan's loader; Debian and Ubuntu have it in the package libvulkan1.",
 }
 """Libraries that a plug-in needs from the machine, and where they come from."""
 CPU_REGISTRIES = {"CPU", "BLAS"}
@@ -44,7 +35,6 @@ _SOFTWARE_RENDERER = re.compile(
     r"\bwarp\b|basic render",
     re.IGNORECASE,
 )
-_SHOWN = "CUDA_VISIBLE_DEVICES"
 _CPU_PLUGIN = re.compile(r"loaded CPU backend from .*libggml-cpu(?:-(?P<variant>\w+))?\.\w+")
 _REASON = re.compile(r"(error|fail|no .*device|not found|unable|insufficient)", re.IGNORECASE)
 
@@ -56,7 +46,7 @@ class Selected:
     device: library.Device | None
     """`None` for a CPU backend: nothing is offloaded."""
     name: str
-    """`CPU`, `CUDA0`, `MTL0`, `RPC0`…"""
+    """`CPU`, `CUDA0`, `Vulkan0`, `MTL0`, `RPC0`…"""
     cpu_variant: str | None
     """The plug-in for this machine's CPU, such as `haswell`; `None` if it is built in."""
     total_bytes: int = 0
@@ -81,7 +71,7 @@ def select_device(settings: EngineSettings) -> Selected:
     build = wheel_stamp()
     devices = library.devices()
     _check_stamp(settings.backend, build, devices)
-    if settings.backend in GPU_REGISTRIES:
+    if settings.on_gpu:
         candidates = [d for d in devices if _is_gpu_of(settings.backend, d)]
         device = _choose(settings, index, candidates, devices)
         found = library.properties_of(device)
@@ -95,26 +85,31 @@ def select_device(settings: EngineSettings) -> Selected:
 
 
 def hide_other_cards(settings: EngineSettings) -> int:
-    """Make the chosen NVIDIA card the only visible one, before the driver starts.
+    """Make the chosen card the only visible one, before the driver starts, and return the index
+    that it has from then on.
 
-    The driver looks at every visible card, and a broken one ends the process. Returns the index of
-    the chosen card from then on.
+    CUDA's driver looks at every visible card, and a broken one ends the process; its indices
+    become those of `nvidia-smi`. Vulkan shows software devices only if they are named so.
     """
-    index = settings.device_index
-    return _hide_other_cards(index) if settings.backend == "cuda" else index
+    index, backend = settings.device_index, BACKENDS[settings.backend]
+    if settings.backend == "cuda":
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    elif not settings.allow_software_device:
+        return index
+    return _show_only(index, backend.shown_by) if backend.shown_by else index
 
 
 @cache
-def _hide_other_cards(index: int) -> int:
+def _show_only(index: int, variable: str) -> int:
     if library.is_loaded():
         return index
-    shown = os.environ.get(_SHOWN)
+    shown = os.environ.get(variable)
     if shown is None:
-        os.environ[_SHOWN] = str(index)
+        os.environ[variable] = str(index)
         return 0
     cards = [card.strip() for card in shown.split(",") if card.strip()]
     if index < len(cards):
-        os.environ[_SHOWN] = cards[index]
+        os.environ[variable] = cards[index]
         return 0
     return index
 
@@ -143,7 +138,8 @@ def _label(device: library.Device) -> str:
 
 
 def _is_gpu_of(backend: BackendName, device: library.Device) -> bool:
-    return device.registry in GPU_REGISTRIES[backend] and device.kind in ("gpu", "igpu", "cpu")
+    known = BACKENDS[backend].registries
+    return device.registry in known and device.kind in ("gpu", "igpu", "cpu")
 
 
 def _choose(
@@ -155,7 +151,7 @@ def _choose(
     backend = settings.backend
     if not candidates:
         raise BackendMismatch(
-            f"llorch-{backend} needs a {backend.upper()} device and there is none. "
+            f"llorch-{backend} needs a {BACKENDS[backend].title} device and there is none. "
             f"{_why_none(backend)} Found: {_listed(devices)}.",
             backend=backend,
             found=[device.name for device in devices],
@@ -172,10 +168,11 @@ def _choose(
             found=[device.name for device in candidates],
         )
     device = candidates[index]
-    if device.kind == "cpu" or _SOFTWARE_RENDERER.search(f"{device.name} {device.description}"):
+    is_software = _SOFTWARE_RENDERER.search(f"{device.name} {device.description}")
+    if (device.kind == "cpu" or is_software) and not settings.allow_software_device:
         raise BackendMismatch(
             f"{_label(device)} is a software renderer: it computes on the CPU while it looks "
-            "like a GPU; give the container access to a real GPU.",
+            "like a GPU; give this machine or container a real GPU and its driver.",
             backend=backend,
             found=[device.name],
         )
@@ -227,7 +224,7 @@ def _refuse_gpu_wheel(devices: list[library.Device]) -> None:
             backend="cpu",
             found=[device.name for device in others],
         )
-    if plugin := _gpu_plugin("cuda", "metal"):
+    if plugin := _gpu_plugin(*BACKENDS):
         raise BackendMismatch(
             f"llorch-cpu needs a CPU wheel, but the installed llama-cpp-python carries "
             f"{plugin.name}; start the command of that backend or install the CPU wheel.",
@@ -238,7 +235,7 @@ def _refuse_gpu_wheel(devices: list[library.Device]) -> None:
 
 def _gpu_plugin(*backends: BackendName) -> Path | None:
     """A GPU library of the wheel; it may be there without a device."""
-    names = [name for backend in backends for name in _GPU_PLUGINS[backend]]
+    names = [name for backend in backends for name in BACKENDS[backend].plugins]
     found = (path for name in names for path in sorted(library.folder().glob(f"libggml-{name}*")))
     return next(found, None)
 
@@ -247,7 +244,7 @@ def _why_none(backend: BackendName) -> str:
     """Why the device is missing, in the words of the wheel or the driver."""
     plugin = _gpu_plugin(backend)
     if plugin is None:
-        return f"The installed llama-cpp-python wheel has no {backend.upper()} code."
+        return f"The installed llama-cpp-python wheel has no {BACKENDS[backend].title} code."
     for line in library.startup_log:
         if backend in line.lower() and _REASON.search(line):
             return f"The driver says: {line.strip()}."
@@ -260,7 +257,8 @@ def _why_none(backend: BackendName) -> str:
 
 
 def _visibility_hint(backend: BackendName) -> str:
-    visible = os.environ.get(_SHOWN)
-    if backend == "cuda" and visible is not None:
-        return f" ({_SHOWN} is {visible!r}; `nvidia-smi -L` lists the cards of this machine)"
-    return ""
+    variable = BACKENDS[backend].shown_by
+    if variable is None or (visible := os.environ.get(variable)) is None:
+        return ""
+    lists = "nvidia-smi -L" if backend == "cuda" else "vulkaninfo --summary"
+    return f" ({variable} is {visible!r}; `{lists}` lists the cards of this machine)"

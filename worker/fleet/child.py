@@ -11,9 +11,8 @@ import os
 import signal
 import sys
 import threading
-from typing import get_args
 
-from worker.wire.engine_settings import BackendName
+from worker.wire.backends import BACKENDS
 
 
 def watch(death_pipe: int) -> None:
@@ -29,7 +28,7 @@ def main() -> int:
     death_pipe, backend = int(sys.argv[1]), sys.argv[2]
     os.set_inheritable(death_pipe, False)
     threading.Thread(target=watch, args=(death_pipe,), daemon=True).start()
-    for name in get_args(BackendName):
+    for name in BACKENDS:
         if name == backend:
             return run(name, sys.argv[3:])
     raise SystemExit(f"{backend} is not a backend")

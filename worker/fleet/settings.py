@@ -18,7 +18,7 @@ from worker.errors import ConfigError, WorkerError
 from worker.models.reference import PathReference, parse
 from worker.setting_faults import ENV_ONLY, closest, first_fault, flag, read_toml
 from worker.settings import FIELDS, Settings
-from worker.wire.engine_settings import BackendName
+from worker.wire.backends import BACKENDS, BackendName
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 MAX_REPLICAS = 1000
@@ -128,7 +128,7 @@ class WorkerGroup(BaseModel):
     @property
     def resources(self) -> dict[str, Any]:
         """Ray's resource options for an actor that owns one such worker."""
-        device = self.device or ("GPU" if self.backend == "cuda" else None)
+        device = self.device or BACKENDS[self.backend].ray_resource
         if device is None:
             return {"num_cpus": 0}
         if device == "GPU":

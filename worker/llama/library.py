@@ -37,18 +37,24 @@ class Device:
     """One entry of the ggml device registry."""
 
     name: str
-    """`CPU`, `CUDA0`, `MTL0`, `RPC0`…"""
+    """`CPU`, `CUDA0`, `Vulkan0`, `MTL0`, `RPC0`…"""
     description: str
     kind: DeviceKind
     registry: str
-    """The backend that it belongs to: `CPU`, `CUDA`, `MTL`, `RPC`…"""
+    """The backend that it belongs to: `CPU`, `CUDA`, `Vulkan`, `MTL`, `RPC`…"""
     handle: int
     """The native `ggml_backend_dev_t`."""
+
+    @property
+    def uses_host_memory(self) -> bool:
+        """Whether its memory is the machine's own: an integrated GPU's, a Mac's."""
+        return self.kind == "igpu" or self.registry == "MTL"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceProperties:
     free_bytes: int
+    """Equal to all of it if the driver does not tell how much is in use."""
     total_bytes: int
     """0 for a device without memory of its own."""
     pci_id: str | None = None
@@ -263,7 +269,9 @@ def properties_of(device: Device) -> DeviceProperties:
     found = _Properties()
     ggml().ggml_backend_dev_get_props(device.handle, ctypes.byref(found))
     pci_id = found.device_id.decode() if found.device_id else None
-    return DeviceProperties(found.memory_free, found.memory_total, pci_id)
+    # Where more is in use than the driver's budget, ggml's unsigned difference wraps around.
+    free = found.memory_free if found.memory_free <= found.memory_total else 0
+    return DeviceProperties(free, found.memory_total, pci_id)
 
 
 def is_loaded() -> bool:

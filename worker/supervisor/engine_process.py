@@ -30,7 +30,7 @@ ENVIRONMENT_PREFIXES = (
     *("PATH", "HOME", "USER", "LANG", "LC_", "TZ", "TMPDIR", "XDG_", "PYTHON", "VIRTUAL_ENV"),
     *("LD_", "DYLD_", "MALLOC_", "GLIBC_", "ASAN_", "UBSAN_", "OMP_", "GOMP_", "KMP_"),
     *("MKL_", "OPENBLAS_", "BLIS_", "VECLIB_", "GGML_", "LLAMA_"),
-    *("CUDA_", "NVIDIA_", "NCCL_", "MTL_", "METAL_"),
+    *("CUDA_", "NVIDIA_", "NCCL_", "MTL_", "METAL_", "VK_", "MESA_", "LP_", "RADV_", "ANV_"),
 )
 """Prefixes of the variables that the engine inherits; its settings come through the pipe."""
 SPINS_AT_BARRIERS = "1000"

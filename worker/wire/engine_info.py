@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from worker.wire.engine_settings import Adapter, BackendName
+from worker.wire.backends import BackendName
+from worker.wire.engine_settings import Adapter
 
 BufferKind = Literal["weights", "kv", "compute", "output", "recurrent"]
 
@@ -38,6 +39,9 @@ class Residency:
     allowed_host_buffers: tuple[str, ...] = ()
     """Host buffers that the policy allows, each with its reason in one sentence."""
     violation: str | None = None
+    device_tells_use: bool = True
+    """Whether the driver tells how much of the device's memory is in use; otherwise nothing can be
+    asked about it after the load."""
     holder_pids: tuple[int, ...] = ()
     """Processes that may be the engine, if the driver uses other process ids than this system."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-BackendName = Literal["cpu", "cuda", "metal", "accelerate"]
+from worker.wire.backends import BACKENDS, BackendName
 
 CPU_INTER_TOKEN_MS, GPU_INTER_TOKEN_MS = 250.0, 50.0
 """With 150 on a CPU, sixteen streams that start together bring 3 to 5 % fewer tokens a second
@@ -33,7 +33,9 @@ class EngineSettings:
 
     # fmt: off
     cuda_device: int = _setting(0, "device", "index of the CUDA device", ge=0, le=255)
+    vulkan_device: int = _setting(0, "device", "index of the Vulkan device", ge=0, le=255)
     metal_device: int = _setting(0, "device", "index of the Metal device", ge=0, le=255)
+    allow_software_device: bool = _setting(False, "device", "take also a Vulkan device that computes on the CPU, such as llvmpipe; --vulkan-device then counts all that the loader has")
     threads: int | None = _setting(None, "device", "compute threads; without it from the CPU budget of the container", ge=1, le=1024)
     mmap: bool | None = _setting(None, "device", "map the model file; without it on for CPUs, off for GPUs")
     mlock: bool = _setting(False, "device", "keep the model from being swapped out")
@@ -59,7 +61,7 @@ class EngineSettings:
 
     @property
     def on_gpu(self) -> bool:
-        return self.backend in ("cuda", "metal")
+        return BACKENDS[self.backend].on_gpu
 
     @property
     def inter_token_ms(self) -> float:
@@ -75,8 +77,9 @@ class EngineSettings:
 
     @property
     def device_index(self) -> int:
-        """The index among the backend's own devices."""
-        return self.metal_device if self.backend == "metal" else self.cuda_device
+        """The index among the backend's own devices; 0 for a processor."""
+        fields = BACKENDS[self.backend].fields
+        return int(getattr(self, fields[0])) if fields else 0
 
     @property
     def maps_file(self) -> bool:

@@ -18,6 +18,7 @@ from worker.devices import select
 from worker.devices.residency import live_check
 from worker.errors import ResidencyViolation
 from worker.llama import library
+from worker.wire.backends import BACKENDS
 from worker.wire.engine_info import Residency
 
 _ANSWER_SECONDS = 2.0
@@ -54,7 +55,8 @@ def play_gpu(patch: Callable[[object, str, Any], None] = setattr) -> None:
             residency = replace(residency, buffers=())
         really_check(selected, residency, locked=locked)
 
-    patch(select, "GPU_REGISTRIES", {**select.GPU_REGISTRIES, "cuda": {"RPC"}})
+    known = replace(BACKENDS["cuda"], registries=frozenset({"RPC"}))
+    patch(select, "BACKENDS", {**BACKENDS, "cuda": known})
     patch(select, "wheel_stamp", dict)
     patch(live_check, "check", check)
 

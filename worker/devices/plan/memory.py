@@ -26,22 +26,16 @@ from worker.devices.plan.plan import Plan
 from worker.errors import ConfigError, InsufficientVram, ModelError
 from worker.llama import library
 from worker.models.gguf.header import GgufHeader
+from worker.wire.backends import BACKENDS
 from worker.wire.engine_settings import EngineSettings
 
 _MIB = 1 << 20
-_MARGIN_BYTES = {
-    "cuda": 512 * _MIB,
-    "metal": 256 * _MIB,
-    "cpu": 256 * _MIB,
-    "accelerate": 256 * _MIB,
-}
-"""For what no report lists: driver workspaces, allocator slack, the process itself."""
 _STEP = 256
 """llama.cpp rounds context lengths up to multiples of this."""
 _EXACT_CELLS = 1 << 21
 """A context with up to this many KV cells is laid out exactly for its plan."""
 _AUTOMATIC_SHARE = 0.5
-"""The share of a CPU host's available memory that a default KV cache may use."""
+"""The share of a host's available memory that a default KV cache may use."""
 _DEFAULT_LENGTH = 16384
 """A default KV cache holds one sequence of the trained length, up to this length…"""
 _DEFAULT_BYTES = 128 * _MIB
@@ -108,7 +102,7 @@ class _Planner:
             self._draft = Unloaded(beside.draft, device, "draft model")
         self._draft_bytes = cache(self._of_draft)
         self._layout = cache(self._lay_out)
-        self._margin = _MARGIN_BYTES[settings.backend]
+        self._margin = BACKENDS[settings.backend].margin_bytes
         self._available = self._available_bytes()
 
     def close(self) -> None:
@@ -185,7 +179,7 @@ class _Planner:
 
     def _with_host_room(self, plan: Plan) -> Plan:
         """Check that the host has the memory that a GPU worker needs there."""
-        host_bytes, available = sum(plan.host_parts.values()), self._budget.memory_available_bytes
+        host_bytes, available = sum(plan.host_parts.values()), self._host_bytes_beside(plan)
         if host_bytes > available:
             raise InsufficientVram(
                 f"{host_bytes:,} bytes of the host's memory are needed beside {plan.device}, "
@@ -194,13 +188,21 @@ class _Planner:
             )
         return plan
 
+    def _host_bytes_beside(self, plan: Plan) -> int:
+        """What the host has left beside the device's parts, which may lie in the same memory."""
+        taken = plan.needed_bytes if self._uses_host_memory else 0
+        return self._budget.memory_available_bytes - taken
+
     def _with_states(self, plan: Plan) -> Plan:
         """Plan what states that requests may go on from get of the host's memory that is left."""
         if self._embeds:
             return plan
         parts = plan.parts if self._device is None else plan.host_parts
         chosen = self._settings.snapshot_mib
-        left = self._budget.memory_available_bytes - sum(parts.values())
+        available = self._budget.memory_available_bytes
+        if self._device is not None:
+            available = self._host_bytes_beside(plan)
+        left = available - sum(parts.values())
         if chosen is None:
             more = min(int(left * _STATES_SHARE), _MOST_STATES_BYTES - parts.get("states", 0))
         else:
@@ -300,18 +302,24 @@ class _Planner:
 
     def _available_bytes(self) -> int:
         memory = library.properties_of(self._device) if self._device is not None else None
+        on_host = self._budget.memory_available_bytes
         if memory is None or not memory.total_bytes:  # it has no memory of its own to report
-            return self._budget.memory_available_bytes
-        return memory.free_bytes
+            return on_host
+        return min(memory.free_bytes, on_host) if self._uses_host_memory else memory.free_bytes
+
+    @property
+    def _uses_host_memory(self) -> bool:
+        return self._device is None or self._device.uses_host_memory
 
     @property
     def _limit_at_least(self) -> int:
         """A lower bound of `_automatic_limit` that needs no layout of a context."""
-        return int(self._available * (1.0 if self._device is not None else _AUTOMATIC_SHARE))
+        return int(self._available * (_AUTOMATIC_SHARE if self._uses_host_memory else 1.0))
 
     def _automatic_limit(self) -> int:
-        """The limit of a default plan: all of a GPU, but only half of what a host has left."""
-        if self._device is not None:
+        """The limit of a default plan: all of a GPU's own memory, but only half of what a host has
+        left."""
+        if not self._uses_host_memory:
             return self._available
         smallest = self._at(_STEP, self._settings.slots)
         fixed = smallest.needed_bytes - smallest.parts["kv"]

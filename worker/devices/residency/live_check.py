@@ -40,6 +40,8 @@ def check(selected: Selected, residency: Residency, *, locked: bool = False) -> 
     if memory is None or memory.total_bytes != selected.total_bytes:
         raise ResidencyViolation(f"{device.name} is no longer the device that the model is on.")
     used_bytes = memory.total_bytes - memory.free_bytes if own_bytes is None else own_bytes
+    if own_bytes is None and not residency.device_tells_use:
+        return
     if used_bytes < residency.device_bytes * _LEAST_SHARE:
         whose = "in use" if own_bytes is None else "in use by this worker"
         raise ResidencyViolation(
@@ -48,6 +50,19 @@ def check(selected: Selected, residency: Residency, *, locked: bool = False) -> 
             used_bytes=used_bytes,
             device_bytes=residency.device_bytes,
         )
+
+
+def tells_use(selected: Selected) -> bool:
+    """Whether the device, right after a load, tells that memory is in use.
+
+    A Vulkan driver without `VK_EXT_memory_budget` never does: all of its memory is then free. That
+    such a device still holds the model cannot be asked.
+    """
+    device = selected.device
+    if device is None or device.registry != "Vulkan":
+        return True
+    memory = library.properties_of(device)
+    return memory.free_bytes < memory.total_bytes
 
 
 def _check_memory(residency: Residency, locked: bool) -> None:

@@ -75,6 +75,7 @@ def prove(
     faults += _unproven(report, residency, model, locked)
     if faults:
         raise _violation(replace(residency, resident=False, violation=faults[0]), faults)
+    residency = replace(residency, device_tells_use=live_check.tells_use(selected))
     live_check.check(selected, residency)
     return replace(residency, holder_pids=live_check.holders(selected, residency))
 

@@ -8,7 +8,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from worker.supervisor.status import State
-from worker.wire.engine_settings import BackendName
+from worker.wire.backends import BackendName
 from worker.wire.messages import StopReason
 
 Count = Annotated[int, Field(ge=0)]

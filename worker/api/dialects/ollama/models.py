@@ -41,7 +41,7 @@ async def running(request: Request, state: AppState) -> Response:
         return json_response({"models": []})
     loaded = {
         "expires_at": _NEVER,
-        "size_vram": 0 if state.settings.backend in ("cpu", "accelerate") else _held(state),
+        "size_vram": _held(state) if state.settings.engine.on_gpu else 0,
         "context_length": state.loaded().model.context_length,
     }
     entry = _entry(state, state.model_name) | {"size": _held(state)}

@@ -1,0 +1,65 @@
+"""The backends: one command, one wheel and one kind of device each.
+
+The only list of them in the package; a test holds the commands of `pyproject.toml` against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+BackendName = Literal["cpu", "cuda", "vulkan", "metal", "accelerate"]
+
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    title: str
+    """Its name in sentences."""
+    registries: frozenset[str] = frozenset()
+    """ggml's registries whose devices its command may use; none for a processor."""
+    plugins: tuple[str, ...] = ()
+    """The GPU libraries of its wheel, without the prefix `libggml-`."""
+    margin_bytes: int = 256 * _MIB
+    """For what no report lists: driver workspaces, allocator slack, the process itself."""
+    fields: tuple[str, ...] = ()
+    """Settings that only its command has; the first chooses the device."""
+    shown_by: str | None = None
+    """The variable that restricts which cards the driver shows to a process."""
+    ray_resource: str | None = None
+    """What Ray calls one device of it."""
+
+    @property
+    def on_gpu(self) -> bool:
+        return bool(self.registries)
+
+
+BACKENDS: Mapping[BackendName, Backend] = {
+    "cpu": Backend("CPU"),
+    "cuda": Backend(
+        "CUDA",
+        registries=frozenset({"CUDA"}),
+        plugins=("cuda",),
+        margin_bytes=512 * _MIB,
+        fields=("cuda_device",),
+        shown_by="CUDA_VISIBLE_DEVICES",
+        ray_resource="GPU",
+    ),
+    "vulkan": Backend(
+        "Vulkan",
+        registries=frozenset({"Vulkan"}),
+        plugins=("vulkan",),
+        fields=("vulkan_device", "allow_software_device"),
+        shown_by="GGML_VK_VISIBLE_DEVICES",
+    ),
+    "metal": Backend(
+        "Metal",
+        # `MTL` on a Mac itself; the others reach the Mac's GPU from a container.
+        registries=frozenset({"MTL", "ggml-virtgpu", "Vulkan"}),
+        plugins=("metal", "vulkan", "virtgpu"),
+        fields=("metal_device",),
+    ),
+    "accelerate": Backend("Accelerate"),
+}
