@@ -151,7 +151,7 @@ def the_gateway() -> psutil.Process:
 async def test_cancel_duplicate_and_disconnect_reach_the_worker(running: Running) -> None:
     await running.restored()
     port = running.port
-    headers = [(b"content-type", b"application/json")]
+    headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")]
     milliseconds = []
     for n in range(5):
         body = job(f"A long tale {n}", 900)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import ssl
 import time
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import psutil
 import pytest
 
 from tests.fleet.running import Running
+from tests.support.certificate import own_certificate
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 TOKEN = "a-token-of-the-clients"
@@ -76,3 +79,24 @@ def test_a_fleet_of_one_machine(alone: Running) -> None:
         assert {each["name"] for each in states} == {"third", "gateway"}
         answer = client.post("/v1/completions", json={**body, "model": "third"}, headers=HEADERS)
         assert answer.status_code == 200, answer.text
+
+    # HTTPS, with a certificate beside the file; on a port that is taken nothing changes.
+    certificate = own_certificate(alone.folder)
+    tls = f'ssl_certfile = "{certificate.name}"\nssl_keyfile = "{certificate.name}"\n'
+    done = alone.up(tls + group("third"))
+    assert done.returncode == 0 and f"https://127.0.0.1:{alone.port}" in done.stdout, done.stderr
+    trusted = ssl.create_default_context(cafile=certificate)
+    uri = alone.uri.replace("http", "https")
+    with httpx.Client(base_url=uri, verify=trusted, timeout=60, trust_env=False) as client:
+        answer = client.post("/v1/completions", json=body, headers=HEADERS)
+        assert answer.status_code == 401 or answer.json()["error"]["code"] == "model_not_found"
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            free, alone.port = alone.port, taken.getsockname()[1]
+            done = alone.up(tls + group("third"))
+            alone.port = free
+        print(done.stderr)
+        assert done.returncode == 3
+        assert "gateway does not start: Port" in done.stderr and "in use" in done.stderr
+        assert client.get("/v1/models", headers=HEADERS).status_code == 200

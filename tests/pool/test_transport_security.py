@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import ssl
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,26 +12,15 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartWorker
+from tests.support.certificate import own_certificate
 from tests.support.pool_manager import PoolManager, serving
 from worker.pool.conformance import send_json
 
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """Key and certificate of a manager that no authority knows."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs openssl")
-    path = tmp_path / "manager.pem"
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-        + ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
-        + ["-keyout", str(tmp_path / "key"), "-out", str(path)],
-        check=True,
-        capture_output=True,
-    )
-    path.write_text(path.read_text() + (tmp_path / "key").read_text())
-    return path
+    """Of a manager that no authority knows."""
+    return own_certificate(tmp_path)
 
 
 @contextmanager

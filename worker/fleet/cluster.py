@@ -36,6 +36,8 @@ NODE_ENVIRONMENT = {
     # A node counts as dead after five failed checks. Until then Ray may send the workers that
     # replace its own to that node again, where they wait: with checks every 3 s for 15 s.
     "RAY_health_check_period_ms": "1000",
+    # Ray would end the fleet's processes when the machine's memory is full, whoever fills it.
+    "RAY_memory_monitor_refresh_ms": "0",
 }
 """Environment that every node of a cluster should be started with."""
 LOCAL_ENVIRONMENT = {

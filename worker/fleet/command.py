@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import sys
 import time
 from collections import Counter
@@ -252,8 +253,8 @@ def _short(message: str) -> str:
     """The reason at the end of a message of Serve, which can hold a whole traceback."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     for line in reversed(lines):
-        if "WorkerError: " in line:
-            return line.partition("WorkerError: ")[2]
+        if found := re.search(r"worker\.errors\.\w+: (.*)", line):
+            return found[1]
     return lines[-1] if lines else "Ray says no more than that"
 
 

@@ -59,11 +59,10 @@ def configuration(
         # On the head, because clients have one address.
         "ray_actor_options": {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}},
         "graceful_shutdown_timeout_s": GATEWAY_DRAIN_SECONDS + STOP_MARGIN_SECONDS,
-        "user_config": {
-            **fleet.model_dump(mode="json", exclude={"workers", "gateways"}),
-            "workers": list(groups.values()),
-        },
+        "max_surge_percent": 100,  # if a new one does not start, the old ones stay
+        "user_config": {"workers": list(groups.values())},
     }
+    place = {"fleet": fleet.model_dump(mode="json", exclude={"workers", "gateways"})}
     return {
         # No proxy of Serve's: it would listen on ports of its own, without TLS.
         "proxy_location": "Disabled",
@@ -74,7 +73,7 @@ def configuration(
                 )
                 for group in fleet.workers
             ),
-            application(GATEWAY, "gateways", {}, gateway),
+            application(GATEWAY, "gateways", place, gateway),
         ],
     }
 
@@ -91,9 +90,8 @@ def with_leaving(
         return None
     *groups, gateway = config["applications"]
     (deployment,) = gateway["deployments"]
-    served = deployment["user_config"]
-    served = {**served, "workers": [*served["workers"], *(app["args"]["group"] for app in leaving)]}
-    gateway = {**gateway, "deployments": [{**deployment, "user_config": served}]}
+    served = [*deployment["user_config"]["workers"], *(app["args"]["group"] for app in leaving)]
+    gateway = {**gateway, "deployments": [{**deployment, "user_config": {"workers": served}}]}
     return {**config, "applications": [*groups, *leaving, gateway]}
 
 
@@ -101,7 +99,7 @@ def token_file_of(config: Config | None) -> str | None:
     """Where the gateways of a running fleet read the token of its clients."""
     for app in (config or {}).get("applications", []):
         if app["name"] == GATEWAY:
-            found: str | None = app["deployments"][0]["user_config"].get("token_file")
+            found: str | None = app["args"]["fleet"]["token_file"]
             return found
     return None
 

@@ -48,8 +48,9 @@ def workers(args: dict[str, Any]) -> Application:
 
 
 def gateways(args: dict[str, Any]) -> Application:
-    """The gateways; Serve passes the fleet to each by `GatewayReplica.reconfigure`."""
-    return serve.deployment(GatewayReplica).options(name="gateway").bind()
+    """`args` holds a `Fleet` without its workers as `fleet`, and `generation`. Serve passes the
+    workers to each gateway by `GatewayReplica.reconfigure`."""
+    return serve.deployment(GatewayReplica).options(name="gateway").bind(args["fleet"])
 
 
 class WorkerReplica:
@@ -92,57 +93,51 @@ class WorkerReplica:
 
 class GatewayReplica:
     """One gateway and its HTTP server. Several share the fleet's port: the kernel deals out the
-    connections, and those of one that has gone to the others."""
+    connections among them. So a new one listens before it takes the place of an old one."""
 
-    def __init__(self) -> None:
+    def __init__(self, fleet: dict[str, Any]) -> None:
         _listen_at_home()
+        self._fleet = fleet
         self._table = WorkerTable()
         self._gateway = Gateway(self._table)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._place: tuple[object, ...] = ()
         self._server: Server | None = None
-        self._serving: dict[Server, asyncio.Task[None]] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
 
-    async def reconfigure(self, fleet: dict[str, Any]) -> None:
-        """Serve calls this at the start and after each `up` that changes the fleet."""
-        served = Fleet.model_validate(fleet)
-        self._gateway.use(served)
-        names = {group.name for group in served.workers}
-        for gone in self._tasks.keys() - names - {""}:
-            self._tasks.pop(gone).cancel()
+    async def reconfigure(self, groups: dict[str, Any]) -> None:
+        """Serve calls this at the start and after each `up` that changes the groups."""
+        fleet = Fleet.model_validate({**self._fleet, **groups})
+        self._gateway.use(fleet)
+        names = {group.name for group in fleet.workers}
+        for gone in self._asking.keys() - names:
+            self._asking.pop(gone).cancel()
             self._table.replace(gone, [])
-        for name in names - self._tasks.keys():
-            self._tasks[name] = asyncio.create_task(_listen(name, self._table))
-        self._tasks.setdefault("", asyncio.create_task(watch(self._table)))
-        place = served.host, served.port, served.ssl_certfile, served.ssl_keyfile
-        if place != self._place:
-            self._serve(served)
-            self._place = place
+        for name in names - self._asking.keys():
+            self._asking[name] = asyncio.create_task(_ask(name, self._table))
+        if self._server is None:
+            self._serve(fleet)
 
     def _serve(self, fleet: Fleet) -> None:
-        """Listen where this fleet says; what is open on another address may go on to its end."""
         listener = listen(fleet.host, fleet.port, shared=True)
         server = server_for(self._gateway, SLOW_READER_SECONDS, lambda: None)
         server.config.ssl_certfile = fleet.ssl_certfile
         server.config.ssl_keyfile = fleet.ssl_keyfile
         server.config.timeout_graceful_shutdown = GATEWAY_DRAIN_SECONDS
         server.config.load()  # reads the certificate, and raises what is wrong with it
-        if self._server is not None:
-            self._server.should_exit = True
         self._server = server
-        self._serving[server] = asyncio.create_task(server.serve(sockets=[listener]))
+        self._serving = asyncio.create_task(server.serve(sockets=[listener]))
+        self._watching = asyncio.create_task(watch(self._table))
 
     async def check_health(self) -> None:
-        if self._server is None or self._serving[self._server].done():
+        if self._serving.done():
             raise WorkerError("the gateway's HTTP server has ended")
 
     async def __del__(self) -> None:
-        for server in self._serving:
-            server.should_exit = True
-        await asyncio.gather(*self._serving.values(), return_exceptions=True)
+        if self._server is not None:
+            self._server.should_exit = True
+            await asyncio.wait({self._serving})
 
 
-async def _listen(group: str, table: WorkerTable) -> None:
+async def _ask(group: str, table: WorkerTable) -> None:
     """Keep the table's entry for one group up to date until cancelled, by asking its replicas.
 
     Serve removes a replica from a handle's list before it stops the replica.

@@ -13,11 +13,11 @@ import signal
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
+
+import httpx
 
 from worker.pool.rules import Breach, PoolMessage, judge
 
@@ -128,13 +128,9 @@ def _probe(payload: Any) -> int | None:
     uri = payload.get("uri") if isinstance(payload, dict) else None
     if not isinstance(uri, str) or not uri.startswith(("http://", "https://")):
         return None
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"{uri}/ready", timeout=_PROBE_SECONDS) as response:
-            return int(response.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
+        return httpx.get(f"{uri}/ready", timeout=_PROBE_SECONDS, trust_env=False).status_code
+    except (httpx.HTTPError, httpx.InvalidURL):
         return 0
 
 
