@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -73,7 +74,8 @@ def test_every_flag_is_a_variable_and_a_key_of_the_file(
 
     info, flag = FIELDS[name], name.replace("_", "-")
     is_switch = info.annotation is bool or bool in get_args(info.annotation)
-    words = [each for each in get_args(info.annotation) if isinstance(each, str)]
+    options = [get_args(each) or (each,) for each in get_args(info.annotation)]
+    words = [each for each in chain(*options) if isinstance(each, str)]
     text = VALID.get(name, words[-1] if words else "false" if is_switch else "1")
     by_flag = load(f"--no-{flag}") if is_switch else load(f"--{flag}", text)
     monkeypatch.setenv(f"LLORCH_{name.upper()}", text)

@@ -41,7 +41,10 @@ _OTHER_NAMES = {
     "--n-gpu-layers": ("-ngl", "--ngl", "--gpu-layers"),
     "--threads": ("-t",),
     "--flash-attention": ("-fa", "--flash-attn"),
-    "--kv-type": ("-ctk", "--cache-type-k", "--kv-cache-dtype"),
+    "--kv-type": ("--kv-cache-dtype",),
+    "--kv-type-k": ("-ctk", "--cache-type-k"),
+    "--kv-type-v": ("-ctv", "--cache-type-v"),
+    "--yarn-orig-ctx": ("--yarn-orig-context",),
     "--log-level": ("-v", "--verbose"),
     f"the variable {ENV_PREFIX}WORKER_TOKEN": ("--api-key", "--worker-token"),
 }

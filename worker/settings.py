@@ -198,6 +198,8 @@ class Settings(_EngineFields):
             yield "n_gpu_layers", f"{why}: only {possible[0]!r} is possible"
         if engine.kv_store is not None and not engine.prefix_cache:
             yield "kv_store", "it keeps what the prefix cache has: --no-prefix-cache has nothing"
+        if engine.rope_scale is not None and engine.rope_freq_scale is not None:
+            yield "rope_scale", "--rope-freq-scale says the same as 1 divided by it: give one"
         if engine.speculate == "draft" and self.draft is None:
             yield "speculate", "no --draft names a model"
         if self.draft is not None and engine.speculate not in ("auto", "draft"):

@@ -22,8 +22,8 @@ CHATML = (
 
 SAME = {
     "--host": "--host", "--port": "--port", "--threads": "--threads", "--parallel": "--slots",
-    "--n-predict": "--max-tokens-out", "-ctk": "--kv-type", "-fa": "--flash-attention",
-    "--cors-origins": "--allow-origin",
+    "--n-predict": "--max-tokens-out", "-ctk": "--kv-type-k", "-ctv": "--kv-type-v",
+    "-fa": "--flash-attention", "--cors-origins": "--allow-origin",
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ def logits(gguf: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
     try:
         n = len(tokens)
         options = ContextOptions(
-            n_ctx=max(n, 64), n_batch=n, n_ubatch=n, kv_type="f32", flash_attention="off"
+            n_ctx=max(n, 64), n_batch=n, n_ubatch=n, kv_types=("f32", "f32"), flash_attention="off"
         )
         context = Context(model, options)
         try:
@@ -61,7 +61,7 @@ def _pooled(
         n_ctx=max(n, 64),
         n_batch=n,
         n_ubatch=n,
-        kv_type="f32",
+        kv_types=("f32", "f32"),
         flash_attention="off",
         embeddings=True,
     )

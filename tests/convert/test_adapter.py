@@ -48,7 +48,9 @@ def adapted_logits(gguf: Path, adapter: Path, scale: float, tokens: Sequence[int
     model = Model(str(gguf), LoadOptions(extra_buffer_types=False))
     loaded = LoraAdapter(model, str(adapter), scale)
     n = len(tokens)
-    options = ContextOptions(n_ctx=64, n_batch=n, n_ubatch=n, kv_type="f32", flash_attention="off")
+    options = ContextOptions(
+        n_ctx=64, n_batch=n, n_ubatch=n, kv_types=("f32", "f32"), flash_attention="off"
+    )
     context, batch = Context(model, options), Batch(n)
     loaded.use_in(context)
     batch.add(0, 0, list(tokens), logits=True)

@@ -129,13 +129,14 @@ def test_memory_that_is_laid_out_in_other_ways_is_planned_and_proven(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("unified", [False, True])
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("kv_types", [("f16", "f16"), ("q8_0", "iq4_nl")])
 def test_a_plan_is_exact_for_each_kind_of_memory(
-    kv_type: str, unified: bool, kind: Kind, config: MakeConfig
+    kv_types: tuple[str, str], unified: bool, kind: Kind, config: MakeConfig
 ) -> None:
     path = str(random_model(kind, head=32))
     given = config("cpu", slots=3, context_length=256, model_path=path, flash_attention="on")
-    given = given.but(kv_type=kv_type, kv_unified=unified)
+    keys, values = kv_types
+    given = given.but(kv_type_k=keys, kv_type_v=values, kv_unified=unified)
     selected = select_device(given.settings)
     plan = memory.plan(read_header(path), given.settings, selected.device, cpu_budget(1), "m")
     with loaded(given, selected, mmap=False) as (model, context):

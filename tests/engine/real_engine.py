@@ -58,7 +58,7 @@ class RealEngine:
             n_batch=batch,
             n_ubatch=min(batch, 512),
             threads=1,
-            kv_type="f32",
+            kv_types=("f32", "f32"),
             kv_unified=kv_unified,
             flash_attention=flash_attention,
         )

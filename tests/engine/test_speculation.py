@@ -118,7 +118,9 @@ def test_right_guesses_bring_several_tokens_a_step() -> None:
 def draft_model(path: Path, batch: int = 64) -> DraftModel:
     """Of that file, with room for one sequence; it lives as long as the test session."""
     model = Model(str(path))
-    context = Context(model, ContextOptions(n_ctx=CONTEXT_OF_REAL, n_batch=batch, kv_type="f32"))
+    context = Context(
+        model, ContextOptions(n_ctx=CONTEXT_OF_REAL, n_batch=batch, kv_types=("f32", "f32"))
+    )
     return DraftModel(context, model.n_vocab)
 
 

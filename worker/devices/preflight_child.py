@@ -91,7 +91,13 @@ def _trial(questions: Questions) -> Trial:
     path = questions.trial_path
     assert path is not None, "otherwise the step is skipped"
     settings = dataclasses.replace(
-        questions.settings, slots=1, context_length=256, kv_type="f16", flash_attention="auto"
+        questions.settings,
+        slots=1,
+        context_length=256,
+        kv_type="f16",
+        kv_type_k=None,
+        kv_type_v=None,
+        flash_attention="auto",
     )
     selected = select.select_device(settings)
     header = read_header(path)

@@ -6,6 +6,7 @@ Belongs to the engine thread; only `abort` is thread-safe.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -17,9 +18,20 @@ from worker.errors import InferenceFailed, VramOom
 from worker.llama import library
 from worker.llama.batch import Batch
 from worker.llama.model import Model
+from worker.wire.engine_settings import KvType
 from worker.wire.messages import DecodeOutcome
 
-KV_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
+KV_TYPES: Mapping[KvType, int] = {
+    "f32": 0,
+    "f16": 1,
+    "q4_0": 2,
+    "q4_1": 3,
+    "q5_0": 6,
+    "q5_1": 7,
+    "q8_0": 8,
+    "iq4_nl": 20,
+    "bf16": 30,
+}
 """ggml type numbers of the KV cache."""
 
 
@@ -31,7 +43,10 @@ class ContextOptions:
     n_batch: int = 2048
     n_ubatch: int = 512
     threads: int = 1
-    kv_type: Literal["f16", "q8_0", "f32"] = "f16"
+    kv_types: tuple[KvType, KvType] = ("f16", "f16")
+    """Of keys and values."""
+    rope: tuple[tuple[str, float], ...] = ()
+    """What changes positions: fields of `llama_context_params` and their values."""
     kv_unified: bool = False
     flash_attention: Literal["auto", "on", "off"] = "auto"
     offload: bool = False
@@ -50,7 +65,9 @@ class Context:
         params.n_seq_max = options.n_seq_max
         params.n_batch, params.n_ubatch = options.n_batch, options.n_ubatch
         params.n_threads = params.n_threads_batch = options.threads
-        params.type_k = params.type_v = KV_TYPES[options.kv_type]
+        params.type_k, params.type_v = (KV_TYPES[each] for each in options.kv_types)
+        for name, value in options.rope:
+            setattr(params, name, value)
         params.kv_unified = options.kv_unified
         params.swa_full = False  # layers with a window keep only the window's cells
         params.flash_attn_type = {

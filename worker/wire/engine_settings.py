@@ -13,9 +13,24 @@ from typing import Any, Literal
 
 from worker.wire.backends import BACKENDS, BackendName
 
+KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+
 CPU_INTER_TOKEN_MS, GPU_INTER_TOKEN_MS = 250.0, 50.0
 """With 150 on a CPU, sixteen streams that start together bring 3 to 5 % fewer tokens a second
 (`streams16` of `make bench`). With more, running streams wait longer while prompts join."""
+
+_ROPE_FIELDS = (
+    "rope_freq_base",
+    "rope_freq_scale",
+    "yarn_orig_ctx",
+    "yarn_ext_factor",
+    "yarn_attn_factor",
+    "yarn_beta_slow",
+    "yarn_beta_fast",
+)
+"""Settings that `llama_context_params` has under the same name."""
+_ROPE_SCALINGS = {"none": 0, "linear": 1, "yarn": 2}
+"""`llama_rope_scaling_type`."""
 
 
 def _setting(default: Any, group: str, text: str, **limits: Any) -> Any:
@@ -42,6 +57,15 @@ class EngineSettings:
     blas: Literal["on", "off"] = _setting("off", "device", "use the BLAS plug-in for prompts, where the wheel has one")
 
     chat_template: str | None = _setting(None, "model", "file of a Jinja chat template to use in place of the model's own")
+    rope_scaling: Literal["none", "linear", "yarn"] | None = _setting(None, "model", "how positions beyond the trained length are scaled; without it as the file says")
+    rope_scale: float | None = _setting(None, "model", "a context so many times the trained length: --rope-freq-scale is 1 divided by it", gt=0, le=1e6)
+    rope_freq_base: float | None = _setting(None, "model", "base frequency of the rotary embedding; without it the file's", gt=0, le=1e12)
+    rope_freq_scale: float | None = _setting(None, "model", "factor of its frequencies; without it the file's", gt=0, le=1e6)
+    yarn_orig_ctx: int | None = _setting(None, "model", "trained length that YaRN starts from; without it the file's", ge=1, le=2**24)
+    yarn_ext_factor: float | None = _setting(None, "model", "YaRN's mix of extrapolation: 0 interpolates alone", ge=0, le=1)
+    yarn_attn_factor: float | None = _setting(None, "model", "YaRN's factor of the attention's magnitude", gt=0, le=1e3)
+    yarn_beta_slow: float | None = _setting(None, "model", "YaRN's correction for high dimensions", ge=0, le=1e3)
+    yarn_beta_fast: float | None = _setting(None, "model", "YaRN's correction for low dimensions", ge=0, le=1e3)
     slots: int = _setting(8, "engine", "sequences that run at once", ge=1, le=256)
     context_length: int | None = _setting(None, "engine", "tokens that one sequence may hold; without it the model's own, at most --kv-cells", ge=32, le=2**24)
     batch: int = _setting(2048, "engine", "tokens in one decode call at most", ge=1, le=2**20)
@@ -49,7 +73,9 @@ class EngineSettings:
     prefill_budget: int = _setting(256, "engine", "prompt tokens in a step beside running streams at most; without such a step has a micro-batch", ge=1, le=2**20)
     inter_token_target: int | None = _setting(None, "engine", "ms that a step shall take at most: running streams keep that pace while prompts join; without it 250 on a CPU, 50 on a GPU", ge=1, le=3_600_000)
     speculate: Literal["auto", "off", "ngram", "draft"] = _setting("auto", "engine", "tokens that are tried ahead for a stream that runs alone; ngram: what followed its last three tokens before, draft: what --draft says; the answer stays the same; auto: draft where --draft is given, else off")
-    kv_type: Literal["f16", "q8_0", "f32"] = _setting("f16", "engine", "type of the KV cache")
+    kv_type: KvType = _setting("f16", "engine", "type of the KV cache; quantised values need flash attention")
+    kv_type_k: KvType | None = _setting(None, "engine", "type of its keys alone; without it --kv-type")
+    kv_type_v: KvType | None = _setting(None, "engine", "type of its values alone; without it --kv-type")
     kv_cells: int | None = _setting(None, "engine", "KV cells of all sequences together; without it slots x --context-length, or what a default start takes", ge=256, le=2**27)
     kv_unified: bool | None = _setting(None, "engine", "one KV pool for all sequences; without it where the slots' parts of --kv-cells would be shorter than a sequence may be")
     flash_attention: Literal["auto", "on", "off"] = _setting("auto", "engine", "flash attention")
@@ -62,6 +88,21 @@ class EngineSettings:
     @property
     def on_gpu(self) -> bool:
         return BACKENDS[self.backend].on_gpu
+
+    @property
+    def kv_types(self) -> tuple[KvType, KvType]:
+        """Of keys and values."""
+        return self.kv_type_k or self.kv_type, self.kv_type_v or self.kv_type
+
+    @property
+    def rope(self) -> tuple[tuple[str, float], ...]:
+        """What changes positions: fields of `llama_context_params` and their values."""
+        values = {name: getattr(self, name) for name in _ROPE_FIELDS}
+        if self.rope_scaling is not None:
+            values["rope_scaling_type"] = _ROPE_SCALINGS[self.rope_scaling]
+        if self.rope_scale is not None:
+            values["rope_freq_scale"] = 1 / self.rope_scale
+        return tuple((name, value) for name, value in values.items() if value is not None)
 
     @property
     def inter_token_ms(self) -> float:

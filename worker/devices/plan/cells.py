@@ -45,7 +45,8 @@ def context_options(
         n_batch=kv.context_length if embeds else settings.batch,
         n_ubatch=kv.context_length if embeds else settings.micro_batch,
         threads=threads,
-        kv_type=settings.kv_type,
+        kv_types=settings.kv_types,
+        rope=settings.rope,
         kv_unified=kv.unified or embeds,
         flash_attention=settings.flash_attention,
         offload=settings.on_gpu,
@@ -60,7 +61,7 @@ def draft_options(settings: EngineSettings, context_length: int, *, threads: int
         n_batch=settings.micro_batch,
         n_ubatch=settings.micro_batch,
         threads=threads,
-        kv_type=settings.kv_type,
+        kv_types=settings.kv_types,
         flash_attention=settings.flash_attention,
         offload=settings.on_gpu,
     )

@@ -59,9 +59,13 @@ class Unloaded:
         except VramOom as error:
             # Nothing is allocated here, so the fault is in the settings.
             length = options.n_ctx if options.kv_unified else options.n_ctx // slots
+            keys, values = options.kv_types
+            kv_type = f"--kv-type {keys}"
+            if keys != values:
+                kv_type = f"--kv-type-k {keys}, --kv-type-v {values}"
             raise ConfigError(
-                f"The {self._role} cannot run with {slots} slots of {length:,} tokens, --kv-type "
-                f"{options.kv_type} and --flash-attention {options.flash_attention}: "
+                f"The {self._role} cannot run with {slots} slots of {length:,} tokens, {kv_type} "
+                f"and --flash-attention {options.flash_attention}: "
                 f"{error.message}."
             ) from error
         report, cuts_anywhere = parse(context.load_log), context.cuts_anywhere

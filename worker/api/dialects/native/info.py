@@ -19,6 +19,7 @@ from worker.api.http.state import AppState
 from worker.installation import own_version
 from worker.supervisor.crash_history import Crash
 from worker.wire.engine_info import EngineInfo
+from worker.wire.engine_settings import EngineSettings
 
 _LIMITS = (
     "max_queued_requests",
@@ -47,7 +48,7 @@ async def info(request: Request, state: AppState) -> Response:
             "protocol": "sse",
             "limits": _limits(state),
             "model": _model(state, engine) if engine is not None else None,
-            "engine": _engine(engine) if engine is not None else None,
+            "engine": _engine(engine, state.settings.engine) if engine is not None else None,
             "residency": _residency(engine) if engine is not None else None,
             "engine_crashes": [_crash(crash) for crash in status.crashes],
         }
@@ -82,7 +83,7 @@ def _conversion(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
     return found if any(found.values()) else None
 
 
-def _engine(engine: EngineInfo) -> dict[str, Any]:
+def _engine(engine: EngineInfo, settings: EngineSettings) -> dict[str, Any]:
     return {
         "device": engine.device,
         "device_total_bytes": engine.device_total_bytes,
@@ -91,9 +92,11 @@ def _engine(engine: EngineInfo) -> dict[str, Any]:
             "cells": engine.kv_cells,
             "unified": engine.kv_unified,
             "reason": engine.kv_reason,
+            "types": settings.kv_types,
             "memory_bytes": engine.memory_bytes,
             "store_bytes": engine.kv_store_bytes,
         },
+        "rope": dict(settings.rope),
         "speculation": asdict(engine.speculation),
         "batch": engine.batch,
         "micro_batch": engine.micro_batch,
