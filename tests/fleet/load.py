@@ -58,10 +58,10 @@ async def stream(
             ))  # fmt: skip
         except NotReached:
             return Outcome("lost")
-        answer = await exchange.head()
-        outcome.status, outcome.headers = answer.status, dict(answer.headers)
-        outcome.worker = answer.header(b"x-llorch-worker").decode()
-        if answer.status != 200:
+        await exchange.head()
+        outcome.status, outcome.headers = exchange.status, dict(exchange.headers)
+        outcome.worker = exchange.header(b"x-llorch-worker").decode()
+        if exchange.status != 200:
             outcome.kind, outcome.first_ms = "lost", 1000 * (time.perf_counter() - began)
             return outcome
         last = 0.0

@@ -11,6 +11,7 @@ import asyncio
 import os
 import uuid
 from collections.abc import Awaitable, Iterable
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -70,21 +71,20 @@ class Gateway:
                 self._groups.setdefault(name, group.name)
 
     def _read_token(self) -> None:
-        """Read the clients' token again if its file has changed."""
+        """Read the clients' token again if its file has changed. What was read last holds while
+        the file is being replaced."""
         path, token = self._fleet.token_file, None
         try:
             changed_at = 0 if path is None else os.stat(path).st_mtime_ns
             if changed_at == self._token_read_at:
                 return
-            if path is not None:
-                with open(path, encoding="utf-8") as file:
-                    token = file.read().strip()
+            if path is not None and not (token := Path(path).read_text("utf-8").strip()):
+                raise ValueError("it is empty")
         except (OSError, ValueError) as error:
-            if self._token_read_at is not None:
-                return  # the file is being replaced
-            raise ConfigError(f"The token's file {path} cannot be read: {error}.") from None
-        if token == "":
-            raise ConfigError(f"The token's file {path} is empty.")
+            if self._token_read_at is None:
+                message = f"The token's file {path} cannot be read: {error}."
+                raise ConfigError(message) from None
+            return
         first = self._fleet.workers[0]
         settings = Settings.load(
             first.backend, {**first.settings, "host": self._fleet.host, "worker_token": token}

@@ -17,7 +17,7 @@ from worker.api.http.operation import NDJSON, SSE
 from worker.api.http.routes import Place
 from worker.errors import Cancelled, EngineCrashed, NotReady, WorkerError
 from worker.fleet.endings import Tail, error_of_response
-from worker.fleet.upstream import Exchange, Headers, Lost, NotReached, UpstreamResponse
+from worker.fleet.upstream import Exchange, Headers, Lost, NotReached
 from worker.fleet.workers import AVOIDED_SECONDS, Worker, WorkerTable
 
 MAX_LOSSES = 3
@@ -60,9 +60,9 @@ class Relay:
         self._ask, self._table, self._send = ask, table, send
         self._has_begun = False
         self._tail: Tail | None = None
-        self._refused: UpstreamResponse | None = None
+        self._refused: Exchange | None = None
         """A full or failed worker's answer, which the client gets if no other answers."""
-        self._away: UpstreamResponse | None = None
+        self._away: Exchange | None = None
         """The answer of a worker that drains or loads its model again. It makes the request wait:
         a replacement should appear soon."""
         self._waits = False
@@ -129,31 +129,32 @@ class Relay:
 
     async def _pass_back(self, worker: Worker, exchange: Exchange) -> bool:
         """Pass the worker's answer to the client; `False` if another worker should be tried."""
-        answer = await self._head(exchange)
-        media_type = answer.header(b"content-type").decode("latin-1").partition(";")[0]
-        if answer.status == 200 and media_type in (SSE, NDJSON):
-            await self._stream(worker, exchange, answer, media_type)
+        await self._head(exchange)
+        media_type = exchange.header(b"content-type").decode("latin-1").partition(";")[0]
+        if exchange.status == 200 and media_type in (SSE, NDJSON):
+            await self._stream(worker, exchange, media_type)
             return True
-        answer.body = await exchange.body()
-        if answer.status == 503 and self._ask.only is None:
-            if b"queue_full" in answer.body.lower():
-                self._refused = answer
+        body = await exchange.body()
+        if exchange.status == 503 and self._ask.only is None:
+            if b"queue_full" in body.lower():
+                self._refused = exchange
             else:  # it drains or loads its model again
-                self._away = answer
+                self._away = exchange
                 self._waits = True
                 worker.avoid()
             return False
-        if answer.status == 500 and self._ask.n_losses == 0 and self._ask.method == "POST":
+        if exchange.status == 500 and self._ask.n_losses == 0 and self._ask.method == "POST":
             self._ask.n_losses += 1
-            self._refused = answer
+            self._refused = exchange
             return False
-        await self._answer(answer, worker)
+        await self._answer(exchange, worker)
         return True
 
-    async def _head(self, exchange: Exchange) -> UpstreamResponse:
-        """The worker's status line; the client of a stream gets keep-alive comments meanwhile."""
+    async def _head(self, exchange: Exchange) -> None:
+        """Wait for the worker's status line; the client of a stream gets keep-alive comments."""
         if not self._ask.wants_stream:
-            return await exchange.head()
+            await exchange.head()
+            return
         waiting = asyncio.ensure_future(exchange.head())
         try:
             while not (await asyncio.wait({waiting}, timeout=KEEPALIVE_SECONDS))[0]:
@@ -161,19 +162,17 @@ class Relay:
                     await self._begin(200, self._own_headers())
                     self._tail = self._new_tail(SSE)
                 await self._chunk(KEEPALIVE)
-            return waiting.result()
+            waiting.result()
         finally:
             waiting.cancel()
 
-    async def _stream(
-        self, worker: Worker, exchange: Exchange, answer: UpstreamResponse, media_type: str
-    ) -> None:
+    async def _stream(self, worker: Worker, exchange: Exchange, media_type: str) -> None:
         tail = self._tail = self._new_tail(media_type)
         try:
             while (chunk := await exchange.chunk()) is not None:
                 if events := tail.whole(chunk):
                     if not self._has_begun:
-                        await self._begin(200, _with_worker(answer.headers, worker))
+                        await self._begin(200, _with_worker(exchange.headers, worker))
                     await self._chunk(events)
         except Lost:
             if not self._has_begun:
@@ -203,15 +202,15 @@ class Relay:
             (b"x-request-id", self._ask.correlation_id),
         ]
 
-    async def _answer(self, answer: UpstreamResponse, worker: Worker | None = None) -> None:
+    async def _answer(self, answer: Exchange, worker: Worker | None = None) -> None:
         """Give a whole answer on; in a stream that has begun it can only be an error."""
         if self._has_begun:
-            raise error_of_response(answer.status, answer.body)
+            raise error_of_response(answer.status, answer.content)
         headers = answer.headers
         if not answer.header(b"content-length"):
-            headers = [*headers, (b"content-length", b"%d" % len(answer.body))]
+            headers = [*headers, (b"content-length", b"%d" % len(answer.content))]
         await self._begin(answer.status, _with_worker(headers, worker))
-        await self._send({"type": "http.response.body", "body": answer.body})
+        await self._send({"type": "http.response.body", "body": answer.content})
 
 
 def _with_worker(headers: Headers, worker: Worker | None) -> Headers:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 
 import httptools
 
@@ -33,21 +32,13 @@ class Lost(Exception):
     """The connection ended before the answer did."""
 
 
-@dataclass(slots=True)
-class UpstreamResponse:
-    """A worker's answer to one request."""
-
-    status: int
-    headers: Headers
-    body: bytes = b""
-    """Whole, or empty while `Exchange.chunk` or `Exchange.body` is to read it."""
-
-    def header(self, name: bytes) -> bytes:
-        return next((value for key, value in self.headers if key == name), b"")
-
-
 class Exchange:
-    """A request under way. Any code on the event loop may call `abort`."""
+    """A request under way, and its answer. Any code on the event loop may call `abort`."""
+
+    status = 0
+    """Of the answer, once `head` has returned."""
+    content = b""
+    """The whole body, once `body` has returned."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, has_body: bool
@@ -55,9 +46,9 @@ class Exchange:
         """`has_body`: whether the answer may have one; after a HEAD it ends with its headers."""
         self._reader, self._writer, self._has_body = reader, writer, has_body
         self._parser = httptools.HttpResponseParser(self)
-        self._headers: Headers = []
-        self._has_head = self._is_whole = False
+        self._is_whole = False
         self._parts: list[bytes] = []
+        self.headers: Headers = []
 
     @classmethod
     @asynccontextmanager
@@ -85,11 +76,13 @@ class Exchange:
         finally:
             exchange.abort()
 
-    async def head(self) -> UpstreamResponse:
-        """The status line and headers; raises `Lost` if the worker has gone."""
-        while not self._has_head:
+    async def head(self) -> None:
+        """Read the status line and the headers; raises `Lost` if the worker has gone."""
+        while not self.status:
             await self._more()
-        return UpstreamResponse(self._parser.get_status_code(), self._headers)
+
+    def header(self, name: bytes) -> bytes:
+        return next((value for key, value in self.headers if key == name), b"")
 
     async def chunk(self) -> bytes | None:
         """What came of the body since the last call; `None` after its end. Raises `Lost`."""
@@ -106,7 +99,8 @@ class Exchange:
         parts = []
         while (chunk := await self.chunk()) is not None:
             parts.append(chunk)
-        return b"".join(parts)
+        self.content = b"".join(parts)
+        return self.content
 
     def abort(self) -> None:
         self._writer.transport.abort()
@@ -124,10 +118,10 @@ class Exchange:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if (name := name.lower()) not in HOP_BY_HOP:
-            self._headers.append((name, value))
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
-        self._has_head = True
+        self.status = self._parser.get_status_code()
         self._is_whole = not self._has_body
 
     def on_body(self, body: bytes) -> None:
@@ -151,6 +145,7 @@ async def fetch(
             asyncio.timeout(FETCH_SECONDS),
             Exchange.begin(*address, method, path.encode(), sent, body) as exchange,
         ):
-            return (await exchange.head()).status, await exchange.body()
+            await exchange.head()
+            return exchange.status, await exchange.body()
     except (NotReached, Lost, TimeoutError):
         return None

@@ -35,7 +35,7 @@ class Worker:
     uri: str
     n_slots: int
     """Requests that it runs at once. Each slot keeps its cells until it is needed again."""
-    token: str = ""
+    token: str = field(repr=False)
     """The bearer token that it takes. Only the gateways have it; clients have another."""
     running: list[str | None] = field(default_factory=list)
     """The keys of this gateway's requests that the worker has now."""
