@@ -61,6 +61,7 @@ VALID = {
     "metrics_interval_ms": "250",
     "n_gpu_layers": "0",
     "speculate": "ngram",
+    "chat_template_kwargs": '{"a": 1}',
 }
 FLAGS = sorted(FIELDS.keys() - ENV_ONLY - BACKEND_FIELDS.keys() - {"config"})
 

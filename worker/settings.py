@@ -10,6 +10,7 @@ builds the command-line flags from these fields.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import uuid
@@ -69,10 +70,21 @@ def _separated(value: Any) -> Any:
     )
 
 
+def _object(value: Any) -> Any:
+    """Read a text as JSON; a table of the file is kept."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except ValueError as error:
+        raise ValueError('must be a JSON object such as {"name": 1}') from error
+
+
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_separated)]
+JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_object)]
 OutputType = Literal[
     "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_k_s", "q4_0", "q3_k_m", "q2_k"
 ]
@@ -117,6 +129,10 @@ class Settings(_EngineFields):
     served_model_name: Names = _setting((), "server", "a name that this worker answers to in OpenAI's and the other dialects, repeatable; without it every name is served")
     strict: bool = _setting(False, "server", "refuse fields that OpenAI's and the other dialects' routes do not know; without it they are ignored and named in x-ignored-fields")
     reasoning: Literal["none", "auto"] = _setting("auto", "server", "auto: what a model thinks before its answer comes apart from it, in reasoning_content; none: it stays in the text")
+    reasoning_effort: str | None = _setting(None, "server", "how much a model reasons where a request says nothing: none, minimal, low, medium, high or another word that its chat template knows")
+    reasoning_budget: Annotated[int, Field(ge=-1, le=2**31 - 1)] = _setting(-1, "server", "tokens of reasoning in the answer of a chat at most, where a request says nothing; 0 = none, -1 = any number")
+    reasoning_budget_message: str = _setting("", "server", "a text that ends reasoning whose budget is spent")
+    chat_template_kwargs: JsonObject | None = _setting(None, "server", "a JSON object: variables of the chat template, where a request says nothing of them")
     allow_host: Names = _setting((), "server", "a host name, repeatable, that requests to a loopback address may name in Host besides the loopback names")
     allow_origin: Names = _setting((), "server", "a web origin such as https://chat.example, repeatable, whose pages may use this worker; * is any")
     worker_token: str | None = _setting(None, "server", "bearer token that clients must send", repr=False, min_length=1)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.worker import ROOT, WorkerProcess
-from worker.api.chat.request import ToolCall
+from worker.api.chat.request import Reasoning, ToolCall
 from worker.api.dialects.ollama.schema import ChatBody
 
 NAME = "tiny-model:latest"
@@ -205,14 +205,14 @@ def test_a_conversation_is_read_whole() -> None:
             "tools": [{"type": "function", "function": {"name": "look"}}],
         }
     )
-    chat = body.chat(template_variables=body.template_variables)
+    chat = body.chat(reasoning=body.reasoning)
     asked, result = chat.messages
     assert asked.reasoning == "Hm." and asked.tool_calls == (ToolCall("look", {"where": "up"}),)
     assert (result.role, result.name, result.content) == ("tool", "look", "A star.")
     assert [tool.name for tool in chat.tools] == ["look"]
-    assert chat.template_variables == {"enable_thinking": True, "reasoning_effort": "high"}
+    assert chat.reasoning == Reasoning(effort="high", enabled=True)
     silent = ChatBody.model_validate({"model": "m", "messages": FRANCE, "think": False})
-    assert silent.template_variables == {"enable_thinking": False}
+    assert silent.reasoning == Reasoning(enabled=False)
 
 
 def test_log_probabilities_come_with_their_tokens(worker: WorkerProcess) -> None:

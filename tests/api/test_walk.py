@@ -10,8 +10,8 @@ from tests.engine.supervised import script
 
 __all__ = ["script"]
 
-FUNCTIONS_IN = 92
-OBJECTS_IN = 13
+FUNCTIONS_IN = 96
+OBJECTS_IN = 14
 FUNCTIONS_OUT = 16
 OBJECTS_OUT = 1
 

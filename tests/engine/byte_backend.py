@@ -50,6 +50,8 @@ GARBAGE = 257
 class ByteSampler(Sampler):
     """Counts itself, and has nothing native to free."""
 
+    may_give = False
+
     def __init__(self, open_samplers: set[int]) -> None:
         self.open_samplers, self.closed = open_samplers, False
         self.open_samplers.add(id(self))

@@ -114,6 +114,7 @@ class RealEngine:
         )
         tokens = self.prompts.build(prompt)
         sampler = Sampler(self.model, request.sampling, tokens, self.vocabulary)
+        sampler.follow_produced(produced)
         self.loop.submit(Sequence(self._next, request, tokens, sampler))
         return self._next
 

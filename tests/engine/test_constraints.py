@@ -17,7 +17,8 @@ from worker.api.chat.format import Expression, Grammar, JsonSchema
 from worker.errors import InvalidRequest
 from worker.llama.constraint import GrammarVocabulary
 from worker.llama.model import LoadOptions, Model
-from worker.wire.work import Constraint
+from worker.llama.reasoning import ReasoningTrack
+from worker.wire.work import Constraint, Reasoning
 
 CAPITAL = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 YES_NO = 'root ::= ("yes" | "no") "!"{2} # twice'
@@ -131,9 +132,9 @@ def test_a_constraint_goes_on_from_the_tokens_so_far(engine: RealEngine) -> None
     vocabulary = GrammarVocabulary(engine.model)
     asked = constraint('root ::= [a-z]+ (" " [a-z]+){3} "."')
     tokens = _ids(engine, "one two three four.")
-    first = vocabulary.follow(asked, [])
+    first = vocabulary.follow(asked)
     for n_taken, token in enumerate(tokens):
-        again = vocabulary.follow(asked, [])
+        again = vocabulary.follow(asked)
         assert all(again.take(earlier) for earlier in tokens[:n_taken])
         n_vocab = engine.model.n_vocab
         assert again.allowed(n_vocab).tolist() == first.allowed(n_vocab).tolist()
@@ -143,18 +144,25 @@ def test_a_constraint_goes_on_from_the_tokens_so_far(engine: RealEngine) -> None
 
 def test_an_open_reasoning_block_comes_first(engine: RealEngine) -> None:
     vocabulary = GrammarVocabulary(engine.model)
-    asked = Constraint('start: "yes"', "grammar", ("<think>", "</think>"))
+    asked = Constraint('start: "yes"', "grammar", follows_reasoning=True)
     end = next(iter(engine.model.eog))
-    closed = vocabulary.follow(asked, _ids(engine, "<think></think>"))
+    closed = vocabulary.follow(asked, track(engine, "<think></think>"))
     assert not closed.is_waiting and not closed.take(_ids(engine, "hm")[0])
-    waiting = vocabulary.follow(asked, _ids(engine, "<think>\n"))
+    reasoning = track(engine, "<think>\n")
+    waiting = vocabulary.follow(asked, reasoning)
     states = [waiting.is_waiting, waiting.take(end)]
     for token in _ids(engine, "hm, no</think>"):
         assert waiting.take(token)
+        reasoning.take(token)
     assert [*states, waiting.is_waiting] == [True, False, False]
     assert not waiting.take(_ids(engine, "hm")[0])
     assert all(waiting.take(token) for token in _ids(engine, "yes"))
     assert waiting.take(end)
+
+
+def track(engine: RealEngine, prompt: str) -> ReasoningTrack:
+    wish = Reasoning(("<think>",), "</think>", "</think>")
+    return ReasoningTrack(wish, engine.model, _ids(engine, prompt), reopens=False)
 
 
 def _ids(engine: RealEngine, text: str) -> list[int]:
@@ -165,13 +173,13 @@ def _ids(engine: RealEngine, text: str) -> list[int]:
 def test_constraints_work_with_every_kind_of_vocabulary(name: str) -> None:
     vocabulary, model = published(name)
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
-    follower = vocabulary.follow(constrain(JsonSchema(schema, "s")).constraint, [])
+    follower = vocabulary.follow(constrain(JsonSchema(schema, "s")).constraint)
     opening = model.tokenize("{", add_special=False, parse_special=False)
     for token in opening:
         # SentencePiece puts a blank in front of a text; the answer begins without one.
         assert follower.take(token) or model.piece(token).startswith(b" ")
     # From there on the model's own tokens of a text that is no ASCII are taken one by one.
-    again = vocabulary.follow(Constraint('start: /[^x]*/ "x"', "g"), [])
+    again = vocabulary.follow(Constraint('start: /[^x]*/ "x"', "g"))
     tokens = model.tokenize("Hello wörld, 日本 🦊\n ok x", add_special=False, parse_special=False)
     assert all(again.take(token) for token in tokens)
     assert again.take(min(model.eog))
@@ -180,7 +188,7 @@ def test_constraints_work_with_every_kind_of_vocabulary(name: str) -> None:
 def test_a_vocabulary_without_the_tokens_for_it_is_told() -> None:
     vocabulary, _ = published("bert-bge")
     with pytest.raises(InvalidRequest, match="this model's vocabulary"):
-        vocabulary.follow(constraint(YES_NO), [])
+        vocabulary.follow(constraint(YES_NO))
 
 
 def published(name: str) -> tuple[GrammarVocabulary, Model]:

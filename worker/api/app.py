@@ -18,6 +18,7 @@ _MODULES = (
     "responses.routes",
     "anthropic.routes",
     "llama_server.completion",
+    "llama_server.running",
     "llama_server.routes",
     "ollama.routes",
 )

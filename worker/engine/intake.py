@@ -26,7 +26,16 @@ from worker.llama.pooled import PooledContext
 from worker.llama.sampler import Sampler
 from worker.observability.logs import get_logger
 from worker.wire.black_box import LONG_INTAKE, SMALL_INTAKE, BlackBox
-from worker.wire.messages import Accepted, Answered, Cancel, Command, Event, Failed, Submit
+from worker.wire.messages import (
+    Accepted,
+    Answered,
+    Cancel,
+    Command,
+    EndReasoning,
+    Event,
+    Failed,
+    Submit,
+)
 from worker.wire.work import (
     ApplyTemplate,
     Detokenize,
@@ -95,6 +104,9 @@ class Intake:
                 (self._long if is_long else self._small).put((request_id, work))
             case Cancel(request_id):
                 self._cancel(request_id)
+            case EndReasoning(request_id):
+                with self._lock:  # behind a request that is being handed over
+                    self._loop.end_reasoning(request_id)
             case _:
                 raise AssertionError(f"{type(command).__name__} is not for a running engine")
 

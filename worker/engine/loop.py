@@ -76,6 +76,10 @@ class Loop:
         if request_id == self._computing:
             self._backend.abort()
 
+    def end_reasoning(self, request_id: int) -> None:
+        """Close the request's reasoning at its next token; one that has ended is ignored."""
+        self._inbox.put(lambda: self._end_reasoning(request_id))
+
     def call(self, action: Callable[[], None]) -> None:
         """Run `action` on the engine thread between two steps."""
         self._inbox.put(action)
@@ -205,7 +209,8 @@ class Loop:
         self._fail(youngest, VramOom("the device has no memory left for this request"))
 
     def _sample(self, chunks: list[Chunk], draft: list[int]) -> list[Drawn]:
-        """Draw a token for each chunk that ends its sequence, and one more for each right guess.
+        """Draw a token for each chunk that ends its sequence, and one more for each right guess;
+        tokens that are given follow without a row.
 
         Returns (sequence, index of chunk, token). All tokens are drawn before any is handled, so
         that native code and Python alternate only once in a step.
@@ -221,6 +226,10 @@ class Loop:
                     drawn.append((sequence, index, token))
                     if draft:
                         drawn += self._verify(sequence, draft, token)
+                    sampler = sequence.sampler
+                    if sampler.may_give and sequence.request.sampling.logprobs is None:
+                        # A token whose log-probabilities are wanted needs a row before it.
+                        drawn += [(sequence, index, given) for given in sampler.take_given()]
                 except WorkerError as error:
                     self._fail(sequence, error)
         seconds = self._clock() - began
@@ -287,6 +296,12 @@ class Loop:
         sequence = self._sequences.get(request_id)
         if sequence is not None:
             self._fail(sequence, Cancelled("the request was cancelled"))
+
+    def _end_reasoning(self, request_id: int) -> None:
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            tokens, n_prompt = sequence.tokens, sequence.n_prompt
+            sequence.sampler.end_reasoning(tokens[:n_prompt], tokens[n_prompt:])
 
     def _fail_expired(self, now: float) -> None:
         """Fail the requests whose deadline has passed."""

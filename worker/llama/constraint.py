@@ -21,7 +21,6 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ import numpy.typing as npt
 from worker.errors import InferenceFailed, InvalidRequest
 from worker.llama import library
 from worker.llama.model import Model
+from worker.llama.reasoning import ReasoningTrack
 from worker.wire.work import Constraint
 
 _COMPILER_LIMITS: dict[str, Any] = {
@@ -91,18 +91,13 @@ class GrammarVocabulary:
             slices=None,
         )
 
-    def follow(self, constraint: Constraint, prompt: Sequence[int]) -> Follower:
-        """Start to follow a constraint after a prompt.
+    def follow(self, constraint: Constraint, reasoning: ReasoningTrack | None = None) -> Follower:
+        """Start to follow a constraint, behind the block of reasoning if one is open.
 
         Raises `InvalidRequest` if the constraint cannot be compiled, or allows no answer.
         """
         matcher = compile_grammar(self.tokenizer(), constraint.grammar, constraint.field)
-        waits_for = b""
-        if constraint.reasoning is not None:
-            begin, end = (mark.encode() for mark in constraint.reasoning)
-            tail = b"".join(self._model.piece(token, special=True) for token in prompt[-16:])
-            waits_for = end if tail.rstrip().endswith(begin) else b""
-        return Follower(matcher, self._model, waits_for)
+        return Follower(matcher, self._model, reasoning)
 
 
 def compile_grammar(tokenizer: Any, grammar: str, field: str) -> Any:
@@ -142,33 +137,23 @@ class Follower:
     The state follows from the grammar, the prompt and the tokens since. To continue in another
     engine, follow the constraint again and `take` those tokens.
 
-    If the prompt ends inside reasoning that the chat template opened, the answer is free until the
-    reasoning is closed, but may not end before.
+    While `reasoning` has an open block, the answer is free, but may not end.
     """
 
-    def __init__(self, matcher: Any, model: Model, waits_for: bytes) -> None:
-        self._matcher, self._model = matcher, model
-        self._waits_for, self._tail = waits_for, b""
+    def __init__(self, matcher: Any, model: Model, reasoning: ReasoningTrack | None) -> None:
+        self._matcher, self._model, self._reasoning = matcher, model, reasoning
 
     @property
     def is_waiting(self) -> bool:
-        return bool(self._waits_for)
+        return self._reasoning is not None and self._reasoning.is_open
 
     def take(self, token: int) -> bool:
         """Advance by one token; returns false, without a change, if the token is not allowed."""
+        if self._reasoning is not None and self._reasoning.is_open:
+            return self._reasoning.admits(token)
         if token in self._model.eog:
-            return not self._waits_for and bool(self._matcher.is_accepting())
-        if not self._waits_for:
-            return bool(self._matcher.try_consume_tokens([token]) == 1)
-        seen = self._tail + self._model.piece(token, special=True)
-        _, found, behind = seen.partition(self._waits_for)
-        if not found:
-            self._tail = seen[1 - len(self._waits_for) :] if len(self._waits_for) > 1 else b""
-            return True
-        if behind.strip():
-            return False  # the answer must begin with a token of its own
-        self._waits_for = b""
-        return True
+            return bool(self._matcher.is_accepting())
+        return bool(self._matcher.try_consume_tokens([token]) == 1)
 
     def allowed(self, vocab_size: int) -> npt.NDArray[np.bool_]:
         """For each token, whether it may come next.

@@ -6,6 +6,10 @@ thread uses it.
 A constraint is applied after the draw: a token is drawn first, and only if it is not allowed is
 another one drawn from those that are. No other parameter can thus remove the tokens that the
 constraint needs, and a model that follows the constraint by itself loses no time.
+
+Some tokens are given and not drawn: what closes reasoning whose budget is spent. They need no
+logits, so a step takes all of them at once (`take_given`); constraint, penalties and random numbers
+advance past them as past all others.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from worker.llama.constraint import Follower, GrammarVocabulary
 from worker.llama.context import Context
 from worker.llama.draw import COLDEST, Changes, Cut, dice, largest, likeliest
 from worker.llama.model import Model
+from worker.llama.reasoning import ReasoningTrack
 from worker.wire.work import Sampling
 
 _FORBIDDEN = -math.inf
@@ -38,8 +43,17 @@ class Sampler:
     ) -> None:
         self._model, self._seed = model, sampling.seed
         self._n_drawn = 0
-        constraint = sampling.constraint
-        self._follower = vocabulary.follow(constraint, prompt) if constraint is not None else None
+        constraint, wish = sampling.constraint, sampling.reasoning
+        self._wish = wish
+        self._reasoning: ReasoningTrack | None = None
+        waits = constraint is not None and constraint.follows_reasoning
+        if wish is not None and (wish.budget is not None or waits):
+            self._reasoning = ReasoningTrack(wish, model, prompt, reopens=constraint is None)
+        self.may_give = self._reasoning is not None
+        """Whether tokens may be given."""
+        self._follower: Follower | None = None
+        if constraint is not None:
+            self._follower = vocabulary.follow(constraint, self._reasoning if waits else None)
         self._unwanted = model.eog if sampling.ignore_eos else frozenset()
         self._min_tokens = sampling.min_tokens
         stops = {token for token in sampling.stop_token_ids if token < model.n_vocab}
@@ -55,17 +69,21 @@ class Sampler:
         self._is_plain = (
             sampling.temperature < COLDEST
             and constraint is None
+            and self._reasoning is None
             and not sampling.min_tokens
             and not (sampling.logit_bias or self._changes.remembers)
         )
         """Whether the likeliest token is taken as it is; an unwanted end needs the full draw."""
 
     def sample(self, context: Context, row: int) -> int:
-        """Draw the next token.
+        """Draw the next token, unless it is given.
 
         Raises:
             InferenceFailed: the constraint allows no token, or the logits are no numbers.
         """
+        if self.may_give and (given := self._next_given()) is not None:
+            self._take(given)
+            return given
         logits = context.logits(row)
         if self._is_plain:
             token = likeliest(logits)
@@ -99,10 +117,47 @@ class Sampler:
         finally:
             if changes is not None:
                 changes.take_back(logits)
-        self._n_drawn += 1
-        if changes is not None:
-            changes.remember(token)
+        self._advance(token)
         return token
+
+    def take_given(self) -> list[int]:
+        """The tokens that are given after the last one, up to the next that must be drawn."""
+        tokens = []
+        while (given := self._next_given()) is not None:
+            self._take(given)
+            tokens.append(given)
+        return tokens
+
+    def _next_given(self) -> int | None:
+        return self._reasoning.given if self._reasoning is not None else None
+
+    def end_reasoning(self, prompt: Sequence[int], produced: Sequence[int]) -> None:
+        """Close the block that is open, and each that begins later: the budget becomes 0.
+
+        `produced` are the tokens of the answer so far.
+        """
+        if self._wish is None:
+            return
+        if self._reasoning is None:
+            self._reasoning = ReasoningTrack(
+                self._wish, self._model, prompt, reopens=self._follower is None
+            )
+            for token in produced:
+                self._reasoning.take(token)
+            self._is_plain, self.may_give = False, True
+        self._reasoning.budget = 0
+
+    def _take(self, token: int) -> None:
+        """Advance past a token that was not drawn here."""
+        if self._follower is not None:
+            self._follower.take(token)
+        self._advance(token)
+
+    def _advance(self, token: int) -> None:
+        self._n_drawn += 1
+        self._changes.remember(token)
+        if self._reasoning is not None:
+            self._reasoning.take(token)
 
     def _draw_allowed(
         self, follower: Follower, logits: npt.NDArray[np.float32], unwanted: frozenset[int]
@@ -132,11 +187,8 @@ class Sampler:
 
     def follow_produced(self, tokens: Sequence[int]) -> None:
         """Advance constraint, penalties and random numbers past tokens that another engine drew."""
-        self._n_drawn += len(tokens)
         for token in tokens:
-            if self._follower is not None:
-                self._follower.take(token)
-            self._changes.remember(token)
+            self._take(token)
 
     def close(self) -> None:
         """Free the constraint's matcher, which can be large."""

@@ -71,6 +71,8 @@ class Job:
     """Engines that died while it had a slot."""
     crashes_spent: int = 0
     """How many of those count against `--survive-crashes`."""
+    ends_reasoning: bool = False
+    """Whether its reasoning is to be closed, by a client's order."""
     is_suspect: bool = False
     """Whether the last crash was blamed on it."""
     deadline: asyncio.TimerHandle | None = None
@@ -186,6 +188,10 @@ class Job:
         work = self.work
         if not isinstance(work, InferenceRequest) or not self._prompt_ids:
             return work
+        reasoning = work.sampling.reasoning
+        if self.ends_reasoning and reasoning is not None:
+            sampling = replace(work.sampling, reasoning=replace(reasoning, budget=0))
+            work = replace(work, sampling=sampling)
         self._to_replay = list(self._sent_ids) if work.deterministic else []
         produced = () if work.deterministic else tuple(self._sent_ids)
         return replace(work, prompt=tuple(array("i", self._prompt_ids)), produced=produced)

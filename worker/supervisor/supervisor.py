@@ -37,6 +37,7 @@ from worker.wire.messages import (
     Accepted,
     Answered,
     Cancel,
+    EndReasoning,
     Event,
     Failed,
     Finished,
@@ -166,6 +167,16 @@ class Supervisor:
         if job is None:
             return self._jobs.has_ended(job_id)
         self._drop(job, Cancelled("The job was cancelled."))
+        return True
+
+    def end_reasoning(self, job_id: str) -> bool:
+        """Close a job's reasoning at its next token; false if there is no live job of that name."""
+        job = self._jobs.named(job_id)
+        if job is None:
+            return False
+        job.ends_reasoning = True
+        if job.stage >= Stage.ACCEPTED:  # else its engine is told when it has accepted it
+            self._guardian.engine.send(EndReasoning(job.request_id))
         return True
 
     def open(self, work: Work, deadline: float | None) -> Job:
@@ -329,6 +340,8 @@ class Supervisor:
                     self._intake_at = time.monotonic()
                     if (job := self._jobs.by_id.get(event.request_id)) is not None:
                         job.accept(event)
+                        if job.ends_reasoning:
+                            self._guardian.engine.send(EndReasoning(event.request_id))
                 case Progress() | StartFailed() | Ready():
                     self._guardian.follow_start(event)
                 case _:

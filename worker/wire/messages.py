@@ -67,11 +67,17 @@ class Cancel(Message, frozen=True):
     request_id: int
 
 
+class EndReasoning(Message, frozen=True):
+    """Close the request's reasoning at its next token, as if its budget were spent."""
+
+    request_id: int
+
+
 class Stop(Message, frozen=True):
     """Exit the process now; the parent has already drained."""
 
 
-Command = LoadModel | Submit | Cancel | Stop
+Command = LoadModel | Submit | Cancel | EndReasoning | Stop
 
 
 # --- events: engine process → API process ------------------------------------------------

@@ -18,9 +18,23 @@ class Constraint(Struct, frozen=True):
     """Lark in llguidance's dialect."""
     field: str
     """The request's field that it comes from, for errors."""
-    reasoning: tuple[str, str] | None = None
-    """The model's marks of reasoning. If the prompt ends with the first, the constraint begins
-    after the second."""
+    follows_reasoning: bool = False
+    """Whether the constraint begins behind reasoning that the prompt has opened."""
+
+
+class Reasoning(Struct, frozen=True):
+    """How a model marks its reasoning, and how much of it an answer may have."""
+
+    begins: tuple[str, ...]
+    end: str
+    closing: str
+    """What closes a block whose budget is spent: the end mark, as the model writes it."""
+    anywhere: bool = False
+    """Whether reasoning may begin in the middle of an answer too."""
+    budget: int | None = None
+    """Tokens of reasoning in an answer; `None`: any number. The closing is not counted."""
+    message: str = ""
+    """Stands before the closing."""
 
 
 class Sampling(Struct, frozen=True):
@@ -36,6 +50,8 @@ class Sampling(Struct, frozen=True):
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     constraint: Constraint | None = None
+    reasoning: Reasoning | None = None
+    """`None` if nothing is known of the model's reasoning."""
     logprobs: int | None = None
     """Alternatives per token; 0 has only the drawn token's, `None` no log-probabilities."""
     ignore_eos: bool = False

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, AliasChoices, Field
 from pydantic_core import PydanticCustomError
 
 from worker.api.chat.fields import Many, TextOr, TextOrMany
-from worker.api.chat.request import Chat, Message, OneTool, Part, Tool, ToolCall
+from worker.api.chat.request import Chat, Message, OneTool, Part, Reasoning, Tool, ToolCall
 from worker.api.http.body import Flag, JsonObject, OpenBody
 from worker.api.http.faults import fault, invalid
 
@@ -111,6 +111,7 @@ class ChatFields(OpenBody):
         tool_choice: Literal["auto", "none", "required"] | OneTool = "auto",
         parallel_tool_calls: bool | None = None,
         template_variables: Mapping[str, Any] | None = None,
+        reasoning: Reasoning | None = None,
     ) -> Chat:
         """The chat, whose `chat_template_kwargs` count before `template_variables`.
 
@@ -132,5 +133,6 @@ class ChatFields(OpenBody):
             parallel_tool_calls=parallel_tool_calls,
             opens_answer=self.add_generation_prompt is not False and not continues,
             continues=continues,
+            reasoning=reasoning or Reasoning(),
             template_variables={**(template_variables or {}), **(self.chat_template_kwargs or {})},
         )

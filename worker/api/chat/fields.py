@@ -12,7 +12,7 @@ from pydantic import AliasChoices, BaseModel, Discriminator, Field, Tag, model_v
 from pydantic_core import PydanticCustomError
 
 from worker.api.chat.format import Choices, Expression, Format, Grammar, JsonSchema
-from worker.api.chat.request import Chat, Generate
+from worker.api.chat.request import UNASKED, Chat, Generate, Reasoning
 from worker.api.chat.sampling import sampling_of
 from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody, parse_json
 from worker.api.http.state import AppState
@@ -139,6 +139,30 @@ class SamplingFields(OpenBody):
         return sampling_of(state, logprobs=logprobs, **given)
 
 
+class ReasoningFields(OpenBody):
+    """How much a model reasons before its answer, and where that goes."""
+
+    reasoning_budget: Integer | None = Field(
+        None,
+        ge=-1,
+        le=2**31 - 1,
+        validation_alias=AliasChoices(
+            "reasoning_budget",
+            "reasoning_budget_tokens",
+            "thinking_budget_tokens",
+            "thinking_token_budget",
+        ),
+        description="tokens of reasoning at most; 0 is none, -1 any number",
+    )
+    reasoning_budget_message: str | None = Field(
+        None, max_length=4096, description="a text that ends reasoning whose budget is spent"
+    )
+
+    @property
+    def reasoning(self) -> Reasoning:
+        return Reasoning(budget=self.reasoning_budget, message=self.reasoning_budget_message)
+
+
 class StructuredOutputs(OpenBody):
     """vLLM's `structured_outputs`."""
 
@@ -149,7 +173,7 @@ class StructuredOutputs(OpenBody):
     json_object: Flag = False
 
 
-class GenerationFields(SamplingFields):
+class GenerationFields(SamplingFields, ReasoningFields):
     """The fields of chats and plain completions."""
 
     format_fields: ClassVar[frozenset[str]] = frozenset(
@@ -212,6 +236,7 @@ class GenerationFields(SamplingFields):
             max_tokens=None if limit == -1 else limit,
             format=self.format if self.model_fields_set & self.format_fields else None,
             stop=stops_of(self.stop),
+            reasoning=UNASKED if isinstance(input, Chat) else self.reasoning,
             n=self.n,
             prompt_logprobs=prompt_logprobs,
             echo=echo,

@@ -19,6 +19,7 @@ from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.prompt import chat_prompt
+from worker.api.chat.reasoning import budget_of
 from worker.api.chat.request import Chat, ForcedCalls, Generate, OneTool
 from worker.api.chat.sampling import MAX_SEED
 from worker.api.http.faults import fault, invalid
@@ -50,20 +51,26 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     prompts, sampling = asked.input, asked.sampling
     shown_tokens: tuple[str, ...] = ()
     not_enforced: tuple[str, ...] = ()
-    conventions = parser_of = None
-    splits = state.settings.reasoning == "auto"
+    conventions = conventions_of(state.served.chat_template)
+    wish, variables, splits, parser_of = asked.reasoning, None, False, None
     if isinstance(prompts, Chat):
-        chat, prompts = prompts, (chat_prompt(prompts, state),)
-        conventions, use = conventions_of(state.served.chat_template), _tool_use(chat)
+        chat, prompt = prompts, chat_prompt(prompts, state)
+        prompts, wish, variables = (prompt,), chat.reasoning, prompt.template_kwargs
+        splits = state.settings.reasoning == "auto" if wish.splits is None else wish.splits
+        use = _tool_use(chat)
         if use is not None and use.forced is not None:
             form = _forced_calls(chat, use.forced)
         shown_tokens = conventions.tokens(calls=use is not None, reasoning=splits)
         parser_of = partial(AnswerParser, conventions, use, splits_reasoning=splits)
     if form is not None:
         constraint, not_enforced = constrain(form, strict=state.settings.strict)
-        if conventions is not None and splits:
-            constraint = replace(constraint, reasoning=conventions.reasoning)
+        if splits and not conventions.calls.always_framed:
+            constraint = replace(constraint, follows_reasoning=True)
         sampling = replace(sampling, constraint=constraint)
+    message = state.settings.reasoning_budget_message if wish.message is None else wish.message
+    budget = budget_of(wish, variables, state)
+    reasoning = replace(conventions.reasoning, budget=budget, message=message)
+    sampling = replace(sampling, reasoning=reasoning)
     requests = _requests(asked, prompts, sampling, shown_tokens, state, deadline)
     # Those of a prompt with several choices are one: a long prompt takes milliseconds.
     digests = tuple(name for each in prompts for name in [digest_of(each)] * asked.n)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from worker.api.chat.reasoning import template_variables
 from worker.api.chat.request import Chat, Message, Part, Tool, ToolCall
 from worker.api.http.faults import fault, invalid
 from worker.api.http.state import AppState
@@ -27,7 +28,7 @@ def chat_prompt(chat: Chat, state: AppState) -> ChatPrompt:
         tools=tuple(map(_tool, chat.tools)) if chat.tool_choice != "none" else (),
         add_generation_prompt=chat.opens_answer,
         continue_final_message=chat.continues,
-        template_kwargs=dict(chat.template_variables),
+        template_kwargs=template_variables(chat, state),
     )
 
 

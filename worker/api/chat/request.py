@@ -76,6 +76,24 @@ class OneTool:
 
 
 @dataclass(frozen=True, slots=True)
+class Reasoning:
+    """What is asked of the model's reasoning; `None` leaves it to the worker's settings."""
+
+    budget: int | None = None
+    """Tokens of it at most; -1 is any number."""
+    message: str | None = None
+    """Ends a block whose budget is spent."""
+    effort: str | None = None
+    """`none`, `low`, `high` or another word that the model's template knows."""
+    enabled: bool | None = None
+    splits: bool | None = None
+    """Whether it comes apart from the answer's text."""
+
+
+UNASKED = Reasoning()
+
+
+@dataclass(frozen=True, slots=True)
 class Chat:
     """The input of the model's chat template, and how tools may be used."""
 
@@ -88,7 +106,9 @@ class Chat:
     """Whether the template begins the answer's message (`add_generation_prompt`)."""
     continues: bool = False
     """Whether the answer goes on where the last message ends."""
+    reasoning: Reasoning = UNASKED
     template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """Those that the request names itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +126,8 @@ class Generate:
     format: Format | None = None
     """Of the answer's text; a forced call has a form of its own, which counts instead."""
     stop: tuple[str, ...] = ()
+    reasoning: Reasoning = UNASKED
+    """Of raw prompts; a chat has its own."""
     n: int = 1
     prompt_logprobs: int | None = None
     """The number of alternatives for each token of the prompt; `None` disables them."""

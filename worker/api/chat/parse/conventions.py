@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final, Literal
 
 from worker.api.chat.parse.source import Header
 from worker.api.chat.parse.tagged_calls import Tags
+from worker.wire.work import Reasoning
 
 _TOKEN: Final = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 
@@ -398,12 +399,23 @@ THINKING: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Conventions:
     """How a model writes its answers, as its chat template shows."""
 
     calls: Convention
     thinking: Thinking
+
+    @cached_property
+    def reasoning(self) -> Reasoning:
+        """The same for the engine, without a budget."""
+        thinking = self.thinking
+        return Reasoning(
+            begins=tuple(mark for mark in (thinking.begin, thinking.also) if mark),
+            end=thinking.end,
+            closing=thinking.pads[1] + thinking.end,
+            anywhere=thinking.anywhere,
+        )
 
     def tokens(self, *, calls: bool, reasoning: bool) -> tuple[str, ...]:
         """Control tokens that the engine must show as text, to tell calls or reasoning by."""
@@ -414,13 +426,6 @@ class Conventions:
             texts += self.calls.texts
         parts = (part for text in texts for part in (text, *_TOKEN.findall(text)) if part)
         return tuple(dict.fromkeys(parts))
-
-    @property
-    def reasoning(self) -> tuple[str, str] | None:
-        """The marks of the reasoning that may precede a constrained answer."""
-        if self.calls.always_framed:
-            return None
-        return self.thinking.begin, self.thinking.end
 
 
 @lru_cache(maxsize=8)

@@ -11,7 +11,16 @@ from pydantic_core import PydanticCustomError
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS
 from worker.api.chat.fields import MAX_STOPS, TextOrMany, needed_by
-from worker.api.chat.request import Chat, Generate, Message, OneTool, Part, Tool, ToolCall
+from worker.api.chat.request import (
+    Chat,
+    Generate,
+    Message,
+    OneTool,
+    Part,
+    Reasoning,
+    Tool,
+    ToolCall,
+)
 from worker.api.chat.sampling import sampling_of
 from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody
 from worker.api.http.faults import fault, invalid
@@ -68,6 +77,11 @@ class ToolChoice(OpenBody):
 
 class Thinking(OpenBody):
     type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Integer | None = Field(None, ge=0, le=2**31 - 1)
+
+
+class OutputConfig(OpenBody):
+    effort: str | None = None
 
 
 class PromptBody(OpenBody):
@@ -79,6 +93,14 @@ class PromptBody(OpenBody):
     tools: tuple[ClientTool, ...] = Field((), fail_fast=True, max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig = OutputConfig()
+
+    @property
+    def reasoning(self) -> Reasoning:
+        effort, asked = self.output_config.effort, self.thinking
+        if asked is None:
+            return Reasoning(effort=effort)
+        return Reasoning(asked.budget_tokens, effort=effort, enabled=asked.type != "disabled")
 
 
 class MessagesBody(PromptBody):
@@ -121,9 +143,6 @@ def chat_of(body: PromptBody) -> Chat:
         message = f"messages must be at most {MAX_MESSAGES}, each tool result counted as one"
         raise invalid([fault("messages", "maxItems", message)])
     continues, choice = body.messages[-1].role == "assistant", body.tool_choice
-    variables = {}
-    if body.thinking is not None:
-        variables["enable_thinking"] = body.thinking.type != "disabled"
     return Chat(
         messages=messages,
         tools=tuple(_tools(body.tools)),
@@ -131,7 +150,7 @@ def chat_of(body: PromptBody) -> Chat:
         parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
         opens_answer=not continues,
         continues=continues,
-        template_variables=variables,
+        reasoning=body.reasoning,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, create_model
 
-from worker.api.chat.request import Generate
+from worker.api.chat.request import Generate, Reasoning
 from worker.api.chat.sampling import MAX_SEED
 from worker.api.http.body import Body, Flag, Integer, Number
 from worker.api.http.state import AppState
@@ -42,6 +42,9 @@ class InferenceBody(Body):
         None, ge=0, le=MAX_SEED, description="drawn when absent; the one that was used is echoed"
     )
     ignore_eos: Flag = False
+    reasoning_budget: Integer = Field(
+        -1, ge=-1, le=2**31 - 1, description="tokens of reasoning at most; -1 is any number"
+    )
     cache_salt: str | None = Field(
         None,
         min_length=1,
@@ -97,6 +100,7 @@ def read_inference(body: InferenceBody, state: AppState) -> Generate:
         ),
         max_tokens=body.max_tokens,
         stop=body.stop,
+        reasoning=Reasoning(budget=body.reasoning_budget),
         salt=body.cache_salt,
         deterministic=body.deterministic,
     )

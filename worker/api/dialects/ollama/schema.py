@@ -19,7 +19,7 @@ from worker.api.chat.fields import (
     stops_of,
 )
 from worker.api.chat.format import JsonSchema
-from worker.api.chat.request import Chat, Generate, Message
+from worker.api.chat.request import Chat, Generate, Message, Reasoning
 from worker.api.dialects.ollama.naming import served
 from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
 from worker.api.http.faults import fault, invalid
@@ -70,18 +70,18 @@ class GenerationBody(OpenBody):
     model: str = Field(max_length=1024)
     stream: Flag = True
     format: Format = Field("", description="'json', or a JSON schema that the answer follows")
-    think: Think | None = Field(None, description="a variable of the template")
+    think: Think | None = Field(None, description="whether the model reasons, or how much")
     options: Options = Field(default_factory=lambda: Options.model_validate({}))
     logprobs: Flag = False
     top_logprobs: Integer = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
     template: Annotated[str, AfterValidator(_none)] = Field("", description="not honoured")
 
     @property
-    def template_variables(self) -> dict[str, Any]:
+    def reasoning(self) -> Reasoning:
         if self.think is None:
-            return {}
-        level = {"reasoning_effort": self.think} if isinstance(self.think, str) else {}
-        return {"enable_thinking": self.think is not False} | level
+            return Reasoning()
+        level = self.think if isinstance(self.think, str) else None
+        return Reasoning(effort=level, enabled=self.think is not False)
 
     def generate(self, input: Chat | tuple[Prompt, ...], state: AppState) -> Generate:
         options, limit = self.options, self.options.num_predict
@@ -123,7 +123,7 @@ class GenerateBody(GenerationBody):
 
 
 def chat_request(body: ChatBody, state: AppState) -> Generate:
-    return body.generate(body.chat(template_variables=body.template_variables), state)
+    return body.generate(body.chat(reasoning=body.reasoning), state)
 
 
 def generate_request(body: GenerateBody, state: AppState) -> Generate:
@@ -136,7 +136,7 @@ def generate_request(body: GenerateBody, state: AppState) -> Generate:
     if not (body.raw or body.suffix) and has_template:
         system = (Message("system", body.system),) if body.system else ()
         messages = (*system, Message("user", body.prompt))
-        return body.generate(Chat(messages, template_variables=body.template_variables), state)
+        return body.generate(Chat(messages, reasoning=body.reasoning), state)
     if body.system:
         message = "system goes with a prompt that is put into a chat template"
         raise invalid([fault("system", "conflict", message)])

@@ -37,14 +37,14 @@ def read_chat(body: ChatBody, state: AppState) -> Generate:
 
 def chat_of(body: ChatBody) -> Chat:
     choice = body.tool_choice
-    names = ("reasoning_effort", "verbosity", "enable_thinking")
-    variables = {name: value for name in names if (value := getattr(body, name)) is not None}
+    variables = {} if body.verbosity is None else {"verbosity": body.verbosity}
     return body.chat(
         OneTool(choice.function.name, "tool_choice.function.name")
         if isinstance(choice, FunctionChoice)
         else choice or "auto",
         body.parallel_tool_calls,
         variables,
+        body.reasoning,
     )
 
 

@@ -22,6 +22,7 @@ from worker.api.chat.fields import (
     prompts_of_at_most,
 )
 from worker.api.chat.format import Format, JsonSchema
+from worker.api.chat.request import Reasoning
 from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
 
 ToolWord = Annotated[Literal["none", "auto", "required"], Tag("~text")]
@@ -63,11 +64,29 @@ class ChatBody(GenerationFields, ChatFields):
         description="false: one call at most; true: where a call is required, several may come",
     )
     modalities: Many[Literal["text"]] = ()
-    reasoning_effort: str | None = Field(None, description="a variable of the template")
+    reasoning_effort: str | None = Field(
+        None,
+        description="none, low, medium, high or another word that the model's template knows; "
+        "for other templates it is a budget",
+    )
+    reasoning_format: Literal["none", "auto", "deepseek"] | None = Field(
+        None, description="none: reasoning stays in the text; else it is reasoning_content"
+    )
     verbosity: str | None = Field(None, description="a variable of the template")
-    enable_thinking: Flag | None = Field(None, description="a variable of the template")
+    enable_thinking: Flag | None = Field(None, description="false: the model does not reason")
 
     format_fields = GenerationFields.format_fields | {"response_format"}
+
+    @property
+    def reasoning(self) -> Reasoning:
+        form = self.reasoning_format
+        return Reasoning(
+            budget=self.reasoning_budget,
+            message=self.reasoning_budget_message,
+            effort=self.reasoning_effort,
+            enabled=self.enable_thinking,
+            splits=None if form is None else form != "none",
+        )
 
     @property
     def format(self) -> Format | None:

@@ -16,7 +16,7 @@ from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS, ContentFields, 
 from worker.api.chat.fields import ANY_OBJECT, ByKind, Text, needed_by
 from worker.api.chat.format import JsonSchema
 from worker.api.chat.prompt import text_of
-from worker.api.chat.request import Chat, Generate, Message, OneTool, Tool, ToolCall
+from worker.api.chat.request import Chat, Generate, Message, OneTool, Reasoning, Tool, ToolCall
 from worker.api.chat.sampling import sampling_of
 from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody
 from worker.api.http.faults import fault, invalid
@@ -135,7 +135,7 @@ def chat_of(body: ResponsesBody) -> Chat:
         message = "previous_response_id is not honoured: nothing is stored; send the whole input"
         raise invalid([fault("previous_response_id", "unsupported", message)])
     choice = body.tool_choice
-    variables = {"reasoning_effort": body.reasoning.effort, "verbosity": body.text.verbosity}
+    verbosity = body.text.verbosity
     return Chat(
         messages=tuple(_messages(body)),
         tools=tuple(_tools(body)),
@@ -143,7 +143,8 @@ def chat_of(body: ResponsesBody) -> Chat:
         if isinstance(choice, NamedChoice)
         else choice or "auto",
         parallel_tool_calls=body.parallel_tool_calls,
-        template_variables={name: each for name, each in variables.items() if each is not None},
+        reasoning=Reasoning(effort=body.reasoning.effort),
+        template_variables={} if verbosity is None else {"verbosity": verbosity},
     )
 
 
