@@ -59,8 +59,7 @@ def allocated(config: Given, plan: Plan, selected: Selected) -> dict[str, int]:
     model.close()
     parts: Counter[str] = Counter()
     for buffer in found.buffers:
-        on_host = buffer.device.startswith(("CPU", "AMX"))
-        if on_host == (selected.device is None):
+        if buffer.is_on_host == (selected.device is None):
             parts[buffer.kind] += buffer.size_bytes
     return dict(parts)
 

@@ -11,14 +11,6 @@ from worker.engine.sequence import NO_LIMIT
 from worker.engine.step import Chunk
 from worker.wire.messages import PromptProgress, PromptScored, TokenLogprob
 
-_LOGITS_BYTES = 64 << 20
-"""Host memory for the logits of all slots' prompts in one step."""
-
-
-def rows_at_once(n_vocab: int, n_slots: int) -> int:
-    """The most rows of one prompt with logits, at four bytes per token of the vocabulary."""
-    return max(_LOGITS_BYTES // (4 * n_vocab * n_slots), 8)
-
 
 def prompt_events(
     backend: Backend, chunks: Iterable[Chunk], now: float

@@ -25,7 +25,6 @@ from worker.engine.intake import Intake
 from worker.engine.limits import limits_of
 from worker.engine.loop import Loop
 from worker.engine.outbox import Outbox
-from worker.engine.prompt_scores import rows_at_once
 from worker.engine.scheduler import Scheduler
 from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.model_template import template_metadata, template_of
@@ -34,7 +33,7 @@ from worker.errors import InsufficientVram, ModelError, VramOom
 from worker.llama import library, warmup
 from worker.llama.adapter import LoraAdapter
 from worker.llama.constraint import GrammarVocabulary
-from worker.llama.context import Context
+from worker.llama.context import Context, rows_with_logits
 from worker.llama.model import LoadOptions, Model
 from worker.llama.pooled import PooledContext
 from worker.llama.sampler import Sampler
@@ -134,7 +133,7 @@ def start(config: LoadModel, channel: SyncChannel, black_box: BlackBox) -> Engin
         pool=pool,
         prove_residency=lambda: live_check.check(selected, info.residency, locked=settings.mlock),
         kv_unified=info.kv_unified,
-        scored_rows=rows_at_once(model.n_vocab, info.slots),
+        scored_rows=rows_with_logits(model.n_vocab, info.slots),
         takes_snapshots=not backend.cuts_anywhere,
         black_box=black_box,
     )

@@ -33,6 +33,10 @@ KV_TYPES: Mapping[KvType, int] = {
     "bf16": 30,
 }
 """ggml type numbers of the KV cache."""
+_LOGITS_BYTES = 64 << 20
+"""Of all rows with logits in one compute graph…"""
+_LEAST_ROWS = 8
+"""…if each sequence can have this many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,12 @@ class ContextOptions:
     embeddings: bool = False
 
 
+def rows_with_logits(n_vocab: int, n_sequences: int) -> int:
+    """The most rows with logits of each sequence in one compute graph, at four bytes per token of
+    the vocabulary. Device and host reserve memory for them."""
+    return max(_LOGITS_BYTES // (4 * n_vocab * n_sequences), _LEAST_ROWS)
+
+
 class Context:
     """Raises `VramOom` if llama.cpp cannot allocate the KV cache or the compute buffers."""
 
@@ -69,6 +79,9 @@ class Context:
         for name, value in options.rope:
             setattr(params, name, value)
         params.kv_unified = options.kv_unified
+        if not options.embeddings:  # a pooled output needs all rows
+            rows = options.n_seq_max * rows_with_logits(model.n_vocab, options.n_seq_max)
+            params.n_outputs_max = min(options.n_ubatch, rows)
         params.swa_full = False  # layers with a window keep only the window's cells
         params.flash_attn_type = {
             "auto": flat.LLAMA_FLASH_ATTN_TYPE_AUTO,

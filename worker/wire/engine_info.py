@@ -13,6 +13,7 @@ from typing import Any, Literal
 from worker.wire.backends import BackendName
 from worker.wire.engine_settings import Adapter
 
+_HOST_TYPE = re.compile(r"CPU(_\w+)?$|AMX$|\w+_Host$")
 BufferKind = Literal["weights", "kv", "compute", "output", "recurrent"]
 
 
@@ -24,6 +25,12 @@ class Buffer:
     device: str
     """The ggml buffer type's name: `CPU`, `CPU_Mapped`, `CUDA0`, `CUDA_Host`, `RPC0[…]`…"""
     size_bytes: int
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether it is in the host's memory: plain, mapped, repacked (`CPU_REPACK`, `AMX`…) or
+        pinned for a device."""
+        return _HOST_TYPE.match(self.device) is not None
 
 
 @dataclass(frozen=True, slots=True)

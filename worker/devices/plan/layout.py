@@ -45,11 +45,18 @@ class Unloaded:
         )
         self._model = Model(self.path, options)
         self.trained_context_length = self._model.trained_context_length
+        self._n_vocab, self._n_embd = self._model.n_vocab, self._model.n_embd
         unused = parse(self._model.load_log).unused_bytes
         self.weight_bytes = max(self.weights.device_bytes - unused, 0)
 
     def close(self) -> None:
         self._model.close()
+
+    def _pooled_output_bytes(self, options: ContextOptions) -> int:
+        """What the first text of full length makes of the output buffer of a model that pools:
+        llama.cpp keeps each row's embedding, and has room for each row's logits."""
+        width = self._n_vocab + self._n_embd
+        return 4 * options.n_batch * width if options.embeddings else 0
 
     def lay_out(self, options: ContextOptions) -> Layout:
         """Raises `ConfigError` if the model cannot run with these options."""
@@ -80,6 +87,6 @@ class Unloaded:
             kv=report.kv_bytes,
             compute=sum(computes[device] for device in own),
             host_compute=sum(computes[device] for device in computes.keys() - own),
-            output=report.bytes_of("output"),
+            output=max(report.bytes_of("output"), self._pooled_output_bytes(options)),
             cuts_anywhere=cuts_anywhere,
         )

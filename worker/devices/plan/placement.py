@@ -26,6 +26,9 @@ LOOKED_UP = frozenset(
     }
 )
 """Tensors of the input layer, in which rows are looked up. llama.cpp keeps them on the host."""
+OUTPUT_FIRST = frozenset({"gemma3n", "gemma4"})
+"""Architectures whose output layer llama.cpp makes before the input embedding. Where both are one
+tensor, the second is then a copy; with all others it is the first."""
 _EXPERTS = re.compile(r"_exps\.weight$")
 _PROBED_ROWS = 512
 _META_BYTES = 1 << 20
@@ -84,10 +87,12 @@ def _place_on_gpu(header: GgufHeader, device: library.Device, meta: _Meta) -> We
         elif meta.takes_rows(tensor, device, buffer_type):
             placed.append((f"^{re.escape(tensor.name)}$", buffer_type))
             device_bytes += size
+            if header.architecture in OUTPUT_FIRST and _is_output_too(tensor, header):
+                device_bytes += size
         else:
             host.append(tensor.name)
             host_bytes += tensor.n_bytes
-            if tensor.name == "token_embd.weight" and _is_tied(header):
+            if _is_output_too(tensor, header):
                 device_bytes += size  # the output layer has a copy of its own
     return Weights(device_bytes, host_bytes, tuple(host), tuple(placed))
 
@@ -106,8 +111,7 @@ def _place_on_cpu(header: GgufHeader, meta: _Meta) -> Weights:
         if looked_up or not kinds:
             plain.append(tensor)
             total += meta.allocated_bytes(tensor, plain_type)
-        is_output_too = tensor.name == "token_embd.weight" and _is_tied(header)
-        if kinds and (is_output_too or not looked_up):
+        if kinds and (_is_output_too(tensor, header) or not looked_up):
             total += meta.allocated_bytes(tensor, kinds[0])
     beside = _mapped_bytes(plain) - sum(tensor.n_bytes for tensor in plain)
     return Weights(total, 0, (), (), beside)
@@ -123,8 +127,10 @@ def _mapped_bytes(tensors: list[TensorEntry]) -> int:
     return sum(last - first for first, last in ends.values())
 
 
-def _is_tied(header: GgufHeader) -> bool:
-    """Whether the output layer uses the input embedding's weights; an encoder has none."""
+def _is_output_too(tensor: TensorEntry, header: GgufHeader) -> bool:
+    """Whether it is the input embedding, and the output layer, which encoders have not, uses it."""
+    if tensor.name != "token_embd.weight":
+        return False
     names = {tensor.name for tensor in header.tensors}
     # LFM2 names its output norm as encoders name the one after their embedding.
     has_output = "output_norm.weight" in names or header.architecture.startswith("lfm2")

@@ -7,7 +7,6 @@ residency.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
@@ -21,8 +20,6 @@ from worker.llama.model import Model
 from worker.models.gguf.header import GgufHeader
 from worker.wire.engine_info import Buffer, Residency
 
-_HOST_TYPE = re.compile(r"CPU(_\w+)?$|AMX$|\w+_Host$")
-"""Host memory: plain, mapped, repacked (`CPU_REPACK`, `AMX`…) or pinned for a device."""
 _ROUNDING_BYTES = 64 * 1024
 """The log rounds each buffer to 0.01 MiB, and buffers are padded."""
 _MOST_SPLITS = 2
@@ -95,7 +92,7 @@ def together(model: Residency, draft: Residency) -> Residency:
 
 def _reason_on_host(buffer: Buffer, selected: Selected, weights: placement.Weights) -> str | None:
     """Why a GPU worker's buffer must be on the host; `None` if nothing demands it."""
-    if not selected.is_gpu or not _is_host(buffer):
+    if not selected.is_gpu or not buffer.is_on_host:
         return None
     if buffer.kind == "compute":
         return "the graph's inputs, such as token ids, positions and masks, are written by the host"
@@ -114,7 +111,7 @@ def _where(buffer: Buffer, selected: Selected, weights: placement.Weights) -> st
     """Where a buffer is that must not be there."""
     if not selected.is_gpu:
         return f"on {buffer.device}, not in the CPU's memory"
-    if not _is_host(buffer):
+    if not buffer.is_on_host:
         return f"on a second device, {buffer.device}"
     allowed = f" ({weights.host_bytes:,} bytes are allowed there)" if weights.host_bytes else ""
     return f"on the host ({buffer.device})" + (allowed if buffer.kind == "weights" else "")
@@ -142,16 +139,12 @@ def _unproven(
 
 def _is_on(buffer: Buffer, selected: Selected) -> bool:
     if selected.device is None:
-        return _is_host(buffer)
+        return buffer.is_on_host
     names = {selected.name, placement.buffer_type_name(selected.device)}
     # A device may have several types of its own memory: `MTL0`, `MTL0_Private`, `MTL0_Mapped`.
     return buffer.device in names or (
-        any(buffer.device.startswith(f"{name}_") for name in names) and not _is_host(buffer)
+        any(buffer.device.startswith(f"{name}_") for name in names) and not buffer.is_on_host
     )
-
-
-def _is_host(buffer: Buffer) -> bool:
-    return _HOST_TYPE.match(buffer.device) is not None
 
 
 def _violation(residency: Residency, faults: list[str]) -> ResidencyViolation:
