@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from worker.devices import machine
+from worker.devices import machine, nvidia
 from worker.devices.residency import live_check
 from worker.devices.select import Selected
 from worker.errors import ResidencyViolation
@@ -76,7 +76,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Check:
 
         monkeypatch.setattr(library, "devices", lambda: list(now) or [GPU, OTHER])
         monkeypatch.setattr(library, "properties_of", properties_of)
-        monkeypatch.setattr(live_check, "_nvml", lambda _pci_id: nvml)
+        monkeypatch.setattr(nvidia, "_nvml", lambda _pci_id: nvml)
         live_check.check(SELECTED, held or HELD)
 
     return run
@@ -137,9 +137,8 @@ def test_a_vulkan_driver_without_a_memory_budget_is_not_asked_how_much_is_in_use
     for free_bytes, tells in ((80 * GIB, False), (70 * GIB, True)):
         memory = library.DeviceProperties(free_bytes, 80 * GIB)
         monkeypatch.setattr(library, "properties_of", lambda _device, memory=memory: memory)
-        assert live_check.tells_use(vulkan) is tells
-        assert live_check.tells_use(SELECTED), "CUDA always does"
-    check(80 * GIB, held=replace(HELD, device_tells_use=False))
+        assert live_check.watch(vulkan, HELD).watched == ("device" if tells else "presence")
+    check(80 * GIB, held=replace(HELD, watched="presence"))
     with pytest.raises(ResidencyViolation, match="has 0 bytes in use"):
         check(80 * GIB)
 
@@ -147,6 +146,22 @@ def test_a_vulkan_driver_without_a_memory_budget_is_not_asked_how_much_is_in_use
 def test_a_process_that_the_driver_knows_needs_no_stand_in(check: Check) -> None:
     check(70 * GIB, nvml=Nvml(0, {os.getpid(): 7 * GIB, os.getpid() + 1: 40 * GIB}))
     assert live_check.holders(SELECTED, HELD) == ()
+    assert live_check.watch(SELECTED, HELD).watched == "process"
+
+
+def test_an_earlier_worker_on_the_card_does_not_stand_in_for_this_one(check: Check) -> None:
+    earlier, ours = os.getpid() + 1, os.getpid() + 2
+    check(60 * GIB, nvml=Nvml(0, {earlier: 8 * GIB, ours: 7 * GIB}))
+    selected = replace(SELECTED, used_before={earlier: 8 * GIB, ours: GIB >> 2})
+    held = live_check.watch(selected, HELD)
+    assert (held.holder_pids, held.watched) == ((ours,), "process")
+    with pytest.raises(ResidencyViolation, match="in use by this worker"):
+        check(70 * GIB, nvml=Nvml(0, {earlier: 8 * GIB}), held=held)
+
+
+def test_a_driver_that_lists_no_process_is_said_to_watch_the_whole_device(check: Check) -> None:
+    check(70 * GIB, nvml=Nvml())  # as in a MIG instance, or without the right to ask
+    assert live_check.watch(SELECTED, HELD).watched == "device"
 
 
 def test_memory_of_a_cpu_worker_is_only_looked_at_when_it_was_to_be_locked() -> None:

@@ -10,11 +10,13 @@ import ctypes
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from worker.devices import nvidia
 from worker.errors import BackendMismatch
 from worker.llama import library
 from worker.wire.backends import BACKENDS, BackendName
@@ -55,6 +57,8 @@ class Selected:
     """The wheel's stamp; empty if the wheel has none."""
     pci_id: str | None = None
     """The card's number for NVIDIA's management library; `None` for other devices."""
+    used_before: Mapping[int, int] = field(default_factory=dict)
+    """The bytes of each process that this library listed before the load."""
 
     @property
     def is_gpu(self) -> bool:
@@ -76,7 +80,9 @@ def select_device(settings: EngineSettings) -> Selected:
         device = _choose(settings, index, candidates, devices)
         found = library.properties_of(device)
         pci_id = found.pci_id if device.registry == "CUDA" else None
-        return Selected(device, device.name, cpu_variant(), found.total_bytes, build, pci_id)
+        before = nvidia.processes(pci_id)
+        total = found.total_bytes
+        return Selected(device, device.name, cpu_variant(), total, build, pci_id, before)
     if settings.backend == "cpu":
         _refuse_gpu_wheel(devices)
     if settings.blas == "on":

@@ -46,9 +46,9 @@ class Residency:
     allowed_host_buffers: tuple[str, ...] = ()
     """Host buffers that the policy allows, each with its reason in one sentence."""
     violation: str | None = None
-    device_tells_use: bool = True
-    """Whether the driver tells how much of the device's memory is in use; otherwise nothing can be
-    asked about it after the load."""
+    watched: Literal["process", "device", "presence"] = "device"
+    """What the driver tells after the load: the bytes of this process, those of all processes on
+    the device, or only that the device is there."""
     holder_pids: tuple[int, ...] = ()
     """Processes that may be the engine, if the driver uses other process ids than this system."""
 

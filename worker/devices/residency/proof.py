@@ -72,9 +72,9 @@ def prove(
     faults += _unproven(report, residency, model, locked)
     if faults:
         raise _violation(replace(residency, resident=False, violation=faults[0]), faults)
-    residency = replace(residency, device_tells_use=live_check.tells_use(selected))
+    residency = live_check.watch(selected, residency)
     live_check.check(selected, residency)
-    return replace(residency, holder_pids=live_check.holders(selected, residency))
+    return residency
 
 
 def together(model: Residency, draft: Residency) -> Residency:

@@ -1,0 +1,73 @@
+"""What NVIDIA's management library (NVML) tells about one card.
+
+It notices a lost or revoked GPU and reports it in a return code, where CUDA ends the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+
+from worker.errors import ResidencyViolation
+
+_SUCCESS = 0
+_LOST = (15, 16)
+"""NVML's codes for "GPU is lost" and "reset required"."""
+_UNKNOWN_BYTES = (1 << 64) - 1
+_MOST_PROCESSES = 256
+
+
+class _ProcessInfo(ctypes.Structure):
+    """`nvmlProcessInfo_v2_t`."""
+
+    _fields_ = [
+        ("pid", ctypes.c_uint),
+        ("used_bytes", ctypes.c_ulonglong),
+        ("gpu_instance_id", ctypes.c_uint),
+        ("compute_instance_id", ctypes.c_uint),
+    ]
+
+
+def processes(pci_id: str | None) -> dict[int, int]:
+    """The bytes of each process on this card, from NVIDIA's management library.
+
+    The library notices a lost or revoked GPU and reports it in a return code. The result is empty
+    if the library is absent or lists nothing; processes of unknown size are left out.
+
+    Raises:
+        ResidencyViolation: the driver has lost this device.
+    """
+    if pci_id is None or (nvml := _nvml(pci_id)) is None:
+        return {}
+    handle = ctypes.c_void_p()
+    code = nvml.nvmlDeviceGetHandleByPciBusId_v2(pci_id.encode(), ctypes.byref(handle))
+    if code != _SUCCESS:
+        raise _lost(nvml, code)
+    found = (_ProcessInfo * _MOST_PROCESSES)()
+    count = ctypes.c_uint(_MOST_PROCESSES)
+    code = nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), found)
+    if code in _LOST:
+        raise _lost(nvml, code)
+    n_known = count.value if code == _SUCCESS else 0
+    listed = found[:n_known]
+    return {each.pid: each.used_bytes for each in listed if each.used_bytes != _UNKNOWN_BYTES}
+
+
+def _lost(nvml: ctypes.CDLL, code: int) -> ResidencyViolation:
+    reason: bytes = nvml.nvmlErrorString(code)
+    return ResidencyViolation(f"The NVIDIA driver has lost the GPU: {reason.decode()}.")
+
+
+@cache
+def _nvml(pci_id: str) -> ctypes.CDLL | None:
+    """The management library; `None` if it is absent or did not know the device at first."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    nvml.nvmlErrorString.restype = ctypes.c_char_p
+    handle = ctypes.c_void_p()
+    if nvml.nvmlInit_v2() != _SUCCESS:
+        return None
+    code = nvml.nvmlDeviceGetHandleByPciBusId_v2(pci_id.encode(), ctypes.byref(handle))
+    return nvml if code == _SUCCESS else None
