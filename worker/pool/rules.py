@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-STATUSES = ("loading", "ready", "busy", "draining", "failed")
+STATUSES = ("loading", "ready", "busy", "sleeping", "draining", "failed")
 FINAL_STATUSES = ("draining", "failed")
 GRACE_SECONDS = 5.0
 """Allowed in addition to two intervals between beats, as the machine may be busy."""

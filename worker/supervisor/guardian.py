@@ -24,7 +24,10 @@ from worker.wire.messages import LoadModel, Progress, Ready, StartFailed, Stop
 if TYPE_CHECKING:
     from worker.supervisor.supervisor import Supervisor
 
-Condition = Literal["loading", "ready", "recovering", "failed"]
+Condition = Literal["loading", "ready", "sleeping", "recovering", "failed"]
+
+_LEAVING_SECONDS = 5.0
+"""An engine that is still there so long after it was told to leave is killed."""
 
 
 class Guardian:
@@ -43,6 +46,8 @@ class Guardian:
         self._metrics = metrics
         self._supervisor = supervisor
         self._log = get_logger()
+        self._woken: asyncio.Event | None = None
+        """Set when a sleeping worker is to have an engine again; `None` while it is awake."""
         self._first_ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -50,10 +55,24 @@ class Guardian:
     def condition(self) -> Condition:
         if self.fatal.done():
             return "failed"
+        if self._woken is not None:
+            return "sleeping"
         engine = self.engine
         if engine.ready_at is not None and not engine.is_lost:
             return "ready"
         return "loading" if self.info is None else "recovering"
+
+    def sleep(self) -> None:
+        """End the engine process, which gives all its memory back, until `wake`."""
+        self._woken = asyncio.Event()
+        self.engine.send(Stop())
+        asyncio.get_running_loop().call_later(_LEAVING_SECONDS, self.engine.kill)
+        self._log.info("engine.sleeps", pid=self.engine.pid)
+
+    def wake(self) -> None:
+        """Start an engine if the worker sleeps. It is awake once that engine is ready."""
+        if self._woken is not None:
+            self._woken.set()
 
     def fail(self, error: WorkerError) -> None:
         """Make the worker leave with `error`, unless it already leaves with another."""
@@ -100,6 +119,11 @@ class Guardian:
                 self.fail(error)
                 self._first_ready.set_exception(error)
                 return
+            if self._woken is not None and not self.engine.start_error and self.engine.ready_at:
+                await self._woken.wait()
+                self.engine = self.engine.successor()
+                continue
+            self._woken = None
             self._record_crash(how)
             if self.crashes.is_loop:
                 recent = self.crashes.recent
@@ -124,11 +148,12 @@ class Guardian:
             return f"not spawned: {trouble.strerror}"
         engine.send(config)
         self._log.info("engine.spawned", pid=engine.pid)
-        if self.info is not None:
+        if self.info is not None and self._woken is None:
             self._metrics.respawns.inc()
         await engine.until_lost()
         if self.info is not None:
-            self._supervisor.set_progress(Progress("recovering", 0.0))
+            phase = "sleeping" if self._woken is not None else "recovering"
+            self._supervisor.set_progress(Progress(phase, 0.0))
         if engine.ready_at is not None:
             error = EngineCrashed(f"The engine process {engine.kill_reason or 'died'}; try again.")
             self._supervisor.on_lost(error, engine.suspects)
@@ -166,7 +191,7 @@ class Guardian:
             case StartFailed():
                 engine.start_error = event.error
             case Ready(info=info):
-                self.info = info
+                self.info, self._woken = info, None
                 engine.ready_at = engine.heard_at
                 seconds = engine.ready_at - engine.connected_at
                 self._metrics.load.observe(seconds)

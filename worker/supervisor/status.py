@@ -14,10 +14,11 @@ from worker.supervisor.crash_history import Crash
 from worker.wire.engine_info import EngineInfo
 from worker.wire.messages import Progress, Stats
 
-State = Literal["loading", "ready", "recovering", "draining", "failed"]
-"""The state of the whole worker; it takes work only when `ready`. `failed` is final: the worker
-leaves with an error, whatever its engine still does."""
-PoolStatus = Literal["loading", "ready", "busy", "draining", "failed"]
+State = Literal["loading", "ready", "sleeping", "recovering", "draining", "failed"]
+"""The state of the whole worker. It takes work when `ready`, and when `sleeping`: it has no engine
+then, and the next request starts one. `failed` is final: the worker leaves with an error, whatever
+its engine still does."""
+PoolStatus = Literal["loading", "ready", "busy", "sleeping", "draining", "failed"]
 
 NO_STATS = Stats(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
 
@@ -52,7 +53,7 @@ class WorkerStatus:
 
     @property
     def is_ready(self) -> bool:
-        return self.state == "ready"
+        return self.state in ("ready", "sleeping")
 
     @property
     def is_busy(self) -> bool:
@@ -62,8 +63,8 @@ class WorkerStatus:
     def pool_status(self) -> PoolStatus:
         """The state in the terms of a pool manager."""
         match self.state:
-            case "failed" | "draining" as final:
-                return final
+            case "failed" | "draining" | "sleeping" as same:
+                return same
             case "ready":
                 return "busy" if self.is_busy else "ready"
             case _:
@@ -75,7 +76,9 @@ class WorkerStatus:
 
     @property
     def vram_bytes(self) -> int:
-        return self.info.residency.device_bytes if self.info is not None else 0
+        """What the model holds on its device: nothing while it sleeps."""
+        is_held = self.info is not None and self.state != "sleeping"
+        return self.info.residency.device_bytes if self.info is not None and is_held else 0
 
     @property
     def context_length(self) -> int | None:

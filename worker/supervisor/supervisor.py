@@ -80,6 +80,8 @@ class Supervisor:
         self._holds_jobs = False
         """Whether jobs of an engine that died still wait for the next engine."""
         self._quarantine = Quarantine(settings.crash_window)
+        self._used_at = time.monotonic()
+        """When a client's job last came or ended."""
         self._step_at = self._intake_at = 0.0
         """When the engine last computed a step, and when it last accepted a request."""
 
@@ -185,13 +187,15 @@ class Supervisor:
         `deadline` is a time of `time.monotonic()`.
         """
         job = Job(self._next_request_id, work, self._metrics, self._drop)
+        state = self.state
         try:
-            self._check_admission(work)
+            self._check_admission(work, state)
             self._jobs.add(job)
         except WorkerError as error:
             self._metrics.rejected.labels(error.code).inc()
             raise
         self._next_request_id += 1
+        self._used_at = time.monotonic()
         if isinstance(work, InferenceRequest):
             deadline = work.deadline
         if deadline is not None:
@@ -199,19 +203,23 @@ class Supervisor:
             passed = InferenceTimeout("The request's deadline has passed.")
             loop = asyncio.get_running_loop()
             job.deadline = loop.call_later(remaining, self._drop, job, passed)
-        self._send(job)
+        if state == "sleeping":
+            self.wake()
+            job.enter(Stage.HELD)
+            self._holds_jobs = True
+        else:
+            self._send(job)
         return job
 
-    def _check_admission(self, work: Work) -> None:
+    def _check_admission(self, work: Work, state: State) -> None:
         """
         Raises:
             ShuttingDown, NotReady: the worker takes no work in this state.
             InvalidRequest: the request is in quarantine.
         """
-        state = self.state
         if state == "draining":
             raise ShuttingDown("The worker is shutting down and takes no new work.")
-        if state != "ready":
+        if state not in ("ready", "sleeping"):
             phase, percent = self._progress.phase, self._progress.percent
             raise NotReady(
                 f"The worker is {state}: {phase}, {percent:.0f} %.", phase=phase, percent=percent
@@ -245,6 +253,7 @@ class Supervisor:
 
     def _deliver_end(self, job: Job, events: list[StreamEvent]) -> None:
         self._jobs.end(job, events)
+        self._used_at = time.monotonic()
         if self.draining and not self._jobs:
             self._drained.set()
 
@@ -254,11 +263,44 @@ class Supervisor:
         """Spawn the engine and wait until it has decoded a token; raises if it cannot."""
         info = await self._guardian.start(config)
         self._guardian.run(self._watch_residency())
+        if (seconds := self._settings.sleep_idle_seconds) is not None:
+            self._guardian.run(self._fall_asleep(seconds))
         return info
+
+    async def _fall_asleep(self, seconds: float) -> None:
+        """Sleep whenever no client has asked for anything for so long."""
+        while True:
+            left = self._used_at + seconds - time.monotonic()
+            if left > 0 or self.state != "ready" or self._jobs:
+                await asyncio.sleep(max(left, min(1.0, seconds)))
+            else:
+                self.sleep()
+
+    def sleep(self) -> None:
+        """End the engine until the next request; a worker that sleeps goes on doing so.
+
+        Raises:
+            NotReady: the worker is not ready, or has requests.
+        """
+        state = self.state
+        if state == "sleeping":
+            return
+        if state != "ready" or self._jobs:
+            why = f"it has {len(self._jobs)} requests" if state == "ready" else f"it is {state}"
+            raise NotReady(f"The worker cannot sleep now: {why}.")
+        self._guardian.sleep()
+        self.set_progress(Progress("sleeping", 0.0))
+
+    def wake(self) -> None:
+        """Start an engine if the worker sleeps."""
+        self._used_at = time.monotonic()
+        self._guardian.wake()
 
     async def _watch_residency(self) -> None:
         while self._residency_lost is None:
             await asyncio.sleep(RESIDENCY_SECONDS)
+            if self.state == "sleeping":
+                continue  # there is nothing on the device
             try:
                 await self.ask(ProveResidency())
             except ResidencyViolation as error:

@@ -83,7 +83,7 @@ async def props(request: Request, state: AppState) -> Response:
             "chat_template": state.served.metadata.get("tokenizer.chat_template", ""),
             "modalities": {"vision": False, "audio": False},
             "build_info": f"llorch-worker-{own_version()}",
-            "is_sleeping": False,
+            "is_sleeping": state.supervisor.state == "sleeping",
         }
     )
 

@@ -113,4 +113,8 @@ class Done(TypedDict):
     """What a command has done."""
 
     job_id: NotRequired[str]
-    status: Literal["cancelled", "draining"]
+    status: Literal["cancelled", "draining", "sleeping", "waking"]
+
+
+class Sleeping(TypedDict):
+    is_sleeping: bool

@@ -61,7 +61,8 @@ def _why_unwell(status: WorkerStatus) -> str | None:
 async def ready(request: Request, state: AppState) -> Response:
     status = state.supervisor.status()
     if status.is_ready:
-        return json_response({"ready": True, "state": "busy" if status.is_busy else "idle"})
+        told = "busy" if status.is_busy else "sleeping" if status.state == "sleeping" else "idle"
+        return json_response({"ready": True, "state": told})
     body: ReadyAnswer = {
         "ready": False,
         "state": status.state,

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from worker.api.chat.request import Generate
 from worker.api.chat.run import respond
-from worker.api.dialects.native.answers import Done, Inference
+from worker.api.dialects.native.answers import Done, Inference, Sleeping
 from worker.api.dialects.native.info import OPERATIONS as DESCRIPTIONS
 from worker.api.dialects.native.probes import OPERATIONS as PROBES
 from worker.api.dialects.native.schema import (
@@ -65,6 +65,20 @@ async def shutdown(request: Request, state: AppState) -> Response:
     return json_response({"status": "draining"}, 202)
 
 
+async def sleep(request: Request, state: AppState) -> Response:
+    state.supervisor.sleep()
+    return json_response({"status": "sleeping"})
+
+
+async def wake_up(request: Request, state: AppState) -> Response:
+    state.supervisor.wake()
+    return json_response({"status": "waking"})
+
+
+async def is_sleeping(request: Request, state: AppState) -> Response:
+    return json_response({"is_sleeping": state.supervisor.state == "sleeping"})
+
+
 OPERATIONS = [
     Operation(
         "POST", "/execute", execute, "Run a job and stream it", {SSE: Events},
@@ -86,6 +100,14 @@ OPERATIONS = [
         "POST", "/shutdown", shutdown, "Finish what runs, then leave", {JSON: Done}, status=202,
         always_json=True,
     ),
+    Operation(
+        "POST", "/sleep", sleep, "End the engine until the next request", {JSON: Done},
+        errors=(503,),
+    ),
+    Operation(
+        "POST", "/wake_up", wake_up, "Start the engine of a worker that sleeps", {JSON: Done}
+    ),
+    Operation("GET", "/is_sleeping", is_sleeping, "Does the worker sleep?", {JSON: Sleeping}),
 ]  # fmt: skip
 
 DIALECT = Dialect(
