@@ -25,6 +25,8 @@ LIBRARIES = "llama_cpp/lib"
 OPTIONAL = f"{LIBRARIES}/optional"
 STAMP = f"{LIBRARIES}/llorch-build.json"
 EARLIEST = (1980, 1, 1, 0, 0, 0)
+# llama.cpp's own converter, unchanged, for models that the worker's converter does not know.
+SCRIPTS = "llama_cpp/converter"
 # libggml-base.so.0.25.3, libggml.0.dylib, libggml-cpu-zen4.so: a name, with a version in either
 # place.
 LIBRARY = re.compile(r"^(?P<name>lib[\w-]+?)(\.\d+)*\.(so|dylib)(\.\d+)*$")
@@ -45,6 +47,7 @@ def repack(
     recipe: Recipe,
     stamp: Mapping[str, Any],
     licenses: Mapping[str, bytes],
+    scripts: Mapping[str, bytes],
     out: Path,
     patchelf: Path,
 ) -> tuple[Path, list[Path]]:
@@ -69,6 +72,7 @@ def repack(
     for path, data in files.items():
         if path.startswith(f"{old}/") and not path.endswith("/RECORD"):
             kept[info + path.removeprefix(old)] = data
+    kept |= {f"{SCRIPTS}/{path}": data for path, data in scripts.items()}
     kept |= {f"{info}/licenses/{path}": data for path, data in licenses.items()}
     kept[f"{info}/METADATA"] = _with_version(files[metadata], version, local)
 

