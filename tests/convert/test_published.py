@@ -130,8 +130,8 @@ def test_a_published_model_is_recognised_and_complete(
 REFUSED = {
     "Llama-3.1-405B-Instruct-FP8": "quantised by fbgemm_fp8",
     "Mistral-Small-4-MLX-4bit": "quantised by MLX",
-    "Qwen-72B-Chat": "architecture QWenLMHeadModel cannot be converted",
-    "openPangu-7B": "architecture PanguEmbeddedForCausalLM cannot be converted",
+    "Qwen-72B-Chat": "architecture QWenLMHeadModel is converted by llama.cpp's own",
+    "openPangu-7B": "architecture PanguEmbeddedForCausalLM is converted by llama.cpp's",
 }
 
 

@@ -12,6 +12,7 @@ import asyncio
 import os
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -90,10 +91,14 @@ def _inspect(options: argparse.Namespace, _report: Reporter) -> None:
 
 def _list(options: argparse.Namespace, _report: Reporter) -> None:
     if options.families:
+        from worker.convert import upstream
         from worker.convert.architectures import FAMILIES
 
         for family in sorted(FAMILIES, key=lambda family: (family.architecture, family.names)):
             print(f"{family.architecture:<12} {', '.join(family.names)}")
+        ours = {name for family in FAMILIES for name in family.names}
+        print(f"\nby llama.cpp's own converter ({upstream.NEEDS}):")
+        print(textwrap.fill(" ".join(sorted(upstream.classes() - ours)), 100))
         return
     from worker.models import listing, registry
 

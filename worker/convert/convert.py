@@ -7,6 +7,7 @@ weights (`chunks`).
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +28,14 @@ def convert(source: Path, destination: Path, options: Options, report: Reporter)
         raise ModelError(f"{destination} is a folder; name the GGUF file to write")
     report.step("check", 0, 1)
     hashing = manifest.Hashing(source)  # It has a processor to itself while tokens are compared.
-    conversion = prepare_checked(source, options)
+    conversion = prepare_checked(source, replace(options, scratch=destination.parent))
     try:
         for sentence in conversion.notes:
             report.note(sentence)
         weights.check_space(destination, conversion, options)
         digest = _write(conversion, destination, options, report, hashing)
     finally:
-        conversion.checkpoint.close()
+        conversion.close()
     return {
         "path": str(destination),
         "outtype": options.outtype,

@@ -24,6 +24,8 @@ OUTTYPE = "llorch.convert.outtype"
 DIFFERENCE = "llorch.convert.difference"
 """A sentence; present only if llama.cpp gives other token ids than the source for some texts."""
 DIGEST = "llorch.convert.source_sha256"
+SCRIPT = "llorch.convert.script"
+"""Present only if llama.cpp's own converter read the weights."""
 IMATRIX = "llorch.convert.imatrix_sha256"
 """SHA-256 of the importance matrix that the weights were quantised with."""
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.convert.direct import DirectFile
-from worker.convert.family.rules import Metadata, Value
+from worker.convert.family.rules import Metadata, Typed, Value
 from worker.convert.quantize import TensorType, size_bytes
 from worker.convert.tensor_plan import OutputTensor
 from worker.errors import ModelError
@@ -211,7 +211,10 @@ def write_header_to(writer: gguf.GGUFWriter, path: Path) -> int:
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Value) -> None:
-    if isinstance(value, bool):
+    if isinstance(value, Typed):
+        kind, *items = map(gguf.GGUFValueType, value.types)
+        writer.add_key_value(key, value.value, kind, sub_type=items[-1] if items else None)
+    elif isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):
         writer.add_uint32(key, value)

@@ -6,13 +6,14 @@ Runs on the converter's main thread, before any weight is read.
 from __future__ import annotations
 
 import re
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gguf.constants import Keys
 
-from worker.convert import architectures, manifest, reranker
+from worker.convert import architectures, manifest, reranker, upstream
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
 from worker.convert.family import metadata as family_metadata
@@ -40,6 +41,8 @@ class Options:
     imatrix: Path | None = None
     """Importance matrix for the types that llama.cpp's quantiser makes."""
     n_threads: int | None = None
+    scratch: Path | None = None
+    """Where llama.cpp's own converter may leave a file for as long as the conversion takes."""
 
     @property
     def format(self) -> OutputFormat:
@@ -57,6 +60,13 @@ class Conversion:
     tensors: list[tuple[OutputTensor, TensorType]]
     notes: list[str]
     """Known differences between llama.cpp and the source's own framework."""
+    scratch: tempfile.TemporaryDirectory[str] | None = None
+    """Where llama.cpp's own converter left its file."""
+
+    def close(self) -> None:
+        self.checkpoint.close()
+        if self.scratch is not None:
+            self.scratch.cleanup()
 
 
 def prepare_checked(source: Path, options: Options) -> Conversion:
@@ -66,7 +76,7 @@ def prepare_checked(source: Path, options: Options) -> Conversion:
         try:
             check_tokens(tokens, conversion)
         except BaseException:
-            conversion.checkpoint.close()
+            conversion.close()
             raise
     return conversion
 
@@ -92,6 +102,50 @@ def prepare(source: Path, options: Options) -> Conversion:
     checkpoint = Checkpoint.open(source)
     config = Config(checkpoint.config)
     family = architectures.family_of(config)
+    if family is not None:
+        model = _by_family(checkpoint, family, config, options)
+    elif upstream.classes().intersection(map(str, config.items("architectures"))):
+        model = _by_script(checkpoint, options)
+    else:
+        raise architectures.unknown(config, upstream.classes())
+    written = options.format.tensor_type or _lossless(checkpoint)
+    tensors = [(t, t.kind or tensor_type(written, t.shape, t.keep_f32)) for t in model.tensors]
+    metadata: Metadata = {
+        Keys.General.TYPE: "model",
+        Keys.General.NAME: _safe_name(options.name or name_of(source), model.vocabulary),
+        Keys.General.FILE_TYPE: options.format.file_type,
+        Keys.General.QUANTIZATION_VERSION: 2,
+        # Before the vocabulary, so that `patch` finds the digest's placeholder near the beginning.
+        **manifest.provenance(source, options.outtype, options.name),
+        **_importance(options),
+        **model.metadata,
+    }
+    checkpoint.forget_json()
+    return Conversion(
+        checkpoint,
+        model.architecture,
+        metadata,
+        model.chat_template,
+        tensors,
+        model.notes,
+        model.scratch,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """What a checkpoint gives by one of the two ways."""
+
+    architecture: str
+    tensors: list[OutputTensor]
+    metadata: Metadata
+    vocabulary: Vocabulary | None
+    chat_template: str | list[dict[str, str]] | None
+    notes: list[str]
+    scratch: tempfile.TemporaryDirectory[str] | None = None
+
+
+def _by_family(checkpoint: Checkpoint, family: Family, config: Config, options: Options) -> _Model:
     if config.has(family.section):  # A text model alone may have everything on one level.
         config = config.section(family.section)
     dims = family.dims(config)
@@ -99,21 +153,12 @@ def prepare(source: Path, options: Options) -> Conversion:
     pooling = read_pooling(checkpoint)
     if pooling is not None and family.head != "always":
         family = replace(family, head="none")
-    ranks = pooling is None and reranker.is_reranker(source, family, config)
+    ranks = pooling is None and reranker.is_reranker(checkpoint.folder, family, config)
     vocabulary = read_vocabulary(checkpoint, dims.n_vocab, options.pre_tokenizer)
     if ranks:
         family, dims = reranker.with_classifier(family, config, dims, vocabulary)
-    planned = plan_tensors(checkpoint, family, config, dims)
-    written = options.format.tensor_type or _lossless(checkpoint)
-    tensors = [(t, t.kind or tensor_type(written, t.shape, t.keep_f32)) for t in planned]
+    template = chat_templates(checkpoint)
     metadata: Metadata = {
-        Keys.General.TYPE: "model",
-        Keys.General.NAME: _safe_name(options.name or name_of(source), vocabulary),
-        Keys.General.FILE_TYPE: options.format.file_type,
-        Keys.General.QUANTIZATION_VERSION: 2,
-        # Before the vocabulary, so that `patch` finds the digest's placeholder near the beginning.
-        **manifest.provenance(source, options.outtype, options.name),
-        **_importance(options),
         **family_metadata.of_family(family, config, dims),
         **family.tensor_metadata(checkpoint, dims),
         **({} if pooling is None else {Keys.LLM.POOLING_TYPE: int(pooling)}),
@@ -121,12 +166,43 @@ def prepare(source: Path, options: Options) -> Conversion:
         **vocabulary.metadata(),
         **special_tokens(checkpoint, vocabulary, embeds=pooling is not None),
     }
-    template = chat_templates(checkpoint)
-    if ranks:
-        template = reranker.with_prompt(template)
-    checkpoint.forget_json()
-    notes = [*vocabulary.notes, *_notes(family, config)]
-    return Conversion(checkpoint, family.architecture, metadata, template, tensors, notes)
+    return _Model(
+        family.architecture,
+        plan_tensors(checkpoint, family, config, dims),
+        metadata,
+        vocabulary,
+        reranker.with_prompt(template) if ranks else template,
+        [*vocabulary.notes, *_notes(family, config)],
+    )
+
+
+def _by_script(checkpoint: Checkpoint, options: Options) -> _Model:
+    """By llama.cpp's own converter; the vocabulary is ours where the tokenizer is of a known
+    kind."""
+    scratch = upstream.scratch_in(options.scratch)
+    try:
+        file = upstream.convert(checkpoint, Path(scratch.name))
+        architecture, metadata = upstream.metadata(file)
+        tensors = upstream.tensors(file)
+        (n_vocab,) = (t.shape[0] for t in tensors if t.name == "token_embd.weight")
+        template, notes, vocabulary = None, ["llama.cpp's own converter read the weights"], None
+        metadata[manifest.SCRIPT] = "convert_hf_to_gguf.py"
+        try:
+            vocabulary = read_vocabulary(checkpoint, n_vocab, options.pre_tokenizer)
+        except ModelError as error:
+            if Keys.Tokenizer.LIST not in metadata:
+                raise
+            notes.append(f"and the vocabulary: {error.message}")
+        else:
+            embeds = Keys.LLM.POOLING_TYPE.format(arch=architecture) in metadata
+            metadata = {k: v for k, v in metadata.items() if not k.startswith("tokenizer.")}
+            metadata |= vocabulary.metadata()
+            metadata |= special_tokens(checkpoint, vocabulary, embeds=embeds)
+            template, notes = chat_templates(checkpoint), [*notes, *vocabulary.notes]
+    except BaseException:
+        scratch.cleanup()
+        raise
+    return _Model(architecture, tensors, metadata, vocabulary, template, notes, scratch)
 
 
 def _importance(options: Options) -> Metadata:
@@ -152,13 +228,13 @@ def _lossless(checkpoint: Checkpoint) -> TensorType:
     return types.pop() if len(types) == 1 else "F32"
 
 
-def _safe_name(name: str, vocabulary: Vocabulary) -> str:
+def _safe_name(name: str, vocabulary: Vocabulary | None) -> str:
     """A model name from which llama.cpp draws the right conclusion.
 
     If the name contains "phi-3", llama.cpp lets special tokens take the spaces behind them, and
     looks up four tokens without checking that they exist.
     """
     looked_up = {"</s>", "<unk>", "<s>", "<|endoftext|>"}
-    if vocabulary.special_rstrip and looked_up <= set(vocabulary.tokens):
+    if vocabulary and vocabulary.special_rstrip and looked_up <= set(vocabulary.tokens):
         return name if re.search(r"(?i)phi-?3", name) else f"{name} (Phi-3 tokens)"
     return re.sub(r"(?i)phi-?(3)", r"phi \1", name)

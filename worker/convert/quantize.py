@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 TensorType = str
 """ggml's name of a tensor type; `encode` writes F32, F16, BF16 and Q8_0."""
+_ENCODED = ("F32", "F16", "BF16", "Q8_0")
 Q8_BLOCK = 32
 Q8_BLOCK_BYTES = 34
 # BF16 bits of the smallest normal F16; the distance from there to the largest; and 112 << 10, the
@@ -51,7 +52,7 @@ def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 def is_copied(source: np.dtype[Any], kind: TensorType) -> bool:
     """Whether the output type is the source's type, so that the bytes are copied."""
-    return kind == "MXFP4" or (source, kind) in (
+    return kind not in _ENCODED or (source, kind) in (
         (np.dtype(np.uint16), "BF16"),
         (np.dtype(np.float16), "F16"),
         (np.dtype(np.float32), "F32"),

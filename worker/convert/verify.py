@@ -61,7 +61,7 @@ def check_file(source: Path, file: Path, options: Options, report: Reporter) -> 
         raise ModelError(
             f"{file} does not say what it was converted to: {manifest.OUTTYPE} is {outtype!r}"
         )
-    options = replace(options, outtype=str(outtype))
+    options = replace(options, outtype=str(outtype), scratch=file.parent)
     if manifest.IMATRIX in recorded and options.imatrix is None:
         raise ModelError(
             f"{file} was quantised with an importance matrix, which verify needs: give the file "
@@ -83,7 +83,7 @@ def check_file(source: Path, file: Path, options: Options, report: Reporter) -> 
             check_tokens(tokens, conversion)
         verify_metadata.check_key(manifest.DIFFERENCE, conversion, file)
     finally:
-        conversion.checkpoint.close()
+        conversion.close()
     return len(conversion.tensors)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 
 from worker.convert.config import Config
@@ -28,17 +28,23 @@ def _described() -> Iterator[Family]:
 FAMILIES: tuple[Family, ...] = tuple(_described())
 
 
-def family_of(config: Config) -> Family:
+def family_of(config: Config) -> Family | None:
+    names = set(map(str, config.items("architectures")))
+    for family in FAMILIES:
+        if names.intersection(family.names) and family.applies(config):
+            return family
+    return None
+
+
+def unknown(config: Config, others: Iterable[str]) -> ModelError:
+    """The error for a checkpoint that can be converted in neither way; `others` are the
+    architectures that llama.cpp's own converter knows."""
     names = config.items("architectures")
-    known = {name for family in FAMILIES for name in family.names}
-    for name in known.intersection(map(str, names)):
-        for family in FAMILIES:
-            if name in family.names and family.applies(config):
-                return family
+    known = {name for family in FAMILIES for name in family.names}.union(others)
     name = str(names[0]) if names else "none"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    raise ModelError(
+    return ModelError(
         f"architecture {name} cannot be converted; the nearest known one is {near[0]}, "
-        f"all are: {', '.join(sorted(known))}",
+        "llorch-convert list --families prints all",
         architecture=name,
     )

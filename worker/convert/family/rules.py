@@ -23,7 +23,16 @@ from worker.convert.config import Config
 from worker.convert.family.sizes import FF_EXPERT, Dims, Shape, Size, fixed, is_norm, shape_of
 from worker.convert.quantize import to_float32
 
-Value = bool | int | float | str | bytes | list[bool] | list[int] | list[float] | list[str]
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A value of a GGUF with its type, and an array's with that of its items, by their numbers."""
+
+    value: Any
+    types: tuple[int, ...]
+
+
+Value = bool | int | float | str | bytes | list[bool] | list[int] | list[float] | list[str] | Typed
 Metadata = dict[str, Value]
 """Values by key as `gguf` has it: `{arch}` stands for the architecture, which `output.header` fills
 in."""

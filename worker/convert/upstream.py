@@ -1,0 +1,190 @@
+"""Models that only llama.cpp's own converter knows.
+
+The wheel carries it unchanged. It runs in a child process (`upstream_child`) with bounds of time
+and memory, without the network and without the repository's Python code, and writes a GGUF that
+loses nothing. Its tensors are read back and compared with what the script meant to write. From
+there on that file is a source like a checkpoint: the same vocabulary where ours can read it, the
+same comparison of token ids, the same types, the same verification.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gguf
+
+from worker.convert.checkpoint import READABLE, Checkpoint, TensorInfo
+from worker.convert.family.rules import F32_ALWAYS, Metadata, Typed
+from worker.convert.tensor_plan import OutputTensor, RowSpan
+from worker.errors import ModelError
+from worker.models.gguf.header import read_header
+from worker.models.gguf.tensors import TensorEntry
+
+NEEDS = "pip install 'llorch-worker[torch]'"
+_FILES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".safetensors"}
+"""What the script may read of a repository: no Python code and no pickles."""
+_SECONDS, _SECONDS_PER_GB = 600, 120
+_BYTES = 6 << 30
+"""Of memory for PyTorch and its threads; the largest layer in float32 comes to it three times."""
+_TABLE = "TEXT_MODEL_MAP"
+
+
+def folder() -> Path | None:
+    """Where the wheel has the script; `None` if it is another wheel than ours."""
+    found = importlib.util.find_spec("llama_cpp")
+    for place in found.submodule_search_locations or () if found else ():
+        if (Path(place) / "converter/convert_hf_to_gguf.py").is_file():
+            return Path(place) / "converter"
+    return None
+
+
+@cache
+def classes() -> frozenset[str]:
+    """The values of `architectures` in `config.json` that the script knows."""
+    if (scripts := folder()) is None:
+        return frozenset()
+    tree = ast.parse((scripts / "conversion/__init__.py").read_text("utf-8"))
+    for node in tree.body:
+        if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == _TABLE:
+            assert node.value is not None
+            return frozenset(ast.literal_eval(node.value))
+    return frozenset()
+
+
+def convert(checkpoint: Checkpoint, scratch: Path) -> Path:
+    """Run the script on a checkpoint; returns the GGUF that it wrote below `scratch`.
+
+    Raises:
+        ModelError: PyTorch is absent, the script fails or exceeds its bounds, or a tensor in the
+            file is not what the script meant to write.
+    """
+    scripts = folder()
+    assert scripts is not None
+    missing = [name for name in ("torch", "transformers") if not importlib.util.find_spec(name)]
+    if missing:
+        raise ModelError(
+            f"architecture {checkpoint.config['architectures'][0]} is converted by llama.cpp's own "
+            f"script, which needs {' and '.join(missing)}: {NEEDS}"
+        )
+    size = sum(info.size_bytes for info in checkpoint.tensors.values())
+    if (free := shutil.disk_usage(scratch).free) < size + (64 << 20):
+        raise ModelError(f"{scratch} has {free:,} bytes free, the script's file needs {size:,}")
+    readable = scratch / "source"
+    readable.mkdir()
+    for path in checkpoint.folder.iterdir():
+        if path.suffix in _FILES or path.is_dir():
+            (readable / path.name).symlink_to(path.absolute())
+    target = scratch / "upstream.gguf"
+    meant = _run(scripts, readable, target, _lossless(checkpoint), checkpoint)
+    _check(target, meant)
+    return target
+
+
+def _lossless(checkpoint: Checkpoint) -> str:
+    types = {info.dtype for info in checkpoint.tensors.values() if len(info.shape) > 1}
+    return types.pop().lower() if types in ({"BF16"}, {"F16"}) else "f32"
+
+
+def _run(
+    scripts: Path, source: Path, target: Path, outtype: str, checkpoint: Checkpoint
+) -> Mapping[str, str]:
+    size = sum(info.size_bytes for info in checkpoint.tensors.values())
+    seconds = _SECONDS + _SECONDS_PER_GB * size // 10**9
+    limit = str(_BYTES + 3 * _largest_layer(checkpoint))
+    command = [sys.executable, "-m", "worker.convert.upstream_child", limit]
+    command += [str(scripts), str(source), str(target), outtype]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds, env=environment, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise ModelError(f"llama.cpp's own converter did not end in {seconds} s") from None
+    if done.returncode != 0:
+        said = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason given"]
+        raise ModelError(f"llama.cpp's own converter failed: {said[-1].strip()[:500]}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _largest_layer(checkpoint: Checkpoint) -> int:
+    """The bytes of the largest layer in float32; all experts of a layer become one tensor."""
+    layers: dict[str, int] = defaultdict(int)
+    for info in checkpoint.tensors.values():
+        number = re.search(r"\.(\d+)\.", info.name)
+        layers[number[1] if number else info.name] += 4 * info.n_rows * info.row_length
+    return max(layers.values(), default=0)
+
+
+def _check(file: Path, meant: Mapping[str, str]) -> None:
+    """Read every tensor back."""
+    entries = {entry.name: entry for entry in read_header(file).tensors}
+    if entries.keys() != meant.keys():
+        raise ModelError(f"llama.cpp's own converter left out {min(entries.keys() ^ meant.keys())}")
+    with file.open("rb") as stream:
+        for name, entry in entries.items():
+            stream.seek(entry.offset)
+            digest, rest = hashlib.sha256(), entry.n_bytes
+            while rest and (block := stream.read(min(rest, 1 << 20))):
+                digest.update(block)
+                rest -= len(block)
+            if digest.hexdigest() != meant[name]:
+                raise ModelError(f"{name} is not what llama.cpp's own converter meant to write")
+
+
+def metadata(file: Path) -> tuple[str, Metadata]:
+    """The architecture, and the keys but those about the file and its name."""
+    found: Metadata = {}
+    fields = gguf.GGUFReader(file).fields
+    for key, value in fields.items():
+        if not key.startswith(("GGUF.", "general.")):
+            found[key] = Typed(value.contents(), tuple(int(kind) for kind in value.types))
+    return str(fields["general.architecture"].contents()), found
+
+
+def tensors(file: Path) -> list[OutputTensor]:
+    """What becomes of the file's tensors."""
+    outputs = []
+    for entry in read_header(file).tensors:
+        shape = tuple(reversed(entry.shape))
+        if entry.type_name in READABLE:
+            info = TensorInfo(entry.name, entry.type_name, shape, file, entry.offset, entry.n_bytes)
+            piece = RowSpan(info, 0, info.n_rows)
+            keeps = entry.type_name == "F32" and _is_small(entry)
+            outputs.append(OutputTensor(entry.name, shape, (piece,), keep_f32=keeps))
+        else:
+            info = TensorInfo(entry.name, "U8", (entry.n_bytes,), file, entry.offset, entry.n_bytes)
+            n_rows = info.size_bytes and entry.n_elements // shape[-1]
+            piece = RowSpan(info, 0, n_rows, make=_first)
+            outputs.append(OutputTensor(entry.name, shape, (piece,), kind=entry.type_name))
+    return outputs
+
+
+def _is_small(entry: TensorEntry) -> bool:
+    """Whether every output type has the tensor in F32, as the script has it."""
+    name = re.sub(r"^blk\.\d+\.", "", entry.name)
+    return name.removesuffix(".weight") in F32_ALWAYS or not name.endswith(".weight")
+
+
+def _first(sources: list[Any]) -> Any:
+    return sources[0]
+
+
+def scratch_in(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
+    """A folder of its own in the first that exists of `folder` and those above it."""
+    while folder is not None and not folder.is_dir():
+        folder = folder.absolute().parent
+    return tempfile.TemporaryDirectory(prefix=".llorch-convert-", dir=folder)

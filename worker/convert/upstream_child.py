@@ -1,0 +1,107 @@
+"""The process in which llama.cpp's own converter runs; see `upstream`.
+
+Prints, as one line of JSON, the SHA-256 of the bytes that the script meant each tensor to have.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import resource
+import runpy
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+_PR_SET_PDEATHSIG = 1
+_NETWORK = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname")
+
+
+def main() -> None:
+    limit, scripts, source, target, outtype = sys.argv[1:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_DATA, (int(limit), int(limit)))
+    sys.addaudithook(_without_network)
+    sys.path[:0] = [scripts, f"{scripts}/gguf-py"]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "gguf"]:
+        del sys.modules[name]  # The script's own is newer.
+    meant = _record()
+    _forgive_vocabularies()
+    sys.argv = ["convert_hf_to_gguf.py", source, "--outfile", target, "--outtype", outtype]
+    runpy.run_path(f"{scripts}/convert_hf_to_gguf.py", run_name="__main__")
+    print(json.dumps(meant))
+
+
+def _without_network(event: str, _arguments: tuple[Any, ...]) -> None:
+    if event in _NETWORK:
+        raise PermissionError("a conversion uses no network")
+
+
+def _record() -> dict[str, str]:
+    """Let the script's writer note the digest of every tensor on its way to the file."""
+    from gguf import gguf_writer, lazy, quants
+
+    found: dict[str, str] = {}
+
+    class Meant:
+        def __init__(self, name: str, tensor: Any) -> None:
+            self.name, self.tensor, self.nbytes = name, tensor, tensor.nbytes
+
+        def tofile(self, file: Any) -> None:
+            digest = hashlib.sha256()
+            for part in self.parts():
+                digest.update(np.ascontiguousarray(part).data.cast("B"))
+                part.tofile(file)
+            found[self.name] = digest.hexdigest()
+
+        def parts(self) -> Iterator[Any]:
+            tensor = self.tensor
+            if not isinstance(tensor, lazy.LazyChunkedTensor):
+                yield lazy.LazyNumpyTensor.to_eager(tensor)
+                return
+            for load in tensor._chunks:
+                part = load()
+                yield part if tensor._qtype is None else quants.quantize(part, tensor._qtype)
+
+    write = gguf_writer.GGUFWriter.write_tensors_to_file
+
+    def recorded(self: Any, **settings: Any) -> None:
+        for tensors in self.tensors:
+            for name, info in tensors.items():
+                info.tensor = Meant(name, info.tensor)
+        write(self, **settings)
+
+    gguf_writer.GGUFWriter.write_tensors_to_file = recorded
+    return found
+
+
+def _forgive_vocabularies() -> None:
+    """A vocabulary that the script cannot read is no reason to stop: ours replaces it, and token
+    ids are compared with the source's own tokenizer in any case."""
+    import conversion  # type: ignore[import-not-found]
+
+    original = conversion.get_model_class
+
+    def forgiving(name: str, mmproj: bool = False) -> Any:
+        kind = original(name, mmproj)
+        read = kind.set_vocab
+
+        def set_vocab(self: Any) -> None:
+            try:
+                read(self)
+            except Exception as error:
+                print(f"vocabulary: {type(error).__name__}: {error}", file=sys.stderr)
+
+        kind.set_vocab = set_vocab
+        return kind
+
+    conversion.get_model_class = forgiving
+
+
+if __name__ == "__main__":
+    main()
