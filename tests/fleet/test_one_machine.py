@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.fleet.running import Running
+from tests.fleet.running import Running, file
 from tests.support.certificate import own_certificate
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -100,3 +100,12 @@ def test_a_fleet_of_one_machine(alone: Running) -> None:
         assert done.returncode == 3
         assert "gateway does not start: Port" in done.stderr and "in use" in done.stderr
         assert client.get("/v1/models", headers=HEADERS).status_code == 200
+
+
+def test_a_group_gets_the_device_of_one_that_the_file_leaves_out(alone: Running) -> None:
+    done = alone.up(file(2).replace('"tiny"', '"other"'))
+    assert done.returncode == 0, done.stderr
+    states = json.loads(alone.command("status", "--json").stdout)
+    assert {each["name"]: each["running"] for each in states} == {"other": 2, "gateway": 1}
+    done = alone.command("roll", "tiny")
+    assert done.returncode == 2 and "no workers named 'tiny'; it has other" in done.stderr

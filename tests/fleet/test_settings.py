@@ -43,6 +43,7 @@ slots = 4
 page = false
 drain_timeout = 5
 allow_host = ["a.example", "b.example"]
+chat_template_kwargs = { enable_thinking = false }
 
 [[workers]]
 name = "large"
@@ -54,7 +55,8 @@ model = "hf:owner/repo@main::file=model.gguf"
     assert small.model == str(tmp_path / "model.gguf")
     assert small.arguments() == [
         "--slots", "4", "--no-page", "--drain-timeout", "5", "--allow-host", "a.example",
-        "--allow-host", "b.example", "--served-model-name", "small",
+        "--allow-host", "b.example", "--chat-template-kwargs", '{"enable_thinking": false}',
+        "--served-model-name", "small",
         "--model", str(tmp_path / "model.gguf"),
     ]  # fmt: skip
     assert small.resources == {"num_cpus": 0, "resources": {"llorch_device": 1}}

@@ -99,7 +99,7 @@ def token_file_of(config: Config | None) -> str | None:
     """Where the gateways of a running fleet read the token of its clients."""
     for app in (config or {}).get("applications", []):
         if app["name"] == GATEWAY:
-            found: str | None = app["args"]["fleet"]["token_file"]
+            found: str | None = app["args"].get("fleet", {}).get("token_file")
             return found
     return None
 

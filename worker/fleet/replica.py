@@ -38,7 +38,8 @@ def _listen_at_home() -> str:
     host: str = ray.util.get_node_ip_address()
     module = ray.serve._private.replica
     add_port = module.add_port_to_grpc_server
-    module.add_port_to_grpc_server = lambda server, _: add_port(server, f"{host}:0")
+    place = uri_of(host, 0).removeprefix("http://")
+    module.add_port_to_grpc_server = lambda server, _: add_port(server, place)
     return host
 
 

@@ -6,6 +6,7 @@ is refused here, in the worker's own words.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -25,7 +26,7 @@ MAX_REPLICAS = 1000
 GATEWAY_DRAIN_SECONDS = 600
 """A gateway that is being stopped gives its open streams this long to end."""
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
-Value = bool | int | float | str | list[str]
+Value = bool | int | float | str | list[str] | dict[str, Any]
 
 OURS = frozenset(
     ("host", "port", "advertise_host", "worker_id", "config", "model", "log_format")
@@ -156,7 +157,8 @@ class WorkerGroup(BaseModel):
                 line.append(flag(name if value else f"no_{name}"))
                 continue
             for each in value if isinstance(value, list) else [value]:
-                line += [flag(name), str(each)]
+                text = json.dumps(each) if isinstance(each, dict) else str(each)
+                line += [flag(name), text]
         return line
 
 
