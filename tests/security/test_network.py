@@ -209,6 +209,22 @@ def test_a_body_in_chunks_of_a_byte_is_read(worker: WorkerProcess) -> None:
         assert answer_of(client).startswith(b"HTTP/1.1 200")
 
 
+def test_uploads_that_stop_before_their_end_keep_no_small_body_out(
+    start_worker: StartWorker, flood: list[socket.socket]
+) -> None:
+    worker = start_worker()
+    size = 4 * 2**20
+    for _ in range(9):
+        flood.append(connected(worker, HEAD + b"Content-Length: %d\r\n\r\n" % size))
+        flood[-1].settimeout(20)
+        try:
+            flood[-1].sendall(b" " * (size - 1))
+        except OSError:
+            pass  # the one that is too many is refused before it has sent all
+    assert post(worker, "/tokenize", content_type="application/json").status_code == 200
+    assert worker.post("/cancel", {"job_id": "never"}).status_code == 404
+
+
 def test_bodies_that_do_not_begin_make_room(
     start_worker: StartWorker, flood: list[socket.socket]
 ) -> None:

@@ -45,7 +45,7 @@ _ALWAYS_FEW = min(limit for limit, _ in MAX_SIGNS.values())
 """A text of so many bytes has no more of any sign."""
 SMALL_BYTES = 8 * 1024
 """A larger body is read by a thread, one after the other, while the event loop goes on. A smaller
-one never takes 20 ms, whatever is in it."""
+one never takes 20 ms, whatever is in it, and is taken however many others are being sent."""
 MAX_FIELDS = 256
 """The most fields in one object that is read."""
 MAX_BODY_BYTES_AT_ONCE = 32 * 2**20
@@ -283,7 +283,8 @@ async def _read_parts(request: Request, state: AppState) -> list[bytearray]:
             state.body_bytes += len(chunk)
             if n_bytes > limit:
                 raise refuse(f"more than {limit}")
-            if state.body_bytes > max(MAX_BODY_BYTES_AT_ONCE, limit):
+            is_small = n_bytes <= SMALL_BYTES
+            if state.body_bytes > max(MAX_BODY_BYTES_AT_ONCE, limit) and not is_small:
                 message = "too many bodies are being sent at once"
                 raise QueueFull(message, retry_after_seconds=1)
         return parts

@@ -1,10 +1,11 @@
 """One client's connection: uvicorn's protocol with limits on what a client can hold open.
 
-What one read brings is parsed in turns of the event loop, because thousands of requests or chunks
-may be in it. A header has a size and a time limit, a body a time limit, what frames a body (the
-heads of chunks, a trailer) the size of a header. Answers that are not read are bounded in time and
-in bytes. So is the number of connections: when one too many comes, the one that has owed the rest
-of a request for longest is closed.
+A connection is idle, in a head, in a body, or waits for its answer. In each phase but the last the
+client owes something, and there is a time in which it must come (`SECONDS`). What one read brings
+is parsed in turns of the event loop, because thousands of requests or chunks may be in it. A head
+has a size limit, and so has what frames a body (the heads of chunks, a trailer). Answers that are
+not read are bounded in time and in bytes. So is the number of connections: when one too many comes,
+the one that has owed the rest of a request for longest is closed.
 """
 
 from __future__ import annotations
@@ -12,17 +13,20 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, cast
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 * 1024
 """The most bytes in a request's line and headers."""
-HEAD_SECONDS = 20.0
-"""For a request's line and headers, and for a new connection's first request to begin."""
+Phase = Literal["idle", "head", "body", "answer"]
+SECONDS: Mapping[Phase, float] = {"idle": 20.0, "head": 20.0, "body": 20.0}
+"""The most that a client may take: until a request begins, for its line and headers, for each pause
+in its body. uvicorn closes an idle connection earlier, unless it has answered before the body."""
 BODY_SECONDS = 120.0
+"""The most for a whole body."""
 FRAMING_PER_BYTE = 8
 """Of a body, at most: a chunk of one byte has five around it."""
 PARSED_AT_ONCE = 8 * 1024
@@ -38,7 +42,7 @@ _TOO_LARGE = (
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 _owing: OrderedDict[WorkerProtocol, None] = OrderedDict()
-"""Connections without a whole request in progress, by the time of their last header."""
+"""Connections whose client owes something, by the time since which it does."""
 _unread: OrderedDict[WorkerProtocol, None] = OrderedDict()
 """Connections with an answer that is not being taken as fast as it is written."""
 
@@ -73,7 +77,9 @@ class WorkerProtocol(HttpToolsProtocol):
     """Looks at `_due`: it is never later than that, and often earlier, so that a request costs no
     timer of its own."""
     _unread_timer: asyncio.TimerHandle | None = None
-    _in_head = True
+    _phase: Phase = "idle"
+    _body_due = 0.0
+    """When the body must have come, whatever its pauses."""
     _n_head_bytes = 0
     _n_framing_bytes = 0
 
@@ -89,11 +95,10 @@ class WorkerProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow: _Flow = _Flow(transport)
-        _owing[self] = None
+        self._enter("idle")
         if len(self.connections) > MAX_CONNECTIONS:
             victim, _ = _owing.popitem(last=False)
             victim.transport.abort()
-        self._wait(HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         _owing.pop(self, None)
@@ -126,23 +131,36 @@ class WorkerProtocol(HttpToolsProtocol):
             self.flow.end_parsing()
 
     def _parse(self, data: bytes) -> None:
-        if self._in_head:
-            if not self._n_head_bytes:
-                self._wait(HEAD_SECONDS)  # another request on a kept-alive connection
-            self._n_head_bytes += len(data)
-        else:
+        if self._phase == "idle":
+            self._enter("head")
+        if self._phase == "body":
             self._n_framing_bytes += len(data)
+            self._wait(min(self._body_due, self.loop.time() + SECONDS["body"]))
+        else:
+            self._n_head_bytes += len(data)
         super().data_received(data)
-        n_bytes = self._n_head_bytes if self._in_head else self._n_framing_bytes
+        n_bytes = self._n_framing_bytes if self._phase == "body" else self._n_head_bytes
         if n_bytes > MAX_HEAD_BYTES:
             self._refuse(_TOO_LARGE)
 
-    def on_headers_complete(self) -> None:
-        self._in_head = False
-        self._n_head_bytes = self._n_framing_bytes = 0
+    @property
+    def _has_answered(self) -> bool:
+        """Whether each request so far has its answer."""
+        return getattr(self.cycle, "response_complete", True)  # no cycle before the first request
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
         _owing.pop(self, None)
-        _owing[self] = None
-        self._wait(BODY_SECONDS)
+        if phase == "answer":
+            self._due = None
+        else:
+            _owing[self] = None
+            self._wait(self.loop.time() + SECONDS[phase])
+
+    def on_headers_complete(self) -> None:
+        self._n_head_bytes = self._n_framing_bytes = 0
+        self._enter("body")
+        self._body_due = self.loop.time() + BODY_SECONDS
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -151,15 +169,15 @@ class WorkerProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._in_head = True
-        _owing.pop(self, None)
-        self._due = None
         super().on_message_complete()
+        # An answer may have come before the body, such as a refusal.
+        self._enter("idle" if self._has_answered else "answer")
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.transport.is_closing():
-            _owing[self] = None
+        # The answer of a pipelined request may still be due, or the rest of this one's body.
+        if self._phase == "answer" and self._has_answered and not self.transport.is_closing():
+            self._enter("idle")
 
     # --- answers that are not read ---
 
@@ -200,8 +218,9 @@ class WorkerProtocol(HttpToolsProtocol):
 
     # --- requests that do not come ---
 
-    def _wait(self, seconds: float) -> None:
-        self._due = self.loop.time() + seconds
+    def _wait(self, due: float) -> None:
+        """Refuse the client if it still owes the same at `due`, on the loop's clock."""
+        self._due = due
         if self._timer is not None and self._timer.when() > self._due:
             self._timer.cancel()
             self._timer = None
@@ -222,7 +241,7 @@ class WorkerProtocol(HttpToolsProtocol):
         self._due = None
         if self.transport.is_closing():
             return
-        if getattr(self.cycle, "response_complete", True):  # no cycle before the first request
+        if self._has_answered:
             self.transport.write(answer)
             self.transport.close()
         else:
