@@ -280,6 +280,15 @@ async def test_a_model_is_named_by_any_field_or_path_that_may_name_it() -> None:
         assert (await call(gateway, "/api/show", {"name": "three"})).status == 404
 
 
+async def test_a_name_is_the_old_groups_while_a_new_one_starts_with_it() -> None:
+    async with fleet_of(answers, answers, groups=("old", "new")) as (gateway, _, workers):
+        settings = {"served_model_name": ["m"]}
+        groups = [{"name": name, "settings": settings} for name in ("old", "new")]
+        gateway.use(Fleet.model_validate({"workers": groups}))
+        assert (await call(gateway, "/v1/completions", {"model": "m"})).status == 200
+        assert [len(worker.requests) for worker in workers] == [1, 0]
+
+
 async def test_clients_need_the_fleets_token_as_it_is_now(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("first\n")

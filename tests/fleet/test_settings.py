@@ -85,6 +85,12 @@ model = "hf:owner/repo@main::file=model.gguf"
         (WORKERS + "[workers.settings]\nport = 1", "port is not for the file: the fleet sets it"),
         (WORKERS + '[workers.settings]\nworker_token = "x"', "worker_token is a secret"),
         (WORKERS + WORKERS, "'tiny' is there twice"),
+        (
+            WORKERS
+            + WORKERS.replace("tiny", "a")
+            + '[workers.settings]\nserved_model_name = "tiny"',
+            "'tiny' is there twice",
+        ),
         ("port = 70000\n" + WORKERS, "port: it must be at most 65535"),
         ('[[workers]]\nname = "gateway"', "'gateway' is the fleet's own"),
         ('[[workers]]\nname = "a b"', "workers[0].name"),
@@ -188,7 +194,7 @@ def test_a_file_that_leaves_groups_out_keeps_them_until_the_others_serve() -> No
     assert [app["name"] for app in both["applications"]] == ["stays", "new", "old", "gateway"]
     assert both["applications"][2] == before["applications"][0]
     served = both["applications"][3]["deployments"][0]["user_config"]["workers"]
-    assert [group["name"] for group in served] == ["stays", "new", "old"]
+    assert [group["name"] for group in served] == ["old", "stays", "new"]
     assert [app["name"] for app in after["applications"]] == ["stays", "new", "gateway"]
     assert with_leaving(after, after) is None and with_leaving(after, None) is None
     assert with_leaving(after, before, failed=["old"]) is None

@@ -90,7 +90,8 @@ def with_leaving(
         return None
     *groups, gateway = config["applications"]
     (deployment,) = gateway["deployments"]
-    served = [*deployment["user_config"]["workers"], *(app["args"]["group"] for app in leaving)]
+    # Where an old and a new group have one name, it is the old one's as long as that is there.
+    served = [*(app["args"]["group"] for app in leaving), *deployment["user_config"]["workers"]]
     gateway = {**gateway, "deployments": [{**deployment, "user_config": {"workers": served}}]}
     return {**config, "applications": [*groups, *leaving, gateway]}
 

@@ -180,17 +180,6 @@ class Fleet(BaseModel):
     workers: list[WorkerGroup] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _names_differ(self) -> Self:
-        groups = [group.name for group in self.workers]
-        for names in (groups, [name for group in self.workers for name in group.names]):
-            for name in names:
-                if names.count(name) > 1:
-                    raise ValueError(f"workers.name: {name!r} is there twice; each needs its own")
-        if "gateway" in groups:
-            raise ValueError("workers.name: 'gateway' is the fleet's own; choose another")
-        return self
-
-    @model_validator(mode="after")
     def _has_both_for_tls(self) -> Self:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ValueError("ssl_certfile and ssl_keyfile go together")
@@ -223,11 +212,24 @@ def load(path: Path) -> Fleet:
                 _make_absolute(group, folder, f"workers[{n}].")
                 if isinstance(group.get("settings"), dict):
                     _make_absolute(group["settings"], folder, f"workers[{n}].settings.")
-        return Fleet.model_validate(table)
+        fleet = Fleet.model_validate(table)
+        _refuse_equal_names(fleet)
+        return fleet
     except ValidationError as error:
         raise ConfigError(f"The fleet file {path}: {first_fault(error, Fleet)}") from None
     except ConfigError as error:
         raise ConfigError(f"The fleet file {path}: {error.message}") from None
+
+
+def _refuse_equal_names(fleet: Fleet) -> None:
+    """(A gateway may have two groups of one name, while one takes the other's place.)"""
+    groups = [group.name for group in fleet.workers]
+    for names in (groups, [name for group in fleet.workers for name in group.names]):
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"workers.name: {name!r} is there twice; each needs its own")
+    if "gateway" in groups:
+        raise ConfigError("workers.name: 'gateway' is the fleet's own; choose another")
 
 
 def _make_absolute(table: dict[str, Any], folder: Path, place: str) -> None:
