@@ -97,11 +97,13 @@ class Lifecycle:
                 lambda: self._supervisor.changed,
             )
         starting = asyncio.create_task(self._start())
+        keeping = asyncio.create_task(self._state.history.keep(self._supervisor.status))
         showing = asyncio.create_task(self._show_start())
         try:
             error = await self._until_stop(serving)
         finally:
             starting.cancel()
+            keeping.cancel()
             showing.cancel()
         if error is not None:
             self._exit_code = error.exit_code

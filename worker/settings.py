@@ -137,7 +137,7 @@ class Settings(_EngineFields):
     allow_origin: Names = _setting((), "server", "a web origin such as https://chat.example, repeatable, whose pages may use this worker; * is any")
     worker_token: str | None = _setting(None, "server", "bearer token that clients must send", repr=False, min_length=1)
     drain_timeout: Annotated[float, Field(ge=0, le=86400)] = _setting(30.0, "server", "seconds that running streams get to finish on a stop")
-    page: bool = _setting(True, "server", "serve the page at /: state, charts and a playground")
+    page: bool = _setting(True, "server", "serve the pages: the worker's state at /, a chat at /chat/")
     keepalive: Annotated[float, Field(ge=0, le=3600)] = _setting(15.0, "server", "seconds between comment lines on a silent stream; 0 = off")
     slow_reader_timeout: Seconds = _setting(30.0, "server", "seconds a client may leave its answer unread before it is cut off")
     metrics_interval_ms: int = _setting(500, "server", "milliseconds between metrics events of a stream, 250 to 1000; 0 = off")

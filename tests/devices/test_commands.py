@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import StartWorker
 from tests.devices.support import rpc
 from tests.support.worker import environment, installed
-from worker.commands import bench
+from worker.commands import served
 from worker.commands.doctor import Diagnosis
 from worker.commands.doctor import diagnose as run_diagnosis
 from worker.devices import preflight
@@ -291,7 +291,7 @@ def test_bench_serves_what_the_settings_say_and_joins_no_pool() -> None:
     """Each setting reaches the measured worker, or is one of the server's and the pool's."""
     given = {"lora": "a.gguf", "draft": "b.gguf", "chat_template": "c.jinja", "kv_cells": 4096}
     settings = Settings.load("cpu", {**given, "callback_url": NOBODY, "port": 9000})
-    environment = bench._environment(settings)
+    environment = served._environment(settings, 16)
     for name, value in given.items():
         assert environment[f"LLORCH_{name.upper()}"] == str(value)
     assert environment["LLORCH_PORT"] == "0" and environment["LLORCH_SLOTS"] == "16"

@@ -53,19 +53,21 @@ def test_a_step_has_a_row_of_each_stream_and_the_prompts() -> None:
     scheduler.advance(first)
     assert stream.n_computed == 5
     stream.tokens.append(1)
-    (prompt,) = added(scheduler, some(40, 100), reports_progress=True)
+    (prompt,) = added(scheduler, some(40, 100))
     (silent,) = added(scheduler, some(40, 200))
     step = scheduler.plan()
     assert step.chunks == [Chunk(stream, 5, 1), Chunk(prompt, 0, 40), Chunk(silent, 0, 40)]
-    assert step.started == [prompt, silent] and not first.tells_of_prompts
-    assert step.tells_of_prompts, "one of them reports its progress"
+    assert step.started == [prompt, silent] and first.has_prompts and step.has_prompts
 
 
 def test_a_prompt_of_one_token_is_a_prompt() -> None:
     scheduler = scheduler_of()
-    (sequence,) = added(scheduler, [1], reports_progress=True)
+    (sequence,) = added(scheduler, [1])
     step = scheduler.plan()
-    assert step.chunks == [Chunk(sequence, 0, 1)] and step.tells_of_prompts
+    assert step.chunks == [Chunk(sequence, 0, 1)] and step.has_prompts
+    scheduler.advance(step)
+    sequence.tokens.append(2)
+    assert not scheduler.plan().has_prompts
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=6))

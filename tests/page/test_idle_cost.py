@@ -7,7 +7,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.page.test_page import hide
+from tests.page.watching import hide
 from tests.support.worker import WorkerProcess
 
 pytestmark = pytest.mark.long

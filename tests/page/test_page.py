@@ -1,8 +1,5 @@
-"""The page as a person meets it: a real worker, a real browser. Needs Chromium; `make page-test`.
-
-Looks for what would hurt: a policy that the browser finds broken, a script that a model's answer
-brings along, a request that goes on after Stop, text that a screen reader cannot reach.
-"""
+"""The status page as a person meets it: a real worker, a real browser. Needs Chromium and the chat
+page; `make page-test`."""
 
 from __future__ import annotations
 
@@ -10,30 +7,32 @@ import json
 import os
 import re
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.page.watching import answered, ask, expect, open_playground
-from tests.support.worker import WorkerProcess, until
+from tests.page.watching import expect, faults_of, hide, own_hosts, violations
+from tests.support.worker import WorkerProcess
 
 pytestmark = pytest.mark.long
-FRANCE = "What is the capital of France?"
 FOX = "Once upon a time, there was a brave fox named"
-HOSTILE = (
-    "<script>window.hurt=1</script><img src=x onerror='window.hurt=2'>\n\n"
-    "[click](javascript:window.hurt=3)\n\n<a href='data:text/html,x'>y</a>\n\n"
-    "<iframe src='https://example.com'></iframe><style>body{display:none}</style>\n\n**bold**"
-)
-DANGEROUS = re.compile(r"<(script|img|iframe|style)|javascript:|data:|onerror\s*=\s*[^'&]", re.I)
+TIERS = {"device": "found in KV cells", "memory": "found in memory", "disk": "found on disk"}
 
 
-def cells(worker: WorkerProcess) -> dict[str, float]:
-    return {name: worker.metric(f"worker_kv_cells_{name}") for name in ("used", "cached", "total")}
+def tile(page: Any, name: str) -> Any:
+    return page.locator("#tiles .card", has_text=name).locator("dd")
 
 
-def test_status_shows_what_the_worker_says(page: Any, worker: WorkerProcess) -> None:
-    expect(page.locator(".dot")).to_have_class("dot ready")
+def legend(page: Any, id: str) -> dict[str, str]:
+    """The entries of a legend: what stands before the last number, and the number."""
+    entries = page.locator(f"#{id} li").all_inner_texts()
+    found = [re.fullmatch(r"(.*?) ([\d.,]+(?: [KMGT]?i?B)?)", entry) for entry in entries]
+    return {match[1]: match[2] for match in found if match is not None}
+
+
+def test_facts_are_those_of_info(page: Any, worker: WorkerProcess) -> None:
+    expect(page.locator("#state .dot")).to_have_class("dot ready")
     info = worker.get("/info").json()
     facts = page.inner_text("#facts")
     assert info["model"]["name"] in facts and info["engine"]["threads_derivation"] in facts
@@ -41,10 +40,40 @@ def test_status_shows_what_the_worker_says(page: Any, worker: WorkerProcess) -> 
     expect(page.locator("#restarts-text")).to_contain_text("None")
 
 
-def test_the_memory_map_is_to_scale(page: Any, worker: WorkerProcess) -> None:
-    engine = worker.get("/info").json()["engine"]
+def test_numbers_are_those_of_the_metrics(page: Any, worker: WorkerProcess) -> None:
+    """While nothing runs, each number of the page is one of `/metrics`, or made of some."""
+    conversation = " ".join([FOX] * 8)
+    for more in ("", " and a cat", " and a cat and a dog"):
+        worker.execute(conversation + more, max_tokens=4)
+    worker.wait_idle(60)
+    value = worker.metric
+    worker.wait_for_free_cells()
+    page.reload()
+    expect(page.locator("#facts dd").first).to_be_attached()
+    assert tile(page, "waiting").inner_text() == f"{value('worker_queue_depth'):.0f}"
+    slots = worker.get("/info").json()["engine"]["slots"]
+    running = f"{value('worker_requests_running'):.0f} of {slots} slots"
+    assert tile(page, "running").inner_text() == running
+    written = f"{value('worker_tokens_generated_total'):,.0f}"
+    assert tile(page, "tokens written").inner_text() == written
+    reused, asked = value("worker_tokens_cached_total"), value("vllm:prefix_cache_queries_total")
+    assert reused > 0
+    share = tile(page, "prompt tokens reused").inner_text()
+    assert float(share.removesuffix(" %")) == pytest.approx(100 * reused / asked, abs=0.51)
+    cache = {name: float(n.replace(",", "")) for name, n in legend(page, "cache-legend").items()}
+    for tier, name in TIERS.items():
+        assert cache[name] == value(f'worker_tokens_reused_total{{tier="{tier}"}}')
+    assert cache["computed"] == asked - reused and sum(cache.values()) == asked
+
+
+def test_the_memory_map_adds_up_and_is_to_scale(page: Any, worker: WorkerProcess) -> None:
+    engine, now = worker.get("/info").json()["engine"], worker.get("/status").json()
     plan, total = engine["plan"], engine["device_total_bytes"]
-    expect(page.locator("#memory-legend li")).to_have_count(6)
+    parts = {each["part"]: each["bytes"] for each in now["memory"]}
+    kv = [parts.pop(name) for name in ("kv_used", "kv_cached", "kv_free")]
+    assert parts | {"kv": sum(kv)} == plan and now["device_bytes"] == total
+    assert kv[1] > 0 if now["kv_cells"]["cached"] else kv[1] == 0
+    expect(page.locator("#memory-legend li")).to_have_count(len(now["memory"]))
 
     def share(part: str, bar: str) -> float:
         widths = [page.locator(each).bounding_box()["width"] for each in (f"{bar} .{part}", bar)]
@@ -52,123 +81,79 @@ def test_the_memory_map_is_to_scale(page: Any, worker: WorkerProcess) -> None:
 
     needed = sum(plan.values())
     assert share("worker", "#device-bar") == pytest.approx(needed / total, abs=0.005)
-    for part in ("weights", "margin"):
+    for part in ("weights", "margin", "states"):
         assert share(part, "#worker-bar") == pytest.approx(plan[part] / needed, abs=0.005)
     assert "weights" in page.get_attribute("#memory", "aria-label")
 
 
-def test_a_chat_is_streamed_and_counted(page: Any) -> None:
-    open_playground(page)
-    page.get_by_label("temperature").fill("0")
-    page.evaluate(
-        "window.seen = new Set(); new MutationObserver(() => {"
-        " const last = document.querySelector('#conversation article:last-child .markdown');"
-        " if (last) window.seen.add(last.textContent); })"
-        ".observe(document.querySelector('#conversation'), {childList: true, subtree: true})"
-    )
-    ask(page, FRANCE)
-    answered(page)
-    assert "Paris" in page.inner_text("#conversation article:last-child")
-    assert re.search(r"16 prompt tokens", page.inner_text("#usage"))
-    assert len(page.evaluate("[...window.seen]")) >= 3, "the answer came in one piece"
-
-
-def test_tokens_are_coloured_with_their_alternatives(page: Any) -> None:
-    open_playground(page)
-    page.get_by_label("colour tokens by probability").check()
-    ask(page, FRANCE)
-    answered(page)
-    page.locator(".token").first.hover()
-    shown = page.inner_text("#alternatives").splitlines()
-    assert len(shown) == 5 and all("%" in line for line in shown)
-
-
-def test_stop_frees_the_cells(page: Any, worker: WorkerProcess) -> None:
-    before = worker.metric('worker_requests_total{outcome="cancelled"}')
-    open_playground(page)
-    page.get_by_label("raw completion").check()
-    page.get_by_label("max tokens").fill("900")
-    ask(page, FOX)
-    answer = page.locator("#conversation article:last-child .plain")
-    expect(answer).to_have_text(re.compile(".{20}", re.S))
-    page.get_by_role("button", name="Stop").click()
-    expect(page.locator("#usage")).to_have_text("stopped")
-    worker.wait_idle(60)
-    until(lambda: cells(worker)["used"] == cells(worker)["cached"], 60, lambda: str(cells(worker)))
-    assert worker.metric('worker_requests_total{outcome="cancelled"}') == before + 1
-    steps = worker.metric("worker_engine_steps")
-    page.wait_for_timeout(500)
-    assert worker.metric("worker_engine_steps") == steps, "the engine goes on"
-
-
-def test_charts_show_the_workers_metrics(page: Any, worker: WorkerProcess) -> None:
-    def values(title: str) -> Any:
-        return page.locator("#charts figure", has_text=title).locator(".values")
-
+def test_a_running_request_is_seen_without_its_text(page: Any, worker: WorkerProcess) -> None:
     with worker.streaming(FOX, max_tokens=900, ignore_eos=True) as response:
         chunks = response.iter_raw()
         next(chunks)
-        expect(values("Requests")).to_contain_text("running 1")
-        expect(values("Tokens a second")).to_have_text(re.compile(r"[1-9]"))
+        expect(page.locator("#requests tr")).to_have_count(1)
+        expect(page.locator("#requests td").first).to_have_text("decoding")
+        assert "fox" not in json.dumps(worker.get("/status").json())
+        assert "fox" not in page.content()
         for _ in chunks:
             continue
-    expect(values("Requests")).to_contain_text("running 0")
-    now = cells(worker)
-    share = 100 * now["cached"] / now["total"]
-    expect(values("KV cells")).to_contain_text(f"cached {share:.1f}" if share % 1 else f"{share}")
-    expect(values("First token")).to_have_text(re.compile(r"p50 \d.*p95 \d"))
+    expect(page.locator("#requests tr")).to_have_count(0)
 
 
-def test_a_hostile_answer_is_harmless(browser: Any, worker: WorkerProcess) -> None:
-    """A schema makes the model itself write it, as a JSON string. The renderer is given the bare
-    text too. The browser may note that its policy refused what came along."""
-    page = browser.new_page()
-    page.goto(worker.base_url)
-    open_playground(page)
-    page.get_by_text("JSON schema and tools").click()
-    page.get_by_label("JSON schema of the answer").fill(json.dumps({"const": HOSTILE}))
-    ask(page, "Hurt me.")
-    answered(page)
-    written = page.locator("#conversation article:last-child .markdown")
-    assert "click" in written.inner_text() and "bold" in written.inner_text()
-    page.evaluate(
-        "async (text) => { const { render } = await import('/page/markdown.js');"
-        " const target = document.createElement('div'); document.body.append(target);"
-        " target.id = 'hostile'; render(target, text); }",
-        HOSTILE,
-    )
-    page.wait_for_timeout(300)
-    assert page.evaluate("window.hurt") is None
-    bare = page.inner_html("#hostile")
-    assert not DANGEROUS.search(bare) and not DANGEROUS.search(written.inner_html())
-    assert "<strong>bold</strong>" in bare
-    page.close()
+def test_charts_show_the_last_hour(page: Any, worker: WorkerProcess) -> None:
+    figures = page.locator("#charts figure")
+    expect(figures).to_have_count(5)
+    with worker.streaming(FOX, max_tokens=900, ignore_eos=True) as response:
+        for _ in response.iter_raw():
+            continue
+    rate = figures.filter(has_text="Tokens a second").locator(".values")
+    expect(rate).to_have_text(re.compile(r"[1-9]"))
+    first = figures.filter(has_text="First token").locator(".values")
+    expect(first).to_have_text(re.compile(r"p50 \d.*p95 \d"))
+    columns = worker.get("/status/history").json()
+    assert {len(column) for column in columns.values()} == {len(columns["at"])}
+    assert any(columns["tokens_per_second"])
 
 
-def test_a_reader_who_cannot_see_can_use_it(page: Any) -> None:
-    from axe_playwright_python import sync_playwright as axe
-
-    for name in ("Status", "Playground"):
-        page.get_by_role("tab", name=name).click()
-        found = axe.Axe().run(page).response["violations"]
-        serious = [each["id"] for each in found if each["impact"] in ("serious", "critical")]
-        assert serious == []
-
-
-def test_the_keyboard_is_enough(page: Any) -> None:
-    page.get_by_role("tab", name="Status").focus()
-    page.keyboard.press("ArrowRight")
-    expect(page.get_by_role("tab", name="Playground")).to_be_focused()
-    page.get_by_label("Message").focus()
-    page.keyboard.type(FRANCE)
-    page.keyboard.press("Control+Enter")
-    answered(page)
+def test_a_refusal_is_told_with_its_reason_and_nothing_of_the_body(
+    page: Any, worker: WorkerProcess
+) -> None:
+    body = {"prompt": "a secret", "max_tokens": "another secret"}
+    assert worker.post("/v1/completions", body).status_code == 400
+    expect(page.locator("#refusals")).to_contain_text("max_tokens (type)")
+    assert "secret" not in page.content() and "secret" not in worker.get("/status").text
 
 
-def test_metrics_are_asked_for_only_while_the_page_is_seen(page: Any) -> None:
+def test_links_lead_to_what_they_say(page: Any, worker: WorkerProcess) -> None:
+    for name in ("Chat", "API", "Metrics", "Info"):
+        path = page.get_by_role("link", name=name, exact=True).get_attribute("href")
+        assert worker.get(f"/{path}").status_code == 200
+
+
+def test_it_asks_no_other_host(browser: Any, worker: WorkerProcess) -> None:
+    opened = browser.new_page()
+    asked = own_hosts(opened)
+    opened.goto(worker.base_url)
+    opened.wait_for_selector("#facts dd", state="attached")
+    opened.wait_for_timeout(3000)
+    opened.close()
+    assert set(asked) == {worker.base_url.removeprefix("http://")}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_reader_who_cannot_see_can_use_it(
+    browser: Any, worker: WorkerProcess, scheme: str
+) -> None:
+    opened = browser.new_page(color_scheme=scheme)
+    opened.goto(worker.base_url)
+    opened.wait_for_selector("#facts dd", state="attached")
+    assert violations(opened) == []
+    opened.close()
+
+
+def test_the_status_is_asked_for_only_while_the_page_is_seen(page: Any) -> None:
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    with page.expect_request("**/metrics"):
+    with page.expect_request("**/status"):
         pass
     hide(page)
     page.wait_for_timeout(500)
@@ -177,17 +162,28 @@ def test_metrics_are_asked_for_only_while_the_page_is_seen(page: Any) -> None:
     assert asked == []
 
 
-def hide(page: Any) -> None:
-    """As a browser does to a tab that is not in front."""
-    page.evaluate(
-        "Object.defineProperty(document, 'visibilityState', {get: () => 'hidden'});"
-        "document.dispatchEvent(new Event('visibilitychange'))"
-    )
-
-
 def test_a_restart_of_the_engine_is_told(page: Any, worker: WorkerProcess) -> None:
     os.kill(worker.engine_pid, signal.SIGKILL)
     expect(page.locator("#restarts")).to_contain_text("SIGKILL")
     expect(page.locator("#restarts-text")).to_contain_text("1 since the start")
-    expect(page.locator(".dot")).to_have_class("dot ready")
+    expect(page.locator("#state .dot")).to_have_class("dot ready")
     assert worker.metric("worker_engine_respawns_total") == 1
+
+
+def test_a_worker_that_stops_and_comes_back_is_noticed(browser: Any, tmp_path: Path) -> None:
+    running = WorkerProcess.start(folder=tmp_path, cache_dir=tmp_path / "cache")
+    port = running.base_url.rpartition(":")[2]
+    opened = browser.new_page()
+    faults = faults_of(opened)
+    try:
+        opened.goto(running.base_url)
+        expect(opened.locator("#state .dot")).to_have_class("dot ready")
+        running.kill()
+        expect(opened.locator("#state")).to_contain_text("does not answer")
+        running = WorkerProcess.start("--port", port, folder=tmp_path, cache_dir=tmp_path / "cache")
+        expect(opened.locator("#state .dot")).to_have_class("dot ready")
+        expect(opened.locator("#facts")).to_contain_text("tiny-model")
+        assert faults == []
+    finally:
+        opened.close()
+        running.kill()

@@ -21,16 +21,17 @@ from typing import Any
 import pytest
 
 from tests.models.hub_server import Repo, running_hub
-from tests.page.watching import answered, ask, expect
+from tests.page.chatting import Chat
+from tests.page.watching import expect
 from tests.support.bundled import bundled_gguf
-from tests.support.worker import ROOT, WorkerProcess, environment, installed
+from tests.support.worker import ROOT, WorkerProcess, environment, installed, until
 
 pytestmark = pytest.mark.long
 FOLDER = ROOT / ".page-screenshots"
 README_FOLDER = ROOT / os.environ.get("PICTURES", ".page-screenshots")
 LARGEST_BYTES = 60_000
-N_COLOURS = 96
-NARROW = 360
+N_COLOURS = 24
+README_WIDTH = 1200
 FOX = "Once upon a time, there was a brave fox named"
 TERMINAL = """<!doctype html><style>
 body { margin: 0; background: #14161a; }
@@ -74,24 +75,35 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     running.kill()
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 1200), ("light", NARROW)])
-def test_both_views_fit(browser: Any, busy: WorkerProcess, scheme: str, width: int) -> None:
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 768, README_WIDTH, 1440])
+def test_the_status_fits(browser: Any, busy: WorkerProcess, scheme: str, width: int) -> None:
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
     page = context.new_page()
     page.goto(busy.base_url)
     page.wait_for_selector("#facts dd")
-    page.wait_for_timeout(20_000)  # for the charts to have something to show
-    for tab in ("Status", "Playground"):
-        if tab == "Playground":
-            page.get_by_role("tab", name=tab).click()
-            page.locator("#settings-fold").evaluate("(fold) => { fold.open = true; }")
-            page.get_by_label("colour tokens by probability").check()
-            page.get_by_label("temperature").fill("0")
-            ask(page, "What is the capital of France?")
-            answered(page)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        folder = FOLDER if width == NARROW else README_FOLDER
-        keep(page.screenshot(full_page=True), f"{tab.lower()}-{scheme}-{width}", folder)
+    until(lambda: len(history(busy)) >= 8, 180, lambda: "no history")  # for charts to be drawn
+    page.wait_for_timeout(2500)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    folder = README_FOLDER if width == README_WIDTH else FOLDER
+    keep(page.screenshot(full_page=True), f"status-{scheme}-{width}", folder)
+    context.close()
+
+
+def history(worker: WorkerProcess) -> list[float]:
+    times: list[float] = worker.get("/status/history").json()["at"]
+    return times
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 768, README_WIDTH, 1440])
+def test_the_chat_fits(browser: Any, busy: WorkerProcess, scheme: str, width: int) -> None:
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
+    chat = Chat(context.new_page(), busy.base_url)
+    chat.ask("What is the capital of France?")
+    assert chat.page.evaluate("document.documentElement.scrollWidth") <= width
+    folder = README_FOLDER if width == README_WIDTH else FOLDER
+    keep(chat.page.screenshot(), f"chat-{scheme}-{width}", folder)
     context.close()
 
 
@@ -106,7 +118,7 @@ def test_a_terminal(browser: Any, tmp_path: Path) -> None:
         started = on_a_terminal([*installed(), *command], environment(tmp_path / "cache", env))
     frames = started.split("\r\x1b[K")
     downloads = [frame for frame in frames if frame.startswith("downloading") and "left" in frame]
-    lines = re.search(r"Listening on .*\n.*\nPage at .*\n", frames[-1])
+    lines = re.search(r"Listening on .*\n.*\nPage at .*\nChat at .*\n", frames[-1])
     assert downloads and lines
     download = min(downloads, key=lambda frame: abs(frame.count("█") - frame.count("░")))
     planned = subprocess.run(
@@ -138,7 +150,7 @@ def on_a_terminal(command: list[str], env: dict[str, str]) -> str:
     seen = bytearray()
     deadline = time.monotonic() + 120
     try:
-        while b"Page at" not in seen and time.monotonic() < deadline:
+        while b"Chat at" not in seen and time.monotonic() < deadline:
             seen += os.read(ours, 4096)
         process.send_signal(signal.SIGTERM)
         process.wait(60)

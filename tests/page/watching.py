@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import urlsplit
 
 PATIENCE_MS = 60_000
 
@@ -27,16 +28,34 @@ def is_fault(message: Any) -> bool:
     return message.type == "error" and not message.text.startswith("Failed to load resource")
 
 
-def open_playground(page: Any) -> None:
-    page.get_by_role("tab", name="Playground").click()
+def own_hosts(page: Any) -> list[str]:
+    """A list that grows with the host of each request that the browser makes for the page; what
+    its policy forbids is not made."""
+    hosts: list[str] = []
+
+    def host_of(request: Any) -> str:
+        return urlsplit(str(request.url)).netloc
+
+    def failed(request: Any) -> None:
+        if request.failure == "csp":
+            hosts.remove(host_of(request))
+
+    page.context.on("request", lambda request: hosts.append(host_of(request)))
+    page.context.on("requestfailed", failed)
+    return hosts
 
 
-def ask(page: Any, text: str) -> None:
-    open_playground(page)
-    page.get_by_label("Message").fill(text)
-    page.get_by_role("button", name="Send").click()
+def violations(page: Any) -> list[str]:
+    """What axe finds: each rule and the first element that breaks it."""
+    from axe_playwright_python import sync_playwright as axe
+
+    found = axe.Axe().run(page).response["violations"]
+    return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found]
 
 
-def answered(page: Any) -> None:
-    """Wait for the end of the answer."""
-    expect(page.locator("#usage")).to_contain_text("ended")
+def hide(page: Any) -> None:
+    """As a browser does to a tab that is not in front."""
+    page.evaluate(
+        "Object.defineProperty(document, 'visibilityState', {get: () => 'hidden'});"
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 SUBCOMMANDS: Mapping[str, str] = {
     "plan": "Print what the model would take of the device's memory; load nothing.",
+    "chat": "Talk in the terminal to the running worker, or to the model that is given.",
     "bench": "Measure what this machine gives with this model, at 1, 4 and 16 streams.",
     "doctor": "Look at everything that a start needs; exit 0 if it would succeed.",
 }

@@ -10,25 +10,22 @@ is not counted, so figures vary by some percent.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import IO, Any
+from typing import Any
 
 import httpx
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
 
-from worker.errors import WorkerError, rebuild_error
-from worker.setting_faults import ENV_PREFIX, variable_of
-from worker.settings import BACKEND_FIELDS, FIELDS, Settings, group_of
+from worker.commands.served import headers_of, own_worker
+from worker.errors import WorkerError
+from worker.settings import Settings
 
 _LOADS = (1, 4, 16)
 _PROMPT_WORDS = 64
@@ -67,22 +64,25 @@ def run(settings: Settings, *, as_json: bool) -> int:
     Raises:
         WorkerError: the worker did not start; its own message is on stderr.
     """
-    with _worker(settings) as (url, ready):
-        if not as_json:
-            print(f"{ready['model_ref']} on {ready['device']}, loaded in {ready['seconds']} s")
-            print(f"{'streams':>8}{'tok/s':>10}{'first token':>14}{'between tokens':>17}")
-        results = asyncio.run(_measure(url, settings, shown=not as_json))
+    with own_worker(settings, n_slots=_LOADS[-1]) as (url, ready):
+        if as_json:
+            results = asyncio.run(_measure(url, settings, lambda result: None))
+        else:
+            title = f"{ready['model_ref']} on {ready['device']}, loaded in {ready['seconds']} s"
+            table = Table("streams", "tok/s", "first token", "between tokens", title=title)
+            for column in table.columns:
+                column.justify = "right"
+            with Live(table, console=Console()):
+                asyncio.run(_measure(url, settings, lambda result: table.add_row(*_row(result))))
     if as_json:
         print(json.dumps(ready | {"loads": [asdict(result) for result in results]}, indent=2))
     return 0
 
 
-async def _measure(url: str, settings: Settings, *, shown: bool) -> list[Result]:
-    token = settings.worker_token
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+async def _measure(url: str, settings: Settings, tell: Callable[[Result], None]) -> list[Result]:
     timeout = httpx.Timeout(None, connect=10)
     async with httpx.AsyncClient(
-        base_url=url, headers=headers, timeout=timeout, trust_env=False
+        base_url=url, headers=headers_of(settings), timeout=timeout, trust_env=False
     ) as client:
         words = random.Random(0)
         await _stream(client, words, 8)
@@ -94,15 +94,16 @@ async def _measure(url: str, settings: Settings, *, shown: bool) -> list[Result]
             )
             seconds = time.monotonic() - began
             results.append(_result(streams, seconds))
-            if shown:
-                print(_row(results[-1]), flush=True)
+            tell(results[-1])
         return results
 
 
-def _row(result: Result) -> str:
+def _row(result: Result) -> tuple[str, ...]:
     return (
-        f"{result.streams:>8}{result.tokens_per_second:>10.1f}"
-        f"{result.first_token_ms:>11.0f} ms{result.inter_token_ms:>14.1f} ms"
+        str(result.streams),
+        f"{result.tokens_per_second:.1f}",
+        f"{result.first_token_ms:.0f} ms",
+        f"{result.inter_token_ms:.1f} ms",
     )
 
 
@@ -146,52 +147,3 @@ async def _stream(client: httpx.AsyncClient, words: random.Random, max_tokens: i
     if last.get("type") != "end" or first_s is None:
         raise WorkerError(f"A request of the benchmark failed: {last.get('message', last)}.")
     return _Stream(started["prompt_tokens"], last["tokens_out"], first_s, seconds)
-
-
-@contextlib.contextmanager
-def _worker(settings: Settings) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Start a worker with these settings; gives its address and what its ready line says of it."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", f"from worker.cli import {settings.backend} as run; run()"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=_environment(settings),
-    )
-    assert process.stderr is not None
-    try:
-        ready = _wait_until_ready(process.stderr)
-        threading.Thread(target=process.stderr.read, daemon=True).start()  # empties the pipe
-        yield ready["uri"], {key: ready[key] for key in ("model_ref", "device", "seconds")}
-    finally:
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
-        process.kill()
-        process.wait()
-
-
-def _environment(settings: Settings) -> dict[str, str]:
-    """The settings as variables: what is served is the same, with a slot for each stream, for no
-    pool, at an address of its own."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-    own = {"host": "127.0.0.1", "port": 0, "log_format": "json"}
-    own |= {"slots": max(settings.engine.slots, _LOADS[-1]), "worker_token": settings.worker_token}
-    for name, info in FIELDS.items():
-        value = own.get(name, getattr(settings, name))
-        is_served = group_of(info) not in ("server", "pool") or name in own
-        is_ours = BACKEND_FIELDS.get(name, settings.backend) == settings.backend
-        if is_served and is_ours and value is not None:
-            kept[variable_of(name)] = str(value)
-    return kept
-
-
-def _wait_until_ready(log: IO[str]) -> dict[str, Any]:
-    failure: dict[str, Any] = {}
-    for line in log:
-        event = json.loads(line) if line.startswith("{") else {}
-        if event.get("event") == "worker.ready":
-            return dict(event)
-        if event.get("event") == "worker.failed":
-            failure = event
-    raise rebuild_error(failure, WorkerError)

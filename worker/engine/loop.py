@@ -124,7 +124,7 @@ class Loop:
             self._native_seconds += self.speculation.seconds
         step.chunks = self._decode(step.chunks, step.draft)
         drawn = self._sample(step.chunks, step.draft)
-        if step.tells_of_prompts:
+        if step.has_prompts:
             self._events += prompt_events(self._backend, step.chunks, self._clock())
         with_snapshots = self._scheduler.advance(step)
         if not self._cuts_anywhere:
@@ -315,7 +315,8 @@ class Loop:
             if sequence.started_at is None:
                 sequence.started_at = self._clock()
                 n_cached, prompt_end = sequence.n_cached, sequence.prompt_end
-                self._events.append(Started(sequence.request_id, n_cached, prompt_end))
+                event = Started(sequence.request_id, n_cached, prompt_end, sequence.tier)
+                self._events.append(event)
 
     def _flush(self) -> None:
         events, self._events, now = self._events, [], self._clock()

@@ -16,13 +16,13 @@ def prompt_events(
     backend: Backend, chunks: Iterable[Chunk], now: float
 ) -> list[PromptProgress | PromptScored]:
     """Read the log-probabilities from the batch just computed; returns those of complete
-    prompts, and the progress of those that report it."""
+    prompts, and the progress of those that report it or take more steps."""
     events: list[PromptProgress | PromptScored] = []
     for index, chunk in enumerate(chunks):
         sequence, start, _ = chunk
         if start >= sequence.n_prompt or sequence.slot is None:
             continue  # it decodes, or has failed in this step
-        if sequence.request.reports_progress:
+        if sequence.request.reports_progress or chunk.end < sequence.n_prompt:
             n_computed = min(chunk.end, sequence.n_prompt)
             seconds = now - (sequence.started_at or now)
             events.append(PromptProgress(sequence.request_id, n_computed, seconds))

@@ -98,7 +98,7 @@ class Scheduler:
             else:
                 prefilling.append(sequence)
         if prefilling:
-            step.tells_of_prompts = any([s.tells_of_prompt for s in prefilling])
+            step.has_prompts = True
             chunks += self._prompts.chunks(prefilling, beside=chunks, n_waiting=len(self.waiting))
         return step
 

@@ -12,7 +12,7 @@ from worker.engine.cache.moves import State
 from worker.engine.text.detokenizer import Detokenizer
 from worker.engine.text.stops import StopMatcher
 from worker.llama.sampler import Sampler
-from worker.wire.messages import TokenLogprob
+from worker.wire.messages import CacheTier, TokenLogprob
 from worker.wire.work import InferenceRequest
 
 NO_LIMIT = 2**31
@@ -46,6 +46,8 @@ class Sequence:
     prompt is likely to use it."""
     n_cached: int = 0
     """Tokens whose cells were reused when the sequence got its slot."""
+    tier: CacheTier = "device"
+    """Where these tokens were."""
     first_token_at: float | None = None
     detokenizer: Detokenizer = field(default_factory=Detokenizer)
     stops: StopMatcher = field(default_factory=StopMatcher)
@@ -123,11 +125,6 @@ class Sequence:
     def may_reuse(self) -> bool:
         """Whether its first tokens need not be computed if there are cells of the same tokens."""
         return not self.request.deterministic and not self.scores_prompt
-
-    @property
-    def tells_of_prompt(self) -> bool:
-        """Whether the progress or the log-probabilities of its prompt are wanted."""
-        return self.request.reports_progress or self.scores_prompt
 
     @property
     def is_decoding(self) -> bool:

@@ -31,8 +31,8 @@ class Step:
     """Sequences that got a slot in this step."""
     draft: list[int] = field(default_factory=list)
     """Guessed tokens after the only chunk, each a row with logits."""
-    tells_of_prompts: bool = False
-    """Whether some chunks are parts of prompts whose progress or log-probabilities are wanted."""
+    has_prompts: bool = False
+    """Whether some chunks are parts of prompts."""
 
 
 def main_prompt(chunks: list[Chunk]) -> int | None:

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Any, Literal, get_args
 
 from worker.lean_imports import without_init
+from worker.wire.messages import CacheTier
 
 with without_init("prometheus_client"):  # its `__init__` imports HTTP servers
     from prometheus_client.metrics import Counter, Gauge, Histogram, disable_created_metrics
@@ -96,6 +97,7 @@ class Metrics:
         self._queries = [counter(f"vllm:{name}_queries_total", queries) for name in _CACHE_NAMES]
         self._hits = [counter(f"vllm:{name}_hits_total", hits) for name in _CACHE_NAMES]
         self._hits.append(counter("worker_tokens_cached_total", "Prompt tokens that were not computed again."))
+        self.reused = counter("worker_tokens_reused_total", "As worker_tokens_cached_total, by where they were.", ("tier",))
         self._n_queries = self._n_hits = 0
         self._hit_rate = gauge("vllm:gpu_prefix_cache_hit_rate", "Prompt tokens that were not computed again, of all since the start; 1 is all.")
         self._gauges = [(gauge(name, text), attrgetter(path)) for name, text, path in _GAUGES]
@@ -104,15 +106,18 @@ class Metrics:
         # fmt: on
         for outcome in get_args(Outcome):
             self.requests.labels(outcome)
+        for tier in get_args(CacheTier):
+            self.reused.labels(tier)
         for result in ("sent", "failed"):
             self.heartbeats.labels(result)
 
-    def looked_up(self, prompt_tokens: int, cached_tokens: int) -> None:
-        """Count the prompt of a started request, of which so much was not computed again."""
+    def looked_up(self, prompt_tokens: int, cached_tokens: int, tier: str) -> None:
+        """Count the prompt of a started request, of which so much was found in that tier."""
         for queries in self._queries:
             queries.inc(prompt_tokens)
         for hits in self._hits:
             hits.inc(cached_tokens)
+        self.reused.labels(tier).inc(cached_tokens)
         self._n_queries += prompt_tokens
         self._n_hits += cached_tokens
 
@@ -122,6 +127,15 @@ class Metrics:
         if seconds_each is not None:
             for _ in range(n_tokens):
                 self.inter_token.observe(seconds_each)
+
+    def value(self, name: str, **labels: str) -> float:
+        """The value of one series."""
+        return float(self.registry.get_sample_value(name, labels) or 0.0)
+
+    def buckets(self, name: str) -> tuple[tuple[float, float], ...]:
+        """Each upper edge of a histogram, and the observations up to it."""
+        (metric,) = self.registry.restricted_registry([f"{name}_bucket"]).collect()
+        return tuple((float(each.labels["le"]), each.value) for each in metric.samples)
 
     def exposition(self, status: Any) -> bytes:
         """The Prometheus text of all series; the gauges are those of a `WorkerStatus`."""

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from worker.errors import Cancelled, EngineCrashed, WorkerError
 from worker.observability.logs import get_logger
 from worker.observability.metrics import Metrics, Outcome
+from worker.supervisor.status import Activity, Doing
 from worker.wire.messages import (
     Accepted,
     Answered,
@@ -65,6 +66,8 @@ class Job:
     has_ended: bool = False
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    computed_tokens: int = 0
+    """Of the prompt, reused ones too."""
     started_at_unix: float | None = None
     """When it first got a slot; `None` while it waits."""
     engine_restarts: int = 0
@@ -114,6 +117,22 @@ class Job:
     @property
     def has_slot(self) -> bool:
         return self.stage >= Stage.STARTED
+
+    @property
+    def activity(self) -> Activity:
+        """What is done with it, without anything of its text."""
+        if not self.has_slot:
+            doing: Doing = "waiting"
+        else:
+            doing = "prompt" if self.stage == Stage.STARTED else "decoding"
+        return Activity(
+            doing=doing,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            computed_tokens=self.prompt_tokens if doing == "decoding" else self.computed_tokens,
+            tokens_out=self.tokens_out,
+            seconds=round(self.age_seconds, 3),
+        )
 
     @property
     def age_seconds(self) -> float:
@@ -235,6 +254,8 @@ class Job:
                     self._sent_ids += event.token_ids
                 case Started():
                     self._start(event)
+                case PromptProgress():
+                    self.computed_tokens = event.n_computed
                 case PromptScored():
                     self._is_scored = True
         if n_tokens:
@@ -260,9 +281,9 @@ class Job:
     def _start(self, event: Started) -> None:
         self.enter(Stage.STARTED)
         self.started_at_unix = time.time()
-        self.cached_tokens = event.cached_tokens
+        self.cached_tokens = self.computed_tokens = event.cached_tokens
         self._metrics.queue_wait.observe(time.monotonic() - self._submitted_at)
-        self._metrics.looked_up(self.prompt_tokens, event.cached_tokens)
+        self._metrics.looked_up(self.prompt_tokens, event.cached_tokens, event.tier)
 
     def _end(self, outcome: Outcome, reason: str | None) -> None:
         self.has_ended = True

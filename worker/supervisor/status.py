@@ -18,9 +18,25 @@ State = Literal["loading", "ready", "sleeping", "recovering", "draining", "faile
 """The state of the whole worker. It takes work when `ready`, and when `sleeping`: it has no engine
 then, and the next request starts one. `failed` is final: the worker leaves with an error, whatever
 its engine still does."""
+Doing = Literal["waiting", "prompt", "decoding"]
 PoolStatus = Literal["loading", "ready", "busy", "sleeping", "draining", "failed"]
 
 NO_STATS = Stats(0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What is done with one request: counts and times, nothing of its text."""
+
+    doing: Doing
+    prompt_tokens: int
+    cached_tokens: int
+    """Of the prompt, that were not computed again."""
+    computed_tokens: int
+    """Of the prompt, that are in the cells."""
+    tokens_out: int
+    seconds: float
+    """Since it came."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from worker.supervisor.guardian import Guardian
 from worker.supervisor.job import Job, Stage, StreamEvent
 from worker.supervisor.job_table import JobTable
 from worker.supervisor.quarantine import Quarantine
-from worker.supervisor.status import NO_STATS, State, WorkerStatus
+from worker.supervisor.status import NO_STATS, Activity, State, WorkerStatus
 from worker.wire.engine_info import EngineInfo
 from worker.wire.messages import (
     Accepted,
@@ -122,6 +122,12 @@ class Supervisor:
             stats=self._stats,
             crashes=self._guardian.crashes.latest,
         )
+
+    def activities(self, most_waiting: int) -> list[Activity]:
+        """What is done with each client's request that has a slot, and with so many others."""
+        clients = [job for job in self._jobs if not job.is_internal]
+        waiting = [job for job in clients if not job.has_slot][:most_waiting]
+        return [job.activity for job in [j for j in clients if j.has_slot] + waiting]
 
     @property
     def fatal(self) -> asyncio.Future[WorkerError]:

@@ -25,6 +25,10 @@ DecodeOutcome = Literal["ok", "no_room", "aborted", "failed"]
 `aborted`: stopped on request; finished parts stay in the cache. `failed`: the backend failed; its
 rows are undefined."""
 
+CacheTier = Literal["device", "memory", "disk"]
+"""Where a prompt's beginning is kept: in the cells of a slot, as a state in the host's memory, or
+in a file of the KV store."""
+
 
 class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
     """On the pipe an array: the name of the class, then the fields."""
@@ -121,6 +125,8 @@ class Started(Message, frozen=True):
     cached_tokens: Count
     prompt_end: str = ""
     """The prompt's last characters tell whether the chat template has opened reasoning."""
+    tier: CacheTier = "device"
+    """Where the reused tokens were."""
 
 
 class PromptProgress(Message, frozen=True):

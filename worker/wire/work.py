@@ -105,7 +105,7 @@ class InferenceRequest(Struct, frozen=True, tag=True):
     shown_tokens: tuple[str, ...] = ()
     """Control tokens that are shown in the answer's text, if the model has them."""
     reports_progress: bool = False
-    """Whether each step of the prompt is followed by a `PromptProgress`."""
+    """Whether the last step of the prompt, too, is followed by a `PromptProgress`."""
     cache_salt: str | None = None
     deterministic: bool = False
     produced: tuple[int, ...] = ()

@@ -21,7 +21,7 @@ from worker.api.http.errors import error_response
 from worker.api.http.gate import Gate, Head, head_of
 from worker.api.http.operation import Dialect
 from worker.api.http.routes import Routes
-from worker.api.http.state import AppState
+from worker.api.http.state import AppState, Refusal
 from worker.api.http.turnstile import Turnstile
 from worker.errors import InferenceFailed, WorkerError
 from worker.observability.logs import bind_correlation_id, get_logger
@@ -31,6 +31,8 @@ _NOT_IN_A_FIELD = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _MAX_ID_CHARS = 128
 _MAX_IGNORED_CHARS = 2048
 """Of the names of ignored fields; clients and proxies take headers of 8 KiB."""
+
+_MAX_REASON_CHARS = 256
 
 _log = get_logger()
 
@@ -93,6 +95,9 @@ class Application:
                 response = await operation.endpoint(request, self.state)
             except WorkerError as error:
                 response = error_response(error, place.dialect.errors, correlation_id)
+                if operation is not None and not is_probe:
+                    refusal = _refusal(path, response.status_code, error)
+                    self.state.refusals.append(refusal)
             except ClientDisconnect:  # before its body was read; nobody reads this answer
                 response = Response(status_code=499)
             await response(scope, receive, answer)
@@ -113,6 +118,16 @@ class Application:
                 status=status,
                 duration_ms=round((time.monotonic() - began) * 1000, 3),
             )
+
+
+def _refusal(path: str, status: int, error: WorkerError) -> Refusal:
+    """Where the body is at fault, the reason names fields alone: a message may quote the body."""
+    faults = error.details.get("errors")
+    reason = error.message
+    if faults:
+        named = (f"{each['field'] or 'the body'} ({each['constraint']})" for each in faults)
+        reason = ", ".join(named)[:_MAX_REASON_CHARS]
+    return Refusal(time.time(), path, status, error.code, reason)
 
 
 def _correlation_id(head: Head) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,11 +11,14 @@ from typing import Any
 from worker.api.http.faults import fault
 from worker.api.http.turnstile import Turnstile
 from worker.errors import ModelNotFound, NotReady
+from worker.observability.history import History
 from worker.observability.logs import digest
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
 from worker.supervisor.supervisor import Supervisor
 from worker.wire.engine_info import EngineInfo
+
+KEPT_REFUSALS = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +59,18 @@ def _served_by(info: EngineInfo | None, limit: int | None) -> ServedModel:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that was answered with an error, without anything of its body."""
+
+    at: float
+    """Unix time in seconds."""
+    path: str
+    status: int
+    code: str
+    reason: str
+
+
 @dataclass(slots=True)
 class AppState:
     """Belongs to the API process's event loop; no other thread changes it."""
@@ -68,8 +84,11 @@ class AppState:
     request_shutdown: Callable[[], None]
     accepted: Turnstile = field(default_factory=Turnstile)
     """Accepted jobs pass through it one at a time."""
+    refusals: deque[Refusal] = field(default_factory=lambda: deque(maxlen=KEPT_REFUSALS))
+    """The last ones, newest last."""
     body_bytes: int = 0
     """Bytes of all bodies that are being read."""
+    history: History = field(init=False)
     model_file: str = field(init=False)
     """The name of the model's file or checkpoint, as it was asked for, without a folder."""
     model_names: tuple[str, ...] = field(init=False)
@@ -79,6 +98,7 @@ class AppState:
     _served: ServedModel | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        self.history = History(self.metrics)
         reference, _, file = self.model_ref.partition("::file=")
         self.model_file = (file or reference.partition("@")[0]).rstrip("/").rsplit("/", 1)[-1]
         own = self.model_file.removesuffix(".gguf")

@@ -1,34 +1,12 @@
-// Starts the page: its two views, the token, and the clock of the status view.
+// Starts the page and its clock, and asks for the token where the worker wants one.
 
 import { hasToken, onUnauthorized, useToken } from "./client.js";
-import { startPlayground } from "./playground.js";
-import { startStatus } from "./status.js";
+import { Status } from "./status.js";
 
 const element = (id) => document.getElementById(id);
-const tabs = [...document.querySelectorAll("[role=tab]")];
-
-function show(tab) {
-  for (const each of tabs) {
-    const chosen = each === tab;
-    each.setAttribute("aria-selected", String(chosen));
-    each.tabIndex = chosen ? 0 : -1;
-    element(each.getAttribute("aria-controls")).hidden = !chosen;
-  }
-  window.dispatchEvent(new Event("resize"));
-}
-
-for (const [index, tab] of tabs.entries()) {
-  tab.addEventListener("click", () => show(tab));
-  tab.addEventListener("keydown", (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (step === undefined) return;
-    const next = tabs[(index + step + tabs.length) % tabs.length];
-    show(next);
-    next.focus();
-  });
-}
-
 const form = element("token-form");
+const status = new Status();
+
 onUnauthorized(() => {
   if (!form.hidden) return;
   if (hasToken()) element("token-text").textContent = "The worker does not take this token. Try another one.";
@@ -42,6 +20,5 @@ form.addEventListener("submit", (event) => {
   form.hidden = true;
   status.refresh();
 });
-
-const status = startStatus();
-startPlayground();
+document.addEventListener("visibilitychange", () => status.refresh());
+status.refresh();

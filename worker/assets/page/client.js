@@ -7,34 +7,53 @@ export function useToken(value) { token = value; }
 export function hasToken() { return token !== null; }
 export function onUnauthorized(callback) { askForToken = callback; }
 
-export class WorkerError extends Error {}
-
+// The answer to a request; an Error with a sentence if there is none, or none to use.
 export async function call(path, { body, signal } = {}) {
   const headers = {};
   if (token !== null) headers.authorization = `Bearer ${token}`;
   if (body !== undefined) headers["content-type"] = "application/json";
-  const response = await fetch(path, {
-    method: body === undefined ? "GET" : "POST",
-    headers, signal, cache: "no-store",
-    body: body === undefined ? undefined : JSON.stringify(body),
-  });
+  let response;
+  try {
+    response = await fetch(path, {
+      method: body === undefined ? "GET" : "POST",
+      headers, signal, cache: "no-store",
+      body: body === undefined ? undefined : JSON.stringify(body),
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("The worker does not answer: it has stopped, or the network between is cut.");
+  }
   if (response.status === 401) askForToken();
   return response;
 }
 
+// The JSON of an answer, of whatever status.
 export async function json(path, options) {
   const response = await call(path, options);
   return { status: response.status, value: await response.json() };
 }
 
-// Yields the data of each server-sent event, as text.
+// The JSON of an answer that is no error.
+export async function answer(path, options) {
+  const { status, value } = await json(path, options);
+  if (status >= 400) throw new Error(sentence(value.error?.message ?? value.message ?? `HTTP ${status}`));
+  return value;
+}
+
+// Yields the data of each server-sent event, as text; throws a sentence if they end too early.
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    held += value;
+    let read;
+    try {
+      read = await reader.read();
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new Error("The connection to the worker was lost in the middle of the answer.");
+    }
+    if (read.done) return;
+    held += read.value;
     const parts = held.split("\n\n");
     held = parts.pop();
     for (const part of parts) {
@@ -45,12 +64,6 @@ export async function* events(response) {
   }
 }
 
-export async function errorOf(response) {
-  const text = await response.text();
-  try {
-    const body = JSON.parse(text);
-    return new WorkerError(body.error?.message ?? body.message ?? text);
-  } catch {
-    return new WorkerError(text || `HTTP ${response.status}`);
-  }
+function sentence(text) {
+  return `${text[0]?.toUpperCase() ?? ""}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;
 }

@@ -1,18 +1,29 @@
-// The status view: state, loading progress, memory map, charts and facts.
+// What the worker says of itself: /ready for everybody, /status and /info for those with the token.
 
-import { call, events, json } from "./client.js";
+import { answer, json } from "./client.js";
 import { Charts } from "./charts.js";
-import { parse } from "./metrics.js";
+import { startTry } from "./try.js";
 
 const PERIOD_MS = 2000;
+const LOADING_PERIOD_MS = 500;
+const HISTORY_MS = 10_000;
 // The phases of a start, as the terminal names them too.
-const DOING = {
+const PHASES = {
   starting: "Starting", hash: "Looking for an earlier conversion", resolve: "Looking for the model",
   download: "Downloading the model", verify: "Checking the download", convert: "Converting the model",
   preflight: "Planning memory", load: "Loading the model", residency: "Checking where everything lies",
   warmup: "Warming up", recovering: "Starting the engine again", ready: "Ready",
 };
+const PARTS = {
+  weights: "weights", kv_used: "KV in use", kv_cached: "KV kept for reuse", kv_free: "KV free", kv: "KV",
+  compute: "compute", output: "output", states: "conversations in memory, at most", margin: "kept free",
+};
+const TIERS = {
+  device: ["found in KV cells", "kv"], memory: ["found in memory", "cached"],
+  disk: ["found on disk", "states"], computed: ["computed", "compute"],
+};
 const element = (id) => document.getElementById(id);
+const count = (n) => n.toLocaleString("en");
 
 export function bytes(n) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -23,70 +34,101 @@ export function bytes(n) {
 
 function duration(seconds) {
   if (seconds < 90) return `${Math.round(seconds)} s`;
-  return seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  return seconds < 172_800 ? `${(seconds / 3600).toFixed(1)} h` : `${Math.round(seconds / 86_400)} days`;
 }
 
-// Parts are [name, kind, bytes]; their widths are shares of `whole`.
+function made(tag, text = "", className = "") {
+  const node = document.createElement(tag);
+  node.textContent = text;
+  if (className) node.className = className;
+  return node;
+}
+
+function row(...texts) {
+  const line = document.createElement("tr");
+  line.append(...texts.map((text) => made("td", text)));
+  return line;
+}
+
+// The rows of a description list.
+function definitions(list, rows) {
+  list.replaceChildren(...Object.entries(rows).flatMap(([name, value]) => [made("dt", name), made("dd", value)]));
+}
+
+// Parts are [name, kind, amount]; their widths are shares of `whole`.
 function drawBar(bar, parts, whole) {
   bar.replaceChildren(...parts.filter(([, , n]) => n > 0).map(([, kind, n]) => {
-    const part = document.createElement("span");
-    part.className = kind;
+    const part = made("span", "", kind);
     part.style.width = `${100 * n / whole}%`;
     return part;
   }));
 }
 
-export function startStatus() {
-  const view = new Status();
-  document.addEventListener("visibilitychange", () => view.refresh());
-  view.refresh();
-  return view;
+function drawLegend(list, parts, shown) {
+  list.replaceChildren(...parts.map(([name, kind, n]) => {
+    const item = document.createElement("li");
+    item.append(made("i", "", `swatch ${kind}`), `${name} ${shown(n)}`);
+    return item;
+  }));
 }
 
-class Status {
+// An event of the past: its time, and what happened.
+function event(at, text) {
+  const item = document.createElement("li");
+  const time = made("time", new Date(at).toLocaleString(), "soft");
+  time.dateTime = new Date(at).toISOString();
+  item.append(time, document.createElement("br"), text);
+  return item;
+}
+
+export class Status {
   constructor() {
     this.charts = null;
     this.info = null;
-    this.series = null;
+    this.crashes = -1;
     this.timer = null;
-    this.watching = false;
+    this.historyAt = -Infinity;
   }
 
   // One round; the next one follows only while somebody can see the page.
   async refresh() {
     clearTimeout(this.timer);
     if (document.visibilityState !== "visible") return;
+    let period = PERIOD_MS;
     try {
-      await this.round();
-    } catch {
+      if (await this.round()) period = LOADING_PERIOD_MS;
+    } catch (error) {
       this.state("unreachable", "the worker does not answer");
       this.info = null;
     }
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.refresh(), PERIOD_MS);
+    this.timer = setTimeout(() => this.refresh(), period);
   }
 
+  // Whether the worker is still starting.
   async round() {
     const { value: ready } = await json("ready");
     this.state(ready.ready ? "ready" : ready.state, ready.ready ? `ready, ${ready.state}` : ready.state);
-    if (!ready.ready && ready.state !== "draining") this.watchLoading();
-    const response = await call("metrics");
-    if (response.ok) {
-      this.series = parse(await response.text());
-      this.charts ??= new Charts(element("charts"));
-      this.charts.add(this.series, Date.now() / 1000);
+    const { status, value: now } = await json("status");
+    const starts = !ready.ready && ready.state !== "draining" && ready.state !== "failed";
+    element("loading").hidden = !starts;
+    if (starts) this.loading(ready, status === 200 ? now.bytes_per_second : null);
+    if (status !== 200) return starts;
+    if (now.state === "ready" && (this.info === null || now.engine_crashes !== this.crashes)) await this.learn(now);
+    this.requests(now);
+    this.events(now);
+    if (this.info === null) return starts;
+    element("known").hidden = false;
+    this.charts ??= new Charts(element("charts"));
+    if (performance.now() - this.historyAt >= HISTORY_MS) {
+      this.historyAt = performance.now();
+      this.charts.show(await answer("status/history"));
     }
-    const crashes = this.series?.get("worker_engine_crashes_total") ?? 0;
-    if (ready.ready && (this.info === null || crashes !== this.info.engine_crashes_then)) {
-      const { status, value } = await json("info");
-      if (status === 200) {
-        this.info = { ...value, engine_crashes_then: crashes };
-        element("status").classList.remove("unknown");
-        this.facts();
-        this.restarts();
-      }
-    }
-    if (this.info !== null) this.memory();
+    this.tiles(now);
+    this.memory(now);
+    this.cache(now);
+    return starts;
   }
 
   state(kind, text) {
@@ -94,106 +136,112 @@ class Status {
     if (element("state-text").textContent !== text) element("state-text").textContent = text;
   }
 
-  // The worker's own stream of progress, for as long as it loads.
-  async watchLoading() {
-    if (this.watching) return;
-    this.watching = true;
-    element("loading").hidden = false;
-    try {
-      const response = await call("v1/loading/progress");
-      if (!response.ok) return;
-      for await (const data of events(response)) {
-        const { phase, percent, bytes_per_second: rate } = JSON.parse(data);
-        element("loading-bar").value = percent;
-        const share = percent > 0 ? ` ${Math.round(percent)} %` : "";
-        element("loading-text").textContent = `${DOING[phase] ?? phase}${share}${rate ? `, ${bytes(rate)}/s` : ""}`;
-      }
-    } finally {
-      this.watching = false;
-      element("loading").hidden = true;
-    }
+  loading({ phase, percent }, rate) {
+    element("loading-bar").value = percent;
+    const share = percent > 0 ? ` ${Math.round(percent)} %` : "";
+    element("loading-text").textContent = `${PHASES[phase] ?? phase}${share}${rate ? `, ${bytes(rate)}/s` : ""}`;
   }
 
-  memory() {
-    const plan = this.info.engine.plan;
-    const total = this.info.engine.device_total_bytes;
-    const cells = Math.max(this.series?.get("worker_kv_cells_total") ?? 0, 1);
-    const cached = this.series?.get("worker_kv_cells_cached") ?? 0;
-    const used = (this.series?.get("worker_kv_cells_used") ?? 0) - cached;
-    const share = (n) => (plan.kv ?? 0) * n / cells;
-    const known = new Set(["weights", "kv", "margin"]);
-    const work = Object.entries(plan).filter(([name]) => !known.has(name)).reduce((sum, [, n]) => sum + n, 0);
-    const parts = [
-      ["weights", "weights", plan.weights ?? 0], ["KV used", "kv", share(used)],
-      ["KV cached", "cached", share(cached)], ["KV free", "kv-free", share(Math.max(cells - used - cached, 0))],
-      ["compute and output", "compute", work], ["margin", "margin", plan.margin ?? 0],
-    ];
+  // What changes only with the engine.
+  async learn(now) {
+    const { status, value } = await json("info");
+    if (status !== 200) return;
+    this.info = value;
+    this.crashes = now.engine_crashes;
+    this.facts();
+    const { model } = value;
+    const pools = model.pooling !== null;
+    startTry(pools ? (model.pooling === "rank" ? "ranking" : "similarity") : model.has_chat_template ? null : "completion");
+    const chat = !pools && model.has_chat_template ? await fetch("chat/", { method: "HEAD" }) : null;
+    element("chat-link").hidden = !(chat?.ok);
+    element("no-chat").hidden = chat === null || chat.ok;
+  }
+
+  tiles(now) {
+    const columns = this.charts.columns;
+    const rate = columns?.tokens_per_second.at(-1);
+    const asked = Object.values(now.prompt_tokens).reduce((sum, n) => sum + n, 0);
+    const found = asked - now.prompt_tokens.computed;
+    const tiles = {
+      "tokens a second": rate === undefined ? "–" : rate.toFixed(rate < 10 ? 1 : 0),
+      "running": `${now.running} of ${now.slots} slots`,
+      "waiting": now.queued ? `${now.queued} (${count(now.queued_prompt_tokens)} prompt tokens)` : "0",
+      "prompt tokens reused": asked ? `${(100 * found / asked).toFixed(0)} %` : "–",
+      "tokens written": count(now.tokens_out),
+      "up for": duration(now.uptime_seconds),
+    };
+    element("tiles").replaceChildren(...Object.entries(tiles).map(([name, value]) => {
+      const tile = made("div", "", "card");
+      tile.append(made("dt", name), made("dd", value));
+      return tile;
+    }));
+  }
+
+  requests(now) {
+    element("requests").replaceChildren(...now.requests.map((each) => {
+      const share = 100 * each.computed_tokens / Math.max(each.prompt_tokens, 1);
+      const doing = { waiting: "waiting", prompt: `prompt, ${share.toFixed(0)} %`, decoding: "decoding" }[each.doing];
+      return row(doing, count(each.prompt_tokens), count(each.cached_tokens), count(each.tokens_out), duration(each.seconds));
+    }));
+    const listed = now.requests.filter(({ doing }) => doing === "waiting").length;
+    const more = now.queued - listed;
+    element("requests-text").textContent = now.requests.length === 0
+      ? `None; ${now.slots} slots are free.` : more > 0 ? `${count(more)} more wait.` : "";
+  }
+
+  events(now) {
+    element("refusals-text").textContent = now.refusals.length === 0 ? "None." : "";
+    element("refusals").replaceChildren(...now.refusals.map(
+      ({ at, path, status, code, reason }) => event(1000 * at, `${status} ${code} at ${path}: ${reason}`)));
+  }
+
+  memory(now) {
+    const device = this.info.engine.device;
+    const parts = now.memory.map(({ part, bytes: n }) => [PARTS[part] ?? part, part, n]);
     const planned = parts.reduce((sum, [, , n]) => sum + n, 0);
-    const percent = 100 * planned / Math.max(total, planned, 1);
-    const text = `This worker takes ${bytes(planned)} of ${bytes(total)} on ${this.info.engine.device} (${percent.toFixed(1)} %).`;
+    const whole = Math.max(now.device_bytes, planned, 1);
+    const percent = 100 * planned / whole;
+    const text = `This worker takes up to ${bytes(planned)} of the ${bytes(whole)} of ${device} (${percent.toFixed(1)} %).`;
     element("device-text").textContent = text;
-    drawBar(element("device-bar"), [["", "worker", planned]], Math.max(total, planned, 1));
+    drawBar(element("device-bar"), [["", "worker", planned]], whole);
     document.querySelector("#zoom polygon").setAttribute("points", `0,0 ${percent},0 100,10 0,10`);
     drawBar(element("worker-bar"), parts, Math.max(planned, 1));
     element("memory").setAttribute("aria-label", `${text} ${parts.map(([name, , n]) => `${name} ${bytes(n)}`).join(", ")}`);
-    element("memory-legend").replaceChildren(...parts.map(([name, kind, n]) => {
-      const item = document.createElement("li");
-      const mark = document.createElement("i");
-      mark.className = `swatch ${kind}`;
-      item.append(mark, `${name} ${bytes(n)}`);
-      return item;
-    }));
+    drawLegend(element("memory-legend"), parts, bytes);
   }
 
-  // The list holds the last ones, the counter has counted all.
-  restarts() {
-    const crashes = this.info.engine_crashes.toReversed();
-    element("restarts-text").textContent = crashes.length === 0
-      ? "None: the first engine still serves." : `${this.info.engine_crashes_then} since the start. Newest first:`;
-    element("restarts").replaceChildren(...crashes.map(({ at, cause, ready_seconds: served }) => {
-      const item = document.createElement("li");
-      const time = document.createElement("time");
-      time.dateTime = at;
-      time.textContent = new Date(at).toLocaleString();
-      time.className = "soft";
-      item.append(time, document.createElement("br"), `${cause}, ${served > 0 ? `after it had served ${duration(served)}` : "before it was ready"}`);
-      return item;
-    }));
+  cache(now) {
+    const parts = Object.entries(TIERS).map(([tier, [name, kind]]) => [name, kind, now.prompt_tokens[tier]]);
+    const whole = parts.reduce((sum, [, , n]) => sum + n, 0);
+    drawBar(element("cache-bar"), parts, Math.max(whole, 1));
+    drawLegend(element("cache-legend"), parts, count);
   }
 
   facts() {
-    const { model, engine, residency, backend, version, limits, worker_id: id } = this.info;
+    const { model, engine, residency, backend, version, limits, worker_id: id, engine_crashes: crashes } = this.info;
     element("serves").textContent = `${this.info.model_ref} on ${engine.device}`;
-    const rows = {
+    const { speculation, kv } = engine;
+    definitions(element("facts"), {
       model: `${model.name} · ${model.architecture} · ${model.quant_kind} · ${(model.n_params / 1e6).toFixed(0)} M parameters · ${bytes(model.size_bytes)}`,
-      context: `${model.context_length} tokens a sequence of ${model.trained_context_length} trained · ${engine.slots} slots`,
+      context: `${count(model.context_length)} tokens a sequence of ${count(model.trained_context_length)} trained · ${engine.slots} slots`,
+      "KV cache": `${count(kv.cells)} cells: ${kv.reason}${kv.store_bytes === null ? "" : ` · store of ${bytes(kv.store_bytes)}`}`,
       device: `${engine.device} (${backend})${engine.cpu_variant ? ` · ${engine.cpu_variant}` : ""}`,
       threads: engine.threads_derivation,
       batch: `${engine.batch} a decode, ${engine.micro_batch} a graph`,
-      vocabulary: `${model.vocab_size} · ${model.tokenizer_kind}`,
+      speculation: `${speculation.kind}${speculation.reason ? `: ${speculation.reason}` : ""}`,
+      vocabulary: `${count(model.vocab_size)} · ${model.tokenizer_kind}`,
       "chat template": model.has_chat_template ? "yes" : "none",
-      queue: `${limits.max_queued_requests} requests, ${limits.max_queued_prompt_tokens} prompt tokens`,
+      queue: `${limits.max_queued_requests} requests, ${count(limits.max_queued_prompt_tokens)} prompt tokens`,
       loaded: `in ${engine.load_seconds} s`,
       worker: `${id} · version ${version} · llama.cpp ${engine.build?.llama_cpp_commit?.slice(0, 9) ?? ""}`,
-    };
-    element("facts").replaceChildren(...Object.entries(rows).flatMap(([name, value]) => {
-      const term = document.createElement("dt");
-      const description = document.createElement("dd");
-      term.textContent = name;
-      description.textContent = value;
-      return [term, description];
-    }));
+    });
     element("residency").textContent = residency.resident
       ? `All ${residency.layers_total} layers on ${residency.device}. ${residency.allowed_host_buffers.join(" ")}`
       : residency.violation;
-    element("buffers").replaceChildren(...residency.buffers.map((buffer) => {
-      const row = document.createElement("tr");
-      for (const text of [buffer.kind, buffer.device, bytes(buffer.size_bytes)]) {
-        const cell = document.createElement("td");
-        cell.textContent = text;
-        row.append(cell);
-      }
-      return row;
-    }));
+    element("buffers").replaceChildren(...residency.buffers.map((each) => row(each.kind, each.device, bytes(each.size_bytes))));
+    element("restarts-text").textContent = crashes.length === 0
+      ? "None: the first engine still serves." : `${this.crashes} since the start. Newest first:`;
+    element("restarts").replaceChildren(...crashes.toReversed().map(({ at, cause, ready_seconds: served }) =>
+      event(at, `${cause}, ${served > 0 ? `after it had served ${duration(served)}` : "before it was ready"}`)));
   }
 }

@@ -212,6 +212,10 @@ class Cache:
         slot.snapshots = [each for each in snapshots if each.length <= n_ready]
         sequence.slot = slot.index
         sequence.n_cached = sequence.n_computed = n_ready
+        sequence.tier = "device"
+        if isinstance(source, State):
+            sequence.tier = "disk" if source.is_from_disk else "memory"
+            source.is_from_disk = False
         if self.takes_snapshots:
             sequence.snapshot_at = _snapshots_due(sequence, match.n_common)
         self.let_go(sequence)

@@ -160,7 +160,7 @@ class Carrier:
         cache.prices.read(prefix.n_bytes, self._clock() - began)
         salt, snapshots = sequence.request.cache_salt, list(prefix.snapshots)
         state = State(prefix.tokens.tolist(), salt, len(prefix.state), prefix.state, snapshots)
-        state.last_used, state.n_locks = cache.now, int(is_awaited)
+        state.last_used, state.n_locks, state.is_from_disk = cache.now, int(is_awaited), True
         cut = cache.limits.cuts_anywhere
         if cache.memory.keep(state, cuts_anywhere=cut) and is_awaited:
             sequence.saved = state

@@ -36,6 +36,8 @@ class State:
     """Requests that will go on from it, and the writing to the disk. Locked, it stays."""
     is_new: bool = False
     """Whether it has not been offered to the disk yet."""
+    is_from_disk: bool = False
+    """Whether it was read from the disk and nobody has gone on from it yet."""
 
 
 class Truncate(NamedTuple):

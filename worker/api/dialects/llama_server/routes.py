@@ -24,6 +24,7 @@ from worker.api.http.errors import FLAT
 from worker.api.http.operation import JOB_ERRORS, Dialect, Operation
 from worker.api.http.state import AppState
 from worker.installation import own_version
+from worker.supervisor.status import Activity, WorkerStatus
 from worker.wire.work import ApplyTemplate, Detokenize, Tokenize, Tokenized
 
 _TOKENS_AT_ONCE = 4096
@@ -71,17 +72,21 @@ async def apply_template(request: Request, state: AppState) -> Response:
 
 
 async def props(request: Request, state: AppState) -> Response:
-    context_length = state.supervisor.status().context_length
+    status = state.supervisor.status()
     names = {"repetition_penalty": "repeat_penalty"}
+    others = {"n_predict": -1, "max_tokens": -1, "presence_penalty": 0.0, "frequency_penalty": 0.0}
     sampling = {names.get(name, name): value for name, value in defaults_of(state.served).items()}
     return json_response(
         {
-            "default_generation_settings": {"n_ctx": context_length, "params": sampling},
-            "total_slots": state.settings.engine.slots,
+            "default_generation_settings": {
+                "n_ctx": status.context_length,
+                "params": sampling | others,
+            },
+            "total_slots": _n_slots(state, status),
             "model_alias": state.model_name,
             "model_path": state.model_file,  # A folder of this machine is not for clients.
             "chat_template": state.served.metadata.get("tokenizer.chat_template", ""),
-            "modalities": {"vision": False, "audio": False},
+            "modalities": {"vision": False, "audio": False, "video": False},
             "build_info": f"llorch-worker-{own_version()}",
             "is_sleeping": state.supervisor.state == "sleeping",
         }
@@ -89,15 +94,33 @@ async def props(request: Request, state: AppState) -> Response:
 
 
 async def slots(request: Request, state: AppState) -> Response:
-    """One entry for each slot. Only the number of busy slots is known: the first are shown busy."""
+    """One entry for each slot. Which request is in which is not known: they are the first."""
     status = state.supervisor.status()
-    n_slots = status.info.slots if status.info is not None else state.settings.engine.slots
+    running = state.supervisor.activities(0)
     return json_response(
         [
-            {"id": i, "n_ctx": status.context_length, "is_processing": i < status.running}
-            for i in range(n_slots)
+            {
+                "id": i,
+                "n_ctx": status.context_length,
+                "is_processing": i < len(running),
+                **(_busy(running[i]) if i < len(running) else {}),
+            }
+            for i in range(_n_slots(state, status))
         ]
     )
+
+
+def _n_slots(state: AppState, status: WorkerStatus) -> int:
+    return status.info.slots if status.info is not None else state.settings.engine.slots
+
+
+def _busy(activity: Activity) -> dict[str, Any]:
+    return {
+        "n_prompt_tokens": activity.prompt_tokens,
+        "n_prompt_tokens_processed": activity.computed_tokens - activity.cached_tokens,
+        "n_prompt_tokens_cache": activity.cached_tokens,
+        "next_token": [{"has_next_token": True, "n_decoded": activity.tokens_out}],
+    }
 
 
 OPERATIONS = [

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from worker.supervisor.status import State
+from worker.supervisor.status import Doing, State
 from worker.wire.backends import BackendName
 from worker.wire.messages import StopReason
 
@@ -91,6 +91,77 @@ class Info(TypedDict):
     residency: AnyObject | None
     engine_crashes: list[EngineCrash]
     """The engine's last 16 crashes, newest last."""
+
+
+class ActivityAnswer(TypedDict):
+    """One request, without anything of its text."""
+
+    doing: Doing
+    prompt_tokens: Count
+    cached_tokens: Count
+    computed_tokens: Count
+    tokens_out: Count
+    seconds: Amount
+    """Since it came."""
+
+
+class MemoryPart(TypedDict):
+    part: str
+    bytes: Count
+
+
+class RefusalAnswer(TypedDict):
+    at: float
+    """Unix time in seconds."""
+    path: str
+    status: int
+    code: str
+    reason: str
+
+
+class Status(TypedDict):
+    at: float
+    """Unix time in seconds."""
+    state: State
+    phase: str
+    """Of the start, or of the engine's start after a crash; `ready` afterwards."""
+    percent: Annotated[float, Field(ge=0, le=100)]
+    bytes_per_second: float | None
+    uptime_seconds: Amount
+    slots: Count
+    running: Count
+    queued: Count
+    queued_prompt_tokens: Count
+    requests: list[ActivityAnswer]
+    """Those with a slot, then the first 32 that wait."""
+    kv_cells: dict[str, Count]
+    """`used` by running requests, `cached` for reuse, `total`."""
+    memory: list[MemoryPart]
+    """The planned bytes on the device, by part; together all that the worker takes."""
+    device_bytes: Count
+    """All memory of the device."""
+    prompt_tokens: dict[str, Amount]
+    """Of started prompts: reused from `device`, `memory` and `disk`, and `computed`."""
+    tokens_out: Amount
+    engine_crashes: Amount
+    refusals: list[RefusalAnswer]
+    """The last 16 requests that were refused, newest first."""
+
+
+class History(TypedDict):
+    """Columns with a row for each ten seconds of the last hour."""
+
+    at: list[float]
+    tokens_per_second: list[float]
+    running: list[int]
+    waiting: list[int]
+    cells_used: list[float]
+    """Per cent of all cells."""
+    cells_cached: list[float]
+    first_token_ms_p50: list[float | None]
+    first_token_ms_p95: list[float | None]
+    inter_token_ms_p50: list[float | None]
+    inter_token_ms_p95: list[float | None]
 
 
 class Inference(TypedDict):

@@ -19,6 +19,7 @@ from worker.api.dialects.native.schema import (
     inference_body,
     read_inference,
 )
+from worker.api.dialects.native.status import OPERATIONS as STATUS
 from worker.api.dialects.native.stream import (
     EVENT_STREAM,
     LINE_STREAM,
@@ -111,7 +112,7 @@ OPERATIONS = [
 ]  # fmt: skip
 
 DIALECT = Dialect(
-    [*PROBES, *OPERATIONS, *DESCRIPTIONS],
+    [*PROBES, *OPERATIONS, *DESCRIPTIONS, *STATUS],
     FLAT,
     {SSE: EVENT_STREAM, NDJSON: LINE_STREAM},
     root="/",

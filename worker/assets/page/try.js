@@ -1,0 +1,111 @@
+// A small pane for models that a chat is nothing for: a completion, a similarity table, a ranking.
+
+import { answer, call, events } from "./client.js";
+
+const element = (id) => document.getElementById(id);
+const MAX_TOKENS = 200;
+const PANES = {
+  completion: {
+    title: "Try a completion", label: "A text to go on from", button: "Go on", run: complete,
+  },
+  similarity: {
+    title: "Try similarities", label: "Two or more texts, one a line", button: "Compare", run: compare,
+  },
+  ranking: {
+    title: "Try a ranking", label: "A question, then one document a line", button: "Rank", run: rank,
+  },
+};
+let running = null;
+let pane = null;
+
+// Shows the pane of that name, or none.
+export function startTry(name) {
+  element("try").hidden = name === null;
+  if (name === null || pane === PANES[name]) return;
+  const listens = pane !== null;
+  pane = PANES[name];
+  element("try-title").textContent = pane.title;
+  element("try-label").textContent = pane.label;
+  element("try-send").textContent = pane.button;
+  if (listens) return;
+  element("try-form").addEventListener("submit", (event) => { event.preventDefault(); send(); });
+  element("try-stop").addEventListener("click", () => running?.abort());
+}
+
+async function send() {
+  if (running !== null) return;
+  running = new AbortController();
+  element("try-send").disabled = true;
+  element("try-stop").disabled = false;
+  element("try-said").textContent = "";
+  element("try-answer").replaceChildren();
+  try {
+    element("try-said").textContent = await pane.run(element("try-text").value, running.signal);
+  } catch (error) {
+    element("try-said").textContent = error.name === "AbortError" ? "Stopped." : error.message;
+  } finally {
+    running = null;
+    element("try-send").disabled = false;
+    element("try-stop").disabled = true;
+  }
+}
+
+const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
+
+async function complete(prompt, signal) {
+  const body = { prompt, max_tokens: MAX_TOKENS, stream: true, stream_options: { include_usage: true } };
+  const response = await call("v1/completions", { body, signal });
+  if (!response.ok) throw new Error((await response.json()).error.message);
+  const shown = document.createElement("p");
+  shown.className = "plain";
+  shown.textContent = prompt;
+  element("try-answer").append(shown);
+  let said = "The answer ended too early.";
+  for await (const data of events(response)) {
+    if (data === "[DONE]") break;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new Error(chunk.error.message);
+    shown.append(chunk.choices[0]?.text ?? "");
+    if (chunk.usage && chunk.timings) {
+      said = `${chunk.usage.completion_tokens} tokens, ${chunk.timings.predicted_per_second.toFixed(1)} a second`;
+    }
+  }
+  return said;
+}
+
+async function compare(text, signal) {
+  const input = lines(text);
+  if (input.length < 2) return "Two texts at least are needed, one a line.";
+  const { data } = await answer("v1/embeddings", { body: { input }, signal });
+  const vectors = data.map(({ embedding }) => embedding);
+  const size = (a) => Math.hypot(...a);
+  const cosine = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0) / (size(a) * size(b) || 1);
+  const rows = vectors.map((a, i) => [`${i + 1}. ${input[i]}`, ...vectors.map((b) => cosine(a, b).toFixed(3))]);
+  table(["", ...input.map((_, i) => `${i + 1}.`)], rows);
+  return `${input.length} texts, vectors of ${vectors[0].length} numbers`;
+}
+
+async function rank(text, signal) {
+  const [query, ...documents] = lines(text);
+  if (documents.length === 0) return "A question and one document at least are needed, each in a line.";
+  const { results } = await answer("v1/rerank", { body: { query, documents }, signal });
+  table(["relevance", "document"], results.map(({ index, relevance_score: score }) => [score.toFixed(4), documents[index]]));
+  return `${documents.length} documents`;
+}
+
+function table(heads, rows) {
+  const made = document.createElement("table");
+  const head = made.createTHead().insertRow();
+  for (const text of heads) {
+    const cell = document.createElement("th");
+    cell.scope = "col";
+    cell.textContent = text;
+    head.append(cell);
+  }
+  const body = made.createTBody();
+  for (const texts of rows) {
+    const line = body.insertRow();
+    for (const text of texts) line.insertCell().textContent = text;
+  }
+  element("try-answer").replaceChildren(made);
+}

@@ -1,0 +1,193 @@
+"""`llorch-cpu chat`: a conversation in the terminal.
+
+Talks to the worker that listens at --host and --port; where a model is given, or nothing listens
+there, it starts a worker of its own with the same settings and ends it afterwards. Runs on the main
+thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from rich.console import Console
+
+from worker.commands.served import headers_of, own_worker
+from worker.errors import WorkerError
+from worker.settings import Settings
+
+_HELP = "/clear forgets the conversation, /system TEXT sets the system prompt, Ctrl-D leaves"
+_CONNECT_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class Answer:
+    """What has come of an answer so far."""
+
+    content: str = ""
+    reasoning: str = ""
+    finish_reason: str | None = None
+    timings: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def pace(self) -> str:
+        times = self.timings
+        if not times:
+            return ""
+        return (
+            f"{times['predicted_n']} tokens, {times['predicted_per_second']:.1f} tokens/s; "
+            f"prompt tokens: {times['prompt_n']} computed, {times['cache_n']} cached"
+        )
+
+
+def run(settings: Settings, *, as_json: bool) -> int:
+    """Talk until the input ends. With `as_json`, each answer is one line of JSON.
+
+    Raises:
+        WorkerError: there is no worker to talk to, or its model does not chat.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    with _worker(settings) as client:
+        model = _model_of(client)
+        is_asked = sys.stdin.isatty() and not as_json
+        if is_asked:
+            console.print(f"[bold]{model}[/bold] at {client.base_url}; {_HELP}", style="dim")
+        messages: list[dict[str, str]] = []
+        for text in _lines(console, is_asked):
+            if text == "/clear":
+                messages.clear()
+            elif text.startswith("/system "):
+                messages[:] = [{"role": "system", "content": text.removeprefix("/system ")}]
+            elif text.startswith("/"):
+                console.print(_HELP, style="dim")
+            else:
+                messages.append({"role": "user", "content": text})
+                answer = Answer()
+                try:
+                    _ask(client, model, messages, answer, None if as_json else console)
+                except WorkerError as error:
+                    messages.pop()  # it was not answered
+                    if not is_asked:
+                        raise
+                    console.print(f"\n{error.message}", style="red")
+                    continue
+                messages.append({"role": "assistant", "content": answer.content})
+                if as_json:
+                    print(json.dumps(_as_json(answer), ensure_ascii=False), flush=True)
+    return 0
+
+
+@contextlib.contextmanager
+def _worker(settings: Settings) -> Iterator[httpx.Client]:
+    """A client of the worker that is asked."""
+    headers, timeout = headers_of(settings), httpx.Timeout(None, connect=_CONNECT_SECONDS)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{settings.port}"
+    if settings.model is None and _listens(url):
+        with httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False) as found:
+            yield found
+        return
+    with (
+        own_worker(settings, n_slots=1) as (own, _),
+        httpx.Client(base_url=own, headers=headers, timeout=timeout, trust_env=False) as started,
+    ):
+        yield started
+
+
+def _listens(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", trust_env=False, timeout=_CONNECT_SECONDS).is_success
+    except httpx.HTTPError:
+        return False
+
+
+def _model_of(client: httpx.Client) -> str:
+    """
+    Raises:
+        WorkerError: the worker does not say, for example because it wants another token.
+    """
+    response = client.get("/v1/models")
+    if not response.is_success:
+        raise WorkerError(_message(response.text))
+    return str(response.json()["data"][0]["id"])
+
+
+def _lines(console: Console, is_asked: bool) -> Iterator[str]:
+    """What is said, until the input ends; Ctrl-C at the prompt leaves the line."""
+    while True:
+        try:
+            text = console.input("[bold green]>>> [/]") if is_asked else input()
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            console.print()
+            if not is_asked:
+                return
+            continue
+        if text.strip():
+            yield text.strip()
+
+
+def _ask(
+    client: httpx.Client,
+    model: str,
+    messages: list[dict[str, str]],
+    answer: Answer,
+    console: Console | None,
+) -> None:
+    """Stream the answer, onto the console if there is one; Ctrl-C ends it where it is.
+
+    Raises:
+        WorkerError: the worker refused the request, failed or left.
+    """
+    body = {"model": model, "messages": messages, "stream": True}
+    try:
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            if not response.is_success:
+                response.read()
+                raise WorkerError(_message(response.text))
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    _take(json.loads(line.removeprefix("data: ")), answer, console)
+    except httpx.HTTPError as error:
+        raise WorkerError(f"The connection to the worker was lost: {error}.") from error
+    except KeyboardInterrupt:  # closing the stream cancels the request
+        answer.finish_reason = "stopped"
+    if console is not None:
+        console.print(f"\n{answer.pace or answer.finish_reason or ''}", style="dim")
+
+
+def _take(chunk: dict[str, Any], answer: Answer, console: Console | None) -> None:
+    if "error" in chunk:
+        raise WorkerError(str(chunk["error"]["message"]))
+    answer.timings = chunk.get("timings", answer.timings)
+    for choice in chunk["choices"]:
+        answer.finish_reason = choice["finish_reason"] or answer.finish_reason
+        reasoning = choice["delta"].get("reasoning_content") or ""
+        content = choice["delta"].get("content") or ""
+        if console is not None:
+            if content and answer.reasoning and not answer.content:
+                console.print("\n")
+            console.print(reasoning, end="", style="dim italic", markup=False)
+            console.print(content, end="", markup=False)
+        answer.reasoning += reasoning
+        answer.content += content
+
+
+def _as_json(answer: Answer) -> dict[str, Any]:
+    shown: dict[str, Any] = {"content": answer.content}
+    if answer.reasoning:
+        shown["reasoning_content"] = answer.reasoning
+    return {**shown, "finish_reason": answer.finish_reason, "timings": answer.timings}
+
+
+def _message(text: str) -> str:
+    """The message of an error's body, or the body."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(text)["error"]["message"])
+    return text or "The worker gave no answer."

@@ -1,0 +1,77 @@
+"""The worker that a command asks: one of its own, started as a child, and how it is addressed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import IO, Any
+
+from worker.errors import WorkerError, rebuild_error
+from worker.setting_faults import ENV_PREFIX, variable_of
+from worker.settings import BACKEND_FIELDS, FIELDS, Settings, group_of
+
+
+def headers_of(settings: Settings) -> dict[str, str]:
+    """The headers of a request to a worker with these settings."""
+    token = settings.worker_token
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+@contextlib.contextmanager
+def own_worker(settings: Settings, *, n_slots: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Start a worker with these settings and at least so many slots; gives its address and what
+    its ready line says of it.
+
+    Raises:
+        WorkerError: the worker did not start; its own message is on stderr.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"from worker.cli import {settings.backend} as run; run()"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_environment(settings, n_slots),
+    )
+    assert process.stderr is not None
+    try:
+        ready = _wait_until_ready(process.stderr)
+        threading.Thread(target=process.stderr.read, daemon=True).start()  # empties the pipe
+        yield ready["uri"], {key: ready[key] for key in ("model_ref", "device", "seconds")}
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        process.kill()
+        process.wait()
+
+
+def _environment(settings: Settings, n_slots: int) -> dict[str, str]:
+    """The settings as variables: what is served is the same, for no
+    pool, at an address of its own."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    own = {"host": "127.0.0.1", "port": 0, "log_format": "json"}
+    own |= {"slots": max(settings.engine.slots, n_slots), "worker_token": settings.worker_token}
+    for name, info in FIELDS.items():
+        value = own.get(name, getattr(settings, name))
+        is_served = group_of(info) not in ("server", "pool") or name in own
+        is_ours = BACKEND_FIELDS.get(name, settings.backend) == settings.backend
+        if is_served and is_ours and value is not None:
+            kept[variable_of(name)] = str(value)
+    return kept
+
+
+def _wait_until_ready(log: IO[str]) -> dict[str, Any]:
+    failure: dict[str, Any] = {}
+    for line in log:
+        event = json.loads(line) if line.startswith("{") else {}
+        if event.get("event") == "worker.ready":
+            return dict(event)
+        if event.get("event") == "worker.failed":
+            failure = event
+    raise rebuild_error(failure, WorkerError)
