@@ -222,7 +222,8 @@ def load(path: Path) -> Fleet:
 
 
 def _refuse_equal_names(fleet: Fleet) -> None:
-    """(A gateway may have two groups of one name, while one takes the other's place.)"""
+    """Raises `ConfigError` if a name is two groups'. A gateway may have that: while a group takes
+    another's place."""
     groups = [group.name for group in fleet.workers]
     for names in (groups, [name for group in fleet.workers for name in group.names]):
         for name in names:
