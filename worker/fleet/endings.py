@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from worker.api.http.event_stream import KEEPALIVE
+from worker.api.http.encoding import KEEPALIVE
 from worker.api.http.operation import SSE, StreamForm
 from worker.errors import WorkerError
 

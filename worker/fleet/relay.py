@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from starlette.types import Send
 
-from worker.api.http.event_stream import KEEPALIVE
+from worker.api.http.encoding import KEEPALIVE
 from worker.api.http.operation import NDJSON, SSE
 from worker.api.http.routes import Place
 from worker.errors import Cancelled, EngineCrashed, NotReady, WorkerError

@@ -62,6 +62,11 @@ class Answer(ABC, Generic[Body]):
         """The end of a stream whose job failed."""
         return self.form.failure(error, b"", b"")
 
+    def is_numbered(self, event: bytes) -> bool:
+        """Whether an event of a stream that a reader may come back to has an id. The ids are
+        0, 1, 2…"""
+        return True
+
     @abstractmethod
     def whole(self) -> Any:
         """The whole answer as JSON, once all choices have finished."""

@@ -20,7 +20,9 @@ from worker.api.chat.request import Generate
 from worker.api.http.body import deadline_of, read_as
 from worker.api.http.encoding import json_response
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect, watching
+from worker.api.http.resume import RESUME, names_asked, owner_of, reading
 from worker.api.http.state import AppState
+from worker.api.http.stream_log import StreamLog
 from worker.errors import WorkerError
 from worker.observability.logs import get_logger
 from worker.supervisor.job import Job, StreamEvent
@@ -79,7 +81,14 @@ async def respond(
     if asked.streams:
         if request.headers.get(LATE_HEAD) == "1":
             frames = await _begun(request, jobs, frames)
-        return EventStream(_streamed(answer, frames), state, jobs, answer.media_type)
+        chunks = _streamed(answer, frames)
+        if names := names_asked(request, asked.id, state):
+            log = StreamLog(jobs, answer.media_type, answer.is_numbered, answer.failure)
+            state.streams.open(owner_of(request), names, log, chunks)
+            stream = reading(log, 0, state)
+            stream.headers[RESUME] = asked.id
+            return stream
+        return EventStream(chunks, state, jobs, answer.media_type)
     by_id = {choice.job.request_id: choice for choice in choices}
     async with closing_on_disconnect(request, *jobs):
         async for frame in frames:

@@ -11,6 +11,8 @@ from starlette.responses import Response, StreamingResponse
 
 from worker.background import background_thread
 
+KEEPALIVE = b": keep-alive\n\n"
+"""A comment in a silent stream of events."""
 _SENT_AT_ONCE = 64 * 1024
 _encoders = background_thread("answers")
 

@@ -11,17 +11,23 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from worker.api.http.encoding import KEEPALIVE
 from worker.api.http.state import AppState
 from worker.supervisor.job import Job
 
-KEEPALIVE = b": keep-alive\n\n"
 _SSE_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+class Ended(Protocol):
+    """What ends with a stream: a job, or the reading of a log."""
+
+    def cancel(self) -> None: ...
 
 
 class EventStream(StreamingResponse):
@@ -31,13 +37,15 @@ class EventStream(StreamingResponse):
         self,
         chunks: AsyncIterator[bytes],
         state: AppState,
-        jobs: Iterable[Job],
+        jobs: Iterable[Ended],
         media_type: str = "text/event-stream; charset=utf-8",
+        *,
+        keeps_alive: bool = True,
     ) -> None:
         super().__init__(chunks, headers=_SSE_HEADERS, media_type=media_type)
         self._jobs = jobs
         sse = media_type.startswith("text/event-stream")
-        self._keepalive = float(state.settings.keepalive) if sse else 0.0
+        self._keepalive = float(state.settings.keepalive) if sse and keeps_alive else 0.0
         self._is_blocked = False
         self._last_sent = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -87,7 +95,7 @@ class EventStream(StreamingResponse):
         self._extra = None
 
 
-def cancel_all(jobs: Iterable[Job]) -> None:
+def cancel_all(jobs: Iterable[Ended]) -> None:
     for job in jobs:
         job.cancel()
 

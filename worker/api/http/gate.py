@@ -21,7 +21,7 @@ from worker.settings import Settings
 Head = Mapping[bytes, Sequence[bytes]]
 """A request's headers: the values of each by its name in lower case."""
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
-_EXPOSED = b"x-correlation-id, x-request-id, x-ignored-fields, retry-after"
+_EXPOSED = b"x-correlation-id, x-request-id, x-ignored-fields, x-llorch-resume, retry-after"
 
 
 def head_of(headers: Iterable[tuple[bytes, bytes]]) -> Head:
@@ -54,11 +54,15 @@ class Gate:
 
 def _has_token(head: Head, token: bytes) -> bool:
     """Whether exactly one token is given, and it is this one."""
-    given = head.get(b"authorization", ())
-    parts = [value.partition(b" ") for value in given]
+    tokens, n_given = tokens_in(head), len(head.get(b"authorization", ()))
+    return n_given <= 1 and len(tokens) == 1 and hmac.compare_digest(tokens[0], token)
+
+
+def tokens_in(head: Head) -> list[bytes]:
+    """The tokens that a request gives."""
+    parts = [value.partition(b" ") for value in head.get(b"authorization", ())]
     tokens = [found.strip() for scheme, _, found in parts if scheme.lower() == b"bearer"]
-    tokens = tokens or list(head.get(b"x-api-key", ()))
-    return len(given) <= 1 and len(tokens) == 1 and hmac.compare_digest(tokens[0], token)
+    return tokens or list(head.get(b"x-api-key", ()))
 
 
 class OriginRules:
@@ -115,7 +119,7 @@ class OriginRules:
         asked = head.get(b"access-control-request-headers", (b"content-type",))[0]
         return [
             *cors,
-            (b"access-control-allow-methods", b"GET, POST, OPTIONS"),
+            (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
             (b"access-control-allow-headers", asked),
             (b"access-control-allow-private-network", b"true"),
             (b"access-control-max-age", b"600"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -133,5 +134,5 @@ def _answer(description: str, content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _operation_id(operation: Operation) -> str:
-    words = operation.path.replace("{model:path}", "by_name").strip("/").replace(".", "/")
+    words = re.sub(r"{\w+:path}", "by_name", operation.path).strip("/").replace(".", "/")
     return operation.method.lower() + "_" + words.replace("/", "_").replace("-", "_")

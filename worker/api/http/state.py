@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from worker.api.http.faults import fault
+from worker.api.http.stream_log import Streams
 from worker.api.http.turnstile import Turnstile
 from worker.errors import ModelNotFound, NotReady
 from worker.observability.history import History
@@ -95,6 +96,8 @@ class AppState:
     """All names that the model is listed by: its aliases, or else its file's."""
     model_name: str = field(init=False)
     """The model's name in answers of all dialects."""
+    streams: Streams = field(init=False)
+    """Those that outlive their readers."""
     _served: ServedModel | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -104,6 +107,7 @@ class AppState:
         own = self.model_file.removesuffix(".gguf")
         self.model_names = self.settings.served_model_name or (own,)
         self.model_name = self.model_names[0]
+        self.streams = Streams(self.settings)
 
     @property
     def served(self) -> ServedModel:

@@ -1,4 +1,4 @@
-"""llama-server's orders to an answer that is running."""
+"""llama-server's paths for an answer that is running, or whose stream is kept."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.chat.fields import MAX_CHOICES
+from worker.api.chat.fields import MAX_CHOICES, Many
 from worker.api.dialects.llama_server.schema import REFERENCE
 from worker.api.http.body import OpenBody, read
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import NESTED
-from worker.api.http.operation import Dialect, Operation
+from worker.api.http.faults import fault, invalid
+from worker.api.http.operation import SSE, Dialect, Events, Operation
+from worker.api.http.resume import go_on, owner_of
 from worker.api.http.state import AppState
+
+MAX_LOOKUPS = 1024
 
 
 class ControlBody(OpenBody):
@@ -31,11 +35,60 @@ async def control(request: Request, state: AppState) -> Response:
     return json_response({"success": False, "message": "no active completion for this id"})
 
 
+class LookupBody(OpenBody):
+    conversation_ids: Many[str] = Field(max_length=MAX_LOOKUPS)
+
+
+async def stream(request: Request, state: AppState) -> Response:
+    return go_on(request, state, _conversation(request))
+
+
+async def end_stream(request: Request, state: AppState) -> Response:
+    """End an answer and forget its stream; also without one."""
+    state.streams.remove(owner_of(request), _conversation(request))
+    return Response(status_code=204)
+
+
+def _conversation(request: Request) -> str:
+    if name := request.query_params.get("conv_id"):
+        return name
+    raise invalid([fault("conv_id", "required", "conv_id is required: a conversation's id")])
+
+
+async def lookup(request: Request, state: AppState) -> Response:
+    """The caller's streams of conversations whose ids it knows."""
+    body, owner = await read(request, state, LookupBody), owner_of(request)
+    return json_response(
+        [
+            {
+                "conversation_id": name,
+                "is_done": log.is_done,
+                "total_bytes": log.total_bytes,
+                "started_at": int(log.began_at),
+                "completed_at": int(log.ended_at),
+            }
+            for asked in dict.fromkeys(body.conversation_ids)
+            for name, log in state.streams.named(owner, asked)
+        ]
+    )
+
+
 OPERATIONS = [
     Operation(
+        "GET", "/v1/stream", stream, "Go on reading a kept stream", {SSE: Events},
+        errors=(400, 404),
+    ),
+    Operation(
+        "DELETE", "/v1/stream", end_stream, "End a kept stream", {}, errors=(400,), status=204,
+    ),
+    Operation(
+        "POST", "/v1/streams/lookup", lookup, "The kept streams of conversations",
+        body=LookupBody, errors=(400, 413),
+    ),
+    *(Operation(
         "POST", f"{prefix}/chat/completions/control", control, "Close an answer's reasoning",
         body=ControlBody, errors=(400, 413),
     )
-    for prefix in ("/v1", "")
+    for prefix in ("/v1", "")),
 ]  # fmt: skip
 DIALECT = Dialect(OPERATIONS, NESTED, reference=REFERENCE)

@@ -30,6 +30,7 @@ from worker.api.http.body import read
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import FLAT
 from worker.api.http.operation import JOB_ERRORS, JSON, NDJSON, SSE, Dialect, Events, Operation
+from worker.api.http.resume import go_on
 from worker.api.http.state import AppState
 from worker.errors import JobNotFound
 
@@ -37,6 +38,10 @@ from worker.errors import JobNotFound
 async def execute(request: Request, state: AppState) -> Response:
     body = inference_body(state, needs_job_id=True)
     return await respond(request, state, body, _read_stream, NativeAnswer)
+
+
+async def go_on_with(request: Request, state: AppState) -> Response:
+    return go_on(request, state, request.path_params["job_id"])
 
 
 async def inference_stream(request: Request, state: AppState) -> Response:
@@ -84,6 +89,10 @@ OPERATIONS = [
     Operation(
         "POST", "/execute", execute, "Run a job and stream it", {SSE: Events},
         body=partial(inference_body, needs_job_id=True), errors=JOB_ERRORS,
+    ),
+    Operation(
+        "GET", "/execute/{job_id:path}", go_on_with, "Go on reading a job's stream", {SSE: Events},
+        errors=(400, 404),
     ),
     Operation(
         "POST", "/v1/inference/stream", inference_stream, "Run a job and stream it", {SSE: Events},

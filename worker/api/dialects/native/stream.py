@@ -68,6 +68,9 @@ class NativeAnswer(Answer[InferenceBody]):
             case _:
                 return b""
 
+    def is_numbered(self, event: bytes) -> bool:
+        return event.startswith(b"event: token\n")
+
     def whole(self) -> dict[str, Any]:
         choice = self.choices[0]
         whole = self._started(choice) | {"text": choice.text, "tokens": choice.token_ids}

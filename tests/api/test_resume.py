@@ -1,0 +1,278 @@
+"""Streams that outlive their readers: cut anywhere and gone on with, nothing is lost or comes
+twice."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.worker import WorkerProcess, new_job_id
+from worker.api.http.stream_log import StreamLog
+
+RESUME = {"x-llorch-resume": "1"}
+LONG: Any = {"prompt": "Once upon a time", "max_tokens": 480, "temperature": 0, "ignore_eos": True}
+CHAT: Any = {
+    "model": "m",
+    "messages": [{"role": "user", "content": "Tell a story."}],
+    "max_tokens": 200,
+    "temperature": 0,
+    "ignore_eos": True,
+    "stream": True,
+}
+
+
+class Cut(Exception):
+    """The reader is gone."""
+
+
+def read(response: httpx.Response, most: int) -> Iterator[bytes]:
+    """Whole events, until so many bytes have come; then the connection is cut."""
+    rest, n_bytes = b"", 0
+    for chunk in response.iter_raw():
+        chunk = chunk[: most - n_bytes]
+        n_bytes += len(chunk)
+        *events, rest = (rest + chunk).split(b"\n\n")
+        yield from events
+        if n_bytes >= most:
+            raise Cut
+
+
+def field(event: bytes, name: str) -> str | None:
+    for line in event.decode().split("\n"):
+        if line.startswith(f"{name}: "):
+            return line.removeprefix(f"{name}: ")
+    return None
+
+
+def gone_on(
+    client: httpx.Client, name: str, last: str | None, most: int
+) -> tuple[list[bytes], bool]:
+    headers = {} if last is None else {"Last-Event-ID": last}
+    events: list[bytes] = []
+    with client.stream("GET", f"/execute/{name}", headers=headers) as response:
+        assert response.status_code == 200, response.read()
+        try:
+            events.extend(read(response, most))
+        except Cut:
+            return events, False
+    return events, True
+
+
+def test_a_stream_cut_at_200_places_loses_no_token_and_repeats_none(
+    worker: WorkerProcess,
+) -> None:
+    whole = worker.post("/v1/inference", LONG).json()
+    dice = random.Random(5)
+    name, n_cuts, last = new_job_id(), 0, None
+    tokens: list[dict[str, Any]] = []
+    ends: list[dict[str, Any]] = []
+    with worker.client() as client:
+        body = LONG | {"job_id": name}
+        with client.stream("POST", "/execute", json=body, headers=RESUME) as response:
+            assert response.headers["x-llorch-resume"] == name
+        is_done = False
+        while not is_done:
+            events, is_done = gone_on(client, name, last, dice.randint(1, 300))
+            n_cuts += 1
+            for event in events:
+                last = field(event, "id") or last
+                if data := field(event, "data"):
+                    parsed = json.loads(data)
+                    if parsed["type"] == "token":
+                        assert field(event, "id") == str(parsed["i"]), "its id is its index"
+                        tokens.append(parsed)
+                    elif parsed["type"] == "end":
+                        ends.append(parsed)
+        assert n_cuts > 200
+        assert [token["i"] for token in tokens] == list(range(len(tokens)))
+        assert "".join(token["t"] for token in tokens) == whole["text"]
+        assert [id for token in tokens for id in token["ids"]] == whole["tokens"]
+        assert len(ends) == 1 and ends[0]["tokens_out"] == 480
+        # What has ended is there too, from each of its events on.
+        for at in dice.sample(range(len(tokens)), 20):
+            events, _ = gone_on(client, name, str(at), 10**9)
+            found = [json.loads(data) for e in events if (data := field(e, "data"))]
+            later = [event for event in found if event["type"] == "token"]
+            assert later == tokens[at + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT | {"n": 2}),
+        ("/v1/completions", LONG | {"model": "m", "stream": True}),
+        ("/v1/messages", {k: v for k, v in CHAT.items() if k != "ignore_eos"}),
+        ("/v1/responses", {"model": "m", "input": "Tell a story.", "stream": True}),
+        ("/completion", LONG | {"stream": True}),
+        ("/api/chat", {"model": "m", "messages": CHAT["messages"]}),
+    ],
+)
+def test_every_dialect_s_stream_is_gone_on_with_by_bytes_and_by_ids(
+    worker: WorkerProcess, path: str, body: Any
+) -> None:
+    name = f"talk/{new_job_id()}"
+    dice = random.Random(7)
+    with worker.client() as client:
+        headers = {"X-Conversation-Id": name}
+        whole = client.post(path, json=body, headers=headers).content
+        assert b'"error":{' not in whole, whole
+        url = f"/v1/stream?conv_id={name}"
+        assert client.get(url).content == whole
+        for at in [0, len(whole), *dice.sample(range(len(whole)), 20)]:
+            assert client.get(f"{url}&from={at}").content == whole[at:]
+        if path == "/api/chat":
+            return  # lines of JSON have no ids
+        events = whole.split(b"\n\n")[:-1]
+        assert [field(event, "id") for event in events] == [str(i) for i in range(len(events))]
+        for at in dice.sample(range(len(events)), min(20, len(events))):
+            rest = client.get(url, headers={"Last-Event-ID": str(at)}).content
+            assert rest == b"".join(event + b"\n\n" for event in events[at + 1 :])
+
+
+def test_the_page_s_way_a_stream_is_cut_looked_up_and_gone_on_with(worker: WorkerProcess) -> None:
+    name = new_job_id()
+    with worker.client() as client:
+        headers = {"X-Conversation-Id": f"{name}::m"}
+        with client.stream("POST", "/v1/chat/completions", json=CHAT, headers=headers) as response:
+            first = next(response.iter_raw())
+        (found,) = client.post(
+            "/v1/streams/lookup", json={"conversation_ids": [name, "unknown"]}
+        ).json()
+        assert found["conversation_id"] == f"{name}::m" and found["started_at"] > 0
+        assert (found["completed_at"] > 0) == found["is_done"]
+        rest = client.get(f"/v1/stream?conv_id={name}::m&from={len(first)}").content
+        assert (first + rest).split(b"\n\n")[-2].startswith(b"data: [DONE]\n")
+        (found,) = client.post("/v1/streams/lookup", json={"conversation_ids": [name]}).json()
+        assert found["is_done"] and found["total_bytes"] == len(first + rest)
+        assert client.delete(f"/v1/stream?conv_id={name}::m").status_code == 204
+        assert client.delete(f"/v1/stream?conv_id={name}::m").status_code == 204
+        assert client.get(f"/v1/stream?conv_id={name}::m").status_code == 404
+
+
+def test_a_stop_ends_the_answer_and_a_new_one_the_old(worker: WorkerProcess) -> None:
+    with worker.client() as client:
+        for how in ("delete", "again"):
+            headers, name = {"X-Conversation-Id": how}, f"/v1/stream?conv_id={how}"
+            before = worker.metric('worker_requests_total{outcome="cancelled"}')
+            body = CHAT | {"max_tokens": 480}
+            with client.stream("POST", "/v1/chat/completions", json=body, headers=headers):
+                pass
+            if how == "delete":
+                client.delete(name)
+            else:
+                client.post("/v1/chat/completions", json=CHAT | {"max_tokens": 3}, headers=headers)
+            worker.wait_metric('worker_requests_total{outcome="cancelled"}', before + 1)
+
+
+def test_only_its_owner_may_read_a_stream(worker: WorkerProcess) -> None:
+    mine, other = {"Authorization": "Bearer mine"}, {"x-api-key": "other"}
+    name = {"X-Conversation-Id": "secret"}
+    with worker.client() as client:
+        body = CHAT | {"max_tokens": 8}
+        whole = client.post("/v1/chat/completions", json=body, headers=mine | name).content
+        url, asked = "/v1/stream?conv_id=secret", {"conversation_ids": ["secret"]}
+        for headers in (other, {}):
+            assert client.get(url, headers=headers).status_code == 404
+            assert client.post("/v1/streams/lookup", json=asked, headers=headers).json() == []
+            assert client.delete(url, headers=headers).status_code == 204
+            theirs = client.post("/v1/chat/completions", json=body, headers=headers | name)
+            assert theirs.status_code == 200
+        assert client.get(url, headers=mine).content == whole, "and nobody has replaced it"
+        assert client.get(url, headers={"x-api-key": "mine"}).content == whole
+
+
+def test_a_reader_who_did_not_ask_is_cancelled_for_when_he_leaves(worker: WorkerProcess) -> None:
+    before = worker.metric('worker_requests_total{outcome="cancelled"}')
+    name = new_job_id()
+    with worker.client() as client:
+        with client.stream("POST", "/execute", json=LONG | {"job_id": name}) as response:
+            next(response.iter_raw())
+        worker.wait_metric('worker_requests_total{outcome="cancelled"}', before + 1)
+        assert client.get(f"/execute/{name}").status_code == 404
+
+
+def test_a_stream_that_nobody_reads_goes_after_its_time(start_worker: StartWorker) -> None:
+    worker = start_worker("--resume-seconds", "0.4", "--keepalive", "0.1")
+    name = new_job_id()
+    with worker.client() as client:
+        body = LONG | {"job_id": name}
+        with client.stream("POST", "/execute", json=body, headers=RESUME):
+            pass
+        deadline = time.monotonic() + 30
+        while client.get(f"/execute/{name}").status_code == 200 and time.monotonic() < deadline:
+            time.sleep(0.7)
+        assert client.get(f"/execute/{name}").status_code == 404
+
+
+def test_silence_is_part_of_what_is_kept(start_worker: StartWorker) -> None:
+    """Offsets count the bytes that a reader has seen, comments too."""
+    worker = start_worker("--keepalive", "0.05", "--context-length", "8192")
+    body, headers = CHAT | {"max_tokens": 8000}, {"X-Conversation-Id": "quiet"}
+    with worker.client() as client:
+        with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
+            chunks = response.iter_raw()
+            seen = next(chunks)
+            worker.freeze_engine()
+            while b": keep-alive\n\n" not in seen:
+                seen += next(chunks)
+            worker.thaw_engine()
+            seen += next(chunks) + next(chunks)
+        with client.stream("GET", "/v1/stream?conv_id=quiet") as response:
+            kept = b""
+            for chunk in response.iter_raw():
+                kept += chunk
+                if len(kept) >= len(seen):
+                    break
+        assert kept.startswith(seen)
+        client.delete("/v1/stream?conv_id=quiet")
+
+
+def test_no_stream_is_kept_where_the_operator_says_so(start_worker: StartWorker) -> None:
+    worker = start_worker("--resume-seconds", "0")
+    with worker.client() as client:
+        answer = client.post("/execute", json=LONG | {"job_id": "a"}, headers=RESUME)
+        assert answer.status_code == 200 and b"id: " not in answer.content
+        assert client.get("/execute/a").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("url", "headers", "named"),
+    [
+        ("/v1/stream", {}, "conv_id"),
+        ("/v1/stream?conv_id=here&from=-1", {}, "from"),
+        ("/v1/stream?conv_id=here&from=99999999", {}, "from"),
+        ("/v1/stream?conv_id=here", {"Last-Event-ID": "999999"}, "Last-Event-ID"),
+        ("/v1/stream?conv_id=here", {"Last-Event-ID": "x"}, "Last-Event-ID"),
+    ],
+)
+def test_a_place_that_is_none_is_refused_by_name(
+    worker: WorkerProcess, url: str, headers: dict[str, str], named: str
+) -> None:
+    with worker.client() as client:
+        body, name = CHAT | {"max_tokens": 2}, {"X-Conversation-Id": "here"}
+        client.post("/v1/chat/completions", json=body, headers=name)
+        answer = client.get(url, headers=headers)
+        assert answer.status_code == 400 and named in answer.text
+
+
+def test_what_is_dropped_is_told() -> None:
+    log = StreamLog((), "text/event-stream", lambda _: True, lambda _: b"event: error\n\n")
+    for index in range(50):
+        log.append(b"data: %d\n\n" % index)
+    everything, total = b"".join(log._events), log.total_bytes
+    log.drop(100)
+    assert total - log.size_bytes < 100 + 20
+    assert log.dropped_bytes >= 100 and log.size_bytes == total - log.dropped_bytes
+    n_dropped = everything[: log.dropped_bytes].count(b"data")
+    with pytest.raises(Exception, match="not kept any more"):
+        log.behind(n_dropped - 2)
+    for event_id in range(n_dropped - 1, 50):
+        behind = everything[log.behind(event_id) :]
+        assert behind.count(b"data") == 49 - event_id

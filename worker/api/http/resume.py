@@ -1,0 +1,59 @@
+"""Which streams are kept for a reader that comes back, and how it comes back. On the event loop."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+
+from worker.api.http.event_stream import EventStream
+from worker.api.http.faults import fault, invalid
+from worker.api.http.gate import head_of, tokens_in
+from worker.api.http.state import AppState
+from worker.api.http.stream_log import Reader, StreamLog
+from worker.observability.logs import digest
+
+RESUME = "x-llorch-resume"
+"""With this header set to 1, a stream is kept under its answer's id, which the same header of the
+answer tells."""
+CONVERSATION = "x-conversation-id"
+"""A stream with this header is kept under that name too, as llama-server does."""
+
+
+def names_asked(request: Request, id: str, state: AppState) -> tuple[str, ...]:
+    """The names under which a stream is to be kept; none if it is not."""
+    conversation = request.headers.get(CONVERSATION)
+    asks = conversation or request.headers.get(RESUME) == "1"
+    if not asks or not state.streams.are_kept:
+        return ()
+    return (conversation, id) if conversation else (id,)
+
+
+def owner_of(request: Request) -> str:
+    """Who asks: a digest of the credential, which is empty where none is sent."""
+    tokens = tokens_in(head_of(request.scope["headers"]))
+    return digest(tokens[0]) if tokens else ""
+
+
+def reading(log: StreamLog, offset: int, state: AppState) -> EventStream:
+    """The stream from an offset on; it ends without harm to the log."""
+    reader = Reader(state.streams, log, offset)
+    return EventStream(reader.chunks, state, (reader,), log.media_type, keeps_alive=False)
+
+
+def go_on(request: Request, state: AppState, name: str) -> EventStream:
+    """A kept stream, behind the event that `Last-Event-ID` names, or from the byte `from` on.
+
+    Raises:
+        JobNotFound: no stream of that name is kept for who asks.
+        InvalidRequest: the stream has no such place, or not any more.
+    """
+    log = state.streams.find(owner_of(request), name)
+    last = request.headers.get("last-event-id")
+    if last is not None:
+        return reading(log, log.behind(_number(last, "Last-Event-ID")), state)
+    return reading(log, _number(request.query_params.get("from") or "0", "from"), state)
+
+
+def _number(text: str, field: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise invalid([fault(field, "type", f"{field} must be a number of 0 or more")])
+    return int(text)
