@@ -63,7 +63,9 @@ VALID = {
     "speculate": "ngram",
     "chat_template_kwargs": '{"a": 1}',
 }
-FLAGS = sorted(FIELDS.keys() - ENV_ONLY - BACKEND_FIELDS.keys() - {"config"})
+TOGETHER = {"ssl_certfile", "ssl_keyfile"}
+"""Neither goes without the other."""
+FLAGS = sorted(FIELDS.keys() - ENV_ONLY - BACKEND_FIELDS.keys() - {"config"} - TOGETHER)
 
 
 @pytest.mark.parametrize("name", FLAGS)

@@ -16,7 +16,7 @@ from worker.setting_faults import ENV_ONLY, ENV_PREFIX, closest, flag
 from worker.settings import BACKEND_FIELDS, FIELDS, group_of
 from worker.wire.backends import BackendName
 
-_GROUPS = {
+GROUPS = {
     "model": "the model",
     "device": "the device",
     "engine": "the engine",
@@ -25,8 +25,9 @@ _GROUPS = {
     "pool": "the pool manager",
 }
 _EXIT_CODES = (
-    "exit codes: 0 clean stop, 2 usage or config, 3 model, 4 backend or device mismatch, "
-    "5 does not fit the device, 6 download, 7 port in use, 8 engine crash loop"
+    "exit codes: 0 clean stop, 1 a fault of the worker or no manager found, 2 usage or config, "
+    "3 model, 4 backend or device mismatch, 5 does not fit the device, 6 download, 7 port in use, "
+    "8 engine crash loop"
 )
 
 
@@ -45,6 +46,8 @@ _OTHER_NAMES = {
     "--kv-type-k": ("-ctk", "--cache-type-k"),
     "--kv-type-v": ("-ctv", "--cache-type-v"),
     "--yarn-orig-ctx": ("--yarn-orig-context",),
+    "--ssl-certfile": ("--ssl-cert-file",),
+    "--ssl-keyfile": ("--ssl-key-file",),
     "--log-level": ("-v", "--verbose"),
     f"the variable {ENV_PREFIX}WORKER_TOKEN": ("--api-key", "--worker-token"),
 }
@@ -105,7 +108,7 @@ def _parser(backend: BackendName, name: str | None) -> _Parser:
     parser.add_argument("--version", action="version", version=version, help="print the version")
     if name:
         parser.add_argument("--json", action="store_true", help="print JSON")
-    groups = {key: parser.add_argument_group(title) for key, title in _GROUPS.items()}
+    groups = {key: parser.add_argument_group(title) for key, title in GROUPS.items()}
     for field, info in FIELDS.items():
         if field not in ENV_ONLY and BACKEND_FIELDS.get(field, backend) == backend:
             _add_flag(groups[group_of(info)], field, info)
@@ -132,7 +135,7 @@ def _add_flag(group: argparse._ArgumentGroup, field: str, info: FieldInfo) -> No
 def _metavar(field: str, info: FieldInfo) -> str:
     kinds = (info.annotation, *get_args(info.annotation))
     if any(kind is float for kind in kinds):
-        return "SECONDS"
+        return "SECONDS" if "seconds" in (info.description or "") else "NUMBER"
     if any(kind is int or int in get_args(kind) for kind in kinds):
         return "N"
     return field.rsplit("_", 1)[-1].upper()

@@ -22,7 +22,15 @@ from typing import Any
 import uvicorn
 
 from worker.api.app import build_schemas, create_app
-from worker.api.http.listen import Server, is_loopback, is_wildcard, listen, server_for, uri_of
+from worker.api.http.listen import (
+    Server,
+    check_certificate,
+    is_loopback,
+    is_wildcard,
+    listen,
+    server_for,
+    uri_of,
+)
 from worker.api.http.page import CHAT, NO_CHAT, has_chat
 from worker.api.http.state import AppState
 from worker.errors import WorkerError
@@ -52,6 +60,7 @@ def run(settings: Settings, engine: EngineProcess) -> None:
 
     `engine` is for the first load; it may be spawned already.
     """
+    check_certificate(settings.certificate)
     listener = listen(settings.host, settings.port)
     # /health would wait several times for Python's 5 ms while threads read and write JSON.
     sys.setswitchinterval(0.0005)
@@ -71,7 +80,8 @@ class Lifecycle:
         self._started_at = time.monotonic()
         self._incarnation = str(uuid.uuid4())
         self._port = int(listener.getsockname()[1])
-        self._uri = uri_of(settings.advertise_host or settings.host, self._port)
+        host = settings.advertise_host or settings.host
+        self._uri = uri_of(host, self._port, is_secure=settings.certificate is not None)
         self._exit_code = 0
         self._stop = asyncio.Event()
         self._stops_now = False
@@ -126,7 +136,8 @@ class Lifecycle:
         )
         self._state = state
         patience = self._settings.slow_reader_timeout
-        return server_for(create_app(state), patience, self._metrics.slow_readers.inc)
+        certificate = self._settings.certificate
+        return server_for(create_app(state), patience, self._metrics.slow_readers.inc, certificate)
 
     async def _start(self) -> None:
         """Bring the worker up; what goes wrong ends it."""

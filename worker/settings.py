@@ -126,6 +126,8 @@ class Settings(_EngineFields):
     worker_id: str = Field(default_factory=lambda: str(uuid.uuid4()), min_length=1, max_length=200, pattern=r"^[\x21-\x7e]+$", description="name of this worker towards the pool; without it a fresh UUID", json_schema_extra={"group": "server"})
     host: str = _setting("127.0.0.1", "server", "address to listen on", min_length=1)
     port: Port = _setting(8080, "server", "port to listen on; 0 takes any free one")
+    ssl_certfile: str | None = _setting(None, "server", "certificate chain in PEM; the worker then speaks HTTPS")
+    ssl_keyfile: str | None = _setting(None, "server", "the certificate's key in PEM")
     served_model_name: Names = _setting((), "server", "a name that this worker answers to in OpenAI's and the other dialects, repeatable; without it every name is served")
     strict: bool = _setting(False, "server", "refuse fields that OpenAI's and the other dialects' routes do not know; without it they are ignored and named in x-ignored-fields")
     reasoning: Literal["none", "auto"] = _setting("auto", "server", "auto: what a model thinks before its answer comes apart from it, in reasoning_content; none: it stays in the text")
@@ -174,6 +176,13 @@ class Settings(_EngineFields):
         return EngineSettings(**{name: getattr(self, name) for name in _ENGINE_FIELDS})
 
     @property
+    def certificate(self) -> tuple[str, str] | None:
+        """The files of the certificate and of its key."""
+        if self.ssl_certfile is None or self.ssl_keyfile is None:
+            return None
+        return os.path.expanduser(self.ssl_certfile), os.path.expanduser(self.ssl_keyfile)
+
+    @property
     def command(self) -> str:
         return f"llorch-{self.backend}"
 
@@ -217,6 +226,9 @@ class Settings(_EngineFields):
             yield "n_gpu_layers", f"{why}: only {possible[0]!r} is possible"
         if engine.kv_store is not None and not engine.prefix_cache:
             yield "kv_store", "it keeps what the prefix cache has: --no-prefix-cache has nothing"
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            given = "ssl_certfile" if self.ssl_keyfile is None else "ssl_keyfile"
+            yield given, "--ssl-certfile and --ssl-keyfile go together"
         if engine.rope_scale is not None and engine.rope_freq_scale is not None:
             yield "rope_scale", "--rope-freq-scale says the same as 1 divided by it: give one"
         if engine.speculate == "draft" and self.draft is None:

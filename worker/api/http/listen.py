@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import os
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -13,6 +15,7 @@ from starlette.types import ASGIApp
 
 from worker.api.http.connection import protocol_with
 from worker.errors import ConfigError, PortInUse
+from worker.setting_faults import flag
 
 KEEP_ALIVE_SECONDS = 75
 """Idle connections stay open longer than those of usual proxies and clients (60 s), so that none of
@@ -37,8 +40,39 @@ class Server(uvicorn.Server):
         gc.set_threshold(20_000, 20, 20)
 
 
-def server_for(app: ASGIApp, patience_seconds: float, on_cut: Callable[[], None]) -> Server:
-    """A client that leaves its answer unread for `patience_seconds` is cut, and counted."""
+Certificate = tuple[str, str]
+"""The files of a certificate chain and of its key, both in PEM."""
+
+
+def check_certificate(certificate: Certificate | None) -> None:
+    """Raises `ConfigError` if the files hold no certificate and its key."""
+    if certificate is None:
+        return
+    for path, field in zip(certificate, ("ssl_certfile", "ssl_keyfile"), strict=True):
+        if not os.access(path, os.R_OK) or not os.path.isfile(path):
+            message = f"{flag(field)} is {path!r}, which is no file that can be read."
+            raise ConfigError(message, field=field)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*certificate)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--ssl-certfile {certificate[0]!r} and --ssl-keyfile {certificate[1]!r} are no "
+            f"certificate with its key: {getattr(error, 'reason', None) or error}.",
+            field="ssl_certfile",
+        ) from None
+
+
+def server_for(
+    app: ASGIApp,
+    patience_seconds: float,
+    on_cut: Callable[[], None],
+    certificate: Certificate | None = None,
+) -> Server:
+    """A client that leaves its answer unread for `patience_seconds` is cut, and counted.
+
+    With a certificate it speaks HTTPS and nothing else.
+    """
+    certfile, keyfile = certificate or (None, None)
     return Server(
         uvicorn.Config(
             app,
@@ -51,6 +85,8 @@ def server_for(app: ASGIApp, patience_seconds: float, on_cut: Callable[[], None]
             proxy_headers=False,
             timeout_graceful_shutdown=CLOSE_SECONDS,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            ssl_certfile=certfile,
+            ssl_keyfile=keyfile,
         )
     )
 
@@ -107,5 +143,6 @@ def is_wildcard(host: str) -> bool:
     return host in ("0.0.0.0", "::", "[::]", "")
 
 
-def uri_of(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def uri_of(host: str, port: int, *, is_secure: bool = False) -> str:
+    scheme = "https" if is_secure else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
