@@ -34,6 +34,7 @@ _EXIT_CODES = (
 _OTHER_NAMES = {
     "--model": ("-m", "-hf", "--hf-repo"),
     "--draft": ("-md", "--model-draft", "--speculative-model"),
+    "--mmproj": ("-mm",),
     "--served-model-name": ("-a", "--alias"),
     "--context-length": ("-c", "--ctx-size", "--max-model-len"),
     "--slots": ("-np", "--parallel", "--max-num-seqs"),
@@ -52,6 +53,10 @@ _OTHER_NAMES = {
     f"the variable {ENV_PREFIX}WORKER_TOKEN": ("--api-key", "--worker-token"),
 }
 """What llama-server and vLLM call the same thing."""
+
+
+_NONE_FLAGS = frozenset({"mmproj"})
+"""Settings whose value `none` has a flag of its own, as other servers have it."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -130,6 +135,10 @@ def _add_flag(group: argparse._ArgumentGroup, field: str, info: FieldInfo) -> No
     choices = [each for each in get_args(info.annotation) if isinstance(each, str)]
     metavar = "{" + ",".join(choices) + "}" if choices else _metavar(field, info)
     group.add_argument(flag(field), metavar=metavar, help=text)
+    if field in _NONE_FLAGS:
+        no = flag(field).replace("--", "--no-", 1)
+        hidden = argparse.SUPPRESS
+        group.add_argument(no, dest=field, action="store_const", const="none", help=hidden)
 
 
 def _metavar(field: str, info: FieldInfo) -> str:

@@ -39,6 +39,7 @@ from worker.models.adapter import resolve_adapter
 from worker.models.draft import resolve_draft
 from worker.models.gguf.header import packed
 from worker.models.in_use import hold
+from worker.models.projector import resolve_projector
 from worker.models.resolve import BUNDLED, resolve_for
 from worker.observability.logs import get_logger, is_for_people
 from worker.observability.metrics import Metrics
@@ -164,7 +165,9 @@ class Lifecycle:
             settings.lora, resolved.gguf_path, settings.cache_path, on_progress
         )
         draft = await resolve_draft(settings, resolved.gguf_path, on_progress)
-        companions = [Path(each.path) for each in (adapter, draft) if each is not None]
+        projector = await resolve_projector(settings.mmproj, resolved.gguf_path)
+        beside = (adapter, draft, projector)
+        companions = [Path(each.path) for each in beside if each is not None]
         # Until this process ends: a later engine loads them again.
         self._held = [hold(path) for path in (resolved.gguf_path, *companions)]
         command = LoadModel(
@@ -177,6 +180,7 @@ class Lifecycle:
             log_format=settings.log_format,
             adapter=adapter,
             draft=draft,
+            projector=projector,
         )
         starting = self._supervisor.start(command)
         info, _ = await asyncio.gather(starting, build_schemas(self._state))
@@ -337,7 +341,11 @@ class Lifecycle:
 
 
 def capabilities(info: EngineInfo) -> list[str]:
-    return ["embeddings"] if info.model.pooling else ["text-gen"]
+    if info.model.pooling:
+        return ["embeddings"]
+    projector = info.projector
+    sees, hears = (projector.sees, projector.hears) if projector is not None else (False, False)
+    return ["text-gen", *["vision"] * sees, *["audio"] * hears]
 
 
 def _print(line: str) -> None:

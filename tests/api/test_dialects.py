@@ -134,8 +134,9 @@ def test_errors_are_anthropics(worker: WorkerProcess) -> None:
     assert answer.json()["type"] == "error"
     assert answer.json()["error"]["type"] == "invalid_request_error"
     assert "max_tokens" in answer.json()["error"]["message"]
-    image = [{"role": "user", "content": [{"type": "image", "source": {}}]}]
-    assert "reads text" in message(worker, messages=image).json()["error"]["message"]
+    source = {"type": "base64", "media_type": "image/png", "data": "aGk="}
+    image = [{"role": "user", "content": [{"type": "image", "source": source}]}]
+    assert "--mmproj" in message(worker, messages=image).json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])

@@ -131,7 +131,8 @@ def test_a_fault_is_of_the_branch_that_was_meant(worker: WorkerProcess) -> None:
     assert error["param"] == "response_format.json_schema.schema"
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
     error = worker.post("/v1/chat/completions", {"messages": image}).json()["error"]
-    assert error["param"] == "messages[0].content[0].type" and "text only" in error["message"]
+    assert error["param"] == "messages[0].content[0].image_url.url"
+    assert "data: URL" in error["message"]
 
 
 def test_strict_refuses_what_it_does_not_know(start_worker: StartWorker) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from itertools import count, islice
 
+from worker.engine.media.span import Span
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk
 from worker.llama.sampler import Sampler
@@ -93,6 +94,9 @@ class ByteBackend:
 
     def sampler(self) -> ByteSampler:
         return ByteSampler(self.samplers)
+
+    def encode(self, span: Span, salt: str | None) -> bool:
+        raise AssertionError("bytes have no media")
 
     def fill(self, chunks: Rows[Chunk], draft: Rows[int] = ()) -> None:
         assert not draft or len(chunks) == 1, "one stream alone is guessed for"

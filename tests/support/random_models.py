@@ -89,16 +89,17 @@ def random_model(
     width: int = 1,
     template: str | None = None,
     head: int = 16,
+    renamed: tuple[str, ...] = (),
 ) -> Path:
     """A model of that kind; the same for the same seed. Removed at the end of the process. With
     another `width` it has so many times the channels and heads, with another `head` fewer and
-    larger heads."""
+    larger heads. The last tokens of the vocabulary are `renamed`."""
     folder = Path(tempfile.mkdtemp(prefix="llorch-random-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / f"{kind}.gguf"
     writer = GGUFWriter(str(path), ARCHITECTURES[kind])
     size = Size(width, head)
-    n_vocab = _copy_vocabulary(writer, template)
+    n_vocab = _copy_vocabulary(writer, template, renamed)
     _write_metadata(writer, kind, n_used_experts, size)
     for name, tensor in _tensors(kind, n_vocab, size, np.random.default_rng(seed)):
         writer.add_tensor(name, tensor)
@@ -109,7 +110,7 @@ def random_model(
     return path
 
 
-def _copy_vocabulary(writer: GGUFWriter, template: str | None) -> int:
+def _copy_vocabulary(writer: GGUFWriter, template: str | None, renamed: tuple[str, ...]) -> int:
     """The bundled model's tokenizer, and its chat template or the one that is given; returns the
     number of its tokens."""
     fields = GGUFReader(str(bundled_gguf("f32"))).fields
@@ -118,8 +119,11 @@ def _copy_vocabulary(writer: GGUFWriter, template: str | None) -> int:
             continue
         kind, *items = field.types
         sub_type = items[0] if kind == GGUFValueType.ARRAY else None
+        value = field.contents()
+        if name == "tokenizer.ggml.tokens" and renamed:
+            value = [*value[: -len(renamed)], *renamed]
         if template is None or name != "tokenizer.chat_template":
-            writer.add_key_value(name, field.contents(), kind, sub_type)
+            writer.add_key_value(name, value, kind, sub_type)
     if template is not None:
         writer.add_chat_template(template)
     return len(fields["tokenizer.ggml.tokens"].data)

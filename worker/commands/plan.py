@@ -13,6 +13,7 @@ from worker.devices.plan.plan import Plan
 from worker.errors import InsufficientVram, ModelError
 from worker.models.adapter import resolve_adapter
 from worker.models.draft import resolve_draft
+from worker.models.projector import resolve_projector
 from worker.models.resolve import resolve_for
 from worker.settings import Settings
 
@@ -31,12 +32,14 @@ def run(settings: Settings, *, as_json: bool) -> int:
     path = str(resolved.gguf_path)
     adapter = asyncio.run(resolve_adapter(settings.lora, resolved.gguf_path, settings.cache_path))
     draft = asyncio.run(resolve_draft(settings, resolved.gguf_path))
+    projector = asyncio.run(resolve_projector(settings.mmproj, resolved.gguf_path))
     questions = preflight.Questions(
         settings.engine,
         plan_path=path,
         model_ref=resolved.model_ref,
         adapter_bytes=adapter.size_bytes if adapter else 0,
         draft_path=draft.path if draft else None,
+        projector_path=projector.path if projector else None,
     )
     findings = preflight.ask(questions, timeout_seconds=_PLAN_SECONDS)
     error = findings.error

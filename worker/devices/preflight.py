@@ -45,6 +45,8 @@ class Questions(msgspec.Struct, frozen=True):
     """Of an adapter that is served with it."""
     draft_path: str | None = None
     """The model that guesses for it."""
+    projector_path: str | None = None
+    """What turns pictures and sounds into its embeddings."""
 
     @property
     def steps(self) -> list[Step]:

@@ -120,13 +120,14 @@ def _plan(questions: Questions) -> Plan:
     assert path is not None, "otherwise the step is skipped"
     selected = select.select_device(settings)
     draft = read_header(questions.draft_path) if questions.draft_path else None
+    projector = read_header(questions.projector_path) if questions.projector_path else None
     return memory.plan(
         read_header(path),
         settings,
         selected.device,
         cpu_budget(settings.threads),
         questions.model_ref,
-        memory.Beside(questions.adapter_bytes, draft),
+        memory.Beside(questions.adapter_bytes, draft, projector),
     )
 
 

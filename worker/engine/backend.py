@@ -9,9 +9,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
+from worker.devices.plan.projector import EMBEDDINGS_BYTES
+from worker.engine.media.embeddings import Embeddings
+from worker.engine.media.span import Span
 from worker.engine.step import Chunk
 from worker.llama.batch import Batch
 from worker.llama.context import Context
+from worker.llama.media import Projector
 from worker.llama.model import Model
 from worker.llama.sampler import Sampler, log_probabilities
 from worker.wire.messages import DecodeOutcome, TokenLogprob
@@ -23,9 +27,13 @@ class Backend(Protocol):
 
     context_length: int
 
+    def encode(self, span: Span, salt: str | None) -> bool:
+        """Have the embeddings of a part of a medium at hand for `fill`; false if they were kept
+        from an earlier request with this salt."""
+
     def fill(self, chunks: Sequence[Chunk], draft: Sequence[int] = ()) -> None:
         """Make the chunks' tokens the batch that `decode` computes. A draft may follow a single
-        chunk."""
+        chunk. A chunk of a medium, whose part was just encoded, is the only one."""
 
     def decode(self) -> DecodeOutcome:
         """Compute the batch; blocks until the device is done."""
@@ -99,8 +107,15 @@ class Backend(Protocol):
 
 
 class LlamaBackend:
-    def __init__(self, model: Model, context: Context, context_length: int) -> None:
-        self._model, self._context = model, context
+    def __init__(
+        self,
+        model: Model,
+        context: Context,
+        context_length: int,
+        projector: Projector | None = None,
+    ) -> None:
+        self._model, self._context, self._projector = model, context, projector
+        self._embeddings = Embeddings(EMBEDDINGS_BYTES)
         self._batch = Batch(context.options.n_batch)
         self._rows: list[int] = []
         self._slots: list[int] = []
@@ -132,8 +147,30 @@ class LlamaBackend:
     def window(self) -> int:
         return self._context.window
 
+    def encode(self, span: Span, salt: str | None) -> bool:
+        assert self._projector is not None, "without one, no prompt has media"
+        key = (salt, span.key)
+        is_new = self._embeddings.get(key) is None
+        if is_new:
+            self._embeddings.put(key, self._projector.encode(span.chunk))
+        return is_new
+
     def fill(self, chunks: Sequence[Chunk], draft: Sequence[int] = ()) -> None:
         batch = self._batch
+        sequence, start, n_tokens = chunks[0]
+        if sequence.spans and (span := sequence.next_span) is not None:
+            embeddings = self._embeddings.get((sequence.request.cache_salt, span.key))
+            assert embeddings is not None, "what was encoded last is kept"
+            first = start - span.start
+            batch.set_embeddings(
+                sequence.slot or 0,
+                start,
+                embeddings[first : first + n_tokens],
+                logits=start + n_tokens == len(sequence.tokens),
+                at_once=span.chunk.at_once,
+            )
+            self._slots, self._rows = [], [n_tokens - 1]
+            return
         if draft:
             ((sequence, start, _),) = chunks
             batch.clear()

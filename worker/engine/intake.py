@@ -38,6 +38,7 @@ from worker.wire.messages import (
 )
 from worker.wire.work import (
     ApplyTemplate,
+    CountPrompt,
     Detokenize,
     Embed,
     InferenceRequest,
@@ -141,7 +142,9 @@ class Intake:
         match work:
             case InferenceRequest():
                 sequence = self._sequence(request_id, work)
-                ids = array("i", sequence.tokens[: sequence.n_prompt]).tobytes()
+                ids = b""
+                if not sequence.spans:
+                    ids = array("i", sequence.tokens[: sequence.n_prompt]).tobytes()
                 taken = self._hand_over(
                     request_id, sequence.n_prompt, ids, lambda: self._loop.submit(sequence)
                 )
@@ -155,6 +158,8 @@ class Intake:
                 self._end(request_id, Answered(request_id, self._prompts.tokenized(work)))
             case Detokenize(tokens):
                 self._end(request_id, Answered(request_id, self._prompts.detokenize(tokens)))
+            case CountPrompt(prompt):
+                self._end(request_id, Answered(request_id, self._prompts.count(prompt)))
             case ApplyTemplate(prompt):
                 self._end(request_id, Answered(request_id, self._prompts.render(prompt)))
             case ProveResidency():
@@ -180,8 +185,15 @@ class Intake:
                 "the order of the sums; start the worker with --no-kv-unified",
                 field="deterministic",
             )
-        tokens = self._prompts.build(request.prompt)
-        sampler = self._make_sampler(request.sampling, tokens)
+        prompt = self._prompts.read(request.prompt)
+        tokens = prompt.ids
+        if prompt.spans and request.prompt_logprobs is not None:
+            raise InvalidRequest(
+                "prompt_logprobs: pictures and sounds have no tokens, and so no log-probabilities",
+                field="prompt_logprobs",
+            )
+        texts = [token for token in tokens if token >= 0] if prompt.spans else tokens
+        sampler = self._make_sampler(request.sampling, texts)
         sampler.follow_produced(request.produced)
         n_system = 0
         if self._takes_snapshots:
@@ -193,7 +205,8 @@ class Intake:
             sampler,
             max_rows=NO_LIMIT if request.prompt_logprobs is None else self._scored_rows,
             n_system=n_system,
-            prompt_end=self._prompts.detokenize(tuple(tokens[-_PROMPT_END_TOKENS:])),
+            prompt_end=self._prompts.detokenize(tuple(texts[-_PROMPT_END_TOKENS:])),
+            spans=tuple(prompt.spans),
         )
 
     def _hand_over(
@@ -229,6 +242,8 @@ def size_of(work: Any) -> int:
     match work:
         case str():
             return len(work)
+        case bytes():  # of a medium, which takes far longer to decode than to send
+            return LONG_WORK + 1
         case tuple() if work and isinstance(work[0], int):
             return len(work)
         case list() | tuple():

@@ -14,6 +14,7 @@ from worker.engine.backend import Backend
 from worker.engine.cache.carrier import Carrier
 from worker.engine.cache.disk import Counts, Disk
 from worker.engine.cache.moves import Truncate
+from worker.engine.media.span import Span
 from worker.engine.prompt_scores import prompt_events
 from worker.engine.prompts import shrink
 from worker.engine.scheduler import Scheduler
@@ -59,6 +60,7 @@ class Loop:
         self._draft_seconds = 0.0
         """Seconds of the last step with a draft."""
         self._decode_seconds = self._sample_seconds = self._overhead_seconds = 0.0
+        self._n_encoded, self._encode_seconds = 0, 0.0
         self._native_seconds = 0.0
         """Seconds of this turn inside native code: decoding, sampling, a draft model's guesses."""
         self._stats_at = 0.0
@@ -117,8 +119,12 @@ class Loop:
             step.chunks = [c for c in step.chunks if c.start == c.sequence.n_computed]
         if step.started:
             self._announce(step.started)
+        if step.span is not None and step.chunks:
+            step.chunks = self._encode(step.chunks, step.span)
         alone = step.chunks[0].sequence if len(step.chunks) == 1 else None
-        if self.speculation is not None and alone is not None and alone.is_decoding:
+        # A drafter knows tokens alone.
+        may_guess = alone is not None and alone.is_decoding and not alone.spans
+        if self.speculation is not None and alone is not None and may_guess:
             self._in_hand[LOOP] = alone.request_id
             step.draft = self.speculation.draft(alone)
             self._native_seconds += self.speculation.seconds
@@ -145,6 +151,23 @@ class Loop:
             action()
             wait = False
         return True
+
+    def _encode(self, chunks: list[Chunk], span: Span) -> list[Chunk]:
+        """Have the embeddings of a part of a medium computed; returns the chunks that are left."""
+        ((sequence, _, _),) = chunks
+        self._in_hand[LOOP] = sequence.request_id
+        began = self._clock()
+        try:
+            self._n_encoded += self._backend.encode(span, sequence.request.cache_salt)
+        except WorkerError as error:
+            self._fail(sequence, error)
+            return []
+        finally:
+            seconds = self._clock() - began
+            self._encode_seconds += seconds
+            self._native_seconds += seconds
+            self._pace.encoded(seconds)
+        return chunks
 
     # --- decode and its failures -------------------------------------------------------------
 
@@ -345,4 +368,5 @@ class Loop:
             guesses.n_drafted if guesses is not None else 0,
             guesses.n_accepted if guesses is not None else 0,
             *(stored.written, stored.read, stored.evicted),
+            *(self._n_encoded, self._encode_seconds),
         )

@@ -29,9 +29,12 @@ class Pace:
         """Seconds per prompt token in steps with decode rows."""
         self.seconds_per_prompt_token = 0.0
         """Measured in batches of prompts alone, if there were any; 0 before the first prompt."""
+        self._owed = 0.0
+        """Seconds of encoding that no steps have made up for."""
 
     def measured(self, n_decoding: int, n_prompt: int, seconds: float) -> None:
         """Record the time of a batch of `n_decoding` decode rows and `n_prompt` prompt tokens."""
+        self._owed = max(self._owed - seconds, 0.0)
         if not n_prompt:
             size = n_decoding.bit_length()
             known = self._decode.get(size, seconds)
@@ -49,6 +52,16 @@ class Pace:
             taken = max(seconds - self.decode_seconds(n_decoding), seconds / 10) / n_prompt
             known = taken if self._beside is None else self._beside
             self._beside = known + _NEWEST * (taken - known)
+
+    def encoded(self, seconds: float) -> None:
+        """Record the time that a part of a picture or sound took in the projector, which nothing
+        can interrupt."""
+        self._owed += seconds
+
+    @property
+    def may_encode(self) -> bool:
+        """Whether the next part may be encoded beside other work, which gets half of the time."""
+        return not self._owed
 
     @property
     def seconds_per_pass(self) -> float:

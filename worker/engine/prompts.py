@@ -121,6 +121,8 @@ def in_whole_tiles(
 def shrink(chunks: list[Chunk]) -> list[Chunk] | None:
     """A smaller batch after "no room": only decode rows if there are any, else half of the prompt
     tokens; `None` if it cannot get smaller."""
+    if any(chunk.sequence.next_span is not None for chunk in chunks):
+        return None  # embeddings are computed as they are planned
     decodes = [chunk for chunk in chunks if chunk.sequence.is_decoding]
     prefills = [chunk for chunk in chunks if not chunk.sequence.is_decoding]
     if decodes and prefills:

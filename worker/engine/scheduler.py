@@ -97,6 +97,12 @@ class Scheduler:
                 chunks.append(Chunk(sequence, n_computed, 1))
             else:
                 prefilling.append(sequence)
+        if prefilling and any([s.spans for s in prefilling]):
+            at_media = [s for s in prefilling if s.next_span is not None]
+            prefilling = [s for s in prefilling if s.next_span is None]
+            if at_media and (self.pace.may_encode or not (chunks or prefilling)):
+                self._plan_medium(at_media[0], step)
+                return step
         if prefilling:
             step.has_prompts = True
             chunks += self._prompts.chunks(prefilling, beside=chunks, n_waiting=len(self.waiting))
@@ -112,6 +118,14 @@ class Scheduler:
         if not self.cache.takes_snapshots:
             return []
         return [s for s, _, _ in step.chunks if s.n_computed in s.snapshot_at]
+
+    def _plan_medium(self, sequence: Sequence, step: Step) -> None:
+        """Make the next part of a medium the step's only chunk: the projector computes before it,
+        and embeddings fill a batch of their own."""
+        step.span = sequence.next_span
+        n_tokens = min(sequence.n_next, self.limits.batch)
+        step.chunks = [Chunk(sequence, sequence.n_computed, n_tokens)]
+        step.has_prompts = True
 
     # --- admission ---------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from worker.engine.cache.moves import State
+from worker.engine.media.span import Span
 from worker.engine.text.detokenizer import Detokenizer
 from worker.engine.text.stops import StopMatcher
 from worker.llama.sampler import Sampler
@@ -61,6 +62,8 @@ class Sequence:
     """The beginning that another sequence computes for both."""
     saved: State | None = None
     """The state from which it will go on: its own, if it was preempted, or what the disk had."""
+    spans: tuple[Span, ...] = ()
+    """Where its prompt has parts of pictures and sounds."""
     admission: int = -1
     """Rank among all admissions: the largest is the youngest."""
     max_rows: int = NO_LIMIT
@@ -107,7 +110,26 @@ class Sequence:
         n_computed, end = self.n_computed, len(self.tokens)
         if self.snapshot_at:
             end = min((at for at in self.snapshot_at if at > n_computed), default=end)
+        for span in self.spans:  # embeddings and tokens are not computed together
+            if n_computed < span.end:
+                end = min(end, span.end if span.start <= n_computed else span.start)
+                break
         return min(end - n_computed, self.max_rows)
+
+    @property
+    def next_span(self) -> Span | None:
+        """The part of a medium that is to be computed next."""
+        n_computed = self.n_computed
+        for span in self.spans:
+            if n_computed < span.end:
+                return span if span.start <= n_computed else None
+        return None
+
+    def can_go_on_from(self, length: int) -> bool:
+        """Whether its first `length` tokens may be in the cells without the next: not where a part
+        of a medium is computed at once."""
+        inside = (s for s in self.spans if s.start < length < s.end)
+        return not any(span.chunk.at_once for span in inside)
 
     @property
     def prompt_time_ms(self) -> float:

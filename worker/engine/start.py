@@ -24,6 +24,8 @@ from worker.engine.drafters import start_guessing
 from worker.engine.intake import Intake
 from worker.engine.limits import limits_of
 from worker.engine.loop import Loop
+from worker.engine.media.reader import MediaReader
+from worker.engine.media.start import start_projector
 from worker.engine.outbox import Outbox
 from worker.engine.scheduler import Scheduler
 from worker.engine.text.chat_template import ChatTemplate
@@ -81,7 +83,12 @@ def start(config: LoadModel, channel: SyncChannel, black_box: BlackBox) -> Engin
     proof = residency.prove(model, context, selected, header, locked=settings.mlock)
     guessing = start_guessing(config, context, proof, selected, plan, budget.threads)
     template = template_of(model, settings.chat_template)
-    prompts = PromptBuilder(model, template, plan.context_length, embeds=embeds)
+    senses = reader = None
+    if config.projector is not None and not embeds:
+        residence = guessing.residency
+        senses = start_projector(config.projector, model, residence, selected, budget.threads)
+        reader = MediaReader(senses.projector, context.options.n_ubatch)
+    prompts = PromptBuilder(model, template, plan.context_length, embeds=embeds, media=reader)
     pool = PooledContext(context) if embeds else None
     channel.send([Progress("warmup", 0.0)])
     if pool is not None:
@@ -90,7 +97,7 @@ def start(config: LoadModel, channel: SyncChannel, black_box: BlackBox) -> Engin
         warmup.warm_up(model, context)
     info = EngineInfo(
         model=_model_info(config, header, model, template, plan.context_length),
-        residency=guessing.residency,
+        residency=senses.residency if senses is not None else guessing.residency,
         backend=settings.backend,
         device=selected.name,
         slots=1 if embeds else settings.slots,
@@ -112,9 +119,12 @@ def start(config: LoadModel, channel: SyncChannel, black_box: BlackBox) -> Engin
         memory_bytes=plan.memory_bytes,
         kv_store_bytes=None if embeds else settings.kv_store_bytes,
         speculation=guessing.info,
+        projector=senses.info if senses is not None else None,
     )
-    backend = LlamaBackend(model, context, plan.context_length)
-    disk = open_disk(header, settings, info, backend)
+    projector = senses.projector if senses is not None else None
+    backend = LlamaBackend(model, context, plan.context_length, projector)
+    projector_path = Path(config.projector.path) if config.projector is not None else None
+    disk = open_disk(header, settings, info, backend, projector_path)
     outbox = Outbox(channel)
     loop = Loop(
         backend,
@@ -161,7 +171,9 @@ def _cpu_budget(settings: EngineSettings) -> CpuBudget:
 
 def _plan(config: LoadModel, header: GgufHeader, selected: Selected, budget: CpuBudget) -> Plan:
     draft = read_header(Path(config.draft.path)) if config.draft else None
-    beside = memory.Beside(config.adapter.size_bytes if config.adapter else 0, draft)
+    projector = read_header(Path(config.projector.path)) if config.projector else None
+    adapter_bytes = config.adapter.size_bytes if config.adapter else 0
+    beside = memory.Beside(adapter_bytes, draft, projector)
     plan = memory.plan(header, config.engine, selected.device, budget, config.model_ref, beside)
     log.info("engine.plan", **plan.as_dict())
     return plan

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from worker.engine.cache.moves import Move
+from worker.engine.media.span import Span
 from worker.engine.sequence import Sequence
 
 
@@ -33,6 +34,8 @@ class Step:
     """Guessed tokens after the only chunk, each a row with logits."""
     has_prompts: bool = False
     """Whether some chunks are parts of prompts."""
+    span: Span | None = None
+    """The part of a medium that the only chunk is in."""
 
 
 def main_prompt(chunks: list[Chunk]) -> int | None:

@@ -11,16 +11,21 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from worker.llama import library
 
 
 class Batch:
-    """Up to `capacity` rows, each one token of one sequence."""
+    """Up to `capacity` rows, each one token or embedding of one sequence."""
 
     def __init__(self, capacity: int) -> None:
         self._flat = library.load()
-        self.native = self._flat.llama_batch_init(capacity, 0, 1)
+        self._tokens = self.native = self._flat.llama_batch_init(capacity, 0, 1)
         self.capacity = capacity
+        self.at_once = False
+        """Whether all rows see each other, also those before the ones after them."""
         self._token = _view(self.native.token, capacity, "i")
         self._pos = _view(self.native.pos, capacity, "i")
         self._logits = _view(self.native.logits, capacity, "B")
@@ -34,12 +39,45 @@ class Batch:
             self._pointers[row] = address + row * self._seq.itemsize
         _view(self.native.n_seq_id, capacity, "i")[:] = array("i", [1]) * capacity
 
+    def set_embeddings(
+        self,
+        slot: int,
+        position: int,
+        rows: npt.NDArray[np.float32],
+        *,
+        logits: bool,
+        at_once: bool,
+    ) -> None:
+        """Make rows of embeddings, at consecutive positions, all of the batch.
+
+        `rows` has the shape (n, width of the model's input) and must live until it is computed.
+        """
+        n, tokens = len(rows), self._tokens
+        assert n <= self.capacity and rows.flags.c_contiguous
+        self._pos[:n] = array("i", range(position, position + n))
+        self._seq[:n] = array("i", [slot]) * n
+        self._logits[:n] = bytes(n - 1) + bytes([logits])
+        pointer = ctypes.POINTER(ctypes.c_float)
+        self.native = type(tokens)(
+            n_tokens=n,
+            embd=rows.ctypes.data_as(pointer),
+            pos=tokens.pos,
+            n_seq_id=tokens.n_seq_id,
+            seq_id=tokens.seq_id,
+            logits=tokens.logits,
+        )
+        self.at_once = at_once
+
     @property
     def n_rows(self) -> int:
         return int(self.native.n_tokens)
 
     def clear(self) -> None:
-        self.native.n_tokens = 0
+        self._of_tokens(0)
+
+    def _of_tokens(self, n_rows: int) -> None:
+        self.native, self.at_once = self._tokens, False
+        self.native.n_tokens = n_rows
 
     def set_slots(self, slots: list[int], logits: bytes | bytearray) -> None:
         """Prepare one row for each slot; `logits` has a 1 for each row that requests its logits,
@@ -54,7 +92,7 @@ class Batch:
         n = len(tokens)
         self._token[:n] = array("i", tokens)
         self._pos[:n] = array("i", positions)
-        self.native.n_tokens = n
+        self._of_tokens(n)
 
     def add(self, slot: int, position: int, tokens: Sequence[int], *, logits: bool) -> int:
         """Append tokens at consecutive positions; returns the index of the last row.
@@ -79,7 +117,7 @@ class Batch:
         # `llama_batch_free` must free what `llama_batch_init` allocated, not this object's array.
         for row, pointer in enumerate(self._own_pointers):
             self._pointers[row] = pointer
-        self._flat.llama_batch_free(self.native)
+        self._flat.llama_batch_free(self._tokens)
 
 
 def _view(pointer: Any, n: int, code: Literal["i", "B"]) -> memoryview[int]:

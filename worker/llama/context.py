@@ -130,7 +130,11 @@ class Context:
 
     def decode(self, batch: Batch) -> DecodeOutcome:
         """Compute the batch's rows; blocks until the device is done, without the GIL."""
+        if batch.at_once:
+            self._flat.llama_set_causal_attn(self.pointer, False)
         result = self._flat.llama_decode(self.pointer, batch.native)
+        if batch.at_once:
+            self._flat.llama_set_causal_attn(self.pointer, True)
         self._unsettled.clear()
         if result == 0:
             self._flat.llama_synchronize(self.pointer)  # on a CPU, the decode has waited

@@ -110,13 +110,7 @@ def load() -> ModuleType:
     Raises `BackendMismatch` if the wheel is absent, or no backend in it runs on this machine.
     """
     flat = bindings()
-
-    @flat.llama_log_callback  # type: ignore[untyped-decorator]
-    def write(level: int, text: bytes, _user_data: Any) -> None:
-        log.write(level, text.decode("utf-8", "replace"))
-
-    _kept_alive.append(write)
-    flat.llama_log_set(write, None)
+    flat.llama_log_set(log_callback(), None)
     # Without plug-ins in the wheel this does nothing; the built-in backends remain.
     with log.capture() as lines:
         _ggml().ggml_backend_load_all_from_path(os.fsencode(folder()))
@@ -127,6 +121,17 @@ def load() -> ModuleType:
         )
     flat.llama_backend_init()
     return flat
+
+
+@cache
+def log_callback() -> Any:
+    """What native code calls with each piece of its log."""
+
+    @bindings().llama_log_callback  # type: ignore[untyped-decorator]
+    def write(level: int, text: bytes, _user_data: Any) -> None:
+        log.write(level, text.decode("utf-8", "replace"))
+
+    return write
 
 
 @cache

@@ -48,6 +48,8 @@ _GAUGES = (
     ("worker_engine_decode_seconds", "Time inside decode.", "stats.decode_seconds"),
     ("worker_engine_overhead_seconds", "Time around decode.", "stats.overhead_seconds"),
     ("worker_engine_sample_seconds", "Time inside sampling.", "stats.sample_seconds"),
+    ("worker_engine_media_encoded", "Parts of pictures and sounds that the projector computed.", "stats.media_encoded"),
+    ("worker_engine_encode_seconds", "Seconds inside the projector.", "stats.encode_seconds"),
     ("worker_engine_tokens_drafted", "Tokens that speculation guessed.", "stats.tokens_drafted"),
     ("worker_engine_tokens_accepted", "Guessed tokens that were right.", "stats.tokens_accepted"),
     ("worker_engine_kv_store_written_bytes", "Written to --kv-store.", "stats.kv_store_written"),

@@ -205,7 +205,7 @@ class Job:
         single run. Other answers continue after the tokens that were sent.
         """
         work = self.work
-        if not isinstance(work, InferenceRequest) or not self._prompt_ids:
+        if not isinstance(work, InferenceRequest) or not self.is_accepted:
             return work
         reasoning = work.sampling.reasoning
         if self.ends_reasoning and reasoning is not None:
@@ -213,7 +213,9 @@ class Job:
             work = replace(work, sampling=sampling)
         self._to_replay = list(self._sent_ids) if work.deterministic else []
         produced = () if work.deterministic else tuple(self._sent_ids)
-        return replace(work, prompt=tuple(array("i", self._prompt_ids)), produced=produced)
+        # A prompt with media is read again: its ids are not all tokens.
+        prompt = tuple(array("i", self._prompt_ids)) if self._prompt_ids else work.prompt
+        return replace(work, prompt=prompt, produced=produced)
 
     def continued(self, events: list[StreamEvent]) -> list[StreamEvent]:
         """The events of a frame that were not sent before a crash.

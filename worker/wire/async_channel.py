@@ -77,7 +77,7 @@ class AsyncChannel(asyncio.Protocol):
     def _refuse(self, fault: str) -> None:
         """Close at once, as if the engine had died: nothing that it writes can be believed."""
         self.fault = f"sent a malformed frame ({fault})"
-        self._buffer.clear()
+        self._buffer = bytearray()  # a hook of the decoder may still look at the old one
         self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -115,6 +115,19 @@ class SpeculationInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ProjectorInfo:
+    """What the model sees and hears with; its buffers are among those of the residency."""
+
+    name: str
+    """Of its file."""
+    kind: str
+    """`gemma3`, `idefics3`…, as the file says."""
+    sees: bool
+    hears: bool
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineInfo:
     """Sent once per incarnation of the engine, after it has decoded a token."""
 
@@ -151,3 +164,4 @@ class EngineInfo:
     memory_bytes: int = 0
     """The most bytes of states in the host's memory that requests may go on from."""
     speculation: SpeculationInfo = SpeculationInfo("off")
+    projector: ProjectorInfo | None = None

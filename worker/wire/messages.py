@@ -44,6 +44,13 @@ class DraftFile(Struct, frozen=True):
     model_ref: str
 
 
+class ProjectorFile(Struct, frozen=True):
+    """What turns pictures and sounds into the model's embeddings."""
+
+    path: str
+    size_bytes: int = 0
+
+
 class LoadModel(Message, frozen=True):
     """The first command: everything that the engine process needs to load and serve one model."""
 
@@ -58,6 +65,7 @@ class LoadModel(Message, frozen=True):
     """The model's `GgufHeader`, packed, if the API process has it: a large one takes 0.1 s to
     read."""
     draft: DraftFile | None = None
+    projector: ProjectorFile | None = None
 
 
 class Submit(Message, frozen=True):
@@ -217,6 +225,10 @@ class Stats(Message, frozen=True):
     """Bytes of prefixes read from the KV store for reuse."""
     kv_store_evicted: int = 0
     """Bytes of prefixes evicted from the KV store."""
+    media_encoded: int = 0
+    """Parts of pictures and sounds that the projector has computed."""
+    encode_seconds: float = 0.0
+    """Seconds inside the projector since the start."""
 
 
 RequestEvent = (

@@ -6,7 +6,7 @@ Built by the API process, sent in `messages.Submit`, read by the engine process.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -61,6 +61,19 @@ class Sampling(Struct, frozen=True):
     """Tokens that end an answer as the model's own end does."""
 
 
+MEDIA_MARKER = "<__media__>"
+"""Stands for a medium in a text, as llama.cpp has it."""
+
+
+class Medium(Struct, frozen=True):
+    """A picture or sound as the client has sent it, not decoded."""
+
+    kind: Literal["image", "audio"]
+    data: bytes
+    field: str
+    """The request's field that it comes from, for errors."""
+
+
 class ChatPrompt(Struct, frozen=True, tag=True):
     """Messages for the model's own chat template, rendered in the engine process."""
 
@@ -70,6 +83,8 @@ class ChatPrompt(Struct, frozen=True, tag=True):
     continue_final_message: bool = False
     """Whether the text ends where the last message ends, so that the answer continues it."""
     template_kwargs: Mapping[str, Any] | None = None
+    media: tuple[Medium, ...] = ()
+    """In the order of the parts of the types `image` and `audio` in the messages' contents."""
 
 
 class InfillPrompt(Struct, frozen=True, tag=True):
@@ -83,7 +98,16 @@ class InfillPrompt(Struct, frozen=True, tag=True):
     """The request's fields of the two parts, for errors."""
 
 
-Prompt = str | tuple[int, ...] | ChatPrompt | InfillPrompt
+class MarkedPrompt(Struct, frozen=True, tag=True):
+    """Raw text with a `MEDIA_MARKER` in the place of each medium."""
+
+    text: str
+    media: tuple[Medium, ...]
+    field: str = "prompt"
+    """The request's field of the text, for errors."""
+
+
+Prompt = str | tuple[int, ...] | ChatPrompt | InfillPrompt | MarkedPrompt
 
 
 class InferenceRequest(Struct, frozen=True, tag=True):
@@ -139,6 +163,13 @@ class Detokenize(Struct, frozen=True, tag=True):
     tokens: tuple[int, ...]
 
 
+class CountPrompt(Struct, frozen=True, tag=True):
+    """Count the tokens of a chat as the model's template writes it, however many they are. The
+    answer is the number."""
+
+    prompt: ChatPrompt
+
+
 class ApplyTemplate(Struct, frozen=True, tag=True):
     """Render a chat with the model's own template. The answer is a string."""
 
@@ -163,7 +194,16 @@ class ProveResidency(Struct, frozen=True, tag=True):
     """Prove residency again, from live device queries. The answer is `None`."""
 
 
-Work = InferenceRequest | Tokenize | Detokenize | ApplyTemplate | Embed | Rank | ProveResidency
+Work = (
+    InferenceRequest
+    | Tokenize
+    | Detokenize
+    | CountPrompt
+    | ApplyTemplate
+    | Embed
+    | Rank
+    | ProveResidency
+)
 """An `InferenceRequest` is answered by a stream of events, all others by one value."""
-Answer = Tokenized | str | list[tuple[int, bytes]] | None
+Answer = Tokenized | str | int | list[tuple[int, bytes]] | None
 """What the other work is answered with; each kind says with which."""

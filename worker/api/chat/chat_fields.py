@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, AliasChoices, Field
 from pydantic_core import PydanticCustomError
 
-from worker.api.chat.fields import Many, TextOr, TextOrMany
+from worker.api.chat.fields import Many, TextOr, TextOrMany, needed_by
+from worker.api.chat.media import medium_of, picture_of
 from worker.api.chat.request import Chat, Message, OneTool, Part, Reasoning, Tool, ToolCall
 from worker.api.http.body import Flag, JsonObject, OpenBody
 from worker.api.http.faults import fault, invalid
@@ -18,24 +19,65 @@ MAX_TOOLS = 1024
 MAX_CALLS = 256
 
 
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+_PICTURES, _SOUNDS = ("image_url", "input_image"), ("input_audio",)
+
+
 def _readable(kind: str) -> str:
-    if kind not in ("text", "input_text", "output_text", "refusal"):
-        raise PydanticCustomError("body.unsupported", "must be 'text': this model reads text only")
+    if kind not in (*_TEXTS, *_PICTURES, *_SOUNDS):
+        message = "must be 'text', 'image_url', 'input_image' or 'input_audio'"
+        raise PydanticCustomError("body.unsupported", message)
     return kind
+
+
+class PictureFields(OpenBody):
+    url: str
+
+
+class SoundFields(OpenBody):
+    data: str
+    format: str | None = None
 
 
 class PartFields(OpenBody):
     type: Annotated[str, AfterValidator(_readable)]
     text: str = Field("", validation_alias=AliasChoices("text", "refusal"))
+    image_url: TextOr[PictureFields] | None = Field(
+        None, description="a data: URL, or an object with it as url"
+    )
+    input_audio: SoundFields | None = None
+
+    _has_picture = needed_by("image_url", "image_url")
+    _has_input = needed_by("input_image", "image_url")
+    _has_sound = needed_by("input_audio", "input_audio")
 
 
 ContentFields = TextOrMany[PartFields]
 
 
-def content_of(given: str | tuple[PartFields, ...] | None) -> str | tuple[Part, ...] | None:
+def content_of(
+    given: str | tuple[PartFields, ...] | None, path: str
+) -> str | tuple[Part, ...] | None:
+    """The content of a message; `path` is its field's.
+
+    Raises:
+        InvalidRequest: a picture or sound is none that can be taken.
+    """
     if given is None or isinstance(given, str):
         return given
-    return tuple(Part(part.text) for part in given)
+    return tuple(_part_of(part, f"{path}[{index}]") for index, part in enumerate(given))
+
+
+def _part_of(part: PartFields, path: str) -> Part:
+    if part.type in _PICTURES:
+        given = part.image_url
+        if isinstance(given, PictureFields):
+            return Part(medium=picture_of(given.url, f"{path}.image_url.url"))
+        return Part(medium=picture_of(given or "", f"{path}.image_url"))
+    if part.type in _SOUNDS:
+        assert part.input_audio is not None, "a check of the model"
+        return Part(medium=medium_of("audio", part.input_audio.data, f"{path}.input_audio.data"))
+    return Part(part.text)
 
 
 class CalledFunctionFields(OpenBody):
@@ -63,11 +105,11 @@ class MessageFields(OpenBody):
         None, validation_alias=AliasChoices("reasoning_content", "reasoning")
     )
 
-    @property
-    def message(self) -> Message:
+    def message(self, path: str) -> Message:
+        """The message, whose field is `path`; raises as `content_of`."""
         return Message(
             role=self.role,
-            content=content_of(self.content),
+            content=content_of(self.content, f"{path}.content"),
             reasoning=self.reasoning_content,
             tool_calls=tuple(call.call for call in self.tool_calls),
             tool_call_id=self.tool_call_id,
@@ -127,7 +169,7 @@ class ChatFields(OpenBody):
             for index, f in enumerate(tool.function for tool in self.tools)
         )
         return Chat(
-            messages=tuple(each.message for each in self.messages),
+            messages=tuple(m.message(f"messages[{i}]") for i, m in enumerate(self.messages)),
             tools=tuple(tools),
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,

@@ -5,6 +5,7 @@ Checks what depends on the served model, whatever dialect asked. Pure functions,
 
 from __future__ import annotations
 
+import hashlib
 import json
 from array import array
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 
 from worker.api.chat.constrain.constrain import constrain
 from worker.api.chat.format import Format
+from worker.api.chat.media import check_media
 from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import conventions_of
@@ -25,7 +27,15 @@ from worker.api.chat.sampling import MAX_SEED
 from worker.api.http.faults import fault, invalid
 from worker.api.http.state import AppState
 from worker.observability.logs import digest
-from worker.wire.work import ChatPrompt, InferenceRequest, InfillPrompt, Prompt, Sampling
+from worker.wire.work import (
+    ChatPrompt,
+    InferenceRequest,
+    InfillPrompt,
+    MarkedPrompt,
+    Medium,
+    Prompt,
+    Sampling,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +81,9 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     budget = budget_of(wish, variables, state)
     reasoning = replace(conventions.reasoning, budget=budget, message=message)
     sampling = replace(sampling, reasoning=reasoning)
+    media = tuple(m for p in prompts if isinstance(p, ChatPrompt | MarkedPrompt) for m in p.media)
+    if media:
+        check_media(media, state.served.info.projector if state.served.info is not None else None)
     requests = _requests(asked, prompts, sampling, shown_tokens, state, deadline)
     # Those of a prompt with several choices are one: a long prompt takes milliseconds.
     digests = tuple(name for each in prompts for name in [digest_of(each)] * asked.n)
@@ -84,8 +97,11 @@ def digest_of(prompt: Prompt) -> str:
             return digest(prompt)
         case tuple():
             return digest(array("i", prompt).tobytes())
-        case ChatPrompt(messages):
-            parts = (part for message in messages for field in message.items() for part in field)
+        case MarkedPrompt(text, media):
+            return digest("\0".join([text, *map(_digest_of_medium, media)]))
+        case ChatPrompt(messages, media=media):
+            given = (part for message in messages for field in message.items() for part in field)
+            parts = (*given, *map(_digest_of_medium, media))
             # A text stays as it is: to quote one of megabytes holds all threads up.
             return digest(
                 "\0".join(
@@ -97,6 +113,10 @@ def digest_of(prompt: Prompt) -> str:
             )
         case InfillPrompt():
             return digest(repr(prompt))
+
+
+def _digest_of_medium(medium: Medium) -> str:
+    return hashlib.sha256(medium.data).hexdigest()
 
 
 def _tool_use(chat: Chat) -> ToolUse | None:

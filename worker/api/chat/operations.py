@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from worker.api.http.body import in_background, read_as
 from worker.api.http.encoding import json_response
 from worker.api.http.operation import JSON, MODEL_ERRORS, AsInReference, Events, Operation
 from worker.api.http.state import AppState
-from worker.wire.work import ApplyTemplate, Tokenize, Tokenized
+from worker.wire.work import CountPrompt
 
 
 def generation(
@@ -50,8 +49,6 @@ def counting(
         model, chat = await read_as(request, state, body, read)
         state.require_model(model)
         prompt = await in_background(partial(chat_prompt, chat, state))
-        text: str = await answered(request, state, ApplyTemplate(prompt))
-        tokens: Tokenized = await answered(request, state, Tokenize(text, add_special=True))
-        return json_response(told(len(array("i", tokens.ids))))
+        return json_response(told(await answered(request, state, CountPrompt(prompt))))
 
     return Operation("POST", path, count, "Tokens of a prompt", body=body, errors=MODEL_ERRORS)

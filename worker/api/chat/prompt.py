@@ -29,6 +29,13 @@ def chat_prompt(chat: Chat, state: AppState) -> ChatPrompt:
         add_generation_prompt=chat.opens_answer,
         continue_final_message=chat.continues,
         template_kwargs=template_variables(chat, state),
+        media=tuple(
+            part.medium
+            for message in chat.messages
+            if isinstance(message.content, tuple)
+            for part in message.content
+            if part.medium is not None
+        ),
     )
 
 
@@ -40,7 +47,12 @@ def text_of(content: str | tuple[Part, ...] | None) -> str:
 def _message(message: Message) -> dict[str, Any]:
     content: Any = message.content
     if isinstance(content, tuple):
-        content = [{"type": part.kind, "text": part.text} for part in content]
+        content = [
+            {"type": part.medium.kind}
+            if part.medium is not None
+            else {"type": "text", "text": part.text}
+            for part in content
+        ]
     given = {"name": message.name, "tool_call_id": message.tool_call_id}
     given["reasoning_content"] = message.reasoning
     present = {name: value for name, value in given.items() if value is not None}

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from worker.api.chat.format import Format
-from worker.wire.work import Prompt, Sampling
+from worker.wire.work import Medium, Prompt, Sampling
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a message's content."""
+    """A part of a message's content: a text, or a picture or sound."""
 
-    text: str
-    kind: Literal["text"] = "text"
+    text: str = ""
+    medium: Medium | None = None
 
 
 @dataclass(frozen=True, slots=True)

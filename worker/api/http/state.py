@@ -40,6 +40,15 @@ class ServedModel:
     has_chat_template: bool = True
 
     @property
+    def modalities(self) -> dict[str, bool]:
+        """What it takes beside text: `vision`, `audio`."""
+        projector = self.info.projector if self.info is not None else None
+        return {
+            "vision": projector is not None and projector.sees,
+            "audio": projector is not None and projector.hears,
+        }
+
+    @property
     def metadata_sha256(self) -> str:
         """Equal metadata has an equal digest on every worker."""
         return digest(json.dumps(dict(self.metadata), sort_keys=True, default=str))

@@ -23,6 +23,7 @@ from worker.devices.plan.cells import (
 )
 from worker.devices.plan.layout import Layout, Unloaded
 from worker.devices.plan.plan import Plan
+from worker.devices.plan.projector import EMBEDDINGS_BYTES, device_bytes
 from worker.errors import ConfigError, InsufficientVram, ModelError
 from worker.llama import library
 from worker.models.gguf.header import GgufHeader
@@ -57,6 +58,8 @@ class Beside:
     """Of an adapter's tensors, which lie beside the weights."""
     draft: GgufHeader | None = None
     """The draft model."""
+    projector: GgufHeader | None = None
+    """What turns pictures and sounds into embeddings."""
 
 
 def plan(
@@ -101,6 +104,7 @@ class _Planner:
         if beside.draft is not None and not self._embeds:
             self._draft = Unloaded(beside.draft, device, "draft model")
         self._draft_bytes = cache(self._of_draft)
+        self._projector = beside.projector if not self._embeds else None
         self._layout = cache(self._lay_out)
         self._margin = BACKENDS[settings.backend].margin_bytes
         self._available = self._available_bytes()
@@ -243,6 +247,9 @@ class _Planner:
             (host if on_gpu else parts)["kv_store"] = states
         if self._draft is not None and layout.cuts_anywhere:
             parts["draft"], host["draft"] = self._draft_bytes(self._draft, kv.context_length)
+        if self._projector is not None:
+            parts["projector"] = device_bytes(self._projector)
+            (host if on_gpu else parts)["embeddings"] = EMBEDDINGS_BYTES
         return Plan(
             model=self._model_ref,
             device=self._device.name if self._device else "CPU",

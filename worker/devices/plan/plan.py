@@ -27,7 +27,7 @@ class Plan:
     """Bytes free on the device now; for a CPU, what the host or the control group leaves."""
     parts: Mapping[str, int]
     """Bytes on the device: `weights`, `kv`, `compute`, `output`, `margin`, and what else
-    there is: `states`, `kv_store`, `draft`."""
+    there is: `states`, `kv_store`, `draft`, `projector`, `embeddings`."""
     host_parts: Mapping[str, int]
     """Bytes that a GPU worker needs on the host."""
     mapped_beside_bytes: int

@@ -124,6 +124,8 @@ class Cache:
             ]
             states = self.memory.find(tokens, salt, MIN_SHARED_TOKENS)
             matches += slots + [self._of_state(state, tokens, most) for state in states]
+        if sequence.spans:
+            matches = [each for each in matches if sequence.can_go_on_from(each.n_ready)]
         best = max(matches, key=self._gain, default=Match())
         if self._gain(best) <= 0:
             best = Match()
@@ -528,4 +530,8 @@ def _snapshots_due(sequence: Sequence, n_common: int) -> dict[int, bool]:
     if n_common:
         ends[n_common] = True
     first = sequence.n_computed + SNAPSHOT_TAIL
-    return {end: is_likely for end, is_likely in ends.items() if end >= first}
+    return {
+        end: is_likely
+        for end, is_likely in ends.items()
+        if end >= first and sequence.can_go_on_from(end)
+    }

@@ -22,7 +22,11 @@ _LENGTHS_DIFFER = "rope_factors_long"
 
 
 def open_disk(
-    header: GgufHeader, settings: EngineSettings, info: EngineInfo, backend: Backend
+    header: GgufHeader,
+    settings: EngineSettings,
+    info: EngineInfo,
+    backend: Backend,
+    projector: Path | None = None,
 ) -> Disk | None:
     """The third tier of the engine's cache; `None` if states are not to be stored.
 
@@ -35,11 +39,17 @@ def open_disk(
         Path(os.path.expanduser(settings.kv_store)),
         info.kv_store_bytes,
         cuts_anywhere=backend.cuts_anywhere,
-        bind=lambda folder: _binding(header, settings, info, folder),
+        bind=lambda folder: _binding(header, settings, info, folder, projector),
     )
 
 
-def _binding(header: GgufHeader, settings: EngineSettings, info: EngineInfo, hashes: Path) -> str:
+def _binding(
+    header: GgufHeader,
+    settings: EngineSettings,
+    info: EngineInfo,
+    hashes: Path,
+    projector: Path | None,
+) -> str:
     """A hash of everything that the states depend on; only engines with the same one may read them.
 
     Hashes the model, which takes seconds per gigabyte, or finds the hash that was stored under
@@ -57,6 +67,7 @@ def _binding(header: GgufHeader, settings: EngineSettings, info: EngineInfo, has
         "backend": info.backend,
         "model": [sha256_of_file(path, hashes) for path in header.parts],
         "adapter": [sha256_of_file(Path(adapter.path), hashes), adapter.scale] if adapter else None,
+        "projector": [sha256_of_file(projector, hashes)] if projector is not None else None,
         "kv_types": settings.kv_types,
         "rope": settings.rope,
         "flash_attention": settings.flash_attention,

@@ -50,6 +50,25 @@ def text_of(content: Any) -> str:
     return "\n".join(str(part.get("text") or "") for part in content)
 
 
+def with_media_marked(content: Any, mark: str) -> Any:
+    """A content with media as a text with a mark in each one's place, as llama.cpp's server joins
+    its parts: with a line end between texts, and none beside a medium."""
+    if content is None or isinstance(content, str) or not any(map(is_medium, content)):
+        return content
+    text, is_text_before = "", False
+    for part in content:
+        if is_medium(part):
+            text, is_text_before = text + mark, False
+        else:
+            text += "\n" * is_text_before + str(part.get("text") or "")
+            is_text_before = bool(text)
+    return text
+
+
+def is_medium(part: Mapping[str, Any]) -> bool:
+    return part.get("type") in ("image", "audio")
+
+
 def joined(content: Any, text: str, *, between: str = "\n") -> Any:
     """The content with more text behind it; parts stay parts."""
     if content is None or isinstance(content, str):

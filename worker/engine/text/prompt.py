@@ -6,18 +6,32 @@ Intake threads: every fault of a prompt is found here, before the request is que
 from __future__ import annotations
 
 import re
+import secrets
 from array import array
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 
 from msgspec import structs
 
+from worker.engine.media.reader import MediaReader
+from worker.engine.media.span import PromptTokens
+from worker.engine.text import conversation
 from worker.engine.text.chat_template import ChatTemplate, Reading
 from worker.engine.text.spellings import Spellings
 from worker.engine.tokens import common_length
 from worker.errors import ContextLengthExceeded, InvalidRequest
 from worker.llama.model import Model
-from worker.wire.work import ChatPrompt, InfillPrompt, Prompt, Tokenize, Tokenized
+from worker.wire.work import (
+    MEDIA_MARKER,
+    ChatPrompt,
+    InfillPrompt,
+    MarkedPrompt,
+    Medium,
+    Prompt,
+    Tokenize,
+    Tokenized,
+)
 
 _FIRST_WORDS = "\ue000\ue001"
 """Stands in for what a chat's first user says, to find where that begins."""
@@ -31,30 +45,51 @@ class PromptBuilder:
         context_length: int,
         *,
         embeds: bool = False,
+        media: MediaReader | None = None,
     ) -> None:
+        """`media` reads pictures and sounds, if the model is served with a projector."""
         self._vocabulary, self._template = vocabulary, template
         self._context_length, self._embeds = context_length, embeds
+        self._media = media
 
     def build(self, prompt: Prompt) -> list[int]:
+        """The token ids of a prompt without media; otherwise as `read`."""
+        return self.read(prompt).ids
+
+    def read(self, prompt: Prompt) -> PromptTokens:
         """Token ids of a prompt, with exactly one BOS if the model wants one.
 
         Raises:
-            InvalidRequest: the prompt is empty, has an invalid token id, or is a chat that the
-                template refuses.
+            InvalidRequest: the prompt is empty, has an invalid token id, is a chat that the
+                template refuses, or has a medium that cannot be read.
             ContextLengthExceeded: it has more tokens than a sequence can hold.
         """
-        if isinstance(prompt, tuple):
-            self.check_ids(prompt, "prompt")
-            tokens = list(prompt)
-        elif isinstance(prompt, InfillPrompt):
-            tokens = self._infill(prompt)
-        else:
-            tokens = self.tokenize(prompt) if isinstance(prompt, str) else self._chat(prompt)
-        if not tokens and self._embeds:
-            tokens = [self._vocabulary.bos or 0]  # an empty text keeps its place among the others
-        if not tokens:
+        tokens = self._read_all(prompt)
+        if not tokens.ids and self._embeds:
+            tokens.ids = [self._vocabulary.bos or 0]  # an empty text keeps its place among others
+        if not tokens.ids:
             raise InvalidRequest("prompt: there is nothing to continue from", field="prompt")
-        return self._fitting(tokens)
+        self._fitting(tokens.ids)
+        return tokens
+
+    def count(self, prompt: Prompt) -> int:
+        """The number of a prompt's tokens, also if there are too many."""
+        return len(self._read_all(prompt).ids)
+
+    def _read_all(self, prompt: Prompt) -> PromptTokens:
+        match prompt:
+            case str():
+                return PromptTokens(self.tokenize(prompt))
+            case tuple():
+                self.check_ids(prompt, "prompt")
+                return PromptTokens(list(prompt))
+            case InfillPrompt():
+                return PromptTokens(self._infill(prompt))
+            case MarkedPrompt(text, media, field):
+                _check_characters(text, field)
+                return self._with_media([(text, True)], MEDIA_MARKER, media, field)
+            case ChatPrompt():
+                return self._chat(prompt)
 
     def _fitting(self, tokens: list[int]) -> list[int]:
         if len(tokens) > self._context_length:
@@ -162,10 +197,13 @@ class PromptBuilder:
         parts += [tokens.suffix, *plain(prompt.suffix, prompt.fields[1]), tokens.middle]
         return self._with_bos(parts)
 
-    def _chat(self, prompt: ChatPrompt) -> list[int]:
+    def _chat(self, prompt: ChatPrompt) -> PromptTokens:
         """Token ids of a chat; only control tokens that the template wrote are recognised."""
-        reading = self._read(prompt)
-        tokens = self.tokenize(reading.text())
+        # No message can have it, and no template can change it.
+        mark = f"medium{secrets.token_hex(12)}"
+        reading = self._read(prompt, mark)
+        text = reading.text()
+        tokens = self.tokenize(text)
         model = self._vocabulary
         spellings = Spellings(
             map(model.token_text, model.control.intersection(tokens)),
@@ -173,12 +211,47 @@ class PromptBuilder:
         )
         marking = spellings.marking(reading.chat)
         if marking is None or len(tokens) > self._context_length:  # a longer one is refused anyway
-            return tokens
-        marked = replace(reading, chat=marking.chat).text()
-        tokens = []
-        for part, has_control in spellings.split(marked, marking.mark):
-            tokens += self._vocabulary.tokenize(part, add_special=False, parse_special=has_control)
-        return self._with_bos(tokens)
+            if not prompt.media:
+                return PromptTokens(tokens)
+            parts: Iterable[tuple[str, bool]] = [(text, True)]
+        else:
+            marked = replace(reading, chat=marking.chat).text()
+            parts = spellings.split(marked, marking.mark)
+        return self._with_media(parts, mark, prompt.media, "messages")
+
+    def _with_media(
+        self, parts: Iterable[tuple[str, bool]], mark: str, media: tuple[Medium, ...], field: str
+    ) -> PromptTokens:
+        """Token ids of a text in parts, each with whether it has control tokens. A medium stands in
+        the place of each mark."""
+        prompt, left = PromptTokens(), list(media)
+        for part, has_control in parts:
+            for index, text in enumerate(part.split(mark)):
+                if index:
+                    if not left:
+                        raise InvalidRequest(
+                            f"{field}: there are more marks of media than the {len(media)} media",
+                            field=field,
+                        )
+                    self._with_bos(prompt.ids)
+                    self._read_medium(left.pop(0), prompt)
+                prompt.ids += self._vocabulary.tokenize(
+                    text, add_special=False, parse_special=has_control
+                )
+        if left:
+            raise InvalidRequest(
+                f"{left[0].field}: the prompt has no place for it", field=left[0].field
+            )
+        self._with_bos(prompt.ids)
+        return prompt
+
+    def _read_medium(self, medium: Medium, prompt: PromptTokens) -> None:
+        if self._media is None:
+            raise InvalidRequest(
+                f"{medium.field}: this model is served without a projector and reads text only",
+                field=medium.field,
+            )
+        self._media.read(medium, prompt)
 
     def system_tokens(self, prompt: Prompt, tokens: list[int]) -> int:
         """How many of a chat's `tokens` precede its user's first words; 0 if that is unknown. Other
@@ -202,14 +275,20 @@ class PromptBuilder:
 
     def render(self, prompt: ChatPrompt) -> str:
         """The text of a chat, by the model's own template."""
-        return self._read(prompt).text()
+        return self._read(prompt, MEDIA_MARKER).text()
 
-    def _read(self, prompt: ChatPrompt) -> Reading:
+    def _read(self, prompt: ChatPrompt, mark: str) -> Reading:
         if self._template is None:
             raise InvalidRequest(
                 "messages: this model has no chat template; send a prompt to /v1/completions",
                 field="messages",
             )
+        if prompt.media:
+            messages = (
+                {**message, "content": conversation.with_media_marked(message.get("content"), mark)}
+                for message in prompt.messages
+            )
+            prompt = structs.replace(prompt, messages=tuple(messages))
         return self._template.read(prompt)
 
     def detokenize(self, tokens: tuple[int, ...]) -> str:

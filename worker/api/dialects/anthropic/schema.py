@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS
 from worker.api.chat.fields import MAX_STOPS, TextOrMany, needed_by
+from worker.api.chat.media import medium_of, picture_of
 from worker.api.chat.request import (
     Chat,
     Generate,
@@ -25,19 +26,30 @@ from worker.api.chat.sampling import sampling_of
 from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody
 from worker.api.http.faults import fault, invalid
 from worker.api.http.state import AppState
+from worker.wire.work import Medium
 
 
 def _readable(kind: str) -> str:
-    known = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
+    known = ("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result")
     if kind not in known:
-        message = "must be 'text', 'thinking', 'tool_use' or 'tool_result': this model reads text"
+        message = "must be 'text', 'image', 'thinking', 'tool_use' or 'tool_result'"
         raise PydanticCustomError("body.unsupported", message)
     return kind
+
+
+class PictureSource(OpenBody):
+    type: Literal["base64", "url"]
+    media_type: str = ""
+    data: str = ""
+    url: str = ""
 
 
 class TextBlock(OpenBody):
     type: Annotated[str, AfterValidator(_readable)]
     text: str = ""
+    source: PictureSource | None = None
+
+    _has_source = needed_by("image", "source")
 
 
 TextContent = TextOrMany[TextBlock]
@@ -135,10 +147,15 @@ def chat_of(body: PromptBody) -> Chat:
     """The chat of the messages. The answer continues a last message of the assistant.
 
     Raises:
-        InvalidRequest: the messages and their tool results are too many.
+        InvalidRequest: the messages and their tool results are too many, or a picture is none.
     """
-    system = [Message("system", _content(body.system))] if body.system else []
-    messages = (*system, *(flat for message in body.messages for flat in _flat(message)))
+    system = [Message("system", _content(body.system, "system"))] if body.system else []
+    turns = (
+        flat
+        for index, message in enumerate(body.messages)
+        for flat in _flat(message, f"messages[{index}].content")
+    )
+    messages = (*system, *turns)
     if len(messages) > MAX_MESSAGES:
         message = f"messages must be at most {MAX_MESSAGES}, each tool result counted as one"
         raise invalid([fault("messages", "maxItems", message)])
@@ -170,28 +187,44 @@ def _tools(tools: Iterable[ClientTool]) -> Iterator[Tool]:
         yield Tool(tool.name, path, tool.description, tool.input_schema)
 
 
-def _flat(message: TurnMessage) -> Iterator[Message]:
+def _flat(message: TurnMessage, path: str) -> Iterator[Message]:
     """The message, after one message for each of its tool results."""
     if isinstance(message.content, str):
         yield Message(message.role, message.content)
         return
     blocks = message.content
-    results = [block for block in blocks if block.type == "tool_result"]
-    for block in results:
-        yield Message("tool", _content(block.content), tool_call_id=block.tool_use_id)
-    texts = [block for block in blocks if block.type == "text"]
+    results = [(i, block) for i, block in enumerate(blocks) if block.type == "tool_result"]
+    for index, block in results:
+        content = _content(block.content, f"{path}[{index}].content")
+        yield Message("tool", content, tool_call_id=block.tool_use_id)
+    parts = _parts(blocks, path)
     calls = [block for block in blocks if block.type == "tool_use"]
-    if results and not calls and not any(block.text for block in texts):
+    if results and not calls and not any(part.text or part.medium for part in parts):
         return
     yield Message(
         role=message.role,
-        content=_content(texts),
+        content=parts,
         reasoning="\n".join(block.thinking for block in blocks if block.thinking) or None,
         tool_calls=tuple(ToolCall(block.name, block.input, block.id) for block in calls),
     )
 
 
-def _content(given: str | Iterable[TextBlock] | None) -> str | tuple[Part, ...]:
-    if given is None or isinstance(given, str):
-        return given or ""
-    return tuple(Part(block.text) for block in given)
+def _content(given: str | Sequence[TextBlock] | None, path: str) -> str | tuple[Part, ...]:
+    return given or "" if given is None or isinstance(given, str) else _parts(given, path)
+
+
+def _parts(blocks: Sequence[TextBlock], path: str) -> tuple[Part, ...]:
+    """The texts and pictures among the blocks."""
+    return tuple(
+        Part(medium=_picture(block.source, f"{path}[{index}].source"))
+        if block.source is not None and block.type == "image"
+        else Part(block.text)
+        for index, block in enumerate(blocks)
+        if block.type in ("text", "image")
+    )
+
+
+def _picture(source: PictureSource, path: str) -> Medium:
+    if source.type == "url":
+        return picture_of(source.url, f"{path}.url")
+    return medium_of("image", source.data, f"{path}.data")

@@ -86,7 +86,7 @@ async def props(request: Request, state: AppState) -> Response:
             "model_alias": state.model_name,
             "model_path": state.model_file,  # A folder of this machine is not for clients.
             "chat_template": state.served.metadata.get("tokenizer.chat_template", ""),
-            "modalities": {"vision": False, "audio": False, "video": False},
+            "modalities": {**state.served.modalities, "video": False},
             "build_info": f"llorch-worker-{own_version()}",
             "is_sleeping": state.supervisor.state == "sleeping",
         }

@@ -98,6 +98,7 @@ def _engine(engine: EngineInfo, settings: EngineSettings) -> dict[str, Any]:
         },
         "rope": dict(settings.rope),
         "speculation": asdict(engine.speculation),
+        "projector": asdict(engine.projector) if engine.projector is not None else None,
         "batch": engine.batch,
         "micro_batch": engine.micro_batch,
         "inter_token_target_ms": engine.inter_token_target_ms,

@@ -117,6 +117,7 @@ def _capabilities(state: AppState) -> list[str]:
     found = ["completion"]
     if model.has_chat_template:  # one without tools is told of them in words
         found.append("tools")
+    found += [name for name, is_taken in state.served.modalities.items() if is_taken]
     if conventions_of(template).thinking.begin in template:
         found.append("thinking")
     if any(

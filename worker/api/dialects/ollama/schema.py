@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, Tag
@@ -19,7 +20,8 @@ from worker.api.chat.fields import (
     stops_of,
 )
 from worker.api.chat.format import JsonSchema
-from worker.api.chat.request import Chat, Generate, Message, Reasoning
+from worker.api.chat.media import MAX_MEDIA, medium_of, picture_of
+from worker.api.chat.request import Chat, Generate, Message, Part, Reasoning
 from worker.api.dialects.ollama.naming import served
 from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
 from worker.api.http.faults import fault, invalid
@@ -33,13 +35,7 @@ def _none(given: Any) -> Any:
     return given
 
 
-def _no_images(given: Any) -> Any:
-    if given:
-        raise PydanticCustomError("body.unsupported", "must be empty: this model reads text only")
-    return given
-
-
-Images = Annotated[tuple[Any, ...], AfterValidator(_no_images)]
+Images = Annotated[tuple[str, ...], Field(max_length=MAX_MEDIA, description="pictures in base64")]
 Format = Annotated[
     Annotated[Literal["", "json"], Tag("~text")] | Annotated[JsonObject, Tag("~object")], ByKind
 ]
@@ -62,6 +58,26 @@ class Turn(MessageFields):
     name: str | None = Field(None, validation_alias="tool_name")
     reasoning_content: str | None = Field(None, validation_alias="thinking")
     images: Images = ()
+
+    def message(self, path: str) -> Message:
+        """As Ollama has it: the pictures precede the text."""
+        plain = super().message(path)
+        pictures = _pictures(self.images, f"{path}.images")
+        if not pictures:
+            return plain
+        content = plain.content
+        texts = content if isinstance(content, tuple) else (Part(content or ""),)
+        return replace(plain, content=(*pictures, *texts))
+
+
+def _pictures(images: tuple[str, ...], path: str) -> tuple[Part, ...]:
+    given = ((f"{path}[{index}]", image) for index, image in enumerate(images))
+    return tuple(
+        Part(medium=picture_of(image, field))
+        if image.startswith("data:")
+        else Part(medium=medium_of("image", image, field))
+        for field, image in given
+    )
 
 
 class GenerationBody(OpenBody):
@@ -135,8 +151,13 @@ def generate_request(body: GenerateBody, state: AppState) -> Generate:
     has_template = info is None or info.model.has_chat_template
     if not (body.raw or body.suffix) and has_template:
         system = (Message("system", body.system),) if body.system else ()
-        messages = (*system, Message("user", body.prompt))
+        pictures = _pictures(body.images, "images")
+        content = (*pictures, Part(body.prompt)) if pictures else body.prompt
+        messages = (*system, Message("user", content))
         return body.generate(Chat(messages, reasoning=body.reasoning), state)
+    if body.images:
+        message = "images go with a prompt that is put into a chat template"
+        raise invalid([fault("images", "conflict", message)])
     if body.system:
         message = "system goes with a prompt that is put into a chat template"
         raise invalid([fault("system", "conflict", message)])

@@ -51,7 +51,16 @@ def _model(state: AppState, name: str) -> dict[str, Any]:
             "n_params": info.model.n_params,
             "size": info.model.size_bytes,
         },
+        "architecture": {
+            "input_modalities": ["text", *_media(state)],
+            "output_modalities": ["text"],
+        },
     }
+
+
+def _media(state: AppState) -> list[str]:
+    names = {"vision": "image", "audio": "audio"}
+    return [names[name] for name, is_taken in state.served.modalities.items() if is_taken]
 
 
 _REFERENCE = "https://platform.openai.com/docs/api-reference"

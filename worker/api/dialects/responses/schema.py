@@ -159,8 +159,8 @@ def _messages(body: ResponsesBody) -> list[Message]:
     messages = [Message("system", body.instructions)] if body.instructions else []
     if isinstance(body.input, str):
         return [*messages, Message("user", body.input)]
-    for item in body.input:
-        content = content_of(item.content)
+    for index, item in enumerate(body.input):
+        content = content_of(item.content, f"input[{index}].content")
         turn = messages[-1] if messages and messages[-1].role == "assistant" else None
         match item.type:
             case "message" if item.role == "assistant":
@@ -178,7 +178,7 @@ def _messages(body: ResponsesBody) -> list[Message]:
                 else:
                     messages[-1] = replace(turn, tool_calls=(*turn.tool_calls, call))
             case "function_call_output":
-                output = content_of(item.output)
+                output = content_of(item.output, f"input[{index}].output")
                 messages.append(Message("tool", output, tool_call_id=item.call_id))
             case "reasoning":
                 # The full text, if this worker wrote it; a text of its own begins a turn.

@@ -1,0 +1,89 @@
+"""Small random projectors, which turn pictures into embeddings of the random models."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from gguf import GGUFWriter
+
+ProjectorKind = Literal["gemma3", "idefics3"]
+WIDTH, FEED_FORWARD, N_LAYERS, N_HEADS = 32, 64, 2, 2
+IMAGE, PATCH, MERGE = 96, 8, 2
+N_TOKENS = (IMAGE // PATCH // MERGE) ** 2
+"""Of a picture for gemma3, or of a tile for idefics3."""
+LONGEST_EDGE = 2 * IMAGE
+"""To which idefics3 scales a picture, before it cuts it into tiles."""
+
+AROUND_TILES = ("ĊĊ", "<fake_token_around_image>", "<global-img>")
+"""Tokens that idefics3 looks for in the model's vocabulary, as the vocabulary writes them."""
+
+
+@functools.cache
+def random_projector(kind: ProjectorKind, n_embd: int = 64, seed: int = 0) -> Path:
+    """`gemma3`: one part a picture, whose rows see each other; `idefics3`: an overview and tiles.
+    Removed at the end of the process."""
+    folder = Path(tempfile.mkdtemp(prefix="llorch-random-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = folder / f"mmproj-{kind}.gguf"
+    writer, random = GGUFWriter(str(path), "clip"), np.random.default_rng(seed)
+    writer.add_bool("clip.has_vision_encoder", True)
+    writer.add_string("clip.projector_type", kind)
+    writer.add_bool("clip.use_gelu", True)
+    numbers = {
+        "image_size": IMAGE,
+        "patch_size": PATCH,
+        "embedding_length": WIDTH,
+        "feed_forward_length": FEED_FORWARD,
+        "block_count": N_LAYERS,
+        "projection_dim": n_embd,
+        "attention.head_count": N_HEADS,
+        "projector.scale_factor": MERGE,
+    }
+    if kind == "idefics3":
+        numbers["preproc_image_size"] = LONGEST_EDGE
+    for name, number in numbers.items():
+        writer.add_uint32(f"clip.vision.{name}", number)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    writer.add_array("clip.vision.image_mean", [0.5] * 3)
+    writer.add_array("clip.vision.image_std", [0.5] * 3)
+
+    def weights(name: str, *shape: int) -> None:
+        scale = np.float32(shape[-1] ** -0.5)
+        writer.add_tensor(name, random.standard_normal(shape, dtype=np.float32) * scale)
+
+    def norm(name: str, *, bias: bool = True) -> None:
+        writer.add_tensor(f"{name}.weight", np.ones(WIDTH, dtype=np.float32))
+        if bias:
+            weights(f"{name}.bias", WIDTH)
+
+    weights("v.patch_embd.weight", WIDTH, 3, PATCH, PATCH)
+    weights("v.patch_embd.bias", WIDTH)
+    weights("v.position_embd.weight", (IMAGE // PATCH) ** 2, WIDTH)
+    norm("v.post_ln")
+    for layer in range(N_LAYERS):
+        block = f"v.blk.{layer}"
+        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+            weights(f"{block}.{name}.weight", WIDTH, WIDTH)
+            weights(f"{block}.{name}.bias", WIDTH)
+        for name in ("ln1", "ln2"):
+            norm(f"{block}.{name}")
+        weights(f"{block}.ffn_up.weight", FEED_FORWARD, WIDTH)
+        weights(f"{block}.ffn_up.bias", FEED_FORWARD)
+        weights(f"{block}.ffn_down.weight", WIDTH, FEED_FORWARD)
+        weights(f"{block}.ffn_down.bias", WIDTH)
+    if kind == "idefics3":
+        weights("mm.model.fc.weight", n_embd, WIDTH * MERGE * MERGE)
+    else:
+        weights("mm.input_projection.weight", WIDTH, n_embd)
+        norm("mm.soft_emb_norm", bias=False)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -1,0 +1,74 @@
+"""Pictures and sounds in a request: base64 in, bytes out. What they hold is read by the engine
+process alone. Pure functions, any thread."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+
+from worker.api.http.faults import fault, invalid
+from worker.errors import InvalidRequest
+from worker.wire.engine_info import ProjectorInfo
+from worker.wire.work import Medium
+
+MAX_MEDIA = 64
+"""In one request."""
+_DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(;[\w.+-]+=[^;,]*)*;base64,", re.ASCII)
+
+
+def picture_of(url: str, field: str) -> Medium:
+    """The picture of a `data:` URL.
+
+    Raises:
+        InvalidRequest: it is another URL, which nobody fetches here, or no base64.
+    """
+    match = _DATA_URL.match(url, 0, 512)
+    if match is None:
+        scheme = url.partition(":")[0][:16] if ":" in url[:17] else "no scheme"
+        message = (
+            f"{field} must be a data: URL such as data:image/png;base64,…, and it has {scheme}: "
+            "this worker fetches nothing"
+        )
+        raise invalid([fault(field, "unsupported", message)])
+    return medium_of("image", url[match.end() :], field)
+
+
+def medium_of(kind: str, encoded: str, field: str) -> Medium:
+    """A picture (`image`) or sound (`audio`) from its base64.
+
+    Raises:
+        InvalidRequest: it is no base64, or empty.
+    """
+    try:
+        data = base64.b64decode("".join(encoded.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise invalid([fault(field, "base64", f"{field} must be base64")]) from None
+    if not data:
+        raise invalid([fault(field, "minLength", f"{field} must not be empty")])
+    return Medium("audio" if kind == "audio" else "image", data, field)
+
+
+def check_media(media: tuple[Medium, ...], projector: ProjectorInfo | None) -> None:
+    """
+    Raises:
+        InvalidRequest: there are too many media, or the model cannot take one of them.
+    """
+    if len(media) > MAX_MEDIA:
+        message = f"a request may have {MAX_MEDIA} pictures and sounds, and this one has more"
+        raise invalid([fault(media[MAX_MEDIA].field, "maxItems", message)])
+    for medium in media:
+        if refusal := _refusal(medium, projector):
+            raise refusal
+
+
+def _refusal(medium: Medium, projector: ProjectorInfo | None) -> InvalidRequest | None:
+    what, verb = ("pictures", "see") if medium.kind == "image" else ("sounds", "hear")
+    if projector is None:
+        why = "this model is served without a projector; start the worker with --mmproj FILE"
+    elif not (projector.sees if medium.kind == "image" else projector.hears):
+        why = f"this model's projector cannot {verb}"
+    else:
+        return None
+    message = f"{medium.field} is not supported: {why} for {what}"
+    return invalid([fault(medium.field, "unsupported", message)])

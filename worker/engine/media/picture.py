@@ -1,0 +1,83 @@
+"""Decodes pictures: sizes are read from the header, and refused, before a pixel is decoded.
+
+Intake threads of the engine process: decoders are native code, and the bytes are anybody's.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+from worker.errors import InvalidRequest
+
+FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP")
+MAX_PIXELS = 1 << 25
+"""Three bytes each, several times while they are prepared."""
+MAX_SIDE = 1 << 15
+MAX_RATIO = 200
+"""Of the longer side to the shorter: projectors scale a picture by either."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    width: int
+    height: int
+    pixels: bytes
+    """Red, green and blue of each pixel, row by row."""
+
+
+def decode(encoded: bytes, field: str) -> Picture:
+    """The pixels of a picture as it is meant to be seen: the first frame, turned as its EXIF says.
+
+    Raises:
+        InvalidRequest: it is no picture that can be read, or too large; names `field`.
+    """
+    # Not at the start: only a worker with a projector needs it.
+    from PIL import Image, ImageOps
+
+    def refused(why: str) -> InvalidRequest:
+        return InvalidRequest(f"{field}: {why}", field=field)
+
+    known = ", ".join(FORMATS[:-1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of damage that the decoder can live with
+        try:
+            image: Any = Image.open(io.BytesIO(encoded), formats=FORMATS)
+        except Image.DecompressionBombError:
+            raise refused(f"the picture has more than {MAX_PIXELS:,} pixels") from None
+        except Exception:  # a damaged header raises anything
+            raise refused(f"it is no picture that can be read: {known} or {FORMATS[-1]}") from None
+        width, height = image.size
+        if width * height > MAX_PIXELS:
+            raise refused(
+                f"the picture has {width} × {height} pixels; {MAX_PIXELS:,} are taken at most"
+            )
+        if max(width, height) > min(MAX_SIDE, MAX_RATIO * min(width, height)):
+            raise refused(
+                f"the picture has {width} × {height} pixels; a side may have {MAX_SIDE:,} at most, "
+                f"and {MAX_RATIO} times those of the other"
+            )
+        try:
+            image.load()
+            turned = _turned(ImageOps, image)
+            rgb = _rgb(turned)
+        except Exception:
+            raise refused(f"the {image.format} picture is damaged or cut off") from None
+    width, height = rgb.size
+    return Picture(width, height, rgb.tobytes())
+
+
+def _turned(ops: Any, image: Any) -> Any:
+    try:
+        return ops.exif_transpose(image)
+    except Exception:  # what is written beside the picture may be damaged, too
+        return image
+
+
+def _rgb(image: Any) -> Any:
+    """Three channels of eight bits; what is transparent keeps its colour."""
+    if image.mode.startswith("I;16"):  # a conversion would cut off what is above 255
+        image = image.point(lambda value: value / 256).convert("L")
+    return image.convert("RGB")

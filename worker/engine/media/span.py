@@ -1,0 +1,51 @@
+"""Where a sequence has embeddings in place of tokens. Plain Python."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from dataclasses import dataclass, field
+
+from worker.llama.media import MediaChunk
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive positions of a prompt that hold one part of a picture or sound.
+
+    In the sequence's tokens stand ids below zero, which no vocabulary has. They follow from the
+    medium's bytes: equal ids at equal places are the same part of the same medium, which is all
+    that the cache asks of tokens.
+    """
+
+    start: int
+    chunk: MediaChunk
+    key: bytes
+    """Names the part by the medium's SHA-256."""
+
+    @property
+    def n_tokens(self) -> int:
+        return self.chunk.n_tokens
+
+    @property
+    def end(self) -> int:
+        return self.start + self.n_tokens
+
+
+@dataclass(slots=True)
+class PromptTokens:
+    """A prompt's token ids, and where they stand for embeddings."""
+
+    ids: list[int] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+
+
+def key_of(medium: bytes, part: int) -> bytes:
+    """The name of a medium's part number `part`."""
+    return hashlib.sha256(medium).digest() + part.to_bytes(4, "big")
+
+
+def ids_of(key: bytes, n_tokens: int) -> list[int]:
+    """The ids of a part: 31 bits each."""
+    ids = array("i", hashlib.shake_256(key).digest(4 * n_tokens))
+    return [each | -(1 << 31) for each in ids]

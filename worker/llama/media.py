@@ -1,0 +1,190 @@
+"""libmtmd: a projector turns parts of pictures and sounds into embeddings of the model.
+
+The only import of its bindings; belongs to the engine process. Decoded pixels and samples come in:
+no decoder of libmtmd is used for pictures, and its decoder of sounds only on what was measured
+before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import weakref
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.errors import BackendMismatch, InferenceFailed, ModelError
+from worker.lean_imports import without_init
+from worker.llama import library
+from worker.llama.model import Model
+
+_TEXT, _IMAGE = 0, 1
+"""Types of a chunk; the third is a part of a sound."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MediaChunk:
+    """A part of a picture or sound, ready to be encoded: one pass through the projector."""
+
+    n_tokens: int
+    """The rows of its embeddings, each at a position of its own."""
+    at_once: bool
+    """Whether its rows see each other, so that all of them are computed in one micro-batch."""
+    pointer: Any
+
+
+Piece = tuple[int, ...] | MediaChunk
+"""Tokens that the model wants around or between the parts of a medium, or one of the parts."""
+
+
+class Projector:
+    """
+    Raises:
+        ModelError: libmtmd refuses the file, or it does not go with the model.
+    """
+
+    def __init__(
+        self, model: Model, path: str, device: library.Device | None, threads: int
+    ) -> None:
+        self._mtmd = _bindings()
+        flat = library.load()
+        params = self._mtmd.mtmd_context_params_default()
+        params.use_gpu = device is not None
+        params.device = device.handle if device is not None else None
+        params.print_timings = False
+        params.n_threads = threads
+        # Its compute buffer is there, and known, before the first picture comes.
+        params.warmup = True
+        with library.log.capture() as lines:
+            pointer = self._mtmd.mtmd_init_from_file(path.encode(), model.pointer, params)
+        self.load_log: tuple[str, ...] = tuple(lines)
+        if not pointer:
+            raise ModelError(f"libmtmd cannot load {path}: {_reason(lines)}", path=path)
+        self.pointer = pointer
+        self.sees = bool(self._mtmd.mtmd_support_vision(pointer))
+        self.hears = bool(self._mtmd.mtmd_support_audio(pointer))
+        self.sample_rate = int(self._mtmd.mtmd_get_audio_sample_rate(pointer))
+        """Samples per second of a sound; -1 if it does not hear."""
+        self.has_four_positions = bool(self._mtmd.mtmd_decode_use_mrope(pointer))
+        """Whether a row has positions in time and space (M-RoPE)."""
+        self._width = int(flat.llama_model_n_embd_inp(model.pointer))
+
+    def picture(self, width: int, height: int, pixels: bytes) -> list[Piece]:
+        """The pieces of a picture of `width` × `height` pixels, each three bytes: red, green, blue.
+
+        Any thread may call it.
+
+        Raises:
+            InferenceFailed: libmtmd cannot prepare it.
+        """
+        assert len(pixels) == 3 * width * height
+        data = (ctypes.c_uint8 * len(pixels)).from_buffer_copy(pixels)
+        return self._pieces(self._mtmd.mtmd_bitmap_init(width, height, data))
+
+    def sound(self, samples: npt.NDArray[np.float32]) -> list[Piece]:
+        """The pieces of a sound: (samples,) at `sample_rate`. Otherwise as `picture`."""
+        data = samples.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        return self._pieces(self._mtmd.mtmd_bitmap_init_from_audio(len(samples), data))
+
+    def samples(self, encoded: bytes) -> npt.NDArray[np.float32]:
+        """A WAV, MP3 or FLAC as one channel at `sample_rate`: (samples,).
+
+        NOTE: libmtmd gives what it takes for a video to a program of that name, so what is passed
+        must begin as a sound does.
+
+        Raises:
+            InferenceFailed: it cannot be decoded.
+        """
+        mtmd = self._mtmd
+        data = (ctypes.c_uint8 * len(encoded)).from_buffer_copy(encoded)
+        bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(self.pointer, data, len(encoded), False)
+        if not bitmap:
+            raise InferenceFailed("libmtmd cannot decode the sound")
+        try:
+            n_bytes = mtmd.mtmd_bitmap_get_n_bytes(bitmap)
+            return np.frombuffer(
+                ctypes.string_at(mtmd.mtmd_bitmap_get_data(bitmap), n_bytes), np.float32
+            )
+        finally:
+            mtmd.mtmd_bitmap_free(bitmap)
+
+    def _pieces(self, bitmap: Any) -> list[Piece]:
+        mtmd = self._mtmd
+        chunks = mtmd.mtmd_input_chunks_init()
+        part = mtmd.mtmd_input_part(None, bitmap)
+        parts = (ctypes.POINTER(mtmd.mtmd_input_part) * 1)(ctypes.pointer(part))
+        try:
+            with library.log.capture() as lines:
+                result = mtmd.mtmd_tokenize_from_parts(self.pointer, chunks, parts, 1, False)
+            if result != 0:
+                raise InferenceFailed(f"libmtmd cannot prepare it: {_reason(lines)}")
+            n_chunks = mtmd.mtmd_input_chunks_size(chunks)
+            return [self._piece(mtmd.mtmd_input_chunks_get(chunks, at)) for at in range(n_chunks)]
+        finally:
+            mtmd.mtmd_input_chunks_free(chunks)
+            mtmd.mtmd_bitmap_free(bitmap)
+
+    def _piece(self, chunk: Any) -> Piece:
+        mtmd = self._mtmd
+        if mtmd.mtmd_input_chunk_get_type(chunk) == _TEXT:
+            n_tokens = ctypes.c_size_t()
+            ids = mtmd.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(n_tokens))
+            return tuple(ids[: n_tokens.value])
+        copy = mtmd.mtmd_input_chunk_copy(chunk)
+        piece = MediaChunk(
+            int(mtmd.mtmd_input_chunk_get_n_tokens(copy)),
+            bool(mtmd.mtmd_decode_use_non_causal(self.pointer, copy)),
+            _Owned(copy),
+        )
+        weakref.finalize(piece.pointer, mtmd.mtmd_input_chunk_free, copy)
+        return piece
+
+    def encode(self, chunk: MediaChunk) -> npt.NDArray[np.float32]:
+        """The embeddings of a chunk: (n_tokens, width of the model's input). On the engine thread.
+
+        Raises:
+            InferenceFailed: the projector fails.
+        """
+        with library.log.capture() as lines:
+            result = self._mtmd.mtmd_encode_chunk(self.pointer, chunk.pointer.address)
+        if result != 0:
+            raise InferenceFailed(f"the projector fails: {_reason(lines)}")
+        rows = self._mtmd.mtmd_get_output_embd(self.pointer)
+        return np.ctypeslib.as_array(rows, (chunk.n_tokens, self._width)).copy()
+
+    def close(self) -> None:
+        if self.pointer:
+            self._mtmd.mtmd_free(self.pointer)
+            self.pointer = None
+
+
+class _Owned:
+    """A native object that is freed with this one."""
+
+    def __init__(self, address: Any) -> None:
+        self.address = address
+
+
+@cache
+def _bindings() -> ModuleType:
+    log = library.log_callback()
+    try:
+        with without_init("llama_cpp"):
+            mtmd: ModuleType = importlib.import_module("llama_cpp.mtmd_cpp")
+    except (ImportError, OSError, RuntimeError) as error:
+        raise BackendMismatch(
+            f"libmtmd, which pictures and sounds need, cannot be loaded: {error}; install a wheel "
+            "that has it"
+        ) from error
+    mtmd.mtmd_helper_log_set(log, None)  # the helpers' log and libmtmd's own
+    return mtmd
+
+
+def _reason(lines: list[str]) -> str:
+    told = [line.strip() for line in lines if line.strip()]
+    return told[-1] if told else "no reason was given"

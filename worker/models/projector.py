@@ -1,0 +1,85 @@
+"""`--mmproj FILE` in, a local projector out that fits the model; without it, one beside the model.
+
+Runs on the API process's event loop, and in commands; reading goes to a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from worker.errors import ModelError
+from worker.models.gguf.header import GgufHeader, read_header
+from worker.models.gguf.servable import check_types
+from worker.observability.logs import get_logger
+from worker.wire.messages import ProjectorFile
+
+ARCHITECTURE = "clip"
+NONE = "none"
+"""Of the setting: text only, whatever lies beside the model."""
+_PATTERN = "*mmproj*.gguf"
+
+log = get_logger()
+
+
+async def resolve_projector(wanted: str | None, model_path: Path) -> ProjectorFile | None:
+    """The projector that the setting names; without one, the only one beside the model that fits.
+
+    Raises `ModelError` if the named one cannot be read or does not fit the model.
+    """
+    if wanted == NONE:
+        return None
+    if wanted is None:
+        return await asyncio.to_thread(_beside, model_path)
+    path = Path(os.path.expanduser(wanted)).absolute()
+    return await asyncio.to_thread(_named, path, model_path)
+
+
+def _named(path: Path, model_path: Path) -> ProjectorFile:
+    header = read_header(path)
+    fault = _fault(header, read_header(model_path))
+    if fault is not None:
+        raise ModelError(
+            f"{str(path)!r} is no projector for {str(model_path)!r}: {fault}.", path=str(path)
+        )
+    return ProjectorFile(str(path), header.tensor_bytes)
+
+
+def _beside(model_path: Path) -> ProjectorFile | None:
+    paths = [each for each in sorted(model_path.parent.glob(_PATTERN)) if each != model_path]
+    if not paths:
+        return None
+    model, fitting = read_header(model_path), []
+    for path in paths:
+        try:
+            header = read_header(path)
+            fault = _fault(header, model)
+        except ModelError as error:
+            fault = error.message
+        if fault is None:
+            fitting.append(ProjectorFile(str(path), header.tensor_bytes))
+        else:
+            log.warning("projector.passed_over", file=path.name, reason=fault)
+    if len(fitting) > 1:
+        names = [Path(each.path).name for each in fitting]
+        log.warning("projector.not_chosen", files=names, hint="name one with --mmproj")
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def _fault(header: GgufHeader, model: GgufHeader) -> str | None:
+    """Why a file is no projector for the model."""
+    if header.architecture != ARCHITECTURE:
+        return f"it holds a model of the architecture {header.architecture}"
+    check_types(header)
+    if model.pooling is not None:
+        return "the model embeds texts and takes nothing else"
+    widths = {
+        value
+        for side in ("vision", "audio")
+        if isinstance(value := header.metadata.get(f"clip.{side}.projection_dim"), int)
+    }
+    if widths and model.embedding_length not in widths:
+        given = ", ".join(map(str, sorted(widths)))
+        return f"it makes embeddings of {given} numbers, the model takes {model.embedding_length}"
+    return None
