@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.convert import engine
+from tests.convert.test_failures import edit
 from tests.convert.test_parity import DATA, checkpoint
 from worker.commands import convert as cli
 
@@ -36,11 +37,11 @@ def converted(source: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize("by", ["name", "card"])
+@pytest.mark.parametrize("by", ["name", "config"])
 def test_the_rank_is_the_probability_of_yes(tmp_path: Path, by: str) -> None:
     source = reranker(tmp_path, "Qwen3-Reranker-0.6B" if by == "name" else "tuned")
-    if by == "card":
-        (source / "README.md").write_text("---\nlicense: x\n---\n# Qwen3-Reranker-0.6B\n")
+    if by == "config":
+        edit(source / "config.json", _name_or_path="Qwen/Qwen3-Reranker-0.6B")
     target = converted(source)
     expected = np.load(DATA / "qwen3/expected.npz")
     pair = np.exp(expected["logits"][-1][[YES, NO]].astype(np.float64))
@@ -55,7 +56,7 @@ def test_the_rank_is_the_probability_of_yes(tmp_path: Path, by: str) -> None:
 
 def test_another_qwen3_stays_a_chat_model(tmp_path: Path) -> None:
     source = reranker(tmp_path, "Qwen3-Chat")
-    (source / "README.md").write_text("# A chat model\nBetter than Qwen3-Reranker.\n")
+    (source / "README.md").write_text("# Better than Qwen3-Reranker\nA chat model.\n")
     assert "qwen3.pooling_type" not in gguf.GGUFReader(converted(source)).fields
 
 

@@ -256,6 +256,13 @@ def test_spaces_in_front_and_behind_special_tokens(tmp_path: Path, scheme: str) 
     for text in ("word", " word", "  two", "<s>word", "<s> word", "a  <|x|>  b<s><s>c", ""):
         assert ids(model, text) == source.encode(text, add_special_tokens=False).ids, text
     model.close()
+    # Another program does not know our keys, and llama.cpp does in it what the file says.
+    file = tmp_path / "vocabulary.gguf"
+    file.write_bytes(file.read_bytes().replace(b"llorch.tokenizer.", b"others.tokenizer."))
+    other = Model(str(file), LoadOptions(vocab_only=True))
+    for text in ("word", "two words", "CamelCase  twice"):
+        assert ids(other, text) == source.encode(text, add_special_tokens=False).ids, text
+    other.close()
 
 
 def test_composed_characters_around_special_tokens(tmp_path: Path) -> None:

@@ -29,10 +29,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt-bigcode": ("GPTBigCodeConfig", {"n_layer": 2, "n_head": 4, "n_embd": 64}),
     "gpt-neox": ("GPTNeoXConfig", {}),
     "hunyuan": ("HunYuanDenseV1Config", {"head_dim": 16}),
-    "hunyuan-moe": ("HunYuanMoEV1Config", {"head_dim": 16, **EXPERTS, "moe_topk": 2}),
     "jamba": ("JambaConfig", {"num_hidden_layers": 8, "use_mamba_kernels": False, **EXPERTS}),
     "mamba": ("MambaConfig", {"state_size": 8, "intermediate_size": 128}),
-    "minimax-m2": ("MiniMaxM2Config", {"head_dim": 16, **EXPERTS}),
     "mpt": (
         "MptConfig",
         {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}
@@ -44,7 +42,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"num_key_value_heads": 4, "saved_as": "PhiMoEForCausalLM", **EXPERTS},
     ),
 }
-PUBLISHED: dict[str, dict[str, Any]] = {"gpt-neox": {"rotary_pct": 0.25}}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "gpt-neox": {"rotary_pct": 0.25},
+    "phimoe": {"original_max_position_embeddings": 256},
+}
 """Keys that published configurations have and transformers no longer saves."""
 
 

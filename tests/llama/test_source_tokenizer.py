@@ -9,7 +9,7 @@ import gguf
 import pytest
 
 from worker.errors import ModelError
-from worker.llama.source_tokenizer import SPLIT, SourceTokenizer, SourceWords, recorded_split
+from worker.llama.source_tokenizer import SPLIT, SourceTokenizer, SourceWords, recorded
 
 SPECIAL, ADDED = {"<s>": 1, "<|end|>": 2}, {"<tool>": 3}
 
@@ -86,7 +86,7 @@ def test_a_file_is_asked_before_it_is_loaded(tmp_path: Path) -> None:
         writer.write_kv_data_to_file()
         writer.close()
     (tmp_path / "empty").touch()
-    assert recorded_split(str(tmp_path / "with")) == '["é"]'
-    assert recorded_split(str(tmp_path / "without")) is None
-    assert recorded_split(str(tmp_path / "empty")) is None
-    assert recorded_split(str(tmp_path / "absent")) is None
+    assert recorded(str(tmp_path / "with"), SPLIT) == '["é"]'
+    assert recorded(str(tmp_path / "without"), SPLIT) is None
+    assert recorded(str(tmp_path / "empty"), SPLIT) is None
+    assert recorded(str(tmp_path / "absent"), SPLIT) is None

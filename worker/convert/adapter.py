@@ -68,7 +68,7 @@ def convert_adapter(folder: Path, base: GgufHeader, target: Path) -> int:
     config = read_json(folder / CONFIG)
     _check_kind(folder, config)
     pairs = _pairs(folder, config, base)
-    partial = target.with_name(f"{target.name}.partial")
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")  # Others may write it, too.
     writer = gguf.GGUFWriter(partial, base.architecture)
     try:
         writer.add_type(gguf.GGUFType.ADAPTER)

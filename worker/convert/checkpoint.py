@@ -192,7 +192,7 @@ def read_header(path: Path) -> list[TensorInfo]:
             header = json.loads(file.read(length).decode("utf-8"))
     except OSError as failure:
         raise ModelError(f"{path} cannot be read: {failure.strerror}", path=str(path)) from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         raise error("its header is not JSON") from None
     if not isinstance(header, dict):
         raise error("its header is not a JSON object")
@@ -219,7 +219,7 @@ def _tensor(path: Path, base: int, data_bytes: int, name: str, entry: object) ->
     dtype: Any = entry.get("dtype")
     shape: Any = entry.get("shape")
     offsets: Any = entry.get("data_offsets")
-    if dtype not in _ITEM_BITS:
+    if not isinstance(dtype, str) or dtype not in _ITEM_BITS:
         raise error(f"has type {dtype}, which SafeTensors does not have")
     if not _whole_numbers(shape):
         raise error("has no valid shape")
@@ -234,13 +234,13 @@ def _tensor(path: Path, base: int, data_bytes: int, name: str, entry: object) ->
             needed_bytes=base + end,
             available_bytes=base + data_bytes,
         )
-    if end - begin != math.prod(shape) * _ITEM_BITS[dtype] / 8:
+    if len(shape) > 8 or 8 * (end - begin) != math.prod(shape) * _ITEM_BITS[dtype]:
         raise error(f"of shape {shape} and type {dtype} cannot take {end - begin} bytes")
     return TensorInfo(name, dtype, tuple(shape), path, base + begin, end - begin)
 
 
 def _whole_numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+    return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 48 for n in value)
 
 
 def _check_index(folder: Path, tensors: Mapping[str, TensorInfo]) -> None:

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.output import PlacedTensor
+from worker.convert.quantize import to_float32
 from worker.convert.tensor_plan import RowSpan
 
 CHUNK_ELEMENTS = 1 << 18
@@ -40,11 +42,15 @@ class RowChunk:
     size_bytes: int
 
     def source(self, checkpoint: Checkpoint) -> npt.NDArray[Any]:
-        """The source values of this chunk, as stored."""
-        if self.piece is not None:
-            return self.piece.read(checkpoint, self.first_row, self.n_rows)
-        assert self.placed.tensor.values is not None
-        return self.placed.tensor.values
+        """What the source's values of this chunk become, in a stored type or as float32."""
+        tensor = self.placed.tensor
+        if self.piece is None:
+            assert tensor.values is not None
+            return tensor.values
+        values = self.piece.read(checkpoint, self.first_row, self.n_rows)
+        if tensor.plus:
+            values = to_float32(values) + np.float32(tensor.plus)
+        return values if tensor.times == 1.0 else to_float32(values) * np.float32(tensor.times)
 
 
 def chunks(placed: Iterable[PlacedTensor]) -> Iterator[RowChunk]:

@@ -8,6 +8,14 @@ from typing import Any
 
 from worker.errors import ModelError
 
+MOST = 1e30
+"""No setting of a model is beyond; a float32 is its place in the file."""
+
+
+def _text(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:80]}…"
+
 
 @dataclass(frozen=True, slots=True)
 class Rope:
@@ -34,31 +42,33 @@ class Config:
         integer."""
         value = self._first(keys, default)
         if type(value) is not int or not 1 <= value < 1 << 31:
-            raise ModelError(f"{self.name}: {keys[0]} must be a positive integer, not {value!r}")
+            raise ModelError(
+                f"{self.name}: {keys[0]} must be a positive integer, not {_text(value)}"
+            )
         return value
 
     def number(self, *keys: str, default: float | None = None) -> float:
         value = self._first(keys, default)
-        if type(value) not in (int, float):
-            raise ModelError(f"{self.name}: {keys[0]} must be a number, not {value!r}")
+        if type(value) not in (int, float) or not abs(value) < MOST:
+            raise ModelError(f"{self.name}: {keys[0]} must be a number, not {_text(value)}")
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:
         value = self._first((key,), default)
         if type(value) is not bool:
-            raise ModelError(f"{self.name}: {key} must be true or false, not {value!r}")
+            raise ModelError(f"{self.name}: {key} must be true or false, not {_text(value)}")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
         value = self._first((key,), default)
         if not isinstance(value, str):
-            raise ModelError(f"{self.name}: {key} must be a string, not {value!r}")
+            raise ModelError(f"{self.name}: {key} must be a string, not {_text(value)}")
         return value
 
     def items(self, key: str) -> list[Any]:
         value = self._first((key,), None)
         if not isinstance(value, list):
-            raise ModelError(f"{self.name}: {key} must be a list, not {value!r}")
+            raise ModelError(f"{self.name}: {key} must be a list, not {_text(value)}")
         return value
 
     def section(self, key: str) -> Config:
@@ -67,7 +77,7 @@ class Config:
         if value is None:
             value = {}
         if not isinstance(value, dict):
-            raise ModelError(f"{self.name}: {key} must be an object, not {value!r}")
+            raise ModelError(f"{self.name}: {key} must be an object, not {_text(value)}")
         return Config(value, f"{self.name}: {key}")
 
     def _first(self, keys: tuple[str, ...], default: Any) -> Any:

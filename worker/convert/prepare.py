@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gguf.constants import Keys
 
-from worker.convert import architectures, manifest, reranker, upstream
+from worker.convert import architectures, manifest, plausible, reranker, upstream
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
 from worker.convert.family import metadata as family_metadata
@@ -99,6 +99,22 @@ def prepare(source: Path, options: Options) -> Conversion:
     Raises:
         ModelError: the checkpoint's small files or headers are invalid or not supported.
     """
+    try:
+        return _prepare(source, options)
+    except ModelError as error:  # It may quote what a file says, which may be long.
+        raise ModelError(_brief(error.message), **error.details) from error.__cause__
+    except _FAULTS as error:  # A value of another type than its place has, deep in a file.
+        said = f"{source} is malformed: {type(error).__name__} {error}"
+        raise ModelError(_brief(said), path=str(source)) from error
+
+
+def _brief(sentence: str) -> str:
+    sentence = " ".join(sentence.split())
+    half = _MOST_CHARS // 2
+    return sentence if len(sentence) <= 2 * half else f"{sentence[:half]} … {sentence[-half:]}"
+
+
+def _prepare(source: Path, options: Options) -> Conversion:
     checkpoint = Checkpoint.open(source)
     config = Config(checkpoint.config)
     family = architectures.family_of(config)
@@ -145,10 +161,24 @@ class _Model:
     scratch: tempfile.TemporaryDirectory[str] | None = None
 
 
+_MOST_CHARS = 1000
+_FAULTS = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    IndexError,
+    ArithmeticError,
+    MemoryError,
+)
+
+
 def _by_family(checkpoint: Checkpoint, family: Family, config: Config, options: Options) -> _Model:
     if config.has(family.section):  # A text model alone may have everything on one level.
         config = config.section(family.section)
+    plausible.check_config(config, checkpoint)
     dims = family.dims(config)
+    plausible.check_dims(config, dims, checkpoint)
     family_metadata.check(family, config, dims)
     pooling = read_pooling(checkpoint)
     if pooling is not None and family.head != "always":

@@ -59,10 +59,8 @@ def is_copied(source: np.dtype[Any], kind: TensorType) -> bool:
     )
 
 
-def encode(values: npt.NDArray[Any], kind: TensorType, plus: float = 0.0) -> npt.NDArray[np.uint8]:
+def encode(values: npt.NDArray[Any], kind: TensorType) -> npt.NDArray[np.uint8]:
     """The bytes of `values`, which are whole rows, as tensor type `kind`."""
-    if plus:
-        values = to_float32(values) + np.float32(plus)
     values = values.reshape(-1)
     if is_copied(values.dtype, kind):
         return values.view(np.uint8)

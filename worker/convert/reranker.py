@@ -1,8 +1,8 @@
 """Qwen3-Reranker: a decoder whose score is the probability that it answers "yes".
 
-Only the name tells its checkpoints from those of the chat model. The GGUF gets the rows of the
-output head for "yes" and "no" as a classifier, and the prompt, under the same keys that llama.cpp's
-own script writes.
+Only the name tells its checkpoints from those of the chat model: that of the repository or folder,
+or the one in `config.json`; a README is not asked. The GGUF gets the rows of the output head for
+"yes" and "no" as a classifier, and the prompt, under the keys of llama.cpp's own script.
 """
 
 from __future__ import annotations
@@ -38,11 +38,7 @@ _NAME = re.compile(r"qwen3-reranker", re.IGNORECASE)
 def is_reranker(source: Path, family: Family, config: Config) -> bool:
     if family.architecture != "qwen3" or "Qwen3ForCausalLM" not in family.names:
         return False
-    readme = source / "README.md"
-    texts = [name_of(source), str(config.values.get("_name_or_path"))]
-    if readme.is_file():
-        text = readme.read_text(encoding="utf-8", errors="replace")
-        texts += [line for line in text.splitlines() if line.startswith("# ")]
+    texts = (name_of(source), str(config.values.get("_name_or_path")))
     return any(_NAME.search(text) for text in texts)
 
 

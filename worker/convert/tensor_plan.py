@@ -64,6 +64,7 @@ class OutputTensor:
     shape: tuple[int, ...]
     pieces: tuple[RowSpan, ...]
     plus: float = 0.0
+    times: float = 1.0
     keep_f32: bool = False
     kind: str = ""
     """The ggml type of the bytes in the pieces; if empty, the output type decides."""
@@ -178,10 +179,11 @@ def _output(instance: Instance, members: list[tuple[TensorInfo, ...]], d: Dims) 
         sources = [replace(s, shape=(1, *s.shape)) if len(s.shape) == 1 else s for s in sources]
     pieces = [piece for source in sources for piece in _pieces(rule, source, shape, d, sources)]
     columns = shape[-1] if len(shape) > 1 else 1
+    (times,) = d.scales[rule.times] if rule.times else (1.0,)
     same_size = sum(p.n_rows for p in pieces) * columns == math.prod(shape)
     if not same_size or sources[0].row_length != columns:
         raise _misshapen(sources[0], shape)
-    return OutputTensor(name, shape, tuple(pieces), rule.plus, rule.keep_f32)
+    return OutputTensor(name, shape, tuple(pieces), rule.plus, times, rule.keep_f32)
 
 
 def _made_output(
@@ -202,7 +204,7 @@ def _made_output(
     ]
     if origin.per_expert and any(info.shape[0] != n_parts for m in members for info in m):
         raise _misshapen(members[0][0], shape)
-    return OutputTensor(name, shape, tuple(pieces), rule.plus, rule.keep_f32, origin.kind)
+    return OutputTensor(name, shape, tuple(pieces), rule.plus, 1.0, rule.keep_f32, origin.kind)
 
 
 def _made(

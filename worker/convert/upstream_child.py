@@ -13,6 +13,7 @@ import runpy
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ def main() -> None:
         del sys.modules[name]  # The script's own is newer.
     meant = _record()
     _forgive_vocabularies()
+    _keep_settings()
     sys.argv = ["convert_hf_to_gguf.py", source, "--outfile", target, "--outtype", outtype]
     runpy.run_path(f"{scripts}/convert_hf_to_gguf.py", run_name="__main__")
     print(json.dumps(meant))
@@ -101,6 +103,19 @@ def _forgive_vocabularies() -> None:
         return kind
 
     conversion.get_model_class = forgiving
+
+
+def _keep_settings() -> None:
+    """Give the script the settings of `config.json` that transformers reads and then drops."""
+    from conversion import ModelBase
+
+    original = ModelBase.load_hparams
+
+    def load(folder: Path, is_mistral_format: bool) -> dict[str, Any]:
+        file = folder / ("params.json" if is_mistral_format else "config.json")
+        return {**json.loads(file.read_text("utf-8")), **original(folder, is_mistral_format)}
+
+    ModelBase.load_hparams = staticmethod(load)
 
 
 if __name__ == "__main__":

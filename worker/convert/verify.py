@@ -174,12 +174,12 @@ def _placed(tensors: Sequence[OutputTensor], path: Path) -> list[PlacedTensor]:
 
 
 def _check_chunk(source: npt.NDArray[Any], written: npt.NDArray[np.uint8], chunk: RowChunk) -> None:
-    tensor, kind = chunk.placed.tensor, chunk.placed.kind
+    kind = chunk.placed.kind
     if kind not in _LOSS:
-        if not np.array_equal(encode(source, kind, tensor.plus), written):
+        if not np.array_equal(encode(source, kind), written):
             raise _differs(chunk, "its bytes are not those that the source gives")
         return
-    values = to_float32(source).reshape(-1) + np.float32(tensor.plus)
+    values = to_float32(source).reshape(-1)
     lost = _rms(decode(written, kind) - values) / max(_rms(values), 1e-30)
     if not lost <= _LOSS[kind]:  # False for a NaN.
         raise _differs(chunk, f"{kind} lost {lost:.0%} of it")

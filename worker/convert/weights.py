@@ -30,7 +30,7 @@ def write_tensors(
     def work(chunk: chunks.RowChunk) -> None:
         placed = chunk.placed
         values = chunk.source(conversion.checkpoint)
-        data = encode(values, placed.kind, placed.tensor.plus)
+        data = encode(values, placed.kind)
         if not is_copied(values.dtype, placed.kind) and not is_finite(data, placed.kind):
             raise ModelError(
                 f"tensor {placed.tensor.name} has a value that {placed.kind} cannot hold",

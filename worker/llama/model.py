@@ -20,12 +20,13 @@ from worker.llama.source_tokenizer import (
     LSTRIP,
     NEUTRAL,
     RSTRIP,
+    SPLIT,
     STEPS,
     WHOLE_WORDS,
     SourceTokenizer,
     SourceWords,
     any_of,
-    recorded_split,
+    recorded,
 )
 
 MAX_TEXT_CHARS = 2048
@@ -104,8 +105,10 @@ class Model:
         # llama.cpp reads the arrays until it frees the model.
         self._tensor_overrides = _tensor_overrides(options.tensor_placement)
         params.tensor_buft_overrides = ctypes.cast(self._tensor_overrides, ctypes.c_void_p)
-        self._split = recorded_split(path)
+        self._split = recorded(path, SPLIT)
         instead: dict[str, int | str] = {"tokenizer.ggml.pre": NEUTRAL} if self._split else {}
+        if "space-" in (recorded(path, STEPS) or ""):
+            instead["tokenizer.ggml.add_space_prefix"] = False
         if options.without_vocabulary is not None:
             architecture, n_tokens = options.without_vocabulary
             instead = {"tokenizer.ggml.model": "no_vocab", f"{architecture}.vocab_size": n_tokens}
@@ -369,7 +372,9 @@ def _metadata_overrides(flat: Any, values: Mapping[str, int | str]) -> Any:
     overrides = (flat.llama_model_kv_override * (len(values) + 1))()
     for each, (key, value) in zip(overrides, values.items(), strict=False):
         each.key = key.encode()
-        if isinstance(value, str):
+        if isinstance(value, bool):
+            each.tag, each.value.val_bool = flat.LLAMA_KV_OVERRIDE_TYPE_BOOL, value
+        elif isinstance(value, str):
             each.tag, each.value.val_str = flat.LLAMA_KV_OVERRIDE_TYPE_STR, value.encode()
         else:
             each.tag, each.value.val_i64 = flat.LLAMA_KV_OVERRIDE_TYPE_INT, value

@@ -19,7 +19,8 @@ from worker.errors import ModelError
 
 STEPS = "llorch.tokenizer.steps"
 """The key of a list of words. `nfc`, `nfkc`, `nfd` and `nfkd` normalise. `space-first` adds a space
-before a text, `space-each` also after each special token, both only where there is none.
+before a text, `space-each` also after each special token, both only where there is none; llama.cpp
+is then told to add none. Others that read the file go by its `add_space_prefix`.
 `whole-words` takes a word that is a token without merging."""
 LSTRIP, RSTRIP = "llorch.tokenizer.lstrip", "llorch.tokenizer.rstrip"
 """The keys of the ids of tokens that take the white space before or after them along."""
@@ -132,13 +133,14 @@ def any_of(texts: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
-def recorded_split(path: str) -> str | None:
-    """The value of `SPLIT` in a GGUF, read before llama.cpp loads it; `None` for most models."""
-    key = len(SPLIT).to_bytes(8, "little") + SPLIT.encode() + _STRING.to_bytes(4, "little")
+def recorded(path: str, key: str) -> str | None:
+    """The value of `SPLIT` or `STEPS` in a GGUF, read before llama.cpp loads it; `None` for most
+    models."""
+    wanted = len(key).to_bytes(8, "little") + key.encode() + _STRING.to_bytes(4, "little")
     try:
         with open(path, "rb") as file:
             head = file.read(_HEAD_BYTES)
     except OSError:
         return None  # llama.cpp reports what is wrong with the file.
-    _, found, rest = head.partition(key)
+    _, found, rest = head.partition(wanted)
     return rest[8 : 8 + int.from_bytes(rest[:8], "little")].decode("utf-8", "replace") or None

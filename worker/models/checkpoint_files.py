@@ -106,7 +106,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path.parent} has no {path.name}", path=str(path)) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not readable JSON: {error}", path=str(path)) from None
     if not isinstance(value, dict):
         raise ModelError(f"{path} must hold a JSON object", path=str(path))

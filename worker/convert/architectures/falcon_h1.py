@@ -11,7 +11,7 @@ import numpy as np
 from worker.convert.config import Config
 from worker.convert.family import state_space
 from worker.convert.family.layers import GATED
-from worker.convert.family.rules import Array, Family, Make
+from worker.convert.family.rules import Array, Family
 from worker.convert.family.sizes import Dims
 from worker.convert.quantize import to_float32
 
@@ -42,16 +42,6 @@ def _scales(config: Config) -> dict[str, tuple[float, ...]]:
     }
 
 
-def _times(name: str) -> Make:
-    """Multiply by the tensor's constant; a factor of 1 keeps the stored values."""
-
-    def make(sources: Sequence[Array], d: Dims) -> Array:
-        (factor,) = d.scales[name]
-        return sources[0] if factor == 1.0 else to_float32(sources[0]) * np.float32(factor)
-
-    return make
-
-
 def _scaled_input(sources: Sequence[Array], d: Dims) -> Array:
     """The input projection, whose rows for z, x, B, C and dt each have their own multiplier."""
     inner, side = d.more["inner"], d.more["groups"] * d.more["state"]
@@ -74,7 +64,8 @@ FALCON_H1 = Family(
         "ffn_up": "feed_forward.up_proj",
         "ffn_down": "feed_forward.down_proj",
     },
-    makes={**{name: _times(name) for name in _SCALED}, "ssm_in": _scaled_input},
+    scaled=frozenset(_SCALED),
+    makes={"ssm_in": _scaled_input},
     metadata=state_space.METADATA,
     dims=_dims,
     requires={

@@ -18,6 +18,7 @@ HEAD_NORMS = "attn_q_norm attn_k_norm"
 
 def leading_dense(n_layers: int, n_dense: int) -> tuple[str, ...]:
     """The kinds of the layers: the first `n_dense` have no experts."""
+    n_dense = min(n_dense, n_layers)
     return ("dense",) * n_dense + ("experts",) * (n_layers - n_dense)
 
 

@@ -86,6 +86,8 @@ class Rule:
     interleaved."""
     plus: float = 0.0
     """This is added to every value: Gemma stores its norm weights less one."""
+    times: str = ""
+    """Every value is multiplied by this one of `Dims.scales`."""
     on: str = ""
     """Only layers of this kind have the tensor (see `Dims.kinds`)."""
     keep_f32: bool = False
@@ -156,6 +158,8 @@ class Family:
     """Those that differ from `sizes.SHAPES`; `kind:name` for one kind of layer alone."""
     makes: Mapping[str, Make] = field(default_factory=dict)
     """What computes a tensor from the source of the usual name."""
+    scaled: frozenset[str] = frozenset()
+    """Tensors that are multiplied by their constant in `Dims.scales`."""
     norm_plus: float = 0.0
     """This is added to the weights of norms; see `Rule.plus`."""
     interleaved: bool = False
@@ -260,6 +264,7 @@ class Family:
                 optional=optional,
                 interleaved=self.interleaved and base in ("attn_q", "attn_k"),
                 plus=0.0 if base == "ssm_norm" else plus,
+                times=base if base in self.scaled and suffix == "weight" else "",
                 on=kind,
                 keep_f32=base in F32_ALWAYS or is_norm(base) or suffix != "weight",
             )

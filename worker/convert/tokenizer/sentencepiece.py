@@ -98,14 +98,12 @@ def set_space_prefix(vocabulary: Vocabulary, tokenizer: Mapping[str, Any]) -> No
 
     llama.cpp adds a space before a text and after each special token, even where there is one
     already. A `Metaspace` adds it only where there is none. For BPE, the worker therefore adds it
-    instead of llama.cpp.
+    instead of llama.cpp; other programs let llama.cpp add it, which is right for most texts.
     """
     key, scheme = Keys.Tokenizer.ADD_PREFIX, _prepend_scheme(tokenizer)
     if scheme in ("first", "each") and vocabulary.model == "llama":
         vocabulary.steps.append(f"space-{scheme}")
-        vocabulary.settings[key] = False
-    else:
-        vocabulary.settings[key] = scheme != "never"
+    vocabulary.settings[key] = scheme != "never"
 
 
 def _prepend_scheme(tokenizer: Mapping[str, Any]) -> str:

@@ -13,6 +13,8 @@ from worker.convert.family.rules import Metadata
 from worker.errors import ModelError
 from worker.llama import source_tokenizer
 
+MOST_TOKENS = 1 << 20
+"""Far more than any vocabulary has; a gap in the ids is filled, so a bound must be here."""
 _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<(pad|mask|unused\d+|reserved_\d+)>", re.DOTALL)
 """Texts that only a template should write, even if their definition does not call them special: in
 a user's message they would forge a turn."""
@@ -71,6 +73,8 @@ class Vocabulary:
 
     def put(self, i: int, text: str, kind: int, score: float = -1000.0) -> None:
         """Place a token; lower ids without a token are filled with unused ones."""
+        if not 0 <= i < MOST_TOKENS:
+            raise ModelError(f"the token {text[:80]!r} has the id {i}, beyond {MOST_TOKENS:,}")
         self._extend(i + 1)
         self.tokens[i], self.types[i] = text, int(kind)
         if self.scores is not None:
@@ -125,8 +129,11 @@ class Vocabulary:
 
     def metadata(self) -> Metadata:
         found: Metadata = {}
-        if self.split:  # Before the vocabulary, where the worker looks for it.
+        # Before the vocabulary, where the worker looks for them.
+        if self.split:
             found[source_tokenizer.SPLIT] = json.dumps(self.split, ensure_ascii=False)
+        if self.steps:
+            found[source_tokenizer.STEPS] = " ".join(self.steps)
         found |= {
             Keys.Tokenizer.MODEL: self.model,
             Keys.Tokenizer.PRE: self.pre,
@@ -138,7 +145,6 @@ class Vocabulary:
         if self.merges is not None:
             found[Keys.Tokenizer.MERGES] = self.merges
         for key, words in (
-            (source_tokenizer.STEPS, self.steps),
             (source_tokenizer.LSTRIP, sorted(self.lstrip)),
             (source_tokenizer.RSTRIP, sorted(self.rstrip)),
         ):

@@ -1,0 +1,39 @@
+"""Bounds of the sizes in a configuration by what the checkpoint's files hold.
+
+A number in `config.json` costs nothing to write, and memory goes by the number of layers, of
+experts and of tokens. So they are compared with the tensors before anything is computed from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from worker.convert.checkpoint import Checkpoint
+from worker.convert.config import Config
+from worker.convert.family.sizes import Dims
+from worker.errors import ModelError
+
+_COUNTS = ("num_hidden_layers", "n_layer", "num_layers")
+_SLACK = 4
+"""Some sizes are a small multiple of what a tensor has, such as an optional module's."""
+
+
+def check_config(config: Config, checkpoint: Checkpoint) -> None:
+    for key in _COUNTS:
+        value = config.values.get(key)
+        if type(value) is int and value > len(checkpoint.tensors):
+            raise ModelError(
+                f"{config.name}: {key} is {value}, the checkpoint has {len(checkpoint.tensors)} "
+                "tensors"
+            )
+
+
+def check_dims(config: Config, d: Dims, checkpoint: Checkpoint) -> None:
+    shapes = (info.shape for info in checkpoint.tensors.values() if info.size_bytes)
+    most = _SLACK * max((*(n for shape in shapes for n in shape), len(checkpoint.tensors)))
+    for name, size in {**asdict(d), **d.more}.items():
+        if isinstance(size, int) and size > most and name != "n_positions":
+            raise ModelError(
+                f"{config.name}: a size ({name}) of {size} is more than the tensors of the "
+                "checkpoint can have"
+            )
