@@ -52,6 +52,7 @@ def test_flags_win_over_variables_over_the_file_over_defaults(
 
 
 VALID = {
+    "adaptive_decay": "0.5",
     "batch": "1024",
     "callback_url": "http://manager:9200/ready",
     "context_length": "64",
@@ -60,6 +61,7 @@ VALID = {
     "max_body_bytes": "4096",
     "metrics_interval_ms": "250",
     "n_gpu_layers": "0",
+    "samplers": "top_k;temperature",
     "speculate": "ngram",
     "chat_template_kwargs": '{"a": 1}',
 }

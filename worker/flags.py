@@ -21,6 +21,7 @@ GROUPS = {
     "device": "the device",
     "engine": "the engine",
     "limits": "limits",
+    "sampling": "sampling, where a request leaves it open; else as the file says, or as llama.cpp",
     "server": "the server",
     "pool": "the pool manager",
 }

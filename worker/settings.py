@@ -50,6 +50,7 @@ from worker.setting_faults import (
 )
 from worker.wire.backends import BACKENDS, BackendName
 from worker.wire.engine_settings import EngineSettings
+from worker.wire.sampling import PARAMETERS, order_of
 
 BACKEND_FIELDS: Mapping[str, BackendName] = {
     field: name for name, backend in BACKENDS.items() for field in backend.fields
@@ -85,6 +86,7 @@ Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_separated)]
 JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_object)]
+Order = Annotated[tuple[str, ...], NoDecode, BeforeValidator(order_of)]
 OutputType = Literal[
     "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_k_s", "q4_0", "q3_k_m", "q2_k"
 ]
@@ -93,21 +95,35 @@ OutputType = Literal[
 
 _ENGINE_FIELDS = {each.name: each for each in dataclasses.fields(EngineSettings)}
 if TYPE_CHECKING:
-    _EngineFields = BaseSettings
+    _TableFields = BaseSettings
 else:
-    # Users write the engine's settings beside all others, so each is a field here, too.
-    _EngineFields = create_model(
-        "_EngineFields",
+    # Users write the engine's settings and the samplers' beside all others, so each is a field
+    # here, too.
+    _TableFields = create_model(
+        "_TableFields",
         __base__=BaseSettings,
         **{
             name: (annotation, Field(_ENGINE_FIELDS[name].default, **_ENGINE_FIELDS[name].metadata))
             for name, annotation in get_type_hints(EngineSettings).items()
             if name != "backend"
         },
+        **{
+            name: (
+                Annotated[int if known.is_integer else float, Field(allow_inf_nan=False)] | None,
+                _setting(
+                    None,
+                    "sampling",
+                    known.parameter.text,
+                    ge=known.parameter.range[0],
+                    le=known.parameter.range[1],
+                ),
+            )
+            for name, known in PARAMETERS.items()
+        },
     )
 
 
-class Settings(_EngineFields):
+class Settings(_TableFields):
     """One worker's settings. Use `Settings.load`; only tests call the constructor."""
 
     model_config = SettingsConfigDict(
@@ -147,6 +163,7 @@ class Settings(_EngineFields):
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "server", "least severe level to log")
     log_format: Literal["auto", "json", "console"] = _setting("auto", "server", "auto: JSON lines, but on a terminal the start's progress and then warnings; console: readable lines")
     config: Path | None = _setting(None, "server", "TOML file with any of these settings")
+    samplers: Order | None = _setting(None, "sampling", "the samplers that are used, in their order: names between ;, or llama.cpp's letters")
 
     callback_url: str | None = _setting(None, "pool", "where the pool manager takes the ready callback")
     callback_token: str | None = _setting(None, "pool", "bearer token for the pool manager", repr=False, min_length=1)
@@ -175,6 +192,12 @@ class Settings(_EngineFields):
     def engine(self) -> EngineSettings:
         """The settings of the engine process, as the pipe carries them."""
         return EngineSettings(**{name: getattr(self, name) for name in _ENGINE_FIELDS})
+
+    @cached_property
+    def sampling(self) -> tuple[tuple[str, Any], ...]:
+        """The defaults of requests that are given, by name."""
+        given = ((name, getattr(self, name)) for name in (*PARAMETERS, "samplers"))
+        return tuple((name, value) for name, value in given if value is not None)
 
     @property
     def certificate(self) -> tuple[str, str] | None:

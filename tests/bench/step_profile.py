@@ -40,8 +40,9 @@ from worker.llama.sampler import Sampler
 from worker.models.gguf.header import read_header
 from worker.wire.backends import BackendName
 from worker.wire.engine_settings import EngineSettings
+from worker.wire.sampling import Sampling
 from worker.wire.transport import SyncChannel
-from worker.wire.work import InferenceRequest, Sampling
+from worker.wire.work import InferenceRequest
 
 N_PROMPT = 128
 CONTEXT = 1024

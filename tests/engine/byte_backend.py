@@ -15,13 +15,15 @@ from collections import defaultdict
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
 from itertools import count, islice
+from typing import Any
 
 from worker.engine.media.span import Span
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk
 from worker.llama.sampler import Sampler
 from worker.wire.messages import DecodeOutcome, TokenLogprob
-from worker.wire.work import InferenceRequest, Sampling
+from worker.wire.sampling import Sampling
+from worker.wire.work import InferenceRequest
 
 EOG = 256
 
@@ -142,6 +144,9 @@ class ByteBackend:
 
     def logprobs(self, chunk: int, token: int, n_top: int, before: int = 0) -> TokenLogprob:
         return TokenLogprob(token, self.piece(token), 0.0)
+
+    def scored(self, token: int, logprob: float, top: Any) -> TokenLogprob:
+        return TokenLogprob(token, self.piece(token), logprob)
 
     def is_eog(self, token: int) -> bool:
         return token == EOG

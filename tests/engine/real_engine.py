@@ -28,7 +28,8 @@ from worker.wire.messages import (
     Token,
     TokenLogprob,
 )
-from worker.wire.work import InferenceRequest, Sampling
+from worker.wire.sampling import Sampling
+from worker.wire.work import InferenceRequest
 
 CONTEXT = 512
 

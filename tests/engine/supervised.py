@@ -22,7 +22,8 @@ from worker.supervisor.job import Job, StreamEvent
 from worker.supervisor.supervisor import Supervisor
 from worker.wire.engine_settings import EngineSettings
 from worker.wire.messages import LoadModel
-from worker.wire.work import InferenceRequest, Sampling
+from worker.wire.sampling import Sampling
+from worker.wire.work import InferenceRequest
 
 CONFIG = LoadModel(EngineSettings(), "/none", "scripted", "w")
 ROOT = Path(__file__).resolve().parents[2]

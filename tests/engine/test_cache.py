@@ -19,7 +19,8 @@ from worker.engine.cache.moves import Copy, Restore, Save, Snapshot, State, Trun
 from worker.engine.cache.slots import Slot, share
 from worker.engine.limits import Limits
 from worker.engine.sequence import Awaited, Sequence
-from worker.wire.work import InferenceRequest, Sampling
+from worker.wire.sampling import Sampling
+from worker.wire.work import InferenceRequest
 
 KINDS: list[dict[str, Any]] = [{}, {"recurrent": True}, {"window": 8}]
 _ids = count()

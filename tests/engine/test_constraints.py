@@ -18,7 +18,7 @@ from worker.errors import InvalidRequest
 from worker.llama.constraint import GrammarVocabulary
 from worker.llama.model import LoadOptions, Model
 from worker.llama.reasoning import ReasoningTrack
-from worker.wire.work import Constraint, Reasoning
+from worker.wire.sampling import Constraint, Reasoning
 
 CAPITAL = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 YES_NO = 'root ::= ("yes" | "no") "!"{2} # twice'

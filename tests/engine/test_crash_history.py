@@ -14,7 +14,8 @@ from worker.supervisor.crash_history import (
     CrashHistory,
 )
 from worker.supervisor.quarantine import Quarantine, fingerprint
-from worker.wire.work import Constraint, InferenceRequest, Sampling
+from worker.wire.sampling import Constraint, Sampling
+from worker.wire.work import InferenceRequest
 
 REQUEST = InferenceRequest("j", "a prompt", Sampling(seed=1), max_tokens=5)
 

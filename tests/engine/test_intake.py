@@ -17,7 +17,8 @@ from worker.errors import Cancelled, InferenceFailed, InvalidRequest
 from worker.llama.sampler import Sampler
 from worker.wire.black_box import BlackBox
 from worker.wire.messages import Accepted, Answered, Cancel, Event, Failed, Submit
-from worker.wire.work import ChatPrompt, InferenceRequest, Sampling, Tokenize
+from worker.wire.sampling import Sampling
+from worker.wire.work import ChatPrompt, InferenceRequest, Tokenize
 
 TEMPLATE = "{% for m in messages %}{{ m.content.strip() }}{% endfor %}"
 

@@ -15,7 +15,7 @@ from tests.engine.real_engine import RealEngine
 from tests.support.bundled import bundled_gguf
 from worker.errors import InferenceFailed, InvalidRequest
 from worker.wire.messages import Failed, Finished
-from worker.wire.work import Sampling
+from worker.wire.sampling import Sampling
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 STORY = "Once upon a time, there was a clever fox named Otto. Otto loved to dance. One day, Otto"

@@ -20,7 +20,7 @@ from worker.api.chat.parse.conventions import GENERIC, THINK, THINKING, Conventi
 from worker.engine.lookup import Lookup
 from worker.llama.reasoning import ReasoningTrack
 from worker.wire.messages import Finished, Token
-from worker.wire.work import Reasoning
+from worker.wire.sampling import Reasoning
 
 PROMPT = "<|im_start|>user\nTell a story.<|im_end|>\n<|im_start|>assistant\n<think>\n"
 CLOSING = "\n</think>"

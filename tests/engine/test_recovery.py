@@ -35,7 +35,8 @@ from worker.errors import (
 from worker.supervisor.job import Job, Stage, StreamEvent
 from worker.supervisor.supervisor import Supervisor
 from worker.wire.messages import Failed, Finished, Started, Token
-from worker.wire.work import ChatPrompt, InferenceRequest, Sampling, Tokenize
+from worker.wire.sampling import Sampling
+from worker.wire.work import ChatPrompt, InferenceRequest, Tokenize
 
 __all__ = ["script"]
 

@@ -40,19 +40,18 @@ from worker.wire.messages import (
     Token,
     TokenLogprob,
 )
+from worker.wire.sampling import Constraint, Sampling
 from worker.wire.transport import COMMANDS as COMMAND_DECODER
 from worker.wire.transport import EVENTS, LENGTH, SyncChannel, encode
 from worker.wire.work import (
     ApplyTemplate,
     ChatPrompt,
-    Constraint,
     Detokenize,
     Embed,
     InferenceRequest,
     InfillPrompt,
     ProveResidency,
     Rank,
-    Sampling,
     Tokenize,
     Tokenized,
 )

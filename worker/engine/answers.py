@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from worker.engine.backend import Backend
 from worker.engine.sequence import Sequence
-from worker.wire.messages import Event, Finished, StopReason, Token
+from worker.wire.messages import Event, Finished, StopReason, Token, TokenLogprob
 
 Drawn = tuple[Sequence, int, int]
 """A sequence, the index of the chunk after which a token was drawn for it, and the token."""
@@ -67,7 +67,7 @@ class Answers:
         is_eog = self._backend.is_eog(token) or token in request.sampling.stop_token_ids
         n_top = request.sampling.logprobs
         if n_top is not None and not (is_eog and request.prompt_logprobs is None):
-            sequence.pending_logprobs.append(self._backend.logprobs(index, token, n_top))
+            sequence.pending_logprobs.append(self._logprob(sequence, index, token, n_top))
         if is_eog:
             return "EOS", None
         sequence.tokens.append(token)
@@ -84,10 +84,17 @@ class Answers:
             or request.stop
             or n_top is not None
             or request.sampling.stop_token_ids
+            or request.sampling.learns
         )
         if stop is not None:
             return "STOP_SEQUENCE", stop
         return ("MAX_TOKENS", None) if len(sequence.tokens) >= sequence.n_most else None
+
+    def _logprob(self, sequence: Sequence, index: int, token: int, n_top: int) -> TokenLogprob:
+        """Of a token and its alternatives: as the model has them, or as they were drawn with."""
+        if not sequence.request.sampling.post_sampling_probs:
+            return self._backend.logprobs(index, token, n_top)
+        return self._backend.scored(token, *sequence.sampler.log_probabilities(token, n_top))
 
     def _learn(self, token: int) -> str:
         try:
@@ -131,6 +138,7 @@ def _emit(sequence: Sequence, text: str, events: list[Event]) -> None:
     if not text:
         return
     ids, logprobs = tuple(sequence.pending_ids), tuple(sequence.pending_logprobs)
-    events.append(Token(sequence.request_id, text, ids, logprobs))
+    learned = sequence.sampler.state if sequence.request.sampling.learns else ()
+    events.append(Token(sequence.request_id, text, ids, logprobs, learned))
     sequence.pending_ids.clear()
     sequence.pending_logprobs.clear()

@@ -45,6 +45,9 @@ class Backend(Protocol):
         """The log-probabilities of `token` and of the `n_top` best, at the chunk's end or `before`
         rows earlier."""
 
+    def scored(self, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> TokenLogprob:
+        """A token and its alternatives with their bytes."""
+
     def is_eog(self, token: int) -> bool: ...
 
     def piece(self, token: int, shown: tuple[str, ...] = ()) -> bytes:
@@ -221,8 +224,9 @@ class LlamaBackend:
 
     def logprobs(self, chunk: int, token: int, n_top: int, before: int = 0) -> TokenLogprob:
         logits = self._context.logits(self._rows[chunk] - before)
-        logprob, top = log_probabilities(logits, token, n_top)
+        return self.scored(token, *log_probabilities(logits, token, n_top))
 
+    def scored(self, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> TokenLogprob:
         def shown(each: int) -> bytes:
             return self._model.piece(each, special=True)
 

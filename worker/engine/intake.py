@@ -36,6 +36,7 @@ from worker.wire.messages import (
     Failed,
     Submit,
 )
+from worker.wire.sampling import Sampling
 from worker.wire.work import (
     ApplyTemplate,
     CountPrompt,
@@ -44,7 +45,6 @@ from worker.wire.work import (
     InferenceRequest,
     ProveResidency,
     Rank,
-    Sampling,
     Tokenize,
     Work,
 )
@@ -194,7 +194,7 @@ class Intake:
             )
         texts = [token for token in tokens if token >= 0] if prompt.spans else tokens
         sampler = self._make_sampler(request.sampling, texts)
-        sampler.follow_produced(request.produced)
+        sampler.follow_produced(request.produced, request.learned)
         n_system = 0
         if self._takes_snapshots:
             n_system = self._prompts.system_tokens(request.prompt, tokens)

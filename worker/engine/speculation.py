@@ -99,7 +99,9 @@ class Speculation:
         plain, self.seconds = self._pace.decode_seconds(1), 0.0
         room = min(self._most, sequence.n_most - len(sequence.tokens) - 1)
         request = sequence.request
-        if request.deterministic or request.sampling.logprobs is not None or room < 1 or not plain:
+        sampling = request.sampling
+        is_fixed = request.deterministic or sampling.logprobs is not None or sampling.learns
+        if is_fixed or room < 1 or not plain:
             return []
         stream = self._stream
         if stream.request_id != sequence.request_id:

@@ -30,7 +30,7 @@ from worker.errors import InferenceFailed, InvalidRequest
 from worker.llama import library
 from worker.llama.model import Model
 from worker.llama.reasoning import ReasoningTrack
-from worker.wire.work import Constraint
+from worker.wire.sampling import Constraint
 
 _COMPILER_LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 100_000,

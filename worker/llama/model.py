@@ -320,7 +320,12 @@ class Model:
         return any_of(map(self.token_text, self.user_defined))
 
     def _tokenize_at_once(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        data = text.encode()
+        return self.tokenize_bytes(text.encode(), add_special, parse_special)
+
+    def tokenize_bytes(
+        self, data: bytes, add_special: bool = False, parse_special: bool = False
+    ) -> list[int]:
+        """Token ids of a short text, which may begin inside a character."""
         size = len(data) + 8
         while True:
             buffer = (ctypes.c_int32 * size)()
@@ -337,6 +342,17 @@ class Model:
         while (length := to_piece(self.vocab, token, buffer, len(buffer), 0, special)) < 0:
             buffer = ctypes.create_string_buffer(-length)
         return buffer.raw[:length]
+
+    def words(self) -> Iterator[bytes]:
+        """The text of every token in turn, as if it was all that a text consists of: without the
+        space that a vocabulary adds to the first word; special tokens as they are spelled."""
+        buffer = ctypes.create_string_buffer(_MOST_PIECE_BYTES)
+        token, flat = (ctypes.c_int32 * 1)(), self._flat
+        for token[0] in range(self.n_vocab):
+            length = flat.llama_detokenize(
+                self.vocab, token, 1, buffer, _MOST_PIECE_BYTES, False, True
+            )
+            yield buffer.raw[:length] if length >= 0 else self.piece(token[0], special=True)
 
     def pieces(self) -> Iterator[bytes]:
         """The bytes of every token in turn; special tokens as they are spelled."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from worker.llama.model import Model
-from worker.wire.work import Reasoning
+from worker.wire.sampling import Reasoning
 
 _PROMPT_END_TOKENS = 16
 """Enough for the mark with which a chat template opens reasoning."""

@@ -16,19 +16,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from worker.errors import InferenceFailed, InvalidRequest
+from worker.llama.breakers import breakers_of
+from worker.llama.chain import Chain, Step, Undo
 from worker.llama.constraint import Follower, GrammarVocabulary
 from worker.llama.context import Context
-from worker.llama.draw import COLDEST, Changes, Cut, dice, largest, likeliest
+from worker.llama.draw import dice, largest, likeliest
 from worker.llama.model import Model
+from worker.llama.penalties import Bias, Dry, Penalties
 from worker.llama.reasoning import ReasoningTrack
-from worker.wire.work import Sampling
+from worker.wire.sampling import Sampling
 
 _FORBIDDEN = -math.inf
+_XTC = 0x787463
+"""Makes the seed of xtc's dice, which must not be those that draw the token."""
 
 
 class Sampler:
@@ -41,7 +47,7 @@ class Sampler:
         prompt: Sequence[int],
         vocabulary: GrammarVocabulary,
     ) -> None:
-        self._model, self._seed = model, sampling.seed
+        self._model, self._sampling, self._seed = model, sampling, sampling.seed
         self._n_drawn = 0
         constraint, wish = sampling.constraint, sampling.reasoning
         self._wish = wish
@@ -58,20 +64,19 @@ class Sampler:
         self._min_tokens = sampling.min_tokens
         stops = {token for token in sampling.stop_token_ids if token < model.n_vocab}
         self._ends = model.eog | stops
-        self._cut = Cut(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
-        self._changes = Changes(
-            _bias(model, sampling),
-            sampling.repetition_penalty,
-            sampling.frequency_penalty,
-            sampling.presence_penalty,
-            prompt,
-        )
-        self._is_plain = (
-            sampling.temperature < COLDEST
-            and constraint is None
-            and self._reasoning is None
-            and not sampling.min_tokens
-            and not (sampling.logit_bias or self._changes.remembers)
+        undo = Undo()
+        self._memories = _memories(model, sampling, prompt, undo)
+        changes: dict[str, Step] = {**self._memories}
+        if bias := _bias(model, sampling):
+            changes["bias"] = Bias(bias, undo)
+        self._chain = Chain(sampling, changes, undo, model.n_vocab)
+        self._is_plain = self._without_text.is_greedy and not (
+            self._memories
+            or sampling.logit_bias
+            or constraint is not None
+            or self._reasoning is not None
+            or sampling.min_tokens
+            or sampling.post_sampling_probs
         )
         """Whether the likeliest token is taken as it is; an unwanted end needs the full draw."""
 
@@ -103,20 +108,31 @@ class Sampler:
 
     def guess(self, logits: npt.NDArray[np.float32], ahead: int) -> int:
         """The token that would be drawn from another model's logits, so many tokens further on,
-        if nothing but temperature and cuts had a say."""
-        return self._cut.draw(logits, dice(self._seed, self._n_drawn + ahead))
+        if nothing that was said had a say."""
+        return self._draw_from(logits, self._n_drawn + ahead, chain=self._without_text)
+
+    @cached_property
+    def _without_text(self) -> Chain:
+        return Chain(self._sampling, {}, Undo(), self._model.n_vocab)
+
+    def _draw_from(
+        self,
+        logits: npt.NDArray[np.float32],
+        position: int,
+        attempt: int = 0,
+        chain: Chain | None = None,
+    ) -> int:
+        chain = chain or self._chain
+        number = dice(self._seed, position, attempt)
+        if not chain.throws_twice:
+            return chain.draw(logits, number)
+        return chain.draw(logits, number, dice(self._seed ^ _XTC, position, attempt))
 
     def _draw(self, logits: npt.NDArray[np.float32], unwanted: frozenset[int]) -> int:
-        changes = self._changes if self._changes else None
-        if changes is not None:
-            changes.apply(logits)
-        try:
-            token = self._cut.draw(logits, dice(self._seed, self._n_drawn))
-            if self._follower is not None and (token in unwanted or not self._follower.take(token)):
-                token = self._draw_allowed(self._follower, logits, unwanted)
-        finally:
-            if changes is not None:
-                changes.take_back(logits)
+        token = self._draw_from(logits, self._n_drawn)
+        if self._follower is not None and (token in unwanted or not self._follower.take(token)):
+            token = self._draw_allowed(self._follower, logits, unwanted)
+        self._chain.take()
         self._advance(token)
         return token
 
@@ -155,7 +171,8 @@ class Sampler:
 
     def _advance(self, token: int) -> None:
         self._n_drawn += 1
-        self._changes.remember(token)
+        for memory in self._memories.values():
+            memory.remember(token)
         if self._reasoning is not None:
             self._reasoning.take(token)
 
@@ -179,16 +196,31 @@ class Sampler:
         attempt = 0
         while left.max() > _FORBIDDEN:
             attempt += 1
-            token = self._cut.draw(left, dice(self._seed, self._n_drawn, attempt))
+            token = self._draw_from(left, self._n_drawn, attempt)
             if follower.take(token):
                 return token
             left[token] = _FORBIDDEN
         raise InferenceFailed("no token of this model can follow under the constraint")
 
-    def follow_produced(self, tokens: Sequence[int]) -> None:
-        """Advance constraint, penalties and random numbers past tokens that another engine drew."""
+    def follow_produced(self, tokens: Sequence[int], learned: tuple[float, ...] = ()) -> None:
+        """Advance constraint, penalties and random numbers past tokens that another engine drew.
+
+        `learned` is the `state` of its sampler after them.
+        """
         for token in tokens:
             self._take(token)
+        if learned:
+            self._chain.state = learned
+
+    @property
+    def state(self) -> tuple[float, ...]:
+        """What the tokens so far do not tell: mirostat and adaptive_p learn from their odds."""
+        return self._chain.state
+
+    def log_probabilities(self, token: int, n_top: int) -> tuple[float, list[tuple[int, float]]]:
+        """The natural log-probability of the token that was drawn last, and of the `n_top` best, at
+        the end of the chain; for `post_sampling_probs`."""
+        return self._chain.log_probabilities(token, n_top)
 
     def close(self) -> None:
         """Free the constraint's matcher, which can be large."""
@@ -196,17 +228,43 @@ class Sampler:
 
 
 def _bias(model: Model, sampling: Sampling) -> dict[int, float]:
-    bias = dict(sampling.logit_bias)
-    for token in bias:
-        if not 0 <= token < model.n_vocab:
+    bias: dict[int, float] = {}
+    for given, added in sampling.logit_bias:
+        if isinstance(given, str):
+            ids = model.tokenize(given, add_special=False, parse_special=False)
+            bias.update(dict.fromkeys(ids, added))
+        elif 0 <= given < model.n_vocab:
+            bias[given] = added
+        else:
             raise InvalidRequest(
-                f"logit_bias: token id {token} is outside of the vocabulary "
+                f"logit_bias: token id {given} is outside of the vocabulary "
                 f"(0..{model.n_vocab - 1})",
                 field="logit_bias",
             )
     if sampling.ignore_eos:
         bias.update(dict.fromkeys(model.eog, _FORBIDDEN))
     return bias
+
+
+def _memories(
+    model: Model, sampling: Sampling, prompt: Sequence[int], undo: Undo
+) -> dict[str, Penalties | Dry]:
+    """Those of the chain's steps that remember the text."""
+    found: dict[str, Penalties | Dry] = {}
+    if sampling.mirostat:
+        return found
+    punishes = (
+        sampling.repetition_penalty != 1
+        or sampling.frequency_penalty != 0
+        or sampling.presence_penalty != 0
+    )
+    if "penalties" in sampling.samplers and punishes and sampling.repeat_last_n != 0:
+        found["penalties"] = Penalties(sampling, prompt, undo)
+    dries = sampling.dry_multiplier != 0 and sampling.dry_base >= 1
+    if "dry" in sampling.samplers and dries and sampling.dry_penalty_last_n != 0:
+        breakers = breakers_of(model, sampling.dry_sequence_breakers)
+        found["dry"] = Dry(sampling, prompt, breakers, model.n_vocab, undo)
+    return found
 
 
 def log_probabilities(

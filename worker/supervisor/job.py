@@ -90,6 +90,8 @@ class Job:
     _is_scored: bool = False
     """Whether the prompt's log-probabilities were sent."""
     _sent_ids: list[int] = field(default_factory=list)
+    _learned: tuple[float, ...] = ()
+    """The state of its sampler after those."""
     _to_replay: list[int] = field(default_factory=list)
     _events: list[StreamEvent] = field(default_factory=list)
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -215,7 +217,8 @@ class Job:
         produced = () if work.deterministic else tuple(self._sent_ids)
         # A prompt with media is read again: its ids are not all tokens.
         prompt = tuple(array("i", self._prompt_ids)) if self._prompt_ids else work.prompt
-        return replace(work, prompt=prompt, produced=produced)
+        learned = () if work.deterministic else self._learned
+        return replace(work, prompt=prompt, produced=produced, learned=learned)
 
     def continued(self, events: list[StreamEvent]) -> list[StreamEvent]:
         """The events of a frame that were not sent before a crash.
@@ -254,6 +257,7 @@ class Job:
                 case Token():
                     n_tokens += len(event.token_ids)
                     self._sent_ids += event.token_ids
+                    self._learned = event.learned
                 case Started():
                     self._start(event)
                 case PromptProgress():

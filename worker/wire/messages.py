@@ -160,6 +160,9 @@ class Token(Message, frozen=True, gc=False):
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
+    learned: tuple[float, ...] = ()
+    """The state of a sampler that learns, after these tokens; for the next engine if this one
+    dies."""
 
 
 class PromptScored(Message, frozen=True):

@@ -10,56 +10,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-
-class Constraint(Struct, frozen=True):
-    """A grammar that the answer must follow."""
-
-    grammar: str
-    """Lark in llguidance's dialect."""
-    field: str
-    """The request's field that it comes from, for errors."""
-    follows_reasoning: bool = False
-    """Whether the constraint begins behind reasoning that the prompt has opened."""
-
-
-class Reasoning(Struct, frozen=True):
-    """How a model marks its reasoning, and how much of it an answer may have."""
-
-    begins: tuple[str, ...]
-    end: str
-    closing: str
-    """What closes a block whose budget is spent: the end mark, as the model writes it."""
-    anywhere: bool = False
-    """Whether reasoning may begin in the middle of an answer too."""
-    budget: int | None = None
-    """Tokens of reasoning in an answer; `None`: any number. The closing is not counted."""
-    message: str = ""
-    """Stands before the closing."""
-
-
-class Sampling(Struct, frozen=True):
-    """How the next token is drawn. Ranges are checked before this is built."""
-
-    seed: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    constraint: Constraint | None = None
-    reasoning: Reasoning | None = None
-    """`None` if nothing is known of the model's reasoning."""
-    logprobs: int | None = None
-    """Alternatives per token; 0 has only the drawn token's, `None` no log-probabilities."""
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    """No end is drawn before this many tokens."""
-    stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end an answer as the model's own end does."""
-
+from worker.wire.sampling import Sampling
 
 MEDIA_MARKER = "<__media__>"
 """Stands for a medium in a text, as llama.cpp has it."""
@@ -134,6 +85,8 @@ class InferenceRequest(Struct, frozen=True, tag=True):
     deterministic: bool = False
     produced: tuple[int, ...] = ()
     """Tokens that an earlier engine sent; the answer continues after them."""
+    learned: tuple[float, ...] = ()
+    """The state of its sampler after these."""
     deadline: float | None = None
     """A time of `time.monotonic()` in seconds, which is the same in both processes."""
 

@@ -13,10 +13,10 @@ from pydantic_core import PydanticCustomError
 
 from worker.api.chat.format import Choices, Expression, Format, Grammar, JsonSchema
 from worker.api.chat.request import UNASKED, Chat, Generate, Reasoning
-from worker.api.chat.sampling import sampling_of
-from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody, parse_json
+from worker.api.chat.sampling import SamplingFields
+from worker.api.http.body import Flag, Integer, JsonObject, OpenBody, parse_json
 from worker.api.http.state import AppState
-from worker.wire.work import Prompt, Sampling
+from worker.wire.work import Prompt
 
 MAX_CHOICES = 32
 MAX_PROMPTS = 256
@@ -105,40 +105,6 @@ class StreamOptions(OpenBody):
     include_usage: Flag = False
 
 
-class SamplingFields(OpenBody):
-    """How tokens are drawn; an absent field has the model's default."""
-
-    temperature: Number | None = Field(None, ge=0, le=2, description="0 is greedy")
-    top_p: Number | None = Field(None, ge=0, le=1, description="1 is off")
-    top_k: Integer | None = Field(None, ge=-1, le=2**31 - 1, description="0 and -1 are off")
-    min_p: Number | None = Field(None, ge=0, le=1, description="0 is off")
-    repetition_penalty: Number | None = Field(
-        None,
-        ge=0,
-        le=2,
-        validation_alias=AliasChoices("repetition_penalty", "repeat_penalty"),
-        description="1 is off",
-    )
-    frequency_penalty: Number | None = Field(None, ge=-2, le=2)
-    presence_penalty: Number | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] = Field(
-        {},
-        fail_fast=True,
-        max_length=1024,
-        description="token id, as a string, to what is added to its logit",
-    )
-    seed: Integer | None = Field(None, ge=-(2**63), le=2**64 - 1, description="-1 draws one")
-    ignore_eos: Flag = False
-    min_tokens: Integer = Field(0, ge=0, le=2**31 - 1, description="before so many nothing ends it")
-    stop_token_ids: Many[TokenId] = Field(
-        (), max_length=MAX_STOPS, description="they end the answer as the model's own end does"
-    )
-
-    def sampling(self, state: AppState, logprobs: int | None) -> Sampling:
-        given = {name: getattr(self, name) for name in SamplingFields.model_fields}
-        return sampling_of(state, logprobs=logprobs, **given)
-
-
 class ReasoningFields(OpenBody):
     """How much a model reasons before its answer, and where that goes."""
 
@@ -186,11 +152,13 @@ class GenerationFields(SamplingFields, ReasoningFields):
     max_tokens: Integer | None = Field(
         None,
         ge=-1,
-        validation_alias=AliasChoices("max_completion_tokens", "max_tokens", "n_predict"),
+        validation_alias=AliasChoices(
+            "max_completion_tokens", "max_tokens", "n_predict", "max_new_tokens"
+        ),
         description="cut to what the context leaves; -1 is all of it",
     )
     n: Integer = Field(1, ge=1, le=MAX_CHOICES)
-    stop: Stops | None = None
+    stop: Stops | None = Field(None, validation_alias=AliasChoices("stop", "stopping_strings"))
     stream: Flag = False
     stream_options: StreamOptions = StreamOptions()
     user: str | None = Field(None, description="prompt prefixes are reused only for the same user")
@@ -206,7 +174,11 @@ class GenerationFields(SamplingFields, ReasoningFields):
         False, description="chunks with prompt_progress while the prompt of a stream is computed"
     )
     json_schema: JsonObject | None = None
-    grammar: str | None = Field(None, description="GBNF, or Lark as llguidance reads it")
+    grammar: str | None = Field(
+        None,
+        validation_alias=AliasChoices("grammar", "grammar_string"),
+        description="GBNF, or Lark as llguidance reads it",
+    )
     guided_json: Schema | None = None
     guided_regex: str | None = None
     guided_choice: Many[str] = ()
@@ -220,6 +192,7 @@ class GenerationFields(SamplingFields, ReasoningFields):
         input: Chat | tuple[Prompt, ...],
         *,
         logprobs: int | None,
+        post_sampling_probs: bool = False,
         prompt_logprobs: int | None = None,
         echo: bool = False,
         max_tokens: int | None = None,
@@ -231,7 +204,7 @@ class GenerationFields(SamplingFields, ReasoningFields):
         return Generate(
             id=id,
             input=input,
-            sampling=self.sampling(state, logprobs),
+            sampling=self.sampling(state, logprobs, post_sampling_probs=post_sampling_probs),
             model=self.model,
             max_tokens=None if limit == -1 else limit,
             format=self.format if self.model_fields_set & self.format_fields else None,

@@ -27,6 +27,7 @@ from worker.api.chat.sampling import MAX_SEED
 from worker.api.http.faults import fault, invalid
 from worker.api.http.state import AppState
 from worker.observability.logs import digest
+from worker.wire.sampling import Sampling
 from worker.wire.work import (
     ChatPrompt,
     InferenceRequest,
@@ -34,7 +35,6 @@ from worker.wire.work import (
     MarkedPrompt,
     Medium,
     Prompt,
-    Sampling,
 )
 
 

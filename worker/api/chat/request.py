@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from worker.api.chat.format import Format
-from worker.wire.work import Medium, Prompt, Sampling
+from worker.wire.sampling import Sampling
+from worker.wire.work import Medium, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class Generate:
     """Names the answer, and the job of its first choice."""
     input: Chat | tuple[Prompt, ...]
     sampling: Sampling
-    """What `sampling_of` makes; the constraint follows from `format`."""
+    """The constraint in it follows from `format`."""
     model: str | None = None
     max_tokens: int | None = None
     """`None` is all that the context leaves; more than that is cut to it."""

@@ -1,85 +1,297 @@
-"""Sampling parameters; one that is absent has the model file's default, else llama.cpp's.
+"""What a request says of sampling, in every dialect but the native one, whose defaults are the
+contract's.
 
-For all dialects but the native one, which has the contract's defaults. Pure functions.
+The numbers are fields by the table in `wire.sampling`. One that is absent has the flag's value,
+else the model file's, else llama.cpp's. Pure functions, any thread.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import secrets
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Iterable, Mapping
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from worker.api.http.faults import fault, invalid
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    WithJsonSchema,
+    create_model,
+)
+from pydantic_core import PydanticCustomError
+
+from worker.api.http.body import Flag, Integer, Number, OpenBody
+from worker.api.http.faults import is_number
 from worker.api.http.state import AppState, ServedModel
-from worker.wire.work import Sampling
+from worker.wire.sampling import (
+    DEFAULT_BREAKERS,
+    OTHERS,
+    PARAMETERS,
+    Sampling,
+    order_of,
+)
 
 MAX_SEED = 2**64 - 1
-
-_DEFAULTS = {
-    "temperature": ("general.sampling.temp", 0.8),
-    "top_k": ("general.sampling.top_k", 40),
-    "top_p": ("general.sampling.top_p", 0.95),
-    "min_p": ("general.sampling.min_p", 0.05),
-    "repetition_penalty": ("general.sampling.penalty_repeat", 1.0),
-}
-"""The file's key, else llama.cpp's value: at temperature 1, small models write nonsense."""
+MAX_BIASES = 1024
+MAX_BIAS = 100
+MAX_BREAKERS = 32
+LLAMA_CPP_WINDOW = 64
+"""Tokens that penalties count in llama.cpp, if a request does not say."""
 
 
-def sampling_of(
-    state: AppState,
-    *,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    min_p: float | None = None,
-    repetition_penalty: float | None = None,
-    frequency_penalty: float | None = None,
-    presence_penalty: float | None = None,
-    logit_bias: Mapping[str, float] | None = None,
-    seed: int | None = None,
-    logprobs: int | None = None,
-    ignore_eos: bool = False,
-    min_tokens: int = 0,
-    stop_token_ids: tuple[int, ...] = (),
-) -> Sampling:
-    """A seed that is absent or -1 is drawn; a `top_k` below 1 is off.
+def _must(what: str) -> PydanticCustomError:
+    return PydanticCustomError("body.type", "must be {what}", {"what": what})
 
-    Raises:
-        InvalidRequest: `logit_bias` has a key that is no token's id.
-    """
-    model, drawn = state.served, seed is None or seed == -1
-    default, vocab_size = defaults_of(model), model.vocab_size
-    return Sampling(
-        seed=secrets.randbits(64) if drawn else (seed or 0) & MAX_SEED,
-        temperature=default["temperature"] if temperature is None else temperature,
-        top_p=default["top_p"] if top_p is None else top_p,
-        top_k=min(
-            max(int(default["top_k"] if top_k is None else top_k), 0), state.served.vocab_size
-        ),
-        min_p=default["min_p"] if min_p is None else min_p,
-        repetition_penalty=(
-            default["repetition_penalty"] if repetition_penalty is None else repetition_penalty
-        ),
-        frequency_penalty=frequency_penalty or 0.0,
-        presence_penalty=presence_penalty or 0.0,
-        logit_bias=_bias(logit_bias, vocab_size) if logit_bias else (),
-        logprobs=logprobs,
-        ignore_eos=ignore_eos,
-        min_tokens=min_tokens,
-        stop_token_ids=stop_token_ids,
+
+def _order(given: Any) -> tuple[str, ...]:
+    texts = (given,) if isinstance(given, str) else given
+    if not isinstance(texts, list | tuple) or not all(isinstance(each, str) for each in texts):
+        raise _must("a list of samplers' names, or a string of their letters")
+    try:
+        return order_of(given if isinstance(given, str) else tuple(given))
+    except ValueError as error:
+        raise PydanticCustomError(
+            "body.unknown", "names what is no sampler: {why}", {"why": str(error)}
+        ) from None
+
+
+def _texts(given: Any) -> tuple[str, ...]:
+    """A list of texts; some clients write it as JSON, others its items only."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given if given.lstrip().startswith("[") else f"[{given}]")
+        except ValueError:
+            given = None
+    is_list = isinstance(given, list | tuple) and len(given) <= MAX_BREAKERS
+    if not is_list or not all(isinstance(each, str) for each in given):
+        raise _must(f"a list of at most {MAX_BREAKERS} strings")
+    return tuple(filter(None, given))
+
+
+def _biases(given: Any) -> tuple[tuple[int | str, float], ...]:
+    """An object of numbers by token, or a list of pairs; a text stands for all of its tokens."""
+    pairs = given.items() if isinstance(given, Mapping) else given
+    if not isinstance(pairs, Iterable) or isinstance(pairs, str):
+        raise _must("an object of numbers by token, or a list of [token, number]")
+    found = [_bias(pair) for pair in pairs]
+    if len(found) > MAX_BIASES:
+        raise _must(f"of at most {MAX_BIASES} tokens")
+    return tuple(found)
+
+
+def _bias(pair: Any) -> tuple[int | str, float]:
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        raise _must("an object of numbers by token, or a list of [token, number]")
+    token, added = pair
+    if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 12:
+        token = int(token)
+    if not isinstance(token, int | str) or isinstance(token, bool):
+        raise _must("by token ids or by texts")
+    if added is False:
+        return token, -math.inf
+    if not is_number(added) or abs(added) > MAX_BIAS:
+        raise _must(f"of numbers from -{MAX_BIAS} to {MAX_BIAS}; false forbids a token")
+    return token, added
+
+
+def _banned(given: Any) -> tuple[int, ...]:
+    """Token ids as text, or in a list."""
+    parts = given.split(",") if isinstance(given, str) else given
+    if not isinstance(parts, list | tuple):
+        raise _must("token ids, separated by commas")
+    try:
+        return tuple(int(part) for part in parts if not isinstance(part, str) or part.strip())
+    except (TypeError, ValueError):
+        raise _must("token ids, separated by commas") from None
+
+
+def _is_off(off: Any, given: Any) -> Any:
+    if given != off and given:
+        raise PydanticCustomError(
+            "body.unsupported",
+            "is a sampler's that this worker does not have; leave it out, or off with {off}",
+            {"off": str(off)},
+        )
+    return given
+
+
+def _schema(*forms: dict[str, Any]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": list(forms)})
+
+
+_FAIL_FAST: Any = Field(fail_fast=True)
+_STRINGS = {"type": "array", "items": {"type": "string"}}
+_TEXT = {"type": "string"}
+_PAIRS = {"type": "array", "items": {"type": "array", "items": {}}}
+_INTEGERS = {"type": "array", "items": {"type": "integer"}}
+Order = Annotated[tuple[str, ...], _FAIL_FAST, BeforeValidator(_order), _schema(_STRINGS, _TEXT)]
+Texts = Annotated[tuple[str, ...], _FAIL_FAST, BeforeValidator(_texts), _schema(_STRINGS, _TEXT)]
+Biases = Annotated[
+    tuple[tuple[Any, Any], ...],
+    _FAIL_FAST,
+    BeforeValidator(_biases),
+    _schema({"type": "object", "additionalProperties": {}}, _PAIRS),
+]
+Banned = Annotated[tuple[int, ...], _FAIL_FAST, BeforeValidator(_banned), _schema(_TEXT, _INTEGERS)]
+
+
+if TYPE_CHECKING:
+    _Numbers = OpenBody
+else:
+    _Numbers = create_model(
+        "_Numbers",
+        __base__=OpenBody,
+        **{
+            known.name: (
+                (Integer if known.is_integer else Number) | None,
+                Field(
+                    None,
+                    ge=known.parameter.range[0],
+                    le=known.parameter.range[1],
+                    validation_alias=AliasChoices(*known.names),
+                    description=known.parameter.text,
+                ),
+            )
+            for known in PARAMETERS.values()
+        },
+        **{
+            name: (
+                Annotated[Any, AfterValidator(partial(_is_off, off))],
+                Field(None, description=f"not here; {off} is taken, which is off"),
+            )
+            for name, off in {**OTHERS, "banned_strings": []}.items()
+        },
     )
 
 
-@lru_cache(maxsize=1)
-def defaults_of(model: ServedModel) -> Mapping[str, float]:
-    found = model.metadata
-    return {name: float(found.get(key, default)) for name, (key, default) in _DEFAULTS.items()}
+class SamplingFields(_Numbers):
+    """How tokens are drawn; an absent field has the model's default."""
+
+    samplers: Order = Field(
+        (),
+        description="the samplers that are used, in their order: names, or llama.cpp's letters",
+    )
+    sampler_priority: Order = Field(
+        (), description="as samplers, but those that it does not name come last"
+    )
+    temperature_last: Flag = Field(False, description="the temperature comes after all samplers")
+    dynamic_temperature: Flag = Field(
+        False,
+        description="temperatures from dynatemp_low to dynatemp_high, by the model's sureness",
+    )
+    dynatemp_low: Number | None = Field(None, ge=0, le=1000)
+    dynatemp_high: Number | None = Field(None, ge=0, le=1000)
+    do_sample: Flag = Field(True, description="false: greedy")
+    dry_sequence_breakers: Texts = Field(
+        DEFAULT_BREAKERS, description="texts that no repetition goes across"
+    )
+    logit_bias: Biases = Field(
+        (),
+        description="token id, or text for all of its tokens, to what is added to the logit; false "
+        "forbids the token; as an object or a list of pairs",
+    )
+    custom_token_bans: Banned = Field((), description="ids of tokens that are not drawn")
+    seed: Integer | None = Field(
+        None,
+        ge=-(2**63),
+        le=2**64 - 1,
+        validation_alias=AliasChoices("seed", "sampler_seed"),
+        description="-1 draws one",
+    )
+    ignore_eos: Flag = Field(False, validation_alias=AliasChoices("ignore_eos", "ban_eos_token"))
+    min_tokens: Integer = Field(
+        0,
+        ge=0,
+        le=2**31 - 1,
+        validation_alias=AliasChoices("min_tokens", "min_length"),
+        description="before so many nothing ends it",
+    )
+    stop_token_ids: tuple[Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)], ...] = Field(
+        (),
+        fail_fast=True,
+        max_length=128,
+        description="they end the answer as the model's own end does",
+    )
+
+    counted_tokens: ClassVar[int | None] = None
+    """The default of `repeat_last_n` in this dialect."""
+
+    def sampling(
+        self, state: AppState, logprobs: int | None = None, *, post_sampling_probs: bool = False
+    ) -> Sampling:
+        """A seed that is absent or -1 is drawn."""
+        defaults = defaults_of(state)
+        found: dict[str, Any] = {"repeat_last_n": self.counted_tokens} | dict(defaults)
+        for name, known in PARAMETERS.items():
+            if (value := getattr(self, name)) is not None:
+                found[name] = known.default if value < known.parameter.low else value
+        found["top_k"] = min(found["top_k"], state.served.vocab_size)
+        if not self.do_sample:
+            found["temperature"] = 0.0
+        elif self.dynamic_temperature and self.dynatemp_low is not None:
+            low, high = self.dynatemp_low, self.dynatemp_high or self.dynatemp_low
+            found |= {"temperature": (low + high) / 2, "dynatemp_range": abs(high - low) / 2}
+        found["samplers"] = self._order(found["samplers"])
+        drawn = self.seed is None or self.seed == -1
+        return Sampling(
+            seed=secrets.randbits(64) if drawn else (self.seed or 0) & MAX_SEED,
+            dry_sequence_breakers=self.dry_sequence_breakers,
+            logit_bias=self.logit_bias + tuple((id, -math.inf) for id in self.custom_token_bans),
+            logprobs=logprobs,
+            post_sampling_probs=post_sampling_probs,
+            ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens,
+            stop_token_ids=self.stop_token_ids,
+            **found,
+        )
+
+    def _order(self, default: tuple[str, ...]) -> tuple[str, ...]:
+        order, first = default, self.sampler_priority
+        if "samplers" in self.model_fields_set:
+            order = self.samplers
+        elif first:
+            order = (*first, *(name for name in default if name not in first))
+        if self.temperature_last and "temperature" in order:
+            order = (*(name for name in order if name != "temperature"), "temperature")
+        return order
 
 
-def _bias(given: Mapping[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
-    for token in given:
-        known = token.isascii() and token.isdigit() and len(token) < 12 and int(token) < vocab_size
-        if not known:
-            message = f"the keys of logit_bias must be token ids from 0 to {vocab_size - 1}"
-            raise invalid([fault("logit_bias", "propertyNames", message)])
-    return tuple((int(token), added) for token, added in given.items())
+def defaults_of(state: AppState) -> Mapping[str, Any]:
+    """The value of each parameter that has one besides `Sampling`'s, and the samplers' order: by
+    flag, else by the model's file, else as in llama.cpp."""
+    return _defaults(state.served, state.settings.sampling)
+
+
+@lru_cache(maxsize=4)
+def _defaults(model: ServedModel, flags: tuple[tuple[str, Any], ...]) -> Mapping[str, Any]:
+    found: dict[str, Any] = {"samplers": Sampling(0).samplers}
+    for name, known in PARAMETERS.items():
+        # At temperature 1, where the contract begins, small models write nonsense.
+        if known.parameter.usual is not None:
+            found[name] = known.parameter.usual
+        value = model.metadata.get(f"general.sampling.{known.parameter.key}")
+        if known.parameter.key and is_number(value):
+            low, high = known.parameter.range
+            found[name] = min(max(value, low), high)
+    if isinstance(sequence := model.metadata.get("general.sampling.sequence"), str):
+        found["samplers"] = _known_order(sequence) or found["samplers"]
+    found |= dict(flags)
+    for name, known in PARAMETERS.items():
+        if name in found:
+            found[name] = int(found[name]) if known.is_integer else float(found[name])
+    return found
+
+
+def _known_order(sequence: str) -> tuple[str, ...]:
+    """The order of a model's file, of which llama.cpp ignores what it does not know."""
+    found: tuple[str, ...] = ()
+    for name in sequence.split(";"):
+        try:
+            found += order_of((name,))
+        except ValueError:
+            continue
+    return found

@@ -12,6 +12,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic_core
@@ -310,10 +311,14 @@ def is_deep(value: object) -> bool:
 
 
 def _extras(body: OpenBody, path: str) -> Iterator[str]:
-    """The names of unknown fields in open objects."""
+    """The names of unknown fields in open objects. A field that says once more, by another of its
+    names, what it says already is not one."""
     prefix = f"{path}." if path else ""
-    for name in body.model_extra or ():
-        yield prefix + name
+    extra = body.model_extra or {}
+    for name in extra:
+        field = _other_names(type(body)).get(name)
+        if field is None or not _is_same(getattr(body, field), extra[name]):
+            yield prefix + name
     for name, item in vars(body).items():
         if type(item) in _LEAVES:
             continue
@@ -322,6 +327,21 @@ def _extras(body: OpenBody, path: str) -> Iterator[str]:
         elif isinstance(item, tuple) and item and isinstance(item[0], OpenBody):
             for each in item:
                 yield from _extras(each, f"{prefix}{name}[]")
+
+
+@cache
+def _other_names(model: type[BaseModel]) -> dict[str, str]:
+    """Each of the several names of a field → the field."""
+    return {
+        str(name): field
+        for field, info in model.model_fields.items()
+        if isinstance(info.validation_alias, AliasChoices)
+        for name in info.validation_alias.choices
+    }
+
+
+def _is_same(value: object, given: object) -> bool:
+    return value == (tuple(given) if isinstance(given, list) else given)
 
 
 def deadline_of(request: Request) -> float | None:

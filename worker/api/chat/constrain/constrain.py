@@ -16,7 +16,7 @@ from worker.api.chat.format import Choices, Expression, Format, Grammar, JsonSch
 from worker.api.chat.request import ForcedCalls, Tool
 from worker.api.http.faults import fault, invalid
 from worker.errors import InvalidRequest
-from worker.wire.work import Constraint
+from worker.wire.sampling import Constraint
 
 MAX_PATTERN_CHARS = 4000
 MAX_CHOICES = 1000

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from worker.api.chat.parse.source import Header
 from worker.api.chat.parse.tagged_calls import Tags
-from worker.wire.work import Reasoning
+from worker.wire.sampling import Reasoning
 
 _TOKEN: Final = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 

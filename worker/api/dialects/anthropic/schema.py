@@ -22,8 +22,8 @@ from worker.api.chat.request import (
     Tool,
     ToolCall,
 )
-from worker.api.chat.sampling import sampling_of
-from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody
+from worker.api.chat.sampling import SamplingFields
+from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
 from worker.api.http.faults import fault, invalid
 from worker.api.http.state import AppState
 from worker.wire.work import Medium
@@ -115,13 +115,10 @@ class PromptBody(OpenBody):
         return Reasoning(asked.budget_tokens, effort=effort, enabled=asked.type != "disabled")
 
 
-class MessagesBody(PromptBody):
+class MessagesBody(PromptBody, SamplingFields):
     """`POST /v1/messages`."""
 
     max_tokens: Integer = Field(ge=1)
-    temperature: Number | None = Field(None, ge=0, le=2)
-    top_p: Number | None = Field(None, ge=0, le=1)
-    top_k: Integer | None = Field(None, ge=-1, le=2**31 - 1)
     stop_sequences: tuple[str, ...] = Field((), fail_fast=True, max_length=MAX_STOPS)
     stream: Flag = False
 
@@ -131,11 +128,10 @@ def read(body: MessagesBody, state: AppState) -> Generate:
     Raises:
         InvalidRequest: the messages and their tool results are too many.
     """
-    sampling = sampling_of(state, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k)
     return Generate(
         id=f"msg_{uuid.uuid4().hex}",
         input=chat_of(body),
-        sampling=sampling,
+        sampling=body.sampling(state),
         model=body.model,
         max_tokens=body.max_tokens,
         stop=tuple(stop for stop in body.stop_sequences if stop),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from worker.api.chat.fields import inputs_of
 from worker.api.chat.message import Choice
 from worker.api.chat.operations import generation
 from worker.api.chat.request import Generate
-from worker.api.chat.scored import scored_piece
+from worker.api.chat.scored import LOWEST, scored_piece
 from worker.api.chat.timings import prompt_progress, timings
 from worker.api.dialects.llama_server.rerank import OPERATIONS as RERANK
 from worker.api.dialects.llama_server.schema import (
@@ -29,6 +30,7 @@ from worker.api.http.operation import (
 )
 from worker.api.http.state import AppState
 from worker.wire.messages import Finished, PromptProgress, Started, TokenLogprob
+from worker.wire.sampling import PARAMETERS
 from worker.wire.work import InferenceRequest, InfillPrompt, Prompt
 
 STREAM = nested_events(lambda event: b'"stop":true' in event)
@@ -53,7 +55,9 @@ def _read(body: TextBody, state: AppState, prompts: tuple[Prompt, ...]) -> Gener
     # Clients that send every field write 0 for "off".
     logprobs = body.n_probs or None
     id = f"cmpl-{uuid.uuid4().hex}"
-    return body.generate(state, id, prompts, logprobs=logprobs)
+    return body.generate(
+        state, id, prompts, logprobs=logprobs, post_sampling_probs=body.post_sampling_probs
+    )
 
 
 class TextAnswer(Answer[TextBody]):
@@ -93,8 +97,21 @@ class TextAnswer(Answer[TextBody]):
         if self.body.timings_per_token:
             part["timings"] = timings(choice)
         if logprobs:
-            part["completion_probabilities"] = _logprobs(logprobs)
+            part["completion_probabilities"] = self._logprobs(logprobs)
         return part
+
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+        """As OpenAI's chats have them, with token ids; after the samplers, as probabilities."""
+        is_after = self.body.post_sampling_probs
+        scored, top = (_sampled_piece, "top_probs") if is_after else (scored_piece, "top_logprobs")
+        return [
+            {
+                "id": entry.token_id,
+                **scored(entry.piece, entry.logprob),
+                top: [{"id": id, **scored(piece, p)} for id, piece, p in entry.top],
+            }
+            for entry in entries
+        ]
 
     def whole(self) -> Any:
         whole = [self._whole(choice) for choice in self.choices]
@@ -103,7 +120,7 @@ class TextAnswer(Answer[TextBody]):
     def _whole(self, choice: Choice) -> dict[str, Any]:
         whole = self._end(choice)
         if choice.logprobs:
-            whole["completion_probabilities"] = _logprobs(choice.logprobs)
+            whole["completion_probabilities"] = self._logprobs(choice.logprobs)
         return _only(self.body.response_fields, whole)
 
     def _end(self, choice: Choice) -> dict[str, Any]:
@@ -131,16 +148,10 @@ class TextAnswer(Answer[TextBody]):
         return end
 
 
-def _logprobs(entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    """As OpenAI's chats have them, with token ids."""
-    return [
-        {
-            "id": entry.token_id,
-            **scored_piece(entry.piece, entry.logprob),
-            "top_logprobs": [{"id": id, **scored_piece(piece, p)} for id, piece, p in entry.top],
-        }
-        for entry in entries
-    ]
+def _sampled_piece(piece: bytes, logprob: float) -> dict[str, Any]:
+    scored = scored_piece(piece, logprob)
+    del scored["logprob"]
+    return scored | {"prob": math.exp(logprob)}
 
 
 def _settings(request: InferenceRequest, body: TextBody) -> dict[str, Any]:
@@ -148,19 +159,18 @@ def _settings(request: InferenceRequest, body: TextBody) -> dict[str, Any]:
     sampling = request.sampling
     return {
         "seed": sampling.seed,
-        "temperature": sampling.temperature,
-        "top_k": sampling.top_k,
-        "top_p": sampling.top_p,
-        "min_p": sampling.min_p,
-        "repeat_penalty": sampling.repetition_penalty,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
+        **{known.theirs: getattr(sampling, name) for name, known in PARAMETERS.items()},
+        "samplers": sampling.samplers,
+        "dry_sequence_breakers": sampling.dry_sequence_breakers,
         "stop": request.stop,
         "max_tokens": request.max_tokens,
         "n_predict": request.max_tokens,
         "ignore_eos": sampling.ignore_eos,
-        "logit_bias": [{"token": token, "bias": bias} for token, bias in sampling.logit_bias],
+        "logit_bias": [
+            {"token": token, "bias": max(bias, LOWEST)} for token, bias in sampling.logit_bias
+        ],
         "n_probs": sampling.logprobs or 0,
+        "post_sampling_probs": sampling.post_sampling_probs,
         "stream": body.stream,
         "timings_per_token": body.timings_per_token,
     }

@@ -25,6 +25,7 @@ from worker.api.http.operation import JOB_ERRORS, Dialect, Operation
 from worker.api.http.state import AppState
 from worker.installation import own_version
 from worker.supervisor.status import Activity, WorkerStatus
+from worker.wire.sampling import PARAMETERS
 from worker.wire.work import ApplyTemplate, Detokenize, Tokenize, Tokenized
 
 _TOKENS_AT_ONCE = 4096
@@ -73,9 +74,12 @@ async def apply_template(request: Request, state: AppState) -> Response:
 
 async def props(request: Request, state: AppState) -> Response:
     status = state.supervisor.status()
-    names = {"repetition_penalty": "repeat_penalty"}
-    others = {"n_predict": -1, "max_tokens": -1, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-    sampling = {names.get(name, name): value for name, value in defaults_of(state.served).items()}
+    others = {"n_predict": -1, "max_tokens": -1}
+    sampling = {known.theirs: known.default for known in PARAMETERS.values()}
+    sampling |= {
+        PARAMETERS[name].theirs if name in PARAMETERS else name: value
+        for name, value in defaults_of(state).items()
+    }
     return json_response(
         {
             "default_generation_settings": {

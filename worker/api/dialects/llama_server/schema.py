@@ -11,6 +11,7 @@ from worker.api.chat.fields import (
     TokenId,
     prompts_of_at_most,
 )
+from worker.api.chat.sampling import LLAMA_CPP_WINDOW
 from worker.api.http.body import Flag, Integer, OpenBody
 
 REFERENCE = "https://github.com/ggml-org/llama.cpp/tree/master/tools/server"
@@ -33,7 +34,11 @@ class TextBody(GenerationFields):
         None,
         ge=0,
         le=MAX_TOP_LOGPROBS,
+        validation_alias=AliasChoices("n_probs", "logprobs"),
         description="log-probabilities of the answer's tokens and of so many alternatives",
+    )
+    post_sampling_probs: Flag = Field(
+        False, description="probabilities at the end of the samplers, in place of n_probs' own"
     )
     return_tokens: Flag = Field(False, description="answer the tokens' ids beside the text")
     response_fields: tuple[str, ...] = Field(
@@ -41,6 +46,8 @@ class TextBody(GenerationFields):
         max_length=64,
         description="the whole answer has these fields alone; a/b is field b of field a",
     )
+
+    counted_tokens = LLAMA_CPP_WINDOW
 
 
 class CompletionBody(TextBody):

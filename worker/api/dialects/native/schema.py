@@ -8,38 +8,79 @@ from __future__ import annotations
 import secrets
 import uuid
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, create_model
+from pydantic import AfterValidator, Field, create_model
+from pydantic_core import PydanticCustomError
 
 from worker.api.chat.request import Generate, Reasoning
-from worker.api.chat.sampling import MAX_SEED
+from worker.api.chat.sampling import MAX_BREAKERS, MAX_SEED
 from worker.api.http.body import Body, Flag, Integer, Number
 from worker.api.http.state import AppState
-from worker.wire.work import Sampling
+from worker.wire.sampling import DEFAULT_BREAKERS, ORDER, PARAMETERS, SAMPLERS, Sampling
 
 MAX_JOB_ID_CHARS = 256
 
 JobId = Annotated[str, Field(min_length=1, max_length=MAX_JOB_ID_CHARS)]
+
+
+def _sampler(name: str) -> str:
+    if name not in SAMPLERS:
+        raise PydanticCustomError("body.enum", "must be one of {n}", {"n": ", ".join(SAMPLERS)})
+    return name
+
+
+SamplerName = Annotated[str, AfterValidator(_sampler)]
+MAX_SAMPLERS = 64
 Stop = Annotated[str, Field(min_length=1, max_length=100)]
 
 
-class InferenceBody(Body):
+if TYPE_CHECKING:
+    _Numbers = Body
+else:
+    _Numbers = create_model(
+        "_Numbers",
+        __base__=Body,
+        **{
+            known.name: (
+                (Integer if known.is_integer else Number)
+                if known.default is not None
+                else Integer | None,
+                Field(
+                    known.default,
+                    ge=known.parameter.low,
+                    le=known.parameter.high,
+                    description=known.parameter.text,
+                ),
+            )
+            for known in PARAMETERS.values()
+        },
+    )
+
+
+class InferenceBody(_Numbers):
     """A job in the worker's native form; an absent field has the contract's default."""
 
     job_id: JobId | None = Field(None, description="names the job; unique among the running ones")
     prompt: str = Field(min_length=1, description="raw text; special tokens in it are recognised")
     max_tokens: Integer | None = Field(None, ge=1, description="default: what the context leaves")
-    temperature: Number = Field(1.0, ge=0, le=2, description="0 is greedy")
-    top_p: Number = Field(1.0, ge=0, le=1, description="1 is off")
-    top_k: Integer = Field(0, ge=0, description="0 is off")
-    min_p: Number = Field(0.0, ge=0, le=1, description="0 is off")
-    repetition_penalty: Number = Field(1.0, ge=0, le=2, description="1 is off")
     stop: tuple[Stop, ...] = Field(
         (), max_length=4, description="texts that end the output; none of them is sent"
     )
     seed: Integer | None = Field(
         None, ge=0, le=MAX_SEED, description="drawn when absent; the one that was used is echoed"
+    )
+    samplers: tuple[SamplerName, ...] = Field(
+        ORDER,
+        fail_fast=True,
+        max_length=MAX_SAMPLERS,
+        description="those that are used, in their order",
+    )
+    dry_sequence_breakers: tuple[str, ...] = Field(
+        DEFAULT_BREAKERS,
+        fail_fast=True,
+        max_length=MAX_BREAKERS,
+        description="no repetition goes across them",
     )
     ignore_eos: Flag = False
     reasoning_budget: Integer = Field(
@@ -91,11 +132,9 @@ def read_inference(body: InferenceBody, state: AppState) -> Generate:
         input=(body.prompt,),
         sampling=Sampling(
             seed=secrets.randbits(64) if body.seed is None else body.seed,
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=body.top_k,
-            min_p=body.min_p,
-            repetition_penalty=body.repetition_penalty,
+            **{name: getattr(body, name) for name in PARAMETERS},
+            samplers=body.samplers,
+            dry_sequence_breakers=body.dry_sequence_breakers,
             ignore_eos=body.ignore_eos,
         ),
         max_tokens=body.max_tokens,

@@ -16,6 +16,7 @@ from worker.api.http.body import Flag, OpenBody, read
 from worker.api.http.encoding import json_response
 from worker.api.http.operation import Operation
 from worker.api.http.state import AppState
+from worker.wire.sampling import PARAMETERS
 
 API_VERSION = "0.12.11"
 """The version of Ollama whose API this is; clients refuse one that is too old for them."""
@@ -52,9 +53,11 @@ async def show(request: Request, state: AppState) -> Response:
     body = await read(request, state, ShowBody)
     state.require_model(served(body.model, state))
     model = state.loaded().model
-    defaults = dict(defaults_of(state.served))
-    defaults["repeat_penalty"] = defaults.pop("repetition_penalty")
-    lines = [f"{name:<30} {value:g}" for name, value in defaults.items()]
+    lines = [
+        f"{PARAMETERS[name].theirs:<30} {value:g}"
+        for name, value in defaults_of(state).items()
+        if name in PARAMETERS
+    ]
     facts = {
         "general.parameter_count": model.n_params,
         # Clients ask for no more context than this, so it is the worker's and not the file's.

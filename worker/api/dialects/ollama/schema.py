@@ -15,13 +15,13 @@ from worker.api.chat.fields import (
     MAX_TOP_LOGPROBS,
     ByKind,
     Many,
-    SamplingFields,
     Stops,
     stops_of,
 )
 from worker.api.chat.format import JsonSchema
 from worker.api.chat.media import MAX_MEDIA, medium_of, picture_of
 from worker.api.chat.request import Chat, Generate, Message, Part, Reasoning
+from worker.api.chat.sampling import LLAMA_CPP_WINDOW, SamplingFields
 from worker.api.dialects.ollama.naming import served
 from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
 from worker.api.http.faults import fault, invalid
@@ -52,6 +52,8 @@ class Options(SamplingFields):
         None, ge=-(2**31), le=2**31 - 1, description="below 1 is all that the context leaves"
     )
     stop: Stops | None = None
+
+    counted_tokens = LLAMA_CPP_WINDOW
 
 
 class Turn(MessageFields):

@@ -17,8 +17,8 @@ from worker.api.chat.fields import ANY_OBJECT, ByKind, Text, needed_by
 from worker.api.chat.format import JsonSchema
 from worker.api.chat.prompt import text_of
 from worker.api.chat.request import Chat, Generate, Message, OneTool, Reasoning, Tool, ToolCall
-from worker.api.chat.sampling import sampling_of
-from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody
+from worker.api.chat.sampling import SamplingFields
+from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
 from worker.api.http.faults import fault, invalid
 from worker.api.http.state import AppState
 
@@ -86,15 +86,13 @@ class NamedChoice(OpenBody):
 ToolWord = Annotated[Literal["none", "auto", "required"], Tag("~text")]
 
 
-class ResponsesBody(OpenBody):
+class ResponsesBody(SamplingFields):
     """`POST /v1/responses`."""
 
     input: Annotated[Text | Items, ByKind]
     model: str | None = Field(None, max_length=1024)
     instructions: str | None = None
     max_output_tokens: Integer | None = Field(None, ge=1)
-    temperature: Number | None = Field(None, ge=0, le=2)
-    top_p: Number | None = Field(None, ge=0, le=1)
     stream: Flag = False
     tools: tuple[FunctionTool, ...] = Field((), fail_fast=True, max_length=MAX_TOOLS)
     tool_choice: Annotated[ToolWord | Annotated[NamedChoice, Tag("~object")], ByKind] | None = None
@@ -115,7 +113,7 @@ def read(body: ResponsesBody, state: AppState) -> Generate:
     return Generate(
         id=f"resp_{uuid.uuid4().hex}",
         input=chat_of(body),
-        sampling=sampling_of(state, temperature=body.temperature, top_p=body.top_p),
+        sampling=body.sampling(state),
         model=body.model,
         max_tokens=body.max_output_tokens,
         format=_format_of(body.text.format),

@@ -124,8 +124,8 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
             else None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "temperature": body.temperature,
-            "top_p": body.top_p,
+            "temperature": self.asked.sampling.temperature,
+            "top_p": self.asked.sampling.top_p,
             "tools": [tool.model_dump() for tool in body.tools],
             "tool_choice": choice.model_dump()
             if isinstance(choice, NamedChoice)

@@ -1,0 +1,422 @@
+"""llama.cpp's samplers as small functions, and a request's chain of them.
+
+A step takes the tokens that are left and returns those that it leaves. Bias and penalties change
+logits where they are; `Undo` takes that back. The chain's end draws one token. Each step has
+llama.cpp's meaning of its parameters, of `min_keep` and of forbidden tokens, which stay in the
+count of those that are left although they cannot be drawn. Engine thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from worker.llama.draw import (
+    Indices,
+    Logits,
+    largest,
+    likeliest,
+    not_a_number,
+    nucleus,
+    pick,
+    reached,
+    weights_of,
+)
+from worker.wire.sampling import Sampling
+
+COLDEST = 1e-4
+"""At a lower temperature the likeliest token is drawn: logits would be thousands apart."""
+_DIVISIBLE = 1e-30
+"""A lower temperature is zero: the division would overflow."""
+_LOWEST = np.finfo(np.float32).min
+_ADAPTIVE_WIDTH, _ADAPTIVE_PEAK, _ADAPTIVE_SHARPNESS = 0.3, 5.0, 10.0
+_MIROSTAT_M = 100
+"""The number of likeliest tokens by which mirostat 1 estimates how fast probabilities fall."""
+
+
+class Kept(NamedTuple):
+    """The tokens that are left."""
+
+    logits: Logits
+    ids: Indices | None
+    """`None`: each logit's index is its token."""
+    is_sorted: bool
+    """Whether the logits fall."""
+    size: int
+    """How many there are, forbidden ones too, of which `logits` need not have any."""
+
+    def at(self, index: Indices | slice, *, is_sorted: bool, size: int | None = None) -> Kept:
+        """Those at these indices; in the count, `size` of them."""
+        logits = self.logits[index]
+        if self.ids is not None:
+            ids = self.ids[index]
+        else:
+            ids = np.arange(len(self.logits))[index] if isinstance(index, slice) else index
+        return Kept(logits, ids, is_sorted, len(logits) if size is None else size)
+
+    def token(self, index: int) -> int:
+        return index if self.ids is None else int(self.ids[index])
+
+
+Step = Callable[[Kept], Kept]
+
+
+def top_k(count: int, kept: Kept) -> Kept:
+    """The `count` likeliest (Fan et al. 2018)."""
+    if count >= kept.size:
+        return kept
+    index = slice(count) if kept.is_sorted else largest(kept.logits, count)
+    return kept.at(index, is_sorted=True, size=count)
+
+
+def top_p(share: float, min_keep: int, kept: Kept) -> Kept:
+    """The likeliest that have this probability together (Holtzman et al. 2019)."""
+    weights = weights_of(kept.logits)
+    if not kept.is_sorted:
+        index = nucleus(kept.logits, weights, share, min_keep, "left")
+        return kept.at(index, is_sorted=True, size=max(len(index), min(min_keep, kept.size)))
+    count = reached(weights, share * float(weights.sum(dtype=np.float64)), "left")
+    count = max(count or len(weights), min_keep)
+    return kept.at(slice(count), is_sorted=True, size=min(count, kept.size))
+
+
+def min_p(share: float, min_keep: int, kept: Kept) -> Kept:
+    """Those that have this share of the likeliest one's probability (Nguyen et al. 2024)."""
+    index = np.flatnonzero(kept.logits >= kept.logits.max() + math.log(share))
+    is_sorted = kept.is_sorted
+    if len(index) < min_keep:
+        index, is_sorted = largest(kept.logits, min_keep), True
+    return kept.at(index, is_sorted=is_sorted, size=max(len(index), min(min_keep, kept.size)))
+
+
+def typical_p(share: float, min_keep: int, kept: Kept) -> Kept:
+    """Those whose surprise is nearest to the entropy (Meister et al. 2022)."""
+    weights = weights_of(kept.logits)
+    weights /= weights.sum(dtype=np.float64)
+    with np.errstate(divide="ignore"):
+        surprise = -np.log(weights)
+    entropy = _entropy(weights)
+    distance = np.abs(surprise - np.float32(entropy))
+    index = nucleus(-distance, weights, share, min_keep, "right")
+    return kept.at(index, is_sorted=False, size=max(len(index), min(min_keep, kept.size)))
+
+
+def top_n_sigma(n: float, kept: Kept) -> Kept:
+    """Those that are at most `n` standard deviations below the largest (Tang et al. 2024)."""
+    if kept.size <= 1:
+        return kept
+    possible = kept.logits[kept.logits >= _LOWEST]
+    least = kept.logits.max() - n * float(possible.std(dtype=np.float64))
+    # llama.cpp forbids the others and leaves them in the count.
+    return kept.at(np.flatnonzero(kept.logits >= least), is_sorted=kept.is_sorted, size=kept.size)
+
+
+def xtc(threshold: float, min_keep: int, kept: Kept) -> Kept:
+    """Without those above the threshold, except the least likely of them: Exclude Top Choices."""
+    if kept.size < 2:
+        return kept
+    weights = weights_of(kept.logits)
+    above = np.flatnonzero(weights >= threshold * weights.sum(dtype=np.float64))
+    size = kept.size - len(above) + 1
+    if len(above) < 2 or size < min_keep:
+        return kept
+    stays = np.ones(len(weights), np.bool_)
+    stays[above] = False
+    stays[above[weights[above].argmin()]] = True
+    return kept.at(np.flatnonzero(stays), is_sorted=kept.is_sorted, size=size)
+
+
+def temperature(value: float, kept: Kept) -> Kept:
+    if value < _DIVISIBLE:
+        index = np.array([kept.logits.argmax()])
+        return kept.at(index, is_sorted=True, size=kept.size)
+    return kept._replace(logits=kept.logits / np.float32(value))
+
+
+def dynamic_temperature(value: float, spread: float, exponent: float, kept: Kept) -> Kept:
+    """A temperature from `value - spread` where the entropy is 0 to `value + spread` where it is as
+    large as it can be."""
+    if kept.size <= 1:
+        return kept
+    weights = weights_of(kept.logits)
+    weights /= weights.sum(dtype=np.float64)
+    share = _entropy(weights) / math.log(kept.size)
+    lowest = max(0.0, value - spread)
+    return temperature(lowest + (value + spread - lowest) * share**exponent, kept)
+
+
+def _entropy(shares: Logits) -> float:
+    """In nats."""
+    shares = shares[shares > 0]
+    return float(-(shares * np.log(shares)).sum(dtype=np.float64))
+
+
+# --- the ends ----------------------------------------------------------------------------
+
+
+class Last(Protocol):
+    """The end of a chain. Some learn from what was drawn."""
+
+    state: tuple[float, ...]
+    """All that it has learned."""
+
+    def weights(self, kept: Kept) -> tuple[Kept, Logits]:
+        """The tokens that may be drawn, and their probabilities up to a common factor."""
+
+    def after(self, kept: Kept, weights: Logits, index: int) -> tuple[float, ...]:
+        """The state once the token at this index was drawn by these weights; `kept` is what the
+        steps had kept."""
+
+
+class Plain:
+    """By the probabilities at a temperature; the likeliest token if it is cold."""
+
+    state: tuple[float, ...] = ()
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def weights(self, kept: Kept) -> tuple[Kept, Logits]:
+        if self.value < COLDEST:
+            return temperature(0.0, kept), np.ones(1, np.float32)
+        return kept, weights_of(kept.logits, self.value)
+
+    def after(self, kept: Kept, weights: Logits, index: int) -> tuple[float, ...]:
+        return ()
+
+
+class Mirostat:
+    """Keeps tokens of `mu` bits of surprise at most, and moves `mu` until those that are drawn have
+    `tau` (Basu et al. 2021). Version 1 estimates the number of such tokens by Zipf's law."""
+
+    def __init__(self, version: int, tau: float, eta: float, n_vocab: int) -> None:
+        self._version, self._tau, self._eta, self._n_vocab = version, tau, eta, n_vocab
+        self.state: tuple[float, ...] = (2 * tau,)
+
+    def weights(self, kept: Kept) -> tuple[Kept, Logits]:
+        (mu,) = self.state
+        if self._version == 1:
+            kept = top_k(self._rank(kept, mu), kept)
+        else:
+            weights = weights_of(kept.logits)
+            least = 2.0 ** max(min(-mu, 0.0), -1000.0) * float(weights.sum(dtype=np.float64))
+            index = np.flatnonzero(weights >= min(least, 1.0))
+            kept = kept.at(index, is_sorted=kept.is_sorted)
+        return kept, weights_of(kept.logits)
+
+    def _rank(self, kept: Kept, mu: float) -> int:
+        """The number of tokens with `mu` bits at most, if their probabilities go on falling as
+        those of the likeliest do."""
+        best = kept.logits[largest(kept.logits, _MIROSTAT_M)].astype(np.float64)
+        if len(best) < 2:
+            return 1
+        places = np.arange(1.0, len(best))
+        distances = np.log((places + 1) / places)
+        slope = float((distances * -np.diff(best)).sum() / (distances * distances).sum())
+        epsilon = slope - 1
+        if slope <= 0 or epsilon == 0:
+            return len(kept.logits)
+        base = epsilon * 2**mu / (1 - float(self._n_vocab) ** -epsilon)
+        rank = math.exp(min(math.log(max(base, 1e-300)) / slope, 50.0))
+        return max(int(min(rank, len(kept.logits))), 1)
+
+    def after(self, kept: Kept, weights: Logits, index: int) -> tuple[float, ...]:
+        share = float(weights[index]) / float(weights.sum(dtype=np.float64))
+        surprise = -math.log2(max(share, 1e-300))
+        return (self.state[0] - self._eta * (surprise - self._tau),)
+
+
+class Adaptive:
+    """Prefers tokens near a probability, which is moved so that those which are drawn have the
+    target in the mean (`adaptive-p` of llama.cpp)."""
+
+    def __init__(self, target: float, decay: float) -> None:
+        self._target, self._decay = target, decay
+        self.state: tuple[float, ...] = (target / (1 - decay), 1 / (1 - decay))
+
+    def weights(self, kept: Kept) -> tuple[Kept, Logits]:
+        total, count = self.state
+        wanted = min(max(2 * self._target - total / count, 0.0), 1.0)
+        distance = np.abs(_shares(kept) - np.float32(wanted)) / np.float32(_ADAPTIVE_WIDTH)
+        logits = _ADAPTIVE_PEAK - _ADAPTIVE_SHARPNESS * distance * distance / (1 + distance)
+        logits[kept.logits < _LOWEST] = -np.inf
+        return kept, weights_of(logits)
+
+    def after(self, kept: Kept, weights: Logits, index: int) -> tuple[float, ...]:
+        total, count = self.state
+        share = float(_shares(kept)[index])
+        return share + self._decay * total, 1 + self._decay * count
+
+
+def _shares(kept: Kept) -> Logits:
+    weights = weights_of(kept.logits)
+    weights /= weights.sum(dtype=np.float64)
+    return weights
+
+
+# --- the chain ---------------------------------------------------------------------------
+
+
+class Undo:
+    """What steps have changed in a row of logits itself, so that it need not be copied."""
+
+    def __init__(self) -> None:
+        self._saved: list[tuple[Logits, Any, Logits]] = []
+
+    def change(self, kept: Kept, at: Indices, values: Logits) -> Kept:
+        """With these values at these indices."""
+        if kept.ids is None:
+            self._saved.append((kept.logits, at, kept.logits[at]))
+        kept.logits[at] = values
+        return kept._replace(is_sorted=False)
+
+    def take_back(self) -> None:
+        while self._saved:
+            logits, at, values = self._saved.pop()
+            logits[at] = values
+
+
+_KEEP_THE_LIKELIEST = {top_k, top_p, min_p, top_n_sigma}
+
+
+class Chain:
+    """The steps and the end that a request asks for.
+
+    `changes` has the steps that depend on its text, by the samplers' names, and `bias`, which comes
+    before all others.
+    """
+
+    def __init__(
+        self, sampling: Sampling, changes: Mapping[str, Step], undo: Undo, n_vocab: int
+    ) -> None:
+        self._undo, self._keeps_odds = undo, sampling.post_sampling_probs
+        self._usual = _path(sampling, changes, n_vocab, without="xtc")
+        self._xtc_chance = 0.0
+        if "xtc" in sampling.samplers and not sampling.mirostat and sampling.xtc_threshold <= 0.5:
+            self._xtc_chance = sampling.xtc_probability
+        self._with_xtc = self._usual
+        if self._xtc_chance:
+            self._with_xtc = _path(sampling, changes, n_vocab)
+        self._next: tuple[float, ...] = self.state
+        self._odds: tuple[Indices | None, Logits] | None = None
+        steps, last = self._usual
+        self.is_greedy = (
+            not (steps or self._xtc_chance) and isinstance(last, Plain) and last.value < COLDEST
+        )
+        """Whether the likeliest token is drawn, whatever was said."""
+        self.throws_twice = self._xtc_chance > 0
+        """Whether a draw takes a second random number."""
+
+    def draw(self, logits: Logits, number: float, chance: float = 1.0) -> int:
+        """The token at `number` from [0, 1) in the cumulative distribution; xtc acts if `chance`
+        from [0, 1) is below its probability.
+
+        Raises:
+            InferenceFailed: a logit is NaN.
+        """
+        if self.is_greedy and not self._keeps_odds:
+            return likeliest(logits)
+        if math.isnan(logits.max()):
+            raise not_a_number()
+        steps, last = self._with_xtc if chance < self._xtc_chance else self._usual
+        kept = Kept(logits, None, False, len(logits))
+        try:
+            for step in steps:
+                kept = step(kept)
+            final, weights = last.weights(kept)
+            index = pick(weights, number)
+            self._next = last.after(kept, weights, index)
+        finally:
+            self._undo.take_back()
+        if self._keeps_odds:
+            self._odds = final.ids, weights
+        return index if final.ids is None else int(final.ids[index])
+
+    @property
+    def state(self) -> tuple[float, ...]:
+        """What the chain has learned from the tokens that were taken."""
+        return self._usual[1].state
+
+    @state.setter
+    def state(self, state: tuple[float, ...]) -> None:
+        self._usual[1].state = self._with_xtc[1].state = state
+
+    def take(self) -> None:
+        """The token of the last draw goes into the answer."""
+        if self._next:
+            self.state = self._next
+
+    def log_probabilities(self, token: int, n_top: int) -> tuple[float, list[tuple[int, float]]]:
+        """The natural log-probability with which the token was drawn, and the `n_top` best that
+        could have been."""
+        assert self._odds is not None
+        ids, weights = self._odds
+        total = math.log(weights.sum(dtype=np.float64))
+        best = largest(weights, n_top) if n_top else np.array([], np.intp)
+        found = [token] if ids is None else np.flatnonzero(ids == token).tolist()
+
+        def share(index: int) -> float:
+            return math.log(weights[index]) - total if weights[index] > 0 else -math.inf
+
+        top = [(int(i) if ids is None else int(ids[i]), share(i)) for i in best if weights[i] > 0]
+        return max(map(share, found), default=-math.inf), top  # a token that is given is in none
+
+
+def _path(
+    sampling: Sampling, changes: Mapping[str, Step], n_vocab: int, without: str = ""
+) -> tuple[list[Step], Last]:
+    """The steps in the request's order, and the end. A step that is off is none."""
+    names = ("temperature",) if sampling.mirostat else sampling.samplers
+    made = [_step(name, sampling, changes) for name in ("bias", *names) if name != without]
+    steps = [step for step in made if step is not None]
+    if sampling.mirostat:
+        tau, eta = sampling.mirostat_tau, sampling.mirostat_eta
+        return steps, Mirostat(sampling.mirostat, tau, eta, n_vocab)
+    if sampling.learns:
+        return steps, Adaptive(sampling.adaptive_target, sampling.adaptive_decay)
+    return steps, _taken_over(steps)
+
+
+def _step(name: str, sampling: Sampling, changes: Mapping[str, Step]) -> Step | None:
+    least, value = sampling.min_keep, sampling.temperature
+    match name:
+        case "top_k" if sampling.top_k > 0:
+            return partial(top_k, sampling.top_k)
+        case "top_p" if sampling.top_p < 1:
+            return partial(top_p, sampling.top_p, least)
+        case "min_p" if sampling.min_p > 0:
+            return partial(min_p, sampling.min_p, least)
+        case "typ_p" if sampling.typical_p < 1:
+            return partial(typical_p, sampling.typical_p, least)
+        case "top_n_sigma" if sampling.top_n_sigma > 0:
+            return partial(top_n_sigma, sampling.top_n_sigma)
+        case "xtc":
+            return partial(xtc, sampling.xtc_threshold, least)
+        case "temperature" if sampling.dynatemp_range > 0 and not sampling.mirostat:
+            spread, exponent = sampling.dynatemp_range, sampling.dynatemp_exponent
+            return partial(dynamic_temperature, value, spread, exponent)
+        case "temperature" if value != 1:
+            return partial(temperature, value)
+    return changes.get(name)
+
+
+def _taken_over(steps: list[Step]) -> Plain:
+    """The end, with what it can do itself taken from the steps: no sum over a vocabulary then takes
+    two passes, and no cut is made of which one token is used."""
+    for at, step in enumerate(steps):
+        if isinstance(step, partial) and step.func is temperature and step.args[0] < COLDEST:
+            del steps[at:]
+            while steps and isinstance(steps[-1], partial):
+                if steps[-1].func not in _KEEP_THE_LIKELIEST:
+                    break
+                steps.pop()
+            return Plain(0.0)
+    if steps and isinstance(steps[-1], partial) and steps[-1].func is temperature:
+        value = float(steps[-1].args[0])
+        del steps[-1]
+        return Plain(value)
+    return Plain(1.0)

@@ -1,0 +1,182 @@
+"""The samplers that change logits by what was said: bias, penalties and DRY.
+
+Each is a step of the chain, and remembers the text: `remember` is told every token. Engine thread.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.llama.chain import Kept, Undo
+from worker.llama.draw import Indices
+from worker.wire.sampling import Sampling
+
+_SMALLEST_REPETITION_PENALTY = 1e-2
+"""Zero would divide logits by zero. At this value, a repeated token wins anyway."""
+_LARGEST_LOG = 88.7228391
+"""Of a number in single precision."""
+
+Breakers = Mapping[int, Sequence[tuple[int, ...]]]
+"""The first token of each sequence breaker → the tokens that must follow it, in one of these."""
+
+
+def _found(left: Indices, ids: Indices) -> tuple[Indices, Indices]:
+    """The ids that are left, by where they are in each; all ids are different."""
+    _, at, of = np.intersect1d(left, ids, assume_unique=True, return_indices=True)
+    return at, of
+
+
+class Bias:
+    """Adds to the logits of a few tokens."""
+
+    def __init__(self, bias: Mapping[int, float], undo: Undo) -> None:
+        self._undo = undo
+        self._ids = np.array([*bias], np.intp)
+        self._added = np.array([*bias.values()], np.float32)
+
+    def __call__(self, kept: Kept) -> Kept:
+        assert kept.ids is None, "bias is the first step"
+        return self._undo.change(kept, self._ids, kept.logits[self._ids] + self._added)
+
+
+class Penalties:
+    """Repetition (Keskar et al. 2019), frequency and presence penalty."""
+
+    def __init__(self, sampling: Sampling, prompt: Sequence[int], undo: Undo) -> None:
+        self._undo = undo
+        self._repetition = max(sampling.repetition_penalty, _SMALLEST_REPETITION_PENALTY)
+        self._frequency, self._presence = sampling.frequency_penalty, sampling.presence_penalty
+        last_n = sampling.repeat_last_n
+        said = prompt if last_n is None or last_n < 0 else prompt[max(len(prompt) - last_n, 0) :]
+        # Only the repetition penalty counts the prompt without a window.
+        counts = Counter(() if last_n is None and self._repetition == 1.0 else said)
+        self._window = None if last_n is None or last_n < 0 else deque(said, last_n)
+        self._row_of = {token: row for row, token in enumerate(counts)}
+        n, room = len(counts), max(2 * len(counts), 64)
+        self._ids = np.zeros(room, np.intp)
+        self._count, self._said = np.zeros(room, np.float32), np.zeros(room, np.float32)
+        self._ids[:n], self._said[:n] = [*counts], [*counts.values()]
+        if last_n is not None:
+            self._count[:n] = self._said[:n]
+
+    def remember(self, token: int) -> None:
+        if self._window is not None:
+            if len(self._window) == self._window.maxlen:
+                if not self._window:
+                    return
+                row = self._row_of[self._window[0]]
+                self._said[row] -= 1
+                self._count[row] -= 1
+            self._window.append(token)
+        row = self._row_of.setdefault(token, len(self._row_of))
+        if row == len(self._ids):
+            for name in ("_ids", "_count", "_said"):
+                column = getattr(self, name)
+                setattr(self, name, np.concatenate((column, np.zeros_like(column))))
+        self._ids[row] = token
+        self._said[row] += 1
+        self._count[row] += 1
+
+    def __call__(self, kept: Kept) -> Kept:
+        n = len(self._row_of)
+        at, count, said = self._ids[:n], self._count[:n], self._said[:n]
+        if kept.ids is not None:
+            at, of = _found(kept.ids, at)
+            count, said = count[of], said[of]
+        values = kept.logits[at]
+        if self._repetition != 1.0:
+            punished = np.where(values > 0, values / self._repetition, values * self._repetition)
+            values = np.where(said > 0, punished, values)
+        if self._frequency or self._presence:
+            values = values - (count * self._frequency + (count > 0) * self._presence)
+        return self._undo.change(kept, at, values)
+
+
+class Dry:
+    """Don't Repeat Yourself: punishes the tokens that would go on with a repetition, by its length
+    (p-e-w, text-generation-webui 2024).
+
+    A repetition does not go across a sequence breaker.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        prompt: Sequence[int],
+        breakers: Breakers,
+        n_vocab: int,
+        undo: Undo,
+    ) -> None:
+        self._undo, self._breakers = undo, breakers
+        self._multiplier, self._base = sampling.dry_multiplier, sampling.dry_base
+        self._allowed, self._last_n = sampling.dry_allowed_length, sampling.dry_penalty_last_n
+        self._most = 2**31
+        """A longer repetition counts no more: its power would be infinite."""
+        if self._base > 1.000001:
+            self._most = int(_LARGEST_LOG / math.log(self._base)) or self._most
+        self._is_head, self._is_breaker = np.zeros((2, n_vocab), np.bool_)
+        self._is_head[[*breakers]] = True
+        self._is_breaker[[token for token, rests in breakers.items() if () in rests]] = True
+        self._said: npt.NDArray[np.int32] = np.array(prompt, np.int32)
+        self._n_said = len(prompt)
+
+    def remember(self, token: int) -> None:
+        if self._n_said == len(self._said):
+            room = np.zeros(max(self._n_said, 256), np.int32)
+            self._said = np.concatenate((self._said, room))
+        self._said[self._n_said] = token
+        self._n_said += 1
+
+    def __call__(self, kept: Kept) -> Kept:
+        start = 0 if self._last_n < 0 else max(self._n_said - self._last_n, 0)
+        lengths = self._repetitions(self._said[start : self._n_said])
+        if not lengths:
+            return kept
+        ids = np.array([*lengths], np.intp)
+        exponents = np.minimum(np.array([*lengths.values()]) - self._allowed, self._most)
+        added = (self._multiplier * self._base ** exponents.astype(np.float64)).astype(np.float32)
+        at = ids
+        if kept.ids is not None:
+            at, of = _found(kept.ids, ids)
+            added = added[of]
+        return self._undo.change(kept, at, kept.logits[at] - added)
+
+    def _repetitions(self, said: npt.NDArray[np.int32]) -> dict[int, int]:
+        """The tokens that would go on with a repetition → the length of the longest."""
+        n = len(said)
+        if n <= self._allowed:
+            return {}
+        most = self._since_breaker(said)
+        if most < self._allowed:
+            return {}
+        # The end of the text, one token longer each time, is looked for at all places where it
+        # still was.
+        places, length = np.arange(n - 1), 0
+        found: dict[int, int] = {}
+        most = min(most, self._allowed + self._most)
+        while len(places):
+            if length >= self._allowed:
+                follows = np.unique(said[places + 1])
+                found |= dict.fromkeys(follows.tolist(), length)
+            if length == most:
+                break
+            places = places[places >= length]
+            places = places[said[places - length] == said[n - 1 - length]]
+            length += 1
+        return {token: most for token, most in found.items() if not self._is_breaker[token]}
+
+    def _since_breaker(self, said: npt.NDArray[np.int32]) -> int:
+        """The number of tokens after the last breaker."""
+        n = len(said)
+        heads: list[int] = np.flatnonzero(self._is_head[said])[::-1].tolist()
+        for at in heads:
+            rests = self._breakers[int(said[at])]
+            whole = [r for r in rests if tuple(said[at + 1 : at + 1 + len(r)].tolist()) == r]
+            if whole:
+                return n - 1 - at - max(map(len, whole))
+        return n
