@@ -321,7 +321,8 @@ async def test_clients_need_the_fleets_token_as_it_is_now(tmp_path: Path) -> Non
 
 async def test_what_clients_may_not_do() -> None:
     async with fleet_of(answers) as (gateway, _, (worker,)):
-        assert (await call(gateway, "/shutdown", {})).status == 403
+        for path in ("/shutdown", "/chat/shutdown"):  # pages have the API below them
+            assert (await call(gateway, path, {})).status == 403
         refused = await call(gateway, "/v1/models", headers={"host": "evil.example"})
         assert refused.status == 403
         origin = {"origin": "https://evil.example"}

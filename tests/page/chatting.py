@@ -38,7 +38,7 @@ class Chat:
 
     def send(self, text: str) -> None:
         self.box.fill(text)
-        self.page.keyboard.press("Enter")
+        self.page.get_by_role("button", name="Send", exact=True).click()
 
     def ask(self, text: str) -> str:
         """Send a text; returns the answer once it is complete."""

@@ -161,7 +161,7 @@ class Gateway:
             headers.append((b"x-request-id", correlation_id))
         is_late = (b"x-llorch-late-head", b"1") in headers  # a proxy wants no early head
         streams = fields.get("stream") is True or JSON not in operation.answers
-        is_job = scope["path"] in _JOBS
+        is_job = operation.path in _JOBS
         named = place.parameters.get("model")
         for name in [] if is_job else _model_fields(operation):
             named = fields.get(name) if named is None else named
@@ -218,7 +218,7 @@ class Gateway:
 
     async def _own_answer(self, ask: Ask, operation: Operation) -> Response | None:
         """The gateway's own answer; `None` if a worker answers."""
-        path = ask.path
+        path = operation.path  # also where the request's own is below that of a page
         if path == "/metrics":
             return await self._metrics()
         if operation.probe:

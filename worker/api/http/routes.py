@@ -52,15 +52,22 @@ class Routes:
         self._above = [f"{each.api_below}/" for each in dialects if each.api_below is not None]
 
     def at(self, path: str) -> Place:
+        place = self._fixed.get(path) or self._find(path)
+        if place is not None:
+            return place
+        for above in self._above:
+            rest = path.removeprefix(above)
+            if rest != path and (place := self._find(f"/{rest}")) is not None:
+                return place
+        return Place(self._nearest(path), {}, {})
+
+    def _find(self, path: str) -> Place | None:
         if (place := self._fixed.get(path)) is not None:
             return place
         for pattern, place in self._patterns:
             if match := pattern.match(path):
                 return Place(place.dialect, place.operations, match.groupdict())
-        for above in self._above:
-            if path.startswith(above):
-                return self.at(path[len(above) - 1 :])
-        return Place(self._nearest(path), {}, {})
+        return None
 
     def serves(self, operation: Operation) -> bool:
         """Whether no other operation stands at its place."""
