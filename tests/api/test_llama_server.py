@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -220,3 +221,54 @@ def test_an_answer_cannot_begin_anew_and_go_on(worker: WorkerProcess) -> None:
     for path in ("/v1/chat/completions", "/apply-template"):
         answer = worker.post(path, both)
         assert answer.status_code == 400 and "add_generation_prompt" in answer.text
+
+
+def test_a_chat_is_tokenised_as_the_template_writes_it(worker: WorkerProcess) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    answer = worker.post("/tokenize", {"model": "m", "messages": messages}).json()
+    counted = worker.post("/v1/chat/completions/input_tokens", {"messages": messages}).json()
+    assert answer["count"] == len(answer["tokens"]) == counted["input_tokens"]
+    assert answer["max_model_len"] == worker.get("/health").json()["context_length"]
+    for wrong in ({}, {"content": "a", "messages": messages}):
+        refused = worker.post("/tokenize", wrong)
+        assert refused.status_code == 400 and "content or messages" in refused.text
+
+
+def test_a_prompt_that_is_too_long_is_told_in_each_dialect_s_words(worker: WorkerProcess) -> None:
+    text = "word " * 3000
+    chat: Any = {"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 4}
+    n_ctx = worker.get("/health").json()["context_length"]
+
+    def refused(path: str, body: Any) -> Any:
+        answer = worker.post(path, body)
+        assert answer.status_code == 400, answer.text
+        return answer.json()["error"]
+
+    for path, body in (
+        ("/v1/chat/completions", chat),
+        ("/v1/completions", {"model": "m", "prompt": text}),
+        ("/v1/responses", {"model": "m", "input": text}),
+    ):
+        error = refused(path, body)
+        n_tokens = error["prompt_tokens"]
+        assert error["code"] == "context_length_exceeded" and n_tokens > n_ctx
+        begin = f"This model's maximum context length is {n_ctx} tokens. However, you requested "
+        assert error["message"].startswith(f"{begin}{n_tokens} tokens")
+    theirs = refused("/v1/messages", chat)
+    assert theirs["message"].startswith("prompt is too long: ")
+    own = refused("/completion", {"prompt": text})
+    assert own["type"] == "exceed_context_size_error"
+    assert own["n_prompt_tokens"] > own["n_ctx"] == n_ctx
+
+
+def test_what_vllm_s_routers_ask(worker: WorkerProcess) -> None:
+    assert worker.get("/ping").status_code == 200
+    assert worker.get("/load").json() == {"server_load": 0}
+    assert worker.get("/version").json()["version"]
+
+
+def test_answers_name_llama_cpp_s_build_first(worker: WorkerProcess) -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    answer = worker.post("/v1/chat/completions", body).json()
+    assert re.match(r"b\d+-[0-9a-z]+-", answer["system_fingerprint"])
+    assert worker.get("/props").json()["build_info"] == answer["system_fingerprint"]

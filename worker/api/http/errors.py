@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from worker.api.http.encoding import data_event, json_response
 from worker.api.http.faults import Fault, fault
 from worker.api.http.operation import ErrorForm, StreamForm
-from worker.errors import WorkerError
+from worker.errors import ContextLengthExceeded, WorkerError
 
 
 class FlatError(TypedDict):
@@ -66,8 +66,20 @@ def error_object(error: WorkerError) -> dict[str, Any]:
     if kind is None:
         kind = "invalid_request_error" if 400 <= status < 499 else "server_error"
     errors = details.get("errors") or [{}]
-    head = {"message": error.message, "type": kind, "param": errors[0].get("field")}
+    head = {"message": _openai_message(error), "type": kind, "param": errors[0].get("field")}
     return {**head, "code": error.code.lower(), **details}
+
+
+def _openai_message(error: WorkerError) -> str:
+    """The message; of a prompt that is too long, in OpenAI's words: clients that shorten their
+    history look for these."""
+    if not isinstance(error, ContextLengthExceeded):
+        return error.message
+    n_tokens, most = error.details["prompt_tokens"], error.details["context_length"]
+    return (
+        f"This model's maximum context length is {most} tokens. However, you requested {n_tokens} "
+        "tokens in the prompt alone. Please reduce its length."
+    )
 
 
 def nested_error(error: WorkerError, correlation_id: str) -> dict[str, Any]:

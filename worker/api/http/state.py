@@ -12,6 +12,7 @@ from worker.api.http.faults import fault
 from worker.api.http.stream_log import Streams
 from worker.api.http.turnstile import Turnstile
 from worker.errors import ModelNotFound, NotReady
+from worker.installation import own_version
 from worker.observability.history import History
 from worker.observability.logs import digest
 from worker.observability.metrics import Metrics
@@ -38,6 +39,9 @@ class ServedModel:
     chat_template: str = ""
     """The chat templates as one text, the one for tools included."""
     has_chat_template: bool = True
+    build: str = ""
+    """llama.cpp's build as it tells its own, `b0-` and a commit: its sources for Python have no
+    build number; then this worker's version."""
 
     @property
     def modalities(self) -> dict[str, bool]:
@@ -58,6 +62,7 @@ def _served_by(info: EngineInfo | None, limit: int | None) -> ServedModel:
     if info is None:
         return ServedModel() if limit is None else ServedModel(max_tokens_out=limit)
     model = info.model
+    commit = str(info.build.get("llama_cpp_commit") or info.versions.get("llama_cpp_commit"))
     names = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
     return ServedModel(
         info=info,
@@ -66,6 +71,7 @@ def _served_by(info: EngineInfo | None, limit: int | None) -> ServedModel:
         metadata=model.metadata,
         chat_template="\n".join(str(model.metadata[n]) for n in names if n in model.metadata),
         has_chat_template=model.has_chat_template,
+        build=f"b0-{commit[:9]}-llorch-worker-{own_version()}",
     )
 
 

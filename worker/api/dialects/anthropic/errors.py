@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 from worker.api.http.encoding import sse
 from worker.api.http.errors import http_status
 from worker.api.http.operation import ErrorForm, StreamForm
-from worker.errors import WorkerError
+from worker.errors import ContextLengthExceeded, WorkerError
 
 _TYPES = {
     400: "invalid_request_error",
@@ -33,8 +33,11 @@ class AnthropicError(TypedDict):
 
 
 def _error(error: WorkerError) -> dict[str, Any]:
-    kind = _TYPES.get(http_status(error), "api_error")
-    return {"type": "error", "error": {"type": kind, "message": error.message}}
+    kind, message = _TYPES.get(http_status(error), "api_error"), error.message
+    if isinstance(error, ContextLengthExceeded):  # in the words that Anthropic's clients look for
+        n_tokens, most = error.details["prompt_tokens"], error.details["context_length"]
+        message = f"prompt is too long: {n_tokens} tokens > {most} maximum"
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 ERRORS = ErrorForm(

@@ -15,6 +15,7 @@ from worker.api.chat.operations import generation
 from worker.api.chat.request import Generate
 from worker.api.chat.scored import LOWEST, scored_piece
 from worker.api.chat.timings import prompt_progress, timings
+from worker.api.dialects.llama_server.errors import ERRORS
 from worker.api.dialects.llama_server.rerank import OPERATIONS as RERANK
 from worker.api.dialects.llama_server.schema import (
     REFERENCE,
@@ -23,7 +24,7 @@ from worker.api.dialects.llama_server.schema import (
     TextBody,
 )
 from worker.api.http.encoding import data_event
-from worker.api.http.errors import NESTED, nested_events
+from worker.api.http.errors import nested_events
 from worker.api.http.operation import (
     SSE,
     Dialect,
@@ -199,4 +200,4 @@ OPERATIONS = [
         "/infill", "The text in a gap", InfillBody, read_infill, TextAnswer
     ),
 ]  # fmt: skip
-DIALECT = Dialect([*OPERATIONS, *RERANK], NESTED, {SSE: STREAM}, reference=REFERENCE)
+DIALECT = Dialect([*OPERATIONS, *RERANK], ERRORS, {SSE: STREAM}, reference=REFERENCE)

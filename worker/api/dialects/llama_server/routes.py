@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -21,25 +22,40 @@ from worker.api.dialects.llama_server.schema import (
 from worker.api.http.body import read, read_as
 from worker.api.http.encoding import dumps, json_response, sliced
 from worker.api.http.errors import FLAT
+from worker.api.http.faults import fault, invalid
 from worker.api.http.operation import JOB_ERRORS, Dialect, Operation
 from worker.api.http.state import AppState
-from worker.installation import own_version
 from worker.supervisor.status import Activity, WorkerStatus
 from worker.wire.sampling import PARAMETERS
-from worker.wire.work import ApplyTemplate, Detokenize, Tokenize, Tokenized
+from worker.wire.work import ApplyTemplate, ChatPrompt, Detokenize, Tokenize, Tokenized
 
 _TOKENS_AT_ONCE = 4096
 
 
 async def tokenize(request: Request, state: AppState) -> Response:
-    body = await read(request, state, TokenizeBody)
-    work = Tokenize(body.content, add_special=body.add_special, with_pieces=body.with_pieces)
+    body, chat = await read_as(request, state, TokenizeBody, partial(_tokenized, state=state))
+    text = body.content or ""
+    if chat is not None:
+        text = await answered(request, state, ApplyTemplate(chat))
+    add_special = body.add_special or chat is not None
+    work = Tokenize(text, add_special=add_special, with_pieces=body.with_pieces)
     tokens: Tokenized = await answered(request, state, work)
-    return await sliced(_encoded(tokens))
+    return await sliced(_encoded(tokens, state.supervisor.status().context_length))
 
 
-def _encoded(tokens: Tokenized) -> Iterator[bytes]:
-    """In parts: one call of C code holds every thread up while it runs."""
+def _tokenized(body: TokenizeBody, state: AppState) -> tuple[TokenizeBody, ChatPrompt | None]:
+    """
+    Raises:
+        InvalidRequest: there is no text and no chat, or both.
+    """
+    if (body.content is None) == (not body.messages):
+        raise invalid([fault("content", "required", "either content or messages must be given")])
+    return body, chat_prompt(body.chat(), state) if body.messages else None
+
+
+def _encoded(tokens: Tokenized, context_length: int | None) -> Iterator[bytes]:
+    """llama-server's answer, with vLLM's numbers behind it. It comes in parts: one call of C code
+    holds every thread up while it runs."""
     ids, sizes = array("i", tokens.ids), array("i", tokens.sizes)
     yield b'{"tokens":['
     start = 0
@@ -51,7 +67,7 @@ def _encoded(tokens: Tokenized) -> Iterator[bytes]:
                 some[index] = {"id": id, "piece": _text_or_bytes(tokens.pieces[start:end])}
                 start = end
         yield (b"," if first else b"") + dumps(some)[1:-1].encode()
-    yield b"]}"
+    yield f'],"count":{len(ids)},"max_model_len":{dumps(context_length)}}}'.encode()
 
 
 def _text_or_bytes(piece: bytes) -> str | list[int]:
@@ -91,7 +107,7 @@ async def props(request: Request, state: AppState) -> Response:
             "model_path": state.model_file,  # A folder of this machine is not for clients.
             "chat_template": state.served.metadata.get("tokenizer.chat_template", ""),
             "modalities": {**state.served.modalities, "video": False},
-            "build_info": f"llorch-worker-{own_version()}",
+            "build_info": state.served.build,
             "is_sleeping": state.supervisor.state == "sleeping",
         }
     )

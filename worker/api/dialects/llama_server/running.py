@@ -9,10 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from worker.api.chat.fields import MAX_CHOICES, Many
+from worker.api.dialects.llama_server.errors import ERRORS
 from worker.api.dialects.llama_server.schema import REFERENCE
 from worker.api.http.body import OpenBody, read
 from worker.api.http.encoding import json_response
-from worker.api.http.errors import NESTED
 from worker.api.http.faults import fault, invalid
 from worker.api.http.operation import SSE, Dialect, Events, Operation
 from worker.api.http.resume import go_on, owner_of
@@ -91,4 +91,4 @@ OPERATIONS = [
     )
     for prefix in ("/v1", "")),
 ]  # fmt: skip
-DIALECT = Dialect(OPERATIONS, NESTED, reference=REFERENCE)
+DIALECT = Dialect(OPERATIONS, ERRORS, reference=REFERENCE)

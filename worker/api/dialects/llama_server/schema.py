@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pydantic import AliasChoices, Field
 
+from worker.api.chat.chat_fields import MAX_MESSAGES, ChatFields, MessageFields
 from worker.api.chat.fields import (
     MAX_PROMPTS,
     MAX_TOP_LOGPROBS,
     GenerationFields,
+    Many,
     TokenId,
     prompts_of_at_most,
 )
@@ -17,9 +19,16 @@ from worker.api.http.body import Flag, Integer, OpenBody
 REFERENCE = "https://github.com/ggml-org/llama.cpp/tree/master/tools/server"
 
 
-class TokenizeBody(OpenBody):
-    content: str = Field(validation_alias=AliasChoices("content", "prompt"))
-    add_special: Flag = Field(False, description="add BOS as the model wants it")
+class TokenizeBody(ChatFields):
+    """A text, or as vLLM takes it a chat."""
+
+    content: str | None = Field(None, validation_alias=AliasChoices("content", "prompt"))
+    messages: Many[MessageFields] = Field((), max_length=MAX_MESSAGES)
+    add_special: Flag = Field(
+        False,
+        validation_alias=AliasChoices("add_special", "add_special_tokens"),
+        description="add BOS as the model wants it; a chat has it anyway",
+    )
     with_pieces: Flag = Field(False, description="answer each token's text beside its id")
 
 

@@ -187,5 +187,13 @@ class Done(TypedDict):
     status: Literal["cancelled", "draining", "sleeping", "waking"]
 
 
+class Load(TypedDict):
+    server_load: Count
+
+
+class Version(TypedDict):
+    version: str
+
+
 class Sleeping(TypedDict):
     is_sleeping: bool

@@ -11,11 +11,12 @@ from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.dialects.native.answers import Health, ReadyAnswer
+from worker.api.dialects.native.answers import Health, Load, ReadyAnswer, Version
 from worker.api.http.encoding import json_response, sse
 from worker.api.http.event_stream import EventStream
 from worker.api.http.operation import JSON, SSE, Events, Operation
 from worker.api.http.state import AppState
+from worker.installation import own_version
 from worker.observability.metrics import CONTENT_TYPE
 from worker.supervisor.status import WorkerStatus
 from worker.wire.messages import Progress
@@ -94,13 +95,25 @@ async def metrics(request: Request, state: AppState) -> Response:
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
+async def load(request: Request, state: AppState) -> Response:
+    """As vLLM tells it."""
+    status = state.supervisor.status()
+    return json_response({"server_load": status.running + status.queued})
+
+
+async def version(request: Request, state: AppState) -> Response:
+    return json_response({"version": own_version()})
+
+
 _IS_WELL = "Is the worker alive and well?"
 _TAKES_WORK = "May it be given work?"
 OPERATIONS = [
     *(
         Operation("GET", path, health, _IS_WELL, {JSON: Health}, errors=(503,), probe=True)
-        for path in ("/health", "/v1/health", "/v2/health/live")
+        for path in ("/health", "/v1/health", "/v2/health/live", "/ping")
     ),
+    Operation("GET", "/load", load, "Requests that run or wait", {JSON: Load}, probe=True),
+    Operation("GET", "/version", version, "This worker's version", {JSON: Version}),
     *(
         Operation("GET", path, ready, _TAKES_WORK, {JSON: ReadyAnswer}, errors=(503,), probe=True)
         for path in ("/ready", "/v1/ready", "/v2/health/ready")

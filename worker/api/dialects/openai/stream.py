@@ -21,7 +21,6 @@ from worker.api.dialects.openai.logprobs import (
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody
 from worker.api.http.encoding import data_event, dumps, quoted
 from worker.api.http.errors import nested_events
-from worker.installation import own_version
 from worker.wire.messages import Finished, PromptProgress, PromptScored, Started
 
 DONE = b"data: [DONE]\n\n"
@@ -51,7 +50,7 @@ class _Choices(Answer[Any]):
             "object": self.chunk_object if self.asked.streams else self.answer_object,
             "created": int(time.time()),
             "model": self.state.model_name,
-            "system_fingerprint": f"llorch-worker-{own_version()}",
+            "system_fingerprint": self.state.served.build,
         }
         self._begin = f'data: {dumps(self._head)[:-1]},"choices":[{{"index":'
 
