@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any
 
+from worker.engine.cache.moves import Divide
 from worker.engine.media.span import Span
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk
@@ -76,7 +77,7 @@ class ByteBackend:
     unified: bool = False
     contents: dict[int, int] = field(default_factory=dict)
     """The token in each cell. The part of a slot in a split pool are the cells from
-    `slot * context_length` on."""
+    `slot * part` on."""
     held: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     """The cells of each slot, in order."""
     states: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
@@ -88,11 +89,18 @@ class ByteBackend:
     batches: list[list[tuple[int, int, int]]] = field(default_factory=list)
     """(request, start, tokens) of each computed batch."""
     samplers: set[int] = field(default_factory=set)
+    layouts: list[Divide] = field(default_factory=list)
+    """Those in which the cells were divided anew."""
+    part: int = 0
+    """The cells of one slot in a split pool."""
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Between parts of a split pool, as (from, to), which the next batch makes."""
     _chunks: Rows[Chunk] = ()
     _draft: list[int] = field(default_factory=list)
     _sampled_from: list[list[int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.part = self.n_cells // self.n_slots
 
     def sampler(self) -> ByteSampler:
         return ByteSampler(self.samplers)
@@ -134,7 +142,7 @@ class ByteBackend:
             for guess in self._draft:
                 self._extend(slot, [guess])
                 self._sampled_from.append(self.tokens_of(slot))
-            assert len(self.held[slot]) <= self.context_length
+            assert self.unified or len(self.held[slot]) <= self.part
         self.batches.append([(c.sequence.request_id, c.start, c.n_tokens) for c in chunks])
         return "ok"
 
@@ -161,6 +169,10 @@ class ByteBackend:
     @property
     def cuts_anywhere(self) -> bool:
         return not self.recurrent and not self.window
+
+    @property
+    def moves_states(self) -> bool:
+        return self.cuts_anywhere
 
     def first_position(self, slot: int) -> int:
         if not self.held[slot]:
@@ -197,7 +209,7 @@ class ByteBackend:
         cells = self.held[source]
         if not self.unified:
             self.copies.append((source, target))
-            cells = [target * self.context_length + at for at in range(len(cells))]
+            cells = [target * self.part + at for at in range(len(cells))]
         self.held[target] = list(cells)
         self.states[target] = list(self.states[source])
         self.longest[target] = self.longest.get(source, 0)
@@ -226,6 +238,14 @@ class ByteBackend:
         self._extend(slot, tokens)
         return True
 
+    def divide(self, layout: Divide) -> None:
+        assert not self.copies, "a copy that waits would be lost"
+        self.n_slots, self.n_cells, self.unified = layout.n_slots, layout.n_cells, layout.unified
+        self.part = layout.n_cells // (1 if layout.unified else layout.n_slots)
+        for each in (self.contents, self.held, self.states, self.longest):
+            each.clear()
+        self.layouts.append(layout)
+
     def abort(self) -> None: ...
 
     def resume(self) -> None: ...
@@ -241,7 +261,7 @@ class ByteBackend:
 
     def _extend(self, slot: int, tokens: list[int]) -> None:
         held = self.held[slot]
-        begin = slot * self.context_length + len(held)
+        begin = slot * self.part + len(held)
         cells = list(range(begin, begin + len(tokens)))
         if self.unified:
             used = {cell for each in self.held.values() for cell in each}
@@ -253,10 +273,10 @@ class ByteBackend:
 
     def _make_copies(self) -> None:
         for source, target in self.copies:
-            for at in range(self.context_length):
-                cell = source * self.context_length + at
+            for at in range(self.part):
+                cell = source * self.part + at
                 if cell in self.contents:
-                    self.contents[target * self.context_length + at] = self.contents[cell]
+                    self.contents[target * self.part + at] = self.contents[cell]
         self.copies.clear()
 
 

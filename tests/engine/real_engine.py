@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from tests.engine.frames import by_request
 from tests.support.bundled import bundled_gguf
+from worker.devices.plan.cells import divided
 from worker.engine.backend import LlamaBackend
 from worker.engine.cache.disk import Disk
+from worker.engine.cache.moves import Divide
 from worker.engine.limits import Limits
 from worker.engine.loop import Loop
 from worker.engine.scheduler import Scheduler
@@ -43,6 +46,7 @@ class RealEngine:
         *,
         path: Path | None = None,
         kv_unified: bool = False,
+        divisions: tuple[int, ...] = (),
         n_cells: int | None = None,
         flash_attention: Literal["auto", "on", "off"] = "auto",
         store: Path | None = None,
@@ -77,7 +81,15 @@ class RealEngine:
             cuts_anywhere = self.backend.cuts_anywhere
             disk = Disk(store, 64 << 20, cuts_anywhere=cuts_anywhere, bind=lambda _: binding)
         limits = {"n_slots": slots, "n_cells": n_cells, "batch": batch} | settings | limits
-        self.scheduler = Scheduler(Limits(**limits))
+        pool = Limits(**limits)
+        layouts = [
+            replace(pool, n_slots=n, n_cells=divided(n_cells, n).cells, unified=False)
+            for n in divisions
+        ]
+        self.scheduler = Scheduler(*layouts, pool)
+        best = self.scheduler.limits
+        if layouts:
+            self.backend.divide(Divide(best.n_cells, best.n_slots, best.unified))
         self.cache = self.scheduler.cache
         self.loop = Loop(self.backend, self.scheduler, self._receive, disk=disk, drafter=drafter)
         self.events: dict[int, list[Event]] = defaultdict(list)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.engine.byte_backend import ByteBackend, expected_answer, make_sequence
 from tests.engine.frames import by_request
 from worker.engine.cache.disk import Disk
+from worker.engine.cache.moves import Divide
 from worker.engine.limits import Limits
 from worker.engine.loop import Loop
 from worker.engine.scheduler import Scheduler
@@ -40,6 +41,8 @@ class Engine:
     inter_token_target: float = 3600.0
     tiled: bool = False
     unified: bool = False
+    divisions: tuple[int, ...] = ()
+    """The numbers of parts into which one pool is divided at times."""
     memory_bytes: int = 2000
     folder: Path | None = None
     """Of the disk tier."""
@@ -73,7 +76,14 @@ class Engine:
             memory_bytes=self.memory_bytes,
             cell_bytes=2.0,
         )
-        self.scheduler = Scheduler(limits)
+        layouts = [
+            replace(limits, n_slots=n, n_cells=n_cells // n * n, unified=False)
+            for n in self.divisions
+        ]
+        self.scheduler = Scheduler(*layouts, limits)
+        if layouts:
+            best = self.scheduler.limits
+            self.backend.divide(Divide(best.n_cells, best.n_slots, best.unified))
         self.cache = self.scheduler.cache
         disk = None
         if self.folder is not None:

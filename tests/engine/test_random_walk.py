@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal, get_args
 
 import pytest
 
@@ -24,8 +26,22 @@ from worker.wire.messages import Event, Failed, Finished, Token
 
 KINDS: list[Kind] = ["dense", "windowed", "hybrid", "recurrent"]
 BYTE_KINDS = {"dense": {}, "windowed": {"window": 12}, "recurrent": {"recurrent": True}}
-LAYOUTS = [(kv_unified, stores) for kv_unified in (False, True) for stores in (False, True)]
-"""Whether there is one pool of cells, and whether there are files."""
+Cells = Literal["parts", "one pool", "divided"]
+"""A part for each slot, one pool, or a pool that is divided as long as its parts are enough."""
+LAYOUTS: list[tuple[Cells, bool]] = [
+    (cells, stores) for cells in get_args(Cells) for stores in (False, True)
+]
+"""How the cells are laid out, and whether there are files."""
+
+
+def cases(kinds: Iterable[str]) -> list[tuple[Any, tuple[Cells, bool]]]:
+    """The layouts of each kind of memory; only that of dense models is divided anew."""
+    return [
+        (kind, layout)
+        for kind in kinds
+        for layout in LAYOUTS
+        if layout[0] != "divided" or kind == "dense"
+    ]
 
 
 @dataclass(eq=False)
@@ -145,16 +161,18 @@ class Walk:
 
 
 class ByteWalk(Walk):
-    def __init__(self, seed: int, folder: Path | None, kind: str, *, kv_unified: bool) -> None:
-        self.kind, self.kv_unified, self.next_id = kind, kv_unified, 0
+    def __init__(self, seed: int, folder: Path | None, kind: str, *, cells: Cells) -> None:
+        self.kind, self.cells, self.next_id = kind, cells, 0
         super().__init__(seed, folder)
 
     def start(self) -> Engine:
         choose = self.choose
+        n_slots = choose.randint(2, 5)
         engine = Engine(
-            n_slots=choose.randint(2, 5),
+            n_slots=n_slots,
             n_cells=choose.randint(CONTEXT + 1, 3 * CONTEXT),
-            unified=self.kv_unified,
+            unified=self.cells != "parts",
+            divisions=(n_slots, n_slots - 1) if self.cells == "divided" else (),
             memory_bytes=choose.choice([0, 300, 2000]),
             folder=self.folder,
             prefill_budget=choose.choice([8, 24]),
@@ -188,7 +206,7 @@ class ByteWalk(Walk):
 
     def disturb(self) -> None:
         assert isinstance(self.engine, Engine)
-        if self.kv_unified and len(self.engine.scheduler.running) > 2:
+        if self.engine.cache.limits.unified and len(self.engine.scheduler.running) > 2:
             self.engine.backend.outcomes = ["no_room"]
         elif self.kind != "recurrent":
             self.engine.backend.outcomes = ["aborted"]
@@ -198,8 +216,8 @@ class RealWalk(Walk):
     n_common, n_own, n_out, context = (36, 120), (40, 80), (1, ANSWER), 300
     first_token, n_tokens = 300, 600
 
-    def __init__(self, seed: int, folder: Path | None, kind: Kind, *, kv_unified: bool) -> None:
-        self.kind, self.kv_unified, self.alone = kind, kv_unified, Alone(kind)
+    def __init__(self, seed: int, folder: Path | None, kind: Kind, *, cells: Cells) -> None:
+        self.kind, self.cells, self.alone = kind, cells, Alone(kind)
         super().__init__(seed, folder)
 
     def start(self) -> RealEngine:
@@ -207,8 +225,9 @@ class RealWalk(Walk):
             4,
             path=random_model(self.kind),
             flash_attention="off",
-            kv_unified=self.kv_unified,
-            n_cells=512 if self.kv_unified else None,
+            kv_unified=self.cells != "parts",
+            divisions=(4, 2) if self.cells == "divided" else (),
+            n_cells={"parts": None, "one pool": 512, "divided": 1024}[self.cells],
             prefill_budget=80,
             store=self.folder,
             memory_bytes=self.choose.choice([0, 1 << 18, 1 << 24]),
@@ -220,7 +239,7 @@ class RealWalk(Walk):
             asked.prompt,
             max_tokens=asked.max_tokens,
             cache_salt=asked.cache_salt,
-            deterministic=asked.deterministic and not self.kv_unified,
+            deterministic=asked.deterministic and self.cells == "parts",
             produced=tuple(asked.said),
             ignore_eos=True,
         )
@@ -235,43 +254,39 @@ class RealWalk(Walk):
         self.engine.close()  # type: ignore[union-attr]
 
 
-def walk_on_bytes(folder: Path, kind: str, layout: tuple[bool, bool], n_steps: int) -> None:
-    kv_unified, stores = layout
+def walk_on_bytes(folder: Path, kind: str, layout: tuple[Cells, bool], n_steps: int) -> None:
+    cells, stores = layout
     for seed in range(3):
         own = folder / str(seed) if stores else None
-        ByteWalk(seed, own, kind, kv_unified=kv_unified).go(n_steps // 3)
+        ByteWalk(seed, own, kind, cells=cells).go(n_steps // 3)
 
 
-def walk_on_llama_cpp(folder: Path, kind: Kind, layout: tuple[bool, bool], n_steps: int) -> None:
-    kv_unified, stores = layout
-    walk = RealWalk(11, folder if stores else None, kind, kv_unified=kv_unified)
+def walk_on_llama_cpp(folder: Path, kind: Kind, layout: tuple[Cells, bool], n_steps: int) -> None:
+    cells, stores = layout
+    walk = RealWalk(11, folder if stores else None, kind, cells=cells)
     walk.go(n_steps)
     walk.alone.close()
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", BYTE_KINDS)
-def test_a_walk_on_the_byte_model(kind: str, layout: tuple[bool, bool], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "layout"), cases(BYTE_KINDS))
+def test_a_walk_on_the_byte_model(kind: str, layout: tuple[Cells, bool], tmp_path: Path) -> None:
     walk_on_bytes(tmp_path, kind, layout, 600)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_walk_on_llama_cpp(kind: Kind, layout: tuple[bool, bool], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "layout"), cases(KINDS))
+def test_a_walk_on_llama_cpp(kind: Kind, layout: tuple[Cells, bool], tmp_path: Path) -> None:
     walk_on_llama_cpp(tmp_path, kind, layout, 60)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", BYTE_KINDS)
+@pytest.mark.parametrize(("kind", "layout"), cases(BYTE_KINDS))
 def test_10000_steps_on_the_byte_model(
-    kind: str, layout: tuple[bool, bool], tmp_path: Path
+    kind: str, layout: tuple[Cells, bool], tmp_path: Path
 ) -> None:
     walk_on_bytes(tmp_path, kind, layout, 10_000)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_10000_steps_on_llama_cpp(kind: Kind, layout: tuple[bool, bool], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "layout"), cases(KINDS))
+def test_10000_steps_on_llama_cpp(kind: Kind, layout: tuple[Cells, bool], tmp_path: Path) -> None:
     walk_on_llama_cpp(tmp_path, kind, layout, 10_000)

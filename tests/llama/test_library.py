@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.support.bundled import bundled_gguf
@@ -111,3 +114,32 @@ def test_a_vocabulary_alone_loads_no_weights() -> None:
     assert vocabulary.n_vocab == 1024
     assert vocabulary.tokenize("Hello", add_special=True, parse_special=False)[0] == vocabulary.bos
     vocabulary.close()
+
+
+def test_states_go_from_one_layout_of_the_cells_to_another(model: Model) -> None:
+    layouts = [(4, False), (4, True), (8, False), (2, False), (1, False)]
+    tokens = [3 + n % 200 for n in range(90)]
+    batch = Batch(128)
+
+    def options(slots: int, kv_unified: bool) -> ContextOptions:
+        return ContextOptions(n_ctx=2048, n_seq_max=slots, threads=1, kv_unified=kv_unified)
+
+    def next_logits(context: Context, slot: int, position: int) -> npt.NDArray[np.float32]:
+        batch.clear()
+        row = batch.add(slot, position, [7], logits=True)
+        assert context.decode(batch) == "ok"
+        return context.logits(row).copy()
+
+    with closing(Context(model, options(4, kv_unified=False))) as context, closing(batch):
+        assert context.moves_states
+        batch.add(2, 0, tokens, logits=False)
+        assert context.decode(batch) == "ok"
+        state = context.state(2, context.state_bytes(2))
+        expected = next_logits(context, 2, len(tokens))
+        for slots, kv_unified in layouts:
+            context.remake(options(slots, kv_unified))
+            slot = slots - 1
+            assert state is not None and context.restore(slot, state)
+            assert context.last_position(slot) == len(tokens) - 1
+            state = context.state(slot, context.state_bytes(slot))
+            assert np.array_equal(next_logits(context, slot, len(tokens)), expected)

@@ -6,10 +6,12 @@ Engine thread, except `abort`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
 from worker.devices.plan.projector import EMBEDDINGS_BYTES
+from worker.engine.cache.moves import Divide
 from worker.engine.media.embeddings import Embeddings
 from worker.engine.media.span import Span
 from worker.engine.step import Chunk
@@ -62,6 +64,10 @@ class Backend(Protocol):
         windowed."""
 
     @property
+    def moves_states(self) -> bool:
+        """Whether a state fits into every layout of the cells."""
+
+    @property
     def recurrent(self) -> bool:
         """Whether the memory has a recurrent state, which exists only for the last token."""
 
@@ -101,6 +107,12 @@ class Backend(Protocol):
         """Put a state into an empty slot; returns false, and leaves the slot empty, if it does not
         fit."""
 
+    def divide(self, layout: Divide) -> None:
+        """Begin anew with empty cells in this layout.
+
+        Raises `VramOom` if the device has no memory for it any more.
+        """
+
     def abort(self) -> None:
         """Make a running `decode` return early, if it can be rolled back. Any thread may call
         it."""
@@ -138,9 +150,23 @@ class LlamaBackend:
         self.state = context.state
         self.restore = context.restore
 
+    def divide(self, layout: Divide) -> None:
+        self._context.remake(
+            replace(
+                self._context.options,
+                n_ctx=layout.n_cells,
+                n_seq_max=layout.n_slots,
+                kv_unified=layout.unified,
+            )
+        )
+
     @property
     def cuts_anywhere(self) -> bool:
         return self._context.cuts_anywhere
+
+    @property
+    def moves_states(self) -> bool:
+        return self._context.moves_states
 
     @property
     def recurrent(self) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from worker.devices.plan.cells import divided
 from worker.engine.backend import Backend
 from worker.wire.engine_info import EngineInfo
 from worker.wire.engine_settings import EngineSettings
@@ -42,6 +43,11 @@ class Limits:
     """The expected bytes of a cell in a state, before one was copied."""
 
     @property
+    def longest(self) -> int:
+        """The cells that one slot can have."""
+        return self.n_cells if self.unified else self.n_cells // self.n_slots
+
+    @property
     def cuts_anywhere(self) -> bool:
         """Whether a sequence can be cut to any length."""
         return not self.recurrent and not self.window
@@ -58,12 +64,12 @@ class Limits:
         return self.unified and not self.recurrent
 
 
-def limits_of(info: EngineInfo, settings: EngineSettings, backend: Backend) -> Limits:
-    """The limits of an engine that has started."""
+def limits_of(info: EngineInfo, settings: EngineSettings, backend: Backend) -> tuple[Limits, ...]:
+    """The limits of an engine that has started, for each layout of its cells, the best first."""
     # llama.cpp copies a slot's whole part of a split cache, however few tokens are wanted.
     rate = _GPU_COPY_RATE if settings.on_gpu else _CPU_COPY_RATE
     copy_seconds = 0.0 if info.kv_unified else info.plan["kv"] / info.slots / rate
-    return Limits(
+    limits = Limits(
         n_slots=info.slots,
         n_cells=info.kv_cells,
         batch=info.batch,
@@ -79,3 +85,14 @@ def limits_of(info: EngineInfo, settings: EngineSettings, backend: Backend) -> L
         memory_bytes=info.memory_bytes,
         cell_bytes=info.plan["kv"] / info.kv_cells,
     )
+    parts = [
+        replace(
+            limits,
+            n_slots=n,
+            n_cells=divided(info.kv_cells, n).cells,
+            unified=False,
+            copy_seconds=info.plan["kv"] / n / rate,
+        )
+        for n in info.kv_divisions
+    ]
+    return (*parts, limits)

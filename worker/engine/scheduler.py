@@ -8,7 +8,7 @@ part instead of computing it again. Engine thread.
 from __future__ import annotations
 
 from collections import deque
-from itertools import islice
+from itertools import chain, islice
 
 from worker.engine.cache.cache import Cache
 from worker.engine.limits import Limits
@@ -17,10 +17,16 @@ from worker.engine.prompts import Prompts
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk, Step
 
+_MORE_TOKENS = 32
+"""A sequence gets a longer part before it needs it: a step may draw several tokens."""
+
 
 class Scheduler:
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, *layouts: Limits) -> None:
+        """The limits for each layout of the cells, the best first; in the last one, every sequence
+        fits that is taken in at all."""
+        self._layouts = layouts
+        self.limits = limits = layouts[0]
         self.cache = Cache(limits)
         self.pace = Pace(limits.inter_token_target, limits.prefill_budget)
         self.waiting: deque[Sequence] = deque()
@@ -32,6 +38,8 @@ class Scheduler:
         """The first that waits found no slot or too few cells, and nothing was freed since."""
         self._is_placed = True
         """No sequence has started or ended since the last search for holes between them."""
+        self._may_improve = False
+        """A sequence has ended since the last search for a better layout of the cells."""
         self._n_alone = 0
         """Running sequences that must be alone in their batch."""
         self._alone_last = False
@@ -72,16 +80,21 @@ class Scheduler:
         if len(self.running) < 2:
             return None
         youngest = self.running[-1]
-        self._stop(youngest)
-        self.cache.preempt(youngest)
-        self.waiting.appendleft(youngest)
+        self._preempt(youngest)
         return youngest
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._stop(sequence)
+        self.cache.preempt(sequence)
+        self.waiting.appendleft(sequence)
 
     # --- planning ----------------------------------------------------------------------------
 
     def plan(self) -> Step:
         """The next step. Until `advance` confirms it, only the ownership of slots has changed."""
         step = Step()
+        if len(self._layouts) > 1 and self.cache.is_settled:
+            self._lay_out()
         if self.waiting and not self._is_full:
             self._start_waiting(step)
         if not self._is_placed and self.limits.copies_streams:
@@ -127,6 +140,30 @@ class Scheduler:
         step.chunks = [Chunk(sequence, sequence.n_computed, n_tokens)]
         step.has_prompts = True
 
+    # --- the layout of the cells ---------------------------------------------------------------
+
+    def _lay_out(self) -> None:
+        """Divide the cells anew when somebody needs a longer part, and when nobody does any more.
+
+        The latter is looked at when a sequence has ended, so that each long one costs two changes
+        at most.
+        """
+        n_slots = max(each.n_slots for each in self._layouts)
+        starting = islice(self.waiting, n_slots - len(self.running))
+        longest = max((_needs(each) for each in chain(self.running, starting)), default=0)
+        if longest <= self.limits.longest and not self._may_improve:
+            return
+        self._may_improve = False
+        fitting = (each for each in self._layouts if longest <= each.longest)
+        limits = next(fitting, self._layouts[-1])
+        if limits is self.limits:
+            return
+        while self.running:  # the oldest one is the first to go on
+            self._preempt(self.running[-1])
+        self.cache.divide(limits)
+        self.limits = limits
+        self._prompts = Prompts(limits, self.pace)
+
     # --- admission ---------------------------------------------------------------------------
 
     def _start_waiting(self, step: Step) -> None:
@@ -142,6 +179,8 @@ class Scheduler:
             if n_reserved == n_idle:
                 self._is_full = not n_idle
                 return
+            if _needs(sequence) > self.limits.longest and self.limits is not self._layouts[-1]:
+                return  # the next step lays the cells out for it
             if self._awaits(sequence):
                 n_reserved += 1
                 continue
@@ -181,6 +220,7 @@ class Scheduler:
         self.running.remove(sequence)
         self._n_alone -= sequence.request.deterministic
         self._is_full = self._is_placed = False
+        self._may_improve = True
 
     # --- the batch ---------------------------------------------------------------------------
 
@@ -193,3 +233,8 @@ class Scheduler:
         rest = [s for s in self.running if not s.request.deterministic]
         self._alone_last = not self._alone_last or not rest
         return alone[:1] if self._alone_last else rest
+
+
+def _needs(sequence: Sequence) -> int:
+    """The cells that a sequence needs now and soon. Its last token is drawn, and not computed."""
+    return min(len(sequence.tokens) + _MORE_TOKENS, max(sequence.n_most - 1, len(sequence.tokens)))

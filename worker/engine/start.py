@@ -12,7 +12,7 @@ from pathlib import Path
 
 from worker.devices.cpu.budget import CpuBudget, cpu_budget
 from worker.devices.plan import memory
-from worker.devices.plan.cells import KvCache, context_options
+from worker.devices.plan.cells import KvCache, context_options, divided
 from worker.devices.plan.placement import tensor_placement
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import live_check
@@ -115,6 +115,7 @@ def start(config: LoadModel, channel: SyncChannel, black_box: BlackBox) -> Engin
         device_total_bytes=selected.total_bytes or budget.memory_total_bytes,
         kv_cells=plan.kv_cells,
         kv_unified=plan.kv_unified,
+        kv_divisions=plan.kv_divisions,
         kv_reason=plan.kv_reason,
         memory_bytes=plan.memory_bytes,
         kv_store_bytes=None if embeds else settings.kv_store_bytes,
@@ -128,7 +129,7 @@ def start(config: LoadModel, channel: SyncChannel, black_box: BlackBox) -> Engin
     outbox = Outbox(channel)
     loop = Loop(
         backend,
-        Scheduler(limits_of(info, settings, backend)),
+        Scheduler(*limits_of(info, settings, backend)),
         outbox.put,
         black_box=black_box,
         disk=disk,
@@ -212,8 +213,11 @@ def _create_context(
     adapter = None
     if config.adapter is not None:
         adapter = LoraAdapter(model, config.adapter.path, config.adapter.scale)
-    kv = KvCache(plan.kv_cells, plan.context_length, plan.kv_unified)
-    options = context_options(config.engine, kv, threads=threads, embeds=embeds)
+    kv, slots = KvCache(plan.kv_cells, plan.context_length, plan.kv_unified), plan.slots
+    if plan.kv_divisions:
+        slots = plan.kv_divisions[0]
+        kv = divided(plan.kv_cells, slots)
+    options = context_options(config.engine, kv, slots=slots, threads=threads, embeds=embeds)
     try:
         context = Context(model, options)
     except VramOom as error:

@@ -35,3 +35,5 @@ class LoraAdapter:
         scales = (ctypes.c_float * 1)(self.scale)
         if self._flat.llama_set_adapters_lora(context.pointer, adapters, 1, scales) != 0:
             raise ModelError("llama.cpp does not take the adapter into the context")
+        if self.use_in not in context.uses:
+            context.uses.append(self.use_in)

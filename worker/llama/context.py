@@ -6,7 +6,8 @@ Belongs to the engine thread; only `abort` is thread-safe.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -38,6 +39,13 @@ _LOGITS_BYTES = 64 << 20
 _LEAST_ROWS = 8
 """…if each sequence can have this many."""
 
+_COUNT_BYTES = 4
+_N_PARTS = slice(8, 12)
+"""Where a sequence's state has the number of the cache's parts, behind a magic number and the
+sequence. For each part there follow the number of its cells and, unless that is 0, the cells
+(`llama_kv_cache::state_write`)."""
+_HEAD_BYTES = _N_PARTS.stop
+
 
 @dataclass(frozen=True, slots=True)
 class ContextOptions:
@@ -68,8 +76,29 @@ class Context:
     """Raises `VramOom` if llama.cpp cannot allocate the KV cache or the compute buffers."""
 
     def __init__(self, model: Model, options: ContextOptions) -> None:
-        flat = self._flat = library.load()
-        self.model, self.options = model, options
+        self._flat = library.load()
+        self.model = model
+        self.uses: list[Callable[[Context], None]] = []
+        """What is in use in every computation, and is set anew in `remake`."""
+        # Native code calls this before each graph node. A Python callback would take the GIL each
+        # time. libc's `strlen` on a flag byte gives the same answer: zero while the byte is NUL,
+        # non-zero once it is set.
+        self._abort = ctypes.create_string_buffer(b"\0\0")
+        self._is_aborted = ctypes.cast(ctypes.CDLL(None).strlen, self._flat.ggml_abort_callback)
+        self._make(options)
+
+    def remake(self, options: ContextOptions) -> None:
+        """Begin anew, with empty cells that are laid out by other options.
+
+        Raises `VramOom`, and is closed, if llama.cpp cannot allocate it.
+        """
+        self.close()
+        self._make(options)
+        for use in self.uses:
+            use(self)
+
+    def _make(self, options: ContextOptions) -> None:
+        flat, model, self.options = self._flat, self.model, options
         params = flat.llama_context_default_params()
         params.n_ctx = options.n_ctx
         params.n_seq_max = options.n_seq_max
@@ -105,11 +134,6 @@ class Context:
         """Slots between which a copy waits for the next `decode`."""
         self._rows: dict[int, npt.NDArray[np.float32]] = {}
         """Views of rows of logits by their address."""
-        self._abort = ctypes.create_string_buffer(b"\0\0")
-        # Native code calls this before each graph node. A Python callback would take the GIL each
-        # time. libc's `strlen` on a flag byte gives the same answer: zero while the byte is NUL,
-        # non-zero once it is set.
-        self._is_aborted = ctypes.cast(ctypes.CDLL(None).strlen, flat.ggml_abort_callback)
         if model.can_truncate:
             # Half-updated recurrent state cannot be rolled back, so such a model is never aborted.
             flat.llama_set_abort_callback(
@@ -254,22 +278,55 @@ class Context:
         size = self._flat.llama_state_seq_get_size_ext(self.pointer, slot, only_partial)
         return bytes(self._got(slot, size, only_partial) or b"")
 
+    @cached_property
+    def moves_states(self) -> bool:
+        """Whether a state fits into a context with another layout, too.
+
+        It does if the memory is a single cache that keeps all cells.
+        """
+        n_caches = sum("llama_kv_cache: size = " in line for line in self.load_log)
+        return self.cuts_anywhere and n_caches == 1
+
     def state_bytes(self, slot: int) -> int:
         """The size of the state of all memory of a sequence."""
-        return int(self._flat.llama_state_seq_get_size_ext(self.pointer, slot, 0))
+        size = int(self._flat.llama_state_seq_get_size_ext(self.pointer, slot, 0))
+        return size - self._n_empty_parts * _COUNT_BYTES
 
     def state(self, slot: int, n_bytes: int) -> memoryview | None:
         """A copy of the state of all memory of a sequence; `None` if llama.cpp fails, or a copy of
         its cells waits."""
-        return None if slot in self._unsettled else self._got(slot, n_bytes, 0)
+        if slot in self._unsettled:
+            return None
+        n_empty = self._n_empty_parts
+        state = self._got(slot, n_bytes + n_empty * _COUNT_BYTES, 0)
+        if state is None or not n_empty:
+            return state
+        # As of one pool: without the parts that are empty, those before the slot's and behind it.
+        begin = slot * _COUNT_BYTES
+        state[begin : begin + _HEAD_BYTES] = state[:_HEAD_BYTES]
+        state = state[begin : begin + n_bytes]
+        state[_N_PARTS] = (1).to_bytes(_COUNT_BYTES, sys.byteorder)
+        return state
 
     def restore(self, slot: int, state: memoryview) -> bool:
         """Put a state into an empty sequence; if it does not fit, or a copy of the sequence's cells
         waits, returns false and leaves the sequence empty."""
+        if n_empty := self._n_empty_parts:
+            n_parts = (1 + n_empty).to_bytes(_COUNT_BYTES, sys.byteorder)
+            empty = bytes(n_empty * _COUNT_BYTES)
+            state = memoryview(
+                b"".join((state[: _N_PARTS.start], n_parts, state[_HEAD_BYTES:], empty))
+            )
         fits = slot not in self._unsettled and self._put(slot, state, 0)
         if not fits:
             self.truncate(slot, 0)
         return fits
+
+    @property
+    def _n_empty_parts(self) -> int:
+        """The parts of a split cache of which a state says only that they are empty."""
+        is_split = self.moves_states and not self.options.kv_unified
+        return self.options.n_seq_max - 1 if is_split else 0
 
     def _got(self, slot: int, size: int, flags: int) -> memoryview | None:
         content = np.empty(size, np.uint8)  # llama.cpp writes all of it

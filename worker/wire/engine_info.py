@@ -157,6 +157,9 @@ class EngineInfo:
     """Whether all slots share the cells; otherwise each slot has an equal part."""
     inter_token_target_ms: float = 0.0
     """The target for the time of a step with running streams."""
+    kv_divisions: tuple[int, ...] = ()
+    """The numbers of parts into which the shared cells are divided while every sequence fits into
+    one, the best first."""
     kv_reason: str = ""
     """The choice of the KV cache, in words."""
     kv_store_bytes: int | None = None

@@ -77,7 +77,7 @@ class EngineSettings:
     kv_type_k: KvType | None = _setting(None, "engine", "type of its keys alone; without it --kv-type")
     kv_type_v: KvType | None = _setting(None, "engine", "type of its values alone; without it --kv-type")
     kv_cells: int | None = _setting(None, "engine", "KV cells of all sequences together; without it slots x --context-length, or what a default start takes", ge=256, le=2**27)
-    kv_unified: bool | None = _setting(None, "engine", "one KV pool for all sequences; without it where the slots' parts of --kv-cells would be shorter than a sequence may be")
+    kv_unified: bool | None = _setting(None, "engine", "one KV pool for all sequences, or a part for each; without it parts as long as all fit into theirs, and one pool while one does not")
     flash_attention: Literal["auto", "on", "off"] = _setting("auto", "engine", "flash attention")
     prefix_cache: bool = _setting(True, "engine", "reuse the cells of a shared prompt prefix")
     snapshot_mib: int | None = _setting(None, "engine", "MiB of the host's memory for states that requests may go on from: of idle and preempted sequences, and of recurrent and windowed models; without it a quarter of what is left, at most 8192; 0 = none", ge=0, le=2**20)

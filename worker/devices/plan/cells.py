@@ -14,6 +14,10 @@ POOLED_AT_ONCE = 32
 """The most texts in one decode of a model that pools."""
 LARGEST_SHARE = 4
 """The KV of one sequence is stored only if it is at most this fraction of the store's limit."""
+CELLS_STEP = 256
+"""llama.cpp rounds context lengths up to multiples of this."""
+_SHORTEST_PART = 512
+"""Of a pool; most conversations would soon leave shorter ones."""
 STATES_AT_ONCE = 2
 """Stored sequences that are in memory at once: one being written, one being read."""
 
@@ -29,10 +33,13 @@ class KvCache:
     unified: bool = False
     """One pool for all sequences, or an equal part for each."""
     reason: str = ""
+    divisions: tuple[int, ...] = ()
+    """The numbers of equal parts into which one pool is divided as long as every sequence fits into
+    a part, the best first: attention then goes over a sequence's own part alone."""
 
 
 def context_options(
-    settings: EngineSettings, kv: KvCache, *, threads: int, embeds: bool
+    settings: EngineSettings, kv: KvCache, *, threads: int, embeds: bool, slots: int | None = None
 ) -> ContextOptions:
     """The options of the context, the same for the plan and the engine.
 
@@ -41,7 +48,7 @@ def context_options(
     """
     return ContextOptions(
         n_ctx=kv.context_length if embeds else kv.cells,
-        n_seq_max=POOLED_AT_ONCE if embeds else settings.slots,
+        n_seq_max=POOLED_AT_ONCE if embeds else slots or settings.slots,
         n_batch=kv.context_length if embeds else settings.batch,
         n_ubatch=kv.context_length if embeds else settings.micro_batch,
         threads=threads,
@@ -65,6 +72,17 @@ def draft_options(settings: EngineSettings, context_length: int, *, threads: int
         flash_attention=settings.flash_attention,
         offload=settings.on_gpu,
     )
+
+
+def divisions_of(cells: int, slots: int) -> tuple[int, ...]:
+    """A part for each slot, or longer ones for half as many sequences."""
+    return tuple(n for n in (slots, slots // 2) if n > 1 and cells // n >= _SHORTEST_PART)
+
+
+def divided(cells: int, n_parts: int) -> KvCache:
+    """A pool in so many equal parts."""
+    length = cells // n_parts // CELLS_STEP * CELLS_STEP
+    return KvCache(length * n_parts, length)
 
 
 def a_part_each(settings: EngineSettings, context_length: int) -> KvCache:

@@ -23,6 +23,8 @@ class Layout:
     output: int
     cuts_anywhere: bool
     """Not a size: every beginning of a sequence can be gone on from."""
+    moves_states: bool
+    """Not a size: a sequence's state fits into other layouts of the cells."""
 
 
 class Unloaded:
@@ -76,6 +78,7 @@ class Unloaded:
                 f"{error.message}."
             ) from error
         report, cuts_anywhere = parse(context.load_log), context.cuts_anywhere
+        moves_states = context.moves_states
         context.close()
         # Backends that compute in the same memory (BLAS beside the CPU) share one buffer, but
         # each of them names it here.
@@ -89,4 +92,5 @@ class Unloaded:
             host_compute=sum(computes[device] for device in computes.keys() - own),
             output=max(report.bytes_of("output"), self._pooled_output_bytes(options)),
             cuts_anywhere=cuts_anywhere,
+            moves_states=moves_states,
         )

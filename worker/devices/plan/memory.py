@@ -14,11 +14,14 @@ from functools import cache
 
 from worker.devices.cpu.budget import CpuBudget
 from worker.devices.plan.cells import (
+    CELLS_STEP,
     LARGEST_SHARE,
     STATES_AT_ONCE,
     KvCache,
     a_part_each,
     context_options,
+    divided,
+    divisions_of,
     draft_options,
 )
 from worker.devices.plan.layout import Layout, Unloaded
@@ -31,8 +34,6 @@ from worker.wire.backends import BACKENDS
 from worker.wire.engine_settings import EngineSettings
 
 _MIB = 1 << 20
-_STEP = 256
-"""llama.cpp rounds context lengths up to multiples of this."""
 _EXACT_CELLS = 1 << 21
 """A context with up to this many KV cells is laid out exactly for its plan."""
 _AUTOMATIC_SHARE = 0.5
@@ -96,6 +97,7 @@ class _Planner:
         self._settings, self._device, self._budget = settings, device, budget
         self._model_ref = model_ref
         self._embeds = header.pooling is not None
+        self._lengths_differ = header.lengths_differ
         self._model = Unloaded(header, device)
         self._weight_bytes = self._model.weight_bytes + beside.adapter_bytes
         mapped = self._model.weights.mapped_beside_bytes
@@ -118,7 +120,7 @@ class _Planner:
         chosen, cells = self._settings.context_length, self._settings.kv_cells
         by_length = cells is None and (chosen is not None or self._embeds)
         plan = self._of_length(chosen) if by_length else self._of_cells(cells)
-        return self._with_states(self._with_host_room(plan))
+        return _divided(self._with_states(self._with_host_room(plan)))
 
     def _of_length(self, chosen: int | None) -> Plan:
         """A plan with a sequence of the chosen, or else the trained, length in every slot."""
@@ -143,13 +145,13 @@ class _Planner:
             return plan
 
         def largest(limit: int) -> int:
-            return _STEP * _largest(
-                wanted // _STEP, lambda n: plan_of(n * _STEP).needed_bytes <= limit
+            return CELLS_STEP * _largest(
+                wanted // CELLS_STEP, lambda n: plan_of(n * CELLS_STEP).needed_bytes <= limit
             )
 
         found = largest(limit) or largest(self._available)
         if not found:
-            shortest = min(_STEP, self._model.trained_context_length)
+            shortest = min(CELLS_STEP, self._model.trained_context_length)
             raise self._too_large(self._at(shortest, self._settings.slots))
         return replace(plan_of(found), capped=True)
 
@@ -158,7 +160,9 @@ class _Planner:
         few, many = (self._layout(n, slots, True).kv for n in (1 << 13, 1 << 14))
         for_all = slots * trained
         if many > few:
-            for_all = min(for_all, _DEFAULT_BYTES * (1 << 13) // (many - few) // _STEP * _STEP)
+            for_all = min(
+                for_all, _DEFAULT_BYTES * (1 << 13) // (many - few) // CELLS_STEP * CELLS_STEP
+            )
         return max(min(trained, _DEFAULT_LENGTH), min(for_all, _MOST_CELLS))
 
     def _shared_out(self, cells: int) -> KvCache:
@@ -172,14 +176,15 @@ class _Planner:
                 field="context_length",
             )
         if settings.kv_unified is False and slots * length > cells:
-            length = max(cells // slots // _STEP * _STEP, min(_STEP, length))
+            length = max(cells // slots // CELLS_STEP * CELLS_STEP, min(CELLS_STEP, length))
         unified = settings.kv_unified
         if unified is None:
             unified = slots * length > cells
         if not unified:
             return a_part_each(replace(settings, kv_unified=False), length)
         reason = f"{cells:,} cells in one pool, of which a sequence may have {length:,}"
-        return KvCache(cells, length, True, reason)
+        divisions = divisions_of(cells, slots) if settings.kv_unified is None else ()
+        return KvCache(cells, length, True, reason, divisions)
 
     def _with_host_room(self, plan: Plan) -> Plan:
         """Check that the host has the memory that a GPU worker needs there."""
@@ -223,17 +228,19 @@ class _Planner:
         slots = slots or self._settings.slots
         cells = kv.context_length if self._embeds else kv.cells
         layout = self._layout(cells, slots, kv.unified)
+        divisions = kv.divisions if layout.moves_states and not self._lengths_differ else ()
+        layouts = [layout, *(self._layout(divided(cells, n).cells, n, False) for n in divisions)]
         on_gpu = self._device is not None
         parts = {
             "weights": self._weight_bytes,
             "kv": layout.kv,
-            "compute": layout.compute,
+            "compute": max(each.compute for each in layouts),
             "output": 0 if on_gpu else layout.output,
             "margin": self._margin,
         }
         host = {
             "weights": self._model.weights.host_bytes,
-            "compute": layout.host_compute,
+            "compute": max(each.host_compute for each in layouts),
             "output": layout.output,
         }
         if self._settings.prefix_cache and not layout.cuts_anywhere:
@@ -261,6 +268,7 @@ class _Planner:
             slots=slots,
             kv_cells=kv.cells,
             kv_unified=kv.unified,
+            kv_divisions=divisions,
             kv_reason=kv.reason,
             mapped_beside_bytes=self._mapped_beside_bytes,
         )
@@ -294,14 +302,14 @@ class _Planner:
             return self._model.lay_out(options)
         # llama.cpp keeps a record of every cell even without allocating it, so a far too large
         # cache would take minutes to lay out. Beyond this size, all parts grow evenly.
-        unit = _STEP if unified else _STEP * slots
+        unit = CELLS_STEP if unified else CELLS_STEP * slots
         nearer = max(_EXACT_CELLS // 2 // unit, 1) * unit
         first, second = (self._layout(nearer * n, slots, unified) for n in (1, 2))
         steps = (cells - 2 * nearer) / nearer
         grown = {
             part: round(getattr(second, part) + steps * (getattr(second, part) - size))
             for part, size in asdict(first).items()
-            if part != "cuts_anywhere"
+            if part not in ("cuts_anywhere", "moves_states")
         }
         return replace(second, **grown)
 
@@ -328,7 +336,7 @@ class _Planner:
         left."""
         if not self._uses_host_memory:
             return self._available
-        smallest = self._at(_STEP, self._settings.slots)
+        smallest = self._at(CELLS_STEP, self._settings.slots)
         fixed = smallest.needed_bytes - smallest.parts["kv"]
         if fixed > self._available:
             return self._available
@@ -337,15 +345,27 @@ class _Planner:
     def _too_large(self, plan: Plan) -> InsufficientVram:
         trained = self._model.trained_context_length
         most = max(trained, plan.context_length)
-        length = _STEP * _largest(
-            most // _STEP,
-            lambda n: self._at(n * _STEP, plan.slots).needed_bytes <= self._available,
+        length = CELLS_STEP * _largest(
+            most // CELLS_STEP,
+            lambda n: self._at(n * CELLS_STEP, plan.slots).needed_bytes <= self._available,
         )
         slots = _largest(
             plan.slots - 1,
             lambda n: self._at(plan.context_length, n).needed_bytes <= self._available,
         )
         return replace(plan, largest_context_length=length, largest_slots=slots).refusal()
+
+
+def _divided(plan: Plan) -> Plan:
+    """With what is said of the parts of its pool, if memory has room for all that is in the cells
+    while they are divided anew."""
+    if not plan.kv_divisions or plan.memory_bytes < plan.parts["kv"]:
+        return replace(plan, kv_divisions=())
+    parts = [
+        f"{n} parts of {divided(plan.kv_cells, n).context_length:,}" for n in plan.kv_divisions
+    ]
+    reason = f"{plan.kv_reason}, or while all fit in {' or '.join(parts)}"
+    return replace(plan, kv_reason=reason)
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:

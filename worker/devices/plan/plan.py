@@ -42,6 +42,9 @@ class Plan:
     """KV cells of all sequences together."""
     kv_unified: bool
     """Whether the sequences share the cells; otherwise each slot has an equal part."""
+    kv_divisions: tuple[int, ...] = ()
+    """The numbers of parts into which the shared cells are divided while every sequence fits into
+    one, the best first."""
     kv_reason: str
     """The choice of the KV cache, in words."""
     largest_context_length: int | None = None

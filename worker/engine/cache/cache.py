@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from worker.engine.cache.memory import Memory
-from worker.engine.cache.moves import Copy, Move, Restore, Save, Snapshot, State, Truncate
+from worker.engine.cache.moves import Copy, Divide, Move, Restore, Save, Snapshot, State, Truncate
 from worker.engine.cache.slots import Slot, count_cells, share, unshare
 from worker.engine.limits import Limits
 from worker.engine.sequence import Awaited, Sequence
@@ -94,6 +94,11 @@ class Cache:
     @property
     def n_idle(self) -> int:
         return sum([slot.owner is None for slot in self.slots])
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no copy waits for the next batch."""
+        return not self._read and not self._written
 
     @property
     def cells_running(self) -> int:
@@ -244,6 +249,17 @@ class Cache:
         sequence.saved = self.save(slot, is_busy=False, is_awaited=True)
         self._truncate(slot, 0)
         sequence.n_computed = 0
+
+    def divide(self, limits: Limits) -> None:
+        """Begin anew in another layout; all slots are idle. What they keep goes to memory, the most
+        recent first, as far as it has room."""
+        assert self.n_idle == len(self.slots) and self.is_settled
+        for slot in sorted(self.slots, key=lambda each: each.last_used, reverse=True):
+            if slot.kept:
+                self.save(slot, is_busy=False)
+        self.limits = limits
+        self.slots[:] = [Slot(index) for index in range(limits.n_slots)]
+        self.moves.append(Divide(limits.n_cells, limits.n_slots, limits.unified))
 
     def let_go(self, sequence: Sequence) -> None:
         """Unlock the state that a sequence was to go on from."""

@@ -14,7 +14,7 @@ from worker.engine.backend import Backend
 from worker.engine.cache.cache import MIN_SHARED_TOKENS, MOST_SECONDS, Cache
 from worker.engine.cache.disk import Disk
 from worker.engine.cache.disk_file import Entry, Prefix
-from worker.engine.cache.moves import Copy, Move, Restore, Save, State, Truncate
+from worker.engine.cache.moves import Copy, Divide, Move, Restore, Save, State, Truncate
 from worker.engine.sequence import Sequence
 
 _MOST_COUNTING = 0.02
@@ -52,6 +52,9 @@ class Carrier:
         for move in moves:
             if isinstance(move, Save):
                 self._save(move.slot, move.state)
+                continue
+            if isinstance(move, Divide):
+                backend.divide(move)
                 continue
             data = move.snapshot.data if move.snapshot is not None else None
             match move:

@@ -73,4 +73,12 @@ class Restore(NamedTuple):
     snapshot: Snapshot | None = None
 
 
-Move = Truncate | Copy | Save | Restore
+class Divide(NamedTuple):
+    """Begin anew with empty cells, in one pool or in equal parts for so many slots."""
+
+    n_cells: int
+    n_slots: int
+    unified: bool
+
+
+Move = Truncate | Copy | Save | Restore | Divide

@@ -17,8 +17,6 @@ from worker.wire.engine_settings import EngineSettings
 
 _FORMAT = 1
 """The format's version; it must change with the content of the files."""
-_LENGTHS_DIFFER = "rope_factors_long"
-"""A tensor of models whose rotary angles depend on the longest allowed sequence."""
 
 
 def open_disk(
@@ -39,7 +37,9 @@ def open_disk(
         Path(os.path.expanduser(settings.kv_store)),
         info.kv_store_bytes,
         cuts_anywhere=backend.cuts_anywhere,
-        bind=lambda folder: _binding(header, settings, info, folder, projector),
+        bind=lambda folder: _binding(
+            header, settings, info, folder, projector, backend.moves_states
+        ),
     )
 
 
@@ -49,6 +49,7 @@ def _binding(
     info: EngineInfo,
     hashes: Path,
     projector: Path | None,
+    moves_states: bool,
 ) -> str:
     """A hash of everything that the states depend on; only engines with the same one may read them.
 
@@ -58,8 +59,8 @@ def _binding(
     Raises:
         OSError: a file of the model cannot be read.
     """
-    adapter, split_into = info.model.adapter, 1 if info.kv_unified else info.slots
-    longest = info.kv_cells // split_into
+    adapter, n_parts = info.model.adapter, 1 if info.kv_unified else info.slots
+    longest = info.kv_cells // n_parts
     parts = {
         "format": _FORMAT,
         "byteorder": sys.byteorder,
@@ -71,7 +72,7 @@ def _binding(
         "kv_types": settings.kv_types,
         "rope": settings.rope,
         "flash_attention": settings.flash_attention,
-        "split_into": split_into,
-        "longest": longest if any(_LENGTHS_DIFFER in t.name for t in header.tensors) else None,
+        "split_into": 1 if moves_states else n_parts,
+        "longest": longest if header.lengths_differ else None,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -76,6 +76,11 @@ class GgufHeader(GgufLayout):
     def n_params(self) -> int:
         return sum(tensor.n_elements for tensor in self.tensors)
 
+    @property
+    def lengths_differ(self) -> bool:
+        """Whether rotary angles depend on the longest sequence that a context allows."""
+        return any("rope_factors_long" in tensor.name for tensor in self.tensors)
+
 
 def read_header(path: Path | str) -> GgufHeader:
     """Read and check a GGUF's header, metadata and tensor table, for every part if it is split.

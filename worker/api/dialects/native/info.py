@@ -91,6 +91,7 @@ def _engine(engine: EngineInfo, settings: EngineSettings) -> dict[str, Any]:
         "kv": {
             "cells": engine.kv_cells,
             "unified": engine.kv_unified,
+            "divisions": list(engine.kv_divisions),
             "reason": engine.kv_reason,
             "types": settings.kv_types,
             "memory_bytes": engine.memory_bytes,
