@@ -98,8 +98,8 @@ def test_the_aliases_are_read_and_lose_to_our_own_names(monkeypatch: pytest.Monk
     monkeypatch.setenv("CUDA_DEVICE", "3")
     settings = load(backend="cuda")
     assert (settings.model, settings.host, settings.port) == ("/m.gguf", "::1", 99)
-    assert settings.engine.device_index == 3
-    assert load().engine.device_index == 0, "it is the CUDA worker's alone"
+    assert settings.engine.device_indices == (3,)
+    assert load().engine.device_indices == (), "it is the CUDA worker's alone"
     monkeypatch.setenv("LLORCH_MODEL", "/other.gguf")
     assert load().model == "/other.gguf"
     monkeypatch.setenv("BIND_ADDR", "nonsense")
@@ -161,9 +161,30 @@ def test_a_device_flag_exists_on_its_own_command_alone(backend: Any) -> None:
     for owner in ("cuda", "vulkan", "metal"):
         flag = f"--{owner}-device"
         if owner == backend:
-            assert load(flag, "1", backend=backend).engine.device_index == 1
+            assert load(flag, "1", backend=backend).engine.device_indices == (1,)
         else:
             assert f"not a flag of llorch-{backend}" in refusal(flag, "1", backend=backend)
+
+
+def test_a_set_of_devices_is_named_with_commas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def indices(*flags: str) -> tuple[int, ...]:
+        return load(*flags, backend="cuda").engine.device_indices
+
+    assert indices("--cuda-device", "0,2") == (0, 2)
+    assert indices("--cuda-device", "3", "--cuda-device", "1") == (3, 1)
+    file = tmp_path / "c.toml"
+    for text in ("[0, 1]", '"0,1"'):
+        file.write_text(f"cuda_device = {text}\n")
+        assert indices("--config", str(file)) == (0, 1)
+    file.write_text("cuda_device = 2\n")
+    assert indices("--config", str(file)) == (2,)
+    for wrong in ("0,0", "0,x", "256", ",", "-1"):
+        assert "--cuda-device" in refusal(f"--cuda-device={wrong}", backend="cuda")
+    assert "one GPU" in refusal("--metal-device", "0,1", backend="metal")
+    monkeypatch.setenv("LLORCH_CUDA_DEVICE", "1,0")
+    assert indices() == (1, 0)
 
 
 def test_each_backend_has_a_command_and_a_wheel() -> None:
@@ -178,7 +199,7 @@ def test_each_backend_has_a_command_and_a_wheel() -> None:
 def test_a_variable_of_another_backend_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLORCH_CUDA_DEVICE", "1")
     assert "applies to llorch-cuda only" in refusal()
-    assert load(backend="cuda").engine.device_index == 1
+    assert load(backend="cuda").engine.device_indices == (1,)
 
 
 def test_what_kubernetes_puts_into_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,8 @@ def _add_flag(group: argparse._ArgumentGroup, field: str, info: FieldInfo) -> No
     is_switch = info.annotation is bool or bool in get_args(info.annotation)
     if info.default not in (None, ()) and info.default is not PydanticUndefined:
         shown = ("off", "on")[info.default] if is_switch else info.default
+        if isinstance(shown, tuple):
+            shown = ",".join(map(str, shown))
         text += f" (default: {shown})"
     if is_switch:
         group.add_argument(flag(field), action=argparse.BooleanOptionalAction, help=text)

@@ -81,10 +81,23 @@ def _object(value: Any) -> Any:
         raise ValueError('must be a JSON object such as {"name": 1}') from error
 
 
+def _indices(value: Any) -> Any:
+    """Read `0`, `0,1`, or a list of these, as a flag may be given twice."""
+    if isinstance(value, list | tuple):
+        return tuple(index for each in value for index in _indices(each))
+    return _separated(value) if isinstance(value, str) else (value,)
+
+
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_separated)]
+Indices = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=255)], ...],
+    NoDecode,
+    BeforeValidator(_indices),
+    Field(min_length=1, max_length=16),
+]
 JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_object)]
 Order = Annotated[tuple[str, ...], NoDecode, BeforeValidator(order_of)]
 OutputType = Literal[
@@ -103,7 +116,10 @@ else:
         "_TableFields",
         __base__=BaseSettings,
         **{
-            name: (annotation, Field(_ENGINE_FIELDS[name].default, **_ENGINE_FIELDS[name].metadata))
+            name: (
+                Indices if annotation == tuple[int, ...] else annotation,
+                Field(_ENGINE_FIELDS[name].default, **_ENGINE_FIELDS[name].metadata),
+            )
             for name, annotation in get_type_hints(EngineSettings).items()
             if name != "backend"
         },
@@ -248,6 +264,10 @@ class Settings(_TableFields):
         if self.n_gpu_layers not in (None, *possible):
             why = f"{self.command} keeps the whole model on its one device"
             yield "n_gpu_layers", f"{why}: only {possible[0]!r} is possible"
+        if len(set(engine.device_indices)) < len(engine.device_indices):
+            yield BACKENDS[self.backend].fields[0], "it names a device twice"
+        if self.backend == "metal" and len(engine.device_indices) > 1:
+            yield "metal_device", "a Mac has one GPU: only one can be named"
         if engine.kv_store is not None and not engine.prefix_cache:
             yield "kv_store", "it keeps what the prefix cache has: --no-prefix-cache has nothing"
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):

@@ -87,8 +87,8 @@ def profiled(
 ) -> Profile:
     settings = EngineSettings(backend_name, slots=n_streams)
     selected = select.select_device(settings)
-    placed = tensor_placement(read_header(path), selected.device)
-    model = Model(str(path), LoadOptions(selected.device, tensor_placement=placed))
+    placed = tensor_placement(read_header(path), selected.devices)
+    model = Model(str(path), LoadOptions(selected.devices, tensor_placement=placed))
     shape, threads = a_part_each(settings, CONTEXT), cpu_budget(None).threads
     context = Context(model, context_options(settings, shape, threads=threads, embeds=False))
     backend = LlamaBackend(model, context, CONTEXT)

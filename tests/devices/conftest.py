@@ -103,6 +103,9 @@ def config(models: dict[str, Path]) -> MakeConfig:
     def make(
         backend: str, shape: str = "wide-heads", model_path: str | None = None, **fields: Any
     ) -> Given:
+        for name, index in fields.items():
+            if name.endswith("_device") and isinstance(index, int):
+                fields[name] = (index,)
         settings = EngineSettings(**{"backend": backend} | fields)
         return Given(settings, model_path or str(models[shape]))
 

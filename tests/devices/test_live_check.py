@@ -13,7 +13,7 @@ import pytest
 
 from worker.devices import machine, nvidia
 from worker.devices.residency import live_check
-from worker.devices.select import Selected
+from worker.devices.select import Card, Selected
 from worker.errors import ResidencyViolation
 from worker.llama import library
 from worker.wire.engine_info import Buffer, Residency
@@ -31,7 +31,7 @@ HELD = Residency(
 GPU = library.Device("CUDA0", "NVIDIA H100", "gpu", "CUDA", 4711)
 OTHER = replace(GPU, name="CUDA1", handle=4712)
 CARD = "0000:c1:00.0"
-SELECTED = Selected(GPU, "CUDA0", None, 80 * GIB, pci_id=CARD)
+SELECTED = Selected((Card(GPU, 80 * GIB, CARD),))
 
 
 class Nvml:
@@ -133,7 +133,7 @@ def test_another_process_does_not_stand_in_where_the_driver_counts_otherwise(
 def test_a_vulkan_driver_without_a_memory_budget_is_not_asked_how_much_is_in_use(
     check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vulkan = replace(SELECTED, device=replace(GPU, registry="Vulkan"), pci_id=None)
+    vulkan = Selected((Card(replace(GPU, registry="Vulkan"), 80 * GIB),))
     for free_bytes, tells in ((80 * GIB, False), (70 * GIB, True)):
         memory = library.DeviceProperties(free_bytes, 80 * GIB)
         monkeypatch.setattr(library, "properties_of", lambda _device, memory=memory: memory)
@@ -152,7 +152,8 @@ def test_a_process_that_the_driver_knows_needs_no_stand_in(check: Check) -> None
 def test_an_earlier_worker_on_the_card_does_not_stand_in_for_this_one(check: Check) -> None:
     earlier, ours = os.getpid() + 1, os.getpid() + 2
     check(60 * GIB, nvml=Nvml(0, {earlier: 8 * GIB, ours: 7 * GIB}))
-    selected = replace(SELECTED, used_before={earlier: 8 * GIB, ours: GIB >> 2})
+    before = {earlier: 8 * GIB, ours: GIB >> 2}
+    selected = Selected((Card(GPU, 80 * GIB, CARD, before),))
     held = live_check.watch(selected, HELD)
     assert (held.holder_pids, held.watched) == ((ours,), "process")
     with pytest.raises(ResidencyViolation, match="in use by this worker"):
@@ -166,8 +167,8 @@ def test_a_driver_that_lists_no_process_is_said_to_watch_the_whole_device(check:
 
 def test_memory_of_a_cpu_worker_is_only_looked_at_when_it_was_to_be_locked() -> None:
     held = replace(HELD, device="CPU", buffers=(Buffer("weights", "CPU", 1),))
-    live_check.check(Selected(None, "CPU", None), held, locked=False)
-    live_check.check(Selected(None, "CPU", None), replace(held, buffers=HELD.buffers), locked=True)
+    live_check.check(Selected(), held, locked=False)
+    live_check.check(Selected(), replace(held, buffers=HELD.buffers), locked=True)
 
 
 def test_the_nvidia_driver_tells_its_version(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def test_the_library_that_is_installed_speaks_these_words(
         kv_unified=kv_unified,
     )
     selected = select_device(given.settings)
-    model = Model(given.model_path, LoadOptions(device=selected.device, mmap=False))
+    model = Model(given.model_path, LoadOptions(devices=selected.devices, mmap=False))
     context = Context(
         model,
         context_options(given.settings, a_part_each(given.settings, 250), threads=1, embeds=False),

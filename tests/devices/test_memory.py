@@ -39,16 +39,16 @@ def planned(config: Given, budget: CpuBudget | None = None) -> tuple[Plan, Selec
     selected = select_device(config.settings)
     header = read_header(config.model_path)
     budget = budget or cpu_budget(1)
-    return memory.plan(header, config.settings, selected.device, budget, "model"), selected
+    return memory.plan(header, config.settings, selected.devices, budget, "model"), selected
 
 
 def allocated(config: Given, plan: Plan, selected: Selected) -> dict[str, int]:
     """Load for real and add up what llama.cpp then reports, by part."""
     header = read_header(config.model_path)
     options = LoadOptions(
-        device=selected.device,
+        devices=selected.devices,
         mmap=bool(config.settings.mmap),
-        tensor_placement=tensor_placement(header, selected.device),
+        tensor_placement=tensor_placement(header, selected.devices),
     )
     model = Model(config.model_path, options)
     kv = KvCache(plan.kv_cells, plan.context_length, plan.kv_unified)
@@ -59,7 +59,7 @@ def allocated(config: Given, plan: Plan, selected: Selected) -> dict[str, int]:
     model.close()
     parts: Counter[str] = Counter()
     for buffer in found.buffers:
-        if buffer.is_on_host == (selected.device is None):
+        if buffer.is_on_host != selected.is_gpu:
             parts[buffer.kind] += buffer.size_bytes
     return dict(parts)
 

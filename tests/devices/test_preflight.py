@@ -38,7 +38,7 @@ def test_all_questions_are_answered_in_order(config: MakeConfig) -> None:
     given = config("cpu", "grouped-q8", slots=2, context_length=512)
     findings = ask(Questions(given.settings, given.model_path, given.model_path))
     assert findings.error is None
-    assert findings.device == ChosenDevice("CPU")
+    assert findings.device == [ChosenDevice("CPU")]
     assert findings.trial is not None and findings.trial.resident
     assert findings.plan is not None and findings.plan.context_length == 512
     library = findings.library

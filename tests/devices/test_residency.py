@@ -42,10 +42,10 @@ def loaded(
     """The model as the engine loads it, but for `options`."""
     header = read_header(config.model_path)
     load = LoadOptions(
-        device=selected.device,
-        mmap=selected.device is None,
+        devices=selected.devices,
+        mmap=not selected.is_gpu,
         mlock=config.settings.mlock,
-        tensor_placement=tensor_placement(header, selected.device),
+        tensor_placement=tensor_placement(header, selected.devices),
     )
     model = Model(config.model_path, replace(load, **options))
     embeds = header.pooling is not None
@@ -119,7 +119,7 @@ def test_memory_that_is_laid_out_in_other_ways_is_planned_and_proven(
     given = config(backend, cuda_device=index, slots=3, context_length=256, model_path=path)
     given = given.but(kv_type=kv_type, flash_attention="on" if kv_type == "q8_0" else "auto")
     selected, header = select_device(given.settings), read_header(path)
-    plan = memory.plan(header, given.settings, selected.device, cpu_budget(1), "m")
+    plan = memory.plan(header, given.settings, selected.devices, cpu_budget(1), "m")
     with loaded(given, selected, mmap=False) as (model, context):
         proof = prove(model, context, selected, given)
     on_device = [b for b in proof.buffers if b.is_on_host == (backend == "cpu")]
@@ -157,7 +157,7 @@ def test_a_plan_is_exact_for_each_kind_of_memory(
     keys, values = kv_types
     given = given.but(kv_type_k=keys, kv_type_v=values, kv_unified=unified)
     selected = select_device(given.settings)
-    plan = memory.plan(read_header(path), given.settings, selected.device, cpu_budget(1), "m")
+    plan = memory.plan(read_header(path), given.settings, selected.devices, cpu_budget(1), "m")
     with loaded(given, selected, mmap=False) as (model, context):
         proof = prove(model, context, selected, given)
     assert known_bytes(plan) == pytest.approx(size_of(proof.buffers), rel=0.01)
@@ -210,11 +210,11 @@ def test_a_model_on_a_second_device_is_refused(
 ) -> None:
     given = config("cuda", cuda_device=gpu)
     first = select_device(given.settings)
-    second = select_device(given.but(cuda_device=small_gpu).settings)
+    second = select_device(given.but(cuda_device=(small_gpu,)).settings)
     with loaded(given, first) as (model, context):
         with pytest.raises(ResidencyViolation, match="is on RPC0, not on RPC1") as caught:
             prove(model, context, second, given)
-    assert any("weights are on a second device" in f for f in caught.value.details["faults"])
+    assert any("weights are on another device" in f for f in caught.value.details["faults"])
 
 
 def test_one_buffer_on_a_second_device_is_enough_to_refuse(
@@ -226,7 +226,7 @@ def test_one_buffer_on_a_second_device_is_enough_to_refuse(
     with loaded(given, selected) as (model, context):
         line = "llama_kv_cache: RPC1[127.0.0.1:9] KV buffer size =     0.25 MiB"
         context.load_log = (*context.load_log, line)
-        with pytest.raises(ResidencyViolation, match="of kv are on a second device"):
+        with pytest.raises(ResidencyViolation, match="of kv are on another device"):
             prove(model, context, selected, given)
 
 
@@ -239,9 +239,9 @@ def test_a_weight_on_the_host_is_refused(config: MakeConfig, gpu: int) -> None:
 
 
 def test_a_cpu_worker_with_layers_on_a_gpu_is_refused(config: MakeConfig, gpu: int) -> None:
-    device = select_device(config("cuda", cuda_device=gpu).settings).device
+    [device] = select_device(config("cuda", cuda_device=gpu).settings).devices
     given = config("cpu")
-    error = refused(given, device=device, mmap=False)
+    error = refused(given, devices=(device,), mmap=False)
     assert "on RPC0, not on CPU" in error.message
 
 
@@ -316,7 +316,7 @@ def test_a_device_that_changed_is_a_loss(config: MakeConfig, gpu: int) -> None:
     selected = select_device(given.settings)
     with loaded(given, selected) as (model, context):
         proof = prove(model, context, selected, given)
-    other = replace(selected, total_bytes=1)
+    other = replace(selected, cards=(replace(selected.cards[0], total_bytes=1),))
     with pytest.raises(ResidencyViolation, match="no longer the device"):
         live_check.check(other, proof)
 

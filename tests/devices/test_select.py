@@ -70,7 +70,7 @@ CUDA = {"name": "CUDA0", "registry": "CUDA", "kind": "gpu", "description": "NVID
 
 def test_the_cpu_is_taken_without_a_device_to_offload_to(config: MakeConfig) -> None:
     selected = select.select_device(config("cpu").settings)
-    assert selected.device is None and selected.name == "CPU" and not selected.is_gpu
+    assert selected.names == ("CPU",) and not selected.is_gpu
 
 
 def test_the_cpu_variant_is_the_plugin_that_was_loaded(config: MakeConfig) -> None:
@@ -92,7 +92,7 @@ def test_a_gpu_command_on_a_cpu_wheel_names_what_is_there(
 
 def test_the_test_device_plays_the_gpu(config: MakeConfig, gpu: int) -> None:
     selected = select.select_device(config("cuda", cuda_device=gpu).settings)
-    assert selected.name == "RPC0" and selected.is_gpu
+    assert selected.names == ("RPC0",) and selected.is_gpu
 
 
 def test_an_index_beyond_the_devices_names_them(config: MakeConfig, gpu: int) -> None:
@@ -131,7 +131,7 @@ def test_accelerate_stays_off_the_metal_device_that_its_wheel_always_has(
     config: MakeConfig, only: Any
 ) -> None:
     only(device(), device(name="MTL0", registry="MTL", kind="gpu", description="Apple M3"))
-    assert select.select_device(config("accelerate").settings).device is None
+    assert select.select_device(config("accelerate").settings).devices == ()
 
 
 def test_a_missing_driver_is_told_in_its_own_words(
@@ -186,7 +186,7 @@ def test_a_software_renderer_is_no_gpu(description: str, config: MakeConfig, onl
         error = refused(config(backend))
         assert "software renderer" in error.message and description in error.message
     allowed = config("vulkan", allow_software_device=True)
-    assert select.select_device(allowed.settings).name == "Vulkan0"
+    assert select.select_device(allowed.settings).names == ("Vulkan0",)
 
 
 def test_a_device_that_admits_to_be_a_cpu_is_no_gpu(config: MakeConfig, only: Any) -> None:
@@ -196,7 +196,7 @@ def test_a_device_that_admits_to_be_a_cpu_is_no_gpu(config: MakeConfig, only: An
 
 def test_one_of_two_gpus_is_taken_by_its_number(config: MakeConfig, only: Any) -> None:
     only(device(), device(**CUDA), device(**CUDA | {"name": "CUDA1"}))
-    assert select.select_device(config("cuda", cuda_device=1).settings).name == "CUDA1"
+    assert select.select_device(config("cuda", cuda_device=1).settings).names == ("CUDA1",)
 
 
 def test_blas_that_the_wheel_does_not_have_is_refused(
@@ -236,15 +236,15 @@ def test_only_the_chosen_card_is_shown_to_the_driver(
         monkeypatch.delenv(variable)
     select._show_only.cache_clear()
     try:
-        settings = EngineSettings("cuda", cuda_device=chosen)
-        assert select.hide_other_cards(settings) == index
-        assert select.hide_other_cards(settings) == index, "asked again"
+        settings = EngineSettings("cuda", cuda_device=(chosen,))
+        assert select.hide_other_cards(settings) == (index,)
+        assert select.hide_other_cards(settings) == (index,), "asked again"
         assert os.environ[variable] == then_shown
         for others in (
-            EngineSettings("metal", metal_device=chosen),
-            EngineSettings("vulkan", vulkan_device=chosen),
+            EngineSettings("metal", metal_device=(chosen,)),
+            EngineSettings("vulkan", vulkan_device=(chosen,)),
         ):
-            assert select.hide_other_cards(others) == chosen
+            assert select.hide_other_cards(others) == (chosen,)
         assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID", "as nvidia-smi counts"
     finally:
         select._show_only.cache_clear()

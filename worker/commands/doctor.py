@@ -24,7 +24,7 @@ import msgspec
 from worker.devices import machine, preflight
 from worker.devices.cpu import instructions
 from worker.devices.cpu.budget import cpu_budget
-from worker.devices.plan.plan import Plan
+from worker.devices.plan.plan import Plan, memory_map
 from worker.devices.preflight import ChosenDevice, Findings, Questions
 from worker.errors import DownloadError, InsufficientVram, ModelError, PortInUse, WorkerError
 from worker.models import reference
@@ -100,7 +100,8 @@ class Diagnosis:
         width = max(len(check.name) for check in self.checks)
         lines = [f"{marks[c.status]}  {c.name:<{width}}  {c.text}" for c in self.checks]
         if self.plan is not None:
-            lines += ["", f"memory of {self.plan.device}", *self.plan.memory_map()]
+            for share in self.plan.shares:
+                lines += ["", f"memory of {share.device}", *memory_map(share)]
         verdict = "would start" if self.exit_code == 0 else "would not start"
         code = f" (exit code {self.exit_code})" if self.exit_code else ""
         return "\n".join([*lines, "", f"{self.command} {verdict} on this machine{code}."])
@@ -164,7 +165,7 @@ def diagnose(
         "memory_available_bytes": budget.memory_available_bytes,
         "memory_limit_bytes": limit,
         "library": msgspec.to_builtins(findings.library),
-        "device": msgspec.to_builtins(findings.device),
+        "device": msgspec.to_builtins(_one_or_all(findings.device or [None])),
         "trial": msgspec.to_builtins(findings.trial),
         "plan": found.plan.as_dict() if found.plan else None,
         "cache_dir": str(settings.cache_path),
@@ -278,12 +279,16 @@ def _native_checks(found: Diagnosis, findings: Findings) -> None:
             found.ok("driver", ", ".join(f"{name} {number}" for name, number in driver.items()))
         for device in library.devices:
             found.ok("found", f"{device.name} ({device.description})")
-    if findings.device:
-        found.ok("device", _device_line(findings.device))
+    for chosen in findings.device or []:
+        found.ok("device", _device_line(chosen))
     if trial := findings.trial:
         found.ok("trial", f"a small model loaded, resident and computed with in {trial.seconds} s")
     if findings.error is not None and findings.step != "plan":
         found.failed(findings.step, findings.error)
+
+
+def _one_or_all(devices: Sequence[ChosenDevice | None]) -> object:
+    return devices[0] if len(devices) == 1 else devices
 
 
 def _device_line(device: ChosenDevice) -> str:

@@ -96,7 +96,7 @@ class Findings(msgspec.Struct):
     step: Step = "library"
     """The last step that began."""
     library: Library | None = None
-    device: ChosenDevice | None = None
+    device: list[ChosenDevice] | None = None
     trial: Trial | None = None
     plan: Plan | None = None
     error: WorkerError | None = None

@@ -77,12 +77,16 @@ def _library(questions: Questions) -> Library:
     )
 
 
-def _device(questions: Questions) -> ChosenDevice:
+def _device(questions: Questions) -> list[ChosenDevice]:
     selected = select.select_device(questions.settings)
-    if selected.device is None:
-        return ChosenDevice(selected.name)
-    found = library.properties_of(selected.device)
-    return ChosenDevice(selected.name, found.free_bytes, found.total_bytes, found.pci_id)
+    if not selected.is_gpu:
+        return [ChosenDevice("CPU")]
+    chosen = []
+    for device in selected.devices:
+        found = library.properties_of(device)
+        name = device.name
+        chosen.append(ChosenDevice(name, found.free_bytes, found.total_bytes, found.pci_id))
+    return chosen
 
 
 def _trial(questions: Questions) -> Trial:
@@ -99,20 +103,20 @@ def _trial(questions: Questions) -> Trial:
         kv_type_v=None,
         flash_attention="auto",
     )
-    selected = select.select_device(settings)
+    selected = select.select_device(settings).first
     header = read_header(path)
     options = LoadOptions(
-        device=selected.device,
-        mmap=selected.device is None,
+        devices=selected.devices,
+        mmap=not selected.is_gpu,
         mlock=settings.mlock,
-        tensor_placement=tensor_placement(header, selected.device),
+        tensor_placement=tensor_placement(header, selected.devices),
     )
     model = Model(path, options)
     cells = a_part_each(settings, 256)
     context = Context(model, context_options(settings, cells, threads=1, embeds=False))
     proof = residency.prove(model, context, selected, header, locked=settings.mlock)
     warmup.warm_up(model, context)
-    return Trial(proof.device, proof.resident, round(time.monotonic() - began, 2))
+    return Trial(selected.names[0], proof.resident, round(time.monotonic() - began, 2))
 
 
 def _plan(questions: Questions) -> Plan:
@@ -124,7 +128,7 @@ def _plan(questions: Questions) -> Plan:
     return memory.plan(
         read_header(path),
         settings,
-        selected.device,
+        selected.devices,
         cpu_budget(settings.threads),
         questions.model_ref,
         memory.Beside(questions.adapter_bytes, draft, projector),

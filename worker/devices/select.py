@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,82 +42,105 @@ _REASON = re.compile(r"(error|fail|no .*device|not found|unable|insufficient)", 
 
 
 @dataclass(frozen=True, slots=True)
-class Selected:
-    """The one device that will hold the model."""
+class Card:
+    """A GPU as it was when it was selected."""
 
-    device: library.Device | None
-    """`None` for a CPU backend: nothing is offloaded."""
-    name: str
-    """`CPU`, `CUDA0`, `Vulkan0`, `MTL0`, `RPC0`…"""
-    cpu_variant: str | None
-    """The plug-in for this machine's CPU, such as `haswell`; `None` if it is built in."""
-    total_bytes: int = 0
-    """The device's memory when it was selected; 0 for a CPU."""
-    build: dict[str, Any] = field(default_factory=dict)
-    """The wheel's stamp; empty if the wheel has none."""
+    device: library.Device
+    total_bytes: int
     pci_id: str | None = None
-    """The card's number for NVIDIA's management library; `None` for other devices."""
+    """Its number for NVIDIA's management library; `None` for other devices."""
     used_before: Mapping[int, int] = field(default_factory=dict)
     """The bytes of each process that this library listed before the load."""
 
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """What will hold the model: the CPU, one GPU, or a set of them."""
+
+    cards: tuple[Card, ...] = ()
+    """Empty for a CPU backend: nothing is offloaded."""
+    cpu_variant: str | None = None
+    """The plug-in for this machine's CPU, such as `haswell`; `None` if it is built in."""
+    build: dict[str, Any] = field(default_factory=dict)
+    """The wheel's stamp; empty if the wheel has none."""
+
+    @property
+    def devices(self) -> tuple[library.Device, ...]:
+        return tuple(card.device for card in self.cards)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """`CPU`, or `CUDA0`, `Vulkan0`, `MTL0`, `RPC0`…"""
+        return tuple(device.name for device in self.devices) or ("CPU",)
+
+    @property
+    def first(self) -> Selected:
+        """The CPU, or the first card alone, where a set has what is small."""
+        return replace(self, cards=self.cards[:1])
+
+    @property
+    def total_bytes(self) -> int:
+        """The devices' memory when they were selected; 0 for a CPU."""
+        return sum(card.total_bytes for card in self.cards)
+
     @property
     def is_gpu(self) -> bool:
-        return self.device is not None
+        return bool(self.cards)
 
 
 def select_device(settings: EngineSettings) -> Selected:
-    """The device that `settings` ask for.
+    """The devices that `settings` ask for.
 
     Raises `BackendMismatch` naming what was found, if wheel or machine have no such device.
     """
-    index = hide_other_cards(settings)
+    indices = hide_other_cards(settings)
     library.load()
     build = wheel_stamp()
     devices = library.devices()
     _check_stamp(settings.backend, build, devices)
     if settings.on_gpu:
         candidates = [d for d in devices if _is_gpu_of(settings.backend, d)]
-        device = _choose(settings, index, candidates, devices)
-        found = library.properties_of(device)
-        pci_id = found.pci_id if device.registry == "CUDA" else None
-        before = nvidia.processes(pci_id)
-        total = found.total_bytes
-        return Selected(device, device.name, cpu_variant(), total, build, pci_id, before)
+        chosen = [_choose(settings, index, candidates, devices) for index in indices]
+        return Selected(tuple(map(_card, chosen)), cpu_variant(), build)
     if settings.backend == "cpu":
         _refuse_gpu_wheel(devices)
     if settings.blas == "on":
         _load_blas()
-    return Selected(None, "CPU", cpu_variant(), build=build)
+    return Selected((), cpu_variant(), build)
 
 
-def hide_other_cards(settings: EngineSettings) -> int:
-    """Make the chosen card the only visible one, before the driver starts, and return the index
-    that it has from then on.
+def _card(device: library.Device) -> Card:
+    found = library.properties_of(device)
+    pci_id = found.pci_id if device.registry == "CUDA" else None
+    return Card(device, found.total_bytes, pci_id, nvidia.processes(pci_id))
+
+
+def hide_other_cards(settings: EngineSettings) -> tuple[int, ...]:
+    """Make the chosen cards the only visible ones, before the driver starts, and return the indices
+    that they have from then on.
 
     CUDA's driver looks at every visible card, and a broken one ends the process; its indices
     become those of `nvidia-smi`. Vulkan shows software devices only if they are named so.
     """
-    index, backend = settings.device_index, BACKENDS[settings.backend]
+    indices, backend = settings.device_indices, BACKENDS[settings.backend]
     if settings.backend == "cuda":
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     elif not settings.allow_software_device:
-        return index
-    return _show_only(index, backend.shown_by) if backend.shown_by else index
+        return indices
+    return _show_only(indices, backend.shown_by) if backend.shown_by else indices
 
 
 @cache
-def _show_only(index: int, variable: str) -> int:
+def _show_only(indices: tuple[int, ...], variable: str) -> tuple[int, ...]:
     if library.is_loaded():
-        return index
-    shown = os.environ.get(variable)
-    if shown is None:
-        os.environ[variable] = str(index)
-        return 0
-    cards = [card.strip() for card in shown.split(",") if card.strip()]
-    if index < len(cards):
-        os.environ[variable] = cards[index]
-        return 0
-    return index
+        return indices
+    cards = list(map(str, range(max(indices) + 1)))
+    if (shown := os.environ.get(variable)) is not None:
+        cards = [card.strip() for card in shown.split(",") if card.strip()]
+    if max(indices) >= len(cards):
+        return indices
+    os.environ[variable] = ",".join(cards[index] for index in indices)
+    return tuple(range(len(indices)))
 
 
 def wheel_stamp() -> dict[str, Any]:

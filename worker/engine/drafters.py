@@ -81,11 +81,12 @@ def _load(
     threads: int,
 ) -> tuple[Context, Residency]:
     header = read_header(Path(file.path))
+    selected = selected.first
     options = LoadOptions(
-        device=selected.device,
+        devices=selected.devices,
         mmap=settings.maps_file,
         mlock=settings.mlock,
-        tensor_placement=tensor_placement(header, selected.device),
+        tensor_placement=tensor_placement(header, selected.devices),
     )
     model = Model(file.path, options)
     length = min(context_length, model.trained_context_length)

@@ -42,7 +42,7 @@ from worker.llama.sampler import Sampler
 from worker.models.gguf.header import GgufHeader, current_header, read_header
 from worker.observability.logs import get_logger
 from worker.wire.black_box import BlackBox
-from worker.wire.engine_info import EngineInfo, ModelInfo
+from worker.wire.engine_info import EngineInfo, ModelInfo, named
 from worker.wire.engine_settings import EngineSettings
 from worker.wire.messages import LoadModel, Progress, StartFailed
 from worker.wire.transport import SyncChannel
@@ -99,7 +99,7 @@ def start(config: LoadModel, channel: SyncChannel, black_box: BlackBox) -> Engin
         model=_model_info(config, header, model, template, plan.context_length),
         residency=senses.residency if senses is not None else guessing.residency,
         backend=settings.backend,
-        device=selected.name,
+        device=named(selected.names),
         slots=1 if embeds else settings.slots,
         batch=context.options.n_batch,
         micro_batch=context.options.n_ubatch,
@@ -149,7 +149,7 @@ def start(config: LoadModel, channel: SyncChannel, black_box: BlackBox) -> Engin
         black_box=black_box,
     )
     library.trim_heap()
-    log.info("engine.loaded", device=selected.name, seconds=info.load_seconds)
+    log.info("engine.loaded", device=info.device, seconds=info.load_seconds)
     return Engine(info, loop, intake, outbox)
 
 
@@ -175,7 +175,7 @@ def _plan(config: LoadModel, header: GgufHeader, selected: Selected, budget: Cpu
     projector = read_header(Path(config.projector.path)) if config.projector else None
     adapter_bytes = config.adapter.size_bytes if config.adapter else 0
     beside = memory.Beside(adapter_bytes, draft, projector)
-    plan = memory.plan(header, config.engine, selected.device, budget, config.model_ref, beside)
+    plan = memory.plan(header, config.engine, selected.devices, budget, config.model_ref, beside)
     log.info("engine.plan", **plan.as_dict())
     return plan
 
@@ -198,10 +198,11 @@ def _load_model(
             channel.send([Progress("load", round(100 * fraction, 1), rate)])
 
     options = LoadOptions(
-        device=selected.device,
+        devices=selected.devices,
+        layers=plan.layers,
         mmap=config.engine.maps_file,
         mlock=config.engine.mlock,
-        tensor_placement=tensor_placement(header, selected.device),
+        tensor_placement=tensor_placement(header, selected.devices),
     )
     return Model(config.model_path, options, progressed)
 

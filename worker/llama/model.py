@@ -37,8 +37,10 @@ MAX_TEXT_CHARS = 2048
 class LoadOptions:
     """Where and how the weights are loaded."""
 
-    device: library.Device | None = None
-    """The one GPU for everything; `None` keeps everything on the CPU."""
+    devices: tuple[library.Device, ...] = ()
+    """The GPUs for everything; without one, everything stays on the CPU."""
+    layers: tuple[int, ...] = ()
+    """The number of layers on each of several GPUs, in order; the output layer counts as one."""
     mmap: bool = True
     mlock: bool = False
     vocab_only: bool = False
@@ -84,15 +86,19 @@ class Model:
         on_progress: Callable[[float], None] | None = None,
     ) -> None:
         flat = self._flat = library.load()
-        options = options or LoadOptions()
+        options = self.options = options or LoadOptions()
         params = flat.llama_model_default_params()
         # A NULL-terminated list: without it, llama.cpp uses every device that it finds.
-        handles = [options.device.handle] if options.device else []
+        handles = [device.handle for device in options.devices]
         self._devices = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
         params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
-        params.split_mode = flat.LLAMA_SPLIT_MODE_NONE
-        params.main_gpu = 0 if options.device else -1
-        params.n_gpu_layers = -1 if options.device else 0
+        is_set = len(handles) > 1
+        params.split_mode = flat.LLAMA_SPLIT_MODE_LAYER if is_set else flat.LLAMA_SPLIT_MODE_NONE
+        params.main_gpu = 0 if handles else -1
+        params.n_gpu_layers = -1 if handles else 0
+        self._split_by = (ctypes.c_float * flat.llama_max_devices())(*options.layers)
+        if is_set:
+            params.tensor_split = ctypes.cast(self._split_by, type(params.tensor_split))
         params.load_mode = {
             (False, False): flat.LLAMA_LOAD_MODE_NONE,
             (True, False): flat.LLAMA_LOAD_MODE_MMAP,

@@ -84,11 +84,12 @@ def ready_text(uri: str, model_ref: str, info: EngineInfo, *, where: str) -> str
     """The worker's address, what it serves on which device, and `where` to see it."""
     model = info.model
     slots = f"{info.slots} slot{'s' if info.slots > 1 else ''}"
-    threads = f", {info.threads} threads" if info.device == "CPU" else ""
+    device = info.device if isinstance(info.device, str) else ", ".join(info.device)
+    threads = f", {info.threads} threads" if device == "CPU" else ""
     return (
         f"Listening on {uri}\n"
         f"Serving {model_ref} ({model.architecture}, {model.n_params / 1e6:,.0f} M parameters, "
-        f"{model.quant_kind}) on {info.device}{threads}: {slots}, context of "
+        f"{model.quant_kind}) on {device}{threads}: {slots}, context of "
         f"{model.context_length:,} tokens\n"
         f"{where}\n"
     )

@@ -17,7 +17,8 @@ _Fields = Mapping[str, type | tuple[type, ...]]
 _IDENTITY: _Fields = dict.fromkeys(("worker_id", "incarnation", "uri", "model_ref", "backend"), str)
 CALLBACK_FIELDS: _Fields = {
     **_IDENTITY,
-    **dict.fromkeys(("device", "protocol", "version"), str),
+    **dict.fromkeys(("protocol", "version"), str),
+    "device": (str, list),
     **dict.fromkeys(("vram_bytes", "slots", "context_length"), int),
     "capabilities": list,
 }

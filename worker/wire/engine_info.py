@@ -6,7 +6,7 @@ Built by the engine process, sent in `messages.Ready`, read by the API process.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,13 +17,21 @@ _HOST_TYPE = re.compile(r"CPU(_\w+)?$|AMX$|\w+_Host$")
 BufferKind = Literal["weights", "kv", "compute", "output", "recurrent"]
 
 
+DeviceNames = str | tuple[str, ...]
+"""The one device's name, such as `CPU` or `CUDA0`; those of a set as a list."""
+
+
+def named(names: Sequence[str]) -> DeviceNames:
+    return names[0] if len(names) == 1 else tuple(names)
+
+
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """One allocation as llama.cpp reports it."""
 
     kind: BufferKind
     device: str
-    """The ggml buffer type's name: `CPU`, `CPU_Mapped`, `CUDA0`, `CUDA_Host`, `RPC0[…]`…"""
+    """The device's name, or its buffer type's: `CPU`, `CPU_Mapped`, `CUDA0`, `CUDA_Host`…"""
     size_bytes: int
 
     @property
@@ -38,8 +46,8 @@ class Residency:
     """Where all parts of the model are, as llama.cpp reports it after the load."""
 
     resident: bool
-    device: str
-    """The one device that holds the model: `CPU`, `CUDA0`, `MTL0`, `RPC0`…"""
+    device: DeviceNames
+    """What holds the model: `CPU`, `CUDA0`, `MTL0`, `RPC0`…, or a set of them."""
     buffers: tuple[Buffer, ...]
     layers_total: int
     layers_on_device: int
@@ -54,11 +62,14 @@ class Residency:
 
     @property
     def device_bytes(self) -> int:
+        """Bytes of the model on all its devices."""
+        names = (self.device,) if isinstance(self.device, str) else self.device
+        return sum(map(self.bytes_on, names))
+
+    def bytes_on(self, device: str) -> int:
         """Bytes in the device's own buffer types: `CUDA1` and `CUDA1_Split`, but not `CUDA10`; for
         a CPU, `CPU`, `CPU_Mapped`, `CPU_REPACK` and `AMX`."""
-        own = re.compile(
-            rf"{re.escape(self.device)}(?!\d)" + ("|AMX$" if self.device == "CPU" else "")
-        )
+        own = re.compile(rf"{re.escape(device)}(?!\d)" + ("|AMX$" if device == "CPU" else ""))
         return sum(b.size_bytes for b in self.buffers if own.match(b.device))
 
 
@@ -134,7 +145,7 @@ class EngineInfo:
     model: ModelInfo
     residency: Residency
     backend: BackendName
-    device: str
+    device: DeviceNames
     slots: int
     batch: int
     micro_batch: int

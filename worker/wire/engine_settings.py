@@ -47,9 +47,9 @@ class EngineSettings:
     backend: BackendName = _setting("cpu", "", "set by the command")
 
     # fmt: off
-    cuda_device: int = _setting(0, "device", "index of the CUDA device", ge=0, le=255)
-    vulkan_device: int = _setting(0, "device", "index of the Vulkan device", ge=0, le=255)
-    metal_device: int = _setting(0, "device", "index of the Metal device", ge=0, le=255)
+    cuda_device: tuple[int, ...] = _setting((0,), "device", "index of the CUDA device; 0,1 splits the model by layers over a set of devices")
+    vulkan_device: tuple[int, ...] = _setting((0,), "device", "index of the Vulkan device; 0,1 splits the model by layers over a set of devices")
+    metal_device: tuple[int, ...] = _setting((0,), "device", "index of the Metal device")
     allow_software_device: bool = _setting(False, "device", "take also a Vulkan device that computes on the CPU, such as llvmpipe; --vulkan-device then counts all that the loader has")
     threads: int | None = _setting(None, "device", "compute threads; without it from the CPU budget of the container", ge=1, le=1024)
     mmap: bool | None = _setting(None, "device", "map the model file; without it on for CPUs, off for GPUs")
@@ -117,10 +117,11 @@ class EngineSettings:
         return None if self.kv_store is None else self.kv_store_mib << 20
 
     @property
-    def device_index(self) -> int:
-        """The index among the backend's own devices; 0 for a processor."""
+    def device_indices(self) -> tuple[int, ...]:
+        """The indices among the backend's own devices; none for a processor."""
         fields = BACKENDS[self.backend].fields
-        return int(getattr(self, fields[0])) if fields else 0
+        indices: tuple[int, ...] = getattr(self, fields[0]) if fields else ()
+        return indices
 
     @property
     def maps_file(self) -> bool:

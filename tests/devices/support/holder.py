@@ -24,10 +24,11 @@ from worker.wire.engine_settings import EngineSettings
 
 def main(path: str, setting: str) -> None:
     rpc_device.play_gpu()
-    settings = EngineSettings("cuda", cuda_device=rpc_device.register(setting), slots=1)
+    settings = EngineSettings("cuda", cuda_device=(rpc_device.register(setting),), slots=1)
     selected, header = select_device(settings), read_header(path)
-    placement = tensor_placement(header, selected.device)
-    model = Model(path, LoadOptions(device=selected.device, mmap=False, tensor_placement=placement))
+    placement = tensor_placement(header, selected.devices)
+    load = LoadOptions(devices=selected.devices, mmap=False, tensor_placement=placement)
+    model = Model(path, load)
     context = Context(
         model,
         context_options(settings, a_part_each(settings, 256), threads=1, embeds=False),

@@ -47,12 +47,12 @@ def play_gpu(patch: Callable[[object, str, Any], None] = setattr) -> None:
     really_check = live_check.check
 
     def check(selected: select.Selected, residency: Residency, *, locked: bool = False) -> None:
-        device = selected.device
-        if device is not None and device.registry == "RPC":
-            # Asked through ggml, a dead device would end this process; and it claims the same
-            # free memory for ever.
-            check_answers(device.description)
-            residency = replace(residency, buffers=())
+        for device in selected.devices:
+            if device.registry == "RPC":
+                # Asked through ggml, a dead device would end this process; and it claims the same
+                # free memory for ever.
+                check_answers(device.description)
+                residency = replace(residency, buffers=())
         really_check(selected, residency, locked=locked)
 
     known = replace(BACKENDS["cuda"], registries=frozenset({"RPC"}))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from worker.devices.plan import placement
 from worker.devices.residency.load_report import parse
 from worker.errors import ConfigError, VramOom
-from worker.llama import library
 from worker.llama.context import Context, ContextOptions
 from worker.llama.model import LoadOptions, Model
 from worker.models.gguf.header import GgufHeader
@@ -17,8 +16,9 @@ from worker.models.gguf.header import GgufHeader
 class Layout:
     """Bytes of a context, by kind and side."""
 
-    kv: int
-    compute: int
+    kv: tuple[int, ...]
+    """On each device, or in memory."""
+    compute: tuple[int, ...]
     host_compute: int
     output: int
     cuts_anywhere: bool
@@ -31,15 +31,20 @@ class Unloaded:
     """A model whose weights are not read; raises `ModelError` if llama.cpp refuses the file."""
 
     def __init__(
-        self, header: GgufHeader, device: library.Device | None, role: str = "model"
+        self,
+        header: GgufHeader,
+        devices: placement.Devices,
+        layers: tuple[int, ...] = (),
+        role: str = "model",
     ) -> None:
-        self._device, self._role = device, role
+        self._devices, self._role = devices, role
         self.path = str(header.path)
-        self.weights = placement.place(header, device)
+        self.weights = placement.place(header, devices, layers)
         size = (header.architecture, header.vocab_size) if header.vocab_size else None
         # With no_alloc a mapped file is not allowed, and there is nothing to map or lock.
         options = LoadOptions(
-            device=device,
+            devices=devices,
+            layers=layers,
             mmap=False,
             no_alloc=True,
             tensor_placement=self.weights.placed,
@@ -49,7 +54,9 @@ class Unloaded:
         self.trained_context_length = self._model.trained_context_length
         self._n_vocab, self._n_embd = self._model.n_vocab, self._model.n_embd
         unused = parse(self._model.load_log).unused_bytes
-        self.weight_bytes = max(self.weights.device_bytes - unused, 0)
+        *others, last = self.weights.device_bytes
+        self.weight_bytes = (*others, max(last - unused, 0))
+        """On each device, or in memory."""
 
     def close(self) -> None:
         self._model.close()
@@ -83,13 +90,16 @@ class Unloaded:
         # Backends that compute in the same memory (BLAS beside the CPU) share one buffer, but
         # each of them names it here.
         computes = {b.device: b.size_bytes for b in report.buffers if b.kind == "compute"}
-        own = set(computes)
-        if self._device is not None:
-            own &= {self._device.name, placement.buffer_type_name(self._device)}
+        names = [{device.name, placement.buffer_type_name(device)} for device in self._devices]
+        own = [computes.keys() & each for each in names] or [set(computes)]
+        compute = tuple(sum(computes[name] for name in each) for each in own)
+        kv: tuple[int, ...] = (report.kv_bytes,)
+        if len(self._devices) > 1:
+            kv = tuple(round(report.kv_by_device.get(device.name, 0.0)) for device in self._devices)
         return Layout(
-            kv=report.kv_bytes,
-            compute=sum(computes[device] for device in own),
-            host_compute=sum(computes[device] for device in computes.keys() - own),
+            kv=kv,
+            compute=compute,
+            host_compute=sum(computes.values()) - sum(compute),
             output=max(report.bytes_of("output"), self._pooled_output_bytes(options)),
             cuts_anywhere=cuts_anywhere,
             moves_states=moves_states,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 from worker.devices.cpu.budget import CpuBudget
@@ -25,7 +25,8 @@ from worker.devices.plan.cells import (
     draft_options,
 )
 from worker.devices.plan.layout import Layout, Unloaded
-from worker.devices.plan.plan import Plan
+from worker.devices.plan.placement import Devices, shared_out
+from worker.devices.plan.plan import Plan, Share
 from worker.devices.plan.projector import EMBEDDINGS_BYTES, device_bytes
 from worker.errors import ConfigError, InsufficientVram, ModelError
 from worker.llama import library
@@ -66,7 +67,7 @@ class Beside:
 def plan(
     header: GgufHeader,
     settings: EngineSettings,
-    device: library.Device | None,
+    devices: Devices,
     budget: CpuBudget,
     model_ref: str,
     beside: Beside = Beside(),
@@ -80,7 +81,7 @@ def plan(
             largest `--context-length` and `--slots` that would fit.
         ModelError: llama.cpp refuses the file.
     """
-    with closing(_Planner(header, settings, device, budget, model_ref, beside)) as planner:
+    with closing(_Planner(header, settings, devices, budget, model_ref, beside)) as planner:
         return planner.plan()
 
 
@@ -89,27 +90,33 @@ class _Planner:
         self,
         header: GgufHeader,
         settings: EngineSettings,
-        device: library.Device | None,
+        devices: Devices,
         budget: CpuBudget,
         model_ref: str,
         beside: Beside,
     ) -> None:
-        self._settings, self._device, self._budget = settings, device, budget
+        self._settings, self._devices, self._budget = settings, devices, budget
         self._model_ref = model_ref
         self._embeds = header.pooling is not None
         self._lengths_differ = header.lengths_differ
-        self._model = Unloaded(header, device)
-        self._weight_bytes = self._model.weight_bytes + beside.adapter_bytes
+        self._available = self._available_bytes()
+        self._margin = BACKENDS[settings.backend].margin_bytes
+        self._layers: tuple[int, ...] = ()
+        if len(devices) > 1:
+            left = [max(available - self._margin, 1) for available in self._available]
+            self._layers = shared_out(header, left)
+        self._model = Unloaded(header, devices, self._layers)
+        layers = self._layers or (1,)
+        adapter = [beside.adapter_bytes * n // sum(layers) for n in layers]
+        self._weight_bytes = tuple(map(sum, zip(self._model.weight_bytes, adapter, strict=True)))
         mapped = self._model.weights.mapped_beside_bytes
         self._mapped_beside_bytes = mapped if settings.maps_file else 0
         self._draft: Unloaded | None = None
         if beside.draft is not None and not self._embeds:
-            self._draft = Unloaded(beside.draft, device, "draft model")
+            self._draft = Unloaded(beside.draft, devices[:1], role="draft model")
         self._draft_bytes = cache(self._of_draft)
         self._projector = beside.projector if not self._embeds else None
         self._layout = cache(self._lay_out)
-        self._margin = BACKENDS[settings.backend].margin_bytes
-        self._available = self._available_bytes()
 
     def close(self) -> None:
         self._model.close()
@@ -136,20 +143,18 @@ class _Planner:
     def _fitted(self, wanted: int, plan_of: Callable[[int], Plan], is_chosen: bool) -> Plan:
         """The plan for `wanted`; if that is a default and does not fit, the largest that fits."""
         plan = plan_of(wanted)
-        if plan.needed_bytes <= (self._available if is_chosen else self._limit_at_least):
+        if plan.fits and (is_chosen or self._leaves_room(plan)):
             return plan
         if is_chosen:
             raise self._too_large(plan)
-        limit = self._automatic_limit()
-        if plan.needed_bytes <= limit:
-            return plan
 
-        def largest(limit: int) -> int:
+        def largest(is_good: Callable[[Plan], bool]) -> int:
             return CELLS_STEP * _largest(
-                wanted // CELLS_STEP, lambda n: plan_of(n * CELLS_STEP).needed_bytes <= limit
+                wanted // CELLS_STEP, lambda n: is_good(plan_of(n * CELLS_STEP))
             )
 
-        found = largest(limit) or largest(self._available)
+        found = largest(lambda plan: plan.fits and self._leaves_room(plan))
+        found = found or largest(lambda plan: plan.fits)
         if not found:
             shortest = min(CELLS_STEP, self._model.trained_context_length)
             raise self._too_large(self._at(shortest, self._settings.slots))
@@ -157,7 +162,7 @@ class _Planner:
 
     def _default_cells(self) -> int:
         trained, slots = self._model.trained_context_length, self._settings.slots
-        few, many = (self._layout(n, slots, True).kv for n in (1 << 13, 1 << 14))
+        few, many = (sum(self._layout(n, slots, True).kv) for n in (1 << 13, 1 << 14))
         for_all = slots * trained
         if many > few:
             for_all = min(
@@ -188,10 +193,13 @@ class _Planner:
 
     def _with_host_room(self, plan: Plan) -> Plan:
         """Check that the host has the memory that a GPU worker needs there."""
+        if not self._devices:
+            return plan
         host_bytes, available = sum(plan.host_parts.values()), self._host_bytes_beside(plan)
         if host_bytes > available:
             raise InsufficientVram(
-                f"{host_bytes:,} bytes of the host's memory are needed beside {plan.device}, "
+                f"{host_bytes:,} bytes of the host's memory are needed beside "
+                f"{', '.join(share.device for share in plan.shares)}, "
                 f"{available:,} are available.",
                 **plan.as_dict() | {"needed_bytes": host_bytes, "available_bytes": available},
             )
@@ -199,17 +207,18 @@ class _Planner:
 
     def _host_bytes_beside(self, plan: Plan) -> int:
         """What the host has left beside the device's parts, which may lie in the same memory."""
-        taken = plan.needed_bytes if self._uses_host_memory else 0
+        shares = zip(self._devices, plan.shares, strict=True)
+        taken = sum(share.needed_bytes for device, share in shares if device.uses_host_memory)
         return self._budget.memory_available_bytes - taken
 
     def _with_states(self, plan: Plan) -> Plan:
         """Plan what states that requests may go on from get of the host's memory that is left."""
         if self._embeds:
             return plan
-        parts = plan.parts if self._device is None else plan.host_parts
+        parts = plan.host_parts if self._devices else plan.parts
         chosen = self._settings.snapshot_mib
         available = self._budget.memory_available_bytes
-        if self._device is not None:
+        if self._devices:
             available = self._host_bytes_beside(plan)
         left = available - sum(parts.values())
         if chosen is None:
@@ -217,9 +226,10 @@ class _Planner:
         else:
             more = min(left, chosen * _MIB - parts.get("states", 0))
         states = {"states": parts.get("states", 0) + max(more, 0)}
-        if self._device is None:
-            return replace(plan, parts={**parts, **states})
-        return replace(plan, host_parts={**parts, **states})
+        if self._devices:
+            return replace(plan, host_parts={**parts, **states})
+        [share] = plan.shares
+        return replace(plan, shares=(replace(share, parts={**parts, **states}),))
 
     def _at(self, context_length: int, slots: int) -> Plan:
         return self._with(a_part_each(replace(self._settings, slots=slots), context_length), slots)
@@ -230,14 +240,20 @@ class _Planner:
         layout = self._layout(cells, slots, kv.unified)
         divisions = kv.divisions if layout.moves_states and not self._lengths_differ else ()
         layouts = [layout, *(self._layout(divided(cells, n).cells, n, False) for n in divisions)]
-        on_gpu = self._device is not None
-        parts = {
-            "weights": self._weight_bytes,
-            "kv": layout.kv,
-            "compute": max(each.compute for each in layouts),
-            "output": 0 if on_gpu else layout.output,
-            "margin": self._margin,
-        }
+        on_gpu = bool(self._devices)
+        computes = [max(each) for each in zip(*(each.compute for each in layouts), strict=True)]
+        each = zip(self._weight_bytes, layout.kv, computes, strict=True)
+        all_parts = [
+            {
+                "weights": weights,
+                "kv": cached,
+                "compute": compute,
+                "output": 0 if on_gpu else layout.output,
+                "margin": self._margin,
+            }
+            for weights, cached, compute in each
+        ]
+        parts = all_parts[0]
         host = {
             "weights": self._model.weights.host_bytes,
             "compute": max(each.host_compute for each in layouts),
@@ -249,7 +265,7 @@ class _Planner:
             (host if on_gpu else parts)["states"] = snapshots
         store_bytes = self._settings.kv_store_bytes
         if store_bytes is not None and not self._embeds:
-            of_one = layout.kv // (1 if kv.unified else slots)
+            of_one = sum(layout.kv) // (1 if kv.unified else slots)
             states = STATES_AT_ONCE * min(of_one, store_bytes // LARGEST_SHARE)
             (host if on_gpu else parts)["kv_store"] = states
         if self._draft is not None and layout.cuts_anywhere:
@@ -259,9 +275,13 @@ class _Planner:
             (host if on_gpu else parts)["embeddings"] = EMBEDDINGS_BYTES
         return Plan(
             model=self._model_ref,
-            device=self._device.name if self._device else "CPU",
-            parts=parts,
-            available_bytes=self._available,
+            shares=tuple(
+                Share(device=name, available_bytes=available, parts=each)
+                for name, available, each in zip(
+                    self._names, self._available, all_parts, strict=True
+                )
+            ),
+            layers=self._layers,
             host_parts=host if on_gpu else {},
             context_length=kv.context_length,
             trained_context_length=self._model.trained_context_length,
@@ -288,8 +308,8 @@ class _Planner:
                 "all keep every token.",
                 path=draft.path,
             )
-        computed = draft.weight_bytes + layout.kv + layout.compute
-        if self._device is None:
+        computed = sum(draft.weight_bytes + layout.kv + layout.compute)
+        if not self._devices:
             return computed + layout.output, 0
         return computed, draft.weights.host_bytes + layout.host_compute + layout.output
 
@@ -306,52 +326,60 @@ class _Planner:
         nearer = max(_EXACT_CELLS // 2 // unit, 1) * unit
         first, second = (self._layout(nearer * n, slots, unified) for n in (1, 2))
         steps = (cells - 2 * nearer) / nearer
-        grown = {
-            part: round(getattr(second, part) + steps * (getattr(second, part) - size))
-            for part, size in asdict(first).items()
-            if part not in ("cuts_anywhere", "moves_states")
-        }
-        return replace(second, **grown)
+
+        def grown(few: int, many: int) -> int:
+            return round(many + steps * (many - few))
+
+        return replace(
+            second,
+            kv=tuple(map(grown, first.kv, second.kv)),
+            compute=tuple(map(grown, first.compute, second.compute)),
+            host_compute=grown(first.host_compute, second.host_compute),
+            output=grown(first.output, second.output),
+        )
 
     # --- what fits -----------------------------------------------------------------------
 
-    def _available_bytes(self) -> int:
-        memory = library.properties_of(self._device) if self._device is not None else None
+    def _available_bytes(self) -> tuple[int, ...]:
         on_host = self._budget.memory_available_bytes
-        if memory is None or not memory.total_bytes:  # it has no memory of its own to report
-            return on_host
-        return min(memory.free_bytes, on_host) if self._uses_host_memory else memory.free_bytes
+        available = []
+        for device in self._devices:
+            memory = library.properties_of(device)
+            if not memory.total_bytes:  # it has no memory of its own to report
+                available.append(on_host)
+            elif device.uses_host_memory:
+                available.append(min(memory.free_bytes, on_host))
+            else:
+                available.append(memory.free_bytes)
+        return tuple(available) or (on_host,)
 
     @property
-    def _uses_host_memory(self) -> bool:
-        return self._device is None or self._device.uses_host_memory
+    def _names(self) -> list[str]:
+        return [device.name for device in self._devices] or ["CPU"]
 
-    @property
-    def _limit_at_least(self) -> int:
-        """A lower bound of `_automatic_limit` that needs no layout of a context."""
-        return int(self._available * (_AUTOMATIC_SHARE if self._uses_host_memory else 1.0))
-
-    def _automatic_limit(self) -> int:
-        """The limit of a default plan: all of a GPU's own memory, but only half of what a host has
-        left."""
-        if not self._uses_host_memory:
-            return self._available
+    def _leaves_room(self, plan: Plan) -> bool:
+        """Whether a default plan that fits takes no more than half of what the host has left; a
+        GPU's own memory is for the model alone."""
+        if self._devices and not any(device.uses_host_memory for device in self._devices):
+            return True
+        available = plan.available_bytes
+        if plan.needed_bytes <= available * _AUTOMATIC_SHARE:
+            return True  # so it is without a layout of the smallest context
         smallest = self._at(CELLS_STEP, self._settings.slots)
         fixed = smallest.needed_bytes - smallest.parts["kv"]
-        if fixed > self._available:
-            return self._available
-        return int(fixed + (self._available - fixed) * _AUTOMATIC_SHARE)
+        share = fixed + (available - fixed) * _AUTOMATIC_SHARE if fixed <= available else available
+        return plan.needed_bytes <= share
 
     def _too_large(self, plan: Plan) -> InsufficientVram:
         trained = self._model.trained_context_length
         most = max(trained, plan.context_length)
         length = CELLS_STEP * _largest(
             most // CELLS_STEP,
-            lambda n: self._at(n * CELLS_STEP, plan.slots).needed_bytes <= self._available,
+            lambda n: self._at(n * CELLS_STEP, plan.slots).fits,
         )
         slots = _largest(
             plan.slots - 1,
-            lambda n: self._at(plan.context_length, n).needed_bytes <= self._available,
+            lambda n: self._at(plan.context_length, n).fits,
         )
         return replace(plan, largest_context_length=length, largest_slots=slots).refusal()
 

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import re
+from bisect import bisect_right
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 
+from worker.errors import ConfigError
 from worker.llama import library
 from worker.models.gguf.header import GgufHeader
 from worker.models.gguf.tensors import TensorEntry, padded, tensor_types
@@ -29,6 +33,7 @@ LOOKED_UP = frozenset(
 OUTPUT_FIRST = frozenset({"gemma3n", "gemma4"})
 """Architectures whose output layer llama.cpp makes before the input embedding. Where both are one
 tensor, the second is then a copy; with all others it is the first."""
+_BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.")
 _EXPERTS = re.compile(r"_exps\.weight$")
 _PROBED_ROWS = 512
 _META_BYTES = 1 << 20
@@ -39,8 +44,8 @@ _TYPE_F32, _TYPE_I32 = 0, 26
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    device_bytes: int
-    """Bytes on the chosen device; for a CPU backend, in memory."""
+    device_bytes: tuple[int, ...]
+    """Bytes on each chosen device; for a CPU backend, in memory."""
     host_bytes: int
     """Bytes on the host although a GPU was chosen; 0 for a CPU backend."""
     host_tensors: tuple[str, ...]
@@ -51,21 +56,62 @@ class Weights:
     """Pages of a mapped file that hold repacked tensors; they stay in memory until it is needed."""
 
 
-NOTHING = Weights(0, 0, (), ())
+NOTHING = Weights((0,), 0, (), ())
+Devices = tuple[library.Device, ...]
 
 
-def place(header: GgufHeader, device: library.Device | None) -> Weights:
+def place(header: GgufHeader, devices: Devices, layers: tuple[int, ...] = ()) -> Weights:
+    """Place all weights on the GPUs, of which each has so many `layers`; without GPUs, in
+    memory."""
     with closing(_Meta()) as meta:
-        if device is None:
+        if not devices:
             return _place_on_cpu(header, meta)
-        return _place_on_gpu(header, device, meta)
+        return _place_on_gpus(header, devices, layers, meta)
 
 
-def tensor_placement(
-    header: GgufHeader, device: library.Device | None
-) -> tuple[tuple[str, int], ...]:
+def tensor_placement(header: GgufHeader, devices: Devices) -> tuple[tuple[str, int], ...]:
     """`Weights.placed`, without asking about a CPU's tensors, of which none has to be placed."""
-    return place(header, device).placed if device is not None else ()
+    return place(header, devices[:1]).placed if devices else ()
+
+
+def shared_out(header: GgufHeader, available: Sequence[int]) -> tuple[int, ...]:
+    """The number of layers for each of several devices, by their available bytes.
+
+    The output layer counts as one. Each device gets one layer at least.
+
+    Raises:
+        ConfigError: there are more devices than layers.
+    """
+    n_devices, n_layers = len(available), _n_layers(header) + 1
+    if n_devices > n_layers:
+        raise ConfigError(
+            f"The model has {n_layers - 1} layers and an output, which {n_devices} devices cannot "
+            "share; name fewer devices."
+        )
+    sizes = [0] * n_layers
+    for tensor in header.tensors:
+        sizes[_layer_of(tensor, n_layers)] += tensor.n_bytes
+    ends = [end / sum(available) * sum(sizes) for end in accumulate(available)]
+    middles = [end - size / 2 for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    first = 0
+    layers = []
+    for device, end in enumerate(ends[:-1]):
+        n_after = n_devices - device - 1
+        wanted = sum(middle < end for middle in middles) - first
+        layers.append(min(max(wanted, 1), n_layers - first - n_after))
+        first += layers[-1]
+    return (*layers, n_layers - first)
+
+
+def _n_layers(header: GgufHeader) -> int:
+    return header.block_count or 0
+
+
+def _layer_of(tensor: TensorEntry, n_layers: int) -> int:
+    """The layer whose device a tensor is on: the input is with the first, the output the last."""
+    if match := _BLOCK.match(tensor.name):
+        return min(int(match["layer"]), n_layers - 1)
+    return 0 if tensor.name in LOOKED_UP else n_layers - 1
 
 
 def buffer_type_name(device: library.Device) -> str:
@@ -75,26 +121,32 @@ def buffer_type_name(device: library.Device) -> str:
     return name.decode()
 
 
-def _place_on_gpu(header: GgufHeader, device: library.Device, meta: _Meta) -> Weights:
-    buffer_type = library.ggml().ggml_backend_dev_buffer_type(device.handle)
-    device_bytes = host_bytes = 0
+def _place_on_gpus(
+    header: GgufHeader, devices: Devices, layers: tuple[int, ...], meta: _Meta
+) -> Weights:
+    lib = library.ggml()
+    types = [lib.ggml_backend_dev_buffer_type(device.handle) for device in devices]
+    device_bytes, host_bytes = [0] * len(devices), 0
+    n_layers = sum(layers) if len(devices) > 1 else 1
+    ends = list(accumulate(layers)) if len(devices) > 1 else [1]
     host: list[str] = []
     placed: list[tuple[str, int]] = []
     for tensor in header.tensors:
-        size = meta.allocated_bytes(tensor, buffer_type)
+        at = bisect_right(ends, _layer_of(tensor, n_layers))
+        size = meta.allocated_bytes(tensor, types[at])
         if tensor.name not in LOOKED_UP:
-            device_bytes += size
-        elif meta.takes_rows(tensor, device, buffer_type):
-            placed.append((f"^{re.escape(tensor.name)}$", buffer_type))
-            device_bytes += size
+            device_bytes[at] += size
+        elif meta.takes_rows(tensor, devices[at], types[at]):
+            placed.append((f"^{re.escape(tensor.name)}$", types[at]))
+            device_bytes[at] += size
             if header.architecture in OUTPUT_FIRST and _is_output_too(tensor, header):
-                device_bytes += size
+                device_bytes[at] += size
         else:
             host.append(tensor.name)
             host_bytes += tensor.n_bytes
             if _is_output_too(tensor, header):
-                device_bytes += size  # the output layer has a copy of its own
-    return Weights(device_bytes, host_bytes, tuple(host), tuple(placed))
+                device_bytes[-1] += size  # the output layer has a copy of its own
+    return Weights(tuple(device_bytes), host_bytes, tuple(host), tuple(placed))
 
 
 def _place_on_cpu(header: GgufHeader, meta: _Meta) -> Weights:
@@ -114,7 +166,7 @@ def _place_on_cpu(header: GgufHeader, meta: _Meta) -> Weights:
         if kinds and (_is_output_too(tensor, header) or not looked_up):
             total += meta.allocated_bytes(tensor, kinds[0])
     beside = _mapped_bytes(plain) - sum(tensor.n_bytes for tensor in plain)
-    return Weights(total, 0, (), (), beside)
+    return Weights((total,), 0, (), (), beside)
 
 
 def _mapped_bytes(tensors: list[TensorEntry]) -> int:

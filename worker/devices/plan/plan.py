@@ -5,6 +5,7 @@ Frozen data, so it may cross threads and processes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -14,20 +15,39 @@ import msgspec
 
 from worker.devices.plan.cells import STATES_AT_ONCE
 from worker.errors import InsufficientVram
+from worker.wire.engine_info import DeviceNames, named
 
 _MIB = 1 << 20
 _BAR_WIDTH = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    model: str
+class Share:
+    """What one device has of a plan; a CPU, or the only GPU, has all of it."""
+
     device: str
     available_bytes: int
     """Bytes free on the device now; for a CPU, what the host or the control group leaves."""
     parts: Mapping[str, int]
     """Bytes on the device: `weights`, `kv`, `compute`, `output`, `margin`, and what else
     there is: `states`, `kv_store`, `draft`, `projector`, `embeddings`."""
+
+    @property
+    def needed_bytes(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool:
+        return self.needed_bytes <= self.available_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    model: str
+    shares: tuple[Share, ...]
+    """One for each device, in their order."""
+    layers: tuple[int, ...] = ()
+    """The layers on each of several devices; the output layer counts as one."""
     host_parts: Mapping[str, int]
     """Bytes that a GPU worker needs on the host."""
     mapped_beside_bytes: int
@@ -53,8 +73,24 @@ class Plan:
     """As the above, for the slots with this context length."""
 
     @property
+    def device(self) -> DeviceNames:
+        return named([share.device for share in self.shares])
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """Bytes by part on all devices together."""
+        parts: Counter[str] = Counter()
+        for share in self.shares:
+            parts.update(share.parts)
+        return dict(parts)
+
+    @property
     def needed_bytes(self) -> int:
-        return sum(self.parts.values())
+        return sum(share.needed_bytes for share in self.shares)
+
+    @property
+    def available_bytes(self) -> int:
+        return sum(share.available_bytes for share in self.shares)
 
     @property
     def memory_bytes(self) -> int:
@@ -68,21 +104,23 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return self.needed_bytes <= self.available_bytes
+        return all(share.fits for share in self.shares)
 
     def refusal(self) -> InsufficientVram:
         """The error for a plan that does not fit, with the sizes that would."""
-        parts = ", ".join(f"{name} {size:,}" for name, size in self.parts.items() if size)
+        too_full = max(self.shares, key=lambda share: share.needed_bytes - share.available_bytes)
+        parts = ", ".join(f"{name} {size:,}" for name, size in too_full.parts.items() if size)
         return InsufficientVram(
-            f"The model does not fit on {self.device}: {self.needed_bytes:,} bytes are needed "
-            f"({parts}), {self.available_bytes:,} are available. {self._advice()}",
+            f"The model does not fit on {too_full.device}: {too_full.needed_bytes:,} bytes are "
+            f"needed ({parts}), {too_full.available_bytes:,} are available. {self._advice()}",
             **self.as_dict(),
         )
 
     def as_dict(self) -> dict[str, Any]:
         """The fields, and what follows from them, in the order in which users see them."""
         verdict = {"fits": self.fits, "needed_bytes": self.needed_bytes}
-        return {"model": self.model, "device": self.device} | verdict | asdict(self)
+        sums = {"available_bytes": self.available_bytes, "parts": self.parts}
+        return {"model": self.model, "device": self.device} | verdict | sums | asdict(self)
 
     @classmethod
     def from_dict(cls, shown: Mapping[str, Any]) -> Plan:
@@ -94,8 +132,12 @@ class Plan:
         sharing = "share" if self.kv_unified else "×"
         shared = f"{self.kv_cells:,} cells, each up to " if self.kv_unified else ""
         shape = f"{self.slots} slots {sharing} {shared}{self._length_sentence()}"
-        lines = [f"{self.model} on {self.device}: {shape}"]
-        lines += self.memory_map()
+        where = ", ".join(share.device for share in self.shares)
+        lines = [f"{self.model} on {where}: {shape}"]
+        for share in self.shares:
+            if len(self.shares) > 1:
+                lines.append(f"  on {share.device}:")
+            lines += memory_map(share)
         if self.host_parts:
             lines.append("  on the host:")
             lines += [
@@ -106,17 +148,6 @@ class Plan:
             lines.append(f"  (and up to {size:,.2f} MiB of the mapped file, which gives way)")
         lines.append("It fits." if self.fits else f"It does not fit. {self._advice()}")
         return "\n".join(lines)
-
-    def memory_map(self) -> list[str]:
-        """One row for each part. Each bar begins where the last one ends; all have one scale."""
-        begins = accumulate(self.parts.values(), initial=0)
-        rows = list(zip(self.parts, self.parts.values(), begins, strict=False))
-        rows += [("needed", self.needed_bytes, 0), ("available", self.available_bytes, 0)]
-        whole = max(self.needed_bytes, self.available_bytes, 1)
-        return [
-            f"  {name:<12}{size / _MIB:>14,.2f} MiB  {_bar(begin / whole, size / whole)}".rstrip()
-            for name, size, begin in rows
-        ]
 
     def _length_sentence(self) -> str:
         text = f"{self.context_length:,} tokens"
@@ -135,6 +166,18 @@ class Plan:
         if not options:
             return "Not even one slot with the shortest context would fit; use a smaller model."
         return f"What would fit: {' or '.join(options)}."
+
+
+def memory_map(share: Share) -> list[str]:
+    """One row for each part. Each bar begins where the last one ends; all have one scale."""
+    begins = accumulate(share.parts.values(), initial=0)
+    rows = list(zip(share.parts, share.parts.values(), begins, strict=False))
+    rows += [("needed", share.needed_bytes, 0), ("available", share.available_bytes, 0)]
+    whole = max(share.needed_bytes, share.available_bytes, 1)
+    return [
+        f"  {name:<12}{size / _MIB:>14,.2f} MiB  {_bar(begin / whole, size / whole)}".rstrip()
+        for name, size, begin in rows
+    ]
 
 
 def _bar(begin: float, share: float) -> str:

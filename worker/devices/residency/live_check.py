@@ -1,6 +1,6 @@
 """Checks that the device is still there and still holds what this process put on it.
 
-Asks only the selected device. Runs on the engine process's intake thread while the engine thread
+Asks only the selected devices. Runs on the engine process's intake thread while the engine thread
 works, so nothing here may wait long or use the context. Native drivers tend to end the process when
 their device is gone, so other sources are asked first.
 """
@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from worker.devices import nvidia
-from worker.devices.select import Selected
+from worker.devices.select import Card, Selected
 from worker.errors import ResidencyViolation
 from worker.llama import library
 from worker.wire.engine_info import Residency
@@ -25,25 +25,30 @@ _SWAPPED_SHARE = 0.05
 
 def check(selected: Selected, residency: Residency, *, locked: bool = False) -> None:
     """Raises `ResidencyViolation` if the device is gone, another, or without the model."""
-    device = selected.device
-    if device is None:
+    if not selected.is_gpu:
         _check_memory(residency, locked)
-        return
-    own_bytes = _own_bytes(nvidia.processes(selected.pci_id), residency.holder_pids)
+    for card in selected.cards:
+        _check_card(card, residency)
+
+
+def _check_card(card: Card, residency: Residency) -> None:
+    device = card.device
+    own_bytes = _own_bytes(nvidia.processes(card.pci_id), residency.holder_pids)
     is_there = any(known.handle == device.handle for known in library.devices())
     memory = library.properties_of(device) if is_there else None
-    if memory is None or memory.total_bytes != selected.total_bytes:
+    if memory is None or memory.total_bytes != card.total_bytes:
         raise ResidencyViolation(f"{device.name} is no longer the device that the model is on.")
     used_bytes = memory.total_bytes - memory.free_bytes if own_bytes is None else own_bytes
     if own_bytes is None and residency.watched == "presence":
         return
-    if used_bytes < residency.device_bytes * _LEAST_SHARE:
+    held_bytes = residency.bytes_on(device.name)
+    if used_bytes < held_bytes * _LEAST_SHARE:
         whose = "in use" if own_bytes is None else "in use by this worker"
         raise ResidencyViolation(
             f"{device.name} has {used_bytes:,} bytes {whose}, less than the "
-            f"{residency.device_bytes:,} bytes of the model that were put there.",
+            f"{held_bytes:,} bytes of the model that were put there.",
             used_bytes=used_bytes,
-            device_bytes=residency.device_bytes,
+            device_bytes=held_bytes,
         )
 
 
@@ -53,15 +58,17 @@ def watch(selected: Selected, residency: Residency) -> Residency:
     NVIDIA's library lists no process in a MIG instance and without the right to ask: then the whole
     device is watched. A Vulkan driver without `VK_EXT_memory_budget` calls all memory free.
     """
-    device = selected.device
-    if device is None:
-        return residency
     pids = holders(selected, residency)
-    if pids or os.getpid() in nvidia.processes(selected.pci_id):
+    listed = (os.getpid() in nvidia.processes(card.pci_id) for card in selected.cards)
+    if pids or (selected.is_gpu and all(listed)):
         return replace(residency, watched="process", holder_pids=pids)
-    memory = library.properties_of(device)
-    tells_nothing = device.registry == "Vulkan" and memory.free_bytes == memory.total_bytes
+    tells_nothing = any(_tells_nothing(card.device) for card in selected.cards)
     return replace(residency, watched="presence" if tells_nothing else "device")
+
+
+def _tells_nothing(device: library.Device) -> bool:
+    memory = library.properties_of(device)
+    return device.registry == "Vulkan" and memory.free_bytes == memory.total_bytes
 
 
 def _check_memory(residency: Residency, locked: bool) -> None:
@@ -86,12 +93,15 @@ def holders(selected: Selected, residency: Residency) -> tuple[int, ...]:
     of the processes that have taken enough bytes since the selection is this one; no earlier or
     later one can be mistaken for it.
     """
-    processes = nvidia.processes(selected.pci_id)
-    if os.getpid() in processes:
-        return ()
-    least_bytes = residency.device_bytes * _LEAST_SHARE
-    taken = {pid: used - selected.used_before.get(pid, 0) for pid, used in processes.items()}
-    return tuple(sorted(pid for pid, more in taken.items() if more >= least_bytes))
+    found: list[set[int]] = []
+    for card in selected.cards:
+        processes = nvidia.processes(card.pci_id)
+        if os.getpid() in processes:
+            return ()
+        least_bytes = residency.bytes_on(card.device.name) * _LEAST_SHARE
+        taken = {pid: used - card.used_before.get(pid, 0) for pid, used in processes.items()}
+        found.append({pid for pid, more in taken.items() if more >= least_bytes})
+    return tuple(sorted(set.intersection(*found))) if found else ()
 
 
 def _own_bytes(processes: dict[int, int], holder_pids: tuple[int, ...]) -> int | None:

@@ -48,7 +48,6 @@ llama_(kv_cache|memory)\w*: creating .*(KV cache|state).*
 llama_kv_cache\w*: reusing layers:
 llama_kv_cache\w*: - layer +\d+: (no reuse|filtered|reuse layer \d+, is_swa = \d)
 llama_kv_cache\w*: layer +\d+: (filtered|does not have KV cache|sharing with layer .+)
-llama_(kv_cache:|memory_recurrent,|dsv4_comp_state:) layer +\d+: dev = \S+
 llama_kv_cache\w*: kv_size = \d+ overridden to \d+ .+
 llama_memory_recurrent: layer +\d+: skipped
 sched_reserve: reserving \.\.\.
@@ -58,8 +57,7 @@ sched_reserve: worst-case: n_tokens = \d+, n_seqs = \d+, n_outputs = \d+
 sched_reserve: reserve took .+
 sched_reserve: compute buffer allocation failed, retrying without pipeline parallelism
 """.strip().splitlines()
-"""Lines of those functions that tell nothing about placement. The device of a cache's layer is told
-again, with its bytes, by the cache's buffers."""
+"""Lines of those functions that tell nothing about placement."""
 _IS_SILENT = re.compile("|".join(_SILENT))
 
 
@@ -68,6 +66,10 @@ class LoadReport:
     """The information in the log of a model load and of a context creation."""
 
     buffers: list[Buffer] = field(default_factory=list)
+    cache_devices: dict[int, str] = field(default_factory=dict)
+    """The device of each layer's cache."""
+    kv_by_device: dict[str, float] = field(default_factory=dict)
+    """The caches' own sums by device, each cache's by its layers."""
     layer_devices: dict[int, str] = field(default_factory=dict)
     """The device of each layer; the output layer is the last one."""
     kv_bytes: int = 0
@@ -78,6 +80,15 @@ class LoadReport:
     """Bytes of tensors in the file that llama.cpp does not load."""
     not_locked: str | None = None
     """Why memory could not be locked, in llama.cpp's words."""
+    _now_cached: list[str] = field(default_factory=list)
+
+    def add_cache(self, size_bytes: int) -> None:
+        """Enter the sum of the cache whose layers were told last."""
+        self.kv_bytes += size_bytes
+        for device in self._now_cached:
+            share = size_bytes / len(self._now_cached)
+            self.kv_by_device[device] = self.kv_by_device.get(device, 0.0) + share
+        self._now_cached.clear()
 
     def bytes_of(self, kind: str) -> int:
         return sum(buffer.size_bytes for buffer in self.buffers if buffer.kind == kind)
@@ -106,8 +117,11 @@ def _read(line: str, report: LoadReport) -> bool:
         match fact:
             case "layer":
                 report.layer_devices[int(match["layer"])] = match["device"]
+            case "cached":
+                report.cache_devices[int(match["layer"])] = match["device"]
+                report._now_cached.append(match["device"])
             case "cells":
-                report.kv_bytes += _bytes(match["size"])
+                report.add_cache(_bytes(match["size"]))
             case "splits":
                 report.splits = max(int(count) for count in match["splits"].split(" / "))
             case "unused":
@@ -124,7 +138,7 @@ def _bytes(mebibytes: str) -> int:
     return round(float(mebibytes) * _MIB)
 
 
-Fact = Literal["layer", "cells", "splits", "unused", "not locked"]
+Fact = Literal["layer", "cached", "cells", "splits", "unused", "not locked"]
 _BUFFER = r"+(?P<device>\S+)"
 _SIZE = r"size = +(?P<size>[\d.]+) MiB"
 _TELLING: list[tuple[BufferKind | Fact, re.Pattern[str]]] = [
@@ -140,6 +154,13 @@ _TELLING: list[tuple[BufferKind | Fact, re.Pattern[str]]] = [
         re.compile(
             r"load_tensors: layer +(?P<layer>\d+) assigned to device (?P<device>[^,]+), "
             r"is_swa = \d$"
+        ),
+    ),
+    (
+        "cached",
+        re.compile(
+            r"llama_(kv_cache:|memory_recurrent,|dsv4_comp_state:) layer +(?P<layer>\d+): "
+            r"dev = (?P<device>\S+)$"
         ),
     ),
     ("cells", re.compile(rf"llama_(kv_cache|memory_recurrent): {_SIZE} \( *\d+ cells, .+$")),

@@ -33,16 +33,15 @@ def prove(lines: Iterable[str], selected: Selected, header: GgufHeader) -> tuple
         elif match := _COMPUTE.match(line.rstrip()):
             size = round(float(match["size"]) * _MIB)
             computes[match["device"]] = max(size, computes.get(match["device"], 0))
-    if backends != {selected.name} or not computes:
+    [name] = selected.first.names
+    if backends != {name} or not computes:
         found = ", ".join(sorted(backends)) or "no device that it names"
-        raise ResidencyViolation(
-            f"The projector is on {found}, not on {selected.name}.", device=selected.name
-        )
-    own = buffer_type_name(selected.device) if selected.device is not None else selected.name
+        raise ResidencyViolation(f"The projector is on {found}, not on {name}.", device=name)
+    own = buffer_type_name(selected.devices[0]) if selected.is_gpu else name
     if own not in computes:
         raise ResidencyViolation(
-            f"The projector computes on {', '.join(computes)}, not on {selected.name}.",
-            device=selected.name,
+            f"The projector computes on {', '.join(computes)}, not on {name}.",
+            device=name,
         )
     weights = Buffer("weights", own, header.tensor_bytes)
     return (weights, *(Buffer("compute", device, size) for device, size in computes.items()))

@@ -1,5 +1,6 @@
-"""The proof that one device holds the whole model, from llama.cpp's own report after the load.
+"""The proof that one device, or a set of them, holds the whole model.
 
+It is taken from llama.cpp's own report after the load.
 Runs in the engine process; later, `live_check` asks the device itself. Whatever is neither on the
 device nor in the short list of what must be on the host is a violation. There is no partial
 residency.
@@ -7,8 +8,10 @@ residency.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from itertools import accumulate
 
 from worker.devices.plan import placement
 from worker.devices.residency import live_check
@@ -18,12 +21,12 @@ from worker.errors import ResidencyViolation
 from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.models.gguf.header import GgufHeader
-from worker.wire.engine_info import Buffer, Residency
+from worker.wire.engine_info import Buffer, DeviceNames, Residency, named
 
 _ROUNDING_BYTES = 64 * 1024
 """The log rounds each buffer to 0.01 MiB, and buffers are padded."""
-_MOST_SPLITS = 2
-"""One part of the graph on the device, and one before it in which inputs enter."""
+_INPUT_SPLITS = 1
+"""The part of the graph in which inputs enter, before those on the devices."""
 
 
 def prove(
@@ -37,14 +40,23 @@ def prove(
         ResidencyViolation: something is elsewhere, or llama.cpp's report is not understood.
     """
     report = parse([*model.load_log, *context.load_log])
-    n_here = sum(device == selected.name for device in report.layer_devices.values())
-    buffers = tuple(b for b in report.buffers if b.size_bytes)
+    expected = _layer_devices(report, model, selected)
+    n_here = sum(report.layer_devices[layer] == device for layer, device in expected.items())
+    # Most devices call their memory by their own name; an RPC device does not.
+    names = {placement.buffer_type_name(device): device.name for device in selected.devices}
+    buffers = tuple(
+        replace(buffer, device=names.get(buffer.device, buffer.device))
+        for buffer in report.buffers
+        if buffer.size_bytes
+    )
     beside = [buffer for buffer in buffers if not _is_on(buffer, selected)]
     # Asking about each tensor takes milliseconds, which a start on a CPU need not spend.
-    weights = placement.place(header, selected.device) if beside else placement.NOTHING
+    weights = placement.NOTHING
+    if beside or len(selected.cards) > 1:
+        weights = placement.place(header, selected.devices, model.options.layers)
     residency = Residency(
         resident=True,
-        device=selected.name,
+        device=named(selected.names),
         buffers=buffers,
         layers_total=len(report.layer_devices),
         layers_on_device=n_here,
@@ -55,20 +67,26 @@ def prove(
         ),
     )
     faults = [
-        f"layer {layer} of {len(report.layer_devices)} is on {device}, not on {selected.name}"
-        for layer, device in sorted(report.layer_devices.items())
-        if device != selected.name
+        f"layer {layer} of {len(report.layer_devices)} is on {report.layer_devices[layer]}, not on "
+        f"{device}"
+        for layer, device in sorted(expected.items())
+        if report.layer_devices[layer] != device
     ]
     faults += [
         f"{each.size_bytes:,} bytes of {each.kind} are {_where(each, selected, weights)}"
         for each in beside
         if not _reason_on_host(each, selected, weights)
     ]
-    if selected.is_gpu and report.splits > _MOST_SPLITS:
+    most = _INPUT_SPLITS + len(selected.cards)
+    if len(selected.cards) > 1 and "output.weight" not in {t.name for t in header.tensors}:
+        most += 1  # the output layer is the input's embedding, on the first device
+    if selected.is_gpu and report.splits > most:
         faults.append(
             f"the compute graph falls into {report.splits} parts, so some of its operations run on "
-            f"the host and not on {selected.name}"
+            f"the host and not on {', '.join(selected.names)}"
         )
+    if len(selected.cards) > 1:
+        faults += _misplaced(report, residency, weights, selected)
     faults += _unproven(report, residency, model, locked)
     if faults:
         raise _violation(replace(residency, resident=False, violation=faults[0]), faults)
@@ -85,6 +103,28 @@ def together(model: Residency, draft: Residency) -> Residency:
         allowed_host_buffers=model.allowed_host_buffers + draft.allowed_host_buffers,
         holder_pids=draft.holder_pids,
     )
+
+
+def _layer_devices(report: LoadReport, model: Model, selected: Selected) -> dict[int, str]:
+    """The device on which each layer belongs."""
+    if len(selected.names) == 1:
+        return dict.fromkeys(report.layer_devices, selected.names[0])
+    ends = list(accumulate(model.options.layers))
+    return {layer: selected.names[bisect_right(ends, layer)] for layer in report.layer_devices}
+
+
+def _misplaced(
+    report: LoadReport, residency: Residency, weights: placement.Weights, selected: Selected
+) -> Iterator[str]:
+    """What of a set is not on the device of its layer."""
+    for layer, name in sorted(report.cache_devices.items()):
+        if name != report.layer_devices.get(layer):
+            yield f"the cache of layer {layer} is on {name}, its weights are not"
+    for name, planned in zip(selected.names, weights.device_bytes, strict=True):
+        held = [b for b in residency.buffers if b.kind == "weights" and b.device == name]
+        told = sum(buffer.size_bytes for buffer in held)
+        if abs(told - planned) > _ROUNDING_BYTES + report.unused_bytes:
+            yield f"{told:,} bytes of weights are on {name}, {planned:,} belong there"
 
 
 # --- accounting --------------------------------------------------------------------------
@@ -112,7 +152,7 @@ def _where(buffer: Buffer, selected: Selected, weights: placement.Weights) -> st
     if not selected.is_gpu:
         return f"on {buffer.device}, not in the CPU's memory"
     if not buffer.is_on_host:
-        return f"on a second device, {buffer.device}"
+        return f"on another device, {buffer.device}"
     allowed = f" ({weights.host_bytes:,} bytes are allowed there)" if weights.host_bytes else ""
     return f"on the host ({buffer.device})" + (allowed if buffer.kind == "weights" else "")
 
@@ -138,19 +178,23 @@ def _unproven(
 
 
 def _is_on(buffer: Buffer, selected: Selected) -> bool:
-    if selected.device is None:
+    if not selected.is_gpu:
         return buffer.is_on_host
-    names = {selected.name, placement.buffer_type_name(selected.device)}
     # A device may have several types of its own memory: `MTL0`, `MTL0_Private`, `MTL0_Mapped`.
-    return buffer.device in names or (
-        any(buffer.device.startswith(f"{name}_") for name in names) and not buffer.is_on_host
+    return buffer.device in selected.names or (
+        any(buffer.device.startswith(f"{name}_") for name in selected.names)
+        and not buffer.is_on_host
     )
+
+
+def _listed(device: DeviceNames) -> str:
+    return device if isinstance(device, str) else ", ".join(device)
 
 
 def _violation(residency: Residency, faults: list[str]) -> ResidencyViolation:
     more = f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else ""
     return ResidencyViolation(
-        f"The model is not fully resident on {residency.device}: {faults[0]}{more}.",
+        f"The model is not fully resident on {_listed(residency.device)}: {faults[0]}{more}.",
         device=residency.device,
         faults=faults,
         buffers=[asdict(buffer) for buffer in residency.buffers],

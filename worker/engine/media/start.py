@@ -35,7 +35,9 @@ def start_projector(
         ResidencyViolation: it is not on the model's device.
     """
     header = read_header(Path(file.path))
-    projector = Projector(model, file.path, selected.device, threads)
+    projector = Projector(
+        model, file.path, selected.devices[0] if selected.is_gpu else None, threads
+    )
     if projector.has_four_positions:
         raise _unusable(
             file, "its pictures have positions in time and space (M-RoPE), which is not served yet"

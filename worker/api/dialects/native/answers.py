@@ -9,6 +9,7 @@ from typing_extensions import TypedDict
 
 from worker.supervisor.status import Doing, State
 from worker.wire.backends import BackendName
+from worker.wire.engine_info import DeviceNames
 from worker.wire.messages import StopReason
 
 Count = Annotated[int, Field(ge=0)]
@@ -27,7 +28,7 @@ class Health(TypedDict):
     context_length: Count | None
     uptime_seconds: Amount
     backend: BackendName
-    device: str | None
+    device: DeviceNames | None
     last_progress_ms: Amount
     state: State
     running: Count
