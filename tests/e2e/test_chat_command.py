@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartWorker
+from tests.support.certificate import own_certificate
 from tests.support.ports import free_port
 from tests.support.worker import environment, installed
 
@@ -62,6 +63,18 @@ def test_a_token_is_sent_and_its_lack_is_a_sentence(
     refused = chat(*flags, said=FRANCE, cache=tmp_path)
     assert refused.returncode == 1
     assert "token" in refused.stderr.splitlines()[-1] and "Traceback" not in refused.stderr
+
+
+def test_a_worker_with_a_certificate_is_asked_over_https(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    file = str(own_certificate(tmp_path))
+    certificate = ("--ssl-certfile", file, "--ssl-keyfile", file)
+    worker = start_worker(*certificate, wait_ready=False)
+    worker.wait_log("worker.ready")
+    port = str(worker.wait_log("worker.listening")["port"])
+    done = chat("--port", port, *certificate, "--json", said=FRANCE, cache=tmp_path)
+    assert "Paris" in json.loads(done.stdout)["content"], done.stderr
 
 
 @pytest.mark.timeout(120)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.page.chatting import Chat
-from tests.page.watching import expect, own_hosts
+from tests.page.watching import expect, own_hosts, violations
 from tests.support.worker import WorkerProcess
 
 pytestmark = pytest.mark.long
@@ -190,3 +190,18 @@ def test_the_worker_may_go_and_come_back(tab: Any, tmp_path: Path) -> None:
         assert "Paris" in chat.ask(FRANCE)
     finally:
         running.kill()
+
+
+UPSTREAM = {"color-contrast", "nested-interactive", "page-has-heading-one"}
+"""What axe finds in llama-server's page itself, which is served unchanged."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_that_is_not_the_pages_own(
+    browser: Any, worker: WorkerProcess, scheme: str
+) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
+    chat = Chat(context.new_page(), worker.base_url)
+    chat.ask(FRANCE)
+    assert {each.partition(":")[0] for each in violations(chat.page)} <= UPSTREAM
+    context.close()

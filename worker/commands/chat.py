@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import ssl
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -85,23 +86,33 @@ def run(settings: Settings, *, as_json: bool) -> int:
 @contextlib.contextmanager
 def _worker(settings: Settings) -> Iterator[httpx.Client]:
     """A client of the worker that is asked."""
-    headers, timeout = headers_of(settings), httpx.Timeout(None, connect=_CONNECT_SECONDS)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"http://{host}:{settings.port}"
-    if settings.model is None and _listens(url):
-        with httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False) as found:
+    is_secure = settings.certificate is not None
+    with _client(f"http{'s' * is_secure}://{host}:{settings.port}", settings) as found:
+        if settings.model is None and _listens(found):
             yield found
-        return
-    with (
-        own_worker(settings, n_slots=1) as (own, _),
-        httpx.Client(base_url=own, headers=headers, timeout=timeout, trust_env=False) as started,
-    ):
+            return
+    with own_worker(settings, n_slots=1) as (own, _), _client(own, settings) as started:
         yield started
 
 
-def _listens(url: str) -> bool:
+def _client(url: str, settings: Settings) -> httpx.Client:
+    """A client that trusts the worker's own certificate beside the system's authorities."""
+    trusted = ssl.create_default_context()
+    if settings.certificate is not None:
+        trusted.load_verify_locations(settings.certificate[0])
+    return httpx.Client(
+        base_url=url,
+        headers=headers_of(settings),
+        timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
+        trust_env=False,
+        verify=trusted,
+    )
+
+
+def _listens(client: httpx.Client) -> bool:
     try:
-        return httpx.get(f"{url}/health", trust_env=False, timeout=_CONNECT_SECONDS).is_success
+        return client.get("/health", timeout=_CONNECT_SECONDS).is_success
     except httpx.HTTPError:
         return False
 
