@@ -59,7 +59,20 @@ def test_one_pool_serves_what_fits_in_no_part() -> None:
         engine.submit(request_id, prompt)
     engine.run()
     check_answers(engine, prompts)
-    assert n_slots(engine) == [4, 0, 4], "and is divided when nobody needs it"
+    assert n_slots(engine) == [4, 0]
+
+
+def test_one_alone_stays_where_it_is() -> None:
+    engine = divided_engine()
+    long = bytes(97 + n % 7 for n in range(150))
+    for request_id, prompt in {0: long, 1: SHORT, 2: long}.items():
+        engine.submit(request_id, prompt)
+        engine.run()
+    assert n_slots(engine) == [4, 0]
+    engine.submit(3, SHORT)
+    engine.submit(4, SHORT)
+    engine.run()
+    assert n_slots(engine) == [4, 0, 4], "where two would be in each other's way"
 
 
 def test_an_answer_that_outgrows_its_part_goes_on_in_a_longer_one() -> None:

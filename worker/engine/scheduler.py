@@ -8,7 +8,7 @@ part instead of computing it again. Engine thread.
 from __future__ import annotations
 
 from collections import deque
-from itertools import chain, islice
+from itertools import islice
 
 from worker.engine.cache.cache import Cache
 from worker.engine.limits import Limits
@@ -146,12 +146,16 @@ class Scheduler:
         """Divide the cells anew when somebody needs a longer part, and when nobody does any more.
 
         The latter is looked at when a sequence has ended, so that each long one costs two changes
-        at most.
+        at most, and if parts help: one alone has no cells of others in its way, and half as many
+        parts do for half as many sequences.
         """
         n_slots = max(each.n_slots for each in self._layouts)
         starting = islice(self.waiting, n_slots - len(self.running))
-        longest = max((_needs(each) for each in chain(self.running, starting)), default=0)
-        if longest <= self.limits.longest and not self._may_improve:
+        alive = [*self.running, *starting]
+        longest = max(map(_needs, alive), default=0)
+        n_without_loss = 1 if self.limits.unified else self.limits.n_slots
+        improves = self._may_improve and len(alive) > n_without_loss
+        if longest <= self.limits.longest and not improves:
             return
         self._may_improve = False
         fitting = (each for each in self._layouts if longest <= each.longest)
