@@ -38,6 +38,21 @@ def test_a_completion_is_the_one_of_openais_path(worker: WorkerProcess) -> None:
     assert answer["timings"]["prompt_ms"] > 0
 
 
+def test_odds_after_the_samplers_and_all_that_there_are(worker: WorkerProcess) -> None:
+    fields: dict[str, Any] = {"n_probs": 10, "post_sampling_probs": True, "top_k": 2}
+    for entry in completed(worker, **fields)["completion_probabilities"]:
+        assert "logprob" not in entry and "top_logprobs" not in entry
+        assert len(entry["top_probs"]) <= 2 and 0 < entry["prob"] <= 1
+        assert sum(each["prob"] for each in entry["top_probs"]) == pytest.approx(1)
+    (entry,) = completed(worker, n_predict=1, n_probs=10**6)["completion_probabilities"]
+    assert len(entry["top_logprobs"]) == 1024
+
+
+def test_an_unknown_sampler_is_named(worker: WorkerProcess) -> None:
+    refused = worker.post("/completion", {"prompt": PROMPT, "samplers": ["top_k", "mystery"]})
+    assert refused.status_code == 400 and "'mystery' is not a sampler here" in refused.text
+
+
 def test_why_a_completion_ended(worker: WorkerProcess) -> None:
     word = completed(worker, stop=[" upon", ","])
     assert (word["stop_type"], word["stopping_word"]) == ("word", ",")

@@ -28,6 +28,7 @@ from worker.api.dialects.responses.schema import read as read_responses
 from worker.api.http.body import _extras
 from worker.api.http.faults import faults_of
 from worker.api.http.state import ServedModel
+from worker.errors import InvalidRequest
 from worker.flags import parse_flags
 from worker.settings import Settings
 from worker.wire.sampling import (
@@ -197,6 +198,14 @@ def test_biases_in_all_their_forms(dialect: Dialect) -> None:
 def test_breakers_in_all_their_forms(dialect: Dialect, given_breakers: Any) -> None:
     sampling = dialect.sampling(dry_sequence_breakers=given_breakers)
     assert sampling.dry_sequence_breakers == ("\n", ":")
+
+
+def test_so_many_log_probabilities_are_no_answer() -> None:
+    server = OPEN[4]
+    assert server.sampling(n_predict=8, n_probs=100_000).logprobs == 100_000
+    assert server.sampling(n_predict=100_000, n_probs=20).logprobs == 20
+    with pytest.raises(InvalidRequest, match="n_probs must be at most 1024 for 1024 tokens"):
+        server.sampling(n_predict=1024, n_probs=1025)
 
 
 # --- defaults -----------------------------------------------------------------------------

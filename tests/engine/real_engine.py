@@ -112,6 +112,7 @@ class RealEngine:
         deterministic: bool = False,
         cache_salt: str | None = None,
         produced: tuple[int, ...] = (),
+        learned: tuple[float, ...] = (),
         **sampling: Any,
     ) -> int:
         self._next += 1
@@ -127,7 +128,7 @@ class RealEngine:
         )
         tokens = self.prompts.build(prompt)
         sampler = Sampler(self.model, request.sampling, tokens, self.vocabulary)
-        sampler.follow_produced(produced)
+        sampler.follow_produced(produced, learned)
         self.loop.submit(Sequence(self._next, request, tokens, sampler))
         return self._next
 

@@ -20,6 +20,8 @@ from msgspec.structs import replace
 
 from tests.llama.native_chain import applied, native_chain
 from tests.support.bundled import bundled_gguf
+from worker.errors import InferenceFailed
+from worker.llama import library
 from worker.llama.breakers import breakers_of
 from worker.llama.chain import Chain, Undo
 from worker.llama.draw import dice
@@ -222,3 +224,67 @@ def test_any_chain_is_llama_cpp_s(
         theirs = applied(chain, logits)[0]
     note(str(to_builtins(sampling)))
     assert_alike(shares(chain_of(sampling, said, model.n_vocab, model), logits), theirs)
+
+
+LEARNING = ("adaptive_p", "mirostat 1", "mirostat 2")
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_what_a_chain_learns_is_what_llama_cpp_learns(name: str, model: Model) -> None:
+    """Both take the tokens that llama.cpp draws, and have the same odds after each."""
+    sampling = Sampling(3, post_sampling_probs=True, **ACTIVE[name])
+    ours = chain_of(sampling, (), model.n_vocab)
+    flat: Any = library.load()
+    with native_chain(sampling, (), model.n_vocab, model.vocab, picks=True) as theirs:
+        for step in range(60):
+            logits = row(model.n_vocab, 3.0, step)
+            shares_there, chosen = applied(theirs, logits)
+            assert_alike(shares(ours, logits), shares_there)
+            flat.llama_sampler_accept(theirs, chosen)
+            assert drawn_as(ours, logits, chosen)
+            ours.take()
+
+
+def drawn_as(chain: Chain, logits: Row, token: int) -> bool:
+    """Draw until this token comes."""
+    return any(chain.draw(logits, dice(0, at)) == token for at in range(100_000))
+
+
+@given(st.lists(st.sampled_from(["\n", ":", ' "', "e", "the cat", "*", "é", "ing th"]), max_size=4))
+@settings(max_examples=40, deadline=None)
+def test_a_text_with_breakers_is_punished_as_by_llama_cpp(
+    model: Model, breakers: list[str]
+) -> None:
+    text = 'the cat: sat.\n"the cat" sat on the cat: sat.\n"the é" ca'
+    said = model.tokenize(text, add_special=False, parse_special=False)
+    logits = row(model.n_vocab, 3.0)
+    for allowed in (0, 1, 2):
+        for cut in range(len(said) - 12, len(said)):
+            sampling = Sampling(
+                1, samplers=("dry",), dry_multiplier=2.0, dry_allowed_length=allowed,
+                dry_penalty_last_n=64, dry_sequence_breakers=tuple(breakers),
+                post_sampling_probs=True,
+            )  # fmt: skip
+            with native_chain(sampling, said[:cut], model.n_vocab, model.vocab) as chain:
+                theirs = applied(chain, logits)[0]
+            assert_alike(
+                shares(chain_of(sampling, said[:cut], model.n_vocab, model), logits), theirs
+            )
+
+
+@pytest.mark.parametrize("sampling", CHAINS)
+def test_no_chain_orders_nan(sampling: Sampling, model: Model) -> None:
+    logits = row(model.n_vocab)
+    logits[7] = np.nan
+    with pytest.raises(InferenceFailed, match="NaN: its weights"):
+        chain_of(sampling, SAID, model.n_vocab, model).draw(logits, 0.5)
+
+
+@pytest.mark.parametrize("sampling", CHAINS)
+def test_what_is_forbidden_is_not_drawn_by_any_chain(sampling: Sampling, model: Model) -> None:
+    logits = np.full(model.n_vocab, FORBIDDEN)
+    allowed = {3: 1.0, 500: -20.0, 1000: 0.5}
+    for token, logit in allowed.items():
+        logits[token] = logit
+    chain = chain_of(sampling, SAID, model.n_vocab, model)
+    assert {chain.draw(logits, at / 200, at / 200) for at in range(200)} <= allowed.keys()

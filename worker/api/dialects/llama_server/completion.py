@@ -9,7 +9,7 @@ from typing import Any
 
 from worker.api.chat.delta import Delta, Text
 from worker.api.chat.dialect import Answer
-from worker.api.chat.fields import inputs_of
+from worker.api.chat.fields import MAX_TOP_LOGPROBS, inputs_of
 from worker.api.chat.message import Choice
 from worker.api.chat.operations import generation
 from worker.api.chat.request import Generate
@@ -18,6 +18,7 @@ from worker.api.chat.timings import prompt_progress, timings
 from worker.api.dialects.llama_server.errors import ERRORS
 from worker.api.dialects.llama_server.rerank import OPERATIONS as RERANK
 from worker.api.dialects.llama_server.schema import (
+    MAX_LOGPROBS,
     REFERENCE,
     CompletionBody,
     InfillBody,
@@ -25,6 +26,7 @@ from worker.api.dialects.llama_server.schema import (
 )
 from worker.api.http.encoding import data_event
 from worker.api.http.errors import nested_events
+from worker.api.http.faults import fault, invalid
 from worker.api.http.operation import (
     SSE,
     Dialect,
@@ -53,8 +55,19 @@ def read_infill(body: InfillBody, state: AppState) -> Generate:
 
 
 def _read(body: TextBody, state: AppState, prompts: tuple[Prompt, ...]) -> Generate:
+    """
+    Raises:
+        InvalidRequest: so many log-probabilities are no answer.
+    """
     # Clients that send every field write 0 for "off".
-    logprobs = body.n_probs or None
+    logprobs = min(body.n_probs or 0, state.served.vocab_size) or None
+    n_tokens = state.served.max_tokens_out
+    if body.max_tokens is not None and body.max_tokens >= 0:
+        n_tokens = min(body.max_tokens, n_tokens)
+    if logprobs is not None and logprobs > MAX_TOP_LOGPROBS and logprobs * n_tokens > MAX_LOGPROBS:
+        most = max(MAX_LOGPROBS // n_tokens, MAX_TOP_LOGPROBS)
+        message = f"n_probs must be at most {most} for {n_tokens} tokens; lower n_predict for more"
+        raise invalid([fault("n_probs", "maximum", message, logprobs)])
     id = f"cmpl-{uuid.uuid4().hex}"
     return body.generate(
         state, id, prompts, logprobs=logprobs, post_sampling_probs=body.post_sampling_probs

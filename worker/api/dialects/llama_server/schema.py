@@ -7,7 +7,6 @@ from pydantic import AliasChoices, Field
 from worker.api.chat.chat_fields import MAX_MESSAGES, ChatFields, MessageFields
 from worker.api.chat.fields import (
     MAX_PROMPTS,
-    MAX_TOP_LOGPROBS,
     GenerationFields,
     Many,
     TokenId,
@@ -15,6 +14,9 @@ from worker.api.chat.fields import (
 )
 from worker.api.chat.sampling import LLAMA_CPP_WINDOW
 from worker.api.http.body import Flag, Integer, OpenBody
+
+MAX_LOGPROBS = 2**20
+"""Of one answer, beyond those that every answer may have."""
 
 REFERENCE = "https://github.com/ggml-org/llama.cpp/tree/master/tools/server"
 
@@ -42,7 +44,7 @@ class TextBody(GenerationFields):
     n_probs: Integer | None = Field(
         None,
         ge=0,
-        le=MAX_TOP_LOGPROBS,
+        le=2**31 - 1,
         validation_alias=AliasChoices("n_probs", "logprobs"),
         description="log-probabilities of the answer's tokens and of so many alternatives",
     )
