@@ -83,6 +83,8 @@ def make_model(folder: Path, kind: str, settings: dict[str, Any], dtype: str, se
     config = getattr(transformers, kind)(**{**COMMON, **settings})
     config._attn_implementation = "eager"
     kind_of_model = transformers.AutoModel if pooling else transformers.AutoModelForCausalLM
+    if "vision_config" in settings:
+        kind_of_model = transformers.AutoModelForImageTextToText
     model = kind_of_model.from_config(config).float().eval()
     stored = getattr(torch, dtype)
     with torch.no_grad():

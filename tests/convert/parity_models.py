@@ -18,6 +18,8 @@ from tests.convert.parity_settings import (
     N_VOCAB,
     NEMOTRON_H,
     PHI_4_MINI,
+    QWEN2_VL,
+    QWEN3_VL,
     QWEN_YARN,
     YARN,
 )
@@ -334,6 +336,21 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "gemma-3n-shared": ("Gemma3nTextConfig", GEMMA_3N_SHARED, "bfloat16"),
     "internlm-3": ("InternLM3Config", INTERNLM_3, "bfloat16"),
     "phi-4-mini": ("Phi3Config", PHI_4_MINI, "bfloat16"),
+    "arcee": ("ArceeConfig", {}, "bfloat16"),
+    "minimax-m2": (
+        "MiniMaxM2Config",
+        LOCAL_EXPERTS
+        | {"head_dim": 32}
+        | {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        "bfloat16",
+    ),
+    "glm-4-moe-lite": (
+        "Glm4MoeLiteConfig",
+        LATENT | {"mlp_layer_types": ["dense", "sparse"], "routed_scaling_factor": 1.8},
+        "bfloat16",
+    ),
+    "qwen2-vl": ("Qwen2VLConfig", QWEN2_VL, "bfloat16"),
+    "qwen3-vl": ("Qwen3VLConfig", QWEN3_VL, "bfloat16"),
 }
 """New ones at the end: the position is the seed. `pooling` makes an embedding model, `dense` two
 matrices behind it; the weights of one that is `drawn` are not committed; `saved_as` is what

@@ -86,6 +86,22 @@ GEMMA_3N_SHARED: dict[str, Any] = {
 GEMMA_3N_SHARED |= {"layer_types": ["sliding_attention", "full_attention"] * 11}
 GEMMA_3N_SHARED |= {"activation_sparsity_pattern": [0.95] * 10 + [0.0] * 12}
 GEMMA_3N_SHARED |= {"intermediate_size": 1024}
+_VL: dict[str, Any] = {**COMMON, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+QWEN2_VL: dict[str, Any] = {
+    "text_config": _VL,
+    "vision_config": {"depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2},
+}
+QWEN2_VL["text_config"]["rope_parameters"]["mrope_section"] = [4, 2, 2]
+QWEN3_VL: dict[str, Any] = {
+    # Sections for which llama.cpp rotates every frequency.
+    "text_config": {
+        **_VL,
+        "head_dim": 16,
+        "rope_parameters": {**_VL["rope_parameters"], "mrope_section": [3, 3, 2]},
+    },
+    "vision_config": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2}
+    | {"intermediate_size": 32, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+}
 # llama.cpp looks GELU up in a half-precision table; small activations keep that out of sight.
 GAIN = {
     "GPT2Config": 0.2,

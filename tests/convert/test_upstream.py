@@ -24,11 +24,12 @@ HAS_TORCH = importlib.util.find_spec("torch") and importlib.util.find_spec("tran
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="needs llorch-worker[torch]")
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_experts": 4}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "arcee": ("ArceeConfig", {}),
+    "afmoe": ("AfmoeConfig", {"num_dense_layers": 1, "head_dim": 16, **EXPERTS}),
     "bloom": ("BloomConfig", {"n_layer": 2, "n_head": 4}),
     "gpt-bigcode": ("GPTBigCodeConfig", {"n_layer": 2, "n_head": 4, "n_embd": 64}),
     "gpt-neox": ("GPTNeoXConfig", {}),
     "hunyuan": ("HunYuanDenseV1Config", {"head_dim": 16}),
+    "hunyuan-moe": ("HunYuanMoEV1Config", {"head_dim": 16, **EXPERTS, "moe_topk": 2}),
     "jamba": ("JambaConfig", {"num_hidden_layers": 8, "use_mamba_kernels": False, **EXPERTS}),
     "mamba": ("MambaConfig", {"state_size": 8, "intermediate_size": 128}),
     "mpt": (
@@ -39,11 +40,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo": ("OlmoConfig", {}),
     "phimoe": (
         "PhimoeConfig",
-        {"num_key_value_heads": 4, "saved_as": "PhiMoEForCausalLM", **EXPERTS},
+        {"num_key_value_heads": 4, "saved_as": "PhiMoEForCausalLM", **EXPERTS}
+        | {"lm_head_bias": True, "attention_bias": True},
     ),
 }
 PUBLISHED: dict[str, dict[str, Any]] = {
     "gpt-neox": {"rotary_pct": 0.25},
+    "hunyuan-moe": {"moe_intermediate_size": 96},
     "phimoe": {"original_max_position_embeddings": 256},
 }
 """Keys that published configurations have and transformers no longer saves."""
@@ -52,8 +55,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 def test_list_tells_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["list", "--families"]) == 0
     ours, _, others = capsys.readouterr().out.partition("by llama.cpp's own converter")
-    assert "LlamaForCausalLM" in ours and "ArceeForCausalLM" not in ours
-    assert "ArceeForCausalLM" in others and "LlamaForCausalLM" not in others.split()
+    assert "LlamaForCausalLM" in ours and "BloomForCausalLM" not in ours
+    assert "BloomForCausalLM" in others and "LlamaForCausalLM" not in others.split()
 
 
 def test_what_the_script_knows_and_we_do_not_is_no_secret() -> None:
@@ -70,7 +73,7 @@ def test_without_pytorch_the_refusal_says_how_to_get_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = checkpoint("llama", tmp_path)
-    edit(source / "config.json", architectures=["ArceeForCausalLM"])
+    edit(source / "config.json", architectures=["BloomForCausalLM"])
     assert "pip install 'llorch-worker[torch]'" in fails(source, capsys)
 
 
@@ -112,6 +115,6 @@ def test_what_the_script_cannot_do_is_a_sentence(
     change: Any, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = checkpoint("llama", tmp_path)
-    edit(source / "config.json", architectures=["ArceeForCausalLM"])
+    edit(source / "config.json", architectures=["BloomForCausalLM"])
     change(source)
     assert words in fails(source, capsys)

@@ -1,4 +1,5 @@
-"""DeepSeek V2 and V3: attention over a compressed cache, dense first layers, shared experts."""
+"""DeepSeek V2 and V3, Kimi K2.5, GLM 4 MoE Lite: attention over a compressed cache, dense first
+layers, shared experts."""
 
 from __future__ import annotations
 
@@ -18,12 +19,12 @@ from worker.errors import ModelError
 _LITE_LAYERS = (26, 27)
 """llama.cpp recognises models with uncompressed queries by these numbers of layers."""
 
-with_deepseek_experts = with_experts(
+_with_experts = with_experts(
     "n_routed_experts", n_shared="n_shared_experts", n_dense="first_k_dense_replace"
 )
 
 
-def dims(config: Config) -> Dims:
+def _dims(config: Config) -> Dims:
     more = {
         "rope": config.integer("qk_rope_head_dim"),
         "nope": config.integer("qk_nope_head_dim"),
@@ -31,7 +32,7 @@ def dims(config: Config) -> Dims:
         "rank": config.integer("kv_lora_rank"),
         "q_rank": int(config.values.get("q_lora_rank") or 0),
     }
-    return replace(with_deepseek_experts(config), more=more)
+    return replace(_with_experts(config), more=more)
 
 
 def _halves(sources: Sequence[Array], d: Dims) -> Array:
@@ -136,7 +137,7 @@ DEEPSEEK_V2 = Family(
     },
     common=_metadata,
     metadata=as_deepseek(gating=1),
-    dims=dims,
+    dims=_dims,
     requires={**_REQUIRES, "topk_method": ("greedy", "group_limited_greedy")},
     check=_check,
 )
@@ -148,7 +149,20 @@ DEEPSEEK_V3 = replace(
         **DEEPSEEK_V2.by_kind(),
         "experts": f"{EXPERTS} {SHARED} exp_probs_b.bias",
     },
+    multimodal=("KimiK25ForConditionalGeneration",),
     metadata=as_deepseek(gating=2),
     ignores_extra_layers=True,
     requires=_REQUIRES,
+)
+
+
+def _lite_dims(config: Config) -> Dims:
+    """The kinds of layers are told by their names or, in published configurations, by a number."""
+    kinds = config.values.get("mlp_layer_types")
+    n_dense = kinds.count("dense") if isinstance(kinds, list) else None
+    return _dims(Config({"first_k_dense_replace": n_dense, **config.values}, config.name))
+
+
+GLM4_MOE_LITE = replace(
+    DEEPSEEK_V3, names=("Glm4MoeLiteForCausalLM",), multimodal=(), dims=_lite_dims
 )

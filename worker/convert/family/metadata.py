@@ -160,8 +160,9 @@ def rope(arch: str, config: Config, n_dims: int, theta: float = 10000.0) -> Meta
     """Rotation and its scaling, of which llama.cpp's `arch` may know only some forms."""
     given = config.rope(default_theta=theta)
     found: Metadata = {Keys.Rope.DIMENSION_COUNT: n_dims, Keys.Rope.FREQ_BASE: given.theta}
-    if given.kind in ("default", "llama3"):
-        return found  # Llama 3's scaling is a tensor of factors (`llama3_factors`).
+    if given.kind in ("default", "llama3", "mrope"):
+        # Llama 3's scaling is a tensor of factors; three dimensions of positions scale nothing.
+        return found
     if given.kind == "dynamic" and _is_idle(config, given.params):
         return found
     if given.kind == "linear":

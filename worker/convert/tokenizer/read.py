@@ -17,7 +17,7 @@ from worker.convert.tokenizer.vocabulary import AddedToken, Vocabulary
 from worker.errors import ModelError
 from worker.models.checkpoint_files import TOKENIZERS
 
-_CUT_AS_KIMI = ("kimi_k2", "deepseek_v3")
+_CUT_AS_KIMI = ("kimi_k2", "kimi_k25", "deepseek_v3")
 """`model_type` of Kimi K2 and of the smaller Moonlight, which splits text in the same way."""
 
 
