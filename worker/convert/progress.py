@@ -6,16 +6,18 @@ Only the converter's main thread calls it, so nothing here locks.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
-from typing import Any, Literal, Protocol, TextIO
+from typing import Any, Literal, NoReturn, Protocol, TextIO
+
+from tqdm import tqdm
 
 from worker.errors import WorkerError
 from worker.wire.messages import Progress
 
 Style = Literal["json", "bar", "none"]
 _INTERVAL_SECONDS = 0.1
+_BYTES = " {n_fmt}B / {total_fmt}B {rate_fmt} {remaining} left"
 
 
 class Reporter(Protocol):
@@ -104,25 +106,26 @@ class Bar:
     def __init__(self, stream: TextIO, draw: bool) -> None:
         self._stream = stream
         self._draw = draw and stream.isatty()
-        self._pace = _Pace()
-        self._drawn = False
+        self._bar: tqdm[NoReturn] | None = None
 
     def step(self, phase: str, done_bytes: int, total_bytes: int) -> None:
-        if not self._draw or not self._pace.due(phase, done_bytes >= total_bytes):
+        if not self._draw:
             return
-        share = done_bytes / total_bytes if total_bytes else 1.0
-        rate = self._pace.rate(done_bytes)
-        text = f" {share:4.0%} {phase:<8}"
-        if total_bytes > 1:  # The check phase has no bytes.
-            text += f" {_size(done_bytes):>8} / {_size(total_bytes)}"
-        if rate and total_bytes > 1:
-            remaining = (total_bytes - done_bytes) / rate
-            text += f" {rate / 1e6:7.0f} MB/s  {_clock(remaining)} left"
-        width = max(10, shutil.get_terminal_size().columns - len(text) - 3)
-        filled = round(share * width)
-        self._stream.write(f"\r[{'#' * filled}{'.' * (width - filled)}]{text}")
-        self._stream.flush()
-        self._drawn = True
+        if self._bar is None or self._bar.desc.strip() != phase:
+            self._close()
+            # The check phase has no bytes.
+            shown = _BYTES if total_bytes > 1 else ""
+            self._bar = tqdm(
+                total=total_bytes,
+                desc=f"{phase:<8}",
+                file=self._stream,
+                unit="B",
+                unit_scale=True,
+                bar_format=f"{{percentage:3.0f}}% {{desc}} {{bar}}{shown}",
+                ascii=" .#",
+                dynamic_ncols=True,
+            )
+        self._bar.update(done_bytes - self._bar.n)
 
     def fetch(self, progress: Progress) -> None:
         """Shows nothing: the hub's client draws its own bar."""
@@ -140,22 +143,11 @@ class Bar:
         )
 
     def _line(self, sentence: str) -> None:
-        if self._drawn:
-            self._stream.write("\n")
-            self._drawn = False
+        self._close()
         self._stream.write(sentence + "\n")
         self._stream.flush()
 
-
-def _size(n_bytes: int) -> str:
-    """A size in powers of 1000, as usual for disks and rates."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n_bytes >= size:
-            return f"{n_bytes / size:.1f} {unit}"
-    return f"{n_bytes} B"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
