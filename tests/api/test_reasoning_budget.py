@@ -6,6 +6,8 @@ The bundled model thinks on for ever where its end is forbidden, so a budget is 
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ FAMILIES = (
     "Kimi-K3",
 )
 ASKED: Any = [{"role": "user", "content": "Tell a story."}]
+OPTIONS = {"num_predict": 40, "temperature": 0, "ignore_eos": True}
 BODY: Any = {"model": "m", "messages": ASKED, "max_tokens": 48, "temperature": 0}
 BODY |= {"ignore_eos": True, "chat_template_kwargs": {"enable_thinking": True}}
 
@@ -103,7 +106,7 @@ def test_every_dialect_has_its_own_words_for_it(start_worker: StartWorker, think
     assert 0 < tokens(blocks(type="enabled", budget_tokens=4)["thinking"]) <= 5
     assert "thinking" not in blocks(type="disabled")
 
-    ollama = {"model": "m", "messages": ASKED, "stream": False, "options": {"num_predict": 40}}
+    ollama = {"model": "m", "messages": ASKED, "stream": False, "options": OPTIONS}
     assert worker.post("/api/chat", ollama).json()["message"]["thinking"]
     silent = worker.post("/api/chat", ollama | {"think": False}).json()["message"]
     assert not silent.get("thinking") and silent["content"]
@@ -168,9 +171,43 @@ def test_a_wrong_budget_is_refused_by_name(
     assert answer.status_code == 400 and field in answer.text
 
 
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_an_engine_that_dies_in_the_middle_changes_no_budget(
+    start_worker: StartWorker, thinker: Path, is_ordered: bool
+) -> None:
+    """By a budget of its own, or closed on command just before."""
+    worker = start_worker("--model", str(thinker), "--context-length", "8192")
+    said = " That is enough."
+    body = BODY | {"stream": True, "max_tokens": 8000, "reasoning_budget_message": said}
+    if not is_ordered:
+        body |= {"reasoning_budget": 120, "max_tokens": 180}
+    whole = "" if is_ordered else worker.post("/v1/chat/completions", body).text
+    text, thought, is_killed = "", "", False
+    client = worker.client()
+    with client, client.stream("POST", "/v1/chat/completions", json=body) as response:
+        for chunk in chunks_of(response.iter_lines()):
+            delta = chunk["choices"][0]["delta"]
+            thought += delta.get("reasoning_content") or ""
+            text += delta.get("content") or ""
+            if not is_killed and len(thought) > 60:
+                is_killed = True
+                if is_ordered:
+                    order = {"id": chunk["id"], "action": "reasoning_end"}
+                    told = worker.post("/v1/chat/completions/control", order)
+                    assert told.json() == {"success": True}
+                os.kill(worker.engine_pid, signal.SIGKILL)
+            if is_ordered and text:
+                break
+    assert is_killed and text and thought.endswith(said) and thought.count(said) == 1
+    if not is_ordered:
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks_of(whole.splitlines())]
+        assert thought == "".join(d.get("reasoning_content") or "" for d in deltas)
+        assert text[:40] == "".join(d.get("content") or "" for d in deltas)[:40]
+
+
 def test_a_running_block_is_closed_on_command(start_worker: StartWorker, thinker: Path) -> None:
-    worker = start_worker("--model", str(thinker), "--context-length", "2048")
-    body = BODY | {"stream": True, "max_tokens": 600}
+    worker = start_worker("--model", str(thinker), "--context-length", "8192")
+    body = BODY | {"stream": True, "max_tokens": 8000}
     parts: dict[str, str] = {"reasoning_content": "", "content": ""}
     closed = False
     client = worker.client()
@@ -184,6 +221,8 @@ def test_a_running_block_is_closed_on_command(start_worker: StartWorker, thinker
                 told = worker.post("/v1/chat/completions/control", order)
                 assert told.status_code == 200 and told.json() == {"success": True}
                 closed = True
+            if parts["content"]:
+                break
     assert closed and parts["reasoning_content"] and parts["content"]
     gone = worker.post("/v1/chat/completions/control", {"id": "x", "action": "reasoning_end"})
     assert gone.json()["success"] is False and "no active completion" in gone.json()["message"]

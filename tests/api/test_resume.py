@@ -161,7 +161,7 @@ def test_a_stop_ends_the_answer_and_a_new_one_the_old(worker: WorkerProcess) -> 
         for how in ("delete", "again"):
             headers, name = {"X-Conversation-Id": how}, f"/v1/stream?conv_id={how}"
             before = worker.metric('worker_requests_total{outcome="cancelled"}')
-            body = CHAT | {"max_tokens": 480}
+            body = CHAT | {"max_tokens": 900}
             with client.stream("POST", "/v1/chat/completions", json=body, headers=headers):
                 pass
             if how == "delete":

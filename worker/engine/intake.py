@@ -23,6 +23,7 @@ from worker.engine.sequence import NO_LIMIT, Sequence
 from worker.engine.text.prompt import PromptBuilder
 from worker.errors import Cancelled, InferenceFailed, InvalidRequest, WorkerError
 from worker.llama.pooled import PooledContext
+from worker.llama.reasoning import PROMPT_END_TOKENS
 from worker.llama.sampler import Sampler
 from worker.observability.logs import get_logger
 from worker.wire.black_box import LONG_INTAKE, SMALL_INTAKE, BlackBox
@@ -51,8 +52,6 @@ from worker.wire.work import (
 
 log = get_logger()
 
-_PROMPT_END_TOKENS = 16
-"""Enough to tell whether the chat template has opened reasoning."""
 LONG_WORK = 50_000
 """A request with more characters or token ids than this is prepared by the thread for long ones."""
 
@@ -205,7 +204,7 @@ class Intake:
             sampler,
             max_rows=NO_LIMIT if request.prompt_logprobs is None else self._scored_rows,
             n_system=n_system,
-            prompt_end=self._prompts.detokenize(tuple(texts[-_PROMPT_END_TOKENS:])),
+            prompt_end=self._prompts.detokenize(tuple(texts[-PROMPT_END_TOKENS:])),
             spans=tuple(prompt.spans),
         )
 

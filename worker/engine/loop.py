@@ -323,8 +323,7 @@ class Loop:
     def _end_reasoning(self, request_id: int) -> None:
         sequence = self._sequences.get(request_id)
         if sequence is not None:
-            tokens, n_prompt = sequence.tokens, sequence.n_prompt
-            sequence.sampler.end_reasoning(tokens[:n_prompt], tokens[n_prompt:])
+            sequence.sampler.end_reasoning(sequence.tokens[sequence.n_prompt :])
 
     def _fail_expired(self, now: float) -> None:
         """Fail the requests whose deadline has passed."""

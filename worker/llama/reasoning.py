@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from worker.llama.model import Model
 from worker.wire.sampling import Reasoning
 
-_PROMPT_END_TOKENS = 16
+PROMPT_END_TOKENS = 16
 """Enough for the mark with which a chat template opens reasoning."""
 _MOST_OF_A_CHARACTER = 3
 """Tokens that a begun character may still need; a model may also never complete it."""
@@ -23,9 +23,10 @@ class ReasoningTrack:
     """Where an answer stands: in a block of reasoning or not, and how much it has reasoned."""
 
     def __init__(
-        self, wish: Reasoning, model: Model, prompt: Sequence[int], *, reopens: bool = True
+        self, wish: Reasoning, model: Model, prompt_end: Sequence[int], *, reopens: bool = True
     ) -> None:
-        """With `reopens`, a mark in the answer begins reasoning too; else only the prompt's."""
+        """`prompt_end`: the prompt's last tokens. With `reopens`, a mark in the answer begins
+        reasoning too; else only the prompt's."""
         self._model, self._reopens, self._anywhere = model, reopens, wish.anywhere
         self._begins = tuple(sorted((mark.encode() for mark in wish.begins), key=len))
         self._end = wish.end.encode()
@@ -47,7 +48,7 @@ class ReasoningTrack:
         self._tail = b""
         """The last bytes that may begin the mark that is looked for."""
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
-        end = b"".join(model.piece(t, special=True) for t in prompt[-_PROMPT_END_TOKENS:])
+        end = b"".join(model.piece(t, special=True) for t in prompt_end)
         self.is_open = end.rstrip().endswith(self._begins)
 
     @property

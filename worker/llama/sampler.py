@@ -29,7 +29,7 @@ from worker.llama.context import Context
 from worker.llama.draw import dice, largest, likeliest
 from worker.llama.model import Model
 from worker.llama.penalties import Bias, Dry, Penalties
-from worker.llama.reasoning import ReasoningTrack
+from worker.llama.reasoning import PROMPT_END_TOKENS, ReasoningTrack
 from worker.wire.sampling import Sampling
 
 _FORBIDDEN = -math.inf
@@ -50,11 +50,13 @@ class Sampler:
         self._model, self._sampling, self._seed = model, sampling, sampling.seed
         self._n_drawn = 0
         constraint, wish = sampling.constraint, sampling.reasoning
-        self._wish = wish
+        self._wish, self._prompt_end = wish, prompt[-PROMPT_END_TOKENS:]
         self._reasoning: ReasoningTrack | None = None
         waits = constraint is not None and constraint.follows_reasoning
         if wish is not None and (wish.budget is not None or waits):
-            self._reasoning = ReasoningTrack(wish, model, prompt, reopens=constraint is None)
+            self._reasoning = ReasoningTrack(
+                wish, model, self._prompt_end, reopens=constraint is None
+            )
         self.may_give = self._reasoning is not None
         """Whether tokens may be given."""
         self._follower: Follower | None = None
@@ -147,7 +149,7 @@ class Sampler:
     def _next_given(self) -> int | None:
         return self._reasoning.given if self._reasoning is not None else None
 
-    def end_reasoning(self, prompt: Sequence[int], produced: Sequence[int]) -> None:
+    def end_reasoning(self, produced: Sequence[int]) -> None:
         """Close the block that is open, and each that begins later: the budget becomes 0.
 
         `produced` are the tokens of the answer so far.
@@ -156,7 +158,7 @@ class Sampler:
             return
         if self._reasoning is None:
             self._reasoning = ReasoningTrack(
-                self._wish, self._model, prompt, reopens=self._follower is None
+                self._wish, self._model, self._prompt_end, reopens=self._follower is None
             )
             for token in produced:
                 self._reasoning.take(token)
