@@ -8,6 +8,9 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.devices.support import clock, rpc
+from tests.support.pictures import picture, question
+from tests.support.random_models import random_model
+from tests.support.random_projectors import random_projector
 from tests.support.worker import Exit, WorkerProcess, run_to_exit
 
 PROMPT = "Once upon a time"
@@ -43,6 +46,22 @@ def test_a_gpu_worker_says_where_everything_is_and_writes_what_the_cpu_writes(
 
         greedy = {"max_tokens": 24, "temperature": 0}
         assert on_gpu.execute(PROMPT, **greedy).text == worker.execute(PROMPT, **greedy).text
+        assert on_gpu.stop() == 0
+
+
+def test_a_gpu_worker_has_its_projector_there_too(start_worker: StartWorker) -> None:
+    flags = ["--model", str(random_model("dense")), "--mmproj", str(random_projector("gemma3"))]
+    with rpc.serve(free_bytes=4 << 30) as (setting, _):
+        on_gpu = start_worker(*flags, "--slots", "2", command=rpc.cuda_command(setting))
+        info = on_gpu.get("/info").json()
+        size_bytes = info["engine"]["projector"]["size_bytes"]
+        [its] = [b for b in info["residency"]["buffers"] if b["size_bytes"] == size_bytes]
+        assert its["kind"] == "weights" and its["device"].startswith("RPC0")
+        on_cpu = start_worker(*flags, "--slots", "2")
+        greedy = question(picture(), max_tokens=8)
+        answers = [each.post("/v1/chat/completions", greedy).json() for each in (on_gpu, on_cpu)]
+        texts = [each["choices"][0]["message"]["content"] for each in answers]
+        assert texts[0] == texts[1]
         assert on_gpu.stop() == 0
 
 

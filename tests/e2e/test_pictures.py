@@ -269,6 +269,11 @@ def test_the_projector_beside_the_model_is_found(start_worker: Any, tmp_path: Pa
     path = str(folder / "dense.gguf")
     found = start_worker("--model", path, "--context-length", "512")
     assert found.get("/info").json()["engine"]["projector"]["name"] == "mmproj-dense-f32.gguf"
+    shutil.copy(random_model("dense"), folder / "dense.gguf")
+    shutil.copy(random_projector("idefics3"), folder / "mmproj-dense-f32.gguf")
+    unfit = start_worker("--model", path, "--context-length", "512")
+    assert unfit.get("/info").json()["engine"]["projector"] is None
+    assert "lacks tokens" in unfit.logs("engine.projector_passed_over")[0]["reason"]
     blind = start_worker("--model", path, "--context-length", "512", "--no-mmproj")
     assert blind.get("/info").json()["engine"]["projector"] is None
     answer = blind.post("/v1/chat/completions", question(picture()))

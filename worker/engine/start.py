@@ -83,10 +83,9 @@ def start(config: LoadModel, channel: SyncChannel, black_box: BlackBox) -> Engin
     proof = residency.prove(model, context, selected, header, locked=settings.mlock)
     guessing = start_guessing(config, context, proof, selected, plan, budget.threads)
     template = template_of(model, settings.chat_template)
-    senses = reader = None
-    if config.projector is not None and not embeds:
-        residence = guessing.residency
-        senses = start_projector(config.projector, model, residence, selected, budget.threads)
+    senses = start_projector(config.projector, model, guessing.residency, selected, budget.threads)
+    reader = None
+    if senses.projector is not None:
         reader = MediaReader(senses.projector, context.options.n_ubatch)
     prompts = PromptBuilder(model, template, plan.context_length, embeds=embeds, media=reader)
     pool = PooledContext(context) if embeds else None
@@ -97,7 +96,7 @@ def start(config: LoadModel, channel: SyncChannel, black_box: BlackBox) -> Engin
         warmup.warm_up(model, context)
     info = EngineInfo(
         model=_model_info(config, header, model, template, plan.context_length),
-        residency=senses.residency if senses is not None else guessing.residency,
+        residency=senses.residency,
         backend=settings.backend,
         device=named(selected.names),
         slots=1 if embeds else settings.slots,
@@ -120,10 +119,9 @@ def start(config: LoadModel, channel: SyncChannel, black_box: BlackBox) -> Engin
         memory_bytes=plan.memory_bytes,
         kv_store_bytes=None if embeds else settings.kv_store_bytes,
         speculation=guessing.info,
-        projector=senses.info if senses is not None else None,
+        projector=senses.info,
     )
-    projector = senses.projector if senses is not None else None
-    backend = LlamaBackend(model, context, plan.context_length, projector)
+    backend = LlamaBackend(model, context, plan.context_length, senses.projector)
     projector_path = Path(config.projector.path) if config.projector is not None else None
     disk = open_disk(header, settings, info, backend, projector_path)
     outbox = Outbox(channel)

@@ -43,7 +43,7 @@ def _named(path: Path, model_path: Path) -> ProjectorFile:
         raise ModelError(
             f"{str(path)!r} is no projector for {str(model_path)!r}: {fault}.", path=str(path)
         )
-    return ProjectorFile(str(path), header.tensor_bytes)
+    return ProjectorFile(str(path), is_named=True)
 
 
 def _beside(model_path: Path) -> ProjectorFile | None:
@@ -58,7 +58,7 @@ def _beside(model_path: Path) -> ProjectorFile | None:
         except ModelError as error:
             fault = error.message
         if fault is None:
-            fitting.append(ProjectorFile(str(path), header.tensor_bytes))
+            fitting.append(ProjectorFile(str(path), is_named=False))
         else:
             log.warning("projector.passed_over", file=path.name, reason=fault)
     if len(fitting) > 1:

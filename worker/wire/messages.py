@@ -48,7 +48,8 @@ class ProjectorFile(Struct, frozen=True):
     """What turns pictures and sounds into the model's embeddings."""
 
     path: str
-    size_bytes: int = 0
+    is_named: bool
+    """Whether the user named it: one that was found by itself stops no start."""
 
 
 class LoadModel(Message, frozen=True):

@@ -19,29 +19,25 @@ _COMPUTE = re.compile(
 
 
 def prove(lines: Iterable[str], selected: Selected, header: GgufHeader) -> tuple[Buffer, ...]:
-    """A projector's buffers. libmtmd puts all weights into the memory of the backend that it uses,
-    and tells of its compute buffers once for each encoder and trial; the largest counts.
+    """A projector's buffers. libmtmd puts all weights into the memory of the backend that it uses
+    and names before all others; of its compute buffers it tells once for each encoder and trial,
+    and the largest counts.
 
     Raises:
         ResidencyViolation: it is elsewhere, or libmtmd's report is not understood.
     """
-    backends: set[str] = set()
+    on_cpu = False
     computes: dict[str, int] = {}
     for line in lines:
         if match := _BACKEND.match(line.rstrip()):
-            backends.add(match["name"])
+            on_cpu |= match["name"] == "CPU"
         elif match := _COMPUTE.match(line.rstrip()):
             size = round(float(match["size"]) * _MIB)
             computes[match["device"]] = max(size, computes.get(match["device"], 0))
     [name] = selected.first.names
-    if backends != {name} or not computes:
-        found = ", ".join(sorted(backends)) or "no device that it names"
-        raise ResidencyViolation(f"The projector is on {found}, not on {name}.", device=name)
     own = buffer_type_name(selected.devices[0]) if selected.is_gpu else name
-    if own not in computes:
-        raise ResidencyViolation(
-            f"The projector computes on {', '.join(computes)}, not on {name}.",
-            device=name,
-        )
+    if own not in computes or on_cpu == selected.is_gpu:
+        found = ", ".join(computes) or "no device that libmtmd names"
+        raise ResidencyViolation(f"The projector computes on {found}, not on {name}.", device=name)
     weights = Buffer("weights", own, header.tensor_bytes)
     return (weights, *(Buffer("compute", device, size) for device, size in computes.items()))

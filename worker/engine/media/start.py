@@ -7,12 +7,15 @@ from pathlib import Path
 
 from worker.devices.residency import projector as proof
 from worker.devices.select import Selected
-from worker.errors import ModelError
+from worker.errors import ModelError, WorkerError
 from worker.llama.media import Projector
 from worker.llama.model import Model
-from worker.models.gguf.header import read_header
+from worker.models.gguf.header import GgufHeader, read_header
+from worker.observability.logs import get_logger
 from worker.wire.engine_info import ProjectorInfo, Residency
 from worker.wire.messages import ProjectorFile
+
+log = get_logger()
 
 _PROBE = 64
 """Pixels of each side of a picture that shows which tokens stand around its parts."""
@@ -20,24 +23,56 @@ _PROBE = 64
 
 @dataclass(frozen=True, slots=True)
 class Senses:
-    projector: Projector
-    info: ProjectorInfo
+    projector: Projector | None
+    info: ProjectorInfo | None
     residency: Residency
-    """Of the model and the projector."""
+    """Of the model, and of the projector where there is one."""
 
 
 def start_projector(
-    file: ProjectorFile, model: Model, residency: Residency, selected: Selected, threads: int
+    file: ProjectorFile | None,
+    model: Model,
+    residency: Residency,
+    selected: Selected,
+    threads: int,
 ) -> Senses:
-    """
+    """The projector, if there is one that can be used.
+
     Raises:
-        ModelError: the projector cannot be loaded, or does not go with the model.
+        ModelError: the one that the user named cannot be loaded, or does not go with the model.
         ResidencyViolation: it is not on the model's device.
     """
+    if file is None:
+        return Senses(None, None, residency)
+    try:
+        return _start(file, model, residency, selected, threads)
+    except WorkerError as error:
+        if file.is_named:
+            raise
+        log.warning("engine.projector_passed_over", reason=error.message)
+        return Senses(None, None, residency)
+
+
+def _start(
+    file: ProjectorFile, model: Model, residency: Residency, selected: Selected, threads: int
+) -> Senses:
     header = read_header(Path(file.path))
-    projector = Projector(
-        model, file.path, selected.devices[0] if selected.is_gpu else None, threads
-    )
+    device = selected.devices[0] if selected.is_gpu else None
+    projector = Projector(model, file.path, device, threads)
+    try:
+        return _proven(file, projector, header, residency, selected)
+    except WorkerError:
+        projector.close()
+        raise
+
+
+def _proven(
+    file: ProjectorFile,
+    projector: Projector,
+    header: GgufHeader,
+    residency: Residency,
+    selected: Selected,
+) -> Senses:
     if projector.has_four_positions:
         raise _unusable(
             file, "its pictures have positions in time and space (M-RoPE), which is not served yet"
