@@ -61,6 +61,11 @@ def asked(worker: WorkerProcess, body: dict[str, Any]) -> str:
     return str(answer.json()["choices"][0]["message"]["content"])
 
 
+def asked_template(worker: WorkerProcess, content: list[Any]) -> str:
+    messages = [{"role": "user", "content": content}]
+    return str(worker.post("/apply-template", {"messages": messages}).json()["prompt"])
+
+
 def test_the_answer_depends_on_the_picture(seeing: WorkerProcess) -> None:
     first, again, other = (asked(seeing, question(picture(seed))) for seed in (1, 1, 2))
     assert first == again != other
@@ -142,6 +147,11 @@ def test_all_dialects_show_the_same_picture(seeing: WorkerProcess) -> None:
     turn = {"role": "user", "content": words, "images": [encoded]}
     chat = {"model": "dense", "messages": [turn], "stream": False, "options": options}
     assert seeing.post("/api/chat", chat).json()["message"]["content"] == openai
+    marked = asked_template(seeing, [{"type": "text", "text": "<__media__>"}, text])
+    media = {"prompt_string": marked.replace("<__media__>\n", "<__media__>")}
+    media["multimodal_data"] = [encoded]
+    raw = seeing.post("/completion", {"prompt": media, "temperature": 0, "n_predict": 16}).json()
+    assert raw["content"] == openai
     plain = {"model": "dense", "prompt": words, "images": [encoded], "stream": False}
     assert seeing.post("/api/generate", {**plain, "options": options}).json()["response"] == openai
 

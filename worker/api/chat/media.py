@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+from typing import Literal
 
 from worker.api.http.faults import fault, invalid
 from worker.errors import InvalidRequest
@@ -14,6 +15,8 @@ from worker.wire.work import Medium
 
 MAX_MEDIA = 64
 """In one request."""
+_SOUND = re.compile(rb"RIFF....WAVE|ID3|fLaC|\xff[\xe0-\xff]", re.DOTALL)
+"""How WAV, MP3 and FLAC begin."""
 _DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(;[\w.+-]+=[^;,]*)*;base64,", re.ASCII)
 
 
@@ -34,8 +37,8 @@ def picture_of(url: str, field: str) -> Medium:
     return medium_of("image", url[match.end() :], field)
 
 
-def medium_of(kind: str, encoded: str, field: str) -> Medium:
-    """A picture (`image`) or sound (`audio`) from its base64.
+def medium_of(kind: Literal["image", "audio"] | None, encoded: str, field: str) -> Medium:
+    """A picture or sound from its base64; without a kind, it is what it begins as.
 
     Raises:
         InvalidRequest: it is no base64, or empty.
@@ -46,7 +49,9 @@ def medium_of(kind: str, encoded: str, field: str) -> Medium:
         raise invalid([fault(field, "base64", f"{field} must be base64")]) from None
     if not data:
         raise invalid([fault(field, "minLength", f"{field} must not be empty")])
-    return Medium("audio" if kind == "audio" else "image", data, field)
+    if kind is None:
+        kind = "audio" if _SOUND.match(data) else "image"
+    return Medium(kind, data, field)
 
 
 def check_media(media: tuple[Medium, ...], projector: ProjectorInfo | None) -> None:

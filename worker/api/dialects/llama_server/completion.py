@@ -10,6 +10,7 @@ from typing import Any
 from worker.api.chat.delta import Delta, Text
 from worker.api.chat.dialect import Answer
 from worker.api.chat.fields import MAX_TOP_LOGPROBS, inputs_of
+from worker.api.chat.media import medium_of
 from worker.api.chat.message import Choice
 from worker.api.chat.operations import generation
 from worker.api.chat.request import Generate
@@ -22,6 +23,7 @@ from worker.api.dialects.llama_server.schema import (
     REFERENCE,
     CompletionBody,
     InfillBody,
+    MediaPrompt,
     TextBody,
 )
 from worker.api.http.encoding import data_event
@@ -34,14 +36,22 @@ from worker.api.http.operation import (
 from worker.api.http.state import AppState
 from worker.wire.messages import Finished, PromptProgress, Started, TokenLogprob
 from worker.wire.sampling import PARAMETERS
-from worker.wire.work import InferenceRequest, InfillPrompt, Prompt
+from worker.wire.work import InferenceRequest, InfillPrompt, MarkedPrompt, Prompt
 
 STREAM = nested_events(lambda event: b'"stop":true' in event)
 _STOP_TYPES = {"EOS": "eos", "MAX_TOKENS": "limit", "STOP_SEQUENCE": "word"}
 
 
 def read_completion(body: CompletionBody, state: AppState) -> Generate:
-    return _read(body, state, inputs_of(body.prompt))
+    prompt = body.prompt
+    if not isinstance(prompt, MediaPrompt):
+        return _read(body, state, inputs_of(prompt))
+    media = (
+        medium_of(None, encoded, f"prompt.multimodal_data[{index}]")
+        for index, encoded in enumerate(prompt.multimodal_data)
+    )
+    marked = MarkedPrompt(prompt.prompt_string, tuple(media), "prompt.prompt_string")
+    return _read(body, state, (marked,))
 
 
 def read_infill(body: InfillBody, state: AppState) -> Generate:

@@ -27,7 +27,14 @@ from worker.api.http.operation import JOB_ERRORS, Dialect, Operation
 from worker.api.http.state import AppState
 from worker.supervisor.status import Activity, WorkerStatus
 from worker.wire.sampling import PARAMETERS
-from worker.wire.work import ApplyTemplate, ChatPrompt, Detokenize, Tokenize, Tokenized
+from worker.wire.work import (
+    MEDIA_MARKER,
+    ApplyTemplate,
+    ChatPrompt,
+    Detokenize,
+    Tokenize,
+    Tokenized,
+)
 
 _TOKENS_AT_ONCE = 4096
 
@@ -106,6 +113,7 @@ async def props(request: Request, state: AppState) -> Response:
             "model_alias": state.model_name,
             "model_path": state.model_file,  # A folder of this machine is not for clients.
             "chat_template": state.served.metadata.get("tokenizer.chat_template", ""),
+            "media_marker": MEDIA_MARKER,
             "modalities": {**state.served.modalities, "video": False},
             "build_info": state.served.build,
             "is_sleeping": state.supervisor.state == "sleeping",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from pydantic import AliasChoices, Field
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import AliasChoices, BaseModel, Discriminator, Field, Tag
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, ChatFields, MessageFields
 from worker.api.chat.fields import (
@@ -12,6 +15,7 @@ from worker.api.chat.fields import (
     TokenId,
     prompts_of_at_most,
 )
+from worker.api.chat.media import MAX_MEDIA
 from worker.api.chat.sampling import LLAMA_CPP_WINDOW
 from worker.api.http.body import Flag, Integer, OpenBody
 
@@ -61,10 +65,27 @@ class TextBody(GenerationFields):
     counted_tokens = LLAMA_CPP_WINDOW
 
 
+class MediaPrompt(OpenBody):
+    """A text with a `<__media__>` in the place of each medium."""
+
+    prompt_string: str
+    multimodal_data: Many[str] = Field(
+        (), max_length=MAX_MEDIA, description="pictures and sounds in base64"
+    )
+
+
+def _kind_of_prompt(value: object) -> str:
+    return "~object" if isinstance(value, Mapping | BaseModel) else "~plain"
+
+
 class CompletionBody(TextBody):
     """`POST /completion`."""
 
-    prompt: prompts_of_at_most(MAX_PROMPTS)  # type: ignore[valid-type]
+    prompt: Annotated[
+        Annotated[prompts_of_at_most(MAX_PROMPTS), Tag("~plain")]  # type: ignore[valid-type]
+        | Annotated[MediaPrompt, Tag("~object")],
+        Discriminator(_kind_of_prompt),
+    ]
 
 
 class ProjectFile(OpenBody):
