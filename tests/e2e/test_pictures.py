@@ -29,19 +29,21 @@ from tests.support.random_projectors import (
 )
 from tests.support.worker import PATIENCE_S, WorkerProcess, run_to_exit, until
 
-KINDS: tuple[ProjectorKind, ...] = ("gemma3", "idefics3")
-"""One whose rows see each other, and one that cuts pictures into tiles."""
+KINDS: tuple[ProjectorKind, ...] = ("gemma3", "idefics3", "qwen2vl_merger")
+"""One whose rows see each other, one that cuts pictures into tiles, and one whose rows have
+positions in time and space."""
 FORMS = {"PNG": "png", "JPEG": "jpeg", "GIF": "gif", "WEBP": "webp", "BMP": "bmp"}
 
 
-def model() -> Path:
-    return random_model("dense", renamed=AROUND_TILES)
+def model(kind: ProjectorKind = "gemma3") -> Path:
+    architecture = "qwen2vl" if kind == "qwen2vl_merger" else None
+    return random_model("dense", renamed=AROUND_TILES, architecture=architecture)
 
 
 def flags_of(kind: ProjectorKind) -> tuple[str, ...]:
     # Without flash attention, equal rows are computed in the same order in every batch.
     shape = ("--context-length", "1024", "--slots", "4", "--flash-attention", "off")
-    return "--model", str(model()), "--mmproj", str(random_projector(kind)), *shape
+    return "--model", str(model(kind)), "--mmproj", str(random_projector(kind)), *shape
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -148,8 +150,8 @@ def test_all_dialects_show_the_same_picture(seeing: WorkerProcess) -> None:
     chat = {"model": "dense", "messages": [turn], "stream": False, "options": options}
     assert seeing.post("/api/chat", chat).json()["message"]["content"] == openai
     marked = asked_template(seeing, [{"type": "text", "text": "<__media__>"}, text])
-    media = {"prompt_string": marked.replace("<__media__>\n", "<__media__>")}
-    media["multimodal_data"] = [encoded]
+    string = marked.replace("<__media__>\n", "<__media__>")
+    media = {"prompt_string": string, "multimodal_data": [encoded]}
     raw = seeing.post("/completion", {"prompt": media, "temperature": 0, "n_predict": 16}).json()
     assert raw["content"] == openai
     plain = {"model": "dense", "prompt": words, "images": [encoded], "stream": False}
@@ -319,7 +321,7 @@ def test_a_vocabulary_without_a_projectors_tokens_stops_the_start(warm_cache: Pa
 def test_llama_server_answers_the_same(seeing: WorkerProcess, tmp_path: Path) -> None:
     kind = seeing.get("/info").json()["engine"]["projector"]["kind"]
     program, port = build_peers(pins(), os.cpu_count() or 1).program("llama-server"), free_port()
-    files = ["-m", str(model()), "--mmproj", str(random_projector(kind))]
+    files = ["-m", str(model(kind)), "--mmproj", str(random_projector(kind))]
     shape = ["-np", "1", "-c", "1024", "-fa", "off", "-t", "2", "--port", str(port), "--jinja"]
     with (tmp_path / "peer.log").open("wb") as log:
         peer = subprocess.Popen([program, *files, *shape], stdout=log, stderr=log)

@@ -73,6 +73,7 @@ class ByteBackend:
     n_cells: int
     batch: int
     recurrent: bool = False
+    has_still_tokens: bool = False
     window: int = 0
     unified: bool = False
     contents: dict[int, int] = field(default_factory=dict)

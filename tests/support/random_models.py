@@ -90,17 +90,21 @@ def random_model(
     template: str | None = None,
     head: int = 16,
     renamed: tuple[str, ...] = (),
+    architecture: str | None = None,
 ) -> Path:
     """A model of that kind; the same for the same seed. Removed at the end of the process. With
     another `width` it has so many times the channels and heads, with another `head` fewer and
-    larger heads. The last tokens of the vocabulary are `renamed`."""
+    larger heads. The last tokens of the vocabulary are `renamed`.
+    With `architecture` it is one of the same tensors, such as qwen2vl."""
     folder = Path(tempfile.mkdtemp(prefix="llorch-random-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / f"{kind}.gguf"
-    writer = GGUFWriter(str(path), ARCHITECTURES[kind])
+    writer = GGUFWriter(str(path), architecture or ARCHITECTURES[kind])
     size = Size(width, head)
     n_vocab = _copy_vocabulary(writer, template, renamed)
     _write_metadata(writer, kind, n_used_experts, size)
+    if architecture == "qwen2vl":
+        writer.add_rope_dimension_sections([head // 4, head // 8, head // 8, 0])
     for name, tensor in _tensors(kind, n_vocab, size, np.random.default_rng(seed)):
         writer.add_tensor(name, tensor)
     writer.write_header_to_file()

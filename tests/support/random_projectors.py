@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from gguf import GGUFWriter
 
-ProjectorKind = Literal["gemma3", "idefics3"]
+ProjectorKind = Literal["gemma3", "idefics3", "qwen2vl_merger"]
 WIDTH, FEED_FORWARD, N_LAYERS, N_HEADS = 32, 64, 2, 2
 IMAGE, PATCH, MERGE = 96, 8, 2
 N_TOKENS = (IMAGE // PATCH // MERGE) ** 2
@@ -26,7 +26,8 @@ AROUND_TILES = ("ĊĊ", "<fake_token_around_image>", "<global-img>")
 
 @functools.cache
 def random_projector(kind: ProjectorKind, n_embd: int = 64, seed: int = 0) -> Path:
-    """`gemma3`: one part a picture, whose rows see each other; `idefics3`: an overview and tiles.
+    """`gemma3`: one part a picture, whose rows see each other; `idefics3`: an overview and tiles;
+    `qwen2vl_merger`: one part, whose rows have positions in time and space.
     Removed at the end of the process."""
     folder = Path(tempfile.mkdtemp(prefix="llorch-random-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -63,8 +64,11 @@ def random_projector(kind: ProjectorKind, n_embd: int = 64, seed: int = 0) -> Pa
             weights(f"{name}.bias", WIDTH)
 
     weights("v.patch_embd.weight", WIDTH, 3, PATCH, PATCH)
-    weights("v.patch_embd.bias", WIDTH)
-    weights("v.position_embd.weight", (IMAGE // PATCH) ** 2, WIDTH)
+    if kind == "qwen2vl_merger":
+        weights("v.patch_embd.weight.1", WIDTH, 3, PATCH, PATCH)
+    else:
+        weights("v.patch_embd.bias", WIDTH)
+        weights("v.position_embd.weight", (IMAGE // PATCH) ** 2, WIDTH)
     norm("v.post_ln")
     for layer in range(N_LAYERS):
         block = f"v.blk.{layer}"
@@ -79,6 +83,11 @@ def random_projector(kind: ProjectorKind, n_embd: int = 64, seed: int = 0) -> Pa
         weights(f"{block}.ffn_down.bias", WIDTH)
     if kind == "idefics3":
         weights("mm.model.fc.weight", n_embd, WIDTH * MERGE * MERGE)
+    elif kind == "qwen2vl_merger":
+        merged = WIDTH * MERGE * MERGE
+        for layer, rows in ((0, merged), (2, n_embd)):
+            weights(f"mm.{layer}.weight", rows, merged)
+            weights(f"mm.{layer}.bias", rows)
     else:
         weights("mm.input_projection.weight", WIDTH, n_embd)
         norm("mm.soft_emb_norm", bias=False)

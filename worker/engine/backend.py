@@ -72,6 +72,10 @@ class Backend(Protocol):
         """Whether the memory has a recurrent state, which exists only for the last token."""
 
     @property
+    def has_still_tokens(self) -> bool:
+        """Whether some of a medium's tokens do not advance the position of what follows."""
+
+    @property
     def window(self) -> int:
         """Tokens after which some layers give up a cell; 0 if none does."""
 
@@ -169,6 +173,10 @@ class LlamaBackend:
         return self._context.moves_states
 
     @property
+    def has_still_tokens(self) -> bool:
+        return self._projector is not None and self._projector.has_four_positions
+
+    @property
     def recurrent(self) -> bool:
         return not self._model.can_truncate
 
@@ -190,10 +198,12 @@ class LlamaBackend:
         if sequence.spans and (span := sequence.next_span) is not None:
             embeddings = self._embeddings.get((sequence.request.cache_salt, span.key))
             assert embeddings is not None, "what was encoded last is kept"
+            assert self._projector is not None, "without one, no prompt has media"
             first = start - span.start
+            places = self._projector.positions(span.chunk, sequence.position(span.start))
             batch.set_embeddings(
                 sequence.slot or 0,
-                start,
+                places[:, first : first + n_tokens],
                 embeddings[first : first + n_tokens],
                 logits=start + n_tokens == len(sequence.tokens),
                 at_once=span.chunk.at_once,
@@ -217,7 +227,7 @@ class LlamaBackend:
                     self._rows[index] = row
                 batch.set_slots([slots[index] for index in self._order], b"\1" * len(slots))
             rows = [chunks[index] for index in self._order]
-            starts = [start for _, start, _ in rows]
+            starts = [s.position(start) if s.spans else start for s, start, _ in rows]
             batch.set_rows(starts, [sequence.tokens[start] for sequence, start, _ in rows])
             return
         self._slots, self._rows = [], [0] * len(chunks)
@@ -230,13 +240,14 @@ class LlamaBackend:
         for index in sorted(range(len(chunks)), key=slots.__getitem__):
             sequence, start, n_tokens = chunks[index]
             end = start + n_tokens
+            position = sequence.position(start) if sequence.spans else start
             if n_tokens == 1:  # most are, and slices take several times as long
                 tokens.append(sequence.tokens[start])
-                positions.append(start)
+                positions.append(position)
                 row_slots.append(slots[index])
             else:
                 tokens += sequence.tokens[start:end]
-                positions += range(start, end)
+                positions += range(position, position + n_tokens)
                 row_slots += [slots[index]] * n_tokens
             is_scored = start < sequence.n_prompt and sequence.scores_prompt
             logits += bytes([is_scored]) * (n_tokens - 1)

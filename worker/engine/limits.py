@@ -33,6 +33,8 @@ class Limits:
     """Whether slots share cells. Otherwise a copy always copies a slot's whole part of them."""
     recurrent: bool = False
     """Whether the memory has a recurrent state, which exists only for the last token."""
+    has_still_tokens: bool = False
+    """Whether some of a medium's tokens do not advance the position of what follows."""
     window: int = 0
     """Tokens after which some layers give up a cell; 0 if none does."""
     copy_seconds: float = 0.0
@@ -80,6 +82,7 @@ def limits_of(info: EngineInfo, settings: EngineSettings, backend: Backend) -> t
         prefix_cache=settings.prefix_cache,
         unified=info.kv_unified,
         recurrent=backend.recurrent,
+        has_still_tokens=backend.has_still_tokens,
         window=backend.window,
         copy_seconds=copy_seconds,
         memory_bytes=info.memory_bytes,

@@ -127,9 +127,13 @@ class Sequence:
 
     def can_go_on_from(self, length: int) -> bool:
         """Whether its first `length` tokens may be in the cells without the next: not where a part
-        of a medium is computed at once."""
+        of a medium is computed at once, nor where its rows have one position."""
         inside = (s for s in self.spans if s.start < length < s.end)
-        return not any(span.chunk.at_once for span in inside)
+        return not any(span.chunk.at_once or span.n_still for span in inside)
+
+    def position(self, index: int) -> int:
+        """The position of its token at `index`, which is in no medium or the first of one."""
+        return index - sum([span.n_still for span in self.spans if span.end <= index])
 
     @property
     def prompt_time_ms(self) -> float:

@@ -24,6 +24,8 @@ class Batch:
         self._flat = library.load()
         self._tokens = self.native = self._flat.llama_batch_init(capacity, 0, 1)
         self.capacity = capacity
+        self._positions = np.empty((1, 0), np.int32)
+        """Of embeddings."""
         self.at_once = False
         """Whether all rows see each other, also those before the ones after them."""
         self._token = _view(self.native.token, capacity, "i")
@@ -42,26 +44,27 @@ class Batch:
     def set_embeddings(
         self,
         slot: int,
-        position: int,
+        positions: npt.NDArray[np.int32],
         rows: npt.NDArray[np.float32],
         *,
         logits: bool,
         at_once: bool,
     ) -> None:
-        """Make rows of embeddings, at consecutive positions, all of the batch.
+        """Make rows of embeddings all of the batch.
 
-        `rows` has the shape (n, width of the model's input) and must live until it is computed.
+        `rows` has the shape (n, width of the model's input) and must live until it is computed;
+        `positions` has the shape (1, n), or (4, n) for a model with M-RoPE.
         """
         n, tokens = len(rows), self._tokens
         assert n <= self.capacity and rows.flags.c_contiguous
-        self._pos[:n] = array("i", range(position, position + n))
+        self._positions = np.ascontiguousarray(positions, np.int32)
         self._seq[:n] = array("i", [slot]) * n
         self._logits[:n] = bytes(n - 1) + bytes([logits])
         pointer = ctypes.POINTER(ctypes.c_float)
         self.native = type(tokens)(
             n_tokens=n,
             embd=rows.ctypes.data_as(pointer),
-            pos=tokens.pos,
+            pos=self._positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
             n_seq_id=tokens.n_seq_id,
             seq_id=tokens.seq_id,
             logits=tokens.logits,

@@ -35,6 +35,8 @@ class MediaChunk:
     """The rows of its embeddings, each at a position of its own."""
     at_once: bool
     """Whether its rows see each other, so that all of them are computed in one micro-batch."""
+    n_positions: int
+    """How far it advances the position of what follows it: its rows but with M-RoPE."""
     pointer: Any
 
 
@@ -139,6 +141,7 @@ class Projector:
         piece = MediaChunk(
             int(mtmd.mtmd_input_chunk_get_n_tokens(copy)),
             bool(mtmd.mtmd_decode_use_non_causal(self.pointer, copy)),
+            int(mtmd.mtmd_input_chunk_get_n_pos(copy)),
             _Owned(copy),
         )
         weakref.finalize(piece.pointer, mtmd.mtmd_input_chunk_free, copy)
@@ -156,6 +159,21 @@ class Projector:
             raise InferenceFailed(f"the projector fails: {_reason(lines)}")
         rows = self._mtmd.mtmd_get_output_embd(self.pointer)
         return np.ctypeslib.as_array(rows, (chunk.n_tokens, self._width)).copy()
+
+    def positions(self, chunk: MediaChunk, first: int) -> npt.NDArray[np.int32]:
+        """The positions of a chunk's rows: (1, n_tokens), or with M-RoPE those in time, height and
+        width and a row of zeros: (4, n_tokens). `first` is that of its first row."""
+        n_tokens = chunk.n_tokens
+        in_line = np.arange(first, first + n_tokens, dtype=np.int32)
+        if not self.has_four_positions:
+            return in_line[np.newaxis]
+        image = self._mtmd.mtmd_input_chunk_get_tokens_image(chunk.pointer.address)
+        if not image:  # a sound
+            return np.stack([in_line, in_line, in_line, np.zeros_like(in_line)])
+        found = (self._mtmd.mtmd_decoder_pos * n_tokens)()
+        self._mtmd.mtmd_helper_image_get_decoder_pos(image, first, found)
+        t, x, y, z = np.frombuffer(found, np.int32).reshape(n_tokens, 4).T
+        return np.stack([t, y, x, z])
 
     def close(self) -> None:
         if self.pointer:

@@ -12,6 +12,7 @@ from worker.engine.cache.memory import Memory
 from worker.engine.cache.moves import Copy, Divide, Move, Restore, Save, Snapshot, State, Truncate
 from worker.engine.cache.slots import Slot, count_cells, share, unshare
 from worker.engine.limits import Limits
+from worker.engine.media.span import position_of
 from worker.engine.sequence import Awaited, Sequence
 from worker.engine.tokens import common_length
 
@@ -401,6 +402,12 @@ class Cache:
         """The time to copy what a slot has to memory."""
         return self._bytes_per_cell * slot.n_cells * self.prices.per_byte
 
+    def position(self, index: int, length: int) -> int:
+        """The position of the token that follows the first `length` in a slot."""
+        if not self.limits.has_still_tokens:
+            return length
+        return position_of(self.slots[index].tokens, length)
+
     # --- what the carrier tells --------------------------------------------------------------
 
     def take_moves(self) -> list[Move]:
@@ -423,7 +430,8 @@ class Cache:
         assert not self.moves, "all moves were carried out"
         for slot in self.slots:
             last = last_position(slot.index)
-            assert last + 1 == slot.n_cells, f"slot {slot.index}: {last + 1}, not {slot.n_cells}"
+            n_cells = self.position(slot.index, slot.n_cells)
+            assert last + 1 == n_cells, f"slot {slot.index}: {last + 1}, not {n_cells}"
             assert slot.n_shared <= slot.n_cells, f"slot {slot.index} shares what it has not"
             assert slot.owner is None or slot.owner.slot == slot.index
             assert slot.owner is None or not slot.kept

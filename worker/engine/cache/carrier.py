@@ -57,12 +57,13 @@ class Carrier:
                 backend.divide(move)
                 continue
             data = move.snapshot.data if move.snapshot is not None else None
+            length = cache.position(move.slot, move.length)
             match move:
-                case Truncate(slot, length):
+                case Truncate(slot):
                     done = backend.truncate(slot, length, data)
-                case Copy(source, slot, length):
+                case Copy(source, slot):
                     done = backend.copy(source, slot, length, data)
-                case Restore(slot, state, length):
+                case Restore(slot, state):
                     done = self._restore(slot, state) and backend.truncate(slot, length, data)
             if not done:
                 backend.truncate(slot, 0)

@@ -32,7 +32,7 @@ class MediaReader:
                 )
             key = key_of(medium.data, part)
             prompt.spans.append(Span(len(prompt.ids), piece, key))
-            prompt.ids += ids_of(key, piece.n_tokens)
+            prompt.ids += ids_of(key, piece)
             part += 1
 
     def _pieces(self, medium: Medium) -> list[Piece]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from worker.llama.media import MediaChunk
 
+_STILL = 1 << 30
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -31,6 +33,11 @@ class Span:
     def end(self) -> int:
         return self.start + self.n_tokens
 
+    @property
+    def n_still(self) -> int:
+        """Its tokens that do not advance the position of what follows (M-RoPE)."""
+        return self.chunk.n_tokens - self.chunk.n_positions
+
 
 @dataclass(slots=True)
 class PromptTokens:
@@ -45,7 +52,14 @@ def key_of(medium: bytes, part: int) -> bytes:
     return hashlib.sha256(medium).digest() + part.to_bytes(4, "big")
 
 
-def ids_of(key: bytes, n_tokens: int) -> list[int]:
-    """The ids of a part: 31 bits each."""
+def ids_of(key: bytes, chunk: MediaChunk) -> list[int]:
+    """The ids of a part: 30 bits each, and one that tells which do not advance the position."""
+    n_tokens, n_positions = chunk.n_tokens, chunk.n_positions
     ids = array("i", hashlib.shake_256(key).digest(4 * n_tokens))
-    return [each | -(1 << 31) for each in ids]
+    moving = [each & ~_STILL | -(1 << 31) for each in ids[:n_positions]]
+    return moving + [each | _STILL | -(1 << 31) for each in ids[n_positions:]]
+
+
+def position_of(tokens: list[int], length: int) -> int:
+    """The position of the token that follows the first `length`."""
+    return length - sum([token < 0 and token & _STILL != 0 for token in tokens[:length]])

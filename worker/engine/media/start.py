@@ -17,6 +17,8 @@ from worker.wire.messages import ProjectorFile
 
 log = get_logger()
 
+_COUNTED = frozenset({"hunyuanvl"})
+"""Kinds for which a picture's place among the others counts."""
 _PROBE = 64
 """Pixels of each side of a picture that shows which tokens stand around its parts."""
 
@@ -73,19 +75,17 @@ def _proven(
     residency: Residency,
     selected: Selected,
 ) -> Senses:
-    if projector.has_four_positions:
-        raise _unusable(
-            file, "its pictures have positions in time and space (M-RoPE), which is not served yet"
-        )
     if projector.sees:
         pieces = projector.picture(_PROBE, _PROBE, bytes(3 * _PROBE * _PROBE))
         tokens = [token for piece in pieces if isinstance(piece, tuple) for token in piece]
         if min(tokens, default=0) < 0:
             raise _unusable(file, "the model's vocabulary lacks tokens that stand around a picture")
-    buffers = proof.prove(projector.load_log, selected, header)
     kind = header.metadata.get("clip.projector_type") or header.metadata.get(
         "clip.vision.projector_type", ""
     )
+    if kind in _COUNTED:
+        raise _unusable(file, f"{kind} counts a prompt's pictures, which is not served")
+    buffers = proof.prove(projector.load_log, selected, header)
     info = ProjectorInfo(
         Path(file.path).name, str(kind), projector.sees, projector.hears, header.tensor_bytes
     )
