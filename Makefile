@@ -14,7 +14,7 @@ BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run ui test lint format pytest wheel smoke bench mutants clients routers page-test ray fleet-test chaos fuzz attack long parity-data bench-convert
+.PHONY: help setup run ui test lint format pytest wheel smoke bench mutants clients routers page-test vulkan-test ray fleet-test chaos fuzz attack long parity-data bench-convert
 .PHONY: image-cpu image-cuda image-vulkan image-metal image-test qemu-test lock clean
 
 help: ## show this list
@@ -76,6 +76,10 @@ page-test: ui ## both pages in headless Chromium: used, stopped, attacked, read 
 	$(VENV)/bin/pip install --quiet --require-hashes --requirement builds/locks/page.txt
 	$(VENV)/bin/pytest -m long tests/page
 
+vulkan-test: ## plans and proofs on one, two and three GPUs with bounded memory, which Mesa's software device plays (builds the Vulkan wheel once)
+	@$(PYTHON) -m builds setup --venv $(VENV)-vulkan --backend vulkan --native
+	$(VENV)-vulkan/bin/pytest -rP tests/vulkan
+
 ray: setup ## install Ray Serve into .venv, for llorch-ray
 	$(VENV)/bin/pip install --quiet --require-hashes --requirement builds/locks/fleet.txt
 
@@ -127,4 +131,4 @@ lock: ## let the newest versions of all packages in, and pin those with their ha
 	@$(PYTHON) -m builds lock --upgrade
 
 clean: ## remove what was built in the checkout (the wheel cache stays)
-	rm -rf $(VENV) $(VENV)-parity $(VENV)-routers dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-vulkan $(VENV)-parity $(VENV)-routers dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -85,6 +85,9 @@ def _parser() -> argparse.ArgumentParser:
     setup.add_argument("--venv", type=Path, required=True)
     setup.add_argument("--backend", choices=pinned.BACKENDS, default="cpu")
     setup.add_argument(
+        "--native", action="store_true", help="with a wheel for this processor alone"
+    )
+    setup.add_argument(
         "--to-run", action="store_true", help="the quickest way to a running worker, without tests"
     )
     return parser
@@ -152,5 +155,7 @@ def _install(options: argparse.Namespace) -> int:
 
 def _setup(options: argparse.Namespace) -> int:
     venv, backend = options.venv, options.backend
-    environment.setup(venv, backend, to_run=options.to_run, given_sdist=options.sdist)
+    environment.setup(
+        venv, backend, to_run=options.to_run, native=options.native, given_sdist=options.sdist
+    )
     return 0

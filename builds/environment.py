@@ -18,16 +18,22 @@ STAMP = "llorch-setup.json"
 
 
 def setup(
-    venv: Path, backend: str, *, to_run: bool = False, given_sdist: Path | None = None
+    venv: Path,
+    backend: str,
+    *,
+    to_run: bool = False,
+    native: bool = False,
+    given_sdist: Path | None = None,
 ) -> Path:
     """Bring the venv up to date and return its Python.
 
-    With `to_run`, it is made for running the worker here as soon as possible: without test tools,
-    and with a wheel for this processor alone if the one for all processors is not built yet.
+    With `native`, its wheel is for this processor alone. With `to_run`, it is made for running the
+    worker here as soon as possible: without test tools, and with such a wheel if the one for all
+    processors is not built yet.
     """
     venv = venv.absolute()
     python = venv / "bin" / "python"
-    pins, recipe, lock = pinned.pins(), pinned.recipe(backend), locks.TEST
+    pins, recipe, lock = pinned.pins(), pinned.recipe(backend, native=native), locks.TEST
     place = hashlib.sha256(str(venv).encode()).hexdigest()[:16]
     with store.lock(f"venv-{place}"):
         have = _stamp(venv) if python.exists() else {}

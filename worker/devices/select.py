@@ -37,6 +37,7 @@ _SOFTWARE_RENDERER = re.compile(
     r"\bwarp\b|basic render",
     re.IGNORECASE,
 )
+_NO_GPU = "ggml_vulkan: No devices found"
 _CPU_PLUGIN = re.compile(r"loaded CPU backend from .*libggml-cpu(?:-(?P<variant>\w+))?\.\w+")
 _REASON = re.compile(r"(error|fail|no .*device|not found|unable|insufficient)", re.IGNORECASE)
 
@@ -274,6 +275,11 @@ def _why_none(backend: BackendName) -> str:
     plugin = _gpu_plugin(backend)
     if plugin is None:
         return f"The installed llama-cpp-python wheel has no {BACKENDS[backend].title} code."
+    if backend == "vulkan" and any(_NO_GPU in line for line in library.startup_log):
+        return (
+            "The Vulkan loader has none but, perhaps, software devices such as llvmpipe, which "
+            f"--allow-software-device takes{_visibility_hint(backend)}."
+        )
     for line in library.startup_log:
         if backend in line.lower() and _REASON.search(line):
             return f"The driver says: {line.strip()}."

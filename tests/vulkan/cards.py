@@ -1,0 +1,125 @@
+"""GPUs for tests on any machine: Mesa's software device, which `layer.c` makes look like cards.
+
+`Cards.environment()` has all that a process needs to see them. On Debian the loader and the driver
+are unpacked into the build cache where the system has none; nothing is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from builds import store, vulkan
+from builds.errors import BuildError
+
+LAYER = "VK_LAYER_TEST_cards"
+_SOURCE = Path(__file__).with_name("layer.c")
+
+
+class NoCards(Exception):
+    """What this machine lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cards:
+    """The cards of one test, such as `discrete:600,integrated:900:no-budget` (MiB)."""
+
+    described: str
+    state: Path
+    """A file by which processes share the cards' memory."""
+
+    def environment(self) -> dict[str, str]:
+        """The variables that a process needs to see these cards alone."""
+        loader, driver = drivers()
+        folder = self.state.parent
+        files = [folder / f"card{n}.json" for n in range(len(self.described.split(",")))]
+        for file in files:  # the loader takes each as a driver with a device of its own
+            icd = {"library_path": str(driver), "api_version": "1.3.0"}
+            file.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": icd}))
+        libraries = [str(loader.parent), os.environ.get("LD_LIBRARY_PATH", "")]
+        shaders = store.folder("vulkan") / "shaders"
+        return {
+            "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
+            "VK_DRIVER_FILES": os.pathsep.join(map(str, files)),
+            "VK_LAYER_PATH": str(layer().parent),
+            "VK_INSTANCE_LAYERS": LAYER,
+            "MESA_SHADER_CACHE_DIR": str(shaders),
+            "LP_NUM_THREADS": "2",
+            "VK_TEST_CARDS": self.described,
+            "VK_TEST_STATE": str(self.state),
+        }
+
+
+@cache
+def layer() -> Path:
+    """The compiled layer, beside its manifest."""
+    key = store.key({"source": store.sha256(_SOURCE), "machine": platform.machine()})
+    home = store.folder("vulkan") / f"layer-{key}"
+    if not home.is_dir():
+        include = vulkan.sdk().include
+        with store.lock("vulkan-layer"), store.replacing(home) as partial:
+            library = partial / "libcards.so"
+            line = ["cc", "-shared", "-fPIC", "-O1", f"-I{include}", "-pthread"]
+            subprocess.run([*line, "-o", str(library), str(_SOURCE)], check=True)
+            manifest = {
+                "name": LAYER,
+                "type": "GLOBAL",
+                "library_path": "./libcards.so",
+                "api_version": "1.3.0",
+                "implementation_version": "1",
+                "description": "software devices as GPUs",
+            }
+            text = json.dumps({"file_format_version": "1.2.0", "layer": manifest})
+            (partial / "cards.json").write_text(text)
+    return home / "libcards.so"
+
+
+@cache
+def drivers() -> tuple[Path, Path]:
+    """The loader and Mesa's software driver; raises `NoCards` if they are not to be had."""
+    for root in (Path("/"), _unpacked()):
+        found = [
+            next(iter(sorted(root.glob(f"usr/lib/*/{name}"))), None)
+            for name in ("libvulkan.so.1", "libvulkan_lvp.so")
+        ]
+        if found[0] is not None and found[1] is not None:
+            _check(found[1])
+            return found[0], found[1]
+    raise NoCards("Mesa's software Vulkan driver is not here (Debian: mesa-vulkan-drivers)")
+
+
+def _check(driver: Path) -> None:
+    shown = subprocess.run(["ldd", driver], capture_output=True, text=True).stdout
+    if missing := re.findall(r"(\S+) => not found", shown):
+        raise NoCards(f"{driver.name} needs {', '.join(missing)}")
+
+
+def _unpacked() -> Path:
+    try:
+        release = platform.freedesktop_os_release()["VERSION_CODENAME"]
+    except (OSError, KeyError) as error:
+        raise NoCards("its packages are only known for Debian") from error
+    home = store.folder("vulkan") / f"drivers-{release}"
+    with store.lock("vulkan-drivers"):
+        if not home.is_dir():
+            try:
+                with store.replacing(home) as partial:
+                    vulkan.unpack_debian(release, ["libvulkan1"], partial)
+                    _unpack_newest(release, partial)
+            except BuildError as error:
+                raise NoCards(str(error)) from error
+    return home
+
+
+def _unpack_newest(release: str, target: Path) -> None:
+    """The driver from the release's backports, where they have it: a memory budget came late."""
+    try:
+        vulkan.unpack_debian(f"{release}-backports", ["mesa-vulkan-drivers"], target)
+    except BuildError:
+        vulkan.unpack_debian(release, ["mesa-vulkan-drivers"], target)
