@@ -27,7 +27,7 @@ from worker.llama.chain import Chain, Undo
 from worker.llama.draw import dice
 from worker.llama.model import Model
 from worker.llama.penalties import Bias, Dry, Penalties
-from worker.wire.sampling import ORDER, SAMPLERS, Sampling
+from worker.wire.sampling import DEFAULT_BREAKERS, ORDER, SAMPLERS, Sampling
 
 Row = npt.NDArray[np.float32]
 SMALL, BLOCKS = 700, 9_001
@@ -288,3 +288,31 @@ def test_what_is_forbidden_is_not_drawn_by_any_chain(sampling: Sampling, model: 
         logits[token] = logit
     chain = chain_of(sampling, SAID, model.n_vocab, model)
     assert {chain.draw(logits, at / 200, at / 200) for at in range(200)} <= allowed.keys()
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=60),
+    st.lists(st.integers(0, 3), max_size=60),
+    st.sampled_from([-1, 0, 1, 5, 20, 64]),
+    st.integers(0, 3),
+    st.sampled_from([1.0, 1.75, 50.0]),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_repetition_is_found_whether_it_was_read_or_written(
+    model: Model, prompt: list[int], said: list[int], last_n: int, allowed: int, base: float
+) -> None:
+    logits = row(model.n_vocab, 3.0)
+    fields: dict[str, Any] = {
+        "samplers": ("dry",), "dry_multiplier": 0.1, "dry_allowed_length": allowed,
+        "dry_base": base, "post_sampling_probs": True,
+    }  # fmt: skip
+    ours = Sampling(1, dry_penalty_last_n=last_n, **fields)
+    theirs = replace(ours, dry_penalty_last_n=1000 if last_n < 0 else last_n)
+    with native_chain(theirs, prompt + said, model.n_vocab, model.vocab) as chain:
+        expected = applied(chain, logits)[0]
+    undo = Undo()
+    dry = Dry(ours, prompt, breakers_of(model, DEFAULT_BREAKERS), model.n_vocab, undo)
+    for token in said:
+        dry.remember(token)
+    changes: dict[str, Any] = {"dry": dry} if last_n else {}
+    assert_alike(shares(Chain(ours, changes, undo, model.n_vocab), logits), expected)

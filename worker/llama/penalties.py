@@ -21,6 +21,9 @@ _SMALLEST_REPETITION_PENALTY = 1e-2
 _LARGEST_LOG = 88.7228391
 """Of a number in single precision."""
 
+_ENOUGH = 1000
+"""Repetitions are not counted further, where their length has next to no effect."""
+
 Breakers = Mapping[int, Sequence[tuple[int, ...]]]
 """The first token of each sequence breaker → the tokens that must follow it, in one of these."""
 
@@ -115,30 +118,56 @@ class Dry:
         self._undo, self._breakers = undo, breakers
         self._multiplier, self._base = sampling.dry_multiplier, sampling.dry_base
         self._allowed, self._last_n = sampling.dry_allowed_length, sampling.dry_penalty_last_n
-        self._most = 2**31
+        self._most = _ENOUGH
         """A longer repetition counts no more: its power would be infinite."""
         if self._base > 1.000001:
-            self._most = int(_LARGEST_LOG / math.log(self._base)) or self._most
+            self._most = int(_LARGEST_LOG / math.log(self._base)) or _ENOUGH
         self._is_head, self._is_breaker = np.zeros((2, n_vocab), np.bool_)
         self._is_head[[*breakers]] = True
         self._is_breaker[[token for token, rests in breakers.items() if () in rests]] = True
         self._said: npt.NDArray[np.int32] = np.array(prompt, np.int32)
         self._n_said = len(prompt)
+        self._lengths = self._repeated(self._start)
+        """For each token of the text, how many tokens up to it are those at the text's end; from
+        `_start` on, and not counted further than is of use."""
+
+    @property
+    def _start(self) -> int:
+        return 0 if self._last_n < 0 else max(self._n_said - self._last_n, 0)
+
+    def _repeated(self, start: int) -> npt.NDArray[np.int32]:
+        """All lengths: the text's end, one token longer each time, is looked for where it was."""
+        said, n = self._said, self._n_said
+        lengths = np.zeros(n, np.int32)
+        places = np.arange(start, n - 1)
+        for length in range(self._allowed + self._most + 1):
+            if not len(places):
+                break
+            lengths[places] = length
+            places = places[places - length >= start]
+            places = places[said[places - length] == said[n - 1 - length]]
+        return lengths
 
     def remember(self, token: int) -> None:
-        if self._n_said == len(self._said):
-            room = np.zeros(max(self._n_said, 256), np.int32)
+        n = self._n_said
+        if n == len(self._said):
+            room = np.zeros(max(n, 256), np.int32)
             self._said = np.concatenate((self._said, room))
-        self._said[self._n_said] = token
-        self._n_said += 1
+            self._lengths = np.concatenate((self._lengths, room))
+        start = max(self._start, 1)
+        lengths = self._lengths
+        if n:
+            longer = np.where(self._said[start:n] == token, lengths[start - 1 : n - 1] + 1, 0)
+            lengths[start:n] = longer
+            lengths[0] = self._said[0] == token
+        self._said[n] = token
+        self._n_said = n + 1
 
     def __call__(self, kept: Kept) -> Kept:
-        start = 0 if self._last_n < 0 else max(self._n_said - self._last_n, 0)
-        lengths = self._repetitions(self._said[start : self._n_said])
-        if not lengths:
+        ids, lengths = self._repetitions()
+        if not len(ids):
             return kept
-        ids = np.array([*lengths], np.intp)
-        exponents = np.minimum(np.array([*lengths.values()]) - self._allowed, self._most)
+        exponents = np.minimum(lengths - self._allowed, self._most)
         added = (self._multiplier * self._base ** exponents.astype(np.float64)).astype(np.float32)
         at = ids
         if kept.ids is not None:
@@ -146,29 +175,25 @@ class Dry:
             added = added[of]
         return self._undo.change(kept, at, kept.logits[at] - added)
 
-    def _repetitions(self, said: npt.NDArray[np.int32]) -> dict[int, int]:
-        """The tokens that would go on with a repetition → the length of the longest."""
-        n = len(said)
-        if n <= self._allowed:
-            return {}
-        most = self._since_breaker(said)
+    def _repetitions(self) -> tuple[Indices, npt.NDArray[np.int32]]:
+        """The tokens that would go on with a repetition, and the length of the longest of each."""
+        start, n = self._start, self._n_said
+        none = np.array([], np.intp), np.array([], np.int32)
+        if n - start <= self._allowed:
+            return none
+        most = self._since_breaker(self._said[start:n])
         if most < self._allowed:
-            return {}
-        # The end of the text, one token longer each time, is looked for at all places where it
-        # still was.
-        places, length = np.arange(n - 1), 0
-        found: dict[int, int] = {}
-        most = min(most, self._allowed + self._most)
-        while len(places):
-            if length >= self._allowed:
-                follows = np.unique(said[places + 1])
-                found |= dict.fromkeys(follows.tolist(), length)
-            if length == most:
-                break
-            places = places[places >= length]
-            places = places[said[places - length] == said[n - 1 - length]]
-            length += 1
-        return {token: most for token, most in found.items() if not self._is_breaker[token]}
+            return none
+        # No repetition begins before the window or goes across a breaker.
+        lengths = np.minimum(self._lengths[start : n - 1], np.arange(1, n - start))
+        lengths = np.minimum(lengths, most)
+        places = np.flatnonzero(lengths >= self._allowed)
+        follows = self._said[start + 1 + places]
+        ids, group = np.unique(follows, return_inverse=True)
+        longest = np.zeros(len(ids), np.int32)
+        np.maximum.at(longest, group, lengths[places].astype(np.int32))
+        punished = ~self._is_breaker[ids]
+        return ids[punished].astype(np.intp), longest[punished]
 
     def _since_breaker(self, said: npt.NDArray[np.int32]) -> int:
         """The number of tokens after the last breaker."""
