@@ -36,7 +36,10 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
     pip = tmp_path_factory.mktemp("pip") / "pip.conf"
     pip.write_text("[global]\ncert = /etc/lent-ca.crt\n")
     bundle = os.environ.get("PIP_CERT") or ssl.get_default_verify_paths().cafile
-    lent = [f"--volume={bundle}:/etc/lent-ca.crt:ro", f"--volume={pip}:/etc/pip.conf:ro"]
+    npm = pip.with_name("npmrc")
+    npm.write_text("cafile = /etc/lent-ca.crt\n")
+    files = {bundle: "/etc/lent-ca.crt", pip: "/etc/pip.conf", npm: "/root/.npmrc"}
+    lent = [f"--volume={ours}:{theirs}:ro" for ours, theirs in files.items()]
     line = images.command(
         "podman",
         "cpu",
