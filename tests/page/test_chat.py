@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.page.chatting import Chat
+from tests.page.mcp_server import running_mcp
 from tests.page.watching import expect, own_hosts, violations
 from tests.support.worker import WorkerProcess
 
@@ -203,3 +204,23 @@ def test_axe_finds_nothing_that_is_not_the_pages_own(
     chat.ask(FRANCE)
     assert {each.partition(":")[0] for each in violations(chat.page)} <= UPSTREAM
     context.close()
+
+
+def test_a_tool_of_an_mcp_server_is_called(tab: Any, worker: WorkerProcess) -> None:
+    """One of this machine, as the page's policy allows; the user is asked before."""
+    with running_mcp("sunny, 21 degrees") as (url, calls):
+        servers = [{"id": "t", "name": "test", "url": url, "enabled": True}]
+        chat = Chat(
+            tab,
+            worker.base_url,
+            mcpServers=json.dumps(servers),
+            agenticMaxTurns=1,
+            customJson=json.dumps({"tool_choice": "required", "max_tokens": 60}),
+        )
+        expect(chat.box).to_be_visible()
+        chat.send("What is the weather in Paris?")
+        tab.get_by_role("button", name="Allow once").click()
+        expect(tab.get_by_text("Agentic turn limit reached")).to_be_visible()
+        assert len(calls) == 1
+        tab.get_by_role("button", name="weather").first.click()
+        expect(tab.get_by_text("sunny, 21 degrees").first).to_be_visible()

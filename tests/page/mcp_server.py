@@ -1,0 +1,77 @@
+"""A small MCP server over streamable HTTP, with one tool, for the chat page to call."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+TOOL = {
+    "name": "weather",
+    "description": "The weather in a city",
+    "inputSchema": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+
+
+@contextmanager
+def running_mcp(said: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """The server's address, and the arguments of each call of its tool, which answers `said`."""
+    calls: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_OPTIONS(self) -> None:
+            self._answer(204, b"")
+
+        def do_GET(self) -> None:
+            self._answer(405, b"")
+
+        def do_DELETE(self) -> None:
+            self._answer(200, b"")
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            if "id" not in asked:
+                return self._answer(202, b"")
+            reply = {"jsonrpc": "2.0", "id": asked["id"], "result": self._result(asked)}
+            return self._answer(200, json.dumps(reply).encode())
+
+        def _result(self, asked: dict[str, Any]) -> dict[str, Any]:
+            match asked["method"]:
+                case "initialize":
+                    version = asked["params"]["protocolVersion"]
+                    return {
+                        "protocolVersion": version,
+                        "capabilities": {"tools": {}},
+                        "serverInfo": {"name": "test", "version": "1"},
+                    }
+                case "tools/list":
+                    return {"tools": [TOOL]}
+                case "tools/call":
+                    calls.append(asked["params"].get("arguments", {}))
+                    return {"content": [{"type": "text", "text": said}]}
+                case _:
+                    return {}
+
+        def _answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("access-control-allow-origin", "*")
+            self.send_header("access-control-allow-headers", "*")
+            self.send_header("access-control-allow-methods", "*")
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/mcp", calls
+    finally:
+        server.shutdown()
+        server.server_close()
