@@ -16,10 +16,13 @@ import pytest
 
 from tests.convert.test_failures import edit
 from tests.convert.test_parity import MODELS, checkpoint
+from worker.commands import convert as cli
+from worker.convert.adapter import convert_adapter
 from worker.convert.prepare import Options, prepare
 from worker.errors import ModelError
+from worker.models.gguf.header import read_header
 
-ADAPTERS = Path(__file__).parents[1] / "data/adapters"
+ADAPTER = Path(__file__).parents[1] / "data/adapter"
 _MOST_MIB = 300
 
 
@@ -168,3 +171,23 @@ def test_whatever_is_changed_is_taken_or_told(name: str, rounds: int, tmp_path: 
         shutil.rmtree(source)
     print(f"{name}: {rounds} changed, {refused} refused in a sentence")
     assert refused > rounds / 10
+
+
+@pytest.mark.parametrize("rounds", [60, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.timeout(3600)
+def test_an_adapter_is_taken_or_told(rounds: int, tmp_path: Path) -> None:
+    base = tmp_path / "base.gguf"
+    assert cli.run(["tiny-model", str(base), "--outtype", "f16", "--progress", "none"]) == 0
+    header, draw, refused = read_header(base), random.Random(rounds), 0
+    for _ in range(rounds):
+        folder = Path(shutil.copytree(ADAPTER, tmp_path / "adapter"))
+        change(folder, draw.choice(["adapter_config.json", "adapter_model.safetensors"]), draw)
+        try:
+            convert_adapter(folder, header, tmp_path / "adapter.gguf")
+        except ModelError as error:
+            refused += 1
+            assert len(error.message) < 1100, error.message[:200]
+        shutil.rmtree(folder)
+    print(f"{rounds} changed, {refused} refused in a sentence")
+    assert refused > rounds / 10
+    assert not list(tmp_path.glob("*.partial"))

@@ -24,12 +24,12 @@ HAS_TORCH = importlib.util.find_spec("torch") and importlib.util.find_spec("tran
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="needs llorch-worker[torch]")
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_experts": 4}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "afmoe": ("AfmoeConfig", {"num_dense_layers": 1, "head_dim": 16, **EXPERTS}),
     "bloom": ("BloomConfig", {"n_layer": 2, "n_head": 4}),
+    "falcon": ("FalconConfig", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-mamba": ("FalconMambaConfig", {"state_size": 8, "intermediate_size": 128}),
     "gpt-bigcode": ("GPTBigCodeConfig", {"n_layer": 2, "n_head": 4, "n_embd": 64}),
     "gpt-neox": ("GPTNeoXConfig", {}),
     "hunyuan": ("HunYuanDenseV1Config", {"head_dim": 16}),
-    "hunyuan-moe": ("HunYuanMoEV1Config", {"head_dim": 16, **EXPERTS, "moe_topk": 2}),
     "jamba": ("JambaConfig", {"num_hidden_layers": 8, "use_mamba_kernels": False, **EXPERTS}),
     "mamba": ("MambaConfig", {"state_size": 8, "intermediate_size": 128}),
     "mpt": (
@@ -38,17 +38,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"saved_as": "MPTForCausalLM"},
     ),
     "olmo": ("OlmoConfig", {}),
-    "phimoe": (
-        "PhimoeConfig",
-        {"num_key_value_heads": 4, "saved_as": "PhiMoEForCausalLM", **EXPERTS}
-        | {"lm_head_bias": True, "attention_bias": True},
-    ),
 }
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "gpt-neox": {"rotary_pct": 0.25},
-    "hunyuan-moe": {"moe_intermediate_size": 96},
-    "phimoe": {"original_max_position_embeddings": 256},
-}
+PUBLISHED: dict[str, dict[str, Any]] = {"gpt-neox": {"rotary_pct": 0.25}}
 """Keys that published configurations have and transformers no longer saves."""
 
 

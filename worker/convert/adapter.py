@@ -24,6 +24,7 @@ from worker.convert.architectures import FAMILIES
 from worker.convert.checkpoint import Checkpoint, read_header
 from worker.convert.family.rules import Rule
 from worker.convert.family.sizes import Dims, extents
+from worker.convert.malformed import told
 from worker.convert.quantize import to_float32
 from worker.errors import ModelError
 from worker.models.checkpoint_files import read_json
@@ -65,9 +66,10 @@ def convert_adapter(folder: Path, base: GgufHeader, target: Path) -> int:
     Raises:
         ModelError: the adapter is of another kind or does not fit the model; nothing is written.
     """
-    config = read_json(folder / CONFIG)
-    _check_kind(folder, config)
-    pairs = _pairs(folder, config, base)
+    with told(folder):
+        config = read_json(folder / CONFIG)
+        _check_kind(folder, config)
+        pairs = _pairs(folder, config, base)
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")  # Others may write it, too.
     writer = gguf.GGUFWriter(partial, base.architecture)
     try:

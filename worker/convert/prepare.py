@@ -18,6 +18,7 @@ from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
 from worker.convert.family import metadata as family_metadata
 from worker.convert.family.rules import Family, Metadata
+from worker.convert.malformed import told
 from worker.convert.output_types import FORMATS, OutputFormat
 from worker.convert.pooling import read_pooling
 from worker.convert.quantize import TensorType, tensor_type
@@ -99,19 +100,8 @@ def prepare(source: Path, options: Options) -> Conversion:
     Raises:
         ModelError: the checkpoint's small files or headers are invalid or not supported.
     """
-    try:
+    with told(source):
         return _prepare(source, options)
-    except ModelError as error:  # It may quote what a file says, which may be long.
-        raise ModelError(_brief(error.message), **error.details) from error.__cause__
-    except _FAULTS as error:  # A value of another type than its place has, deep in a file.
-        said = f"{source} is malformed: {type(error).__name__} {error}"
-        raise ModelError(_brief(said), path=str(source)) from error
-
-
-def _brief(sentence: str) -> str:
-    sentence = " ".join(sentence.split())
-    half = _MOST_CHARS // 2
-    return sentence if len(sentence) <= 2 * half else f"{sentence[:half]} … {sentence[-half:]}"
 
 
 def _prepare(source: Path, options: Options) -> Conversion:
@@ -159,18 +149,6 @@ class _Model:
     chat_template: str | list[dict[str, str]] | None
     notes: list[str]
     scratch: tempfile.TemporaryDirectory[str] | None = None
-
-
-_MOST_CHARS = 1000
-_FAULTS = (
-    KeyError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    IndexError,
-    ArithmeticError,
-    MemoryError,
-)
 
 
 def _by_family(checkpoint: Checkpoint, family: Family, config: Config, options: Options) -> _Model:
