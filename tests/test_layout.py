@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -134,14 +133,6 @@ def test_nothing_unpickles() -> None:
         if module.partition(".")[0] in readers
     ]
     assert strangers == []
-
-
-def test_the_map_in_the_readme_is_the_tree() -> None:
-    text = (ROOT / "README.md").read_text("utf-8")
-    table = text[text.index("| room |") :].partition("\n\n")[0]
-    drawn = re.findall(r"`(worker/\w+|builds)`", table)
-    there = {f"worker/{path.name}" for path in WORKER.iterdir() if path.is_dir()} | {"builds"}
-    assert sorted(drawn) == sorted(there - {"worker/__pycache__"})
 
 
 def test_only_the_room_llama_imports_llama_cpp() -> None:

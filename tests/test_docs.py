@@ -1,0 +1,108 @@
+"""What the pages of docs/ and the README show, list and link to is there."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from builds import pins, sdist
+from tools import settings_page
+from worker.flags import _parser
+from worker.setting_faults import ENV_ONLY, flag
+from worker.settings import FIELDS
+from worker.wire.backends import BACKENDS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "builds/README.md", *sorted(ROOT.glob("docs/*.md"))]
+TEXTS = {str(page.relative_to(ROOT)): page.read_text("utf-8") for page in PAGES}
+README = TEXTS["README.md"]
+
+
+def test_the_map_is_the_tree() -> None:
+    rooms = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("worker/*/__init__.py")}
+    found = re.findall(
+        r"^\| `((?:worker/|builds)\w*)` \|", TEXTS["docs/architecture.md"], re.MULTILINE
+    )
+    assert sorted(found) == sorted({*rooms, "worker/assets", "builds"})
+
+
+def test_the_readme_is_read_in_one_sitting() -> None:
+    assert README.count("\n") <= 150
+
+
+def test_pictures_are_there_and_small() -> None:
+    for page, text in TEXTS.items():
+        for picture in re.findall(r'(?:src|srcset)="([^"]+)"|!\[[^]]*\]\(([^)]+)\)', text):
+            path = (ROOT / page).parent / "".join(picture)
+            assert path.stat().st_size <= 60_000, picture
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_files_and_headings_that_a_page_links_to_exist(page: str) -> None:
+    for link, anchor in re.findall(r"\]\(([^)#:]*)(#[\w-]+)?\)", TEXTS[page]):
+        target = ((ROOT / page).parent / link).resolve() if link else ROOT / page
+        assert target.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", target.read_text("utf-8"), re.MULTILINE)
+            assert anchor[1:] in {_anchor(each) for each in headings}, anchor
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+def test_each_page_of_docs_is_linked_from_the_readme() -> None:
+    assert {f"docs/{each.name}" for each in ROOT.glob("docs/*.md")} <= set(
+        re.findall(r"\]\(([^)#:]+)", README)
+    )
+
+
+def test_make_targets_that_are_named_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page, text in TEXTS.items():
+        for target in re.findall(r"(?:`|^ {4})make ([a-z-]+)", text, re.MULTILINE):
+            assert target in targets, (page, target)
+
+
+def test_flags_that_the_worker_is_shown_with_exist() -> None:
+    """In lines that call a command of the worker, and in settings that stand in code by
+    themselves."""
+    ours = {each for name in BACKENDS for each in _parser(name, None)._option_string_actions}
+    ours |= {each for name in BACKENDS for each in _parser(name, "plan")._option_string_actions}
+    for page, text in TEXTS.items():
+        for line in re.findall(r"llorch-(?:cpu|cuda|vulkan|metal)\b(?! chat)[^\n|`]*", text):
+            for name in re.findall(r"(?<=\s)(--[a-z][\w-]+)", line.partition("#")[0]):
+                assert name in ours, (page, name)
+
+
+def test_the_page_of_settings_is_the_settings() -> None:
+    made = settings_page.page()
+    hint = "run: python -m tools.settings_page > docs/settings.md"
+    assert TEXTS["docs/settings.md"] == made, hint
+    assert all(f"`{flag(name)}`" in made for name in FIELDS if name not in ENV_ONLY)
+
+
+def test_each_flag_of_llama_server_has_an_answer() -> None:
+    """As the sources that the wheel is built from declare them."""
+    with tarfile.open(sdist.fetch(pins.pins())) as archive:
+        (member,) = [each for each in archive.getnames() if each.endswith("/common/arg.cpp")]
+        file = archive.extractfile(member)
+        assert file is not None
+        source = re.sub(r"^\s*//.*$", "", file.read().decode(), flags=re.MULTILINE)
+    declared: set[str] = set()
+    for option in source.split("add_opt(common_arg(")[1:]:
+        examples = re.search(r"set_examples\(\{([^}]*)\}", option)
+        excludes = re.search(r"set_excludes\(\{([^}]*)\}", option)
+        if examples and not re.search(r"EXAMPLE_(SERVER|COMMON)\b", examples[1]):
+            continue
+        if excludes and "EXAMPLE_SERVER" in excludes[1]:
+            continue
+        lists = re.match(r"\s*\{([^}]*)\}(?:,\s*\{([^}]*)\})?", option)
+        assert lists is not None
+        declared |= set(re.findall(r'"(-[^"]+)"', lists[0]))
+    assert len(declared) > 300
+    named = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w.-]*", TEXTS["docs/from-llama-server.md"]))
+    assert not declared - named

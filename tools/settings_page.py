@@ -1,0 +1,65 @@
+"""Prints docs/settings.md, made from the settings themselves: `python -m tools.settings_page`."""
+
+from __future__ import annotations
+
+import re
+from typing import get_args
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from worker.flags import GROUPS
+from worker.setting_faults import ENV_ONLY, flag, variable_of
+from worker.settings import BACKEND_FIELDS, FIELDS, group_of
+
+HEAD = """\
+# Settings
+
+Each setting is a flag, a variable and a key of the TOML file that `--config` names:
+`--max-queued-requests 64` is `LLORCH_MAX_QUEUED_REQUESTS=64` and `max_queued_requests = 64`.
+Flags win over variables, variables over the file. An unknown key, or a value out of range, stops
+the start with a sentence that names it. `MODEL_PATH`, `BIND_ADDR` and `CUDA_DEVICE` are read too.
+
+`python -m tools.settings_page > docs/settings.md` makes this page; a test compares it.
+"""
+
+
+def page() -> str:
+    parts = [HEAD]
+    for key, title in GROUPS.items():
+        rows = [
+            f"| {_name(field)} | {_default(info)} | {_text(field, info)} |"
+            for field, info in FIELDS.items()
+            if group_of(info) == key
+        ]
+        heading = title.removeprefix("the ").capitalize()
+        parts.append(f"## {heading}\n\n| setting | default | |\n| --- | --- | --- |\n")
+        parts[-1] += "\n".join(rows) + "\n"
+    return "\n".join(parts)
+
+
+def _name(field: str) -> str:
+    return f"`{variable_of(field)}`" if field in ENV_ONLY else f"`{flag(field)}`"
+
+
+def _default(info: FieldInfo) -> str:
+    value = info.default
+    if value in (None, ()) or value is PydanticUndefined:
+        return ""
+    is_switch = info.annotation is bool or bool in get_args(info.annotation)
+    return ("off", "on")[value] if is_switch else f"`{value}`"
+
+
+def _text(field: str, info: FieldInfo) -> str:
+    text = info.description or ""
+    words = [w for each in get_args(info.annotation) for w in (get_args(each) or (each,))]
+    choices = [f"`{word}`" for word in words if isinstance(word, str)]
+    if choices:
+        text += f" ({', '.join(choices)})"
+    if field in BACKEND_FIELDS:
+        text += f" (`llorch-{BACKEND_FIELDS[field]}` only)"
+    return re.sub(r"(?<!\\)\|", r"\\|", text)
+
+
+if __name__ == "__main__":
+    print(page(), end="")
