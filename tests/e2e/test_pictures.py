@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -317,13 +318,13 @@ def test_a_vocabulary_without_a_projectors_tokens_stops_the_start(warm_cache: Pa
 # --- the peer ------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
-def test_llama_server_answers_the_same(seeing: WorkerProcess, tmp_path: Path) -> None:
-    kind = seeing.get("/info").json()["engine"]["projector"]["kind"]
+@contextmanager
+def llama_server(model: Path, projector: Path, folder: Path) -> Iterator[str]:
+    """The peer with the same files; its address."""
     program, port = build_peers(pins(), os.cpu_count() or 1).program("llama-server"), free_port()
-    files = ["-m", str(model(kind)), "--mmproj", str(random_projector(kind))]
-    shape = ["-np", "1", "-c", "1024", "-fa", "off", "-t", "2", "--port", str(port), "--jinja"]
-    with (tmp_path / "peer.log").open("wb") as log:
+    files = ["-m", str(model), "--mmproj", str(projector)]
+    shape = ["-np", "1", "-c", "2048", "-fa", "off", "-t", "2", "--port", str(port), "--jinja"]
+    with (folder / "peer.log").open("wb") as log:
         peer = subprocess.Popen([program, *files, *shape], stdout=log, stderr=log)
     base = f"http://127.0.0.1:{port}"
 
@@ -334,13 +335,24 @@ def test_llama_server_answers_the_same(seeing: WorkerProcess, tmp_path: Path) ->
             return False
 
     try:
-        until(is_ready, PATIENCE_S, lambda: (tmp_path / "peer.log").read_text())
-        for seed, text in ((1, "and say what it is"), (1, "and on"), (2, "and say what it is")):
-            body = question(picture(seed, (300 - 100 * seed, 120)), text)
-            answer = httpx.post(f"{base}/v1/chat/completions", json=body, timeout=120).json()
-            theirs = answer["choices"][0]["message"]["content"]
-            # A character that is cut off at the end is told, or left out.
-            assert asked(seeing, body).rstrip("\ufffd") == theirs.rstrip("\ufffd")
+        until(is_ready, PATIENCE_S, lambda: (folder / "peer.log").read_text())
+        yield base
     finally:
         peer.kill()
         peer.wait()
+
+
+def same_as_peers(worker: WorkerProcess, base: str, body: dict[str, Any]) -> bool:
+    answer = httpx.post(f"{base}/v1/chat/completions", json=body, timeout=120).json()
+    theirs = str(answer["choices"][0]["message"]["content"])
+    # A character that is cut off at the end is told, or left out.
+    return asked(worker, body).rstrip("\ufffd") == theirs.rstrip("\ufffd")
+
+
+@pytest.mark.long
+def test_llama_server_answers_the_same(seeing: WorkerProcess, tmp_path: Path) -> None:
+    kind = seeing.get("/info").json()["engine"]["projector"]["kind"]
+    with llama_server(model(kind), random_projector(kind), tmp_path) as base:
+        for seed, text in ((1, "and say what it is"), (1, "and on"), (2, "and say what it is")):
+            body = question(picture(seed, (300 - 100 * seed, 120)), text)
+            assert same_as_peers(seeing, base, body)

@@ -12,11 +12,12 @@ from typing import Literal
 import numpy as np
 from gguf import GGUFWriter
 
-ProjectorKind = Literal["gemma3", "idefics3", "qwen2vl_merger"]
+ProjectorKind = Literal["gemma3", "idefics3", "qwen2vl_merger", "qwen2a"]
 WIDTH, FEED_FORWARD, N_LAYERS, N_HEADS = 32, 64, 2, 2
 IMAGE, PATCH, MERGE = 96, 8, 2
 N_TOKENS = (IMAGE // PATCH // MERGE) ** 2
 """Of a picture for gemma3, or of a tile for idefics3."""
+MEL_BINS = 80
 LONGEST_EDGE = 2 * IMAGE
 """To which idefics3 scales a picture, before it cuts it into tiles."""
 
@@ -32,6 +33,9 @@ def random_projector(kind: ProjectorKind, n_embd: int = 64, seed: int = 0) -> Pa
     folder = Path(tempfile.mkdtemp(prefix="llorch-random-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / f"mmproj-{kind}.gguf"
+    if kind == "qwen2a":
+        _write_ear(path, n_embd, seed)
+        return path
     writer, random = GGUFWriter(str(path), "clip"), np.random.default_rng(seed)
     writer.add_bool("clip.has_vision_encoder", True)
     writer.add_string("clip.projector_type", kind)
@@ -96,3 +100,52 @@ def random_projector(kind: ProjectorKind, n_embd: int = 64, seed: int = 0) -> Pa
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _write_ear(path: Path, n_embd: int, seed: int) -> None:
+    """An encoder of Whisper's kind for thirty seconds of sound at a time."""
+    writer, random = GGUFWriter(str(path), "clip"), np.random.default_rng(seed)
+    writer.add_bool("clip.has_audio_encoder", True)
+    writer.add_string("clip.projector_type", "qwen2a")
+    writer.add_bool("clip.use_gelu", True)
+    numbers = {
+        "embedding_length": WIDTH,
+        "feed_forward_length": FEED_FORWARD,
+        "block_count": N_LAYERS,
+        "projection_dim": n_embd,
+        "attention.head_count": N_HEADS,
+        "num_mel_bins": MEL_BINS,
+    }
+    for name, number in numbers.items():
+        writer.add_uint32(f"clip.audio.{name}", number)
+    writer.add_float32("clip.audio.attention.layer_norm_epsilon", 1e-5)
+
+    def weights(name: str, *shape: int, half: bool = False) -> None:
+        scale = np.float32((shape[-1] if len(shape) < 3 else shape[1] * shape[2]) ** -0.5)
+        tensor = random.standard_normal(shape, dtype=np.float32) * scale
+        writer.add_tensor(name, tensor.astype(np.float16) if half else tensor)
+
+    for layer, rows in ((1, MEL_BINS), (2, WIDTH)):
+        weights(f"a.conv1d.{layer}.weight", WIDTH, rows, 3, half=True)
+        weights(f"a.conv1d.{layer}.bias", WIDTH, 1)
+    weights("a.position_embd.weight", 1500, WIDTH)
+    names = [f"a.blk.{layer}.{name}" for layer in range(N_LAYERS) for name in ("ln1", "ln2")]
+    for name in (*names, "a.post_ln"):
+        writer.add_tensor(f"{name}.weight", np.ones(WIDTH, dtype=np.float32))
+        weights(f"{name}.bias", WIDTH)
+    for layer in range(N_LAYERS):
+        block = f"a.blk.{layer}"
+        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+            weights(f"{block}.{name}.weight", WIDTH, WIDTH)
+            if name != "attn_k":
+                weights(f"{block}.{name}.bias", WIDTH)
+        weights(f"{block}.ffn_up.weight", FEED_FORWARD, WIDTH)
+        weights(f"{block}.ffn_up.bias", FEED_FORWARD)
+        weights(f"{block}.ffn_down.weight", WIDTH, FEED_FORWARD)
+        weights(f"{block}.ffn_down.bias", WIDTH)
+    weights("mm.a.fc.weight", n_embd, WIDTH)
+    weights("mm.a.fc.bias", n_embd)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

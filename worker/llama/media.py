@@ -1,8 +1,7 @@
 """libmtmd: a projector turns parts of pictures and sounds into embeddings of the model.
 
-The only import of its bindings; belongs to the engine process. Decoded pixels and samples come in:
-no decoder of libmtmd is used for pictures, and its decoder of sounds only on what was measured
-before.
+The only import of its bindings; belongs to the engine process. Pixels and samples come in: none of
+libmtmd's decoders is used, of which one gives what it does not know to another program.
 """
 
 from __future__ import annotations
@@ -92,28 +91,6 @@ class Projector:
         """The pieces of a sound: (samples,) at `sample_rate`. Otherwise as `picture`."""
         data = samples.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
         return self._pieces(self._mtmd.mtmd_bitmap_init_from_audio(len(samples), data))
-
-    def samples(self, encoded: bytes) -> npt.NDArray[np.float32]:
-        """A WAV, MP3 or FLAC as one channel at `sample_rate`: (samples,).
-
-        NOTE: libmtmd gives what it takes for a video to a program of that name, so what is passed
-        must begin as a sound does.
-
-        Raises:
-            InferenceFailed: it cannot be decoded.
-        """
-        mtmd = self._mtmd
-        data = (ctypes.c_uint8 * len(encoded)).from_buffer_copy(encoded)
-        bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(self.pointer, data, len(encoded), False)
-        if not bitmap:
-            raise InferenceFailed("libmtmd cannot decode the sound")
-        try:
-            n_bytes = mtmd.mtmd_bitmap_get_n_bytes(bitmap)
-            return np.frombuffer(
-                ctypes.string_at(mtmd.mtmd_bitmap_get_data(bitmap), n_bytes), np.float32
-            )
-        finally:
-            mtmd.mtmd_bitmap_free(bitmap)
 
     def _pieces(self, bitmap: Any) -> list[Piece]:
         mtmd = self._mtmd

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.engine.media import picture
+from worker.engine.media import picture, sound
 from worker.engine.media.span import PromptTokens, Span, ids_of, key_of
 from worker.errors import InferenceFailed, InvalidRequest
 from worker.llama.media import Piece, Projector
@@ -39,10 +39,8 @@ class MediaReader:
         projector, field = self._projector, medium.field
         try:
             if medium.kind == "image":
-                if not projector.sees:
-                    raise InvalidRequest(f"{field}: this model hears and does not see", field=field)
                 decoded = picture.decode(medium.data, field)
                 return projector.picture(decoded.width, decoded.height, decoded.pixels)
-            raise InvalidRequest(f"{field}: sounds are not taken yet", field=field)
+            return projector.sound(sound.decode(medium.data, field, projector.sample_rate))
         except InferenceFailed as error:
             raise InvalidRequest(f"{field}: {error.message}", field=field) from error
