@@ -23,6 +23,9 @@ def test_the_project_asks_for_the_release_that_is_pinned() -> None:
 def test_architectures_come_from_the_pin_unless_given() -> None:
     default = pinned.recipe("cuda").cmake["CMAKE_CUDA_ARCHITECTURES"]
     assert default == ";".join(pinned.versions()["cuda"]["architectures"])
+    wanted = pinned.versions()["cuda"]["architectures"]
+    plain = [name for name in wanted if name.isdigit()]
+    assert plain and not any(name.startswith("12") for name in plain), "PTX for later cards"
     given = pinned.recipe("cuda", architectures=("90-real",))
     assert given.cmake["CMAKE_CUDA_ARCHITECTURES"] == "90-real"
 
