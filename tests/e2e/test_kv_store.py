@@ -46,6 +46,8 @@ def check(start_worker: StartWorker, folder: Path, *flags: str) -> tuple[list[in
     longer, answer = turn(running, said, " What then?")
     assert answer["timings"]["cache_n"] >= 0.95 * answer["tokens_evaluated"], answer
     assert running.metric("worker_engine_kv_store_read_bytes") > 0
+    from_disk = running.metric('worker_tokens_reused_total{tier="disk"}')
+    assert from_disk == answer["timings"]["cache_n"]
     assert running.get("/info").json()["engine"]["kv"]["store_bytes"] == 4096 << 20
     assert running.stop() == 0
 

@@ -20,7 +20,16 @@ from worker.engine.loop import Loop
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Drafter
 from worker.errors import Cancelled, InferenceTimeout, VramOom
-from worker.wire.messages import DecodeOutcome, Event, Failed, Finished, Started, Stats, Token
+from worker.wire.messages import (
+    DecodeOutcome,
+    Event,
+    Failed,
+    Finished,
+    PromptProgress,
+    Started,
+    Stats,
+    Token,
+)
 
 CONTEXT = 96
 
@@ -246,6 +255,9 @@ def test_decoding_goes_on_while_a_long_prompt_is_computed() -> None:
     for batch in prompt_steps[: n_first - 1]:
         assert (1, 1) in [(r, n) for r, _, n in batch]
         assert sum(n for r, _, n in batch if r == 2) <= 4
+    told = [each.n_computed for each in engine.events[2] if isinstance(each, PromptProgress)]
+    assert len(told) > 2 and told == sorted(told) and told[-1] < 90, "each step but the last"
+    assert not any(isinstance(each, PromptProgress) for each in engine.events[1])
 
 
 def test_requests_start_in_the_order_of_arrival() -> None:
@@ -280,6 +292,7 @@ def test_a_finished_conversation_is_continued_from_its_cells() -> None:
     engine.run()
     assert isinstance(started := engine.events[2][0], Started)
     assert started.cached_tokens == len(prompt) + len(answer) - 1  # the last was not computed
+    assert started.tier == "device"
 
 
 def test_cells_are_never_shared_between_tenants() -> None:
