@@ -112,7 +112,7 @@ OPERATIONS = [
         Operation("GET", path, health, _IS_WELL, {JSON: Health}, errors=(503,), probe=True)
         for path in ("/health", "/v1/health", "/v2/health/live", "/ping")
     ),
-    Operation("GET", "/load", load, "Requests that run or wait", {JSON: Load}, probe=True),
+    Operation("GET", "/load", load, "Requests that run or wait", {JSON: Load}, quiet=True),
     Operation("GET", "/version", version, "This worker's version", {JSON: Version}),
     *(
         Operation("GET", path, ready, _TAKES_WORK, {JSON: ReadyAnswer}, errors=(503,), probe=True)
