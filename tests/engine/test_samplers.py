@@ -4,14 +4,19 @@ and under a constraint."""
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.engine.real_engine import RealEngine
-from worker.wire.messages import Token
-from worker.wire.sampling import Constraint
+from worker.llama.sampler import Sampler
+from worker.observability.metrics import Metrics
+from worker.supervisor.job import Job
+from worker.wire.messages import Accepted, Started, Token
+from worker.wire.sampling import Constraint, Sampling
+from worker.wire.work import InferenceRequest
 
 CHAT = "<|im_start|>user\nTell me of {}.<|im_end|>\n<|im_start|>assistant\n"
 WARM: dict[str, Any] = {"temperature": 1.4, "seed": 5, "ignore_eos": True}
@@ -138,3 +143,26 @@ def test_all_log_probabilities_of_a_token(engine: RealEngine) -> None:
     (entry,) = engine.logprobs(asked)
     assert len(entry.top) == n_vocab
     assert sum(math.exp(logprob) for _, _, logprob in entry.top) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_job_takes_what_its_sampler_learned_to_the_next_engine(deterministic: bool) -> None:
+    """A deterministic answer is computed again from its beginning, so it takes nothing along."""
+    asked = InferenceRequest(
+        "j", "a", Sampling(1, mirostat=2), max_tokens=8, deterministic=deterministic
+    )
+    job = Job(1, asked, Metrics("w"), lambda job, error: None)
+    job.accept(Accepted(1, 2, array("i", [7, 8]).tobytes()))
+    job.feed([Started(1, 0), Token(1, "a", (5, 6), learned=(4.5,))])
+    job.feed([Token(1, "b", (9,), learned=(4.25,))])
+    again = job.submission()
+    assert isinstance(again, InferenceRequest)
+    expected = ((), ()) if deterministic else ((5, 6, 9), (4.25,))
+    assert (again.produced, again.learned) == expected
+
+
+def test_a_token_that_is_given_is_certain(engine: RealEngine) -> None:
+    sampling = Sampling(1, post_sampling_probs=True)
+    sampler = Sampler(engine.model, sampling, [1], engine.vocabulary)
+    sampler.follow_produced((5,))
+    assert sampler.log_probabilities(5, 3) == (0.0, [])

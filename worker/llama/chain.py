@@ -350,20 +350,25 @@ class Chain:
         if self._next:
             self.state = self._next
 
+    def give(self) -> None:
+        """A token that was not drawn goes into the answer."""
+        self._odds = None
+
     def log_probabilities(self, token: int, n_top: int) -> tuple[float, list[tuple[int, float]]]:
         """The natural log-probability with which the token was drawn, and the `n_top` best that
-        could have been."""
-        assert self._odds is not None
+        could have been; a token that was given is certain."""
+        if self._odds is None:
+            return 0.0, []
         ids, weights = self._odds
         total = math.log(weights.sum(dtype=np.float64))
-        best = largest(weights, n_top) if n_top else np.array([], np.intp)
-        found = [token] if ids is None else np.flatnonzero(ids == token).tolist()
 
         def share(index: int) -> float:
             return math.log(weights[index]) - total if weights[index] > 0 else -math.inf
 
-        top = [(int(i) if ids is None else int(ids[i]), share(i)) for i in best if weights[i] > 0]
-        return max(map(share, found), default=-math.inf), top  # a token that is given is in none
+        at = token if ids is None else int(np.flatnonzero(ids == token)[0])
+        best = largest(weights, n_top).tolist() if n_top else []
+        top = [(i if ids is None else int(ids[i]), share(i)) for i in best if weights[i] > 0]
+        return share(at), top
 
 
 def _path(

@@ -169,6 +169,7 @@ class Sampler:
         """Advance past a token that was not drawn here."""
         if self._follower is not None:
             self._follower.take(token)
+        self._chain.give()
         self._advance(token)
 
     def _advance(self, token: int) -> None:
