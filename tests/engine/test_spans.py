@@ -1,0 +1,67 @@
+"""Pictures in a sequence: ids that name them, positions, and where a sequence may be cut."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.engine.media.embeddings import Embeddings
+from worker.engine.media.span import Span, ids_of, key_of, position_of
+from worker.engine.pace import Pace
+
+
+@dataclass
+class Chunk:
+    n_tokens: int
+    n_positions: int
+    at_once: bool = False
+
+
+@given(
+    medium=st.binary(min_size=1, max_size=64),
+    part=st.integers(0, 99),
+    n_tokens=st.integers(1, 300),
+    data=st.data(),
+)
+def test_ids_name_a_part_and_tell_its_positions(
+    medium: bytes, part: int, n_tokens: int, data: Any
+) -> None:
+    chunk = cast(Any, Chunk(n_tokens, data.draw(st.integers(1, n_tokens))))
+    key = key_of(medium, part)
+    ids = ids_of(key, chunk)
+    assert len(ids) == n_tokens and all(-(1 << 31) <= each < 0 for each in ids)
+    assert ids == ids_of(key, chunk)
+    assert ids != ids_of(key_of(medium, part + 1), chunk)
+    assert ids != ids_of(key_of(medium + b"x", part), chunk)
+    tokens = [1, 2, *ids, 3]
+    span = Span(2, chunk, key)
+    assert position_of(tokens, 2) == 2
+    assert position_of(tokens, span.end) == 2 + chunk.n_positions == span.end - span.n_still
+    assert position_of(tokens, len(tokens)) == 3 + chunk.n_positions
+
+
+def test_other_work_gets_as_much_time_as_encoding_took() -> None:
+    pace = Pace(0.25, 256)
+    pace.encoded(1.0)
+    may: list[bool] = []
+    for _ in range(5):
+        may.append(pace.may_encode)
+        pace.measured(8, 0, 0.25)
+    assert may == [False] * 4 + [True]
+
+
+def test_the_least_recently_used_embeddings_give_way() -> None:
+    kept, rows = Embeddings(250), np.zeros((1, 25), np.float32)
+    for name in (b"a", b"b"):
+        kept.put((None, name), rows)
+    assert kept.get((None, b"a")) is not None and kept.get(("salt", b"a")) is None
+    kept.put((None, b"c"), rows)
+    assert kept.get((None, b"b")) is None and kept.get((None, b"a")) is not None
+    assert kept.n_bytes == 200
+    large = np.zeros((1, 100), np.float32)
+    kept.put((None, b"large"), large)
+    assert kept.get((None, b"large")) is large, "the newest is kept, for the batch that needs it"
