@@ -200,6 +200,27 @@ def test_cells_are_split_where_the_parts_are_long_enough_and_shared_where_not(
     assert (plan.kv_cells, plan.context_length, plan.kv_unified) == (cells, length, unified)
 
 
+@pytest.mark.parametrize(
+    ("model", "chosen", "divisions"),
+    [
+        ("tied-q4", {}, (8, 4)),  # 10,752 cells
+        ("tied-q4", {"kv_cells": 4096}, (8, 4)),
+        ("tied-q4", {"kv_cells": 2048, "slots": 5}, (2,)),
+        ("tied-q4", {"kv_cells": 768}, ()),
+        ("tied-q4", {"slots": 4}, ()),  # a part for each is enough
+        ("tied-q4", {"kv_unified": True}, ()),
+        ("tied-q4", {"snapshot_mib": 1}, ()),  # states would not fit while they change
+    ],
+)
+def test_a_pool_is_divided_where_parts_are_of_use(
+    config: MakeConfig, model: str, chosen: dict[str, Any], divisions: tuple[int, ...]
+) -> None:
+    plan, _ = planned(config("cpu", model, **({"slots": 8} | chosen)))
+    assert plan.kv_divisions == divisions
+    for n in divisions:
+        assert f"{n} parts of {plan.kv_cells // n // 256 * 256:,}" in plan.kv_reason
+
+
 def test_a_sequence_cannot_have_more_cells_than_there_are(config: MakeConfig) -> None:
     with pytest.raises(ConfigError, match="--context-length is 2048, which is more than"):
         planned(config("cpu", "tied-q4", context_length=2048, kv_cells=1024))

@@ -16,6 +16,9 @@ from worker.engine.cache.disk import Disk
 from worker.engine.cache.disk_file import Entry, Prefix
 from worker.engine.cache.moves import Copy, Divide, Move, Restore, Save, State, Truncate
 from worker.engine.sequence import Sequence
+from worker.observability.logs import get_logger
+
+log = get_logger()
 
 _MOST_COUNTING = 0.02
 """The longest time in seconds in which the size of a state is known, for states that are copied at
@@ -54,7 +57,10 @@ class Carrier:
                 self._save(move.slot, move.state)
                 continue
             if isinstance(move, Divide):
+                began = self._clock()
                 backend.divide(move)
+                seconds = round(self._clock() - began, 3)
+                log.info("engine.cells_divided", **move._asdict(), seconds=seconds)
                 continue
             data = move.snapshot.data if move.snapshot is not None else None
             length = cache.position(move.slot, move.length)
