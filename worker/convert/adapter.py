@@ -22,6 +22,7 @@ from gguf.constants import Keys
 
 from worker.convert.architectures import FAMILIES
 from worker.convert.checkpoint import Checkpoint, read_header
+from worker.convert.config import MOST
 from worker.convert.family.rules import Rule
 from worker.convert.family.sizes import Dims, extents
 from worker.convert.malformed import told
@@ -102,7 +103,7 @@ def _check_kind(folder: Path, config: dict[str, Any]) -> None:
     if config.get("bias", "none") != "none":
         raise refuse("trains biases, which llama.cpp's adapters have no place for")
     alpha = config.get("lora_alpha")
-    if not isinstance(alpha, int | float) or alpha <= 0:
+    if not isinstance(alpha, int | float) or not 0 < alpha < MOST:
         raise refuse("has no lora_alpha above 0")
 
 
@@ -127,7 +128,10 @@ def _pairs(folder: Path, config: dict[str, Any], base: GgufHeader) -> list[Pair]
     for module, found in parts.items():
         if set(found) != {"A", "B"} or found["A"].shape[0] != found["B"].shape[1]:
             raise ModelError(f"The module {module!r} of {path} has no two matrices of one rank.")
-        b = found["B"] * np.float32(_factor(config, module, found["A"].shape[0]))
+        factor = _factor(config, module, found["A"].shape[0])
+        if not abs(factor) < MOST:  # False for a NaN.
+            raise ModelError(f"The scale of the module {module!r} of {path} is {factor}.")
+        b = found["B"] * np.float32(factor)
         pairs += list(_placed(module, found["A"], b, base, path))
     if not pairs:
         raise ModelError(f"The file {path} holds no matrices.", path=str(path))

@@ -31,10 +31,6 @@ class Dims:
     """Constants, particular to this family, that weights are multiplied with."""
 
     @property
-    def q_rows(self) -> int:
-        return self.n_head * self.head_dim
-
-    @property
     def kv_rows(self) -> int:
         return self.n_head_kv * self.head_dim
 
