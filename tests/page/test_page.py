@@ -187,3 +187,18 @@ def test_a_worker_that_stops_and_comes_back_is_noticed(browser: Any, tmp_path: P
     finally:
         opened.close()
         running.kill()
+
+
+def test_a_sleeping_worker_is_shown_and_not_woken(browser: Any, tmp_path: Path) -> None:
+    running = WorkerProcess.start(folder=tmp_path, cache_dir=tmp_path / "cache")
+    opened = browser.new_page()
+    try:
+        assert running.post("/sleep", {}).status_code == 200
+        opened.goto(running.base_url)
+        expect(opened.locator("#state")).to_contain_text("sleeping")
+        expect(opened.locator("#facts")).to_contain_text("tiny-model")
+        opened.wait_for_timeout(3000)
+        assert running.get("/ready").json()["state"] == "sleeping"
+    finally:
+        opened.close()
+        running.kill()

@@ -115,7 +115,7 @@ export class Status {
     element("loading").hidden = !starts;
     if (starts) this.loading(ready, status === 200 ? now.bytes_per_second : null);
     if (status !== 200) return starts;
-    if (now.state === "ready" && (this.info === null || now.engine_crashes !== this.crashes)) await this.learn(now);
+    if (["ready", "sleeping"].includes(now.state) && (this.info === null || now.engine_crashes !== this.crashes)) await this.learn(now);
     this.requests(now);
     this.events(now);
     if (this.info === null) return starts;
