@@ -301,3 +301,12 @@ def test_random_messages_raise_nothing_in_the_supervisor(script: Callable[..., N
 @pytest.mark.long
 def test_a_hundred_thousand_random_frames_are_messages_or_clean_errors() -> None:
     attack_both_ends(100_000, seed=random.randrange(1 << 30))
+
+
+def test_an_unknown_extension_is_refused_as_all_else_is() -> None:
+    lost: list[str] = []
+    channel = AsyncChannel(lambda events: None, lambda: lost.append("lost"))
+    body = msgspec.msgpack.encode([msgspec.msgpack.Ext(77, b"12")])
+    channel.data_received(LENGTH.pack(len(body)) + body + b"more")
+    assert channel.fault is not None and "malformed" in channel.fault
+    channel.data_received(b"and more")

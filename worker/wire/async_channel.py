@@ -65,8 +65,8 @@ class AsyncChannel(asyncio.Protocol):
             if len(buffer) - body < length:
                 break
             try:
-                with memoryview(buffer) as view, view[body : body + length] as frame:
-                    events = EVENTS.decode(frame)
+                # A copy: a hook that fails may keep a view of it, and a viewed buffer cannot grow.
+                events = EVENTS.decode(buffer[body : body + length])
             except MALFORMED as malformed:
                 return self._refuse(str(malformed))
             start = body + length
@@ -77,7 +77,6 @@ class AsyncChannel(asyncio.Protocol):
     def _refuse(self, fault: str) -> None:
         """Close at once, as if the engine had died: nothing that it writes can be believed."""
         self.fault = f"sent a malformed frame ({fault})"
-        self._buffer = bytearray()  # a hook of the decoder may still look at the old one
         self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
