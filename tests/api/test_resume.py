@@ -136,6 +136,15 @@ def test_every_dialect_s_stream_is_gone_on_with_by_bytes_and_by_ids(
             assert rest == b"".join(event + b"\n\n" for event in events[at + 1 :])
 
 
+def test_a_stream_s_two_names_may_be_one(worker: WorkerProcess) -> None:
+    name = new_job_id()
+    with worker.client() as client:
+        body = LONG | {"job_id": name, "max_tokens": 8}
+        whole = client.post("/execute", json=body, headers={"X-Conversation-Id": name}).content
+        assert b'"tokens_out":8' in whole, whole
+        assert client.get(f"/execute/{name}").content == whole
+
+
 def test_the_page_s_way_a_stream_is_cut_looked_up_and_gone_on_with(worker: WorkerProcess) -> None:
     name = new_job_id()
     with worker.client() as client:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from tests.api.scripted import ScriptedWorker
 from worker.api.chat.request import Generate
-from worker.api.chat.sampling import LLAMA_CPP_WINDOW, _defaults, defaults_of
+from worker.api.chat.sampling import LLAMA_CPP_WINDOW, _defaults, defaults_of, is_token_id
 from worker.api.dialects.anthropic.schema import MessagesBody
 from worker.api.dialects.anthropic.schema import read as read_messages
 from worker.api.dialects.llama_server.completion import read_completion as read_llama_server
@@ -346,3 +346,38 @@ def test_what_the_web_uis_switches_mean() -> None:
     assert read(mirostat_mode=2).learns and not read().learns
     (message,) = OPEN[1].faults(banned_strings=["word"]).values()
     assert "banned_strings is a sampler's" in message
+
+
+IDS = st.one_of(
+    st.integers(),
+    st.floats(),
+    st.booleans(),
+    st.none(),
+    st.integers().map(str),
+    st.text(max_size=3),
+    st.lists(st.integers(), max_size=2),
+)
+
+
+@open_ones
+@given(given_ids=st.one_of(st.lists(IDS, max_size=3), st.lists(IDS, max_size=3).map(repr), IDS))
+def test_whatever_stands_for_banned_tokens_is_refused_by_name_or_can_be_sent(
+    dialect: Dialect, given_ids: Any
+) -> None:
+    pairs = [[each, 1] for each in given_ids] if isinstance(given_ids, list) else given_ids
+    for field, value in (("custom_token_bans", given_ids), ("logit_bias", pairs)):
+        try:
+            sampling = dialect.sampling(**{field: value})
+        except ValidationError as error:
+            assert all(field in each["field"] for each in faults_of(error, dialect.model))
+        else:
+            ids = [token for token, _ in sampling.logit_bias if not isinstance(token, str)]
+            assert all(is_token_id(each) for each in ids), ids
+
+
+@open_ones
+def test_breakers_that_are_no_list_of_texts_are_refused_by_name(dialect: Dialect) -> None:
+    for wrong in ("[" * 100_000, '"\\ud800"', "[1]", '"a', '[["a"]]'):
+        (fault,) = dialect.faults(dry_sequence_breakers=wrong)
+        assert "dry_sequence_breakers" in fault
+    assert dialect.sampling(dry_sequence_breakers='"a", "b"').dry_sequence_breakers == ("a", "b")

@@ -173,6 +173,18 @@ class TestCrashes:
 
         run(test)
 
+    def test_the_only_request_is_blamed_where_the_engine_noted_none(
+        self, script: Callable[..., None]
+    ) -> None:
+        async def test() -> None:
+            async with supervised(crash_limit=5) as supervisor:
+                error = await failure_of(supervisor.submit(request("abort-unnoted")))
+                assert isinstance(error, EngineCrashed)
+                await until(lambda: supervisor.state == "ready")
+                assert not supervisor.fatal.done()
+
+        run(test)
+
     def test_an_engine_that_sends_nonsense_is_replaced_and_streams_go_on(
         self, script: Callable[..., None], capsys: pytest.CaptureFixture[str]
     ) -> None:

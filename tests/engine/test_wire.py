@@ -98,6 +98,20 @@ def details(frame: object) -> list[object]:
     return [each.error.details for each in events if isinstance(each, Failed | StartFailed)]
 
 
+def test_an_integer_that_the_other_end_would_not_take_is_not_sent() -> None:
+    wide = 2**64
+    schema = ChatPrompt(({"role": "user", "content": wide},))
+    request = InferenceRequest("j", schema, Sampling(1), 5)
+    assert received(encode(Submit(1, request))[LENGTH.size :]) == Submit(1, request)
+    for wrong in (
+        InferenceRequest("j", (wide,), Sampling(1), 5),
+        InferenceRequest("j", "text", Sampling(1, logit_bias=((wide, 1.0),)), 5),
+        InferenceRequest("j", "text", Sampling(1, top_k=-wide), 5),
+    ):
+        with pytest.raises(ValueError, match="wide integer"):
+            encode(Submit(1, wrong))
+
+
 class Pipe:
     """The API process's end, with a transport that only notes that it is closed."""
 

@@ -101,7 +101,7 @@ def answer(command: Command, script: Path, black_box: BlackBox) -> list[Event]:
                 text = prompt.messages[-1]["content"]
             else:
                 text = "".join(map(chr, prompt)) if isinstance(prompt, tuple) else str(prompt)
-            black_box.in_hand[SMALL_INTAKE] = request_id
+            black_box.in_hand[SMALL_INTAKE] = 0 if text == "abort-unnoted" else request_id
             events = play(request_id, text, len(produced))
             black_box.in_hand[SMALL_INTAKE] = 0
             return [*events, stats()]
@@ -142,7 +142,7 @@ def play(request_id: int, text: str, n_produced: int) -> list[Event]:
             return accepted
         case "nonsense":
             return [*accepted, Started(request_id, -1)]
-        case "abort-unread":
+        case "abort-unread" | "abort-unnoted":
             os.kill(os.getpid(), signal.SIGABRT)
         case "refuse":
             error = ContextLengthExceeded("Too long.", prompt_tokens=9, context_length=8)

@@ -41,13 +41,15 @@ def after_a_crash(
 
 
 def _suspects(lost: list[Job], in_hand: frozenset[int]) -> list[Job]:
-    """The jobs in hand; else those with a slot and no token yet; else the only running one."""
+    """The jobs in hand; else those with a slot and no token yet; else the only running one; else
+    the only one that there was."""
     asked = [job for job in lost if not job.is_internal]
     running = [job for job in asked if job.has_slot]
     return (
         [job for job in asked if job.request_id in in_hand]
         or [job for job in running if job.stage == Stage.STARTED]
         or (running if len(running) == 1 else [])
+        or (asked if len(asked) == 1 else [])
     )
 
 

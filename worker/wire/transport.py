@@ -12,7 +12,7 @@ import socket
 import struct
 import threading
 
-from msgspec import to_builtins
+from msgspec import DecodeError, to_builtins
 from msgspec.msgpack import Decoder, Encoder
 
 from worker.wire.codec import from_data, to_data, wide_integer, with_wide_integers
@@ -32,13 +32,18 @@ def encode(message: Command | list[Event]) -> bytes:
     """One frame: the length of the message, then the message.
 
     Raises `ValueError`, `TypeError` or `RecursionError` for what cannot be sent: more than a frame
-    may hold, half of a surrogate pair, lists in lists without end.
+    may hold, half of a surrogate pair, lists in lists without end, an integer of more than 64 bits
+    in a field of a narrower type.
     """
     try:
         body = _encoder.encode(message)
     except OverflowError:
         data = to_builtins(message, enc_hook=to_data, builtin_types=(bytes,))
         body = _encoder.encode(with_wide_integers(data))
+        try:
+            (EVENTS if isinstance(message, list) else COMMANDS).decode(body)
+        except DecodeError as error:
+            raise ValueError(f"a wide integer stands where none may: {error}") from None
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {len(body)} bytes is over the limit of {MAX_FRAME_BYTES}")
     return LENGTH.pack(len(body)) + body

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from worker.api.chat.format import Choices, Expression, Format, Grammar, JsonSchema
 from worker.api.chat.request import UNASKED, Chat, Generate, Reasoning
-from worker.api.chat.sampling import SamplingFields
+from worker.api.chat.sampling import MAX_TOKEN_ID, SamplingFields
 from worker.api.http.body import Flag, Integer, JsonObject, OpenBody, parse_json
 from worker.api.http.state import AppState
 from worker.wire.work import Prompt
@@ -39,7 +39,7 @@ Item = TypeVar("Item")
 Many = Annotated[tuple[Item, ...], Field(fail_fast=True)]
 TextOr = Annotated[Text | Annotated[Item, Tag("~object")], ByKind]
 TextOrMany = Annotated[Text | Annotated[Many[Item], Tag("~list")], ByKind]
-TokenId = Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]
+TokenId = Annotated[int, Field(strict=True, ge=0, le=MAX_TOKEN_ID)]
 TokenIds = Annotated[tuple[TokenId, ...], Field(fail_fast=True, min_length=1)]
 Stops = Annotated[
     Text | Annotated[tuple[str, ...], Field(fail_fast=True, max_length=MAX_STOPS), Tag("~list")],

@@ -7,8 +7,8 @@ else the model file's, else llama.cpp's. Pure functions, any thread.
 
 from __future__ import annotations
 
-import json
 import math
+import re
 import secrets
 from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
@@ -24,9 +24,10 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from worker.api.http.body import Flag, Integer, Number, OpenBody
+from worker.api.http.body import Flag, Integer, Number, OpenBody, parse_json
 from worker.api.http.faults import is_number
 from worker.api.http.state import AppState, ServedModel
+from worker.errors import InvalidRequest
 from worker.wire.sampling import (
     DEFAULT_BREAKERS,
     OTHERS,
@@ -39,12 +40,18 @@ MAX_SEED = 2**64 - 1
 MAX_BIASES = 1024
 MAX_BIAS = 100
 MAX_BREAKERS = 32
+MAX_TOKEN_ID = 2**31 - 1
+_DIGITS = re.compile(r"[0-9]{1,11}")
 LLAMA_CPP_WINDOW = 64
 """Tokens that penalties count in llama.cpp, if a request does not say."""
 
 
 def _must(what: str) -> PydanticCustomError:
     return PydanticCustomError("body.type", "must be {what}", {"what": what})
+
+
+def is_token_id(given: Any) -> bool:
+    return type(given) is int and 0 <= given <= MAX_TOKEN_ID
 
 
 def _order(given: Any) -> tuple[str, ...]:
@@ -62,9 +69,10 @@ def _order(given: Any) -> tuple[str, ...]:
 def _texts(given: Any) -> tuple[str, ...]:
     """A list of texts; some clients write it as JSON, others its items only."""
     if isinstance(given, str):
+        written = given if given.lstrip().startswith("[") else f"[{given}]"
         try:
-            given = json.loads(given if given.lstrip().startswith("[") else f"[{given}]")
-        except ValueError:
+            given = parse_json(written.encode())
+        except InvalidRequest:
             given = None
     is_list = isinstance(given, list | tuple) and len(given) <= MAX_BREAKERS
     if not is_list or not all(isinstance(each, str) for each in given):
@@ -87,9 +95,9 @@ def _bias(pair: Any) -> tuple[int | str, float]:
     if not isinstance(pair, list | tuple) or len(pair) != 2:
         raise _must("an object of numbers by token, or a list of [token, number]")
     token, added = pair
-    if isinstance(token, str) and token.isascii() and token.isdigit() and len(token) < 12:
+    if isinstance(token, str) and _DIGITS.fullmatch(token):
         token = int(token)
-    if not isinstance(token, int | str) or isinstance(token, bool):
+    if not isinstance(token, str) and not is_token_id(token):
         raise _must("by token ids or by texts")
     if added is False:
         return token, -math.inf
@@ -100,13 +108,14 @@ def _bias(pair: Any) -> tuple[int | str, float]:
 
 def _banned(given: Any) -> tuple[int, ...]:
     """Token ids as text, or in a list."""
-    parts = given.split(",") if isinstance(given, str) else given
-    if not isinstance(parts, list | tuple):
+    if isinstance(given, str):
+        texts = filter(None, map(str.strip, given.split(",")))
+        given = [int(text) if _DIGITS.fullmatch(text) else text for text in texts]
+    if not isinstance(given, list | tuple) or not all(map(is_token_id, given)):
         raise _must("token ids, separated by commas")
-    try:
-        return tuple(int(part) for part in parts if not isinstance(part, str) or part.strip())
-    except (TypeError, ValueError):
-        raise _must("token ids, separated by commas") from None
+    if len(given) > MAX_BIASES:
+        raise _must(f"of at most {MAX_BIASES} tokens")
+    return tuple(given)
 
 
 def _is_off(off: Any, given: Any) -> Any:

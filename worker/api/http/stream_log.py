@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 
 from worker.api.http.encoding import KEEPALIVE
 from worker.errors import InferenceFailed, InvalidRequest, JobNotFound, WorkerError
@@ -219,13 +219,14 @@ class Streams:
     def open(
         self,
         owner: str,
-        names: Iterable[str],
+        names: Collection[str],
         log: StreamLog,
         chunks: AsyncIterator[bytes],
     ) -> None:
         """Keep a stream under these names. An older one of the same name ends."""
         for name in names:
             self.remove(owner, name)
+        for name in names:
             self._logs[owner, name] = log
         self._kept[log] = None
         task = asyncio.create_task(log.fill(chunks, self, self._settings.keepalive))
