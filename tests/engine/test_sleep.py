@@ -60,6 +60,26 @@ def test_a_busy_worker_does_not_sleep_and_says_why(script: Callable[..., None]) 
     run(test)
 
 
+def test_a_worker_that_is_waking_does_not_sleep_and_says_why(script: Callable[..., None]) -> None:
+    async def test() -> None:
+        async with supervised() as supervisor:
+
+            async def sleep() -> None:
+                supervisor.sleep()
+
+            for wake, why in (
+                (supervisor.wake, "it is waking"),
+                (lambda: supervisor.open(request("say"), None), "it has 1 requests"),
+            ):
+                await until(lambda: supervisor.state == "ready" and not supervisor.status().queued)
+                supervisor.sleep()
+                wake()
+                error = await failure_of(sleep())
+                assert isinstance(error, NotReady) and why in error.message
+
+    run(test)
+
+
 def test_an_idle_worker_falls_asleep_by_itself_and_again(script: Callable[..., None]) -> None:
     async def test() -> None:
         async with supervised(sleep_idle_seconds=0.2) as supervisor:

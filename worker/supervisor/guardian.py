@@ -62,6 +62,11 @@ class Guardian:
             return "ready"
         return "loading" if self.info is None else "recovering"
 
+    @property
+    def wakes(self) -> bool:
+        """Whether a worker that slept is to have an engine, which is not ready yet."""
+        return self._woken is not None and self._woken.is_set()
+
     def sleep(self) -> None:
         """End the engine process, which gives all its memory back, until `wake`."""
         self._woken = asyncio.Event()

@@ -288,11 +288,11 @@ class Supervisor:
         Raises:
             NotReady: the worker is not ready, or has requests.
         """
-        state = self.state
+        state = "waking" if self._guardian.wakes else self.state
         if state == "sleeping":
             return
         if state != "ready" or self._jobs:
-            why = f"it has {len(self._jobs)} requests" if state == "ready" else f"it is {state}"
+            why = f"it has {len(self._jobs)} requests" if self._jobs else f"it is {state}"
             raise NotReady(f"The worker cannot sleep now: {why}.")
         self._guardian.sleep()
         self.set_progress(Progress("sleeping", 0.0))

@@ -62,8 +62,9 @@ async def status(request: Request, state: AppState) -> Response:
 
 
 def _memory(now: WorkerStatus) -> list[MemoryPart]:
-    """The planned bytes on the device, part by part; the cells' are split by what they hold."""
-    if now.info is None:
+    """The planned bytes on the device, part by part; the cells' are split by what they hold. A
+    worker without an engine takes none."""
+    if now.info is None or now.state == "sleeping":
         return []
     parts: list[MemoryPart] = []
     stats = now.stats
