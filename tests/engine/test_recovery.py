@@ -93,6 +93,25 @@ class TestCrashes:
 
         run(test)
 
+    def test_a_stream_without_an_engine_has_nothing_in_cells(
+        self, script: Callable[..., None]
+    ) -> None:
+        async def test() -> None:
+            async with supervised() as supervisor:
+                stream = await supervisor.submit(request("tell a b"))
+                await next_token(stream)
+                stream.cached_tokens = 2
+                (now,) = supervisor.activities(9)
+                assert (now.doing, now.cached_tokens, now.computed_tokens) == ("decoding", 2, 3)
+                kill_engine(supervisor)
+                await until(lambda: supervisor.state == "recovering")
+                (now,) = supervisor.activities(9)
+                assert (now.doing, now.cached_tokens, now.computed_tokens) == ("waiting", 0, 0)
+                assert (now.prompt_tokens, now.tokens_out) == (3, 1)
+                stream.cancel()
+
+        run(test)
+
     def test_a_stream_survives_so_many_crashes_and_no_more(
         self, script: Callable[..., None]
     ) -> None:

@@ -123,15 +123,17 @@ class Job:
     @property
     def activity(self) -> Activity:
         """What is done with it, without anything of its text."""
-        if not self.has_slot:
-            doing: Doing = "waiting"
-        else:
-            doing = "prompt" if self.stage == Stage.STARTED else "decoding"
+        doing: Doing = "decoding"
+        cached, computed = self.cached_tokens, self.prompt_tokens
+        if not self.has_slot:  # what an engine that died had in its cells is gone
+            doing, cached, computed = "waiting", 0, 0
+        elif self.stage == Stage.STARTED:
+            doing, computed = "prompt", self.computed_tokens
         return Activity(
             doing=doing,
             prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.cached_tokens,
-            computed_tokens=self.prompt_tokens if doing == "decoding" else self.computed_tokens,
+            cached_tokens=cached,
+            computed_tokens=computed,
             tokens_out=self.tokens_out,
             seconds=round(self.age_seconds, 3),
         )

@@ -70,10 +70,10 @@ def check_media(media: tuple[Medium, ...], projector: ProjectorInfo | None) -> N
 def _refusal(medium: Medium, projector: ProjectorInfo | None) -> InvalidRequest | None:
     what, verb = ("pictures", "see") if medium.kind == "image" else ("sounds", "hear")
     if projector is None:
-        why = "this model is served without a projector; start the worker with --mmproj FILE"
+        why = f"this model is served without a projector; --mmproj FILE gives it one for {what}"
     elif not (projector.sees if medium.kind == "image" else projector.hears):
-        why = f"this model's projector cannot {verb}"
+        why = f"this model's projector does not {verb} {what}"
     else:
         return None
-    message = f"{medium.field} is not supported: {why} for {what}"
+    message = f"{medium.field} is not supported: {why}"
     return invalid([fault(medium.field, "unsupported", message)])
