@@ -3,10 +3,11 @@ twice."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
@@ -14,7 +15,8 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.worker import WorkerProcess, new_job_id
-from worker.api.http.stream_log import StreamLog
+from worker.api.http.stream_log import LEAST_BYTES, StreamLog, Streams
+from worker.settings import Settings
 
 RESUME = {"x-llorch-resume": "1"}
 LONG: Any = {"prompt": "Once upon a time", "max_tokens": 480, "temperature": 0, "ignore_eos": True}
@@ -285,3 +287,24 @@ def test_what_is_dropped_is_told() -> None:
     for event_id in range(n_dropped - 1, 50):
         behind = everything[log.behind(event_id) :]
         assert behind.count(b"data") == 49 - event_id
+
+
+def test_short_streams_are_bounded_and_looked_up_in_one_pass() -> None:
+    async def no_chunks() -> AsyncIterator[bytes]:
+        for chunk in (b"data: 1\n\n",):
+            yield chunk
+
+    async def test() -> list[list[str]]:
+        streams = Streams(Settings(resume_mib=1))
+        for index in range(100):
+            log = StreamLog((), "text/event-stream", lambda _: True, lambda _: b"")
+            streams.open("o", (f"a{index % 90}::m", f"a::b{index}::c"), log, no_chunks())
+            while not log.is_done:
+                await asyncio.sleep(0)
+        asked = (["a95::m"], ["a5", "a9", "", "a"], ["a::b99", "a::b0"])
+        return [[name for name, _ in streams.named("o", ids)] for ids in asked]
+
+    none, firsts, whole = asyncio.run(test())
+    n_kept = sum(name.startswith("a::b") for name in firsts)
+    assert n_kept == 1024 * 1024 // LEAST_BYTES
+    assert (none, firsts[:2], whole) == ([], ["a5::m", "a9::m"], ["a::b99::c"])

@@ -12,6 +12,7 @@ import asyncio
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
+from itertools import chain
 
 from worker.api.http.encoding import KEEPALIVE
 from worker.errors import InferenceFailed, InvalidRequest, JobNotFound, WorkerError
@@ -21,6 +22,8 @@ from worker.supervisor.job import Job
 
 MOST_BYTES = 4 * 2**20
 """Of one log; what is older is dropped."""
+LEAST_BYTES = 16 * 1024
+"""What a log counts at least: a short one is more than its bytes."""
 _EVENTS_AT_ONCE = 512
 _CHECKED_BYTES = 64 * 1024
 """A log may grow by so many bytes before its bounds are looked at."""
@@ -101,7 +104,7 @@ class StreamLog:
             job.cancel()
 
     def end(self) -> None:
-        self.ended_at = time.time()
+        self.ended_at, self.jobs = time.time(), ()
         self._tell()
 
     def _tell(self) -> None:
@@ -173,6 +176,10 @@ class StreamLog:
                 self.append(KEEPALIVE)
 
 
+def _counted(log: StreamLog) -> int:
+    return max(log.size_bytes, LEAST_BYTES)
+
+
 def _lost() -> InvalidRequest:
     return InvalidRequest("this part of the stream is not kept any more; begin anew")
 
@@ -208,8 +215,8 @@ class Streams:
         self._settings = settings
         self._logs: dict[tuple[str, str], StreamLog] = {}
         self._timers: dict[StreamLog, asyncio.TimerHandle] = {}
-        self._kept: dict[StreamLog, None] = {}
-        """The logs in order of their beginning."""
+        self._kept: dict[StreamLog, tuple[tuple[str, str], ...]] = {}
+        """The logs in order of their beginning, and what each is found by."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -226,9 +233,9 @@ class Streams:
         """Keep a stream under these names. An older one of the same name ends."""
         for name in names:
             self.remove(owner, name)
-        for name in names:
-            self._logs[owner, name] = log
-        self._kept[log] = None
+        self._kept[log] = tuple((owner, name) for name in dict.fromkeys(names))
+        self._logs |= dict.fromkeys(self._kept[log], log)
+        self._make_room((len(self._kept) * LEAST_BYTES) - self._most_bytes)
         task = asyncio.create_task(log.fill(chunks, self, self._settings.keepalive))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -243,11 +250,17 @@ class Streams:
             raise JobNotFound("no stream of that name is kept")
         return log
 
-    def named(self, owner: str, prefix: str) -> Iterator[tuple[str, StreamLog]]:
-        """The owner's streams of a conversation: of its id, and of its id with `::` and a model."""
+    def named(self, owner: str, ids: Iterable[str]) -> Iterator[tuple[str, StreamLog]]:
+        """The owner's streams of conversations: of an id, and of an id with `::` and a model. They
+        come in the order of the ids; it takes one look at each log."""
+        found: dict[str, list[tuple[str, StreamLog]]] = {id: [] for id in ids}
         for (each, name), log in self._logs.items():
-            if each == owner and (name == prefix or name.startswith(f"{prefix}::")):
-                yield name, log
+            # Either of the id and the model may have `::` itself.
+            parts = {name, name.partition("::")[0] or name, name.rpartition("::")[0] or name}
+            if each == owner:
+                for id in parts & found.keys():
+                    found[id].append((name, log))
+        return chain.from_iterable(found.values())
 
     def remove(self, owner: str, name: str) -> None:
         """End a stream and forget it, if there is one."""
@@ -268,19 +281,28 @@ class Streams:
         have ended and that nobody reads; then the oldest events of the largest."""
         if log.size_bytes > MOST_BYTES:
             log.drop(log.size_bytes - 3 * MOST_BYTES // 4)
-        most = self._settings.resume_mib << 20
-        excess = sum(each.size_bytes for each in self._kept) - most
-        for each in list(self._kept) if excess > 0 else []:
-            if each.is_done and not each.n_readers and excess > 0:
-                excess -= each.size_bytes
-                self._forget(each)
+        excess = self._make_room(sum(map(_counted, self._kept)) - self._most_bytes)
         if excess > 0:
             largest = max(self._kept, key=lambda each: each.size_bytes)
             largest.drop(max(excess, largest.size_bytes // 4))
 
+    @property
+    def _most_bytes(self) -> int:
+        return self._settings.resume_mib << 20
+
+    def _make_room(self, excess: int) -> int:
+        """Forget the oldest logs that have ended and that nobody reads; returns the bytes that are
+        still too many."""
+        unread = (each for each in self._kept if each.is_done and not each.n_readers)
+        while excess > 0 and (oldest := next(unread, None)) is not None:
+            excess -= _counted(oldest)
+            self._forget(oldest)
+            unread = (each for each in self._kept if each.is_done and not each.n_readers)
+        return excess
+
     def _forget(self, log: StreamLog) -> None:
-        self._logs = {key: each for key, each in self._logs.items() if each is not log}
-        self._kept.pop(log, None)
+        for key in self._kept.pop(log, ()):
+            del self._logs[key]
         if (timer := self._timers.pop(log, None)) is not None:
             timer.cancel()
         log.cancel()

@@ -67,8 +67,7 @@ async def lookup(request: Request, state: AppState) -> Response:
                 "started_at": int(log.began_at),
                 "completed_at": int(log.ended_at),
             }
-            for asked in dict.fromkeys(body.conversation_ids)
-            for name, log in state.streams.named(owner, asked)
+            for name, log in state.streams.named(owner, body.conversation_ids)
         ]
     )
 
