@@ -50,7 +50,7 @@ def test_odds_after_the_samplers_and_all_that_there_are(worker: WorkerProcess) -
 
 def test_an_unknown_sampler_is_named(worker: WorkerProcess) -> None:
     refused = worker.post("/completion", {"prompt": PROMPT, "samplers": ["top_k", "mystery"]})
-    assert refused.status_code == 400 and "'mystery' is not a sampler here" in refused.text
+    assert refused.status_code == 400 and "'mystery', which is no sampler here" in refused.text
 
 
 def test_why_a_completion_ended(worker: WorkerProcess) -> None:

@@ -144,7 +144,7 @@ def test_letters_and_names_say_the_same(letters: list[str]) -> None:
 
 
 def test_a_letter_that_is_none_is_named() -> None:
-    with pytest.raises(ValueError, match="'i' is no sampler's letter"):
+    with pytest.raises(ValueError, match="'i', which is no sampler's letter"):
         order_of("kpi")
 
 

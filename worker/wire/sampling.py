@@ -226,7 +226,8 @@ def order_of(given: str | tuple[str, ...]) -> tuple[str, ...]:
         plain = name.lower().replace("-", "_")
         sampler = _SPELLINGS.get(plain)
         if sampler is None:
-            raise ValueError(f"{name!r} is not a sampler here: {', '.join(sorted(SAMPLERS))}")
+            known = ", ".join(sorted(SAMPLERS))
+            raise ValueError(f"names {name!r}, which is no sampler here: {known}")
         if sampler and (sampler == plain or sampler not in found):
             found.append(sampler)
     return tuple(found)
@@ -235,5 +236,5 @@ def order_of(given: str | tuple[str, ...]) -> tuple[str, ...]:
 def _by_letter(letter: str) -> str:
     if letter not in LETTERS:
         known = ", ".join(f"{each} {name}" for each, name in LETTERS.items())
-        raise ValueError(f"{letter!r} is no sampler's letter here: {known}")
+        raise ValueError(f"names {letter!r}, which is no sampler's letter here: {known}")
     return LETTERS[letter]

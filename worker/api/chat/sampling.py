@@ -61,9 +61,7 @@ def _order(given: Any) -> tuple[str, ...]:
     try:
         return order_of(given if isinstance(given, str) else tuple(given))
     except ValueError as error:
-        raise PydanticCustomError(
-            "body.unknown", "names what is no sampler: {why}", {"why": str(error)}
-        ) from None
+        raise PydanticCustomError("body.unknown", "{why}", {"why": str(error)}) from None
 
 
 def _texts(given: Any) -> tuple[str, ...]:
