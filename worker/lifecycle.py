@@ -24,7 +24,6 @@ import uvicorn
 from worker.api.app import build_schemas, create_app
 from worker.api.http.listen import (
     Server,
-    check_certificate,
     is_loopback,
     is_wildcard,
     listen,
@@ -46,6 +45,7 @@ from worker.observability.metrics import Metrics
 from worker.observability.terminal import LiveLine, first_request, ready_text
 from worker.pool.client import PoolClient
 from worker.pool.heartbeat import Heartbeats
+from worker.setting_faults import check_certificate
 from worker.settings import Settings
 from worker.supervisor.engine_process import EngineProcess
 from worker.supervisor.supervisor import Supervisor

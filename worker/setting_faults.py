@@ -26,6 +26,26 @@ def flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
+def check_certificate(certificate: tuple[str, str] | None) -> None:
+    """Raises `ConfigError` if the files hold no certificate chain and its key, both in PEM."""
+    import ssl
+
+    if certificate is None:
+        return
+    for path, field in zip(certificate, ("ssl_certfile", "ssl_keyfile"), strict=True):
+        if not os.access(path, os.R_OK) or not os.path.isfile(path):
+            message = f"{flag(field)} is {path!r}, which is no file that can be read."
+            raise ConfigError(message, field=field)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*certificate)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--ssl-certfile {certificate[0]!r} and --ssl-keyfile {certificate[1]!r} are no "
+            f"certificate with its key: {getattr(error, 'reason', None) or error}.",
+            field="ssl_certfile",
+        ) from None
+
+
 def closest(name: str, candidates: list[str]) -> str:
     """`; did you mean …?` for an unknown name, or nothing."""
     match = difflib.get_close_matches(name, candidates, n=1)

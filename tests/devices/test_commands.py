@@ -195,6 +195,21 @@ def test_doctor_finds_a_missing_model(warm_cache: Path) -> None:
     assert re.search(r"^FAILED +model ", ended.stdout, re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "code"),
+    [
+        ("projector", ("--mmproj", "./nowhere.gguf"), 3),
+        ("certificate", ("--ssl-certfile", "./no.pem", "--ssl-keyfile", "./no.pem"), 2),
+    ],
+)
+def test_doctor_finds_a_missing_file_beside_the_model(
+    warm_cache: Path, name: str, given: Sequence[str], code: int
+) -> None:
+    ended = run("doctor", "--port", "0", *given, cache=warm_cache)
+    assert ended.returncode == code
+    assert re.search(rf"^FAILED +{name} ", ended.stdout, re.MULTILINE)
+
+
 def diagnose(cache: Path, child: Sequence[str], **given: Any) -> Diagnosis:
     settings = Settings.load("cpu", {"port": "0", "cache_dir": str(cache), **given})
     return run_diagnosis(settings, child=child)

@@ -31,7 +31,9 @@ from worker.models import reference
 from worker.models.adapter import resolve_adapter
 from worker.models.checkpoint_files import check_checkpoint
 from worker.models.draft import resolve_draft
+from worker.models.projector import NONE, resolve_projector
 from worker.models.resolve import resolve_for
+from worker.setting_faults import check_certificate
 from worker.settings import Settings
 
 _GIB = 1 << 30
@@ -149,6 +151,10 @@ def diagnose(
         found.checks.append(Check("cache", "failed", cache_fault))
     with found.check("port"):
         found.ok("port", _port(settings))
+    with found.check("certificate"):
+        check_certificate(settings.certificate)
+        if settings.certificate is not None:
+            found.ok("certificate", ", ".join(settings.certificate))
     findings = preflight.ask(questions, child=child)
     _native_checks(found, findings)
     found.checks += files.checks
@@ -209,8 +215,12 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
     model = _model(settings, found, cache_fault)
     adapter = draft = None
     if model is None:
-        for name, given in (("adapter", settings.lora), ("draft", settings.draft)):
-            if given is not None:
+        for name, given in (
+            ("adapter", settings.lora),
+            ("draft", settings.draft),
+            ("projector", settings.mmproj),
+        ):
+            if given not in (None, NONE):
                 text = f"{given} is held against the model once that is on this machine"
                 found.unknown(name, text)
     else:
@@ -222,6 +232,10 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
             draft = asyncio.run(resolve_draft(settings, model))
             if draft is not None:
                 found.ok("draft", f"{draft.model_ref}: {draft.path}")
+        with found.check("projector"):
+            projector = asyncio.run(resolve_projector(settings.mmproj, model))
+            if projector is not None:
+                found.ok("projector", projector.path)
     trial = None
     with contextlib.suppress(WorkerError):  # the check of the model or the cache has told why
         trial = str(asyncio.run(resolve_for(settings, None)).gguf_path)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import os
 import socket
-import ssl
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -15,7 +13,6 @@ from starlette.types import ASGIApp
 
 from worker.api.http.connection import protocol_with
 from worker.errors import ConfigError, PortInUse
-from worker.setting_faults import flag
 
 KEEP_ALIVE_SECONDS = 75
 """Idle connections stay open longer than those of usual proxies and clients (60 s), so that none of
@@ -42,24 +39,6 @@ class Server(uvicorn.Server):
 
 Certificate = tuple[str, str]
 """The files of a certificate chain and of its key, both in PEM."""
-
-
-def check_certificate(certificate: Certificate | None) -> None:
-    """Raises `ConfigError` if the files hold no certificate and its key."""
-    if certificate is None:
-        return
-    for path, field in zip(certificate, ("ssl_certfile", "ssl_keyfile"), strict=True):
-        if not os.access(path, os.R_OK) or not os.path.isfile(path):
-            message = f"{flag(field)} is {path!r}, which is no file that can be read."
-            raise ConfigError(message, field=field)
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*certificate)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"--ssl-certfile {certificate[0]!r} and --ssl-keyfile {certificate[1]!r} are no "
-            f"certificate with its key: {getattr(error, 'reason', None) or error}.",
-            field="ssl_certfile",
-        ) from None
 
 
 def server_for(
