@@ -143,6 +143,14 @@ def test_letters_and_names_say_the_same(letters: list[str]) -> None:
     assert order_of("".join(letters)) == order_of(names) == names
 
 
+@open_ones
+def test_an_order_is_bounded(dialect: Dialect) -> None:
+    assert len(dialect.sampling(samplers="y" * 64).samplers) == 64
+    for many in ("y" * 65, ["typ_p"] * 65, "typ_p;" * 65):
+        (message,) = dialect.faults(samplers=many).values()
+        assert "samplers names 65 samplers" in message
+
+
 def test_a_letter_that_is_none_is_named() -> None:
     with pytest.raises(ValueError, match="'i', which is no sampler's letter"):
         order_of("kpi")

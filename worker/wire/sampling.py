@@ -47,6 +47,8 @@ ORDER = tuple("penalties dry top_n_sigma top_k typ_p top_p min_p xtc temperature
 LETTERS = dict(zip("edskypmxt", ORDER, strict=True)) | {"a": "adaptive_p"}
 """The letters of llama.cpp's `--sampling-seq`."""
 SAMPLERS = tuple(LETTERS.values())
+MAX_SAMPLERS = 64
+"""Of one order: each is a pass over the vocabulary for each token."""
 DEFAULT_BREAKERS = ("\n", ":", '"', "*")
 
 
@@ -215,8 +217,16 @@ def order_of(given: str | tuple[str, ...]) -> tuple[str, ...]:
     came before is left out.
 
     Raises:
-        ValueError: a name or letter is no sampler's; the message says which.
+        ValueError: a name or letter is no sampler's, and the message says which; or they are too
+            many.
     """
+    found = _samplers_of(given)
+    if len(found) > MAX_SAMPLERS:
+        raise ValueError(f"names {len(found)} samplers; it may name {MAX_SAMPLERS}")
+    return found
+
+
+def _samplers_of(given: str | tuple[str, ...]) -> tuple[str, ...]:
     if isinstance(given, str):
         if given.isalpha() and (set(given) <= LETTERS.keys() or given.lower() not in _SPELLINGS):
             return tuple(map(_by_letter, given))

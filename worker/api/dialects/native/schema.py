@@ -17,7 +17,14 @@ from worker.api.chat.request import Generate, Reasoning
 from worker.api.chat.sampling import MAX_BREAKERS, MAX_SEED
 from worker.api.http.body import Body, Flag, Integer, Number
 from worker.api.http.state import AppState
-from worker.wire.sampling import DEFAULT_BREAKERS, ORDER, PARAMETERS, SAMPLERS, Sampling
+from worker.wire.sampling import (
+    DEFAULT_BREAKERS,
+    MAX_SAMPLERS,
+    ORDER,
+    PARAMETERS,
+    SAMPLERS,
+    Sampling,
+)
 
 MAX_JOB_ID_CHARS = 256
 
@@ -31,7 +38,6 @@ def _sampler(name: str) -> str:
 
 
 SamplerName = Annotated[str, AfterValidator(_sampler)]
-MAX_SAMPLERS = 64
 Stop = Annotated[str, Field(min_length=1, max_length=100)]
 
 
