@@ -10,11 +10,17 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.skips import NoSkips
 from tests.support.worker import WorkerProcess
 
 LONG_TIMEOUT_S = 3600
+# How long an example takes tells of the machine and its other work, not of the code.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

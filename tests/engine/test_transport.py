@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -109,3 +111,18 @@ def test_a_frame_over_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(transport, "MAX_FRAME_BYTES", 1000)
     with pytest.raises(ValueError, match="over the limit"):
         encode([Token(1, "x" * 2000, ())])
+
+
+def test_an_engine_that_cannot_send_leaves_at_once() -> None:
+    """It would otherwise compute on in silence until the stall timeout."""
+    code = (
+        "import socket\n"
+        "from worker.engine.outbox import Outbox\n"
+        "from worker.wire.transport import SyncChannel\n"
+        "ours, theirs = socket.socketpair()\n"
+        "outbox = Outbox(SyncChannel(ours))\n"
+        "outbox.put([object()])\n"
+        "outbox.flush()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert done.returncode == 70 and b"outbox_failed" in done.stderr + done.stdout

@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 
+from worker.observability.logs import get_logger
 from worker.wire.messages import Event
 from worker.wire.transport import SyncChannel
 
@@ -47,3 +48,6 @@ class Outbox:
                     self._channel.send(frame)
         except ConnectionError:  # without its parent, the engine process ends
             os._exit(0)
+        except BaseException:  # a silent engine would be found by the stall timeout alone
+            get_logger().exception("engine.outbox_failed")
+            os._exit(70)
