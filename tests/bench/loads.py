@@ -7,6 +7,7 @@ the loads that are about it.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -114,6 +115,36 @@ def stranger(n_before: int, n_words: int) -> Callable[..., list[Prompt]]:
     return make
 
 
+SHORTEST, LONGEST, COMMON = 20, 1200, 200
+FEWEST_OUT, MOST_OUT = 16, 200
+SHARE_OF_LONG = math.log(LONGEST / SHORTEST) / math.log(LONGEST / COMMON) / 3
+"""Of the prompts that are longer than the common beginning; a third of all."""
+
+
+def arriving(
+    count: int, rate: float | None
+) -> Callable[[random.Random, Sequence[str]], list[Prompt]]:
+    """`count` requests, `rate` of them a second on average (Poisson); without a rate all at once.
+
+    Prompts of 20 to 1,200 words, uniform in the logarithm; a third begin alike; 16 to 200 tokens
+    out.
+    """
+
+    def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
+        common = text_of(rng, words, COMMON)
+        prompts, at_s = [], 0.0
+        for _ in range(count):
+            n_words = round(math.exp(rng.uniform(math.log(SHORTEST), math.log(LONGEST))))
+            begins_alike = n_words > COMMON and rng.random() < SHARE_OF_LONG
+            text = common if begins_alike else ""
+            text += text_of(rng, words, n_words - (COMMON if begins_alike else 0))
+            prompts.append(Prompt(text, rng.randint(FEWEST_OUT, MOST_OUT), at_s=at_s))
+            at_s += rng.expovariate(rate) if rate else 0.0
+        return prompts
+
+    return make
+
+
 def text_of(rng: random.Random, words: Sequence[str], n_words: int) -> str:
     return "".join(" " + word for word in rng.choices(words, k=n_words))
 
@@ -217,6 +248,7 @@ LOADS: dict[str, Load] = {
             )
             for n in (1, 4, 16)
         ),
+        Load("arrivals", None, arriving(20, 0.5), read_throughput, 900, model=INSTRUCT),
         Load("repetition", None, repeating(24, 6, 128), read_throughput, 300, model=INSTRUCT),
         Load("stranger", None, stranger(8, 700), read_stranger, 300, model=INSTRUCT),
         Load("join", JOIN_SHAPE, joining(4000, 64), read_join),
