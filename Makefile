@@ -78,7 +78,7 @@ page-test: ui ## both pages in headless Chromium: used, stopped, attacked, read 
 
 vulkan-test: ## plans and proofs on one, two and three GPUs with bounded memory, which Mesa's software device plays (builds the Vulkan wheel once)
 	@$(PYTHON) -m builds setup --venv $(VENV)-vulkan --backend vulkan --native
-	$(VENV)-vulkan/bin/pytest -rP tests/vulkan
+	$(VENV)-vulkan/bin/pytest -m long -rP tests/vulkan
 
 ray: setup ## install Ray Serve into .venv, for llorch-ray
 	$(VENV)/bin/pip install --quiet --require-hashes --requirement builds/locks/fleet.txt

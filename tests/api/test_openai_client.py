@@ -225,7 +225,7 @@ def test_a_schema_that_cannot_be_compiled_is_refused(client: OpenAI, model: str)
     ("fields", "param"),
     [
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"temperature": 3}, "temperature"),
+        ({"temperature": -1}, "temperature"),
         ({"n": 0}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"top_logprobs": 2}, "top_logprobs"),

@@ -182,7 +182,9 @@ def chi_square(drawn: Counter[int], expected: dict[int, float]) -> tuple[float, 
 @st.composite
 def samplings(draw: st.DrawFn) -> Sampling:
     def maybe(off: float, low: float, high: float) -> float:
-        return draw(st.just(off) | st.floats(low, high))
+        # In steps: where a cut's border is as fine as rounding, single precision decides.
+        steps = st.integers(math.ceil(low * 128), math.floor(high * 128))
+        return draw(st.just(off) | steps.map(lambda n: n / 128))
 
     names = draw(st.permutations(sorted(SAMPLERS)))
     sampling = Sampling(
@@ -214,7 +216,7 @@ def samplings(draw: st.DrawFn) -> Sampling:
 
 
 @given(samplings(), st.integers(0, 10**6), st.lists(st.integers(0, 30), max_size=80))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, derandomize=True)
 def test_any_chain_is_llama_cpp_s(
     model: Model, sampling: Sampling, seed: int, said: list[int]
 ) -> None:

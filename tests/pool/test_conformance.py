@@ -18,7 +18,14 @@ from tests.conftest import StartWorker
 from tests.support.worker import ROOT, until
 from worker.pool.rules import CALLBACK_FIELDS, HEARTBEAT_FIELDS, PoolMessage, judge
 
-EXAMPLES: dict[Any, Any] = {str: "x", int: 1, list: ["text-gen"], bool: True, (int, float): 1.0}
+EXAMPLES: dict[Any, Any] = {
+    str: "x",
+    int: 1,
+    list: ["text-gen"],
+    bool: True,
+    (int, float): 1.0,
+    (str, list): "CPU",
+}
 COMMON = {"uri": "http://h:1", "incarnation": "i"}
 
 

@@ -12,6 +12,8 @@ import pytest
 from tests.devices.conftest import SHAPES
 from tests.vulkan.conftest import MakeCards, Prove
 
+pytestmark = pytest.mark.long
+
 TOO_MUCH = 2 << 20
 KINDS = [*SHAPES, "sliding", "hybrid", "encoder"]
 Start = Callable[..., subprocess.Popen[str]]

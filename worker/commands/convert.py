@@ -94,9 +94,12 @@ def _list(options: argparse.Namespace, _report: Reporter) -> None:
         from worker.convert import upstream
         from worker.convert.architectures import FAMILIES
 
-        for family in sorted(FAMILIES, key=lambda family: (family.architecture, family.names)):
-            print(f"{family.architecture:<12} {', '.join(family.names)}")
         ours = {name for family in FAMILIES for name in family.names}
+        by_architecture: dict[str, set[str]] = {}
+        for family in FAMILIES:
+            by_architecture.setdefault(family.architecture, set()).update(family.names)
+        for architecture, names in sorted(by_architecture.items()):
+            print(f"{architecture:<12} {', '.join(sorted(names))}")
         print(f"\nby llama.cpp's own converter ({upstream.NEEDS}):")
         print(textwrap.fill(" ".join(sorted(upstream.classes() - ours)), 100))
         return

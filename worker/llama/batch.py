@@ -76,11 +76,7 @@ class Batch:
         return int(self.native.n_tokens)
 
     def clear(self) -> None:
-        self._of_tokens(0)
-
-    def _of_tokens(self, n_rows: int) -> None:
-        self.native, self.at_once = self._tokens, False
-        self.native.n_tokens = n_rows
+        self.set_rows([], [])
 
     def set_slots(self, slots: list[int], logits: bytes | bytearray) -> None:
         """Prepare one row for each slot; `logits` has a 1 for each row that requests its logits,
@@ -95,7 +91,8 @@ class Batch:
         n = len(tokens)
         self._token[:n] = array("i", tokens)
         self._pos[:n] = array("i", positions)
-        self._of_tokens(n)
+        self.native, self.at_once = self._tokens, False
+        self.native.n_tokens = n
 
     def add(self, slot: int, position: int, tokens: Sequence[int], *, logits: bool) -> int:
         """Append tokens at consecutive positions; returns the index of the last row.
