@@ -89,7 +89,9 @@ def test_what_is_no_sound_is_refused_by_the_fields_name(
 
 def test_a_model_that_only_hears_is_shown_no_picture(hearing: WorkerProcess) -> None:
     answer = hearing.post("/v1/chat/completions", question(picture()))
-    assert answer.status_code == 400 and "cannot see" in answer.json()["error"]["message"]
+    assert (
+        answer.status_code == 400 and "does not see pictures" in answer.json()["error"]["message"]
+    )
 
 
 def test_damaged_sounds_end_no_process(hearing: WorkerProcess) -> None:
