@@ -42,20 +42,20 @@ format: setup ## let ruff rewrite what it can
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-pytest: setup ## the tests alone (TESTS="tests/api -k cancel" narrows them)
+pytest: setup ## the tests alone (TESTS="tests/process/api -k cancel" narrows them)
 	$(VENV)/bin/pytest -m "not long" $(TESTS)
 
 fuzz: setup ## 10,000 made-up bodies and schemas against a real worker, templates, damaged GGUF headers against llama.cpp, and 100,000 random frames between the processes
-	$(VENV)/bin/pytest -m long -rP tests/api/test_openapi.py tests/api/test_schema_attacks.py tests/security/test_fuzz.py tests/models/test_gguf_native.py tests/engine/test_wire.py
+	$(VENV)/bin/pytest -m long -rP tests/process/api/test_openapi.py tests/process/api/test_schema_attacks.py tests/system/security/test_fuzz.py tests/unit/models/test_gguf_native.py tests/unit/wire/test_wire.py
 
 routers: setup ## routers from PyPI, Prometheus and kubectl before three workers, counted (needs Debian's prometheus)
-	$(VENV)/bin/pytest -m long -rP tests/routers
+	$(VENV)/bin/pytest -m long -rP tests/system/routers
 
 attack: setup ## half a minute of each attack on a real worker, with /health and another client watched
-	$(VENV)/bin/pytest -m long -rP tests/security/test_under_attack.py tests/security/test_network.py
+	$(VENV)/bin/pytest -m long -rP tests/system/security/test_under_attack.py tests/system/security/test_network.py
 
 long: setup ## the tests that take minutes and need nothing more: fuzz, proxies, a crowd, vocabularies, 200 engines killed under streams, a fresh clone
-	$(VENV)/bin/pytest -m long -rP tests/api tests/convert tests/engine tests/security tests/e2e tests/models/test_resolve.py tests/builds/test_fresh_clone.py
+	$(VENV)/bin/pytest -m long -rP tests/unit tests/process tests/system/worker tests/system/security tests/system/builds/test_fresh_clone.py
 
 wheel: setup ## build dist/$(BACKEND)/*.whl and its SHA256SUMS
 	$(PY) -m builds $(BACKEND)
@@ -64,33 +64,33 @@ smoke: wheel ## install that wheel into a fresh venv, list its devices, decode o
 	$(PY) -m builds smoke dist/$(BACKEND)/*.whl
 
 bench: setup ## measure against llama-server and the others (BENCH="--help" for its flags, BENCH="--before CHECKOUT" for a short comparison)
-	$(PY) -m tests.bench $(BENCH)
+	$(PY) -m tools.bench $(BENCH)
 
 mutants: setup ## change the scheduler and the cache in 700 places, one at a time, and count what the tests notice (MUTANTS="--sample 100")
 	$(PY) -m tools.mutants $(MUTANTS)
 
 clients: setup ## what real clients from PyPI can do with a worker, counted (minutes; CLIENTS="--failures")
-	$(PY) -m tests.clients $(CLIENTS)
+	$(PY) -m tools.clients $(CLIENTS)
 
-page-test: ui ## both pages in headless Chromium: used, stopped, attacked, read by axe (PICTURES=tests/page/pictures: README's anew)
+page-test: ui ## both pages in headless Chromium: used, stopped, attacked, read by axe (PICTURES=docs/pictures: README's anew)
 	$(VENV)/bin/pip install --quiet --require-hashes --requirement builds/locks/page.txt
-	$(VENV)/bin/pytest -m long tests/page
+	$(VENV)/bin/pytest -m long tests/system/page
 
 vulkan-test: ## plans and proofs on one, two and three GPUs with bounded memory, which Mesa's software device plays (builds the Vulkan wheel once)
 	@$(PYTHON) -m builds setup --venv $(VENV)-vulkan --backend vulkan --native
-	$(VENV)-vulkan/bin/pytest -m long -rP tests/vulkan
+	$(VENV)-vulkan/bin/pytest -m long -rP tests/system/vulkan
 
 ray: setup ## install Ray Serve into .venv, for llorch-ray
 	$(VENV)/bin/pip install --quiet --require-hashes --requirement builds/locks/fleet.txt
 
 fleet-test: ray ## a real fleet on one machine: kills, rolls, load, overload, cancels, with figures (ROUNDS=20 for the full number)
-	$(VENV)/bin/pytest -m long -rP tests/fleet
+	$(VENV)/bin/pytest -m long -rP tests/unit/fleet tests/system/fleet
 
 gpu-report: setup ## the half hour on a GPU: build, prove, try, measure (BACKEND=cpu GPU=--short rehearses it)
-	$(PY) -m tests.gpu --backend $(BACKEND) $(GPU)
+	$(PY) -m tools.gpu --backend $(BACKEND) $(GPU)
 
 chaos: setup ## ten minutes of kills, stops and aborts against a real worker
-	$(PY) -m tests.e2e.chaos --seconds 600
+	$(PY) -m tools.chaos --seconds 600
 
 image-cpu: ## build the image llorch-cpu with docker, podman or buildah
 	$(PYTHON) -m builds image cpu
@@ -105,27 +105,27 @@ image-metal: ## build the image llorch-metal, the guest of a Mac's podman machin
 	$(PYTHON) -m builds image metal
 
 image-test: setup ## build the CPU image on a bootstrapped Debian and try it over HTTP (long; needs podman)
-	$(VENV)/bin/pytest -m long tests/images
+	$(VENV)/bin/pytest -m long tests/system/images
 
 qemu-test: setup ## run the CPU wheel on processors that are not here (long; needs qemu-user-static)
-	$(VENV)/bin/pytest -m long tests/builds/test_qemu.py
+	$(VENV)/bin/pytest -m long tests/system/builds/test_qemu.py
 
 parity-data: ## make the reference data of converter and chat templates anew, in a venv of its own with PyTorch and transformers
 	$(PYTHON) -m venv $(VENV)-parity
 	$(VENV)-parity/bin/pip install --quiet --require-hashes --requirement builds/locks/parity.txt
-	$(VENV)-parity/bin/python -m tests.convert.make_parity_data
-	$(VENV)-parity/bin/python -m tests.convert.make_definition_tensors
-	$(VENV)-parity/bin/python -m tests.convert.make_rwkv_data
-	$(VENV)-parity/bin/python -m tests.convert.make_tiktoken_data
-	$(VENV)-parity/bin/python -m tests.convert.make_tekken_data
-	$(VENV)-parity/bin/python -m tests.clients.make_loglikelihoods
-	$(VENV)-parity/bin/python -m tests.convert.make_adapter_data
-	$(VENV)-parity/bin/python -m tests.engine.make_prompt_data
+	$(VENV)-parity/bin/python -m tools.reference.make_parity_data
+	$(VENV)-parity/bin/python -m tools.reference.make_definition_tensors
+	$(VENV)-parity/bin/python -m tools.reference.make_rwkv_data
+	$(VENV)-parity/bin/python -m tools.reference.make_tiktoken_data
+	$(VENV)-parity/bin/python -m tools.reference.make_tekken_data
+	$(VENV)-parity/bin/python -m tools.reference.make_loglikelihoods
+	$(VENV)-parity/bin/python -m tools.reference.make_adapter_data
+	$(VENV)-parity/bin/python -m tools.reference.make_prompt_data
 
 bench-convert: setup ## the converter against llama.cpp's own script, in parity-data's venv (minutes; BENCH="--outtypes f16")
 	$(PYTHON) -m venv $(VENV)-parity
 	$(VENV)-parity/bin/pip install --quiet --require-hashes --requirement builds/locks/parity.txt
-	$(PY) -m tests.bench.convert_bench --peer-python $(VENV)-parity/bin/python $(BENCH)
+	$(PY) -m tools.bench.convert_bench --peer-python $(VENV)-parity/bin/python $(BENCH)
 
 lock: ## let the newest versions of all packages in, and pin those with their hashes (then run the tests)
 	@$(PYTHON) -m builds lock --upgrade

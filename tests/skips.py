@@ -8,11 +8,11 @@ from __future__ import annotations
 import pytest
 
 ALLOWED = {
-    "tests/builds/test_cuda.py::test_the_real_nvcc_names_itself": "needs NVIDIA's toolkit",
-    "tests/builds/test_deploy.py::test_systemd": "a container has no systemd",
-    "tests/devices/test_commands.py::": "in a container the tests run as root",
-    "tests/api/test_proxies.py::": "nginx and haproxy come from a mirror that may be out of reach",
-    "tests/api/test_curl.py::": "curl comes from a mirror that may be out of reach",
+    "tests/unit/builds/test_cuda.py::test_the_real_nvcc_names_itself": "needs NVIDIA's toolkit",
+    "tests/unit/builds/test_deploy.py::test_systemd": "a container has no systemd",
+    "tests/process/devices/test_commands.py::": "in a container the tests run as root",
+    "tests/process/api/test_proxies.py::": "nginx, haproxy: from a mirror that may be out of reach",
+    "tests/process/api/test_curl.py::": "curl comes from a mirror, which may be away",
 }
 """The beginning of a test's name → the reason."""
 

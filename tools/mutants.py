@@ -45,13 +45,13 @@ MODULES = (
     "worker.engine.cache.moves",
 )
 TESTS = (
-    "tests/engine/test_cache.py",
-    "tests/engine/test_scheduler.py",
-    "tests/engine/test_loop.py",
-    "tests/engine/test_memory_tier.py",
-    "tests/engine/test_snapshots.py",
-    "tests/engine/test_kv_store.py",
-    "tests/engine/test_pace.py",
+    "tests/unit/engine/test_cache.py",
+    "tests/unit/engine/test_scheduler.py",
+    "tests/unit/engine/test_loop.py",
+    "tests/unit/engine/test_memory_tier.py",
+    "tests/unit/engine/test_snapshots.py",
+    "tests/unit/engine/test_kv_store.py",
+    "tests/unit/engine/test_pace.py",
 )
 NEEDS_A_MODEL = ("RealEngine", "vocabulary", "llama_cpp")
 """Names in a test, or of its fixtures, that mean llama.cpp."""

@@ -3,7 +3,7 @@
 The weights are read and written once. In the page cache they would displace other data, cost a copy
 and, on a virtual machine, the slow first touch of fresh memory. Verification then also reads from
 the disk and not from memory. Measured on two cores beside other work, F16 of 0.97 B parameters:
-5.9 s so, 11.3 s through the page cache (`python -m tests.bench.convert_bench`, `--plain`).
+5.9 s so, 11.3 s through the page cache (`python -m tools.bench.convert_bench`, `--plain`).
 Thread-safe: every transfer names its position.
 """
 

@@ -1,0 +1,116 @@
+"""curl, as a person types it: the events are there as they happen, and the stream ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.support.scripted_api import ScriptedFactory, story
+from tests.support.sse import collect
+from tests.support.worker import WorkerProcess
+
+CURL = shutil.which("curl")
+pytestmark = pytest.mark.skipif(CURL is None, reason="curl is not installed")
+
+
+@contextmanager
+def curl(url: str, body: object, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`curl -N` with a JSON body; its output is a pipe that is read as it fills."""
+    assert CURL
+    command = [CURL, "--silent", "--show-error", "--fail-with-body", "-N", *flags]
+    command += ["-H", "Content-Type: application/json", "-d", json.dumps(body), url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        yield process
+
+
+def arrivals(process: subprocess.Popen[bytes]) -> tuple[bytes, list[float]]:
+    """The whole output, and when each part of it could be read, in seconds from the first."""
+    assert process.stdout
+    output, times = b"", []
+    while part := os.read(process.stdout.fileno(), 65536):
+        output += part
+        times.append(time.monotonic())
+    return output, [moment - times[0] for moment in times]
+
+
+NDJSON = ("-H", "Accept: application/x-ndjson")
+
+
+@pytest.mark.parametrize(
+    ("path", "flags"), [("/execute", ()), ("/v1/inference/stream", ()), ("/v1/inference", NDJSON)]
+)
+def test_each_event_is_there_when_it_happens(
+    scripted: ScriptedFactory, path: str, flags: tuple[str, ...]
+) -> None:
+    """Frames 0.2 s apart arrive 0.2 s apart: nothing on the way collects them."""
+    worker = scripted()
+    worker.supervisor.script = [part for frame in story(*"abcd") for part in (frame, 0.2)]
+    with curl(worker.base_url + path, {"job_id": "a", "prompt": "Once"}, *flags) as process:
+        output, times = arrivals(process)
+    assert process.returncode == 0
+    assert output.count(b'"type":"token"') == 4
+    assert len(times) >= 4 and times[-1] >= 0.5, times
+
+
+def test_a_stream_of_the_real_worker(worker: WorkerProcess) -> None:
+    body = {"job_id": "curl-1", "prompt": "Once upon a time", "max_tokens": 200, "temperature": 0}
+    with curl(f"{worker.base_url}/execute", body | {"ignore_eos": True}, "-i") as process:
+        output, times = arrivals(process)
+    assert process.returncode == 0
+    head, _, events = output.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK")
+    assert b"content-type: text/event-stream; charset=utf-8" in head.lower()
+    stream = collect([events])
+    assert stream.events[0]["type"] == "started" and stream.end["tokens_out"] == 200
+    assert stream.text.startswith(", there was a gentle fox")
+    assert len(times) > 5, "it came in pieces"
+
+
+def test_lines_of_json_of_the_real_worker(worker: WorkerProcess) -> None:
+    body = {"prompt": "Once upon a time", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
+    with curl(f"{worker.base_url}/v1/inference", body, *NDJSON) as process:
+        output, times = arrivals(process)
+    assert process.returncode == 0 and output.endswith(b"\n")
+    events = [json.loads(line) for line in output.decode().split("\n")[:-1]]
+    names = [event["type"] for event in events]
+    assert names[0] == "started" and names[-1] == "end"
+    assert set(names[1:-1]) <= {"token", "metrics"} and len(times) > 5
+    text = "".join(event["t"] for event in events if event["type"] == "token")
+    assert text.startswith(", there was a gentle fox")
+
+
+def test_chunks_of_chat_end_with_done(worker: WorkerProcess) -> None:
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    body = {"messages": messages, "temperature": 0, "stream": True}
+    with curl(f"{worker.base_url}/v1/chat/completions", body) as process:
+        output, _ = arrivals(process)
+    assert process.returncode == 0
+    *chunks, done, end = output.decode().split("\n\n")
+    assert done == "data: [DONE]" and end == ""
+    deltas = [json.loads(chunk.removeprefix("data: "))["choices"][0]["delta"] for chunk in chunks]
+    assert "".join(delta.get("content", "") for delta in deltas).endswith("Paris.")
+
+
+def test_a_curl_that_is_stopped_frees_its_sequence(worker: WorkerProcess) -> None:
+    cancelled = 'worker_requests_total{outcome="cancelled"}'
+    before = worker.metric(cancelled)
+    body = {"job_id": "curl-2", "prompt": "Once", "max_tokens": 1000, "ignore_eos": True}
+    with curl(f"{worker.base_url}/execute", body) as process:
+        assert process.stdout and os.read(process.stdout.fileno(), 1)
+        process.terminate()
+        worker.wait_idle()
+    assert worker.metric(cancelled) == before + 1
+
+
+def test_a_refusal_is_told_and_fails(worker: WorkerProcess) -> None:
+    with curl(f"{worker.base_url}/execute", {"job_id": "curl-3"}) as process:
+        output, _ = arrivals(process)
+    assert process.returncode == 22, "curl's own code for an HTTP error"
+    assert json.loads(output)["errors"][0]["field"] == "prompt"

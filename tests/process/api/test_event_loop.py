@@ -1,0 +1,113 @@
+"""No request holds the API process's event loop for longer than others can wait."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pydantic_core
+import pytest
+
+from tests.process.api.hostile_bodies import HOSTILE_BODIES, filled
+from tests.support.worker import WorkerProcess
+
+LONGEST_MS = 20.0
+"""On an idle machine. On a busy one, whatever computes takes longer; then twice the time that the
+parser itself takes for a text of escapes, the longest native call that there is."""
+N_TRIES = 5
+"""A hold of the request's own comes again in each; one of the machine's does not."""
+WATCHED = [sys.executable, "-m", "tests.support.watched_command"]
+
+
+class Watched(NamedTuple):
+    worker: WorkerProcess
+    holds: Path
+
+    def longest_ms(self, sent: bytes) -> tuple[int, float]:
+        """The status that the request gets, and the longest hold until then, in ms."""
+        with self.holds.open() as holds:
+            holds.seek(0, 2)
+            status = self._status(sent)
+            time.sleep(0.05)  # a hold is written down once it has ended
+            return status, max(map(float, holds.read().split()), default=0.0)
+
+    def _status(self, sent: bytes) -> int:
+        with socket.create_connection(("127.0.0.1", self.worker.port), timeout=120) as client:
+            try:
+                client.sendall(sent)
+            except OSError:
+                pass  # refused before it was read whole; the answer lies there
+            answer = b""
+            while part := client.recv(2**20):
+                answer += part
+        return int(answer.split(b" ", 2)[1])
+
+
+@pytest.fixture(scope="module")
+def watched(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder = tmp_path_factory.mktemp("watched")
+    holds = folder / "holds"
+    holds.touch()
+    environment = {"LLORCH_THREADS": "1", "LOOP_HOLDS": str(holds)}
+    worker = WorkerProcess.start(
+        folder=folder, cache_dir=warm_cache, env=environment, command=WATCHED
+    )
+    yield Watched(worker, holds)
+    assert worker.stop() == 0, worker.stderr[-4000:]
+
+
+def request(path: str, body: bytes, *, chunk_bytes: int | None = None) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    head += "Content-Type: application/json\r\n"
+    if chunk_bytes is None:
+        return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    chunks = (body[at : at + chunk_bytes] for at in range(0, len(body), chunk_bytes))
+    framed = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+    return f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + framed + b"0\r\n\r\n"
+
+
+def allowed_ms() -> float:
+    text = filled('{"a":"', '\\"', '"}')
+    began = time.thread_time()
+    pydantic_core.from_json(text)
+    return max(LONGEST_MS, 2000 * (time.thread_time() - began))
+
+
+def excess_ms(watched: Watched, sent: bytes) -> float:
+    """By how much the longest hold is too long, in the try in which it was shortest."""
+    longest: list[float] = []
+    while not longest or (min(longest) >= 0 and len(longest) < N_TRIES):
+        status, held_ms = watched.longest_ms(sent)
+        assert status in (200, 400, 403, 404, 413, 415, 431, 503), (status, sent[:200])
+        longest.append(held_ms - allowed_ms())
+    return min(longest)
+
+
+@pytest.mark.parametrize("group", HOSTILE_BODIES)
+def test_no_hostile_body_holds_the_event_loop(watched: Watched, group: str) -> None:
+    excess = {
+        name: excess_ms(watched, request(path, body))
+        for name, path, body in HOSTILE_BODIES[group]()
+    }
+    print(*sorted(excess.items(), key=lambda item: -item[1])[:5], sep="\n")
+    assert not {name: too_long for name, too_long in excess.items() if too_long >= 0}
+
+
+TINY_CHUNKS = b'{"prompt":"' + b"a" * 1_000_000 + b'","max_tokens":1}'
+LAST = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+READS = {
+    "chunks of a byte": request("/v1/inference", TINY_CHUNKS, chunk_bytes=1),
+    "chunks of 7 bytes": request("/v1/inference", TINY_CHUNKS, chunk_bytes=7),
+    "requests in a row": b"GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n" * 20_000 + LAST,
+    "wrong requests in a row": b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n\r\n" * 9000 + LAST,
+    "short headers": b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 12_000 + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_what_fits_into_one_read_does_not_hold_the_event_loop(watched: Watched, name: str) -> None:
+    assert excess_ms(watched, READS[name]) < 0

@@ -1,0 +1,69 @@
+"""The files of the page, as the worker serves them; `tests/system/page` shows them to a browser."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+from tests.support.worker import ROOT, WorkerProcess
+from worker.api.http.page import NO_CHAT, has_chat
+
+
+def test_the_page_is_light_and_closed(worker: WorkerProcess) -> None:
+    response = worker.get("/")
+    policy = response.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    folder = ROOT / "worker" / "assets" / "page"
+    served = [p for p in folder.rglob("*") if p.suffix in (".html", ".css", ".js", ".svg")]
+    assert sum(p.stat().st_size for p in served) < 200_000
+    for path in served:
+        name = path.relative_to(folder).as_posix()
+        answer = worker.get("/" if name == "index.html" else f"/page/{name}")
+        assert answer.content == path.read_bytes()
+    assert worker.get("/page/../../settings.py").status_code == 404
+
+
+def test_the_chat_is_there_or_a_sentence_says_how_to_get_it(worker: WorkerProcess) -> None:
+    response = worker.get("/chat/")
+    if not has_chat():
+        assert response.status_code == 404
+        assert response.json()["message"] == NO_CHAT
+        return
+    policy = response.headers["content-security-policy"]
+    scripts = policy.partition("script-src ")[2].partition(";")[0]
+    assert "default-src 'none'" in policy and "unsafe" not in scripts
+    with worker.client() as client:
+        plain = client.get("/chat/", headers={"accept-encoding": "identity"})
+        packed = client.get("/chat/", headers={"accept-encoding": "gzip"})
+        assert packed.headers["content-encoding"] == "gzip" and packed.content == plain.content
+        assert packed.headers["etag"] != plain.headers["etag"]
+        again = client.get("/chat/", headers={"if-none-match": plain.headers["etag"]})
+        assert again.status_code in (200, 304)
+        moved = client.get("/chat", follow_redirects=False)
+        assert (moved.status_code, moved.headers["location"]) == (308, "chat/")
+        bundle = re.search(r'"\./(_app/immutable/[^"]+\.js)"', plain.text)
+        assert bundle is not None
+        kept = client.head(f"/chat/{bundle[1]}").headers["cache-control"]
+        assert "immutable" in kept and packed.headers["cache-control"] == "no-cache"
+    assert "MIT" in worker.get("/chat/NOTICES.txt").text
+
+
+def test_the_api_is_served_below_the_chat_too(worker: WorkerProcess) -> None:
+    """The page asks for it beside itself."""
+    assert worker.get("/chat/v1/models").json() == worker.get("/v1/models").json()
+    assert worker.get("/chat/props").status_code == 200
+    assert worker.post("/chat/v1/chat/completions", {}).status_code == 400
+    assert worker.get("/chat/chat/props").status_code == 404
+    assert worker.get("/chat/nothing").status_code == 404
+
+
+def test_the_vendored_libraries_are_the_published_ones() -> None:
+    folder = ROOT / "worker" / "assets" / "page" / "vendor"
+    rows = re.findall(
+        r"^\| `(\S+)` .*`([0-9a-f]{64})` \|$", (folder / "README.md").read_text(), re.M
+    )
+    listed = dict(rows)
+    found = {path.name for path in folder.iterdir() if path.suffix in (".js", ".css")}
+    assert found == set(listed)
+    for name, digest in listed.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest

@@ -1,0 +1,131 @@
+"""Log-probabilities of a prompt's own tokens, as evaluation harnesses ask for them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.bundled import bundled_gguf
+from tests.support.worker import WorkerProcess
+
+DATA = Path(__file__).parents[2] / "data/loglikelihoods.json"
+PROMPT = "Once upon a time"
+
+
+def completed(worker: WorkerProcess, **fields: Any) -> Any:
+    answer = worker.post("/v1/completions", {"prompt": PROMPT, "max_tokens": 0, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_loglikelihoods_are_those_of_transformers(start_worker: StartWorker) -> None:
+    """Single precision on both sides; 50 texts, in one request and with one token more."""
+    exact = ("--kv-type", "f32", "--flash-attention", "off")
+    worker = start_worker("--model", str(bundled_gguf("f32")), *exact)
+    items = json.loads(DATA.read_text("utf-8"))
+    assert len(items) == 50
+    ids = [item["ids"] for item in items]
+    for max_tokens in (0, 1):
+        answer = completed(worker, prompt=ids, max_tokens=max_tokens, echo=True, logprobs=1)
+        for item, choice in zip(items, answer["choices"], strict=True):
+            found, n = choice["logprobs"], len(item["ids"])
+            assert len(found["tokens"]) == n + max_tokens
+            behind = range(item["n_context"], n)
+            total = sum(found["token_logprobs"][at] for at in behind)
+            assert total == pytest.approx(item["loglikelihood"], abs=1e-3)
+            best = [max(top, key=top.get) for top in found["top_logprobs"][1:]]
+            greedy = all(best[at - 1] == found["tokens"][at] for at in behind)
+            assert greedy == item["is_greedy"]
+
+
+def test_an_echo_begins_with_the_prompt(worker: WorkerProcess) -> None:
+    [choice] = completed(worker, echo=True, logprobs=2)["choices"]
+    assert choice["text"] == PROMPT and choice["finish_reason"] == "length"
+    found = choice["logprobs"]
+    assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
+    # The BOS in front of the prompt is a token of it, and no text.
+    assert "".join(found["tokens"][1:]) == PROMPT
+    assert found["text_offset"] == [0, 0, 4, 9, 11]
+    assert all(len(top) == 2 for top in found["top_logprobs"][1:])
+
+
+def test_a_prompt_of_tokens_is_echoed_as_text(worker: WorkerProcess) -> None:
+    ids = worker.post("/tokenize", {"content": PROMPT}).json()["tokens"]
+    [choice] = completed(worker, prompt=ids, echo=True)["choices"]
+    assert choice["text"] == PROMPT and choice["logprobs"] is None
+
+
+def test_what_is_scored_is_what_is_drawn(worker: WorkerProcess) -> None:
+    """An answer's own log-probabilities are those that it has as a prompt."""
+    greedy = {"max_tokens": 12, "temperature": 0, "logprobs": 0}
+    [drawn] = completed(worker, **greedy)["choices"]
+    [both] = completed(worker, prompt=PROMPT + drawn["text"], echo=True, logprobs=0)["choices"]
+    told = drawn["logprobs"]["token_logprobs"]
+    assert both["logprobs"]["token_logprobs"][-len(told) :] == pytest.approx(told, abs=5e-2)
+
+
+def test_a_cached_prompt_is_computed_for_its_scores(worker: WorkerProcess) -> None:
+    long = {"prompt": "Once upon a time there was a fox. " * 20, "echo": True, "logprobs": 1}
+    first, second = (completed(worker, **long)["choices"][0]["logprobs"] for _ in range(2))
+    assert second["token_logprobs"][1:] == pytest.approx(first["token_logprobs"][1:], abs=5e-2)
+    assert all(math.isfinite(p) and p <= 0 for p in first["token_logprobs"][1:])
+
+
+def test_an_echo_is_streamed_first(worker: WorkerProcess) -> None:
+    body: Any = {"prompt": [PROMPT, "The fox"], "max_tokens": 3, "echo": True, "logprobs": 1}
+    whole = worker.post("/v1/completions", body | {"temperature": 0}).json()["choices"]
+    answer = worker.post("/v1/completions", body | {"temperature": 0, "stream": True})
+    streamed: dict[int, list[Any]] = {0: [], 1: []}
+    for event in answer.text.split("\n\n"):
+        if event.startswith("data: {"):
+            for choice in json.loads(event.removeprefix("data: "))["choices"]:
+                streamed[choice["index"]].append(choice)
+    for index, choices in streamed.items():
+        assert choices[0]["text"] == body["prompt"][index]
+        assert "".join(c["text"] for c in choices) == whole[index]["text"]
+        for name in ("tokens", "text_offset"):
+            told = [item for c in choices if c["logprobs"] for item in c["logprobs"][name]]
+            assert told == whole[index]["logprobs"][name]
+
+
+def test_a_token_that_is_not_shown_takes_no_characters(worker: WorkerProcess) -> None:
+    # After this prompt, the bundled model writes a mark of a turn in the middle.
+    body = {"prompt": "1", "max_tokens": 12, "temperature": 0, "logprobs": 0}
+    body |= {"deterministic": True}
+    [choice] = worker.post("/v1/completions", body).json()["choices"]
+    pieces, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    shown = [(at, piece) for at, piece in zip(offsets, pieces, strict=True) if "<|" not in piece]
+    assert "<|im_start|>" in pieces[:-1]
+    assert all(choice["text"].startswith(p, at) for at, p in shown)
+    streamed: list[int] = []
+    for line in worker.post("/v1/completions", body | {"stream": True}).text.splitlines():
+        if line.startswith("data: {"):
+            [chunk] = json.loads(line.removeprefix("data: "))["choices"]
+            streamed += (chunk["logprobs"] or {}).get("text_offset", [])
+    assert streamed == offsets
+
+
+def test_the_end_is_a_token_where_the_prompt_is_scored(worker: WorkerProcess) -> None:
+    """Harnesses ask for one token and cut it off: there has to be one."""
+    end = "<|im_end|>"
+    [end_id] = worker.post("/tokenize", {"content": end}).json()["tokens"]
+    fields = {"max_tokens": 1, "echo": True, "logprobs": 0, "logit_bias": {str(end_id): 100}}
+    [choice] = completed(worker, **fields)["choices"]
+    assert choice["text"] == PROMPT and choice["finish_reason"] == "stop"
+    assert choice["logprobs"]["tokens"][-1] == end
+
+
+def test_prompt_logprobs_in_the_form_of_vllm(worker: WorkerProcess) -> None:
+    [choice] = completed(worker, prompt_logprobs=2, max_tokens=1)["choices"]
+    first, *rest = choice["prompt_logprobs"]
+    assert first is None and len(rest) == 4
+    assert choice["logprobs"] is None and not choice["text"].startswith(PROMPT)
+    for entry in rest:
+        assert 2 <= len(entry) <= 3
+        assert {1, 2} <= {each["rank"] for each in entry.values()}
+    assert [e["decoded_token"] for e in rest[1].values() if e["rank"] == 1] == [" upon"]

@@ -1,0 +1,230 @@
+"""How much a model reasons, in every dialect, with the templates of several families.
+
+The bundled model thinks on for ever where its end is forbidden, so a budget is what ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.bundled import bundled_with_template
+from tests.support.worker import WorkerProcess
+from worker.api.chat.parse.conventions import conventions_of
+
+TEMPLATES = Path(__file__).parents[2] / "data" / "templates"
+FAMILIES = (
+    "Qwen-QwQ-32B",
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+    "Cohere2MoE",
+    "MiniMax-M2",
+    "Apriel-1.6-15b-Thinker-fixed",
+    "Kimi-K3",
+)
+ASKED: Any = [{"role": "user", "content": "Tell a story."}]
+OPTIONS = {"num_predict": 40, "temperature": 0, "ignore_eos": True}
+BODY: Any = {"model": "m", "messages": ASKED, "max_tokens": 48, "temperature": 0}
+BODY |= {"ignore_eos": True, "chat_template_kwargs": {"enable_thinking": True}}
+
+
+def chunks_of(lines: Iterable[str]) -> Iterator[Any]:
+    for line in lines:
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))
+
+
+def message_of(worker: WorkerProcess, **fields: Any) -> tuple[str, str, Any]:
+    """The reasoning and the text of an answer, the same whole and streamed, and its choice."""
+    answer = worker.post("/v1/chat/completions", BODY | fields)
+    assert answer.status_code == 200, answer.text
+    (choice,) = answer.json()["choices"]
+    message = choice["message"]
+    thought, text = message.get("reasoning_content", ""), message["content"]
+    streamed = worker.post("/v1/chat/completions", BODY | fields | {"stream": True})
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks_of(streamed.text.splitlines())]
+    assert "".join(d.get("reasoning_content") or "" for d in deltas) == thought
+    assert "".join(d.get("content") or "" for d in deltas) == text
+    return thought, text, choice | {"usage": answer.json()["usage"]}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_budget_is_kept_to_the_token_by_every_family(
+    start_worker: StartWorker, tmp_path: Path, family: str
+) -> None:
+    template = (TEMPLATES / f"{family}.jinja").read_text()
+    thinking = conventions_of(template).thinking
+    worker = start_worker("--model", str(bundled_with_template(tmp_path / "m.gguf", template)))
+    free, text, _ = message_of(worker)
+    assert free and not text, "without a budget it never ends"
+    for budget in (1, 9):
+        thought, text, _ = message_of(worker, reasoning_budget=budget)
+        assert text and free.startswith(thought.rstrip())
+        *same, choice = message_of(worker, reasoning_budget=budget, logprobs=True)
+        assert same == [thought, text]
+        pieces = [entry["token"] for entry in choice["logprobs"]["content"]]
+        behind = "".join(pieces[budget:])
+        assert behind.startswith(thinking.pads[1] + thinking.end), pieces
+        assert budget <= choice["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    for nothing in ({"reasoning_budget": 0}, {"reasoning_effort": "none"}):
+        thought, text, _ = message_of(worker, **nothing)
+        assert not thought and text, nothing
+    said = " I have thought enough."
+    thought, _, _ = message_of(worker, reasoning_budget=3, reasoning_budget_message=said)
+    assert thought.endswith(said.rstrip())
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    template = (TEMPLATES / "deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja").read_text()
+    return bundled_with_template(tmp_path_factory.mktemp("thinker") / "m.gguf", template)
+
+
+def test_every_dialect_has_its_own_words_for_it(start_worker: StartWorker, thinker: Path) -> None:
+    worker = start_worker("--model", str(thinker))
+
+    def tokens(thought: str) -> int:
+        return len(worker.post("/tokenize", {"content": thought}).json()["tokens"])
+
+    for name in ("reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"):
+        thought, _, _ = message_of(worker, **{name: 5})
+        assert 0 < tokens(thought) <= 6, name
+
+    claude = {"model": "m", "messages": ASKED, "max_tokens": 40, "temperature": 0}
+
+    def blocks(**thinking: Any) -> dict[str, str]:
+        answer = worker.post("/v1/messages", claude | {"thinking": thinking})
+        assert answer.status_code == 200, answer.text
+        return {b["type"]: b.get("thinking", b.get("text")) for b in answer.json()["content"]}
+
+    assert 0 < tokens(blocks(type="enabled", budget_tokens=4)["thinking"]) <= 5
+    assert "thinking" not in blocks(type="disabled")
+
+    ollama = {"model": "m", "messages": ASKED, "stream": False, "options": OPTIONS}
+    assert worker.post("/api/chat", ollama).json()["message"]["thinking"]
+    silent = worker.post("/api/chat", ollama | {"think": False}).json()["message"]
+    assert not silent.get("thinking") and silent["content"]
+
+    asked = {"model": "m", "input": "Tell a story.", "max_output_tokens": 30}
+    kinds = [
+        [item["type"] for item in worker.post("/v1/responses", asked | more).json()["output"]]
+        for more in ({}, {"reasoning": {"effort": "none"}})
+    ]
+    assert kinds[0][0] == "reasoning" and kinds[1] == ["message"]
+
+    prompt = worker.post("/apply-template", {"messages": ASKED}).json()["prompt"]
+    raw = {"prompt": prompt, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
+    free = worker.post("/v1/inference", raw).json()
+    bounded = worker.post("/v1/inference", raw | {"reasoning_budget": 2}).json()
+    assert bounded["tokens"][:2] == free["tokens"][:2]
+    assert "</think>" in bounded["text"] and "</think>" not in free["text"]
+
+
+def test_the_operator_s_words_count_where_a_request_has_none(
+    start_worker: StartWorker, thinker: Path
+) -> None:
+    variables = '{"enable_thinking": true, "greeting": "Hi"}'
+    worker = start_worker(
+        *("--model", str(thinker), "--reasoning-budget", "6"),
+        *("--reasoning-budget-message", " Enough.", "--chat-template-kwargs", variables),
+    )
+    thought, text, _ = message_of(worker)
+    assert thought.endswith(" Enough.") and text
+    longer, _, _ = message_of(worker, reasoning_budget=12, reasoning_budget_message="")
+    assert len(longer) > len(thought) - len(" Enough.") and not longer.endswith("Enough.")
+    assert message_of(worker, reasoning_budget=-1)[1] == ""
+
+
+def test_an_effort_is_a_budget_for_templates_that_know_none(
+    start_worker: StartWorker, thinker: Path
+) -> None:
+    worker = start_worker("--model", str(thinker), "--reasoning-effort", "none")
+    assert message_of(worker)[0] == ""
+    assert message_of(worker, reasoning_effort="high")[1] == ""
+    shown = message_of(worker, reasoning_effort="high", reasoning_format="none")
+    assert shown[0] == "" and shown[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "value"),
+    [
+        ("/v1/chat/completions", "reasoning_budget", -2),
+        ("/v1/chat/completions", "reasoning_budget", "ten"),
+        ("/v1/chat/completions", "reasoning_format", "xml"),
+        ("/v1/messages", "thinking", {"type": "enabled", "budget_tokens": -1}),
+        ("/v1/inference", "reasoning_budget", -2),
+    ],
+)
+def test_a_wrong_budget_is_refused_by_name(
+    worker: WorkerProcess, path: str, field: str, value: Any
+) -> None:
+    body = {"model": "m", "messages": ASKED, "max_tokens": 4, field: value}
+    if path == "/v1/inference":
+        body = {"prompt": "a", field: value}
+    answer = worker.post(path, body)
+    assert answer.status_code == 400 and field in answer.text
+
+
+@pytest.mark.parametrize("is_ordered", [False, True])
+def test_an_engine_that_dies_in_the_middle_changes_no_budget(
+    start_worker: StartWorker, thinker: Path, is_ordered: bool
+) -> None:
+    """By a budget of its own, or closed on command just before."""
+    worker = start_worker("--model", str(thinker), "--context-length", "8192")
+    said = " That is enough."
+    body = BODY | {"stream": True, "max_tokens": 8000, "reasoning_budget_message": said}
+    if not is_ordered:
+        body |= {"reasoning_budget": 120, "max_tokens": 180}
+    whole = "" if is_ordered else worker.post("/v1/chat/completions", body).text
+    text, thought, is_killed = "", "", False
+    client = worker.client()
+    with client, client.stream("POST", "/v1/chat/completions", json=body) as response:
+        for chunk in chunks_of(response.iter_lines()):
+            delta = chunk["choices"][0]["delta"]
+            thought += delta.get("reasoning_content") or ""
+            text += delta.get("content") or ""
+            if not is_killed and len(thought) > 60:
+                is_killed = True
+                if is_ordered:
+                    order = {"id": chunk["id"], "action": "reasoning_end"}
+                    told = worker.post("/v1/chat/completions/control", order)
+                    assert told.json() == {"success": True}
+                os.kill(worker.engine_pid, signal.SIGKILL)
+            if is_ordered and text:
+                break
+    assert is_killed and text and thought.endswith(said) and thought.count(said) == 1
+    if not is_ordered:
+        deltas = [chunk["choices"][0]["delta"] for chunk in chunks_of(whole.splitlines())]
+        assert thought == "".join(d.get("reasoning_content") or "" for d in deltas)
+        assert text[:40] == "".join(d.get("content") or "" for d in deltas)[:40]
+
+
+def test_a_running_block_is_closed_on_command(start_worker: StartWorker, thinker: Path) -> None:
+    worker = start_worker("--model", str(thinker), "--context-length", "8192")
+    body = BODY | {"stream": True, "max_tokens": 8000}
+    parts: dict[str, str] = {"reasoning_content": "", "content": ""}
+    closed = False
+    client = worker.client()
+    with client, client.stream("POST", "/v1/chat/completions", json=body) as response:
+        for chunk in chunks_of(response.iter_lines()):
+            delta = chunk["choices"][0]["delta"]
+            for name in parts:
+                parts[name] += delta.get(name) or ""
+            if not closed and len(parts["reasoning_content"]) > 20:
+                order = {"id": chunk["id"], "action": "reasoning_end"}
+                told = worker.post("/v1/chat/completions/control", order)
+                assert told.status_code == 200 and told.json() == {"success": True}
+                closed = True
+            if parts["content"]:
+                break
+    assert closed and parts["reasoning_content"] and parts["content"]
+    gone = worker.post("/v1/chat/completions/control", {"id": "x", "action": "reasoning_end"})
+    assert gone.json()["success"] is False and "no active completion" in gone.json()["message"]
+    for wrong in ({"action": "reasoning_end"}, {"id": "x", "action": "stop"}):
+        assert worker.post("/v1/chat/completions/control", wrong).status_code == 400

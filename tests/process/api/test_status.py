@@ -1,0 +1,127 @@
+"""Everything that tells the worker's state tells the same one, also after a fatal error."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.supervised import engine_pid, request, run, script, supervised, until
+from worker.api.app import create_app
+from worker.api.http.state import AppState
+from worker.errors import CallbackFailed
+from worker.observability.metrics import Metrics
+from worker.settings import Settings
+from worker.supervisor.supervisor import Supervisor
+
+__all__ = ["script"]
+
+
+async def told_by(supervisor: Supervisor) -> dict[str, Any]:
+    """What each door says, in one table."""
+    state = AppState(Settings(), supervisor, Metrics("w"), "w", "m", "i", lambda: None)
+    transport = httpx.ASGITransport(create_app(state))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        health, ready = await client.get("/health"), await client.get("/ready")
+        gauges = dict(
+            line.split(" ")
+            for line in (await client.get("/metrics")).text.splitlines()
+            if line.startswith("worker_re") and "{" not in line
+        )
+    status = supervisor.status()
+    return {
+        "pool": status.pool_status,
+        "states": {status.state, health.json()["state"], ready.json()["state"]},
+        "ready": {status.is_ready, ready.status_code == 200, gauges["worker_ready"] == "1.0"},
+        "resident": {
+            status.resident,
+            health.json()["resident"],
+            gauges["worker_resident"] == "1.0",
+        },
+        "health": health.json(),
+    }
+
+
+async def crash_loop(supervisor: Supervisor, folder: Path) -> None:
+    os.kill(engine_pid(supervisor), signal.SIGSEGV)
+    await supervisor.fatal
+
+
+async def vanished_device(supervisor: Supervisor, folder: Path) -> None:
+    (folder / "script.gone").touch()
+    await supervisor.fatal
+
+
+async def refusing_manager(supervisor: Supervisor, folder: Path) -> None:
+    supervisor.fail(CallbackFailed("the manager refused"))
+
+
+Ending = Callable[[Supervisor, Path], Awaitable[None]]
+
+
+@pytest.mark.parametrize("ending", [crash_loop, vanished_device, refusing_manager])
+@pytest.mark.parametrize("drains", [False, True])
+def test_after_a_fatal_error_all_agree(
+    script: Callable[..., None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ending: Ending,
+    drains: bool,
+) -> None:
+    script("ok", "die")
+    monkeypatch.setattr("worker.supervisor.supervisor.RESIDENCY_SECONDS", 0.05)
+
+    async def test() -> None:
+        async with supervised(crash_limit=1) as supervisor:
+            before = await told_by(supervisor)
+            assert before["resident"] == before["ready"] == {True} and before["pool"] == "ready"
+            await ending(supervisor, tmp_path)
+            if drains:  # as a worker does on its way out
+                supervisor.begin_draining()
+            after = await told_by(supervisor)
+            assert after["states"] == {"failed"} and after["pool"] == "failed"
+            assert after["ready"] == after["resident"] == {False}
+            error = supervisor.status().error
+            assert error is not None
+            assert after["health"]["status"] == "unhealthy"
+            assert after["health"]["reason"] == error.message
+
+    run(test)
+
+
+def test_nothing_is_resident_between_two_engines(
+    script: Callable[..., None], tmp_path: Path
+) -> None:
+    async def test() -> None:
+        async with supervised() as supervisor:
+            os.kill(engine_pid(supervisor), signal.SIGSEGV)
+            await until(lambda: supervisor.state == "recovering")
+            between = await told_by(supervisor)
+            assert between["states"] == {"recovering"} and between["pool"] == "loading"
+            assert between["ready"] == between["resident"] == {False}
+            assert between["health"]["status"] == "healthy", "it is being put right"
+            await until(lambda: supervisor.state == "ready")
+            assert (await told_by(supervisor))["resident"] == {True}
+
+    run(test)
+
+
+def test_a_draining_worker_is_busy_with_what_it_has(script: Callable[..., None]) -> None:
+    async def test() -> None:
+        async with supervised() as supervisor:
+            job = await supervisor.submit(request("hold"))
+            await asyncio.sleep(0.05)
+            assert (await told_by(supervisor))["pool"] == "busy"
+            supervisor.begin_draining()
+            told = await told_by(supervisor)
+            assert told["states"] == {"draining"} and told["resident"] == {True}
+            assert told["health"]["running"] == 1 and told["pool"] == "draining"
+            job.cancel()
+
+    run(test)

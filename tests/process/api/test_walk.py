@@ -1,0 +1,32 @@
+"""How much one streamed chat passes in the API process: bounds that a change may lower."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from tests.process.api.walk import Walk, walk
+from tests.support.supervised import script
+
+__all__ = ["script"]
+
+FUNCTIONS_IN = 99
+OBJECTS_IN = 14
+FUNCTIONS_OUT = 16
+OBJECTS_OUT = 1
+
+
+def test_a_streamed_chat_takes_a_short_walk(script: Callable[..., None]) -> None:
+    found: Walk = asyncio.run(walk())
+    assert len(found.functions_in) <= FUNCTIONS_IN
+    assert found.objects_in.total() <= OBJECTS_IN
+    assert len(found.functions_out) <= FUNCTIONS_OUT
+    assert found.objects_out.total() <= OBJECTS_OUT
+
+
+def test_the_way_in_and_out_goes_through_one_dialect(script: Callable[..., None]) -> None:
+    """A dialect's folder is left once and entered once on each way."""
+    found = asyncio.run(walk())
+    for functions in (found.functions_in, found.functions_out):
+        dialects = {name.split("/")[2] for name in functions if name.startswith("api/dialects/")}
+        assert dialects == {"openai"}

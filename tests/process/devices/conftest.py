@@ -1,0 +1,7 @@
+"""Tiny models of several shapes."""
+
+from __future__ import annotations
+
+from tests.support.devices.fixtures import models
+
+__all__ = ["models"]

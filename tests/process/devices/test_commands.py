@@ -1,0 +1,313 @@
+"""`plan` and `doctor` as a user runs them: the command in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.devices import rpc
+from tests.support.worker import environment, installed
+from worker.commands import served
+from worker.commands.doctor import Diagnosis
+from worker.commands.doctor import diagnose as run_diagnosis
+from worker.devices import preflight
+from worker.models.resolve import bundled_folder
+from worker.settings import Settings
+
+NOBODY = "http://127.0.0.1:9/ready"
+
+
+@pytest.fixture(scope="module")
+def own_gpu() -> Iterator[list[str]]:
+    """`llorch-cuda` on a device that plays the GPU, which the commands of this file share."""
+    with rpc.serve(free_bytes=1 << 30) as (setting, _):
+        yield rpc.cuda_command(setting)
+
+
+def run(
+    *arguments: str,
+    cache: Path,
+    of: list[str] | None = None,
+    env: dict[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*(of or installed("cpu")), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment(cache, env),
+        cwd=cache,
+    )
+
+
+def flags(model: Path, slots: int, context_length: int) -> list[str]:
+    sizes = ["--slots", str(slots), "--context-length", str(context_length)]
+    return ["--model", str(model), *sizes]
+
+
+# --- plan ----------------------------------------------------------------------------------
+
+
+def test_plan_prints_a_table(models: dict[str, Path], warm_cache: Path, own_gpu: list[str]) -> None:
+    # The device's memory is known here: beside a large machine's, every other bar is too short.
+    ended = run("plan", *flags(models["tied-q4"], 2, 512), cache=warm_cache, of=own_gpu)
+    assert ended.returncode == 0, ended.stderr
+    assert "2 slots × 512 tokens" in ended.stdout
+    for part in ("weights", "kv", "compute", "output", "margin", "needed", "available"):
+        assert re.search(rf"^  {part} +[\d,.]+ MiB(  +[█▏]+)?$", ended.stdout, re.MULTILINE), part
+    assert ended.stdout.endswith("It fits.\n")
+    bars = re.findall(r"^  (\w+) .*MiB  ( *)(█+)", ended.stdout, re.MULTILINE)
+    assert {name for name, _, _ in bars} >= {"margin", "needed", "available"}
+    assert max(len(gap) + len(bar) for _, gap, bar in bars) == 40
+
+
+def test_plan_prints_json(models: dict[str, Path], warm_cache: Path) -> None:
+    ended = run("plan", "--json", *flags(models["tied-q4"], 2, 512), cache=warm_cache)
+    shown = json.loads(ended.stdout)
+    assert ended.returncode == 0
+    assert shown["fits"] is True
+    assert shown["needed_bytes"] == sum(shown["parts"].values())
+    assert (shown["slots"], shown["context_length"]) == (2, 512)
+
+
+def test_plan_of_the_bundled_model(warm_cache: Path) -> None:
+    ended = run("plan", cache=warm_cache)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("tiny-model on CPU")
+
+
+def test_plan_for_a_gpu_names_it_and_what_stays_on_the_host(
+    models: dict[str, Path], warm_cache: Path, own_gpu: list[str]
+) -> None:
+    arguments = flags(models["tied-q4"], 2, 512)
+    ended = run("plan", *arguments, cache=warm_cache, of=own_gpu)
+    assert ended.returncode == 0, ended.stderr
+    assert " on RPC0: " in ended.stdout and "on the host:" in ended.stdout
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_plan_that_does_not_fit_exits_with_5_and_says_what_would(
+    as_json: bool, models: dict[str, Path], warm_cache: Path, own_gpu: list[str]
+) -> None:
+    arguments = ["plan", *flags(models["tied-q4"], 32, 2048), *(["--json"] if as_json else [])]
+    ended = run(*arguments, cache=warm_cache, of=own_gpu)
+    assert ended.returncode == 5
+    if as_json:
+        shown = json.loads(ended.stdout)
+        assert shown["fits"] is False and shown["available_bytes"] == 1 << 30
+        assert shown["largest_context_length"] and shown["largest_slots"]
+    else:
+        assert "It does not fit. What would fit: --context-length" in ended.stdout
+    sentence = ended.stderr.strip().splitlines()[-1]
+    assert sentence.startswith("llorch-cuda: The model does not fit on RPC0")
+    assert "Traceback" not in ended.stderr
+
+
+def test_plan_of_a_missing_model_exits_with_3(warm_cache: Path) -> None:
+    ended = run("plan", "--model", "./nowhere.gguf", cache=warm_cache)
+    assert ended.returncode == 3
+    assert "nowhere.gguf" in ended.stderr.splitlines()[-1]
+
+
+def test_a_model_that_llama_cpp_refuses_exits_with_3(
+    models: dict[str, Path], warm_cache: Path, tmp_path: Path
+) -> None:
+    """A header in order whose tensors do not have the shapes that it promises."""
+    damaged = tmp_path / "damaged.gguf"
+    content = models["grouped-q8"].read_bytes()
+    key = b"llama.attention.head_count_kv"
+    damaged.write_bytes(content.replace(key, b"llama.attention.head_count_zz"))
+    ended = run("plan", *flags(damaged, 1, 256), cache=warm_cache)
+    assert ended.returncode == 3
+    assert "llama.cpp cannot load" in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
+
+
+# --- doctor --------------------------------------------------------------------------------
+
+
+def test_doctor_is_content_where_a_worker_starts(warm_cache: Path) -> None:
+    ended = run("doctor", "--port", "0", cache=warm_cache)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for name in ("machine", "threads", "memory", "cache", "port", "library", "cpu variant"):
+        assert re.search(rf"^ok +{name} ", ended.stdout, re.MULTILINE), name
+    for name in ("found", "device", "trial", "model", "plan"):
+        assert re.search(rf"^ok +{name} ", ended.stdout, re.MULTILINE), name
+    assert ended.stdout.endswith("llorch-cpu would start on this machine.\n")
+
+
+def test_doctor_as_json(warm_cache: Path) -> None:
+    ended = run("doctor", "--json", "--port", "0", cache=warm_cache)
+    shown = json.loads(ended.stdout)
+    assert ended.returncode == 0
+    assert shown["would_start"] is True and shown["exit_code"] == 0
+    assert {check["status"] for check in shown["checks"]} == {"ok"}
+    assert shown["threads"] >= 1 and shown["plan"]["fits"] is True
+    assert shown["trial"]["resident"] is True
+    assert shown["library"]["devices"]
+
+
+def test_doctor_on_a_wheel_without_a_gpu_exits_with_4(warm_cache: Path) -> None:
+    ended = run("doctor", "--port", "0", cache=warm_cache, of=installed("cuda"))
+    assert ended.returncode == 4
+    assert re.search(r"^FAILED +device +llorch-cuda needs", ended.stdout, re.MULTILINE)
+    assert "llorch-cuda would not start on this machine (exit code 4)." in ended.stdout
+
+
+def test_doctor_with_a_gpu_that_is_too_small_exits_with_5(
+    models: dict[str, Path], warm_cache: Path, own_gpu: list[str]
+) -> None:
+    arguments = ["--port", "0", *flags(models["tied-q4"], 32, 2048)]
+    ended = run("doctor", *arguments, cache=warm_cache, of=own_gpu)
+    assert ended.returncode == 5
+    assert re.search(r"^ok +trial ", ended.stdout, re.MULTILINE)
+    assert re.search(r"^FAILED +plan +.*What would fit", ended.stdout, re.MULTILINE)
+
+
+def test_doctor_finds_a_port_in_use(warm_cache: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = run("doctor", "--port", port, cache=warm_cache)
+    assert ended.returncode == 7
+    assert re.search(rf"^FAILED +port +127.0.0.1:{port} ", ended.stdout, re.MULTILINE)
+
+
+def test_doctor_downloads_nothing(warm_cache: Path) -> None:
+    arguments = ["--port", "0", "--model", "hf:someone/a-model@main::file=model.gguf"]
+    ended = run("doctor", *arguments, cache=warm_cache, env={"HF_ENDPOINT": "http://127.0.0.1:9"})
+    assert re.search(r"^unknown +model .*first start downloads it", ended.stdout, re.MULTILINE)
+    assert ended.returncode == 0
+
+
+def test_doctor_finds_a_missing_model(warm_cache: Path) -> None:
+    ended = run("doctor", "--port", "0", "--model", "./nowhere.gguf", cache=warm_cache)
+    assert ended.returncode == 3
+    assert re.search(r"^FAILED +model ", ended.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "code"),
+    [
+        ("projector", ("--mmproj", "./nowhere.gguf"), 3),
+        ("certificate", ("--ssl-certfile", "./no.pem", "--ssl-keyfile", "./no.pem"), 2),
+    ],
+)
+def test_doctor_finds_a_missing_file_beside_the_model(
+    warm_cache: Path, name: str, given: Sequence[str], code: int
+) -> None:
+    ended = run("doctor", "--port", "0", *given, cache=warm_cache)
+    assert ended.returncode == code
+    assert re.search(rf"^FAILED +{name} ", ended.stdout, re.MULTILINE)
+
+
+def diagnose(cache: Path, child: Sequence[str], **given: Any) -> Diagnosis:
+    settings = Settings.load("cpu", {"port": "0", "cache_dir": str(cache), **given})
+    return run_diagnosis(settings, child=child)
+
+
+def test_doctor_survives_a_wheel_that_crashes(warm_cache: Path) -> None:
+    crash = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGILL)"]
+    report = diagnose(warm_cache, crash)
+    [failed] = [check for check in report.checks if check.status == "failed"]
+    assert failed.name == "library" and "SIGILL" in failed.text
+    assert report.exit_code == 4
+    assert "would not start" in report.as_screen()
+    assert report.as_dict()["library"] is None
+
+
+def test_doctor_knows_a_checkpoint_without_converting_it(warm_cache: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    report = diagnose(warm_cache, preflight.CHILD, model=str(tmp_path))
+    [model] = [check for check in report.checks if check.name == "model"]
+    assert model.status == "unknown" and "would be converted" in model.text
+    assert report.details["plan"] is None
+    assert report.exit_code == 0
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_doctor_finds_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    folder = tmp_path / "sealed"
+    folder.mkdir(mode=0o500)
+    report = diagnose(folder, preflight.CHILD)
+    [cache] = [check for check in report.checks if check.name == "cache"]
+    assert cache.status == "failed" and "cannot be written to" in cache.text
+
+
+def test_doctor_finds_a_file_where_the_cache_should_be(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("not a folder")
+    report = diagnose(tmp_path / "cache", preflight.CHILD)
+    [cache] = [check for check in report.checks if check.name == "cache"]
+    assert cache.status == "failed" and report.exit_code != 0
+
+
+def test_a_cache_that_cannot_be_written_is_no_fault_of_a_file_that_needs_none(
+    models: dict[str, Path], start_worker: StartWorker, tmp_path: Path
+) -> None:
+    """Nor does a start with the same settings ask for one."""
+    cache = tmp_path / "cache"
+    cache.write_text("not a folder")
+    given = flags(models["tied-q4"], 2, 512)
+    ended = run("doctor", "--port", "0", "--cache-dir", str(cache), *given, cache=tmp_path)
+    assert ended.returncode == 0, ended.stdout
+    assert re.search(r"^ok +cache .*cannot be written to.*need none", ended.stdout, re.MULTILINE)
+    assert start_worker(*given, cache_dir=cache).is_ready()
+
+
+@pytest.mark.parametrize(
+    ("model", "code"), [(None, 3), ("checkpoint", 3), ("hf:o/r::file=m.gguf", 6)]
+)
+def test_without_a_cache_the_doctor_names_the_exit_code_of_a_start(
+    tmp_path: Path, model: str | None, code: int
+) -> None:
+    cache = tmp_path / "cache"
+    cache.write_text("not a folder")
+    (tmp_path / "checkpoint").symlink_to(bundled_folder())
+    given = (
+        {} if model is None else {"model": model.replace("checkpoint", f"{tmp_path}/checkpoint")}
+    )
+    report = diagnose(cache, preflight.CHILD, **given)
+    assert report.exit_code == code
+    arguments = [each for pair in given.items() for each in (f"--{pair[0]}", pair[1])]
+    arguments += ["--port", "0", "--cache-dir", str(cache)]
+    ended = run(*arguments, cache=tmp_path, env={"HF_ENDPOINT": "http://127.0.0.1:9"})
+    assert ended.returncode == code, ended.stderr
+
+
+# --- bench ---------------------------------------------------------------------------------
+
+
+def test_bench_measures_a_worker_of_its_own(warm_cache: Path) -> None:
+    ended = run("bench", "--json", "--threads", "1", "--callback-url", NOBODY, cache=warm_cache)
+    assert ended.returncode == 0, ended.stderr
+    shown = json.loads(ended.stdout)
+    assert shown["device"] == "CPU"
+    assert [load["streams"] for load in shown["loads"]] == [1, 4, 16]
+    for load in shown["loads"]:
+        assert load["output_tokens"] == 48 * load["streams"]
+        assert load["tokens_per_second"] > 0
+        assert 0 < load["first_token_ms"] < 60_000
+    ended = run("bench", "--model", "./nowhere.gguf", cache=warm_cache)
+    assert ended.returncode == 3
+    assert "nowhere.gguf" in ended.stderr.splitlines()[-1]
+
+
+def test_bench_serves_what_the_settings_say_and_joins_no_pool() -> None:
+    """Each setting reaches the measured worker, or is one of the server's and the pool's."""
+    given = {"lora": "a.gguf", "draft": "b.gguf", "chat_template": "c.jinja", "kv_cells": 4096}
+    settings = Settings.load("cpu", {**given, "callback_url": NOBODY, "port": 9000})
+    environment = served._environment(settings, 16)
+    for name, value in given.items():
+        assert environment[f"LLORCH_{name.upper()}"] == str(value)
+    assert environment["LLORCH_PORT"] == "0" and environment["LLORCH_SLOTS"] == "16"
+    assert "LLORCH_CALLBACK_URL" not in environment

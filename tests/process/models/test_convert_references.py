@@ -1,0 +1,239 @@
+"""`llorch-convert` with every form of reference, against the local hub where one is asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from pydantic import TypeAdapter
+
+from tests.conftest import StartWorker
+from tests.support.hub_server import COMMIT, OTHER_COMMIT, TOKEN, Hub, Repo
+from worker.api.dialects.native.answers import Info
+from worker.commands import convert as cli
+from worker.installation import own_version
+from worker.models.gguf.header import read_header
+from worker.models.hub import remote
+from worker.models.hub.cache import RepoCache
+from worker.models.reference import name_of, snapshot_of
+from worker.models.resolve import bundled_folder
+
+FILES = {p.name: p.read_bytes() for p in bundled_folder().iterdir() if p.is_file()}
+ALIASES = f"""
+[models.mine]
+repo = "o/tiny"
+revision = "{COMMIT}"
+[models.here]
+path = "checkpoint"
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: Hub) -> Path:
+    """A working folder with a checkpoint and a registry; the hub holds the same checkpoint."""
+    (tmp_path / "checkpoint").symlink_to(bundled_folder())
+    (tmp_path / "models.toml").write_text(ALIASES)
+    hub.repos["o/tiny"] = Repo(dict(FILES), branches={"main": COMMIT, "v2": COMMIT})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LLORCH_CACHE_DIR", "cache")
+    return tmp_path
+
+
+def converted(ref: str) -> dict[str, object]:
+    """What the manifest says."""
+    assert cli.run([ref, "out.gguf", "--progress", "none"]) == 0
+    metadata = read_header("out.gguf").metadata
+    return {key: value for key, value in metadata.items() if key.startswith("llorch.convert.")}
+
+
+@pytest.mark.parametrize(
+    ("ref", "source", "revision"),
+    [
+        ("checkpoint", "checkpoint", None),
+        ("./checkpoint", "checkpoint", None),
+        ("here", "checkpoint", None),
+        ("tiny-model", "tiny-model", None),
+        ("mine", "o/tiny", COMMIT),
+        ("hf:o/tiny", "o/tiny", COMMIT),
+        ("hf:o/tiny@v2", "o/tiny", COMMIT),
+        (f"hf:o/tiny@{COMMIT}", "o/tiny", COMMIT),
+    ],
+)
+def test_every_form_and_what_the_manifest_says_of_it(
+    here: Path, ref: str, source: str, revision: str | None
+) -> None:
+    manifest = converted(ref)
+    assert manifest["llorch.convert.source"] == source
+    assert manifest.get("llorch.convert.revision") == revision
+    name = read_header("out.gguf").name
+    assert name == source.rpartition("/")[2]
+
+
+def test_a_folder_and_its_download_have_the_same_digest(here: Path) -> None:
+    """Also where a repository holds more than its checkpoint."""
+    downloaded = converted("hf:o/tiny")
+    assert (
+        converted("checkpoint")["llorch.convert.source_sha256"]
+        == (downloaded["llorch.convert.source_sha256"])
+    )
+
+
+def test_verify_takes_the_same_references_and_then_needs_no_network(
+    here: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    converted(f"hf:o/tiny@{COMMIT}")
+    hub.requests.clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for ref in ("mine", f"hf:o/tiny@{COMMIT}", "hf:o/tiny@v2"):
+        # A branch that was never asked for cannot be known without the network.
+        expected = 6 if ref.endswith("v2") else 0
+        assert cli.run(["verify", ref, "out.gguf", "--progress", "none"]) == expected
+    assert hub.requests == []
+    said = capsys.readouterr()
+    assert said.out.count("all test texts agree") == 2
+    assert "offline mode is on" in said.err
+
+
+def test_other_bytes_on_the_hub_are_not_what_the_file_was_made_of(
+    here: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    converted("hf:o/tiny")
+    changed = bytearray(FILES["model.safetensors"])
+    changed[-1] ^= 1
+    hub.repos["o/tiny"] = Repo(
+        {**FILES, "model.safetensors": bytes(changed)}, branches={"main": OTHER_COMMIT}
+    )
+    assert cli.run(["verify", "hf:o/tiny", "out.gguf", "--progress", "none"]) == 3
+    assert "verification of llorch.convert." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ref", "exit_code", "words"),
+    [
+        ("hf:o/none", 6, "needs a valid token"),
+        ("hf:o/gated", 6, "gated or private"),
+        ("hf:o/tiny@v9", 6, "no such revision"),
+        ("hf:o/gguf", 3, "holds a GGUF; the converter needs SafeTensors"),
+        ("hf:o/gguf::file=m.gguf", 3, "the converter needs a folder"),
+        ("hf:o/pickles", 3, "neither SafeTensors"),
+        ("hf:o/tiny::what=x", 2, "unknown option"),
+        ("no-such-alias", 3, "is not in"),
+        ("no/such/folder", 3, "does not exist"),
+        ("models.toml", 3, "the converter needs a folder"),
+    ],
+)
+def test_what_cannot_be_had_is_told_apart(
+    here: Path, hub: Hub, ref: str, exit_code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.repos["o/gated"] = Repo(dict(FILES), gated=True)
+    hub.repos["o/gguf"] = Repo({"m.gguf": bytes(2048)})
+    hub.repos["o/pickles"] = Repo({"config.json": b"{}", "pytorch_model.bin": bytes(2048)})
+    assert cli.run([ref, "out.gguf", "--progress", "none"]) == exit_code
+    sentence = capsys.readouterr().err.strip()
+    assert words in sentence and len(sentence.splitlines()) == 1
+    assert not Path("out.gguf").exists()
+    assert not [path for path, _ in hub.bodies() if path.startswith("/blobs/")]
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "words"),
+    [(429, {"Retry-After": "900"}, "try again in 900 s"), (503, {}, "answered 503")],
+)
+def test_a_hub_that_cannot_answer(
+    here: Path,
+    hub: Hub,
+    status: int,
+    headers: dict[str, str],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(remote, "ATTEMPTS", 1)
+    hub.fail_with = (status, headers)
+    assert cli.run(["hf:o/tiny", "out.gguf", "--progress", "none"]) == 6
+    assert words in capsys.readouterr().err
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "worker.commands.convert", *arguments]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+
+
+def test_the_token_opens_a_private_repository_and_is_shown_nowhere(here: Path, hub: Hub) -> None:
+    hub.repos["o/tiny"].private = True
+    assert run("hf:o/tiny", "out.gguf").returncode == 6
+    done = run("hf:o/tiny", "out.gguf", "--progress", "json", HF_TOKEN=TOKEN)
+    assert done.returncode == 0
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    phases = dict.fromkeys(line["phase"] for line in lines if "phase" in line)
+    assert list(phases)[0] == "download" and {"check", "convert"} <= set(phases)
+    assert lines[-1]["result"]["path"] == "out.gguf"
+    storage = [headers for path, headers in hub.bodies() if path.startswith("/blobs/")]
+    assert storage and not any("authorization" in headers for headers in storage)
+    hub.fail_with = (500, {})
+    stale = run("hf:o/tiny", "out.gguf", HF_TOKEN=TOKEN)
+    assert stale.returncode == 0 and "model.revision_unchecked" in stale.stderr
+    texts = done.stdout + done.stderr + stale.stdout + stale.stderr
+    assert TOKEN not in texts + str(read_header("out.gguf").metadata)
+
+
+def test_a_terminal_shows_the_download_and_the_conversion(here: Path) -> None:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(ours, (24, 100))
+    command = [sys.executable, "-m", "worker.commands.convert", "hf:o/tiny", "out.gguf"]
+    child = subprocess.Popen(command, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            piece = os.read(ours, 65536)
+        except OSError:  # Linux's way to say that the last writer has left.
+            break
+        if not piece:
+            break
+        shown += piece
+    os.close(ours)
+    assert child.wait() == 0
+    assert b"model.safetensors" in shown and b"B/s" in shown
+    assert b"convert" in shown and b" left" in shown and b"verified" in shown
+
+
+def test_the_worker_tells_where_its_model_comes_from(here: Path, start_worker: StartWorker) -> None:
+    manifest = converted(f"hf:o/tiny@{COMMIT}")
+    info = start_worker("--model", str(here / "out.gguf")).get("/info").json()
+    told = info["model"]["conversion"]
+    assert told == {
+        "source": "o/tiny",
+        "revision": COMMIT,
+        "source_sha256": manifest["llorch.convert.source_sha256"],
+        "outtype": "q8_0",
+        "version": own_version(),
+        "difference": None,
+    }
+    TypeAdapter(Info).validate_python(info)
+
+
+def test_a_file_of_others_has_no_manifest(start_worker: StartWorker, tmp_path: Path) -> None:
+    """The same weights, with the manifest's keys under other names."""
+    assert cli.run(["tiny-model", str(tmp_path / "m.gguf"), "--progress", "none"]) == 0
+    raw = (tmp_path / "m.gguf").read_bytes()
+    (tmp_path / "other.gguf").write_bytes(raw.replace(b"llorch.convert.", b"others.convert."))
+    info = start_worker("--model", str(tmp_path / "other.gguf")).get("/info").json()
+    assert info["model"]["conversion"] is None
+
+
+def test_snapshots_are_known_by_their_place(tmp_path: Path) -> None:
+    cache = RepoCache(tmp_path, "owner/some-name")
+    folder = cache.snapshot(COMMIT)
+    assert str(snapshot_of(folder)) == f"hf:owner/some-name@{COMMIT}"
+    assert name_of(folder) == "some-name"
+    for other in (folder.parent, folder.with_name("main"), tmp_path / "snapshots" / COMMIT):
+        assert snapshot_of(other) is None and name_of(other) == other.name

@@ -1,0 +1,86 @@
+"""The whole worker with a model from the hub: its progress, and the exit code of each failure."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.hub_server import COMMIT, TOKEN, Hub, Repo
+from tests.support.worker import run_to_exit, until
+from worker.models.resolve import resolve
+
+
+@pytest.fixture
+def tiny_gguf(warm_cache: Path) -> bytes:
+    return asyncio.run(resolve(None, cache_dir=warm_cache)).gguf_path.read_bytes()
+
+
+def test_a_model_from_the_hub_is_served_and_survives_an_outage(
+    hub: Hub, tiny_gguf: bytes, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    hub.repos["o/r"] = Repo({"m.gguf": tiny_gguf}, private=True)
+    hub.chunk_delay_seconds = 1.0
+    env = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "hf")}
+    cache = tmp_path / "cache"
+    ref = f"hf:o/r@{COMMIT}::file=m.gguf"
+    worker = start_worker("--model", ref, env=env, cache_dir=cache, wait_ready=False)
+    phases = set()
+    while not worker.is_ready():
+        answer = worker.get("/ready").json()
+        phases.add(answer.get("phase"))
+        assert worker.get("/health").status_code == 200
+        time.sleep(0.05)
+    assert "download" in phases
+    assert worker.execute("Once upon a time", max_tokens=4).end["tokens_out"] == 4
+    assert worker.get("/health").json()["model"] == ref
+    assert worker.stop() == 0
+    assert TOKEN not in worker.stderr
+    hub.requests.clear()
+    hub.fail_with = (500, {})
+    again = start_worker("--model", ref, env=env, cache_dir=cache)
+    assert again.is_ready() and hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("ref", "exit_code", "words"),
+    [
+        ("hf:o/gated::file=m.gguf", 6, "HF_TOKEN"),
+        ("hf:o/open::file=none.gguf", 6, "no such file"),
+        ("hf:o/open::file=text.gguf", 3, "not a usable GGUF"),
+        ("hf:o/open::what=x", 2, "unknown option"),
+    ],
+)
+def test_each_failure_ends_the_worker_with_its_code_and_one_sentence(
+    hub: Hub, tmp_path: Path, ref: str, exit_code: int, words: str
+) -> None:
+    hub.repos["o/gated"] = Repo({"m.gguf": b"GGUF"}, gated=True)
+    hub.repos["o/open"] = Repo({"text.gguf": b"Once upon a time"})
+    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+    ended = run_to_exit("--port", "0", "--model", ref, env=env, cache_dir=tmp_path)
+    assert ended.code == exit_code
+    assert words in ended.sentence
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_stop_signal_does_not_wait_for_the_download(
+    hub: Hub, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    hub.repos["o/r"] = Repo({"m.gguf": bytes(30 * 2**20)})
+    hub.chunk_delay_seconds = 2.0  # a minute in all
+    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+    worker = start_worker(
+        "--model", "hf:o/r::file=m.gguf", env=env, cache_dir=tmp_path, wait_ready=False
+    )
+    until(
+        lambda: any(path.startswith("/blobs/") for path, _ in hub.bodies()),
+        60,
+        lambda: worker.stderr,
+        worker,
+    )
+    started = time.monotonic()
+    assert worker.stop() == 0
+    assert time.monotonic() - started < 20

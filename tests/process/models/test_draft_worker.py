@@ -1,0 +1,109 @@
+"""`--draft` on the real process: planned, resident, named, the same text; what cannot guess is
+refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.devices.tiny_gguf import Shape, write
+from tests.support.random_models import random_model
+from tests.support.worker import run_to_exit, shown
+
+PROMPT = "1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3,"
+
+
+def test_a_draft_model_is_planned_resident_and_guesses(
+    start_worker: StartWorker, warm_cache: Path
+) -> None:
+    plain = start_worker("--no-mmap", wait_ready=True)
+    text = plain.execute(PROMPT, max_tokens=48, temperature=0.0).text
+    alone = plain.get("/info").json()
+    assert plain.stop() == 0
+    assert alone["engine"]["speculation"] == {"kind": "off", "reason": "", "draft": None}
+    draft = ("--draft", str(random_model("dense")), "--no-mmap")
+    worker = start_worker(*draft, wait_ready=True)
+    assert worker.execute(PROMPT, max_tokens=48, temperature=0.0).text == text
+    info = worker.get("/info").json()
+    assert worker.stop() == 0
+    speculation = info["engine"]["speculation"]
+    assert speculation["kind"] == "draft" and speculation["draft"]["layers_on_device"] == 5
+    assert speculation["draft"]["model_ref"] == str(random_model("dense"))
+    needed = info["engine"]["plan"]["draft"]
+    taken = info["residency"]["device_bytes"] - alone["residency"]["device_bytes"]
+    assert taken == pytest.approx(needed, rel=0.01)
+    assert shown("plan", warm_cache, *draft)["parts"]["draft"] == needed
+    report = shown("doctor", warm_cache, *draft)
+    assert report["plan"]["parts"]["draft"] == needed
+    assert ("draft", "ok") in [(check["name"], check["status"]) for check in report["checks"]]
+
+
+def test_the_same_model_guesses_right(start_worker: StartWorker) -> None:
+    worker = start_worker("--draft", "tiny-model", "--speculate", "draft", wait_ready=True)
+    for _ in range(3):
+        worker.execute(PROMPT, max_tokens=200, ignore_eos=True, temperature=0.0)
+    drafted = worker.metric("worker_engine_tokens_drafted")
+    # A model as large as its draft is not worth many guesses, but those that it makes are right.
+    assert drafted > 0
+    assert worker.metric("worker_engine_tokens_accepted") >= 0.9 * drafted
+    assert worker.stop() == 0
+
+
+def test_a_model_that_cannot_be_guessed_for_says_so(start_worker: StartWorker) -> None:
+    model = ("--model", str(random_model("hybrid")), "--draft", str(random_model("dense")))
+    worker = start_worker(*model, wait_ready=True)
+    engine = worker.get("/info").json()["engine"]
+    assert engine["speculation"]["kind"] == "off" and "draft" not in engine["plan"]
+    (told,) = worker.logs("engine.speculation_off")
+    assert told["reason"] == engine["speculation"]["reason"]
+    assert "recurrent" in told["reason"]
+    assert worker.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("draft", "more", "code", "words"),
+    [
+        ("nowhere.gguf", (), 3, "does not exist"),
+        ("other-words", (), 3, "its tokenizer is gguf-spm, the model's is gguf-bpe"),
+        ("hybrid", (), 3, "cannot guess: its memory is recurrent or windowed"),
+        ("dense", ("--speculate", "ngram"), 2, "--speculate is 'ngram': nothing would use it"),
+        (None, ("--speculate", "draft"), 2, "no --draft names a model"),
+    ],
+)
+def test_what_cannot_guess_ends_with_a_sentence(
+    tmp_path: Path,
+    warm_cache: Path,
+    draft: str | None,
+    more: tuple[str, ...],
+    code: int,
+    words: str,
+) -> None:
+    flags = ["--port", "0", *more]
+    if draft == "other-words":
+        flags += ["--draft", str(write(tmp_path / "other-words.gguf", Shape()))]
+    elif draft in ("hybrid", "dense"):
+        flags += ["--draft", str(random_model(draft))]
+    elif draft is not None:
+        flags += ["--draft", str(tmp_path / draft)]
+    ended = run_to_exit(*flags, cache_dir=warm_cache)
+    assert ended.code == code, ended.sentence
+    assert words in ended.sentence
+    assert "Traceback" not in ended.stderr
+
+
+def test_vocabularies_may_differ_in_what_comes_last(tmp_path: Path, warm_cache: Path) -> None:
+    """As families pad theirs; the first token that is another one is named."""
+    model = str(write(tmp_path / "model.gguf", Shape()))
+    longer = write(tmp_path / "longer.gguf", Shape(vocabulary=400))
+    flags = ("--model", model, "--draft")
+    assert "draft" in shown("plan", warm_cache, *flags, str(longer))["parts"]
+    much_longer = write(tmp_path / "much-longer.gguf", Shape(vocabulary=1400))
+    ended = run_to_exit(*flags, str(much_longer), "--port", "0", cache_dir=warm_cache)
+    assert "it has 1,400 tokens, the model has 320" in ended.sentence
+    raw = longer.read_bytes()
+    assert raw.count(b"w50") == 1
+    longer.write_bytes(raw.replace(b"w50", b"v50"))
+    ended = run_to_exit(*flags, str(longer), "--port", "0", cache_dir=warm_cache)
+    assert "its token 309 is 'v50', the model's is 'w50'" in ended.sentence

@@ -1,0 +1,112 @@
+"""Listing and evicting downloads and conversions, with the installed command's own function."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from tests.support.fetching import fetch
+from tests.support.hub_server import COMMIT, OTHER_COMMIT, Hub, Repo
+from tests.support.worker import WorkerProcess, until
+from worker.commands import convert as cli
+from worker.models.resolve import bundled_folder, resolve
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder with a conversion."""
+    folder = tmp_path_factory.mktemp("converted")
+    asyncio.run(resolve(str(bundled_folder()), cache_dir=folder))
+    return folder
+
+
+@pytest.fixture
+def cache(hub: Hub, tmp_path: Path, gguf_bytes: bytes, converted: Path) -> Path:
+    """Two snapshots that share a file, an unfinished download and a conversion."""
+    folder = Path(shutil.copytree(converted, tmp_path / "cache"))
+    repo = hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes, "n.gguf": bytes(2000)})
+    fetch("hf:o/r::file=m.gguf", folder)
+    repo.branches["main"] = OTHER_COMMIT
+    fetch("hf:o/r::file=m.gguf", folder)
+    (folder / "hub/models--o--r/blobs" / f"{'c' * 64}.incomplete").write_bytes(bytes(100))
+    return folder
+
+
+def run(*arguments: str) -> int:
+    return cli.run(["cache", *arguments])
+
+
+def test_the_cache_is_listed(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--cache-dir", str(cache)) == 0
+    said = capsys.readouterr().out
+    for words in (COMMIT[:12], "o/r (main)", "unfinished", "conversion", "Q8_0", f"in {cache}"):
+        assert words in said
+    assert run("--cache-dir", str(cache / "nothing")) == 0
+    assert "0 B in" in capsys.readouterr().out
+
+
+def test_an_old_snapshot_goes_and_what_it_shares_stays(cache: Path, gguf_bytes: bytes) -> None:
+    assert run("--cache-dir", str(cache), "--remove", COMMIT[:8], "cccc") == 0
+    repo = cache / "hub/models--o--r"
+    assert [path.name for path in (repo / "snapshots").iterdir()] == [OTHER_COMMIT]
+    assert (repo / "snapshots" / OTHER_COMMIT / "m.gguf").read_bytes() == gguf_bytes
+    assert not list(repo.glob("blobs/*.incomplete"))
+
+
+def test_what_was_not_used_for_long_goes(cache: Path, hub: Hub) -> None:
+    (converted,) = (cache / "converted").iterdir()
+    os.utime(converted, (0, time.time() - 3 * 86_400))
+    assert run("--cache-dir", str(cache), "--older-than", "2") == 0
+    assert not converted.exists() and list((cache / "hub").rglob("m.gguf"))
+    found = asyncio.run(resolve(str(bundled_folder()), cache_dir=cache))
+    os.utime(converted, (0, time.time() - 3 * 86_400))
+    assert asyncio.run(resolve(str(bundled_folder()), cache_dir=cache)) == found
+    assert run("--cache-dir", str(cache), "--older-than", "2") == 0
+    assert converted.exists(), "its use counts"
+
+
+def test_keys_must_name_one_thing(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for key in ("aaa", "none-such", ""):
+        assert run("--cache-dir", str(cache), "--remove", key) == 2
+        assert "must be the beginning" in capsys.readouterr().err
+    assert len(list((cache / "hub/models--o--r/snapshots").iterdir())) == 2
+
+
+def test_a_conversion_under_way_is_left_alone(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (converted,) = (cache / "converted").iterdir()
+    with FileLock(converted / "model-q8_0.lock"):
+        assert run("--cache-dir", str(cache), "--remove", converted.name) == 3
+    assert "converting" in capsys.readouterr().err and converted.exists()
+    assert run("--cache-dir", str(cache), "--remove", converted.name) == 0
+    assert not converted.exists()
+
+
+def test_what_a_running_worker_serves_stays(
+    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (converted,) = (cache / "converted").iterdir()
+    flags = ("--slots", "1", "--threads", "1")
+    worker = WorkerProcess.start(*flags, folder=tmp_path / "worker", cache_dir=cache)
+    try:
+        assert run("--cache-dir", str(cache), "--remove", converted.name) == 3
+        assert "running worker" in capsys.readouterr().err
+        os.utime(converted, (0, 0))
+        assert run("--cache-dir", str(cache), "--older-than", "2") == 0
+        # After a crash the next engine finds its file.
+        engine = worker.engine_pid
+        os.kill(engine, signal.SIGKILL)
+        until(lambda: worker.engine_pid != engine, 60, lambda: worker.stderr, worker)
+        worker.wait_ready()
+    finally:
+        worker.kill()
+    assert run("--cache-dir", str(cache), "--remove", converted.name) == 0
+    assert not converted.exists()

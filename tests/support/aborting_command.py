@@ -1,0 +1,13 @@
+"""`llorch-cpu` whose engine process is `aborting_engine`."""
+
+from __future__ import annotations
+
+import sys
+
+from worker.supervisor import engine_process
+
+if __name__ == "__main__":
+    engine_process.ENGINE_ARGV = (sys.executable, "-P", "-m", "tests.support.aborting_engine")
+    from worker.cli import cpu
+
+    cpu()

@@ -1,0 +1,20 @@
+"""`llorch-cuda` with a device that plays the GPU: `… gpu_command PLUG_IN@host:port FLAGS…`.
+
+This process is the real command; only the children that it starts are those beside this module.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from worker.devices import preflight
+from worker.supervisor import engine_process
+
+if __name__ == "__main__":
+    setting = sys.argv.pop(1)
+    start = (sys.executable, "-P", "-m")
+    engine_process.ENGINE_ARGV = (*start, "tests.support.devices.gpu_engine", setting)
+    preflight.CHILD = (*start, "tests.support.devices.gpu_preflight", setting)
+    from worker.cli import cuda
+
+    cuda()

@@ -1,0 +1,72 @@
+"""Starts and stops the processes that play the GPU."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.ports import free_port
+from worker.devices.select import wheel_stamp
+from worker.llama import library
+
+ROOT = Path(__file__).resolve().parents[3]
+PLUGIN = "libggml-rpc.so"
+_START_SECONDS = 30.0
+
+
+def plugin_path() -> Path:
+    """The RPC plug-in: beside the wheel, or in it where the wheel is not ours."""
+    for folder in (Path(sys.prefix) / "test-plugins", library.folder()):
+        if (folder / PLUGIN).is_file():
+            return folder / PLUGIN
+    if wheel_stamp().get("backend", "cpu") != "cpu":
+        pytest.skip("only the CPU wheel comes with the test device's plug-in")
+    pytest.fail(f"{PLUGIN} is neither beside nor in the wheel; `make setup` builds it")
+
+
+@contextmanager
+def serve(free_bytes: int = 0) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A running test device: how `rpc_device` and `cuda_command` call it, and its process.
+
+    It claims to have `free_bytes`, or what the machine really has. It serves one client at a
+    time, so a process of its own needs a device of its own.
+    """
+    plugin = plugin_path()
+    port = free_port()
+    command = ["-m", "tests.support.devices.rpc_server", str(plugin), f"127.0.0.1:{port}"]
+    process = subprocess.Popen(
+        [sys.executable, *command, str(free_bytes)],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _wait(port, process)
+        yield f"{plugin}@127.0.0.1:{port}", process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def cuda_command(setting: str) -> list[str]:
+    """`llorch-cuda`, whose engine takes that device."""
+    return [sys.executable, "-m", "tests.support.devices.gpu_command", setting]
+
+
+def _wait(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the test device's process ended"
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError("the test device does not answer")

@@ -1,0 +1,32 @@
+"""Downloads as the tests call them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.hub_server import TOKEN
+from worker.errors import DownloadError
+from worker.models.hub.download import Downloaded, download
+from worker.models.reference import HubReference, parse
+from worker.wire.messages import Progress
+
+
+def fetch(ref: str, cache_dir: Path, sha256: str | None = None) -> tuple[Downloaded, list[Any]]:
+    told: list[Progress] = []
+    parsed = parse(ref)
+    assert isinstance(parsed, HubReference)
+    got = asyncio.run(download(parsed, cache_dir=cache_dir, sha256=sha256, on_progress=told.append))
+    return got, told
+
+
+def failure(ref: str, cache_dir: Path, sha256: str | None = None) -> DownloadError:
+    with pytest.raises(DownloadError) as caught:
+        fetch(ref, cache_dir, sha256)
+    assert caught.value.exit_code == 6
+    assert "\n" not in caught.value.message
+    assert TOKEN not in caught.value.message + repr(caught.value.details)
+    return caught.value

@@ -1,0 +1,181 @@
+"""The engine's loop on llama.cpp and a small model, driven step by step in this process."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from tests.support.bundled import bundled_gguf
+from tests.support.frames import by_request
+from worker.devices.plan.cells import divided
+from worker.engine.backend import LlamaBackend
+from worker.engine.cache.disk import Disk
+from worker.engine.cache.moves import Divide
+from worker.engine.limits import Limits
+from worker.engine.loop import Loop
+from worker.engine.scheduler import Scheduler
+from worker.engine.sequence import Sequence
+from worker.engine.speculation import Drafter
+from worker.engine.text.prompt import PromptBuilder
+from worker.llama.constraint import GrammarVocabulary
+from worker.llama.context import Context, ContextOptions
+from worker.llama.model import Model
+from worker.llama.sampler import Sampler
+from worker.wire.messages import (
+    Event,
+    Finished,
+    Started,
+    Stats,
+    Token,
+    TokenLogprob,
+)
+from worker.wire.sampling import Sampling
+from worker.wire.work import InferenceRequest
+
+CONTEXT = 512
+
+
+class RealEngine:
+    """The bundled model, or the one of `path`; `n_cells` for all slots, or `CONTEXT` for each."""
+
+    def __init__(
+        self,
+        slots: int = 4,
+        *,
+        path: Path | None = None,
+        kv_unified: bool = False,
+        divisions: tuple[int, ...] = (),
+        n_cells: int | None = None,
+        flash_attention: Literal["auto", "on", "off"] = "auto",
+        store: Path | None = None,
+        binding: str = "of this model and layout",
+        drafter: Drafter | None = None,
+        batch: int = 2048,
+        **limits: Any,
+    ) -> None:
+        self.model = Model(str(path or bundled_gguf("f32")))
+        n_cells = n_cells or CONTEXT * slots
+        options = ContextOptions(
+            n_ctx=n_cells,
+            n_seq_max=slots,
+            n_batch=batch,
+            n_ubatch=min(batch, 512),
+            threads=1,
+            kv_types=("f32", "f32"),
+            kv_unified=kv_unified,
+            flash_attention=flash_attention,
+        )
+        self.context = Context(self.model, options)
+        self.backend = LlamaBackend(self.model, self.context, CONTEXT)
+        self.vocabulary = GrammarVocabulary(self.model)
+        self.prompts = PromptBuilder(self.model, None, CONTEXT)
+        settings: dict[str, Any] = dict(
+            prefill_alone=512, prefill_budget=64, memory_bytes=64 << 20, cell_bytes=2000, tiled=True
+        )
+        settings |= {"unified": kv_unified}
+        settings |= {"recurrent": self.backend.recurrent, "window": self.backend.window}
+        disk = None
+        if store is not None:
+            cuts_anywhere = self.backend.cuts_anywhere
+            disk = Disk(store, 64 << 20, cuts_anywhere=cuts_anywhere, bind=lambda _: binding)
+        limits = {"n_slots": slots, "n_cells": n_cells, "batch": batch} | settings | limits
+        pool = Limits(**limits)
+        layouts = [
+            replace(pool, n_slots=n, n_cells=divided(n_cells, n).cells, unified=False)
+            for n in divisions
+        ]
+        self.scheduler = Scheduler(*layouts, pool)
+        best = self.scheduler.limits
+        if layouts:
+            self.backend.divide(Divide(best.n_cells, best.n_slots, best.unified))
+        self.cache = self.scheduler.cache
+        self.loop = Loop(self.backend, self.scheduler, self._receive, disk=disk, drafter=drafter)
+        self.events: dict[int, list[Event]] = defaultdict(list)
+        self.stats: Stats | None = None
+        self._next = 0
+
+    def _receive(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Stats):
+                self.stats = event
+        for request_id, stream in by_request(events).items():
+            self.events[request_id] += stream
+
+    def submit(
+        self,
+        prompt: str | tuple[int, ...],
+        *,
+        max_tokens: int = 32,
+        stop: tuple[str, ...] = (),
+        deterministic: bool = False,
+        cache_salt: str | None = None,
+        produced: tuple[int, ...] = (),
+        learned: tuple[float, ...] = (),
+        **sampling: Any,
+    ) -> int:
+        self._next += 1
+        request = InferenceRequest(
+            job_id=str(self._next),
+            prompt=prompt,
+            sampling=Sampling(**({"seed": 1, "temperature": 0.0} | sampling)),
+            max_tokens=max_tokens,
+            stop=stop,
+            deterministic=deterministic,
+            cache_salt=cache_salt,
+            produced=produced,
+        )
+        tokens = self.prompts.build(prompt)
+        sampler = Sampler(self.model, request.sampling, tokens, self.vocabulary)
+        sampler.follow_produced(produced, learned)
+        self.loop.submit(Sequence(self._next, request, tokens, sampler))
+        return self._next
+
+    def turn(self) -> None:
+        self.loop.call(lambda: None)
+        assert self.loop.turn()
+        self.cache.check(self.backend.last_position)
+
+    def run(self) -> None:
+        """Until nothing is left to do, and all that is to be stored is stored."""
+        self.turn()
+        while not self._is_done():
+            if self.scheduler.has_work:
+                self.turn()
+            else:
+                assert self.loop.turn()  # waits for the store
+
+    def _is_done(self) -> bool:
+        if self.scheduler.waiting or self.scheduler.has_work or self.loop.carrier.is_writing:
+            return False
+        return self.loop.disk is None or not any(slot.is_new for slot in self.cache.slots)
+
+    def generate(self, prompt: str | tuple[int, ...], **options: Any) -> str:
+        request_id = self.submit(prompt, **options)
+        self.run()
+        return self.text(request_id)
+
+    def text(self, request_id: int) -> str:
+        return "".join(e.text for e in self.events[request_id] if isinstance(e, Token))
+
+    def ids(self, request_id: int) -> list[int]:
+        return [i for e in self.events[request_id] if isinstance(e, Token) for i in e.token_ids]
+
+    def logprobs(self, request_id: int) -> list[TokenLogprob]:
+        return [p for e in self.events[request_id] if isinstance(e, Token) for p in e.logprobs]
+
+    def cached_tokens(self, request_id: int) -> int:
+        started = self.events[request_id][0]
+        assert isinstance(started, Started)
+        return started.cached_tokens
+
+    def end(self, request_id: int) -> Finished:
+        last = self.events[request_id][-1]
+        assert isinstance(last, Finished), last
+        return last
+
+    def close(self) -> None:
+        self.backend.close()
+        self.context.close()
+        self.model.close()

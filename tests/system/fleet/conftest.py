@@ -1,0 +1,53 @@
+"""What the tests of a fleet share: asyncio by anyio's plug-in for pytest, and a fleet that runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.fleet.nodes import free_port
+from tests.system.fleet.running import MARK, PATIENCE_SECONDS, ROOT, Running, cluster, file
+from tests.unit.fleet.conftest import anyio_backend
+
+__all__ = ["anyio_backend"]
+
+
+@pytest.fixture(scope="session")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """Ray's nodes with a fleet on them; nothing of either is left afterwards."""
+    with cluster(tmp_path_factory.mktemp("fleet")) as running:
+        done = running.up(file())
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield running
+        children = running.children()
+        assert running.command("down").returncode == 0
+        assert not any(process.is_running() for process in children.values())
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while left := running.processes():
+        assert time.monotonic() < deadline, left
+        time.sleep(0.5)
+    print("leaks: 0 processes of workers and raylets left")
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Running]:
+    """A fleet on a cluster of this machine that `llorch-ray up` starts itself."""
+    environment = {
+        **os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        MARK: str(tmp_path),
+    }  # fmt: skip
+    environment.pop("RAY_DASHBOARD_ADDRESS", None)
+    running = Running(environment, tmp_path, free_port())
+    done = running.up(file(2))
+    try:
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert len(running.children()) == 2
+        yield running
+    finally:
+        running.command("down")
+        for process in running.processes():
+            process.kill()

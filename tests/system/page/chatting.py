@@ -1,0 +1,57 @@
+"""llama-server's chat page, as the tests use it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.system.page.watching import expect
+
+CONFIG = "LlamaUi.config"
+
+
+class Chat:
+    """The page of one browser tab, opened; `settings` are some of the page's own."""
+
+    def __init__(self, page: Any, base_url: str, **settings: Any) -> None:
+        self.page = page
+        kept = json.dumps({"temperature": 0, **settings})
+        # Before the page's scripts run, and not again after a reload.
+        page.add_init_script(
+            f"localStorage.getItem('{CONFIG}') ?? localStorage.setItem('{CONFIG}', {kept!r});"
+            # Two tools of the browser cost the bundled model nearly half of its context.
+            "localStorage.setItem('LlamaUi.disabledToolCategories', '[\"browser\"]');"
+        )
+        page.goto(f"{base_url}/chat/")
+
+    @property
+    def box(self) -> Any:
+        return self.page.get_by_placeholder("Type a message")
+
+    @property
+    def stop(self) -> Any:
+        return self.page.get_by_role("button", name="Stop generation")
+
+    @property
+    def answers(self) -> Any:
+        return self.page.get_by_label("Assistant message with actions")
+
+    def send(self, text: str) -> None:
+        self.box.fill(text)
+        self.page.get_by_role("button", name="Send", exact=True).click()
+
+    def ask(self, text: str) -> str:
+        """Send a text; returns the answer once it is complete."""
+        n_before = self.answers.count()
+        self.send(text)
+        expect(self.answers).to_have_count(n_before + 1)
+        return self.complete()
+
+    def complete(self) -> str:
+        """The last answer, once it is complete."""
+        last = self.answers.last
+        expect(last.get_by_role("button", name="Regenerate")).to_be_visible()
+        expect(last).to_contain_text("t/s")
+        expect(self.stop).to_have_count(0)
+        text: str = last.inner_text()
+        return text

@@ -1,0 +1,44 @@
+"""A real worker, and the browser that the machine has."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.worker import WorkerProcess
+from tests.system.page.watching import faults_of
+
+
+@pytest.fixture(scope="package")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    folder = tmp_path_factory.mktemp("page")
+    running = WorkerProcess.start("--slots", "64", folder=folder, cache_dir=folder / "cache")
+    yield running
+    running.kill()
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert chromium is not None, "this needs Chromium, such as Debian's package chromium"
+    with sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser: Any, worker: WorkerProcess) -> Iterator[Any]:
+    """The page, opened; its console must stay free of errors."""
+    opened = browser.new_page()
+    faults = faults_of(opened)
+    opened.goto(worker.base_url)
+    opened.wait_for_selector("#facts dd", state="attached")
+    yield opened
+    opened.close()
+    assert faults == []

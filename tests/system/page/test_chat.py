@@ -1,0 +1,226 @@
+"""llama-server's chat page with a real worker behind it, in a real browser; `make page-test`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.worker import WorkerProcess
+from tests.system.page.chatting import Chat
+from tests.system.page.mcp_server import running_mcp
+from tests.system.page.watching import expect, own_hosts, violations
+
+pytestmark = pytest.mark.long
+TOKEN = "correct-horse-battery"
+FRANCE = "What is the capital of France?"
+RICH = (
+    "Code:\n\n```python\nprint(1 + 1)\n```\n\nA formula: $$x^2 + y^2 = z^2$$\n\n"
+    "| a | b |\n|---|---|\n| 1 | 2 |"
+)
+HOSTILE = (
+    "<script>window.hurt=1</script><img src=x onerror='window.hurt=2'>\n\n"
+    "[click](javascript:window.hurt=3)\n\n![p](https://example.com/p.png)\n\n"
+    "<iframe src='https://example.com'></iframe>\n\n**bold**"
+)
+
+
+def writes(text: str) -> dict[str, Any]:
+    """Settings with which the model writes exactly this text."""
+    return {"customJson": json.dumps({"guided_choice": [text]})}
+
+
+@pytest.fixture
+def tab(browser: Any) -> Iterator[Any]:
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    yield context.new_page()
+    context.close()
+
+
+def test_ten_turns_are_kept_over_a_reload(tab: Any, worker: WorkerProcess) -> None:
+    chat = Chat(tab, worker.base_url)
+    assert "Paris" in chat.ask(FRANCE)
+    for n in range(2, 11):
+        chat.ask(f"What is {n} plus {n}?")
+    expect(chat.answers).to_have_count(10)
+    tab.reload()
+    assert re.search(r"\d+ tokens", chat.complete())
+    expect(tab.get_by_text("What is 10 plus 10?")).to_be_visible()
+    tab.mouse.move(640, 300)
+    for _ in range(20):  # what is far above is drawn when somebody looks there
+        tab.mouse.wheel(0, -2000)
+        tab.wait_for_timeout(50)
+    expect(chat.answers.first).to_contain_text("Paris")
+
+
+def test_an_answer_is_regenerated_and_a_question_edited(tab: Any, worker: WorkerProcess) -> None:
+    chat = Chat(tab, worker.base_url)
+    chat.ask(FRANCE)
+    chat.answers.last.get_by_role("button", name="Regenerate").click()
+    expect(chat.answers.last).to_contain_text("2/2")
+    assert "Paris" in chat.complete()
+    mine = tab.get_by_label("User message with actions")
+    mine.get_by_role("button", name="Edit").click()
+    tab.locator("textarea").first.fill("What is the capital of Italy?")
+    tab.keyboard.press("Enter")
+    expect(chat.answers.last).to_contain_text("Rome")
+
+
+def test_stop_ends_the_request(tab: Any, worker: WorkerProcess) -> None:
+    cancelled = 'worker_requests_total{outcome="cancelled"}'
+    before = worker.metric(cancelled)
+    chat = Chat(tab, worker.base_url, customJson='{"ignore_eos": true, "max_tokens": 900}')
+    chat.send("Tell me a story.")
+    expect(chat.answers.last).to_contain_text(re.compile(r"\w+ \w+ \w+"))
+    chat.stop.click()
+    worker.wait_idle(60)
+    assert worker.metric(cancelled) == before + 1
+    expect(chat.box).to_be_editable()
+
+
+def test_a_reload_in_mid_answer_loses_nothing(tab: Any, worker: WorkerProcess) -> None:
+    """The page finds the stream that went on without it, and reads it from its beginning."""
+    success = 'worker_requests_total{outcome="success"}'
+    before = worker.metric(success)
+    chat = Chat(tab, worker.base_url, customJson='{"ignore_eos": true, "max_tokens": 600}')
+    chat.send("Tell me a story.")
+    expect(chat.answers.last).to_contain_text(re.compile(r"\w+ \w+ \w+"))
+    tab.reload()
+    expect(tab.get_by_label("User message with actions")).to_contain_text("Tell me a story.")
+    assert "600 tokens" in chat.complete()
+    assert worker.metric(success) == before + 1
+
+
+def test_code_formulas_and_tables_are_rendered(tab: Any, worker: WorkerProcess) -> None:
+    chat = Chat(tab, worker.base_url, **writes(RICH))
+    chat.ask("Write.")
+    last = chat.answers.last
+    expect(last.locator("pre code.hljs")).to_contain_text("print(1 + 1)")
+    expect(last.locator(".katex")).to_be_visible()
+    expect(last.locator("table td").first).to_have_text("1")
+
+
+def test_a_hostile_answer_is_harmless(tab: Any, worker: WorkerProcess) -> None:
+    asked = own_hosts(tab)
+    chat = Chat(tab, worker.base_url, **writes(HOSTILE))
+    chat.ask("Hurt me.")
+    tab.wait_for_timeout(500)
+    assert tab.evaluate("window.hurt") is None
+    last = chat.answers.last
+    assert last.locator("iframe, script").count() == 0
+    assert last.locator("[onerror]").count() == 0
+    last.get_by_text("click").click()  # the policy of the page lets no such link run
+    tab.wait_for_timeout(500)
+    assert tab.evaluate("window.hurt") is None
+    assert loaded_elsewhere(asked, worker) == set()
+
+
+def loaded_elsewhere(hosts: list[str], worker: WorkerProcess) -> set[str]:
+    """Hosts besides the worker and what lies in the page itself (`data:`, `blob:`)."""
+    return {host for host in hosts if host} - {worker.base_url.removeprefix("http://")}
+
+
+def test_it_asks_no_other_host(tab: Any, worker: WorkerProcess) -> None:
+    asked = own_hosts(tab)
+    blocked: list[str] = []
+    tab.on(
+        "console",
+        lambda m: blocked.append(m.text) if "Content Security Policy" in m.text else None,
+    )
+    chat = Chat(tab, worker.base_url)
+    chat.ask(FRANCE)
+    for name in ("Settings", "Search"):
+        tab.get_by_role("button", name=name, exact=True).first.click()
+        tab.wait_for_timeout(500)
+        tab.keyboard.press("Escape")
+    assert loaded_elsewhere(asked, worker) == set() and blocked == []
+
+
+def test_the_token_is_asked_for_and_used(tab: Any, tmp_path: Path) -> None:
+    env = {"LLORCH_WORKER_TOKEN": TOKEN}
+    running = WorkerProcess.start(folder=tmp_path, cache_dir=tmp_path / "cache", env=env)
+    try:
+        chat = Chat(tab, running.base_url)
+        tab.get_by_role("button", name="Enter API Key").click()
+        given = tab.get_by_label("API Key")
+        given.fill("wrong")
+        tab.keyboard.press("Enter")
+        expect(tab.get_by_text("Invalid API key")).to_be_visible()
+        given.fill(TOKEN)
+        tab.keyboard.press("Enter")
+        expect(chat.box).to_be_visible()
+        assert "Paris" in chat.ask(FRANCE)
+    finally:
+        running.kill()
+
+
+def test_a_served_name_is_the_one_that_it_sends(tab: Any, tmp_path: Path) -> None:
+    flags = ("--served-model-name", "my-model")
+    running = WorkerProcess.start(*flags, folder=tmp_path, cache_dir=tmp_path / "cache")
+    try:
+        chat = Chat(tab, running.base_url)
+        assert "my-model" in chat.ask(FRANCE) and "Paris" in chat.answers.last.inner_text()
+    finally:
+        running.kill()
+
+
+def test_the_worker_may_go_and_come_back(tab: Any, tmp_path: Path) -> None:
+    """The page itself is kept for offline use; what it shows of the worker is not."""
+    running = WorkerProcess.start(folder=tmp_path, cache_dir=tmp_path / "cache")
+    port = running.base_url.rpartition(":")[2]
+    try:
+        chat = Chat(tab, running.base_url)
+        assert "Paris" in chat.ask(FRANCE)
+        tab.wait_for_function("navigator.serviceWorker.ready.then((each) => !!each.active)")
+        running.kill()
+        chat.send("Are you there?")
+        expect(tab.get_by_text(re.compile("unable to connect", re.I)).first).to_be_visible()
+        tab.keyboard.press("Escape")
+        tab.reload()
+        expect(tab.get_by_text(FRANCE).first).to_be_attached()
+        running = WorkerProcess.start("--port", port, folder=tmp_path, cache_dir=tmp_path / "cache")
+        tab.reload()
+        expect(chat.answers.last).to_be_visible()
+        tab.wait_for_timeout(1000)  # until all of the conversation is drawn
+        assert "Paris" in chat.ask(FRANCE)
+    finally:
+        running.kill()
+
+
+UPSTREAM = {"color-contrast", "nested-interactive", "page-has-heading-one"}
+"""What axe finds in llama-server's page itself, which is served unchanged."""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_that_is_not_the_pages_own(
+    browser: Any, worker: WorkerProcess, scheme: str
+) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
+    chat = Chat(context.new_page(), worker.base_url)
+    chat.ask(FRANCE)
+    assert {each.partition(":")[0] for each in violations(chat.page)} <= UPSTREAM
+    context.close()
+
+
+def test_a_tool_of_an_mcp_server_is_called(tab: Any, worker: WorkerProcess) -> None:
+    """One of this machine, as the page's policy allows; the user is asked before."""
+    with running_mcp("sunny, 21 degrees") as (url, calls):
+        servers = [{"id": "t", "name": "test", "url": url, "enabled": True}]
+        chat = Chat(
+            tab,
+            worker.base_url,
+            mcpServers=json.dumps(servers),
+            agenticMaxTurns=1,
+            customJson=json.dumps({"tool_choice": "required", "max_tokens": 60}),
+        )
+        expect(chat.box).to_be_visible()
+        chat.send("What is the weather in Paris?")
+        tab.get_by_role("button", name="Allow once").click()
+        expect(tab.get_by_text("Agentic turn limit reached")).to_be_visible()
+        assert len(calls) == 1
+        tab.get_by_role("button", name="weather").first.click()
+        expect(tab.get_by_text("sunny, 21 degrees").first).to_be_visible()

@@ -1,0 +1,42 @@
+"""What an open page costs while nothing is asked: under 1 % of a core, in worker and browser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.worker import WorkerProcess
+from tests.system.page.watching import hide
+
+pytestmark = pytest.mark.long
+SECONDS = 20.0
+
+
+def cpu_seconds(worker: WorkerProcess) -> float:
+    """Of both of its processes so far."""
+    times = [p.cpu_times() for p in (psutil.Process(worker.pid), *worker.children())]
+    return sum(each.user + each.system for each in times)
+
+
+def page_seconds(session: Any) -> float:
+    """The time that the page's main thread has worked so far."""
+    metrics = session.send("Performance.getMetrics")["metrics"]
+    return float(next(m["value"] for m in metrics if m["name"] == "TaskDuration"))
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["visible", "hidden"])
+def test_an_open_page_costs_next_to_nothing(page: Any, worker: WorkerProcess, seen: bool) -> None:
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    worker.wait_idle(60)
+    if not seen:
+        hide(page)
+    page.wait_for_timeout(1000)
+    before = cpu_seconds(worker), page_seconds(session)
+    page.wait_for_timeout(1000 * SECONDS)
+    in_worker = (cpu_seconds(worker) - before[0]) / SECONDS
+    in_page = (page_seconds(session) - before[1]) / SECONDS
+    print(f"{in_worker:.2%} of a core in the worker, {in_page:.2%} in the page")
+    assert in_worker < 0.01 and in_page < 0.01

@@ -1,0 +1,204 @@
+"""The status page as a person meets it: a real worker, a real browser. Needs Chromium and the chat
+page; `make page-test`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.worker import WorkerProcess
+from tests.system.page.watching import expect, faults_of, hide, own_hosts, violations
+
+pytestmark = pytest.mark.long
+FOX = "Once upon a time, there was a brave fox named"
+TIERS = {"device": "found in KV cells", "memory": "found in memory", "disk": "found on disk"}
+
+
+def tile(page: Any, name: str) -> Any:
+    return page.locator("#tiles .card", has_text=name).locator("dd")
+
+
+def legend(page: Any, id: str) -> dict[str, str]:
+    """The entries of a legend: what stands before the last number, and the number."""
+    entries = page.locator(f"#{id} li").all_inner_texts()
+    found = [re.fullmatch(r"(.*?) ([\d.,]+(?: [KMGT]?i?B)?)", entry) for entry in entries]
+    return {match[1]: match[2] for match in found if match is not None}
+
+
+def test_facts_are_those_of_info(page: Any, worker: WorkerProcess) -> None:
+    expect(page.locator("#state .dot")).to_have_class("dot ready")
+    info = worker.get("/info").json()
+    facts = page.inner_text("#facts")
+    assert info["model"]["name"] in facts and info["engine"]["threads_derivation"] in facts
+    assert page.locator("#buffers tr").count() == len(info["residency"]["buffers"])
+    expect(page.locator("#restarts-text")).to_contain_text("None")
+
+
+def test_numbers_are_those_of_the_metrics(page: Any, worker: WorkerProcess) -> None:
+    """While nothing runs, each number of the page is one of `/metrics`, or made of some."""
+    conversation = " ".join([FOX] * 8)
+    for more in ("", " and a cat", " and a cat and a dog"):
+        worker.execute(conversation + more, max_tokens=4)
+    worker.wait_idle(60)
+    value = worker.metric
+    worker.wait_for_free_cells()
+    page.reload()
+    expect(page.locator("#facts dd").first).to_be_attached()
+    assert tile(page, "waiting").inner_text() == f"{value('worker_queue_depth'):.0f}"
+    slots = worker.get("/info").json()["engine"]["slots"]
+    running = f"{value('worker_requests_running'):.0f} of {slots} slots"
+    assert tile(page, "running").inner_text() == running
+    written = f"{value('worker_tokens_generated_total'):,.0f}"
+    assert tile(page, "tokens written").inner_text() == written
+    reused, asked = value("worker_tokens_cached_total"), value("vllm:prefix_cache_queries_total")
+    assert reused > 0
+    share = tile(page, "prompt tokens reused").inner_text()
+    assert float(share.removesuffix(" %")) == pytest.approx(100 * reused / asked, abs=0.51)
+    cache = {name: float(n.replace(",", "")) for name, n in legend(page, "cache-legend").items()}
+    for tier, name in TIERS.items():
+        assert cache[name] == value(f'worker_tokens_reused_total{{tier="{tier}"}}')
+    assert cache["computed"] == asked - reused and sum(cache.values()) == asked
+
+
+def test_the_memory_map_adds_up_and_is_to_scale(page: Any, worker: WorkerProcess) -> None:
+    engine, now = worker.get("/info").json()["engine"], worker.get("/status").json()
+    plan, total = engine["plan"], engine["device_total_bytes"]
+    parts = {each["part"]: each["bytes"] for each in now["memory"]}
+    kv = [parts.pop(name) for name in ("kv_used", "kv_cached", "kv_free")]
+    assert parts | {"kv": sum(kv)} == plan and now["device_bytes"] == total
+    assert kv[1] > 0 if now["kv_cells"]["cached"] else kv[1] == 0
+    expect(page.locator("#memory-legend li")).to_have_count(len(now["memory"]))
+
+    def share(part: str, bar: str) -> float:
+        widths = [page.locator(each).bounding_box()["width"] for each in (f"{bar} .{part}", bar)]
+        return float(widths[0] / widths[1])
+
+    needed = sum(plan.values())
+    assert share("worker", "#device-bar") == pytest.approx(needed / total, abs=0.005)
+    for part in ("weights", "margin", "states"):
+        assert share(part, "#worker-bar") == pytest.approx(plan[part] / needed, abs=0.005)
+    assert "weights" in page.get_attribute("#memory", "aria-label")
+
+
+def test_a_running_request_is_seen_without_its_text(page: Any, worker: WorkerProcess) -> None:
+    with worker.streaming(FOX, max_tokens=900, ignore_eos=True) as response:
+        chunks = response.iter_raw()
+        next(chunks)
+        expect(page.locator("#requests tr")).to_have_count(1)
+        expect(page.locator("#requests td").first).to_have_text("decoding")
+        assert "fox" not in json.dumps(worker.get("/status").json())
+        assert "fox" not in page.content()
+        for _ in chunks:
+            continue
+    expect(page.locator("#requests tr")).to_have_count(0)
+
+
+def test_charts_show_the_last_hour(page: Any, worker: WorkerProcess) -> None:
+    figures = page.locator("#charts figure")
+    expect(figures).to_have_count(5)
+    with worker.streaming(FOX, max_tokens=900, ignore_eos=True) as response:
+        for _ in response.iter_raw():
+            continue
+    rate = figures.filter(has_text="Tokens a second").locator(".values")
+    expect(rate).to_have_text(re.compile(r"[1-9]"))
+    first = figures.filter(has_text="First token").locator(".values")
+    expect(first).to_have_text(re.compile(r"p50 \d.*p95 \d"))
+    columns = worker.get("/status/history").json()
+    assert {len(column) for column in columns.values()} == {len(columns["at"])}
+    assert any(columns["tokens_per_second"])
+
+
+def test_a_refusal_is_told_with_its_reason_and_nothing_of_the_body(
+    page: Any, worker: WorkerProcess
+) -> None:
+    body = {"prompt": "a secret", "max_tokens": "another secret"}
+    assert worker.post("/v1/completions", body).status_code == 400
+    expect(page.locator("#refusals")).to_contain_text("max_tokens (type)")
+    assert "secret" not in page.content() and "secret" not in worker.get("/status").text
+
+
+def test_links_lead_to_what_they_say(page: Any, worker: WorkerProcess) -> None:
+    for name in ("Chat", "API", "Metrics", "Info"):
+        path = page.get_by_role("link", name=name, exact=True).get_attribute("href")
+        assert worker.get(f"/{path}").status_code == 200
+
+
+def test_it_asks_no_other_host(browser: Any, worker: WorkerProcess) -> None:
+    opened = browser.new_page()
+    asked = own_hosts(opened)
+    opened.goto(worker.base_url)
+    opened.wait_for_selector("#facts dd", state="attached")
+    opened.wait_for_timeout(3000)
+    opened.close()
+    assert set(asked) == {worker.base_url.removeprefix("http://")}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_reader_who_cannot_see_can_use_it(
+    browser: Any, worker: WorkerProcess, scheme: str
+) -> None:
+    opened = browser.new_page(color_scheme=scheme)
+    opened.goto(worker.base_url)
+    opened.wait_for_selector("#facts dd", state="attached")
+    assert violations(opened) == []
+    opened.close()
+
+
+def test_the_status_is_asked_for_only_while_the_page_is_seen(page: Any) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    with page.expect_request("**/status"):
+        pass
+    hide(page)
+    page.wait_for_timeout(500)
+    asked.clear()
+    page.wait_for_timeout(5000)
+    assert asked == []
+
+
+def test_a_restart_of_the_engine_is_told(page: Any, worker: WorkerProcess) -> None:
+    os.kill(worker.engine_pid, signal.SIGKILL)
+    expect(page.locator("#restarts")).to_contain_text("SIGKILL")
+    expect(page.locator("#restarts-text")).to_contain_text("1 since the start")
+    expect(page.locator("#state .dot")).to_have_class("dot ready")
+    assert worker.metric("worker_engine_respawns_total") == 1
+
+
+def test_a_worker_that_stops_and_comes_back_is_noticed(browser: Any, tmp_path: Path) -> None:
+    running = WorkerProcess.start(folder=tmp_path, cache_dir=tmp_path / "cache")
+    port = running.base_url.rpartition(":")[2]
+    opened = browser.new_page()
+    faults = faults_of(opened)
+    try:
+        opened.goto(running.base_url)
+        expect(opened.locator("#state .dot")).to_have_class("dot ready")
+        running.kill()
+        expect(opened.locator("#state")).to_contain_text("does not answer")
+        running = WorkerProcess.start("--port", port, folder=tmp_path, cache_dir=tmp_path / "cache")
+        expect(opened.locator("#state .dot")).to_have_class("dot ready")
+        expect(opened.locator("#facts")).to_contain_text("tiny-model")
+        assert faults == []
+    finally:
+        opened.close()
+        running.kill()
+
+
+def test_a_sleeping_worker_is_shown_and_not_woken(browser: Any, tmp_path: Path) -> None:
+    running = WorkerProcess.start(folder=tmp_path, cache_dir=tmp_path / "cache")
+    opened = browser.new_page()
+    try:
+        assert running.post("/sleep", {}).status_code == 200
+        opened.goto(running.base_url)
+        expect(opened.locator("#state")).to_contain_text("sleeping")
+        expect(opened.locator("#facts")).to_contain_text("tiny-model")
+        opened.wait_for_timeout(3000)
+        assert running.get("/ready").json()["state"] == "sleeping"
+    finally:
+        opened.close()
+        running.kill()

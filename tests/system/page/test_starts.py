@@ -1,0 +1,78 @@
+"""The page of a worker that has just been started: it still loads, or it wants a token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.bundled import bundled_gguf
+from tests.support.hub_server import Repo, running_hub
+from tests.support.worker import WorkerProcess
+from tests.system.page.watching import expect, faults_of
+
+pytestmark = pytest.mark.long
+TOKEN = "correct-horse-battery"
+
+
+@pytest.fixture
+def downloading(tmp_path: Path) -> Iterator[WorkerProcess]:
+    """A worker whose model comes in over some seconds."""
+    with running_hub() as hub:
+        # Nobody reads what stands behind the tensors; progress comes every 10 MB.
+        hub.repos["o/r"] = Repo({"m.gguf": bundled_gguf("f32").read_bytes() + bytes(60 << 20)})
+        hub.chunk_delay_seconds = 0.08
+        env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+        running = WorkerProcess.start(
+            "--model", "hf:o/r::file=m.gguf",
+            folder=tmp_path, cache_dir=tmp_path / "cache", env=env, wait_ready=False,
+        )  # fmt: skip
+        yield running
+        running.kill()
+
+
+def test_the_load_is_seen_moving(browser: Any, downloading: WorkerProcess) -> None:
+    page = browser.new_page()
+    page.goto(downloading.base_url)
+    page.evaluate(
+        "window.seen = []; new MutationObserver(() => {"
+        " const bar = document.querySelector('#loading-bar');"
+        " window.seen.push([document.querySelector('#loading-text').textContent, bar.value]); })"
+        ".observe(document.querySelector('#loading'),"
+        " {attributes: true, childList: true, characterData: true, subtree: true})"
+    )
+    expect(page.locator("#state .dot")).to_have_class("dot ready")
+    seen = page.evaluate("window.seen")
+    shares = [share for text, share in seen if text.startswith("Downloading")]
+    assert len(set(shares)) >= 5 and shares == sorted(shares), seen
+    assert any("/s" in text for text, _ in seen), "no rate"
+    expect(page.locator("#loading")).to_be_hidden()
+    page.close()
+
+
+def test_a_token_is_asked_for_and_forgotten(browser: Any, tmp_path: Path) -> None:
+    env = {"LLORCH_WORKER_TOKEN": TOKEN}
+    running = WorkerProcess.start(folder=tmp_path, cache_dir=tmp_path / "cache", env=env)
+    page = browser.new_page()
+    faults = faults_of(page)
+    try:
+        page.goto(running.base_url)
+        expect(page.locator("#token-form")).to_be_visible()
+        assert page.locator("#facts dd").count() == 0
+        page.locator("#token").fill("wrong")
+        page.get_by_role("button", name="Use it").click()
+        expect(page.locator("#token-text")).to_contain_text("does not take this token")
+        page.locator("#token").fill(TOKEN)
+        page.get_by_role("button", name="Use it").click()
+        expect(page.locator("#facts")).to_contain_text("tiny-model")
+        expect(page.locator("#token-form")).to_be_hidden()
+        kept = "JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])"
+        assert TOKEN not in page.evaluate(kept) and TOKEN not in page.content()
+        page.reload()
+        expect(page.locator("#token-form")).to_be_visible()
+        assert faults == []
+    finally:
+        page.close()
+        running.kill()

@@ -1,0 +1,86 @@
+"""The panes of the status page for models that a chat is nothing for: base, embedder, reranker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.bundled import bundled_with_template
+from tests.support.worker import WorkerProcess
+from tests.system.page.watching import expect
+from tests.system.worker.test_embeddings import pooling_gguf
+from tests.unit.convert.test_reranker import reranker
+
+pytestmark = pytest.mark.long
+__all__ = ["pooling_gguf"]
+
+
+@pytest.fixture
+def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
+    """A function that starts a worker with a model and opens its page."""
+    running: list[WorkerProcess] = []
+    page = browser.new_page()
+
+    def start(model: Path, *more: str) -> Any:
+        flags = ("--model", str(model), *more)
+        worker = WorkerProcess.start(*flags, folder=tmp_path, cache_dir=tmp_path / "cache")
+        running.append(worker)
+        page.goto(worker.base_url)
+        return page
+
+    yield start
+    page.close()
+    for worker in running:
+        worker.kill()
+
+
+def test_a_base_model_goes_on(opened: Any, tmp_path: Path) -> None:
+    page = opened(bundled_with_template(tmp_path / "base.gguf", None))
+    page.get_by_label("A text to go on from").fill("Once upon a time")
+    page.get_by_role("button", name="Go on").click()
+    expect(page.locator("#try-said")).to_contain_text("a second")
+    shown = page.locator("#try-answer").inner_text()
+    assert shown.startswith("Once upon a time") and len(shown) > 20
+    assert page.locator("#chat-link").is_hidden() and page.locator("#no-chat").is_hidden()
+
+
+def test_texts_are_compared(opened: Any, pooling_gguf: Path) -> None:
+    page = opened(pooling_gguf)
+    texts = "The fox loved to dance.\nWhat is 3 plus 4?\nThe fox loved to dance."
+    page.get_by_label("Two or more texts").fill(texts)
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator("#try-answer tbody tr")).to_have_count(3)
+    cells = page.locator("#try-answer tbody tr").first.locator("td").all_inner_texts()
+    assert cells[1] == cells[3] == "1.000" and float(cells[2]) < 1
+
+
+def test_documents_are_ranked(opened: Any, tmp_path: Path) -> None:
+    page = opened(reranker(tmp_path, "Qwen3-Reranker-0.6B"), "--context-length", "512")
+    page.get_by_label("A question, then").fill("foxes?\na fox\na stone")
+    page.get_by_role("button", name="Rank").click()
+    expect(page.locator("#try-answer tbody tr")).to_have_count(2)
+    scores = page.locator("#try-answer tbody td:first-child").all_inner_texts()
+    assert sorted(scores, key=float, reverse=True) == scores
+
+
+def test_what_went_wrong_is_a_sentence(browser: Any, tmp_path: Path) -> None:
+    flags = ("--model", str(bundled_with_template(tmp_path / "base.gguf", None)))
+    worker = WorkerProcess.start(*flags, folder=tmp_path, cache_dir=tmp_path / "cache")
+    page = browser.new_page()
+    try:
+        page.goto(worker.base_url)
+        box, send = page.get_by_label("A text to go on from"), page.locator("#try-send")
+        box.fill("word " * 20_000)
+        send.click()
+        expect(page.locator("#try-said")).to_contain_text("tokens")
+        assert box.input_value(), "what was typed is kept"
+        worker.kill()
+        box.fill("Once")
+        send.click()
+        expect(page.locator("#try-said")).to_contain_text("The worker does not answer")
+    finally:
+        page.close()
+        worker.kill()

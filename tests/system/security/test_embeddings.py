@@ -1,0 +1,96 @@
+"""Embeddings are requests like any other: bounded, watched, drained, dropped with their client."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tests.conftest import StartWorker
+from tests.support.worker import WorkerProcess, until
+from tests.system.worker.test_embeddings import pooling_gguf
+
+__all__ = ["pooling_gguf"]
+
+BODY = {"model": "pooling", "input": ["One day", "the fox"]}
+
+
+def queued(worker: WorkerProcess, n: int) -> None:
+    def there() -> int:
+        health = worker.get("/health").json()
+        return int(health["queued"] + health["running"])
+
+    until(lambda: there() == n, 60, lambda: f"{there()} and not {n}")
+
+
+def test_a_stalled_one_is_found_and_served_by_the_next_engine(
+    start_worker: StartWorker, pooling_gguf: Path
+) -> None:
+    worker = start_worker("--model", str(pooling_gguf), "--stall-timeout", "3")
+    first = worker.engine_pid
+    worker.freeze_engine()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(worker.post, "/v1/embeddings", BODY)
+        until(lambda: worker.get("/health").status_code == 503, 60, lambda: "healthy all the time")
+        assert answer.result(120).status_code == 200
+    assert worker.engine_pid != first
+    assert worker.metric('worker_requests_total{outcome="success"}') == 1
+    assert worker.stop() == 0
+
+
+def test_a_stop_waits_for_it_and_refuses_the_next(
+    start_worker: StartWorker, pooling_gguf: Path
+) -> None:
+    worker = start_worker("--model", str(pooling_gguf))
+    worker.freeze_engine()
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(worker.post, "/v1/embeddings", BODY)
+        queued(worker, 1)
+        worker.signal(signal.SIGTERM)
+        until(lambda: worker.get("/ready").status_code == 503, 60, lambda: "still ready")
+        assert worker.post("/v1/embeddings", BODY).status_code == 503
+        time.sleep(0.5)
+        worker.thaw_engine()
+        assert answer.result(120).status_code == 200
+    assert worker.wait(60) == 0
+
+
+def test_they_are_bounded_and_one_whose_client_left_frees_its_place(
+    start_worker: StartWorker, pooling_gguf: Path
+) -> None:
+    worker = start_worker(
+        *("--model", str(pooling_gguf), "--slots", "1", "--max-queued-requests", "2")
+    )
+    worker.freeze_engine()
+    body = json.dumps(BODY).encode()
+    head = f"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    request = head.encode() + b"Content-Type: application/json\r\n\r\n" + body
+    clients = [socket.create_connection(("127.0.0.1", worker.port)) for _ in range(3)]
+    for client in clients:
+        client.sendall(request)
+    queued(worker, 3)
+    refused = worker.post("/v1/embeddings", BODY)
+    assert refused.status_code == 503 and "Retry-After" in refused.headers
+    for client in clients:
+        client.close()
+    queued(worker, 0)
+    worker.thaw_engine()
+    assert worker.post("/v1/embeddings", BODY).status_code == 200
+    assert worker.metric('worker_requests_total{outcome="cancelled"}') == 0, "none was accepted"
+    assert worker.metric('worker_requests_rejected_total{code="CANCELLED"}') == 3
+    assert worker.stop() == 0
+
+
+def test_a_deadline_holds_for_it(start_worker: StartWorker, pooling_gguf: Path) -> None:
+    worker = start_worker("--model", str(pooling_gguf))
+    worker.freeze_engine()
+    with worker.client() as client:
+        soon = {"X-Deadline": str(int(time.time() * 1000) + 500)}
+        answer = client.post("/v1/embeddings", json=BODY, headers=soon)
+    assert answer.status_code == 504
+    worker.thaw_engine()
+    assert worker.post("/v1/embeddings", BODY).status_code == 200
+    assert worker.stop() == 0

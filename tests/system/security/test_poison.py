@@ -1,0 +1,77 @@
+"""One request that crashes the engine costs its neighbours a moment, and the worker nothing."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.worker import WorkerProcess, until
+from tests.system.security.poisoned_engine import (
+    ABORTS_IN_INTAKE,
+    ABORTS_IN_LOOP,
+    RAISES_IN_INTAKE,
+    RAISES_IN_LOOP,
+)
+from tools import survival
+
+POISONED = [sys.executable, "-m", "tests.system.security.poisoned_command"]
+LONG: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True, "temperature": 0}
+N_NEIGHBOURS = 4
+
+
+def poison(worker: WorkerProcess, seed: int) -> int:
+    """Send it; the status of its answer, 0 for a stream that began and failed."""
+    body = {"prompt": "The poison", "seed": seed, "max_tokens": 50, "ignore_eos": True}
+    return worker.post("/v1/inference", body).status_code
+
+
+@pytest.mark.parametrize(
+    ("seed", "n_crashes"),
+    [(ABORTS_IN_INTAKE, 2), (ABORTS_IN_LOOP, 2), (RAISES_IN_LOOP, 2), (RAISES_IN_INTAKE, 0)],
+    ids=["aborts in the intake", "aborts in the loop", "raises in the loop", "raises at the door"],
+)
+def test_the_neighbours_of_poison_end_well(
+    start_worker: StartWorker, seed: int, n_crashes: int
+) -> None:
+    worker = start_worker(*survival.EXACT, command=POISONED)
+    expected = survival.alone(worker, "One day", LONG["max_tokens"])
+    with ThreadPoolExecutor(N_NEIGHBOURS) as pool:
+        streams = [pool.submit(worker.execute, "One day", **LONG) for _ in range(N_NEIGHBOURS)]
+        until(lambda: worker.get("/health").json()["running"] == N_NEIGHBOURS, 60, lambda: "slow")
+        assert poison(worker, seed) == 500
+        ends = [stream.result(120) for stream in streams]
+    for stream in ends:
+        assert stream.end["tokens_out"] == len(expected.ids) == len(stream.ids)
+        assert stream.end.get("engine_restarts", 0) == n_crashes
+        assert expected.is_told_by(stream.ids)
+    assert worker.metric("worker_engine_crashes_total") == n_crashes
+    worker.wait_ready()
+    if n_crashes:
+        assert poison(worker, seed) == 400, "in quarantine"
+    assert worker.execute("The poison of another kind", max_tokens=5).end
+    assert worker.stop() == 0
+
+
+def test_what_is_nested_too_deeply_is_refused_and_leaves_nothing(start_worker: StartWorker) -> None:
+    worker = start_worker("--slots", "1", "--max-queued-requests", "2")
+    for depth in (480, 2000, 20_000):
+        arguments = '{"a":' * depth + "1" + "}" * depth
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        chat = [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "1"},
+        ]
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        body = {"model": "tiny-model", "messages": chat, "tools": [tool], "max_tokens": 2}
+        for _ in range(6):
+            status = worker.post("/v1/chat/completions", body).status_code
+            assert status in (200, 400), status
+        assert worker.get("/health").json()["queued"] == 0
+    assert worker.execute("Once", max_tokens=3).end
+    assert worker.logs("engine.crashed") == []
+    assert worker.stop() == 0

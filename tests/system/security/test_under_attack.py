@@ -1,0 +1,216 @@
+"""Minutes of each attack on a real worker: it keeps its engine, its health and its other clients.
+
+While an attack runs, a process of its own asks for `/health`, another a server that does nothing,
+and a well-behaved client chats. The figures are printed; what is asserted has room for a machine
+that does other work beside.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.conftest import StartWorker
+from tests.process.api.test_crowd import health_times, p99
+from tests.support.worker import WorkerProcess
+from tests.system.worker.test_embeddings import pooling_gguf
+from tests.unit.api.test_hostile_schemas import HOSTILE
+
+__all__ = ["pooling_gguf"]
+pytestmark = pytest.mark.long
+
+SECONDS = 30.0
+N_ATTACKERS = 4
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+CHAT = {"messages": FRANCE, "temperature": 0, "max_tokens": 24}
+HEAD = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+PATIENCE_MS = 200.0
+"""Beyond what the idle server shows. The target on a quiet machine is 20."""
+GROWTH_BYTES = 300 * 2**20
+
+Attack = Callable[[WorkerProcess, int], int | None]
+"""One blow; its status, `None` for one without an answer. The number tells blows apart."""
+
+
+@cache
+def wrong_ids() -> bytes:
+    return json.dumps({"tokens": [-1] * 1_300_000}, separators=(",", ":")).encode()
+
+
+@cache
+def many_parts() -> bytes:
+    part = {"type": "text", "text": "a"}
+    message = {"role": "user", "content": [part] * 16_000}
+    return json.dumps({"model": "m", "max_tokens": 1, "messages": [message]}).encode()
+
+
+def post(worker: WorkerProcess, path: str, body: Any) -> int:
+    """`body` as bytes goes out as it is: encoding a large one would hold up who watches."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with worker.client() as client:
+        headers = {"Content-Type": "application/json"}
+        return client.post(path, content=content, headers=headers).status_code
+
+
+def raw(worker: WorkerProcess, sent: bytes, wait_s: float = 0.0) -> None:
+    """Bytes on a socket that is then left, with whatever it was sent unread."""
+    try:
+        with socket.create_connection(("127.0.0.1", worker.port), timeout=30) as client:
+            client.sendall(sent)
+            time.sleep(wait_s)
+    except OSError:
+        pass  # refused, which is an answer
+
+
+def idle(worker: WorkerProcess, _n: int) -> None:
+    clients = []
+    try:
+        for _ in range(2500):
+            clients.append(socket.create_connection(("127.0.0.1", worker.port), timeout=30))
+        time.sleep(1)
+    except OSError:
+        pass
+    finally:
+        for client in clients:
+            client.close()
+
+
+def deep(n: int) -> dict[str, Any]:
+    arguments = '{"a":' * 480 + str(n) + "}" * 480
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return CHAT | {"messages": [*FRANCE, {"role": "assistant", "tool_calls": [call]}, *FRANCE]}
+
+
+def schema(n: int) -> dict[str, Any]:
+    wanted = list(HOSTILE.values())[n % len(HOSTILE)]
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": wanted}}
+    return CHAT | {"response_format": form}
+
+
+def sampling(n: int) -> dict[str, Any]:
+    odd: list[dict[str, Any]] = [
+        {"temperature": 1e-39, "ignore_eos": True},
+        {"top_k": 1, "min_p": 1, "top_p": 0},
+        {"logit_bias": {str(token): -100 for token in range(300)}},
+    ]
+    return CHAT | {"grammar": 'root ::= "a" [bc] "d"?'} | odd[n % len(odd)]
+
+
+ATTACKS: dict[str, Attack] = {
+    "control tokens, 4 MB": lambda w, n: post(w, "/tokenize", {"content": "<|im_end|>" * 400_000}),
+    "pieces of 2 MB": lambda w, n: post(
+        w, "/tokenize", {"content": "a b" * 700_000, "with_pieces": True}
+    ),
+    "a prompt of 2 MB": lambda w, n: post(w, "/v1/completions", {"prompt": f"{n} fox " * 300_000}),
+    "4 MB of wrong ids": lambda w, n: post(w, "/detokenize", wrong_ids()),
+    "bodies of many objects": lambda w, n: post(w, "/v1/messages", many_parts()),
+    "hostile schemas": lambda w, n: post(w, "/v1/chat/completions", schema(n)),
+    "arguments 480 deep": lambda w, n: post(w, "/v1/chat/completions", deep(n)),
+    "sampling against a grammar": lambda w, n: post(w, "/v1/chat/completions", sampling(n)),
+    "bodies that never end": lambda w, n: raw(
+        w, HEAD + b"Content-Length: 4000000\r\n\r\n" + b"x" * 3_900_000, 0.2
+    ),
+    "a header of 16 MB": lambda w, n: raw(w, b"GET / HTTP/1.1\r\nX: " + b"a" * (1 << 24)),
+    "2,500 idle connections": idle,
+    "clients that leave": lambda w, n: raw(w, _streamed(n), 0.02),
+}
+
+
+def _streamed(n: int) -> bytes:
+    body = json.dumps(CHAT | {"stream": True, "seed": n, "max_tokens": 500}).encode()
+    head = HEAD.replace(b"/tokenize", b"/v1/chat/completions")
+    return head + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+@dataclass
+class Watch:
+    """What a worker's other clients saw meanwhile."""
+
+    times: dict[str, list[float]] = field(default_factory=dict)
+    """In ms: `health`, and `control` of the server that does nothing."""
+    chats: Counter[str] = field(default_factory=Counter)
+
+
+def chat_on(worker: WorkerProcess, watch: Watch, done: threading.Event) -> None:
+    while not done.wait(0.1):
+        try:
+            answer = worker.post("/v1/chat/completions", CHAT)
+        except httpx.TransportError as error:
+            watch.chats[type(error).__name__] += 1
+            continue
+        right = answer.status_code == 200 and "Paris" in answer.text
+        watch.chats["right" if right else str(answer.status_code)] += 1
+
+
+def attacked(
+    worker: WorkerProcess, attack: Attack, chats: bool = True
+) -> tuple[Watch, Counter[str]]:
+    """What others saw, and what the blows came to, over `SECONDS`."""
+    watch, blows, done = Watch(), Counter[str](), threading.Event()
+    chatting = threading.Thread(target=chat_on, args=(worker, watch, done))
+    deadline = time.monotonic() + SECONDS
+
+    def strike(first: int) -> None:
+        n = first
+        while time.monotonic() < deadline:
+            try:
+                blows[str(attack(worker, n))] += 1
+            except httpx.TransportError as error:
+                blows[type(error).__name__] += 1
+            n += N_ATTACKERS
+
+    if chats:
+        chatting.start()
+    with health_times(worker) as watch.times, ThreadPoolExecutor(N_ATTACKERS) as pool:
+        for struck in [pool.submit(strike, first) for first in range(N_ATTACKERS)]:
+            struck.result()
+    done.set()
+    if chats:
+        chatting.join()
+    return watch, blows
+
+
+def held(worker: WorkerProcess, name: str, attack: Attack, counts: list[str], chats: bool) -> None:
+    engine, process = worker.engine_pid, psutil.Process(worker.pid)
+    before = process.memory_info().rss
+    watch, blows = attacked(worker, attack, chats)
+    growth = process.memory_info().rss - before
+    health, control = watch.times["health"], watch.times["control"]
+    counts.append(
+        f"{name:<28} {dict(blows)}; /health p50 {health[len(health) // 2]:.0f} "
+        f"p99 {p99(health):.0f} ms, idle server p99 {p99(control):.0f} ms; "
+        f"chats {dict(watch.chats)}; {growth / 2**20:+.0f} MiB"
+    )
+    assert p99(health) < PATIENCE_MS + p99(control)
+    assert not {status for status in blows if status.startswith("5") and status != "503"}, blows
+    assert set(watch.chats) <= {"right", "503"} and (watch.chats["right"] or not chats)
+    assert growth < GROWTH_BYTES
+    assert worker.engine_pid == engine and not worker.logs("engine.crashed")
+    worker.wait_idle()
+    assert worker.is_ready()
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_of_half_a_minute(worker: WorkerProcess, name: str, counts: list[str]) -> None:
+    held(worker, name, ATTACKS[name], counts, chats=True)
+
+
+def test_thousands_of_embeddings_at_once(
+    start_worker: StartWorker, pooling_gguf: Path, counts: list[str]
+) -> None:
+    worker = start_worker("--model", str(pooling_gguf))
+    body = {"input": ["fox"] * 2000, "encoding_format": "float"}
+    held(worker, "2,000 embeddings", lambda w, n: post(w, "/v1/embeddings", body), counts, False)

@@ -1,0 +1,84 @@
+"""Cards for tests, where the wheel is one for Vulkan and Mesa's software device is to be had."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.devices import other_architectures as other
+from tests.support.devices.fixtures import SHAPES
+from tests.support.devices.tiny_gguf import write
+from tests.system.vulkan.cards import Cards, NoCards, drivers
+from worker.devices.select import wheel_stamp
+
+ROOT = Path(__file__).resolve().parents[3]
+Prove = Callable[..., dict[str, Any]]
+MakeCards = Callable[[str], Cards]
+
+
+@pytest.fixture
+def cards(tmp_path: Path) -> MakeCards:
+    if wheel_stamp().get("backend") != "vulkan":
+        pytest.skip("needs the Vulkan wheel: make vulkan-test")
+    try:
+        drivers()
+    except NoCards as error:
+        pytest.skip(str(error))
+    return lambda described: Cards(described, tmp_path / "cards")
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    files = {name: write(folder / f"{name}.gguf", shape) for name, shape in SHAPES.items()}
+    for make in (other.sliding, other.recurrent, other.hybrid, other.encoder):
+        files[make.__name__] = make(folder / f"{make.__name__}.gguf")
+    return files
+
+
+@pytest.fixture
+def start_proving(models: dict[str, Path]) -> Callable[..., subprocess.Popen[str]]:
+    """Start a process that loads and proves a model on these cards."""
+
+    def start(
+        cards: Cards, model: str, without: str = "", **settings: Any
+    ) -> subprocess.Popen[str]:
+        chosen = {"slots": 2, "context_length": 512} | settings
+        environment = os.environ | cards.environment()
+        environment.pop(without, None)
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tests.system.vulkan.proving",
+                models[model],
+                json.dumps(chosen),
+            ],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+@pytest.fixture
+def prove(start_proving: Callable[..., subprocess.Popen[str]]) -> Prove:
+    """Load and prove a model on these cards, in a process that then ends."""
+
+    def run(cards: Cards, model: str, **settings: Any) -> dict[str, Any]:
+        with start_proving(cards, model, **settings) as process:
+            told, _ = process.communicate(timeout=120)
+        found: dict[str, Any] = json.loads(told)
+        return found
+
+    return run

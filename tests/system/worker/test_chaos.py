@@ -1,0 +1,31 @@
+"""Half a minute of chaos; `make chaos` is ten minutes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tools import chaos
+
+SECONDS = 30
+FDS_OF_LIVE_STREAMS = 2 * chaos.N_CLIENTS
+"""Connections, of clients and of the manager, that happen to be open at a count."""
+
+
+def test_a_little_chaos(warm_cache: Path, tmp_path: Path) -> None:
+    figures = chaos.run(SECONDS, tmp_path / "worker", warm_cache, seed=1)
+    shown = json.dumps(figures.summary(), indent=1, ensure_ascii=False)
+    assert figures.lost == [], shown
+    assert figures.wrong == [], shown
+    assert sum(figures.attacks.values()) >= 2, shown
+    assert figures.n_recoveries == sum(figures.attacks.values()), shown
+    assert figures.outcomes["end"] > 10, shown
+    assert figures.twice == [], shown
+    assert figures.survivors > 0, shown
+    # Only who was in hand at two crashes ends with one.
+    assert figures.outcomes["error ENGINE_CRASHED"] <= figures.survivors / 10, shown
+    assert figures.accepted_by_worker == figures.ended_by_worker, shown
+    assert figures.heartbeat_breaches == [], shown
+    assert figures.ready_at_the_end and figures.children == 1, shown
+    assert figures.fds[1] <= figures.fds[0] + FDS_OF_LIVE_STREAMS, shown
+    assert figures.rss_mib[1] <= figures.rss_mib[0] + 40, shown

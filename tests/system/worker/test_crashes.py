@@ -1,0 +1,293 @@
+"""The real engine process dies or stands still; what its users see, and how it comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support import sse
+from tests.support.held import engines_held_by
+from tests.support.worker import WorkerProcess, new_job_id, until
+from tools import survival
+
+LONG = {"max_tokens": 1000, "ignore_eos": True}
+
+
+def in_flight(running: WorkerProcess, n: int) -> None:
+    until(
+        lambda: running.get("/health").json()["running"] >= n,
+        60,
+        lambda: str(running.get("/health").json()),
+        running,
+    )
+
+
+def crash_in_mid_stream(
+    running: WorkerProcess, number: signal.Signals, prompt: str, **fields: Any
+) -> sse.Stream:
+    """Kill the engine once tokens flow, and read the stream to its end."""
+    with running.streaming(prompt, **LONG, **fields) as response:
+        chunks = response.iter_raw()
+        seen = [next(chunks) for _ in range(3)]
+        os.kill(running.engine_pid, number)
+        return sse.collect([*seen, *chunks])
+
+
+@pytest.mark.parametrize("name", ["SIGABRT", "SIGSEGV", "SIGKILL"])
+def test_a_death_ends_no_stream(start_worker: StartWorker, name: str) -> None:
+    running = start_worker(*survival.EXACT)
+    first = running.engine_pid
+    whole = survival.alone(running, "One day", LONG["max_tokens"])
+    stream = crash_in_mid_stream(running, signal.Signals[name], "One day", temperature=0)
+    assert stream.end["engine_restarts"] == 1
+    assert stream.end["tokens_out"] == 1000 and len(stream.ids) == len(whole.ids)
+    assert whole.is_told_by(stream.ids)
+    running.wait_ready()
+    assert running.engine_pid != first
+    assert name in running.wait_log("engine.crashed")["how"]
+    assert running.execute("Once", max_tokens=5, ignore_eos=True).end["tokens_out"] >= 1
+    (crash,) = running.get("/info").json()["engine_crashes"]
+    assert name in crash["cause"] and crash["ready_seconds"] > 0
+    assert abs(datetime.fromisoformat(crash["at"]).timestamp() - time.time()) < 60
+    assert running.metric("worker_engine_crashes_total") == 1
+    assert running.metric("worker_engine_respawns_total") == 1
+    assert running.metric('worker_requests_total{outcome="success"}') == 4
+    assert running.metric("worker_tokens_generated_total") == 3000 + 5
+    assert len(running.children()) == 1
+    assert running.stop() == 0
+
+
+def test_a_worker_may_be_told_to_end_streams_with_their_engine(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    hold = tmp_path / "hold"
+    running = start_worker("--survive-crashes", "0", env=engines_held_by(hold))
+    hold.touch()
+    stream = crash_in_mid_stream(running, signal.SIGKILL, "One day")
+    assert stream.error["code"] == "ENGINE_CRASHED" and stream.error["retriable"] is True
+    ready = running.get("/ready")
+    assert ready.status_code == 503 and ready.json()["state"] == "recovering"
+    assert running.get("/health").status_code == 200
+    refused = running.post("/execute", {"job_id": "x", "prompt": "Hi"})
+    assert refused.status_code == 503 and refused.json()["retriable"] is True
+    hold.unlink()
+    running.wait_ready()
+    assert running.stop() == 0
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0, "deterministic": True},
+        {"temperature": 0.8, "seed": 3},
+        {"temperature": 0, "repetition_penalty": 1.2},
+    ],
+    ids=["deterministic", "sampled", "penalised"],
+)
+def test_what_shapes_an_answer_is_continued_too(
+    start_worker: StartWorker, fields: dict[str, Any]
+) -> None:
+    running = start_worker("--slots", "1", *survival.EXACT)
+    whole = running.execute("One day", **LONG, **fields)
+    stream = crash_in_mid_stream(running, signal.SIGKILL, "One day", **fields)
+    assert stream.end["engine_restarts"] == 1
+    n_equal = 1000 if "deterministic" in fields else 100
+    assert stream.ids[:n_equal] == whole.ids[:n_equal]
+    assert running.stop() == 0
+
+
+def test_logprobs_and_a_schema_are_continued(start_worker: StartWorker) -> None:
+    running = start_worker()
+    item = {"type": "string", "minLength": 30}
+    schema = {"type": "array", "items": item, "minItems": 12, "maxItems": 12}
+    body = {
+        "model": "tiny-model",
+        "messages": [{"role": "user", "content": "Count to 4."}],
+        "stream": True,
+        "logprobs": True,
+        "temperature": 0,
+        "max_tokens": 900,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+    }
+    text, n_logprobs, n_events = "", 0, 0
+    with running.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as r:
+        for line in r.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            for choice in json.loads(line[6:])["choices"]:
+                piece = choice["delta"].get("content") or ""
+                text += piece
+                if choice["logprobs"]:
+                    n_logprobs += len("".join(e["token"] for e in choice["logprobs"]["content"]))
+            n_events += 1
+            if n_events == 40:
+                os.kill(running.engine_pid, signal.SIGKILL)
+    answer = json.loads(text)
+    assert len(answer) == 12 and all(len(each) >= 30 for each in answer)
+    assert n_logprobs == len(text), "a log-probability for each token, and none twice"
+    assert len(running.logs("engine.crashed")) == 1
+    assert running.stop() == 0
+
+
+def test_requests_that_had_not_started_are_served_by_the_next_engine(
+    start_worker: StartWorker,
+) -> None:
+    running = start_worker("--slots", "1")
+    with ThreadPoolExecutor(4) as pool:
+        first = pool.submit(crash_after_queueing, running, 3)
+        in_flight(running, 1)
+        queued = [
+            pool.submit(running.execute, f"One day, number {n}", max_tokens=5, ignore_eos=True)
+            for n in range(3)
+        ]
+        assert first.result(120).end["engine_restarts"] == 1
+        ends = [each.result(120).end for each in queued]
+        assert all(end["tokens_out"] >= 1 and "engine_restarts" not in end for end in ends)
+    assert running.stop() == 0
+
+
+def crash_after_queueing(running: WorkerProcess, n_queued: int) -> sse.Stream:
+    with running.streaming("The lake", **LONG) as response:
+        chunks = response.iter_raw()
+        seen = [next(chunks)]
+        running.freeze_engine()  # so that the queue cannot drain meanwhile
+        until(
+            lambda: running.get("/health").json()["queued"] == n_queued,
+            60,
+            lambda: str(running.get("/health").json()),
+        )
+        os.kill(running.engine_pid, signal.SIGKILL)
+        return sse.collect([*seen, *chunks])
+
+
+def test_a_request_suspected_twice_is_refused(start_worker: StartWorker) -> None:
+    running = start_worker()
+    poison = "The poison"
+    with running.streaming(poison, **LONG) as response:
+        chunks = response.iter_raw()
+        seen = [next(chunks)]
+        for n in (1, 2):  # it is alone, so nobody else can be to blame
+            until(lambda n=n: len(running.logs("engine.spawned")) == n, 60, lambda: "no engine")
+            running.wait_ready()
+            in_flight(running, 1)
+            os.kill(running.engine_pid, signal.SIGABRT)
+        assert sse.collect([*seen, *chunks]).error["code"] == "ENGINE_CRASHED"
+    running.wait_ready()
+    again = {"job_id": new_job_id(), "prompt": poison, "seed": 5, **LONG}
+    refused = running.post("/execute", again)
+    assert refused.status_code == 400 and refused.json()["code"] == "INVALID_REQUEST"
+    assert refused.json()["errors"][0]["constraint"] == "quarantine"
+    assert running.metric("worker_requests_quarantined_total") == 1
+    assert running.execute("Once", max_tokens=5, ignore_eos=True).end["tokens_out"] >= 1
+    assert running.stop() == 0
+
+
+def test_a_crash_loop_ends_the_worker(start_worker: StartWorker) -> None:
+    running = start_worker("--crash-limit", "2")
+    for n in (2, 3):
+        os.kill(running.engine_pid, signal.SIGKILL)
+        until(lambda n=n: len(running.logs("engine.spawned")) == n, 60, lambda: "no engine")
+        running.wait_ready()
+    os.kill(running.engine_pid, signal.SIGKILL)
+    assert running.wait(60) == 8
+    assert running.logs("worker.failed")[0]["code"] == "ENGINE_CRASH_LOOP"
+    assert "3 times" in running.stderr.strip().splitlines()[-1]
+
+
+def test_a_stall_is_unhealthy_then_replaced(start_worker: StartWorker) -> None:
+    running = start_worker("--stall-timeout", "3")
+    first = running.engine_pid
+    with running.streaming("One day", **LONG) as response:
+        chunks = response.iter_raw()
+        seen = [next(chunks)]
+        stopped_at = time.monotonic()
+        running.freeze_engine()
+        assert running.get("/health").status_code == 200, "not yet"
+        until(lambda: running.get("/health").status_code == 503, 60, lambda: "healthy all the time")
+        # Not three: on a busy machine the last step before the stop may be older than that.
+        assert time.monotonic() - stopped_at >= 1.5
+        stream = sse.collect([*seen, *chunks])
+    assert stream.end["engine_restarts"] == 1
+    assert running.engine_pid != first and not psutil.pid_exists(first)
+    assert running.wait_log("engine.stalled")["pid"] == first
+    assert running.get("/health").status_code == 200
+    assert running.stop() == 0
+
+
+def test_idle_and_slow_but_moving_are_healthy(start_worker: StartWorker) -> None:
+    """Slow: the engine gets a tenth of a core, and a prompt as long as the context."""
+    running = start_worker("--stall-timeout", "4", "--micro-batch", "16", "--batch", "32")
+    time.sleep(4.5)
+    assert running.get("/health").status_code == 200
+    stop = threading.Event()
+    slowing = threading.Thread(target=slow_down, args=(running.engine_pid, stop))
+    slowing.start()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            words = " ".join(["One day the fox went to the lake."] * 80)
+            job = pool.submit(running.execute, words, max_tokens=30, ignore_eos=True)
+            statuses = set()
+            while not job.done():
+                statuses.add(running.get("/health").status_code)
+                time.sleep(0.02)
+            assert job.result().end["tokens_out"] == 30
+    finally:
+        stop.set()
+        slowing.join()
+    assert statuses == {200}
+    assert running.logs("engine.stalled") == []
+    assert running.stop() == 0
+
+
+def slow_down(pid: int, stop: threading.Event) -> None:
+    """It runs for 10 ms of its own computing, however long a busy machine takes for them."""
+    engine = psutil.Process(pid)
+    while not stop.is_set():
+        engine.suspend()
+        time.sleep(0.09)
+        computed, until_s = sum(engine.cpu_times()[:2]), time.monotonic() + 1
+        engine.resume()
+        while sum(engine.cpu_times()[:2]) == computed and time.monotonic() < until_s:
+            time.sleep(0.002)
+
+
+def test_a_pause_of_the_worker_itself_is_no_stall(start_worker: StartWorker) -> None:
+    """As when a laptop sleeps or a debugger holds it: it must not blame the engine."""
+    running = start_worker("--stall-timeout", "2")
+    with running.streaming("One day", **LONG) as response:
+        chunks = response.iter_raw()
+        seen = [next(chunks)]
+        running.signal(signal.SIGSTOP)
+        time.sleep(5)
+        running.signal(signal.SIGCONT)
+        stream = sse.collect([*seen, *chunks])
+    assert stream.end["tokens_out"] == 1000
+    assert running.logs("engine.stalled") == []
+    assert running.stop() == 0
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
+def test_no_engine_outlives_a_parent_that_was_killed(
+    start_worker: StartWorker, stopped: bool
+) -> None:
+    running = start_worker()
+    (engine,) = running.children()
+    if stopped:
+        engine.suspend()
+    running.kill()
+    until(
+        lambda: not engine.is_running() or engine.status() == psutil.STATUS_ZOMBIE,
+        60,
+        lambda: f"the engine is {engine.status()}",
+    )

@@ -1,0 +1,179 @@
+"""A model that pools is served for embeddings, and for nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import gguf
+import openai
+import pytest
+import tokenizers
+
+from tests.conftest import StartWorker
+from tests.support.bundled import bundled_gguf
+from tests.support.worker import WorkerProcess
+from tests.unit.convert import engine
+from tests.unit.convert.test_reranker import converted, reranker
+
+
+@pytest.fixture(scope="module")
+def pooling_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled model with mean pooling declared: the same weights, another use."""
+    source = gguf.GGUFReader(bundled_gguf("f32"))
+    path = tmp_path_factory.mktemp("pooling") / "pooling.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, field in source.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            kind, *inner = field.types
+            writer.add_key_value(name, field.contents(), kind, inner[0] if inner else None)
+    writer.add_pooling_type(gguf.PoolingType.MEAN)
+    for tensor in source.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def client_of(worker: WorkerProcess) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{worker.base_url}/v1", api_key="any", max_retries=0)
+
+
+def test_embeddings(start_worker: StartWorker, pooling_gguf: Path) -> None:
+    worker = start_worker("--model", str(pooling_gguf))
+    texts = ["The fox loved to dance.", "What is 3 plus 4?", "The fox loved to dance."]
+    with client_of(worker) as client:
+        answer = client.embeddings.create(model="pooling", input=texts, encoding_format="float")
+        assert [entry.index for entry in answer.data] == [0, 1, 2]
+        fox, question, again = (entry.embedding for entry in answer.data)
+        assert len(fox) == 256
+        assert sum(x * x for x in fox) == pytest.approx(1.0, abs=1e-5)
+        assert fox == pytest.approx(again, abs=1e-4) and fox != question
+        assert answer.usage.prompt_tokens > 20
+        packed = client.embeddings.create(model="pooling", input=texts[0])
+        assert packed.data[0].embedding == pytest.approx(fox, abs=1e-4)
+        with pytest.raises(openai.BadRequestError, match="embeddings"):
+            client.completions.create(model="pooling", prompt="Once")
+    refused = worker.post("/execute", {"job_id": "a", "prompt": "Once upon a time"})
+    assert refused.status_code == 400
+    assert worker.get("/info").json()["model"]["pooling"] == "mean"
+
+
+def test_many_texts_share_their_decodes(start_worker: StartWorker, pooling_gguf: Path) -> None:
+    """2,048 of them: each as if it were alone, and the worker answers others meanwhile."""
+    worker = start_worker("--model", str(pooling_gguf))
+    texts = [f"{'The fox ran. ' * (n % 7)}{n}" for n in range(2046)] + ["", "The fox ran. " * 90]
+
+    def embedded(**fields: Any) -> Any:
+        answer = worker.post("/v1/embeddings", fields)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(embedded, input=texts)
+        slowest = 0.0
+        while not asked.done():
+            began = time.monotonic()
+            assert worker.get("/health").status_code == 200
+            slowest = max(slowest, time.monotonic() - began)
+        many = asked.result()
+    assert slowest < 30
+    vectors = [entry["embedding"] for entry in many["data"]]
+    assert len(vectors) == 2048
+    for index in (0, 1, 6, 1000, 2046, 2047):
+        [alone] = embedded(input=texts[index])["data"]
+        assert sum(a * b for a, b in zip(alone["embedding"], vectors[index], strict=True)) > 0.9999
+    short = embedded(input=texts[:2], dimensions=8)["data"]
+    assert [len(entry["embedding"]) for entry in short] == [8, 8]
+    norm = math.hypot(*vectors[0][:8])
+    assert short[0]["embedding"] == pytest.approx([x / norm for x in vectors[0][:8]], abs=1e-4)
+    too_many = worker.post("/v1/embeddings", {"input": "a", "dimensions": 257})
+    assert too_many.status_code == 400 and "256" in too_many.text
+
+
+def test_ollamas_embeddings_are_the_same_vectors(
+    start_worker: StartWorker, pooling_gguf: Path
+) -> None:
+    worker = start_worker("--model", str(pooling_gguf))
+    texts = ["The fox ran.", "Paris."]
+    entries = worker.post("/v1/embeddings", {"input": texts}).json()
+    vectors = [entry["embedding"] for entry in entries["data"]]
+    both = worker.post("/api/embed", {"model": "any", "input": texts}).json()
+    assert both["embeddings"] == vectors and both["model"] == "pooling:latest"
+    assert both["prompt_eval_count"] == entries["usage"]["prompt_tokens"]
+    assert both["total_duration"] > 1000
+    one = worker.post("/api/embed", {"model": "any", "input": texts[0], "dimensions": 8}).json()
+    assert [len(vector) for vector in one["embeddings"]] == [8]
+    older = worker.post("/api/embeddings", {"model": "any", "prompt": texts[1]}).json()
+    assert older == {"embedding": pytest.approx(vectors[1], abs=1e-4)}
+    shown = worker.post("/api/show", {"model": "any"}).json()
+    assert shown["capabilities"] == ["embedding"]
+
+
+# --- ranks -----------------------------------------------------------------------------------
+
+QUERY = "What do foxes eat"
+DOCUMENTS = ["The fox ate a rabbit.", "Paris.", "A rabbit ate the fox and the fox ran.", ""]
+
+
+def test_documents_are_ranked(start_worker: StartWorker, tmp_path: Path) -> None:
+    """By the model's own template, as llama.cpp's classifier judges each prompt alone."""
+    source = reranker(tmp_path, "Qwen3-Reranker-0.6B")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
+    target = converted(source)
+    template = gguf.GGUFReader(target).fields["tokenizer.chat_template.rerank"].contents()
+    tokenizer = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    expected, n_tokens = [], 0
+    for document in DOCUMENTS:
+        prompt = template.replace("{query}", QUERY).replace("{document}", document)
+        tokens = tokenizer.encode(prompt, add_special_tokens=False).ids
+        n_tokens += len(tokens)
+        expected.append(engine.ranks(target, tokens, 2)[0])
+    exact = ("--kv-type", "f32", "--flash-attention", "off")
+    worker = start_worker("--model", str(target), *exact)
+
+    def ranked(path: str = "/v1/rerank", **fields: Any) -> Any:
+        answer = worker.post(path, {"query": QUERY, **fields})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    answer = ranked(documents=DOCUMENTS)
+    order = sorted(range(4), key=lambda index: -expected[index])
+    assert [result["index"] for result in answer["results"]] == order
+    for result in answer["results"]:
+        assert result["relevance_score"] == pytest.approx(expected[result["index"]], abs=1e-4)
+    assert answer["usage"] == {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+    best = ranked(documents=[{"text": d} for d in DOCUMENTS], top_n=2, return_documents=True)
+    assert [r["document"]["text"] for r in best["results"]] == [DOCUMENTS[i] for i in order[:2]]
+    tei = ranked("/rerank", texts=DOCUMENTS)
+    assert [entry["index"] for entry in tei] == order and tei[0]["score"] == pytest.approx(
+        expected[order[0]], abs=1e-4
+    )
+    no_embedding = worker.post("/v1/embeddings", {"input": "a"})
+    assert no_embedding.status_code == 400 and "/v1/rerank" in no_embedding.text
+    wrongs: list[Any] = [
+        {},
+        {"documents": []},
+        {"documents": [1]},
+        {"documents": ["a"], "top_n": 0},
+    ]
+    for wrong in wrongs:
+        assert worker.post("/v1/rerank", {"query": "a", **wrong}).status_code == 400
+
+
+def test_a_model_that_embeds_ranks_nothing(start_worker: StartWorker, pooling_gguf: Path) -> None:
+    worker = start_worker("--model", str(pooling_gguf))
+    answer = worker.post("/v1/rerank", {"query": "a", "documents": ["b"]})
+    assert answer.status_code == 400 and "/v1/embeddings" in answer.text
+
+
+def test_a_model_that_generates_makes_no_embeddings(worker: WorkerProcess) -> None:
+    with client_of(worker) as client, pytest.raises(openai.BadRequestError, match="embedding"):
+        client.embeddings.create(model="tiny-model", input="Once")

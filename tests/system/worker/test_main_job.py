@@ -1,0 +1,140 @@
+"""The main job on the real model: a prompt goes in over HTTP, the reference's tokens come out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.worker import WorkerProcess, until
+
+CASES = json.loads((Path(__file__).parents[2] / "data" / "expected_greedy.json").read_text())[
+    "cases"
+]
+CLEAR_MARGIN = 0.05
+"""Between the two best logits; below it, rounding may choose the other token."""
+HEDGEHOG = "\N{HEDGEHOG}"
+
+
+def case_name(case: dict[str, Any]) -> str:
+    return str(case.get("prompt") or case["messages"][-1]["content"])[:40]
+
+
+def case_about(words: str) -> dict[str, Any]:
+    return next(case for case in CASES if words in json.dumps(case.get("messages", "")))
+
+
+@pytest.fixture(scope="module")
+def exact(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    """A worker on weights that were not quantised, as the reference's were not."""
+    running = WorkerProcess.start(
+        "--outtype", "bf16", folder=tmp_path_factory.mktemp("exact"), cache_dir=warm_cache
+    )
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_name)
+def test_greedy_text_is_the_reference(exact: WorkerProcess, case: dict[str, Any]) -> None:
+    prompt = case.get("prompt") or case["rendered"]
+    stream = exact.execute(prompt, temperature=0, max_tokens=len(case["token_ids"]) + 1)
+    assert stream.events[0]["prompt_tokens"] == len(case["prompt_token_ids"])
+    if case["smallest_margin"] > CLEAR_MARGIN:
+        assert stream.ids == case["token_ids"]
+        assert stream.text == case["text"]
+        assert stream.end["stop_reason"] == case["stop_reason"]
+    else:
+        shared = sum(1 for a, b in zip(stream.ids, case["token_ids"], strict=False) if a == b)
+        assert shared >= 2, "even a near-tie does not change the beginning"
+    whole = exact.post("/detokenize", {"tokens": stream.ids}).json()["content"]
+    assert stream.text == whole
+    assert stream.end["tokens_out"] == len(stream.ids)
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_name)
+def test_the_prompt_becomes_the_references_tokens(
+    exact: WorkerProcess, case: dict[str, Any]
+) -> None:
+    prompt = case.get("prompt") or case["rendered"]
+    reply = exact.post("/tokenize", {"content": prompt}).json()
+    with_bos = [case["prompt_token_ids"][0], *reply["tokens"]]
+    assert case["prompt_token_ids"] in (reply["tokens"], with_bos)
+    if "messages" in case:
+        rendered = exact.post("/apply-template", {"messages": case["messages"]}).json()
+        assert rendered["prompt"] == case["rendered"]
+
+
+def test_an_emoji_arrives_whole(worker: WorkerProcess) -> None:
+    case = case_about("hedgehog")
+    stream = worker.execute(case["rendered"], temperature=0)
+    assert len([e for e in stream.named("token") if HEDGEHOG in e["t"]]) == 1
+    assert "\N{REPLACEMENT CHARACTER}" not in stream.text
+    assert stream.text == case["text"]
+    assert stream.ids == case["token_ids"], "the tokens that held parts of it are reported too"
+
+
+def test_every_way_to_stop_is_reached(worker: WorkerProcess) -> None:
+    count = case_about("Count to 9")["rendered"]
+    assert worker.execute(count, temperature=0).end["stop_reason"] == "EOS"
+
+    cut = worker.execute(count, temperature=0, max_tokens=5)
+    assert cut.end["stop_reason"] == "MAX_TOKENS"
+    assert cut.end["tokens_out"] == len(cut.ids) == 5
+
+    stopped = worker.execute(count, temperature=0, stop=["7", "5, 6"])
+    assert stopped.end["stop_reason"] == "STOP_SEQUENCE"
+    assert stopped.end["stop_sequence_matched"] == "5, 6"
+    assert stopped.text == "1, 2, 3, 4, "
+
+
+def test_the_seed_decides_the_text_and_is_echoed(worker: WorkerProcess) -> None:
+    def story(**fields: Any) -> tuple[str, int]:
+        stream = worker.execute("Once upon a time", temperature=1, max_tokens=60, **fields)
+        assert stream.events[0]["seed"] == stream.end["seed"]
+        return stream.text, stream.end["seed"]
+
+    first, seed = story(seed=7, deterministic=True)
+    assert seed == 7
+    assert story(seed=7, deterministic=True) == (first, 7)
+    assert len({story(seed=number)[0] for number in range(6)}) > 3
+    drawn = {story()[1] for _ in range(3)}
+    assert len(drawn) == 3, "a seed is drawn for each request that names none"
+    assert story(seed=0)[1] == 0
+
+
+def test_started_names_what_runs(worker: WorkerProcess) -> None:
+    stream = worker.execute("One day", max_tokens=3, job_id="mine", temperature=0)
+    started = stream.events[0]
+    assert started["job_id"] == "mine"
+    assert started["model"] == "tiny-model"
+    assert started["started_at"].endswith("Z")
+    assert started["cached_tokens"] >= 0
+
+
+def test_the_printed_line_streams_a_story(start_worker: StartWorker) -> None:
+    import subprocess
+
+    running = start_worker(env={"LLORCH_WORKER_TOKEN": "secret"})
+
+    def printed() -> list[str]:
+        return [x.strip() for x in running.stdout.splitlines() if x.strip().startswith("curl")]
+
+    # `/ready` answers a moment before the lines are printed.
+    until(lambda: bool(printed()), 60, lambda: running.stdout)
+    (line,) = printed()
+    done = subprocess.run(
+        ["sh", "-c", line.replace("curl -N", "curl -sN")],
+        capture_output=True,
+        env={"LLORCH_WORKER_TOKEN": "secret", "PATH": "/usr/bin:/bin"},
+        timeout=60,
+        check=True,
+    )
+    from tests.support import sse
+
+    stream = sse.collect([done.stdout])
+    assert len(stream.text.split()) > 20
+    assert stream.end["stop_reason"] in ("EOS", "MAX_TOKENS")

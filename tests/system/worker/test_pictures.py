@@ -1,0 +1,358 @@
+"""Pictures in chats: a worker whose model sees, from the dialects down to the cells."""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from builds.pins import pins
+from tests.support.pictures import data_url, picture, question
+from tests.support.ports import free_port
+from tests.support.random_models import random_model
+from tests.support.random_projectors import (
+    AROUND_TILES,
+    N_TOKENS,
+    ProjectorKind,
+    random_projector,
+)
+from tests.support.worker import PATIENCE_S, WorkerProcess, run_to_exit, until
+from tools.bench.peer_build import build_peers
+
+KINDS: tuple[ProjectorKind, ...] = ("gemma3", "idefics3", "qwen2vl_merger")
+"""One whose rows see each other, one that cuts pictures into tiles, and one whose rows have
+positions in time and space."""
+FORMS = {"PNG": "png", "JPEG": "jpeg", "GIF": "gif", "WEBP": "webp", "BMP": "bmp"}
+
+
+def model(kind: ProjectorKind = "gemma3") -> Path:
+    architecture = "qwen2vl" if kind == "qwen2vl_merger" else None
+    return random_model("dense", renamed=AROUND_TILES, architecture=architecture)
+
+
+def flags_of(kind: ProjectorKind) -> tuple[str, ...]:
+    # Without flash attention, equal rows are computed in the same order in every batch.
+    shape = ("--context-length", "1024", "--slots", "4", "--flash-attention", "off")
+    return "--model", str(model(kind)), "--mmproj", str(random_projector(kind)), *shape
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def seeing(
+    request: pytest.FixtureRequest, warm_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[WorkerProcess]:
+    folder = tmp_path_factory.mktemp("seeing")
+    flags = flags_of(cast(ProjectorKind, request.param))
+    worker = WorkerProcess.start(*flags, folder=folder, cache_dir=warm_cache)
+    yield worker
+    assert worker.stop() == 0
+
+
+def asked(worker: WorkerProcess, body: dict[str, Any]) -> str:
+    answer = worker.post("/v1/chat/completions", body)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["choices"][0]["message"]["content"])
+
+
+def asked_template(worker: WorkerProcess, content: list[Any]) -> str:
+    messages = [{"role": "user", "content": content}]
+    return str(worker.post("/apply-template", {"messages": messages}).json()["prompt"])
+
+
+def test_the_answer_depends_on_the_picture(seeing: WorkerProcess) -> None:
+    first, again, other = (asked(seeing, question(picture(seed))) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_the_worker_tells_that_it_sees(seeing: WorkerProcess) -> None:
+    assert seeing.get("/props").json()["modalities"]["vision"]
+    [entry] = seeing.get("/v1/models").json()["data"]
+    assert entry["architecture"]["input_modalities"] == ["text", "image"]
+    assert "vision" in seeing.post("/api/show", {"model": "x"}).json()["capabilities"]
+    info = seeing.get("/info").json()
+    assert info["engine"]["projector"]["sees"]
+    assert info["engine"]["plan"]["projector"] > info["engine"]["projector"]["size_bytes"]
+
+
+def test_a_second_question_on_one_picture_encodes_nothing(seeing: WorkerProcess) -> None:
+    def encoded() -> float:
+        seeing.wait_idle()
+        return seeing.metric("worker_engine_media_encoded")
+
+    image, before = picture(3), encoded()
+    asked(seeing, question(image, "and say what it is"))
+    first = encoded()
+    assert first > before
+    # The same beginning: its cells are there. Another one: its embeddings are.
+    asked(seeing, question(image, "and tell me more"))
+    asked(seeing, question(image, before="What is this?"))
+    assert encoded() == first
+    # Nobody goes on from what another's salt keeps.
+    asked(seeing, question(image, cache_salt="other"))
+    assert encoded() > first
+
+
+def test_a_cached_picture_changes_no_answer(seeing: WorkerProcess) -> None:
+    image, texts = picture(4), ("and say what it is", "and tell me more", "then count")
+    fresh = [asked(seeing, question(image, text, cache_salt=text)) for text in texts]
+    assert [asked(seeing, question(image, text)) for text in texts] == fresh
+
+
+def test_mixed_streams_of_pictures_and_texts_are_as_each_alone(seeing: WorkerProcess) -> None:
+    bodies = [question(picture(seed % 3), f"and say {seed}") for seed in range(8)]
+    text = [{"role": "user", "content": "Once upon a time"}]
+    bodies += [{"temperature": 0, "max_tokens": 24, "messages": text}] * 8
+    alone = [asked(seeing, body) for body in bodies]
+    with ThreadPoolExecutor(16) as pool:
+        fresh = pool.map(lambda at: asked(seeing, {**bodies[at], "cache_salt": str(at)}), range(16))
+        assert list(fresh) == alone
+
+
+def test_all_dialects_show_the_same_picture(seeing: WorkerProcess) -> None:
+    image = picture(5)
+    encoded, words = base64.b64encode(image).decode(), "what is it"
+    url = {"type": "image_url", "image_url": {"url": data_url(image)}}
+    common = {"temperature": 0, "model": "dense"}
+    text = {"type": "text", "text": words}
+    openai = asked(
+        seeing,
+        {**common, "max_tokens": 16, "messages": [{"role": "user", "content": [url, text]}]},
+    )
+    source = {"type": "base64", "media_type": "image/png", "data": encoded}
+    content: list[Any] = [{"type": "image", "source": source}, text]
+    turns = {"model": "dense", "messages": [{"role": "user", "content": content}]}
+    message = seeing.post("/v1/messages", {**turns, **common, "max_tokens": 16}).json()
+    assert message["content"][0]["text"] == openai
+    counted = seeing.post("/v1/messages/count_tokens", turns).json()
+    usage = message["usage"]
+    n_tokens = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert counted["input_tokens"] == n_tokens > N_TOKENS
+
+    item = [
+        {"type": "input_image", "image_url": data_url(image)},
+        {"type": "input_text", "text": words},
+    ]
+    body = {**common, "input": [{"role": "user", "content": item}], "max_output_tokens": 16}
+    response = seeing.post("/v1/responses", body).json()
+    assert response["output"][0]["content"][0]["text"] == openai
+
+    options = {"temperature": 0, "num_predict": 16}
+    turn = {"role": "user", "content": words, "images": [encoded]}
+    chat = {"model": "dense", "messages": [turn], "stream": False, "options": options}
+    assert seeing.post("/api/chat", chat).json()["message"]["content"] == openai
+    marked = asked_template(seeing, [{"type": "text", "text": "<__media__>"}, text])
+    string = marked.replace("<__media__>\n", "<__media__>")
+    media = {"prompt_string": string, "multimodal_data": [encoded]}
+    raw = seeing.post("/completion", {"prompt": media, "temperature": 0, "n_predict": 16}).json()
+    assert raw["content"] == openai
+    plain = {"model": "dense", "prompt": words, "images": [encoded], "stream": False}
+    assert seeing.post("/api/generate", {**plain, "options": options}).json()["response"] == openai
+
+
+def test_all_formats_are_read(seeing: WorkerProcess) -> None:
+    answers = {form: asked(seeing, question(picture(6, form=form))) for form in FORMS}
+    assert answers["PNG"] == answers["BMP"], "both keep each pixel"
+
+
+def test_a_control_tokens_spelling_beside_a_picture_is_text(seeing: WorkerProcess) -> None:
+    spelled = asked(seeing, question(picture(7), "<|im_end|> <__media__> and on"))
+    assert spelled == asked(seeing, question(picture(7), "<|im_end|> <__media__> and on"))
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("https://example.com/a.png", "fetches nothing"),
+        ("file:///etc/passwd", "fetches nothing"),
+        ("/etc/passwd", "fetches nothing"),
+        ("data:image/png;base64,@@@@", "must be base64"),
+        ("data:image/png;base64,", "must not be empty"),
+        (data_url(b"<svg/>"), "no picture that can be read"),
+        (data_url(picture(1)[:-500]), "damaged or cut off"),
+        (data_url(picture(1, (4000, 3))), "200 times"),
+    ],
+)
+def test_what_is_no_picture_is_refused_by_the_fields_name(
+    seeing: WorkerProcess, url: str, words: str
+) -> None:
+    body = question(b"")
+    body["messages"][0]["content"][1]["image_url"]["url"] = url
+    answer = seeing.post("/v1/chat/completions", body)
+    assert answer.status_code == 400, answer.text
+    message = answer.json()["error"]["message"]
+    assert words in message and "messages[0].content[1].image_url.url" in message
+
+
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(
+    seeing: WorkerProcess,
+) -> None:
+    bomb = picture(1, (8, 8), "BMP")
+    for at, side in ((18, 30_000), (22, 30_000)):
+        bomb = bomb[:at] + side.to_bytes(4, "little") + bomb[at + 4 :]
+    answer = seeing.post("/v1/chat/completions", question(bomb))
+    assert answer.status_code == 400 and "pixels" in answer.json()["error"]["message"]
+
+
+def mutate(encoded: bytes, random: random.Random) -> bytes:
+    """A few bytes changed, some cut out or doubled."""
+    damaged = bytearray(encoded)
+    for _ in range(random.randint(1, 8)):
+        at = random.randrange(len(damaged))
+        match random.randrange(4):
+            case 0:
+                damaged[at] = random.randrange(256)
+            case 1:
+                damaged[at : at + 4] = random.choice([b"\xff" * 4, bytes(4), b"\x7f\xff\xff\xff"])
+            case 2:
+                del damaged[at : at + random.randint(1, 64)]
+            case _:
+                damaged[at:at] = damaged[at : at + random.randint(1, 64)]
+        if not damaged:
+            return b"\0"
+    return bytes(damaged)
+
+
+def send_damaged(worker: WorkerProcess, n_pictures: int, seed: int) -> None:
+    dice = random.Random(seed)
+    whole = [picture(seed, (40, 30), form) for form in FORMS]
+    pid, engine = worker.pid, worker.engine_pid
+
+    def send(encoded: bytes) -> None:
+        answer = worker.post("/v1/chat/completions", question(encoded, max_tokens=1))
+        assert answer.status_code in (200, 400), (encoded.hex(), answer.text)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(send, [mutate(dice.choice(whole), dice) for _ in range(n_pictures)]))
+    assert (worker.pid, worker.engine_pid) == (pid, engine), "neither process has died"
+
+
+def test_damaged_pictures_end_no_process(seeing: WorkerProcess) -> None:
+    send_damaged(seeing, 200, seed=random.randrange(1 << 30))
+
+
+@pytest.mark.long
+def test_ten_thousand_damaged_pictures_end_no_process(seeing: WorkerProcess) -> None:
+    send_damaged(seeing, 10_000 // len(KINDS), seed=random.randrange(1 << 30))
+
+
+def test_a_stream_survives_the_death_of_the_engine(seeing: WorkerProcess) -> None:
+    body = question(picture(8), max_tokens=300, ignore_eos=True, stream=True)
+    whole = asked(seeing, {**body, "stream": False, "cache_salt": "alone"})
+    text = ""
+    with seeing.client() as client:
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    delta = httpx.Response(200, text=line[6:]).json()["choices"][0]["delta"]
+                    if not text and delta.get("content"):
+                        os.kill(seeing.engine_pid, signal.SIGKILL)
+                    text += delta.get("content") or ""
+    assert text == whole
+    seeing.wait_ready()
+
+
+def test_a_cancelled_question_frees_its_cells(seeing: WorkerProcess) -> None:
+    body = question(picture(9), max_tokens=900, ignore_eos=True, stream=True)
+    with seeing.client() as client:
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            next(response.iter_lines())
+    seeing.wait_idle()
+    seeing.wait_for_free_cells()
+
+
+# --- which projector -----------------------------------------------------------------------------
+
+
+def test_the_projector_beside_the_model_is_found(start_worker: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    shutil.copy(model(), folder / "dense.gguf")
+    shutil.copy(random_projector("gemma3"), folder / "mmproj-dense-f32.gguf")
+    shutil.copy(random_projector("gemma3", 128), folder / "mmproj-other.gguf")
+    path = str(folder / "dense.gguf")
+    found = start_worker("--model", path, "--context-length", "512")
+    assert found.get("/info").json()["engine"]["projector"]["name"] == "mmproj-dense-f32.gguf"
+    shutil.copy(random_model("dense"), folder / "dense.gguf")
+    shutil.copy(random_projector("idefics3"), folder / "mmproj-dense-f32.gguf")
+    unfit = start_worker("--model", path, "--context-length", "512")
+    assert unfit.get("/info").json()["engine"]["projector"] is None
+    assert "lacks tokens" in unfit.logs("engine.projector_passed_over")[0]["reason"]
+    blind = start_worker("--model", path, "--context-length", "512", "--no-mmproj")
+    assert blind.get("/info").json()["engine"]["projector"] is None
+    answer = blind.post("/v1/chat/completions", question(picture()))
+    assert answer.status_code == 400
+    assert "--mmproj FILE" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        (lambda: random_projector("gemma3", 128), "embeddings of 128 numbers"),
+        (lambda: random_model("dense"), "a model of the architecture llama"),
+        (lambda: Path("missing.gguf"), "missing.gguf"),
+    ],
+)
+def test_a_projector_that_does_not_fit_stops_the_start(
+    warm_cache: Path, file: Any, words: str
+) -> None:
+    ended = run_to_exit("--model", str(model()), "--mmproj", str(file()), cache_dir=warm_cache)
+    assert ended.code == 3 and words in ended.sentence, ended.stderr
+
+
+def test_a_vocabulary_without_a_projectors_tokens_stops_the_start(warm_cache: Path) -> None:
+    flags = ("--model", str(random_model("dense")), "--mmproj", str(random_projector("idefics3")))
+    ended = run_to_exit(*flags, cache_dir=warm_cache)
+    assert ended.code == 3 and "lacks tokens" in ended.sentence, ended.stderr
+
+
+# --- the peer ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def llama_server(model: Path, projector: Path, folder: Path) -> Iterator[str]:
+    """The peer with the same files; its address."""
+    program, port = build_peers(pins(), os.cpu_count() or 1).program("llama-server"), free_port()
+    files = ["-m", str(model), "--mmproj", str(projector)]
+    shape = ["-np", "1", "-c", "2048", "-fa", "off", "-t", "2", "--port", str(port), "--jinja"]
+    with (folder / "peer.log").open("wb") as log:
+        peer = subprocess.Popen([program, *files, *shape], stdout=log, stderr=log)
+    base = f"http://127.0.0.1:{port}"
+
+    def is_ready() -> bool:
+        try:
+            return httpx.get(f"{base}/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    try:
+        until(is_ready, PATIENCE_S, lambda: (folder / "peer.log").read_text())
+        yield base
+    finally:
+        peer.kill()
+        peer.wait()
+
+
+def same_as_peers(worker: WorkerProcess, base: str, body: dict[str, Any]) -> bool:
+    answer = httpx.post(f"{base}/v1/chat/completions", json=body, timeout=120).json()
+    theirs = str(answer["choices"][0]["message"]["content"])
+    # A character that is cut off at the end is told, or left out.
+    return asked(worker, body).rstrip("\ufffd") == theirs.rstrip("\ufffd")
+
+
+@pytest.mark.long
+def test_llama_server_answers_the_same(seeing: WorkerProcess, tmp_path: Path) -> None:
+    kind = seeing.get("/info").json()["engine"]["projector"]["kind"]
+    with llama_server(model(kind), random_projector(kind), tmp_path) as base:
+        for seed, text in ((1, "and say what it is"), (1, "and on"), (2, "and say what it is")):
+            body = question(picture(seed, (300 - 100 * seed, 120)), text)
+            assert same_as_peers(seeing, base, body)

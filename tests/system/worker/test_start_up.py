@@ -1,0 +1,150 @@
+"""Starts: the port first, the phases, and every way to fail with its code and one sentence."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+import worker as package
+from tests.conftest import StartWorker
+from tests.support.held import engines_held_by
+from tests.support.worker import Exit, run_to_exit
+
+BUNDLED = Path(next(iter(package.__path__))) / "assets" / "tiny-model"
+
+
+def refused(exit: Exit, code: int, wire_code: str, *words: str) -> None:
+    """The contract of a failed start: exit code, one JSON line, one clear sentence."""
+    assert exit.code == code, exit.stderr[-2000:]
+    assert "Traceback" not in exit.stderr
+    assert exit.stdout == ""
+    assert exit.failure["code"] == wire_code
+    assert exit.failure["exit_code"] == code
+    assert exit.sentence == f"llorch-cpu: {exit.failure['message']}"
+    for word in words:
+        assert word in exit.sentence
+
+
+def test_a_missing_model(warm_cache: Path) -> None:
+    exit = run_to_exit("--port", "0", "--model", "/no/such/model.gguf", cache_dir=warm_cache)
+    refused(exit, 3, "MODEL_LOAD_FAILED", "/no/such/model.gguf")
+
+
+def test_a_text_file_called_gguf(warm_cache: Path, tmp_path: Path) -> None:
+    path = tmp_path / "story.gguf"
+    path.write_text("Once upon a time there was a file that was no model.\n" * 100)
+    exit = run_to_exit("--port", "0", "--model", str(path), cache_dir=warm_cache)
+    refused(exit, 3, "MODEL_LOAD_FAILED", "story.gguf")
+
+
+def test_truncated_safetensors(warm_cache: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(BUNDLED, folder, copy_function=shutil.copyfile)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100_000])
+    exit = run_to_exit("--port", "0", "--model", str(folder), cache_dir=warm_cache)
+    refused(exit, 3, "MODEL_LOAD_FAILED", "model.safetensors")
+    assert not list(warm_cache.rglob("*.partial*")), "a half-written file was left behind"
+
+
+def test_a_used_port(warm_cache: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        exit = run_to_exit("--port", port, cache_dir=warm_cache)
+    refused(exit, 7, "PORT_IN_USE", port, "--port")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--prot", "1"], ["--prot", "did you mean --port"]),
+        (["--port", "99999"], ["--port", "99999", "65535"]),
+        (["--port"], ["--port"]),
+        (["--slots", "none"], ["--slots", "whole number"]),
+        (["--kv-type", "q3"], ["--kv-type", "f16"]),
+        (["--cuda-device", "0"], ["--cuda-device", "llorch-cpu"]),
+        (["--n-gpu-layers", "all"], ["--n-gpu-layers"]),
+        (["--config", "/no/such.toml"], ["/no/such.toml"]),
+        (["--host", "no.such.host.invalid"], ["--host"]),
+        (["stray"], ["stray"]),
+    ],
+    ids=lambda value: " ".join(value) if value and value[0].startswith(("--", "stray")) else "",
+)
+def test_wrong_settings(warm_cache: Path, flags: list[str], words: list[str]) -> None:
+    refused(run_to_exit(*flags, cache_dir=warm_cache), 2, "INVALID_CONFIG", *words)
+
+
+def test_a_wrong_variable_and_a_wrong_key_are_named(warm_cache: Path, tmp_path: Path) -> None:
+    exit = run_to_exit(cache_dir=warm_cache, env={"LLORCH_SLOT": "4"})
+    refused(exit, 2, "INVALID_CONFIG", "LLORCH_SLOT", "did you mean LLORCH_SLOTS")
+    config = tmp_path / "worker.toml"
+    config.write_text("slotz = 4\n")
+    exit = run_to_exit("--config", str(config), cache_dir=warm_cache)
+    refused(exit, 2, "INVALID_CONFIG", "slotz", "worker.toml")
+
+
+def test_secrets_are_not_flags(warm_cache: Path) -> None:
+    exit = run_to_exit("--worker-token", "x", cache_dir=warm_cache)
+    refused(exit, 2, "INVALID_CONFIG", "--worker-token")
+
+
+def test_help_is_complete_and_quick(warm_cache: Path) -> None:
+    before = time.monotonic()
+    exit = run_to_exit("--help", cache_dir=warm_cache)
+    assert time.monotonic() - before < 15, "half a second on a quiet machine"
+    assert exit.code == 0 and exit.stderr == ""
+    for words in ("--model", "--callback-url", "LLORCH_WORKER_TOKEN", "exit codes", "8080"):
+        assert words in exit.stdout
+    assert "--cuda-device" not in exit.stdout
+
+
+def test_the_port_answers_first_and_phases_follow(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    """On an empty cache, so that the start takes the conversion's time too."""
+    before = time.monotonic()
+    hold = tmp_path / "hold"
+    env = engines_held_by(hold)
+    hold.touch()
+    running = start_worker(wait_ready=False, cache_dir=tmp_path / "cold", env=env)
+    health = running.get("/health")
+    assert health.status_code == 200 and health.json()["status"] == "healthy"
+    assert time.monotonic() - before < 30, "1 s on a quiet machine"
+    first = running.get("/ready")
+    assert first.status_code == 503
+    assert first.json()["state"] == "loading" and first.json()["ready"] is False
+    assert {"phase", "percent"} <= first.json().keys()
+    refused_work = running.post("/execute", {"job_id": "early", "prompt": "Hi"})
+    assert refused_work.status_code == 503 and refused_work.json()["code"] == "NOT_READY"
+    with httpx.stream("GET", f"{running.base_url}/v1/loading/progress", timeout=60) as response:
+        hold.unlink()
+        lines = [line for line in response.iter_lines() if line.startswith("data:")]
+    assert len(lines) > 1
+    running.wait_ready()
+    assert running.get("/ready").json() == {"ready": True, "state": "idle"}
+    assert running.stop() == 0
+
+
+def test_the_config_file_and_the_aliases_are_read(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    config = tmp_path / "worker.toml"
+    config.write_text('worker-id = "from-file"\nslots = 3\n')
+    running = start_worker("--config", str(config), env={"LLORCH_SLOTS": "2"})
+    info = running.get("/info").json()
+    assert running.wait_log("worker.ready")["worker_id"] == "from-file"
+    assert "2" in str(info), "the variable wins over the file"
+    assert running.stop() == 0
+
+
+def test_a_native_assertion_reaches_the_user_in_its_words(warm_cache: Path) -> None:
+    command = [sys.executable, "-m", "tests.support.aborting_command"]
+    ended = run_to_exit("--port", "0", cache_dir=warm_cache, command=command)
+    assert ended.code == 3
+    assert ended.sentence.endswith("llama.cpp gave the model up: GGML_ASSERT(n_dims > 0) failed.")

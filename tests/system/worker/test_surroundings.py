@@ -1,0 +1,176 @@
+"""What happens around a worker: disks fill up, logs lose their reader, clocks jump."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support import sse
+from tests.support.pool_manager import serving
+from tests.support.ports import free_port
+from tests.support.worker import environment, installed, json_lines, until
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready", trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def story(url: str, job_id: str) -> sse.Stream:
+    body: dict[str, Any] = {"job_id": job_id, "prompt": "Once upon a time", "max_tokens": 20}
+    body["ignore_eos"] = True  # so that there is text
+    with httpx.stream("POST", f"{url}/execute", json=body, trust_env=False, timeout=60) as response:
+        return sse.collect(response.iter_raw())
+
+
+@contextmanager
+def worker_logging_to(stderr: Any, stdout: Any, cache_dir: Path) -> Iterator[tuple[Any, str]]:
+    port = free_port()
+    process = subprocess.Popen(
+        [*installed(), "--port", str(port), "--log-level", "debug"],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=environment(cache_dir),
+        cwd=cache_dir,
+    )
+    try:
+        yield process, f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait(60)
+
+
+def test_a_log_whose_reader_left(warm_cache: Path) -> None:
+    reader, writer = os.pipe()
+    with worker_logging_to(writer, writer, warm_cache) as (process, url):
+        os.close(writer)
+        assert os.read(reader, 100), "it does log"
+        os.close(reader)
+        until(lambda: is_ready(url), 60, lambda: f"exit code {process.poll()}")
+        assert story(url, "a").end["tokens_out"] >= 1
+        assert httpx.post(f"{url}/shutdown", json={}, trust_env=False).status_code == 202
+        assert process.wait(60) == 0
+
+
+def test_a_log_on_a_full_disk(warm_cache: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        with worker_logging_to(full, full, warm_cache) as (process, url):
+            until(lambda: is_ready(url), 60, lambda: f"exit code {process.poll()}")
+            assert story(url, "a").end["tokens_out"] >= 1
+            process.terminate()
+            assert process.wait(60) == 0
+
+
+def test_a_full_disk_stops_the_conversion_with_a_sentence(tmp_path: Path) -> None:
+    """A limit on the size of files stands in for the disk: it fails the same write."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    limited = ["sh", "-c", 'ulimit -f 2000; exec "$@"', "sh", *installed(), "--port", "0"]
+    done = subprocess.run(
+        limited, capture_output=True, env=environment(cache), cwd=tmp_path, timeout=120
+    )
+    stderr = done.stderr.decode()
+    assert done.returncode in (3, 6), stderr[-2000:]
+    assert "Traceback" not in stderr
+    (failure,) = [line for line in json_lines(stderr) if line["event"] == "worker.failed"]
+    assert stderr.strip().splitlines()[-1] == f"llorch-cpu: {failure['message']}"
+    assert not [path for path in cache.rglob("*") if path.suffix == ".gguf"]
+    assert not [path for path in cache.rglob("*") if path.is_file() and path.stat().st_size > 4096]
+
+
+@pytest.fixture(scope="module")
+def clock_jump(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A preloadable library that moves a process's wall clock."""
+    if sys.platform != "linux":
+        pytest.skip("LD_PRELOAD is Linux's")
+    library = tmp_path_factory.mktemp("clock") / "clock_jump.so"
+    source = Path(__file__).parents[2] / "support" / "clock_jump.c"
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang") or "cc"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"], check=True
+    )
+    return library
+
+
+@pytest.mark.parametrize("jump_s", [3 * 3600, -3 * 3600], ids=["forward", "back"])
+def test_a_clock_that_jumps(
+    start_worker: StartWorker, clock_jump: Path, tmp_path: Path, jump_s: int
+) -> None:
+    setting = tmp_path / "offset"
+    setting.write_text("0")
+    with serving() as manager:
+        running = start_worker(
+            *manager.heartbeat_flags(),
+            *("--stall-timeout", "60"),
+            env={"LD_PRELOAD": str(clock_jump), "CLOCK_JUMP_FILE": str(setting)},
+        )
+        manager.wait_for_status("ready")
+        deadline = {"X-Deadline": str(int((time.time() + 60) * 1000))}
+        body = {"job_id": "j", "prompt": "One day", "max_tokens": 900, "ignore_eos": True}
+        with running.client() as client:
+            with client.stream("POST", "/execute", json=body, headers=deadline) as response:
+                chunks = response.iter_raw()
+                seen = [next(chunks)]
+                setting.write_text(str(jump_s))
+                stream = sse.collect([*seen, *chunks])
+            assert stream.end["tokens_out"] == 900, "its deadline had been taken before the jump"
+            n_beats = len(manager.beats)
+            manager.wait_for(n_beats=n_beats + 3)
+            health = running.get("/health").json()
+            assert 0 < health["uptime_seconds"] < 120
+            late = {"X-Deadline": str(int((time.time() + jump_s + 60) * 1000))}
+            again = client.post(
+                "/execute", json=body | {"job_id": "k", "max_tokens": 5}, headers=late
+            )
+        assert again.status_code == 200, "a new deadline is read on the new clock"
+        assert sse.collect([again.content]).end["tokens_out"] == 5
+        assert running.is_ready() and running.logs("engine.stalled") == []
+        assert manager.verdict() == []
+        assert running.stop() == 0
+
+
+def test_connections_that_say_nothing(start_worker: StartWorker) -> None:
+    running = start_worker()
+    idle = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(300)]
+    try:
+        assert running.execute("Once", max_tokens=5, ignore_eos=True).end["tokens_out"] >= 1
+        assert running.get("/health").status_code == 200
+        stopping = threading.Thread(target=running.stop)
+        stopping.start()
+        stopping.join(60)
+        assert running.process.poll() == 0
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_standard_files_that_are_closed(warm_cache: Path) -> None:
+    """As some process supervisors start their children."""
+    port = free_port()
+    closed = ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", *installed(), "--port", str(port)]
+    process = subprocess.Popen(closed, env=environment(warm_cache), cwd=warm_cache)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until(lambda: is_ready(url), 60, lambda: f"exit code {process.poll()}")
+        assert story(url, "a").end["tokens_out"] >= 1
+        process.terminate()
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait(60)

@@ -1,0 +1,7 @@
+"""HTTP surfaces around scripted supervisors."""
+
+from __future__ import annotations
+
+from tests.support.scripted_api import scripted
+
+__all__ = ["scripted"]

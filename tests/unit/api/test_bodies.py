@@ -1,0 +1,166 @@
+"""Bodies as they are read: what they may consist of, and what a fault costs."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from tests.support.scripted_api import ScriptedWorker
+from worker.api.app import DIALECTS
+from worker.api.chat.inference import digest_of
+from worker.api.dialects.openai.schema import ChatBody
+from worker.api.http import body
+from worker.api.http.body import MAX_NESTING, is_deep, parse_json
+from worker.api.http.faults import faults_of
+from worker.errors import InvalidRequest
+from worker.settings import Settings
+from worker.wire.work import ChatPrompt, Prompt
+
+FEW_ERRORS = 256
+TEXT = st.text(st.sampled_from('a",:{}[]\\\n😀'), max_size=12)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def walked(value: Any) -> Iterator[Any]:
+    yield value
+    for child in value.values() if isinstance(value, dict) else value:
+        yield from walked(child) if isinstance(child, dict | list) else [child]
+
+
+def n_signs(value: Any) -> dict[str, int]:
+    """How many of each limited kind a JSON value has."""
+    found = [each for each in walked([value]) if isinstance(each, dict | list)][1:]
+    objects = [each for each in found if isinstance(each, dict)]
+    return {
+        "values": sum(max(len(each) - 1, 0) for each in found),
+        "names": sum(map(len, objects)),
+        "objects": len(objects),
+        "lists": len(found) - len(objects),
+    }
+
+
+@given(value=JSON, limit=st.integers(0, 3), slice_bytes=st.integers(2, 9), ascii=st.booleans())
+def test_what_is_bounded_is_counted_outside_of_texts(
+    value: Any, limit: int, slice_bytes: int, ascii: bool
+) -> None:
+    text = json.dumps(value, ensure_ascii=ascii).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        signs = {kind: (limit, sign) for kind, (_, sign) in body.MAX_SIGNS.items()}
+        signs["values"] = (max(limit, 2**10), b",")  # it also bounds the number of texts
+        patch.setattr(body, "MAX_SIGNS", signs)
+        patch.setattr(body, "_ALWAYS_FEW", 0)
+        patch.setattr(body, "_SLICE_BYTES", slice_bytes)
+        counts = n_signs(value)
+        excess = {kind for kind, (most, _) in signs.items() if counts[kind] > most}
+        if excess:
+            with pytest.raises(InvalidRequest) as refused:
+                parse_json(text, "x")
+            (fault,) = refused.value.details["errors"]
+            assert fault["field"] == "x" and fault["constraint"] == "maxItems"
+            assert fault["message"].split()[5].rstrip(";") in excess
+        else:
+            assert parse_json(text) == value
+
+
+@given(text=st.text(st.sampled_from('"\\a,{[:'), max_size=20), slice_bytes=st.integers(2, 5))
+def test_no_text_that_is_cut_off_keeps_the_reader(text: str, slice_bytes: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body, "_ALWAYS_FEW", 0)
+        patch.setattr(body, "_SLICE_BYTES", slice_bytes)
+        ends = list(body._outside_of_strings(text.encode()))
+    outside = "".join(text[start:end] for start, end in ends)
+    assert outside == re.sub(r'"(?:[^"\\]|\\.)*(?:"|\\?$)', "", text, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("levels", [0, 1, MAX_NESTING, MAX_NESTING + 1, 150])
+def test_levels_are_counted(levels: int) -> None:
+    value: Any = 1
+    for level in range(levels):
+        value = {"a": value} if level % 2 else [value, 2]
+    assert is_deep(value) == (levels > MAX_NESTING)
+
+
+def bodies() -> dict[str, type[BaseModel]]:
+    state = ScriptedWorker(Settings(), None).state
+    found = {
+        operation.path: operation.body_of(state)
+        for dialect in DIALECTS
+        for operation in dialect.operations
+    }
+    return {path: model for path, model in found.items() if model is not None}
+
+
+def collections(schema: Any) -> Iterator[dict[str, Any]]:
+    """The parts of a model's core schema that take lists or mappings."""
+    if isinstance(schema, dict):
+        if schema.get("type") in ("list", "tuple", "set", "frozenset", "dict"):
+            yield schema
+        for part in schema.values():
+            yield from collections(part)
+    elif isinstance(schema, list | tuple):
+        for part in schema:
+            yield from collections(part)
+
+
+@pytest.mark.parametrize("path", bodies())
+def test_no_list_of_a_body_has_more_errors_than_a_few(path: str) -> None:
+    """Otherwise a list of 200,000 wrong items becomes as many errors in one native call."""
+    model = bodies()[path]
+    model.model_rebuild()
+    for found in collections(model.__pydantic_core_schema__):
+        items = [found.get("values_schema"), *found.get("items_schema", ())]
+        takes_anything = all(item is None or item["type"] == "any" for item in items)
+        few = found.get("max_length", FEW_ERRORS + 1) <= FEW_ERRORS
+        assert found.get("fail_fast") or few or takes_anything, found
+
+
+def test_a_models_schema_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    n_built = 0
+    build = ChatBody.model_json_schema
+
+    def counted(**options: Any) -> dict[str, Any]:
+        nonlocal n_built
+        n_built += 1
+        return build(**options)
+
+    monkeypatch.setattr(ChatBody, "model_json_schema", counted)
+    for wrong in (1, "x", None):
+        with pytest.raises(ValidationError) as refused:
+            ChatBody.model_validate({"messages": wrong, "n": "one"})
+        assert {fault["field"] for fault in faults_of(refused.value, ChatBody)} == {"messages", "n"}
+    assert n_built <= 1
+
+
+MEGABYTES = 4_000_000
+LARGE_PROMPTS: dict[str, Prompt] = {
+    "letters": ChatPrompt(({"role": "user", "content": "a" * MEGABYTES},)),
+    "umlauts": ChatPrompt(({"role": "user", "content": "ü" * (MEGABYTES // 2)},)),
+    "messages": ChatPrompt(({"role": "user", "content": "a" * 900},) * 4096),
+    "ids": tuple(range(MEGABYTES // 16)),
+    "text": "fox " * (MEGABYTES // 4),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_PROMPTS)
+def test_the_name_of_a_large_prompt_takes_milliseconds(name: str) -> None:
+    names, times = set(), []
+    for _ in range(3):
+        began = time.thread_time()
+        names.add(digest_of(LARGE_PROMPTS[name]))
+        times.append(time.thread_time() - began)
+    assert len(names) == 1 and names.isdisjoint(
+        digest_of(prompt) for other, prompt in LARGE_PROMPTS.items() if other != name
+    )
+    assert min(times) < 0.02

@@ -1,0 +1,277 @@
+"""What a model writes is given on as it wrote it: calls as the templates that llama.cpp ships write
+them, cut off anywhere and in pieces of any length, and noise."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from itertools import count, product
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.api.answers import Message, message_of
+from tests.unit.api.model_outputs import TOOLS
+from tests.unit.api.round_trips import EDIT, FUNCTION, NAMES, Written, source, written
+from worker.api.chat.delta import Delta, Reasoning, Text
+from worker.api.chat.parse.answer import AnswerParser
+from worker.api.chat.parse.calls import ToolUse
+from worker.api.chat.parse.conventions import CONVENTIONS, THINKING, conventions_of
+from worker.api.chat.parse.tagged_calls import Tags
+
+USE = ToolUse.of([EDIT, *TOOLS])
+WRITE_NO_CALLS = {
+    # These drop the calls of earlier answers, or want other variables than `tools`.
+    "LFM2-8B-A1B",
+    "LFM2.5-Instruct",
+    "ibm-granite-granite-3.3-2B-Instruct",
+    "CohereForAI-c4ai-command-r-plus-tool_use",
+}
+READ_AS_TEXT = {"LFM2.5-8B-A1B"}
+"""Their quotes are not escaped: a call with one within a text is not read."""
+
+WORDS = [
+    "a",
+    "b c",
+    "'",
+    '"',
+    "\n",
+    "\\",
+    "\\n",
+    "ü",
+    "🦊",
+    "<b>",
+    "&",
+    "1",
+    "true",
+    "null",
+    "None",
+]
+WORDS += ["{", "}", "[", "]", "(", ")", ", ", ": ", "; ", "#", "=", "```", "</", "<", "]]", " "]
+MARKS = sorted({mark for each in CONVENTIONS for mark in each.texts if len(mark) > 4})
+TEXTS = st.lists(st.sampled_from(WORDS), max_size=7).map("".join)
+VALUES = st.recursive(
+    TEXTS | st.integers(-99, 10**12) | st.booleans() | st.floats(0.25, 9, width=16),
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=3)
+        | st.dictionaries(st.sampled_from("abcdef"), inner, min_size=1, max_size=3)
+    ),
+    max_leaves=6,
+)
+ARGUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "path": TEXTS,
+        "text": st.lists(st.sampled_from([*WORDS, *MARKS]), max_size=6).map("".join),
+        "lines": st.lists(VALUES, max_size=3),
+        "n": st.integers(-9, 9) | st.floats(0.25, 9, width=16),
+        "force": st.booleans(),
+        "options": st.dictionaries(st.sampled_from("abcdef"), VALUES, max_size=3),
+    },
+)
+
+
+def deltas_of(name: str, output: Written, cuts: list[int]) -> list[Delta]:
+    """What is read of an output that comes in pieces of these lengths, again and again."""
+    parser = AnswerParser(conventions_of(source(name)), USE, output.prompt[-64:])
+    deltas, at = list[Delta](), 0
+    for number in count():
+        if at >= len(output.output):
+            return deltas + parser.finish()
+        end = at + (cuts[number % len(cuts)] if cuts else len(output.output))
+        deltas += parser.feed(output.output[at:end])
+        at = end
+    raise AssertionError
+
+
+def without_ids(message: Message) -> Message:
+    calls = [call | {"id": ""} for call in message.calls]
+    return Message(message.content, message.reasoning, calls)
+
+
+def call_of(name: str, calls: list[Any], content: str | None, reasoning: str | None) -> Written:
+    """The calls as a template writes them, in the forms of arguments that it takes."""
+    texts = [json.dumps(each, ensure_ascii=False) for each in calls]
+    for given_calls, text in product(
+        (calls, texts, calls[:1], texts[:1]), dict.fromkeys((content, "", None))
+    ):
+        found = written(name, given_calls, text, reasoning)
+        if found is not None:
+            return found
+    pytest.skip("the engine refuses this template's calls")
+
+
+def has_own_marks(name: str, arguments: Any) -> bool:
+    """Whether a text holds what ends an argument in this convention: no template escapes it."""
+    forms = conventions_of(source(name)).calls.texts
+    text = json.dumps(arguments, ensure_ascii=False)
+    return any(
+        json.dumps(mark, ensure_ascii=False)[1:-1] in text for mark in forms if len(mark) > 4
+    )
+
+
+WITHOUT_TYPES = {"MiniMax-M3"}
+"""In a value's parts, these write texts and numbers alike, and nothing for an empty list."""
+
+
+def untyped(value: Any) -> Any:
+    """A value whose texts are what they say in JSON or Python, without its empty lists."""
+    match value:
+        case "None":
+            return None
+        case str():
+            with contextlib.suppress(ValueError):
+                return json.loads(value)
+        case dict():
+            return {key: untyped(each) for key, each in value.items() if each != []}
+        case list() | tuple():
+            return [untyped(each) for each in value if each != []]
+    return value
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - WRITE_NO_CALLS))
+@settings(max_examples=8, deadline=None)
+@given(
+    calls=st.lists(ARGUMENTS, min_size=1, max_size=2),
+    content=st.sampled_from([None, "", "Text here", "One; two"]),
+    reasoning=st.sampled_from([None, "Hm, so"]),
+    cuts=st.lists(st.integers(1, 12), max_size=5),
+)
+def test_a_call_is_read_as_its_template_writes_it(
+    name: str, calls: list[Any], content: str | None, reasoning: str | None, cuts: list[int]
+) -> None:
+    if name == "NVIDIA-Nemotron-Nano-v2":
+        content = None  # it writes text and calls as two answers
+    if name == "Apriel-1.6-15b-Thinker-fixed":
+        reasoning = None  # it does not write the mark that its prompt ends with
+    assume(not any(has_own_marks(name, each) for each in calls))
+    output = call_of(name, calls, content, reasoning)
+    message = message_of(deltas_of(name, output, cuts))
+    expected = [(FUNCTION, each) for each in calls[: output.output.count(FUNCTION)]]
+    if name in READ_AS_TEXT:
+        assert message.named in ([], expected)
+    elif name in WITHOUT_TYPES:
+        assert untyped(message.named) == untyped(expected), output
+    else:
+        assert message.named == expected, output
+    if content and content in output.output:
+        assert content in message.content + message.reasoning, output
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - WRITE_NO_CALLS))
+def test_a_text_argument_keeps_its_own_line_ends(name: str) -> None:
+    arguments = {"path": "\n\na\n b \n\n", "text": "\n"}
+    tried = (
+        written(name, calls, content)
+        for calls in ([arguments], [json.dumps(arguments)])
+        for content in ("", None)
+    )
+    output = next((found for found in tried if found is not None), None)
+    if output is None:
+        pytest.skip("the engine refuses this template's calls")
+    for cuts in ([1], []):
+        assert message_of(deltas_of(name, output, cuts)).named == [(FUNCTION, arguments)]
+
+
+TAGGED = [
+    (name, form.arguments)
+    for name in sorted(set(NAMES) - WRITE_NO_CALLS)
+    for form in conventions_of(source(name)).calls.forms
+    if isinstance(form.arguments, Tags) and not form.arguments.nested
+]
+
+
+@pytest.mark.parametrize(("name", "tags"), TAGGED)
+def test_a_text_argument_may_hold_what_begins_an_argument(name: str, tags: Tags) -> None:
+    """Behind the end of an argument, too: one that was given already, or no whole header."""
+    for header, end in tags.arguments:
+        given = "".join({"{key}": "path", "{type}": "true"}.get(p, p) for p in header.parts)
+        for begin in (header.texts[0], given.replace("~", "")):
+            arguments = {"path": "a", "text": f"a{end}\n{begin} b"}
+            output = call_of(name, [arguments], None, None)
+            for cuts in ([1], []):
+                assert message_of(deltas_of(name, output, cuts)).named == [(FUNCTION, arguments)]
+
+
+def essence(name: str, text: str, prompt: str = "") -> str:
+    """A text without white space and the marks that are no part of an answer, of which the first
+    may have begun in the prompt."""
+    conventions = conventions_of(source(name))
+    thinking = conventions.thinking
+    frames = (thinking.begin, thinking.also, thinking.end, *conventions.calls.frames)
+    marks = ["".join(mark.split()) for mark in frames]
+    text, prompt = "".join(text.split()), "".join(prompt.split())
+    rests = (mark[n:] for mark in marks for n in range(1, len(mark)) if prompt.endswith(mark[:n]))
+    text = text.removeprefix(next((rest for rest in rests if text.startswith(rest)), ""))
+    for mark in sorted(filter(None, marks), key=len, reverse=True):
+        text = text.replace(mark, "")
+    return text
+
+
+THOUGHTS = [mark for each in THINKING for mark in (each.begin, each.end)]
+NOISE = ['{"name": "edit_file", ', '"arguments": {', '"path": "a"', "edit_file", "call:edit_file{"]
+NOISE += [
+    "edit_file(",
+    "<parameter=path>",
+    '">',
+    "{}",
+    "\\u",
+    "]]>",
+    "<![CDATA[",
+    ":0",
+    "\n",
+    " to=",
+]
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    name=st.sampled_from(NAMES),
+    calls=st.lists(ARGUMENTS, max_size=2),
+    noise=st.lists(st.sampled_from([*NOISE, *WORDS, *MARKS, *THOUGHTS]), max_size=8).map("".join),
+    where=st.floats(0, 1),
+    cuts=st.lists(st.integers(1, 12), min_size=1, max_size=5),
+)
+def test_no_output_loses_or_gains_a_character(
+    name: str, calls: list[Any], noise: str, where: float, cuts: list[int]
+) -> None:
+    """Text and reasoning together are the output without its marks, wherever no call was read; and
+    an answer in pieces is the whole one."""
+    found = written(name, calls, "Text here", "Hm, so") if calls else None
+    plain = found.output[: int(where * len(found.output))] if found else ""
+    output = Written(found.prompt if found else "", plain + noise)
+    deltas = deltas_of(name, output, [])
+    message = message_of(deltas)
+    assert without_ids(message) == without_ids(message_of(deltas_of(name, output, cuts)))
+    if not message.calls:
+        told = "".join(each.text for each in deltas if isinstance(each, Text | Reasoning))
+        assert essence(name, told) == essence(name, output.output, output.prompt)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_work_grows_as_the_text_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Characters that are looked at again are counted, not seconds."""
+    from worker.api.chat.parse.source import Source
+
+    held = 0
+    add = Source.add
+
+    def counted(self: Source, text: str, *, final: bool) -> None:
+        nonlocal held
+        add(self, text, final=final)
+        held += len(self.text)
+
+    monkeypatch.setattr(Source, "add", counted)
+    for begin in (
+        '{"name": "edit_file", "arguments": {"path": "',
+        '{"x": ',
+        "[",
+        "<tool_call>",
+        "",
+    ):
+        for filling in ("word {<", "\n", "\\", "</", "<tool_call>"):
+            held, text = 0, begin + filling * (2_000 // len(filling))
+            deltas_of(name, Written("", text), [3])
+            assert held < 450 * len(text) / 3, (begin, filling)

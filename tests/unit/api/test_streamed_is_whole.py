@@ -1,0 +1,462 @@
+"""A stream, put together as its clients do, is the whole answer, in every dialect.
+
+The events are generated: outputs with reasoning, text and calls in random cuts, several choices in
+random order, log-probabilities, and ends of every kind. Nothing here needs an engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+import pydantic_core
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from tests.support.scripted_api import ScriptedWorker, of
+from tests.support.sse import parse as parse_sse
+from worker.api.chat.dialect import Answer
+from worker.api.chat.inference import inference_of
+from worker.api.chat.message import Choice
+from worker.api.chat.request import Generate
+from worker.api.chat.run import _streamed
+from worker.api.dialects.anthropic.errors import STREAM as MESSAGE_STREAM
+from worker.api.dialects.anthropic.schema import MessagesBody
+from worker.api.dialects.anthropic.schema import read as read_messages
+from worker.api.dialects.anthropic.stream import MessageAnswer
+from worker.api.dialects.llama_server.completion import STREAM as TEXT_STREAM
+from worker.api.dialects.llama_server.completion import TextAnswer, read_completion
+from worker.api.dialects.llama_server.schema import CompletionBody as LlamaServerBody
+from worker.api.dialects.native.schema import InferenceBody, read_inference
+from worker.api.dialects.native.stream import (
+    EVENT_STREAM,
+    LINE_STREAM,
+    NativeAnswer,
+    NativeLines,
+)
+from worker.api.dialects.ollama.errors import LINES
+from worker.api.dialects.ollama.schema import ChatBody as OllamaChatBody
+from worker.api.dialects.ollama.schema import GenerateBody as OllamaGenerateBody
+from worker.api.dialects.ollama.schema import chat_request, generate_request
+from worker.api.dialects.ollama.stream import ChatAnswer as OllamaChatAnswer
+from worker.api.dialects.ollama.stream import GenerateAnswer as OllamaTextAnswer
+from worker.api.dialects.openai.read import read_chat
+from worker.api.dialects.openai.read import read_completion as read_openai_completion
+from worker.api.dialects.openai.schema import ChatBody, CompletionBody
+from worker.api.dialects.openai.stream import CHUNK_STREAM, ChatAnswer, CompletionAnswer
+from worker.api.dialects.responses.schema import ResponsesBody
+from worker.api.dialects.responses.schema import read as read_response
+from worker.api.dialects.responses.stream import STREAM as RESPONSE_STREAM
+from worker.api.dialects.responses.stream import ResponseAnswer
+from worker.api.http.operation import NDJSON, StreamForm
+from worker.errors import EngineCrashed
+from worker.settings import Settings
+from worker.supervisor.job import Job, StreamEvent
+from worker.wire.messages import (
+    Accepted,
+    Failed,
+    Finished,
+    PromptScored,
+    Started,
+    StopReason,
+    Token,
+    TokenLogprob,
+)
+
+STATE = ScriptedWorker(Settings(), None).state
+USER = [{"role": "user", "content": "Hi"}]
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+FUNCTION = {"name": "get_time", "parameters": SCHEMA}
+CHOICES = {"n": 2}
+Frame = tuple[int, list[StreamEvent]]
+"""Of which choice, and its events."""
+
+
+def data_of(stream: bytes) -> list[Any]:
+    """The data of nameless events."""
+    lines = stream.decode().split("\n\n")
+    assert lines.pop() == "" and all(line.startswith("data: ") for line in lines)
+    return [json.loads(line[6:]) for line in lines if line != "data: [DONE]"]
+
+
+def named(stream: bytes) -> list[dict[str, Any]]:
+    return [event for event in parse_sse(stream.decode().split("\n")) if event is not None]
+
+
+# --- clients: a stream put together, and what of the whole answer it must equal -----------------
+
+
+def join_chat(stream: bytes) -> Any:
+    joined: dict[int, dict[str, Any]] = {}
+    for chunk in data_of(stream):
+        for choice in chunk["choices"]:
+            found = joined.setdefault(
+                choice["index"],
+                {"content": "", "reasoning": "", "calls": [], "logprobs": [], "reason": None},
+            )
+            assert found["reason"] is None, "a delta after the end"
+            delta = choice["delta"]
+            found["content"] += delta.get("content") or ""
+            found["reasoning"] += delta.get("reasoning_content", "")
+            for call in delta.get("tool_calls", ()):
+                if "id" in call:
+                    assert call["index"] == len(found["calls"])
+                    found["calls"].append(call | {"index": 0})
+                else:
+                    function = found["calls"][call["index"]]["function"]
+                    function["arguments"] += call["function"]["arguments"]
+            found["logprobs"] += (choice["logprobs"] or {}).get("content", ())
+            found["reason"] = choice["finish_reason"]
+    return joined
+
+
+def whole_chat(answer: dict[str, Any]) -> Any:
+    return {
+        choice["index"]: {
+            "content": choice["message"]["content"] or "",
+            "reasoning": choice["message"].get("reasoning_content", ""),
+            "calls": [{"index": 0} | call for call in choice["message"].get("tool_calls", ())],
+            "logprobs": (choice["logprobs"] or {}).get("content", []),
+            "reason": choice["finish_reason"],
+        }
+        for choice in answer["choices"]
+    }
+
+
+def join_completion(stream: bytes) -> Any:
+    joined: dict[int, dict[str, Any]] = {}
+    for chunk in data_of(stream):
+        for choice in chunk["choices"]:
+            found = joined.setdefault(choice["index"], {"text": "", "logprobs": {}})
+            found["text"] += choice["text"]
+            for name, values in (choice["logprobs"] or {}).items():
+                found["logprobs"].setdefault(name, []).extend(values)
+            if "prompt_logprobs" in choice:
+                assert "prompt_logprobs" not in found, "the prompt is scored once"
+                found["prompt_logprobs"] = choice["prompt_logprobs"]
+            found["reason"] = choice["finish_reason"]
+    return joined
+
+
+def whole_completion(answer: dict[str, Any]) -> Any:
+    names = ("text", "prompt_logprobs")
+    return {
+        choice["index"]: {name: choice[name] for name in names if name in choice}
+        | {
+            "logprobs": {n: v for n, v in (choice["logprobs"] or {}).items() if v},
+            "reason": choice["finish_reason"],
+        }
+        for choice in answer["choices"]
+    }
+
+
+def join_message(stream: bytes) -> Any:
+    events = named(stream)
+    message = events[0]["message"]
+    for event in events[1:]:
+        match event["type"]:
+            case "content_block_start":
+                assert event["index"] == len(message["content"])
+                message["content"].append(event["content_block"])
+            case "content_block_delta":
+                block, delta = message["content"][event["index"]], dict(event["delta"])
+                del delta["type"]
+                [(name, text)] = delta.items()
+                block[name] = block.get(name, "") + text
+            case "message_delta":
+                message |= event["delta"] | {"usage": event["usage"]}
+    for block in message["content"]:
+        if "partial_json" in block:
+            text = block.pop("partial_json")
+            block["input"] = pydantic_core.from_json(text, allow_partial="trailing-strings")
+    return message
+
+
+def join_response(stream: bytes) -> Any:
+    events = named(stream)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    output: list[str] = []
+    for event in events:
+        if event["type"] == "response.output_item.added":
+            assert event["output_index"] == len(output)
+            output.append("")
+        elif event["type"].endswith(".delta"):
+            output[event["output_index"]] += event["delta"]
+    return output, events[-1]["response"]
+
+
+def whole_response(answer: dict[str, Any]) -> Any:
+    texts = []
+    for item in answer["output"]:
+        content = item.get("content") or [{"text": item.get("arguments")}]
+        texts.append(content[0]["text"])
+    return texts, answer
+
+
+def join_llama_server(stream: bytes) -> Any:
+    joined: dict[int, Any] = {}
+    for part in data_of(stream):
+        found = joined.setdefault(part["index"], ["", [], [], None])
+        found[0] += part["content"]
+        found[1] += part["tokens"]
+        found[2] += part.get("completion_probabilities", ())
+        found[3] = part.get("stop_type")
+    return joined
+
+
+def whole_llama_server(answer: Any) -> Any:
+    answers = answer if isinstance(answer, list) else [answer]
+    return {
+        each["index"]: [
+            each["content"],
+            each["tokens"],
+            each.get("completion_probabilities", []),
+            each["stop_type"],
+        ]
+        for each in answers
+    }
+
+
+def joined_events(events: list[dict[str, Any]]) -> Any:
+    tokens = [event for event in events if event["type"] == "token"]
+    assert [event["i"] for event in tokens] == list(range(len(tokens)))
+    started, end = events[0], events[-1]
+    assert started.pop("type") == "started" and end.pop("type") == "end"
+    text = "".join(event["t"] for event in tokens)
+    return started | {"text": text, "tokens": [id for e in tokens for id in e["ids"]]} | end
+
+
+def join_native(stream: bytes) -> Any:
+    return joined_events(named(stream))
+
+
+def join_lines(stream: bytes) -> Any:
+    return joined_events([json.loads(line) for line in stream.decode().splitlines()])
+
+
+def join_ollama(stream: bytes) -> Any:
+    lines = [json.loads(line) for line in stream.decode().splitlines()]
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    return told_by_ollama(lines), lines[-1]["done_reason"], lines[-1]["eval_count"]
+
+
+def whole_ollama(answer: dict[str, Any]) -> Any:
+    return told_by_ollama([answer]), answer["done_reason"], answer["eval_count"]
+
+
+def told_by_ollama(lines: list[dict[str, Any]]) -> Any:
+    parts = [line.get("message", line) for line in lines]
+    texts = [part.get("content", part.get("response")) for part in parts]
+    calls = [call for part in parts for call in part.get("tool_calls", ())]
+    scores = [score for line in lines for score in line.get("logprobs", ())]
+    return "".join(texts), "".join(part.get("thinking", "") for part in parts), calls, scores
+
+
+def same(answer: Any) -> Any:
+    return answer
+
+
+@dataclass(frozen=True)
+class Client:
+    model: Any
+    read: Callable[[Any, Any], Any]
+    answer: type[Answer[Any]]
+    fields: dict[str, Any]
+    join: Callable[[bytes], Any]
+    whole: Callable[[Any], Any]
+    form: StreamForm
+
+
+TOOLS = {"tools": [{"type": "function", "function": FUNCTION}]}
+CHAT = {"messages": USER} | TOOLS
+TEXT = {"prompt": "Once"}
+CLIENTS = {
+    "chat": Client(
+        ChatBody, read_chat, ChatAnswer, CHAT | CHOICES, join_chat, whole_chat, CHUNK_STREAM
+    ),
+    "chat, scored": Client(
+        ChatBody, read_chat, ChatAnswer,
+        CHAT | CHOICES | {"logprobs": True, "top_logprobs": 1}, join_chat, whole_chat, CHUNK_STREAM,
+    ),
+    "completion": Client(
+        CompletionBody, read_openai_completion, CompletionAnswer,
+        TEXT | CHOICES, join_completion, whole_completion, CHUNK_STREAM,
+    ),
+    "completion, echo and scores": Client(
+        CompletionBody, read_openai_completion, CompletionAnswer,
+        TEXT | CHOICES | {"echo": True, "logprobs": 1, "prompt_logprobs": 1},
+        join_completion, whole_completion, CHUNK_STREAM,
+    ),
+    "messages": Client(
+        MessagesBody, read_messages, MessageAnswer,
+        {"messages": USER, "max_tokens": 9,
+         "tools": [{"name": "get_time", "input_schema": SCHEMA}]},
+        join_message, same, MESSAGE_STREAM,
+    ),
+    "responses": Client(
+        ResponsesBody, read_response, ResponseAnswer,
+        {"input": "Hi", "tools": [{"type": "function", **FUNCTION}]},
+        join_response, whole_response, RESPONSE_STREAM,
+    ),
+    "llama-server": Client(
+        LlamaServerBody, read_completion, TextAnswer,
+        TEXT | CHOICES | {"n_probs": 1, "return_tokens": True},
+        join_llama_server, whole_llama_server, TEXT_STREAM,
+    ),
+    "native": Client(
+        InferenceBody, read_inference, NativeAnswer, TEXT, join_native, same, EVENT_STREAM
+    ),
+    "native lines": Client(
+        InferenceBody, read_inference, NativeLines, TEXT, join_lines, same, LINE_STREAM
+    ),
+    "ollama's chat": Client(
+        OllamaChatBody, chat_request, OllamaChatAnswer,
+        {"model": "tiny", "logprobs": True, "top_logprobs": 1} | CHAT,
+        join_ollama, whole_ollama, LINES,
+    ),
+    "ollama's text": Client(
+        OllamaGenerateBody, generate_request, OllamaTextAnswer,
+        {"model": "tiny"} | TEXT, join_ollama, whole_ollama, LINES,
+    ),
+}  # fmt: skip
+
+WORDS = st.text(alphabet="aé\n <{\"'&字", max_size=12)
+ARGUMENTS = st.fixed_dictionaries({"city": WORDS})
+CALLS = ARGUMENTS.map(
+    lambda arguments: (
+        "<tool_call>\n"
+        + json.dumps({"name": "get_time", "arguments": arguments}, ensure_ascii=False)
+        + "\n</tool_call>"
+    )
+)
+PARTS = st.one_of(WORDS, CALLS, WORDS.map("<think>{}</think>".format), st.just("<tool_call>"))
+OUTPUTS = st.lists(PARTS, max_size=5).map("".join)
+ENDS = st.sampled_from(get_args(StopReason))
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> list[list[StreamEvent]]:
+    """The frames of one choice."""
+    output = draw(OUTPUTS)
+    cuts = sorted(draw(st.sets(st.integers(0, len(output)), max_size=20)) | {0, len(output)})
+    texts = [output[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    if draw(st.booleans()) and texts:  # cut off
+        texts = texts[: draw(st.integers(0, len(texts)))]
+    events: list[StreamEvent] = [Started(0, 1)]
+    events.append(PromptScored(0, (score("<s>", float("nan")), score("Once"))))
+    events += [Token(0, text, (n,), (score(text),)) for n, text in enumerate(texts)]
+    reason = draw(ENDS)
+    tail = (score("<|end|>"),) if draw(st.booleans()) else ()
+    stop = "!" if reason == "STOP_SEQUENCE" else None
+    events.append(Finished(0, reason, len(texts), 1.0, stop, 1.0, tail))
+    frames = []
+    while events:
+        n_taken = draw(st.integers(1, 4))
+        frames.append(events[:n_taken])
+        del events[:n_taken]
+    return frames
+
+
+def score(text: str, logprob: float = -0.5) -> TokenLogprob:
+    return TokenLogprob(1, text.encode(), logprob, ((2, b"x", -1.0),))
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> list[Frame]:
+    """The frames of two choices, in some order of arrival."""
+    queues = [draw(stories()), draw(stories())]
+    arrived: list[Frame] = []
+    while any(queues):
+        index = draw(st.integers(0, 1)) if all(queues) else int(not queues[0])
+        arrived.append((index, queues[index].pop(0)))
+    return arrived
+
+
+def answer_of(client: Client) -> Answer[Any]:
+    body = client.model.model_validate(client.fields)
+    asked = replace(client.read(body, STATE), streams=True)
+    inference = inference_of(asked, STATE, None)
+    choices = []
+    for index, work in enumerate(inference.requests):
+        job = Job(index, work, STATE.metrics, lambda job, error: None)
+        job.accept(Accepted(index, 3))
+        scores = asked.echo and asked.sampling.logprobs is not None
+        echo = "Once" if asked.echo else ""
+        choices.append(Choice(index, job, inference.parser_of, echo, scores_echo=scores))
+    return client.answer(body, asked, choices, STATE)
+
+
+def streamed(answer: Answer[Any], frames: Iterable[Frame]) -> list[bytes]:
+    async def arriving() -> AsyncIterator[list[StreamEvent]]:
+        for index, events in frames:
+            if index < len(answer.choices) and (sent := sent_to(answer.asked, events)):
+                sent = [of(index, event) for event in sent]
+                answer.choices[index].job.feed(sent)
+                yield sent
+
+    async def chunks() -> list[bytes]:
+        return [chunk async for chunk in _streamed(answer, arriving())]
+
+    return asyncio.run(chunks())
+
+
+def sent_to(asked: Generate, events: list[StreamEvent]) -> list[StreamEvent]:
+    """The events as the engine sends them, with log-probabilities only where they are wanted."""
+    sent: list[StreamEvent] = []
+    for event in events:
+        match event:
+            case PromptScored() if asked.prompt_logprobs is None:
+                continue
+            case Token() if asked.sampling.logprobs is None:
+                sent.append(structs.replace(event, logprobs=()))
+            case Finished() if asked.sampling.logprobs is None:
+                sent.append(structs.replace(event, logprobs=()))
+            case _:
+                sent.append(event)
+    return sent
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+@settings(max_examples=30, deadline=None)
+@given(frames=arrivals())
+def test_a_stream_put_together_is_the_whole_answer(name: str, frames: list[Frame]) -> None:
+    client = CLIENTS[name]
+    answer = answer_of(client)
+    stream = b"".join(streamed(answer, frames))
+    whole = json.loads(json.dumps(answer.whole()))
+    assert client.join(stream) == client.whole(whole)
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+@settings(max_examples=10, deadline=None)
+@given(frames=arrivals(), at=st.integers(1, 5))
+def test_a_stream_that_fails_ends_with_the_failure_alone(
+    name: str, frames: list[Frame], at: int
+) -> None:
+    """Whatever came before it: one last event that the form of its stream calls an end."""
+    client, lost = CLIENTS[name], Failed(0, EngineCrashed("The engine died."))
+    answer = answer_of(client)
+    before = [frame for frame in frames if frame[0] == 0][:-1]
+    stream = b"".join(streamed(answer, [*before[:at], (0, [lost])]))
+    separator = b"\n" if client.answer.media_type == NDJSON else b"\n\n"
+    events = [event + separator for event in stream.split(separator)[:-1]]
+    n_ends = [client.form.is_end(event) for event in events]
+    assert n_ends == [False] * (len(events) - 1) + [True]
+    assert b"The engine died." in events[-1]
+
+
+def test_the_count_of_tokens_is_that_of_what_was_read() -> None:
+    choice = answer_of(next(iter(CLIENTS.values()))).choices[0]
+    tokens = [Token(0, "a", (1,)), Token(0, "b", (2, 3))]
+    events: list[StreamEvent] = [Started(0, 0), *tokens]
+    choice.job.feed(events)
+    counts = []
+    for event in events:
+        choice.read(event)
+        counts.append(choice.tokens_out)
+    assert counts == [0, 1, 3] and choice.job.tokens_out == 3

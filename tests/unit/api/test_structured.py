@@ -1,0 +1,350 @@
+"""Schemas: what is enforced is valid, what is not is named, and bad ones are refused by field."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+from hypothesis import HealthCheck, assume, example, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field, StringConstraints
+
+from tests.support.byte_walk import accepts, answer
+from worker.api.chat.constrain.constrain import constrain
+from worker.api.chat.format import JsonSchema
+from worker.errors import InvalidRequest
+
+SAFE = 2**53 - 1
+ZOD = Path(__file__).parents[2] / "data/zod_schemas.json"
+
+
+def enforced(schema: Any) -> tuple[str, tuple[str, ...]]:
+    """The grammar for a schema that must be accepted, and what it leaves out."""
+    found = constrain(JsonSchema(schema, "s"))
+    return found.constraint.grammar, found.not_enforced
+
+
+def holds(schema: Any, value: Any) -> bool:
+    grammar, left_out = enforced(schema)
+    assert left_out == ()
+    return accepts(grammar, json.dumps(value, ensure_ascii=False))
+
+
+# --- every forced output is valid ------------------------------------------------------------
+
+NAMES = st.sampled_from(["a", "b", "c", "ü", 'q"', "a b", "$ref", "0"])
+TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=4)
+SCALARS: Any = st.none() | st.booleans() | st.integers(-999, 999) | TEXT
+BOUND = st.integers(-1000, 1000) | st.floats(-100, 100, width=16) | st.just(SAFE)
+PATTERNS = st.sampled_from(
+    ["^a", "b$", "^[a-c]{1,3}$", r"^\d{2}-\d{2}$", "x", "^(yes|no)$", r"^\S+@\S+$", "^$|^a", "[^ü]"]
+)
+
+
+def numbers() -> Any:
+    keys = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]
+    return st.builds(
+        lambda kind, bounds, step: {"type": kind, **bounds, **step},
+        st.sampled_from(["integer", "number"]),
+        st.dictionaries(st.sampled_from(keys), BOUND, max_size=2),
+        st.just({}) | st.sampled_from([2, 5, 7]).map(lambda n: {"multipleOf": n}),
+    )
+
+
+def strings() -> Any:
+    lengths = st.tuples(st.integers(0, 3), st.integers(3, 8)).map(
+        lambda found: {"minLength": found[0], "maxLength": found[1]}
+    )
+    formats = st.sampled_from(["date", "time", "date-time", "uuid", "ipv4", "email", "unknown"])
+    return st.one_of(
+        st.just({"type": "string"}),
+        lengths.map(lambda found: {"type": "string", **found}),
+        PATTERNS.map(lambda text: {"type": "string", "pattern": text}),
+        formats.map(lambda name: {"type": "string", "format": name}),
+    )
+
+
+def compound(inner: Any) -> Any:
+    objects = st.builds(
+        lambda members, required, more: {
+            "type": "object",
+            "properties": members,
+            "required": [name for name in members if name in required],
+            **more,
+        },
+        st.dictionaries(NAMES, inner, max_size=3),
+        st.sets(NAMES),
+        st.just({}) | inner.map(lambda schema: {"additionalProperties": schema}),
+    )
+    arrays = st.builds(
+        lambda item, low, more: {
+            "type": "array",
+            "items": item,
+            "minItems": low,
+            "maxItems": low + more,
+        },
+        inner,
+        st.integers(0, 2),
+        st.integers(0, 2),
+    )
+    tuples = st.lists(inner, min_size=1, max_size=3)
+    unions = st.lists(inner, min_size=1, max_size=3)
+    return st.one_of(
+        objects,
+        arrays,
+        tuples.map(lambda parts: {"type": "array", "prefixItems": parts}),
+        unions.map(lambda parts: {"anyOf": parts}),
+        unions.map(lambda parts: {"oneOf": parts}),
+        unions.map(lambda parts: {"allOf": parts}),
+        st.tuples(unions, inner).map(lambda found: {"anyOf": found[0], "allOf": [found[1]]}),
+        inner.map(lambda schema: schema | {"title": "T", "x-order": 3, "default": None}),
+        inner.map(lambda schema: schema | {"uniqueItems": True, "not": {"const": 5}}),
+    )
+
+
+SCHEMAS = st.recursive(
+    st.one_of(
+        st.just({}),
+        st.sampled_from(["null", "boolean", "string", "number"]).map(lambda name: {"type": name}),
+        numbers(),
+        strings(),
+        SCALARS.map(lambda value: {"const": value}),
+        st.lists(SCALARS, min_size=1, max_size=4).map(lambda values: {"enum": values}),
+    ),
+    compound,
+    max_leaves=6,
+)
+
+
+def without(schema: Any, paths: tuple[str, ...], path: str = "s") -> Any:
+    """The schema as it was promised: without the keywords that are not enforced."""
+    if isinstance(schema, list):
+        return [without(item, paths, f"{path}[{index}]") for index, item in enumerate(schema)]
+    if not isinstance(schema, dict):
+        return schema
+    kept: dict[str, Any] = {}
+    for name, value in schema.items():
+        here = f"{path}.{name}"
+        if here not in paths:
+            kept[name] = value if name in ("const", "enum") else without(value, paths, here)
+        elif name == "oneOf":
+            kept.setdefault("allOf", []).append({"anyOf": without(value, paths, here)})
+    return kept
+
+
+def check_a_schema(schema: Any, seed: int) -> None:
+    """Walk through a schema's answers: each is valid under what was promised."""
+    try:
+        asked = constrain(JsonSchema(schema, "s"))
+    except InvalidRequest:
+        assume(False)
+    try:
+        found = answer(asked.constraint.grammar, seed, max_bytes=150)
+    except InvalidRequest as error:
+        assert error.details["field"] == "s"  # nothing is valid under it, or it takes too much
+        return
+    if found is not None:
+        value = json.loads(found)
+        promised = without(schema, asked.not_enforced)
+        jsonschema.validate(value, promised, cls=jsonschema.Draft202012Validator)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schema=SCHEMAS, seed=st.integers(0, 2**32))
+@example(schema={"type": "integer", "multipleOf": 7, "minimum": -0.5}, seed=1)
+def test_every_forced_output_is_valid(schema: Any, seed: int) -> None:
+    check_a_schema(schema, seed)
+
+
+# --- as clients write them -------------------------------------------------------------------
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"] = "cat"
+    lives: int = Field(ge=0, le=9)
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"] = "dog"
+    name: Annotated[str, StringConstraints(min_length=1, pattern="^[A-Z]")]
+
+
+class Node(BaseModel):
+    value: float = Field(gt=0, lt=1)
+    next: Node | None = None
+
+
+class Record(BaseModel):
+    """What people put into models of answers."""
+
+    title: str = Field(max_length=40, description="a title")
+    when: datetime
+    day: date | None = None
+    id: UUID
+    price: Decimal = Field(ge=0)
+    pair: tuple[int, str]
+    tags: list[str] = Field(min_length=1, max_length=3)
+    counts: dict[str, int] = {}
+    pet: Cat | Dog = Field(discriminator="kind")
+    tree: Node
+    level: Enum("Level", {"low": "low", "high": "high"})  # type: ignore[valid-type]
+    either: int | str | None = None
+    anything: Any = None
+
+
+RECORDS = [
+    Record(
+        title="Ünï",
+        when=datetime(2024, 2, 29, 12, 30, tzinfo=UTC),
+        id=UUID("f81d4fae-7dec-41d0-a765-00a0c91e6bf6"),
+        price=Decimal("12.50"),
+        pair=(1, "a"),
+        tags=["x"],
+        counts={"a": 1},
+        pet=Dog(name="Rex"),
+        tree=Node(value=0.5, next=Node(value=0.25)),
+        level="high",
+        either="x",
+        anything=[1, {"a": None}],
+    )
+]
+
+
+def test_bounds_of_floats_hold() -> None:
+    share = {"type": "number", "minimum": 0.0, "maximum": 1.0}
+    assert holds(share, 0) and holds(share, 0.25) and holds(share, 1.0)
+    assert not holds(share, 1.01) and not holds(share, -0.1) and not holds(share, 2)
+    open_share = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 0.5}
+    assert holds(open_share, 0.499) and not holds(open_share, 0.5) and not holds(open_share, 0)
+
+
+def test_safe_integers_and_wider_bounds_hold() -> None:
+    zod = {"type": "integer", "minimum": -SAFE, "maximum": SAFE}
+    assert holds(zod, SAFE) and not holds(zod, SAFE + 1)
+    rust = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+    assert holds(rust, SAFE) and not holds(rust, 2**63)
+    assert holds({"type": "number", "maximum": 1.7976931348623157e308}, 5.5)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "string", "pattern": "^[A-Z]{2}$"}, "AB", "ab"),
+        ({"type": "string", "pattern": "b"}, "abc", "xyz"),
+        ({"type": "string", "format": "date"}, "2024-02-29", "2024-13-01"),
+        ({"type": "string", "format": "uuid"}, "f81d4fae-7dec-11d0-a765-00a0c91e6bf6", "f81d"),
+        ({"type": "array", "prefixItems": [{"type": "null"}, {"const": 1}]}, [None, 1], [None]),
+        ({"type": "array", "items": [{"const": 1}], "additionalItems": False}, [1], [1, 2]),
+        ({"type": "string", "nullable": True}, None, 1),
+        ({"allOf": [{"$ref": "#/definitions/n"}], "definitions": {"n": {"type": "null"}}}, None, 1),
+        (
+            {"allOf": [{"properties": {"a": {"const": 1}}}, {"required": ["a"]}], "type": "object"},
+            {"a": 1},
+            {},
+        ),
+        ({"minimum": 3, "exclusiveMinimum": True, "type": "integer"}, 4, 3),
+        ({"properties": {"a": {"type": "null"}}}, {"a": None}, {"b": 1}),
+        ({"properties": {}, "required": ["z"]}, {"z": [1]}, {}),
+        ({"type": ["string", "null"], "maxLength": 1}, None, "ab"),
+        ({"const": {"a": [1, None]}}, {"a": [1, None]}, {"a": [1]}),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, {"x": 1}, {"x": "y"}),
+    ],
+)
+def test_a_keyword_is_enforced(schema: Any, good: Any, bad: Any) -> None:
+    assert holds(schema, good) and not holds(schema, bad)
+
+
+def test_zods_email_is_enforced() -> None:
+    zod = {
+        "type": "string",
+        "format": "email",
+        "pattern": r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@"
+        r"([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
+    }
+    assert holds(zod, "ada@example.org") and not holds(zod, "a..b@example.org")
+
+
+def zods(name: str) -> tuple[Any, list[Any]]:
+    """A value, and its schema as zod 4.6.7 writes it for both drafts."""
+    cases = json.loads(ZOD.read_text())
+    return cases[name]["value"], list(cases[name]["schemas"].values())
+
+
+@pytest.mark.parametrize("name", json.loads(ZOD.read_text()))
+def test_zods_schemas_are_enforced_whole(name: str) -> None:
+    value, schemas = zods(name)
+    for schema in schemas:
+        assert holds(schema, value)
+
+
+def test_pydantics_schemas_are_enforced_whole() -> None:
+    for mode in ("validation", "serialization"):
+        schema = Record.model_json_schema(mode=mode)
+        for record in RECORDS:
+            assert holds(schema, json.loads(record.model_dump_json()))
+
+
+def test_a_discriminated_union_is_enforced() -> None:
+    def pet(kind: str) -> dict[str, Any]:
+        kinds = {"const": kind, "type": "string", "default": kind}
+        return {"type": "object", "properties": {"kind": kinds}, "required": ["kind"]}
+
+    union = {
+        "$defs": {"cat": pet("cat"), "dog": pet("dog")},
+        "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
+        "discriminator": {"propertyName": "kind", "mapping": {"cat": "#/$defs/cat"}},
+    }
+    assert holds(union, {"kind": "dog"}) and not holds(union, {"kind": "cow"})
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        ({"type": "number"}, {"type": "integer"}),
+        ({"enum": [1, {"b": 2, "a": 1}]}, {"const": {"a": 1, "b": 2}}),
+        ({"const": {"a": [1, 2]}}, {"const": {"a": [1.0, 2]}}),
+        ({"const": 0}, {"const": -0.0}),
+        ({"const": 2**60}, {"enum": [2.0**60]}),
+    ],
+)
+def test_branches_that_allow_the_same_are_not_taken_for_others(branches: tuple[Any, Any]) -> None:
+    assert enforced({"oneOf": [*branches]})[1] == ("s.oneOf",)
+
+
+def test_branches_with_other_constants_are_told_apart() -> None:
+    branches = [True, 1, "1", None, [1], [True], {"a": 1}, {"a": True}, {}, []]
+    assert enforced({"oneOf": [{"const": each} for each in branches]})[1] == ()
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"type": "array", "uniqueItems": True}, "s.uniqueItems"),
+        ({"type": "array", "items": {"not": {}}}, "s.items.not"),
+        ({"properties": {"a": {"if": {}}}}, "s.properties.a.if"),
+        ({"type": "string", "pattern": "(?=a)b"}, "s.pattern"),
+        ({"type": "string", "pattern": r"(a)\1"}, "s.pattern"),
+        ({"type": "string", "format": "password"}, "s.format"),
+        ({"type": "integer", "multipleOf": 999_983}, "s.multipleOf"),
+        ({"type": "string", "maxLength": 10**9}, "s.maxLength"),
+        ({"$defs": {"x": {"not": {}}}, "items": {"$ref": "#/$defs/x"}}, "s.$defs.x.not"),
+    ],
+)
+def test_what_is_not_enforced_is_named_and_strict_refuses_it(schema: Any, path: str) -> None:
+    grammar, not_enforced = enforced(schema)
+    assert not_enforced == (path,)
+    assert answer(grammar, seed=1, max_bytes=50) != ""
+    for asked, strict in (
+        (JsonSchema(schema, "s"), True),
+        (JsonSchema(schema, "s", strict=True), False),
+    ):
+        with pytest.raises(InvalidRequest) as refused:
+            constrain(asked, strict=strict)
+        assert [fault["field"] for fault in refused.value.details["errors"]] == [path]

@@ -1,0 +1,184 @@
+"""LoRA adapters: PEFT's matrices into a GGUF adapter, and its logits against PEFT's own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.unit.convert.test_failures import edit
+from tests.unit.convert.test_parity import checkpoint
+from worker.commands import convert as cli
+from worker.convert.adapter import convert_adapter
+from worker.errors import ConfigError, ModelError
+from worker.llama.adapter import LoraAdapter
+from worker.llama.batch import Batch
+from worker.llama.context import Context, ContextOptions
+from worker.llama.model import LoadOptions, Model
+from worker.models.adapter import check_adapter, parse_adapter
+from worker.models.gguf.header import read_header
+from worker.models.resolve import bundled_folder
+from worker.wire.engine_settings import Adapter
+
+ADAPTER = Path(__file__).parents[2] / "data/adapter"
+EXPECTED: dict[str, list[Any]] = json.loads((ADAPTER / "expected.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("base") / "model.gguf"
+    arguments = [str(bundled_folder()), str(path), "--outtype", "f32", "--progress", "none"]
+    assert cli.run(arguments) == 0
+    return path
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """An adapter of the test's own."""
+    return Path(shutil.copytree(ADAPTER, tmp_path / "adapter"))
+
+
+def adapted_logits(gguf: Path, adapter: Path, scale: float, tokens: Sequence[int]) -> Any:
+    model = Model(str(gguf), LoadOptions(extra_buffer_types=False))
+    loaded = LoraAdapter(model, str(adapter), scale)
+    n = len(tokens)
+    options = ContextOptions(
+        n_ctx=64, n_batch=n, n_ubatch=n, kv_types=("f32", "f32"), flash_attention="off"
+    )
+    context, batch = Context(model, options), Batch(n)
+    loaded.use_in(context)
+    batch.add(0, 0, list(tokens), logits=True)
+    assert context.decode(batch) == "ok"
+    found = context.logits(n - 1).copy()
+    batch.close()
+    context.close()
+    model.close()
+    return found
+
+
+def test_logits_equal_pefts(base: Path, tmp_path: Path) -> None:
+    """With matrices of two ranks and two alphas, and rotary heads that llama.cpp interleaves."""
+    target = tmp_path / "adapter.gguf"
+    assert cli.run(["adapter", str(ADAPTER), str(base), str(target)]) == 0
+    expected = np.array(EXPECTED["adapted"])
+    largest = np.abs(expected).max()
+    found = adapted_logits(base, target, 1.0, EXPECTED["tokens"])
+    assert np.abs(found - expected).max() <= 1e-4 * largest
+    without = adapted_logits(base, target, 0.0, EXPECTED["tokens"])
+    assert np.abs(without - np.array(EXPECTED["base"])).max() <= 1e-4 * largest
+    check_adapter(read_header(target), read_header(base))
+
+
+def test_rank_stabilised_scales_are_folded_in(base: Path, copy: Path, tmp_path: Path) -> None:
+    edit(copy / "adapter_config.json", use_rslora=True, alpha_pattern={})
+    weights = load_file(copy / "adapter_model.safetensors")
+    halved = {
+        name: (values / np.sqrt(4 if "down_proj" in name else 2)).astype(np.float32)
+        if "lora_B" in name
+        else values.astype(np.float32)
+        for name, values in weights.items()
+    }
+    plain = shutil.copytree(copy, tmp_path / "plain")
+    edit(plain / "adapter_config.json", use_rslora=False)
+    save_file(halved, copy / "adapter_model.safetensors")
+    found = []
+    for folder in (copy, plain):
+        target = tmp_path / f"{folder.name}.gguf"
+        convert_adapter(folder, read_header(base), target)
+        found.append(adapted_logits(base, target, 1.0, EXPECTED["tokens"]))
+    assert np.abs(found[0] - found[1]).max() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("peft_type", "IA3", "only LORA"),
+        ("use_dora", True, "DoRA"),
+        ("modules_to_save", ["lm_head"], "whole modules"),
+        ("bias", "all", "trains biases"),
+        ("lora_alpha", 0, "lora_alpha above 0"),
+    ],
+)
+def test_other_kinds_are_refused_by_name(
+    base: Path, copy: Path, key: str, value: object, words: str
+) -> None:
+    edit(copy / "adapter_config.json", **{key: value})
+    with pytest.raises(ModelError, match=words):
+        convert_adapter(copy, read_header(base), copy / "a.gguf")
+    assert not list(copy.glob("a.gguf*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("base_model.model.model.layers.0.self_attn.x_proj.lora_A.weight", "no two matrices"),
+        ("base_model.model.lm_head.lora_embedding_A", "no matrix of a LoRA"),
+        ("base_model.model.model.layers.0.self_attn.q_proj.bias", "no matrix of a LoRA"),
+    ],
+)
+def test_odd_tensors_are_refused_by_name(base: Path, copy: Path, name: str, words: str) -> None:
+    path = copy / "adapter_model.safetensors"
+    save_file({**load_file(path), name: np.zeros((2, 256), np.float32)}, path)
+    with pytest.raises(ModelError, match=words):
+        convert_adapter(copy, read_header(base), copy / "a.gguf")
+
+
+def test_another_models_adapter_is_refused(base: Path, copy: Path, tmp_path: Path) -> None:
+    path = copy / "adapter_model.safetensors"
+    weights = load_file(path)
+    save_file({name: values[:, :128] for name, values in weights.items()}, path)
+    with pytest.raises(ModelError, match="adapts a weight of"):
+        convert_adapter(copy, read_header(base), copy / "a.gguf")
+    with pytest.raises(ModelError, match="no LoRA adapter"):
+        check_adapter(read_header(base), read_header(base))
+
+
+@pytest.mark.parametrize(
+    ("family", "module", "weights"),
+    [
+        ("phi-3", "self_attn.qkv_proj", ["attn_qkv"]),
+        ("qwen3", "self_attn.q_proj", ["attn_q"]),
+        ("gemma-3", "mlp.down_proj", ["ffn_down"]),
+    ],
+)
+def test_names_go_by_the_familys_table(
+    tmp_path: Path, family: str, module: str, weights: list[str]
+) -> None:
+    gguf = tmp_path / "model.gguf"
+    arguments = [str(checkpoint(family, tmp_path)), str(gguf), "--outtype", "f32"]
+    assert cli.run([*arguments, "--progress", "none"]) == 0
+    header = read_header(gguf)
+    shapes = {t.name: t.shape for t in header.tensors}
+    n_in, n_out = shapes[f"blk.0.{weights[0]}.weight"]
+    name = f"base_model.model.model.layers.0.{module}"
+    (tmp_path / "adapter").mkdir()
+    save_file(
+        {
+            f"{name}.lora_A.weight": np.ones((2, n_in), np.float32),
+            f"{name}.lora_B.weight": np.ones((n_out, 2), np.float32),
+        },
+        tmp_path / "adapter/adapter_model.safetensors",
+    )
+    settings = tmp_path / "adapter/adapter_config.json"
+    settings.write_text('{"peft_type": "LORA", "lora_alpha": 2}')
+    assert convert_adapter(settings.parent, header, tmp_path / "a.gguf") == len(weights)
+    adapter = read_header(tmp_path / "a.gguf")
+    check_adapter(adapter, header)
+    assert {t.name for t in adapter.tensors} == {
+        f"blk.0.{weight}.weight.lora_{part}" for weight in weights for part in "ab"
+    }
+
+
+def test_what_the_flag_means() -> None:
+    assert parse_adapter("a.gguf") == Adapter("a.gguf", 1.0)
+    assert parse_adapter("a.gguf=0.5") == Adapter("a.gguf", 0.5)
+    assert parse_adapter("x=y/a.gguf") == Adapter("x=y/a.gguf", 1.0)
+    for wrong in ("=1", "a.gguf=nan", "a.gguf=1e9"):
+        with pytest.raises(ConfigError, match="FILE=SCALE"):
+            parse_adapter(wrong)

@@ -1,0 +1,211 @@
+"""What is wrong with a checkpoint is told in a sentence, and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.held import stopped_before_renaming_to
+from tests.unit.convert.test_parity import DATA, checkpoint
+from worker.commands import convert as cli
+from worker.models.gguf.header import read_header
+
+TINY = Path(__file__).parents[3] / "worker/assets/tiny-model"
+
+
+def fails(source: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    """The sentence that a conversion ends with."""
+    folder = source.parent / "out"
+    folder.mkdir()
+    code = cli.run([str(source), str(folder / "model.gguf"), "--progress", "none", *flags])
+    assert code == 3
+    assert list(folder.iterdir()) == []
+    sentence = capsys.readouterr().err.strip()
+    assert "Traceback" not in sentence and len(sentence.splitlines()) == 1
+    return sentence
+
+
+def edit(path: Path, **values: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def truncate(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def swell_header(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:])
+
+
+CASES: list[tuple[Callable[[Path], object], str]] = [
+    (truncate, "truncated"),
+    (swell_header, "header claims"),
+    (lambda f: (f / "config.json").unlink(), "no config.json"),
+    (lambda f: (f / "config.json").write_text("{"), "not readable JSON"),
+    (lambda f: (f / "model.safetensors").unlink(), "no .safetensors"),
+    (lambda f: (f / "tokenizer.json").unlink(), "tokenizer"),
+    (lambda f: edit(f / "config.json", architectures=["LlamaForCausalLn"]), "LlamaForCausalLM"),
+    (lambda f: edit(f / "config.json", intermediate_size=128), "shape"),
+    (lambda f: edit(f / "config.json", num_hidden_layers=3), "lacks tensor"),
+    (lambda f: edit(f / "config.json", num_hidden_layers=1), "not known"),
+    (lambda f: edit(f / "config.json", hidden_size="wide"), "hidden_size"),
+    (lambda f: edit(f / "config.json", hidden_act="relu"), "hidden_act"),
+    (lambda f: edit(f / "config.json", rope_parameters={"rope_type": "novel"}), "novel"),
+]
+
+
+@pytest.mark.parametrize(("damage", "words"), CASES, ids=[words for _, words in CASES])
+def test_damage_is_named(
+    damage: Callable[[Path], object], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint("llama", tmp_path)
+    damage(source)
+    assert words in fails(source, capsys)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = checkpoint("llama-shards", tmp_path)
+    shard = sorted(source.glob("*.safetensors"))[1]
+    shard.unlink()
+    assert shard.name in fails(source, capsys)
+
+
+def test_a_value_that_a_type_cannot_hold_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint("llama", tmp_path)
+    path = source / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    length = int.from_bytes(data[:8], "little")
+    entry = json.loads(data[8 : 8 + length])["model.layers.1.mlp.up_proj.weight"]
+    begin = 8 + length + entry["data_offsets"][0]
+    data[begin : begin + 2] = b"\x80\x7e"  # BF16 for 8.5e37.
+    path.write_bytes(bytes(data))
+    sentence = fails(source, capsys, "--outtype", "f16")
+    assert "blk.1.ffn_up.weight" in sentence and "F16" in sentence
+
+
+@pytest.mark.parametrize("number", ["-1", "0", "1e3", "1025", ""])
+def test_a_number_of_threads_that_computes_nothing_is_refused(
+    number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "model.gguf"
+    with pytest.raises(SystemExit) as left:
+        cli.run([str(TINY), str(target), "--threads", number])
+    assert left.value.code == 2 and not target.exists()
+    assert "--threads" in (told := capsys.readouterr().err) and "from 1 to 1024" in told
+
+
+def test_json_progress_ends_with_the_error(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "llama", tmp_path / "llama")
+    command = [sys.executable, "-m", "worker.commands.convert", str(tmp_path / "llama")]
+    command += [str(tmp_path / "x.gguf"), "--progress", "json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert done.returncode == 3 and last["error"]["code"] == "MODEL_LOAD_FAILED"
+    assert "tokenizer" in last["error"]["message"]
+
+
+def test_a_killed_conversion_leaves_no_model_and_the_next_one_succeeds(tmp_path: Path) -> None:
+    source, target = checkpoint("llama", tmp_path), tmp_path / "model.gguf"
+    command = [sys.executable, "-m", "worker.commands.convert", str(source), str(target)]
+    child = conversion(command, target, tmp_path)
+    assert child.stdout is not None and "check" in child.stdout.readline()
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    assert not target.exists()
+    assert subprocess.run([*command, "--progress", "none"], check=False).returncode == 0
+    assert target.exists() and not target.with_name("model.gguf.partial").exists()
+
+
+def conversion(command: list[str], target: Path, folder: Path) -> subprocess.Popen[str]:
+    """It stands still before its last step, so that it is not whole when it is to be killed."""
+    return subprocess.Popen(
+        [*command, "--progress", "json"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | stopped_before_renaming_to(target, folder),
+    )
+
+
+@pytest.mark.parametrize(
+    "outtype", ["q4_k_m", "q4_0", pytest.param("q2_k", marks=pytest.mark.long)]
+)
+def test_quantised_types_verify_against_their_source(
+    outtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = TINY
+    target = tmp_path / "model.gguf"
+    flags = ["--outtype", outtype, "--progress", "none"]
+    assert cli.run([str(source), str(target), *flags]) == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["model.gguf"]
+    assert cli.run(["verify", str(source), str(target), "--progress", "none"]) == 0
+    assert cli.run(["inspect", str(target)]) == 0
+    printed = capsys.readouterr().out
+    assert "llorch.convert.source_sha256" in printed and f" {outtype}\n" in printed
+    other = checkpoint("llama", tmp_path)
+    assert cli.run(["verify", str(other), str(target), "--progress", "none"]) == 3
+
+
+def test_a_kill_in_any_phase_leaves_nothing_that_loads(tmp_path: Path) -> None:
+    source, target = TINY, tmp_path / "out" / "model.gguf"
+    target.parent.mkdir()
+    command = [sys.executable, "-m", "worker.commands.convert", str(source), str(target)]
+    command += ["--outtype", "q4_k_m"]
+    for phase in ("convert", "quantize", "verify"):  # each beginning with what the last one left
+        child = conversion(command, target, tmp_path)
+        assert child.stdout is not None
+        while json.loads(child.stdout.readline()).get("phase") != phase:
+            pass
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+        assert all(path.suffix == ".partial" for path in target.parent.iterdir())
+    assert subprocess.run([*command, "--progress", "none"], check=False).returncode == 0
+    assert cli.run(["verify", str(source), str(target), "--progress", "none"]) == 0
+    assert not target.with_name("model.gguf.partial").exists()
+
+
+@pytest.mark.parametrize(
+    ("outtype", "tensor"),
+    [("f32", "output_norm"), ("f16", "blk.0.ffn_up"), ("bf16", "token_embd"), ("q8_0", "blk.1")],
+)
+def test_one_wrong_bit_in_a_written_file_is_found(
+    outtype: str, tensor: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "model.gguf"
+    flags = ["--outtype", outtype, "--progress", "none"]
+    assert cli.run([str(TINY), str(target), *flags]) == 0
+    entry = next(e for e in read_header(target).tensors if e.name.startswith(tensor))
+    raw = bytearray(target.read_bytes())
+    raw[entry.offset + entry.n_bytes - 1] ^= 0x40
+    target.write_bytes(raw)
+    assert cli.run(["verify", str(TINY), str(target), "--progress", "none"]) == 3
+    assert f"verification of tensor {entry.name} failed" in capsys.readouterr().err
+
+
+def test_a_disk_without_room_is_told_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the intermediate file that a K-quant needs, which is larger than the result."""
+    room = (64 << 20) + 4_500_000
+    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_bavail=room, f_frsize=1))
+    target = tmp_path / "out/model.gguf"
+    assert cli.run([str(TINY), str(target), "--outtype", "q8_0", "--progress", "none"]) == 0
+    target.unlink()
+    assert cli.run([str(TINY), str(target), "--outtype", "q4_k_m", "--progress", "none"]) == 3
+    sentence = capsys.readouterr().err
+    assert f"{room:,} bytes free" in sentence and "needs" in sentence
+    assert list(target.parent.iterdir()) == []

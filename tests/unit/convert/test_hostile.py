@@ -1,0 +1,193 @@
+"""Checkpoints that were made to be converted at a cost: each ends in a sentence, soon and in
+bounded memory."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.convert.test_failures import edit
+from tests.unit.convert.test_parity import MODELS, checkpoint
+from worker.commands import convert as cli
+from worker.convert.adapter import convert_adapter
+from worker.convert.prepare import Options, prepare
+from worker.errors import ModelError
+from worker.models.gguf.header import read_header
+
+ADAPTER = Path(__file__).parents[2] / "data/adapter"
+_MOST_MIB = 300
+
+
+def change_header(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    change(header)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+
+def token_id(folder: Path, i: int) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["far away"] = i
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def long_number(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace('"vocab_size": 288', f'"vocab_size": {"9" * 5000}'))
+
+
+def shape(folder: Path, extent: int) -> None:
+    change_header(folder, lambda header: header["model.norm.weight"].update(shape=[extent, 0]))
+
+
+CASES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "token id": (lambda f: token_id(f, 5_000_000), "has the id 5000000"),
+    "token id below zero": (lambda f: token_id(f, -5), "has the id -5"),
+    "vocabulary": (lambda f: edit(f / "config.json", vocab_size=2**31 - 1), "n_vocab"),
+    "layers": (lambda f: edit(f / "config.json", num_hidden_layers=2**31 - 1), "tensors"),
+    "heads": (lambda f: edit(f / "config.json", num_attention_heads=2**31 - 1), "n_head"),
+    "5,000 digits": (long_number, "not readable JSON"),
+    "infinity": (lambda f: edit(f / "config.json", rms_norm_eps=float("inf")), "must be a number"),
+    "shape": (lambda f: shape(f, 10**400), "no valid shape"),
+    "4,000 digits": (lambda f: edit(f / "config.json", rms_norm_eps=10**4000), "must be a number"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_hostile_checkpoint_is_a_sentence(name: str, tmp_path: Path) -> None:
+    source = checkpoint("llama", tmp_path)
+    CASES[name][0](source)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ModelError, match=CASES[name][1]) as caught:
+        prepare(source, Options())
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < _MOST_MIB << 10
+    assert len(caught.value.message) < 1000
+
+
+@pytest.mark.parametrize("family", ["deepseek-v3", "qwen3-moe", "gemma-4", "nemotron-h", "rwkv-7"])
+def test_no_count_of_any_family_takes_memory(family: str, tmp_path: Path) -> None:
+    source = checkpoint(family, tmp_path)
+    config = json.loads((source / "config.json").read_text())
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for key, value in config.items():
+        if type(value) is int and not isinstance(value, bool):
+            edit(source / "config.json", **{key: 2**31 - 1})
+            try:
+                prepare(source, Options()).close()
+            except ModelError:
+                pass
+            edit(source / "config.json", **{key: value})
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < _MOST_MIB << 10
+
+
+def test_a_readme_makes_no_reranker_of_a_chat_model(tmp_path: Path) -> None:
+    source = checkpoint("qwen3", tmp_path)
+    (source / "README.md").write_text("# A chat model, unlike Qwen3-Reranker\n")
+    conversion = prepare(source, Options())
+    conversion.close()
+    assert "cls.output.weight" not in {tensor.name for tensor, _ in conversion.tensors}
+
+
+# --- generated ---------------------------------------------------------------------------
+
+ODD: list[Any] = [None, True, -1, 0, 1, 2**31, 2**63, 10**400, 1e308, float("nan"), float("inf")]
+ODD += ["", "x" * 5000, "\u0000", "../../x", [], [None], [[]], {}, {"a": {}}, 0.5, "64", [64]]
+
+
+def mutated(value: Any, draw: random.Random) -> Any:
+    """The value with one thing in it changed, removed, doubled or of another type."""
+    if isinstance(value, dict) and value and draw.random() < 0.9:
+        key = draw.choice(list(value))
+        what = draw.random()
+        if what < 0.1:
+            return {k: v for k, v in value.items() if k != key}
+        if what < 0.2:
+            return {**value, str(draw.choice(ODD)): value[key]}
+        return {**value, key: mutated(value[key], draw)}
+    if isinstance(value, list) and value and draw.random() < 0.8:
+        i = draw.randrange(len(value))
+        return [*value[:i], mutated(value[i], draw), *value[i + 1 :]]
+    if type(value) is int and draw.random() < 0.5:
+        return value + draw.choice([-1, 1, 1000, 2**20])
+    return draw.choice(ODD)
+
+
+def damage(path: Path, draw: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    for _ in range(draw.randint(1, 4)):
+        data[draw.randrange(min(len(data), 4096))] = draw.randrange(256)
+    path.write_bytes(data)
+
+
+def change(folder: Path, name: str, draw: random.Random) -> None:
+    path = folder / name
+    if draw.random() < 0.2:
+        damage(path, draw)
+    elif name.endswith(".safetensors"):
+        data = path.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        text = json.dumps(mutated(json.loads(data[8 : 8 + length]), draw)).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+    else:
+        sys.set_int_max_str_digits(0)
+        path.write_text(json.dumps(mutated(json.loads(path.read_text("utf-8")), draw)), "utf-8")
+        sys.set_int_max_str_digits(4300)
+
+
+FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("rounds", [60, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.timeout(3600)
+def test_whatever_is_changed_is_taken_or_told(name: str, rounds: int, tmp_path: Path) -> None:
+    draw, refused = random.Random(f"{name} {rounds}"), 0
+    small = [model for model in MODELS if model not in ("gemma-3n-shared", "gemma-3n")]
+    for n in range(rounds):
+        source = checkpoint(draw.choice(small), tmp_path)
+        if not (source / name).is_file():
+            continue
+        change(source, name, draw)
+        try:
+            prepare(source, Options()).close()
+        except ModelError as error:
+            refused += 1
+            said = error.message
+            assert "\n" not in said and len(said) < 1100, said[:200]
+        except BaseException:
+            shutil.copytree(source, tmp_path / f"failed-{n}")
+            raise
+        shutil.rmtree(source)
+    print(f"{name}: {rounds} changed, {refused} refused in a sentence")
+    assert refused > rounds / 10
+
+
+@pytest.mark.parametrize("rounds", [60, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.timeout(3600)
+def test_an_adapter_is_taken_or_told(rounds: int, tmp_path: Path) -> None:
+    base = tmp_path / "base.gguf"
+    assert cli.run(["tiny-model", str(base), "--outtype", "f16", "--progress", "none"]) == 0
+    header, draw, refused = read_header(base), random.Random(rounds), 0
+    for _ in range(rounds):
+        folder = Path(shutil.copytree(ADAPTER, tmp_path / "adapter"))
+        change(folder, draw.choice(["adapter_config.json", "adapter_model.safetensors"]), draw)
+        try:
+            convert_adapter(folder, header, tmp_path / "adapter.gguf")
+        except ModelError as error:
+            refused += 1
+            assert len(error.message) < 1100, error.message[:200]
+        shutil.rmtree(folder)
+    print(f"{rounds} changed, {refused} refused in a sentence")
+    assert refused > rounds / 10
+    assert not list(tmp_path.glob("*.partial"))

@@ -1,0 +1,86 @@
+"""Every family: our F32 GGUF in llama.cpp against the logits that transformers gives its source."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.unit.convert import drawn, engine
+from worker.commands import convert as cli
+from worker.convert import architectures
+from worker.convert.config import Config
+from worker.convert.family.rules import Family
+from worker.convert.prepare import Options, prepare
+
+DATA = Path(__file__).parents[2] / "data/parity"
+MODELS = sorted(p.name for p in DATA.iterdir() if p.name != "tokenizer")
+RWKV = ("RWKV7ForCausalLM",)
+"""Its checkpoint is made by its authors' package (`test_rwkv`)."""
+LOOSE = {"gemma", "gemma-2", "gemma-3", "starcoder-2", "phi-2"}
+LOOSE |= {"bert", "xlm-roberta", "modern-bert", "gemma-4", "gemma-4-moe", "gemma-3n"}
+LOOSE |= {"embedding-gemma", "gemma-3n-shared"}
+"""llama.cpp rounds their soft-capping, the scale of their embedding and GELU."""
+
+
+def checkpoint(name: str, folder: Path) -> Path:
+    """A committed checkpoint together with the tokenizer that all of them share."""
+    shutil.copytree(DATA / name, folder / name)
+    shutil.copytree(DATA / "tokenizer", folder / name, dirs_exist_ok=True)
+    if (folder / name / drawn.SHAPES).is_file():
+        drawn.write(folder / name)
+    return folder / name
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    expected = np.load(DATA / name / "expected.npz")
+    source, target = checkpoint(name, tmp_path), tmp_path / "model.gguf"
+    assert cli.run([str(source), str(target), "--outtype", "f32", "--progress", "none"]) == 0
+    tokens, tolerance = expected["tokens"].tolist(), 3e-3 if name in LOOSE else 1e-4
+    if "vector" in expected:
+        got, wanted = engine.embedding(target, tokens), expected["vector"]
+        assert got @ wanted >= 0.9999 * np.linalg.norm(got) * np.linalg.norm(wanted)
+    else:
+        got, wanted = engine.logits(target, tokens), expected["logits"]
+        assert (got.argmax(-1) == wanted.argmax(-1)).all()
+    assert np.abs(got - wanted).max() <= tolerance * np.abs(wanted).max()
+
+
+def test_every_family_has_a_checkpoint() -> None:
+    """Or is the text part of one that has, with the same tensors under a longer name."""
+    configs = [json.loads((DATA / name / "config.json").read_text()) for name in MODELS]
+    shown = [architectures.family_of(Config(config)) for config in configs]
+    without = [f.names for f in architectures.FAMILIES if f not in shown and not f.section]
+    assert [names for names in without if names not in ((), RWKV)] == []
+
+
+@pytest.mark.parametrize("family", [f for f in architectures.FAMILIES if f.section])
+def test_a_text_part_has_the_tensors_of_the_model_alone(family: Family, tmp_path: Path) -> None:
+    """Under a longer prefix, beside a vision part that is left out."""
+    for name in MODELS:
+        config = json.loads((DATA / name / "config.json").read_text())
+        found = architectures.family_of(Config(config))
+        if found is None or found.section or found.layers != family.layers:
+            continue
+        if found.architecture != family.architecture:
+            continue
+        source = checkpoint(name, tmp_path)
+        nested = {"architectures": [family.names[0]], "text_config": config}
+        (source / "config.json").write_text(json.dumps(nested))
+        for shard in source.glob("*.safetensors"):
+            data = shard.read_bytes()
+            length = int.from_bytes(data[:8], "little")
+            header = json.loads(data[8 : 8 + length])
+            moved = {re.sub(r"^model\.", family.roots[2], key): v for key, v in header.items()}
+            text = json.dumps(moved).encode()
+            shard.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+        conversion = prepare(source, Options())
+        conversion.close()
+        assert conversion.architecture == family.architecture
+        return
+    assert family.architecture in ("qwen2vl", "qwen3vl"), "no checkpoint has these layers"

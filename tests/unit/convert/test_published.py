@@ -1,0 +1,149 @@
+"""`prepare` on the published `config.json` of many models, with all their tensors.
+
+Names and shapes are those that transformers saves for the configuration (`tensors.json`), in shards
+as the repository's own index has them where one is known; the weights are holes in sparse files.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+import shutil
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.convert import published
+from tests.unit.convert.test_definitions import DATA
+from tests.unit.convert.test_parity import DATA as PARITY
+from worker.convert.prepare import Options, prepare
+from worker.errors import ModelError
+
+CONFIGS: dict[str, dict[str, Any]] = json.loads((DATA / "published.json").read_text())
+TENSORS: dict[str, dict[str, list[Any]]] = json.loads((DATA / "tensors.json").read_text())
+NOT_TEXT = re.compile(
+    r"(model\.)?(vision_tower|multi_modal_projector|vision_model|visual|pooler|mtp)\..*"
+)
+Shapes = dict[str, tuple[int, ...]]
+LARGE, FEW_LAYERS = ("DeepSeek-V3", "Kimi-K2-Instruct"), 5
+"""Models of ten thousands of tensors; `make long` prepares all their layers."""
+INDEXES = DATA / "indexes"
+RENAMED = re.compile(r"(?<=model\.)language_model\.|(?<=vision_tower\.)vision_model\.")
+"""Parts of names that transformers no longer saves."""
+ARCHITECTURES = {
+    "BertModel": "bert",
+    "CohereForCausalLM": "command-r",
+    "DeepseekV3ForCausalLM": "deepseek2",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3",
+    "Gemma3ForConditionalGeneration": "gemma3",
+    "GemmaForCausalLM": "gemma",
+    "GptOssForCausalLM": "gpt-oss",
+    "Llama4ForConditionalGeneration": "llama4",
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "llama",
+    "MixtralForCausalLM": "llama",
+    "Phi3ForCausalLM": "phi3",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3_5MoeForCausalLM": "qwen35moe",
+    "Qwen3_5ForConditionalGeneration": "qwen35",
+    "Qwen3_5MoeForConditionalGeneration": "qwen35moe",
+    "StableLmForCausalLM": "stablelm",
+}
+"""llama.cpp's names."""
+
+
+TOKENIZERS = {128256: DATA / "llama3_1", 151936: DATA / "qwen3", 152064: DATA / "qwen3"}
+"""By size of the vocabulary; that of the parity models stands in for others."""
+
+
+def numbers(text: str) -> Iterator[int]:
+    for run in text.split(","):
+        first, _, last = run.partition("-")
+        yield from range(int(first), int(last or first) + 1)
+
+
+def tensors(model: str) -> Shapes:
+    return {
+        pattern.format(*at): tuple(shape)
+        for pattern, groups in TENSORS[model].items()
+        for shape, axes in groups
+        for at in product(*map(numbers, axes))
+    }
+
+
+def split_as_published(folder: Path, index: bytes, found: Shapes) -> None:
+    """Shards by the repository's own index, which says how many bytes its tensors have in all."""
+    said = json.loads(index)
+    shapes = {name: found[RENAMED.sub("", name)] for name in said["weight_map"]}
+    assert len(shapes) == len(found)
+    assert 2 * sum(map(math.prod, shapes.values())) == said["metadata"]["total_size"]
+    published.write_shards(folder, index, shapes)
+
+
+def first_layers(config: dict[str, Any], found: Shapes) -> tuple[dict[str, Any], Shapes]:
+    layer = re.compile(r"model\.layers\.(\d+)\.")
+    kept = {
+        name: shape
+        for name, shape in found.items()
+        if not (match := layer.match(name)) or int(match[1]) < FEW_LAYERS
+    }
+    return config | {"num_hidden_layers": FEW_LAYERS}, kept
+
+
+CASES = [
+    *(pytest.param(model, False, marks=pytest.mark.long) for model in LARGE),
+    *((model, True) for model in LARGE),
+    *((model, False) for model in TENSORS if model not in LARGE),
+]
+
+
+@pytest.mark.parametrize(("model", "shortened"), CASES)
+def test_a_published_model_is_recognised_and_complete(
+    tmp_path: Path, model: str, shortened: bool
+) -> None:
+    config, found = CONFIGS[model], tensors(model)
+    if shortened:
+        config, found = first_layers(config, found)
+    folder = tmp_path / model
+    tokenizer = TOKENIZERS.get(config.get("vocab_size", 0), PARITY / "tokenizer")
+    shutil.copytree(tokenizer, folder)
+    published.write(folder, config, found.items())
+    index = INDEXES / f"{model}.json.gz"
+    if index.is_file():
+        (folder / "model.safetensors").unlink()
+        split_as_published(folder, gzip.decompress(index.read_bytes()), found)
+    conversion = prepare(folder, Options(outtype="bf16"))
+    conversion.checkpoint.close()
+    assert conversion.architecture == ARCHITECTURES[config["architectures"][0]]
+    wanted = sum(math.prod(s) for name, s in found.items() if not NOT_TEXT.fullmatch(name))
+    made = {t.name: math.prod(t.shape) for t, _ in conversion.tensors if t.pieces}
+    assert sum(made.values()) == wanted
+
+
+REFUSED = {
+    "Llama-3.1-405B-Instruct-FP8": "quantised by fbgemm_fp8",
+    "Mistral-Small-4-MLX-4bit": "quantised by MLX",
+    "Qwen-72B-Chat": "architecture QWenLMHeadModel is converted by llama.cpp's own",
+    "openPangu-7B": "architecture PanguEmbeddedForCausalLM is converted by llama.cpp's",
+}
+
+
+@pytest.mark.parametrize("model", sorted(CONFIGS.keys() - TENSORS.keys()))
+def test_the_others_are_refused_by_name(tmp_path: Path, model: str) -> None:
+    published.write(tmp_path, CONFIGS[model], [("model.norm.weight", (16384,))])
+    index = INDEXES / f"{model}.json.gz"
+    if index.is_file():
+        names = json.loads(gzip.decompress(index.read_bytes()))["weight_map"]
+        (tmp_path / "model.safetensors").unlink()
+        published.write_shards(
+            tmp_path, gzip.decompress(index.read_bytes()), dict.fromkeys(names, (1,))
+        )
+    with pytest.raises(ModelError, match=REFUSED[model]):
+        prepare(tmp_path, Options())

@@ -1,0 +1,170 @@
+"""Checkpoints whose weights are quantised already: FP8, INT8, MXFP4, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from tests.unit.convert.test_failures import edit, fails
+from tests.unit.convert.test_parity import checkpoint
+from worker.commands import convert as cli
+
+DTYPES = {"BF16": np.uint16, "F32": np.float32, "F8_E4M3": np.uint8, "U8": np.uint8, "I8": np.int8}
+WEIGHT = "model.layers.1.mlp.down_proj.weight"
+FP4 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
+"""The values of E2M1."""
+
+Tensors = dict[str, tuple[str, np.ndarray]]
+
+
+def read_all(path: Path) -> Tensors:
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    header.pop("__metadata__", None)
+    found = {}
+    for name, entry in header.items():
+        begin, end = (8 + length + offset for offset in entry["data_offsets"])
+        values = np.frombuffer(raw[begin:end], dtype=DTYPES[entry["dtype"]])
+        found[name] = (entry["dtype"], values.reshape(entry["shape"]))
+    return found
+
+
+def write_all(path: Path, tensors: Tensors) -> None:
+    header: dict[str, Any] = {}
+    data = b""
+    for name, (dtype, values) in tensors.items():
+        raw = values.tobytes()
+        offsets = [len(data), len(data) + len(raw)]
+        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": offsets}
+        data += raw
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def e4m3(byte: int) -> float:
+    """By the definition: sign, four bits of exponent, three of mantissa."""
+    sign, exponent, mantissa = -1.0 if byte & 128 else 1.0, byte >> 3 & 15, byte & 7
+    if exponent == 0:
+        return sign * mantissa * 2.0**-9
+    return sign * (1 + mantissa / 8) * 2.0 ** (exponent - 7)
+
+
+def tensor(file: Path, name: str) -> np.ndarray:
+    found = next(t for t in gguf.GGUFReader(file).tensors if t.name == name)
+    return np.asarray(gguf.dequantize(found.data, found.tensor_type))
+
+
+def converted(source: Path, tmp_path: Path, outtype: str = "f32") -> Path:
+    target = tmp_path / "model.gguf"
+    arguments = [str(source), str(target), "--outtype", outtype, "--progress", "none"]
+    assert cli.run(arguments) == 0
+    assert cli.run(["verify", str(source), str(target), "--progress", "none"]) == 0
+    return target
+
+
+@pytest.mark.parametrize(
+    ("scale_shape", "block", "method"),
+    [
+        ((2, 3), [32, 32], {"quant_method": "fp8", "weight_block_size": [32, 32]}),
+        ((64, 1), [1, 96], {"quant_method": "compressed-tensors", "format": "float-quantized"}),
+        ((), [64, 96], {"quant_method": "compressed-tensors", "format": "naive-quantized"}),
+    ],
+    ids=["blocks", "rows", "whole"],
+)
+def test_fp8_is_multiplied_with_its_scales(
+    tmp_path: Path, scale_shape: tuple[int, ...], block: list[int], method: dict[str, Any]
+) -> None:
+    source = checkpoint("qwen3", tmp_path)
+    tensors = read_all(source / "model.safetensors")
+    generator = np.random.default_rng(1)
+    raw = generator.integers(0, 127, (64, 96), dtype=np.uint8)
+    raw |= generator.integers(0, 2, raw.shape, dtype=np.uint8) << 7
+    scale = generator.random(scale_shape, dtype=np.float32) * np.float32(1e-3)
+    tensors[WEIGHT] = ("F8_E4M3", raw)
+    suffix = "_scale_inv" if method["quant_method"] == "fp8" else "_scale"
+    tensors[WEIGHT + suffix] = ("F32", np.asarray(scale))
+    tensors[WEIGHT.replace("weight", "input_scale")] = ("F32", np.ones(1, dtype=np.float32))
+    write_all(source / "model.safetensors", tensors)
+    edit(source / "config.json", quantization_config=method)
+    grid = np.asarray(scale).reshape(-(-64 // block[0]), -(-96 // block[1]))
+    factors = np.repeat(np.repeat(grid, block[0], 0), block[1], 1)
+    expected = np.vectorize(e4m3, otypes=[np.float32])(raw) * factors
+    got = tensor(converted(source, tmp_path), "blk.1.ffn_down.weight")
+    assert np.array_equal(got, expected)
+
+
+def test_int8_is_multiplied_with_its_scales(tmp_path: Path) -> None:
+    source = checkpoint("qwen3", tmp_path)
+    tensors = read_all(source / "model.safetensors")
+    raw = np.random.default_rng(2).integers(-127, 128, (64, 96), dtype=np.int8)
+    scale = np.linspace(1e-3, 2e-3, 64, dtype=np.float32).reshape(64, 1)
+    tensors[WEIGHT] = ("I8", raw)
+    tensors[f"{WEIGHT}_scale"] = ("F32", scale)
+    write_all(source / "model.safetensors", tensors)
+    method = {"quant_method": "compressed-tensors", "format": "int-quantized"}
+    edit(source / "config.json", quantization_config=method)
+    got = tensor(converted(source, tmp_path), "blk.1.ffn_down.weight")
+    assert np.array_equal(got, raw.astype(np.float32) * scale)
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "gptq"),
+        ({"quant_method": "awq"}, "awq"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "pack-quantized"),
+    ],
+)
+def test_other_methods_are_refused_by_name(
+    tmp_path: Path, method: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint("qwen3", tmp_path)
+    edit(source / "config.json", quantization_config=method)
+    assert f"quantised by {method['quant_method']}" in (sentence := fails(source, capsys))
+    assert words in sentence
+
+
+@pytest.mark.parametrize("key", ["quantization", "quantization_config"])
+def test_mlx_is_refused_by_name(
+    tmp_path: Path, key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint("qwen3", tmp_path)
+    edit(source / "config.json", **{key: {"group_size": 64, "bits": 4, "mode": "affine"}})
+    assert "quantised by MLX" in fails(source, capsys)
+
+
+def test_mxfp4_experts_keep_their_bits(tmp_path: Path) -> None:
+    source = checkpoint("gpt-oss", tmp_path)
+    tensors = read_all(source / "model.safetensors")
+    generator = np.random.default_rng(3)
+    expected = {}
+    for i in range(2):
+        for name, rows, columns in (("gate_up_proj", 64, 64), ("down_proj", 64, 32)):
+            prefix = f"model.layers.{i}.mlp.experts.{name}"
+            del tensors[prefix]
+            blocks = generator.integers(0, 256, (4, rows, columns // 32, 16), dtype=np.uint8)
+            scales = generator.integers(118, 124, (4, rows, columns // 32), dtype=np.uint8)
+            tensors[f"{prefix}_blocks"] = ("U8", blocks)
+            tensors[f"{prefix}_scales"] = ("U8", scales)
+            pairs = np.stack([blocks & 15, blocks >> 4], -1).reshape(4, rows, columns // 32, 32)
+            values = np.asarray(FP4, dtype=np.float32)[pairs]
+            values = np.ldexp(values, scales.astype(int)[..., None] - 127)
+            expected[i, name] = values.reshape(4, rows, columns)
+    write_all(source / "model.safetensors", tensors)
+    edit(source / "config.json", quantization_config={"quant_method": "mxfp4"})
+    target = converted(source, tmp_path, "q8_0")
+    for i in range(2):
+        gate_up = expected[i, "gate_up_proj"]
+        assert np.array_equal(tensor(target, f"blk.{i}.ffn_gate_exps.weight"), gate_up[:, ::2])
+        assert np.array_equal(tensor(target, f"blk.{i}.ffn_up_exps.weight"), gate_up[:, 1::2])
+        down = expected[i, "down_proj"]
+        assert np.array_equal(tensor(target, f"blk.{i}.ffn_down_exps.weight"), down)
+    types = {t.tensor_type.name for t in gguf.GGUFReader(target).tensors if "exps.w" in t.name}
+    assert types == {"MXFP4"}

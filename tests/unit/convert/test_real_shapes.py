@@ -1,0 +1,276 @@
+"""Published checkpoints' shapes that are easily refused though right, or converted wrongly."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf.constants import TokenType
+
+from tests.unit.convert.test_failures import edit, fails
+from tests.unit.convert.test_parity import MODELS, checkpoint
+from worker.commands import convert as cli
+from worker.convert.direct import BLOCK_BYTES, DirectFile
+from worker.convert.output import OutputFile
+from worker.convert.prepare import Conversion, Options, prepare
+from worker.errors import ModelError
+
+
+def add_token(folder: Path, text: str, **settings: Any) -> int:
+    """One more added token in `tokenizer.json`."""
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    i = max(*tokenizer["model"]["vocab"].values(), *(t["id"] for t in tokenizer["added_tokens"]))
+    entry = {"id": i + 1, "content": text, "single_word": False, "lstrip": False, "rstrip": False}
+    tokenizer["added_tokens"].append({**entry, "normalized": False, "special": True, **settings})
+    path.write_text(json.dumps(tokenizer))
+    return int(i) + 1
+
+
+def add_tensor(folder: Path, name: str, dtype: str, size_bytes: int) -> None:
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    end = len(data) - 8 - length
+    header[name] = {"dtype": dtype, "shape": [size_bytes], "data_offsets": [end, end + size_bytes]}
+    text = json.dumps(header).encode()
+    raw = len(text).to_bytes(8, "little") + text + data[8 + length :] + bytes(size_bytes)
+    path.write_bytes(raw)
+
+
+def prepared(folder: Path) -> Conversion:
+    conversion = prepare(folder, Options())
+    conversion.checkpoint.close()
+    return conversion
+
+
+def converts(folder: Path) -> None:
+    target = folder.parent / "model.gguf"
+    assert cli.run([str(folder), str(target), "--outtype", "f16", "--progress", "none"]) == 0
+
+
+def test_an_added_token_without_a_row_is_left_out_and_named(tmp_path: Path) -> None:
+    """Gemma 3 270M and 1B, and Llama 2 with an added `<pad>`."""
+    source = checkpoint("llama", tmp_path)
+    assert add_token(source, "<image_soft_token>") == 288
+    conversion = prepared(source)
+    assert len(conversion.metadata["tokenizer.ggml.tokens"]) == 288  # type: ignore[arg-type]
+    assert "'<image_soft_token>'" in conversion.notes[0]
+    converts(source)
+
+
+@pytest.mark.parametrize("role", ["pad", "mask", "sep", "unk"])
+def test_a_special_text_that_is_no_token_is_left_out(tmp_path: Path, role: str) -> None:
+    source = checkpoint("llama", tmp_path)
+    edit(source / "tokenizer_config.json", **{f"{role}_token": "[NOWHERE]"})
+    assert any("[NOWHERE]" in note for note in prepared(source).notes)
+
+
+@pytest.mark.parametrize("dtype", ["U8", "BOOL"])
+def test_ignored_tensors_may_be_of_any_type(tmp_path: Path, dtype: str) -> None:
+    source = checkpoint("gpt-2", tmp_path)
+    add_tensor(source, "transformer.h.0.attn.bias", dtype, 32 * 32)
+    converts(source)
+
+
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [
+        ("llama", "hidden_act"),
+        ("llama", "rope_scaling"),
+        ("llama", "tie_word_embeddings"),
+        ("llama", "head_dim"),
+        ("qwen2", "use_sliding_window"),
+        ("qwen2-moe", "decoder_sparse_step"),
+        ("smollm-3", "no_rope_layers"),
+        ("gemma-2", "layer_types"),
+        ("gpt-2", "scale_attn_weights"),
+    ],
+)
+def test_null_is_as_good_as_absence(tmp_path: Path, family: str, key: str) -> None:
+    source = checkpoint(family, tmp_path)
+    edit(source / "config.json", **{key: None})
+    prepared(source)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", MODELS)
+def test_null_is_as_good_as_absence_of_any_key(tmp_path: Path, family: str) -> None:
+    source = checkpoint(family, tmp_path)
+    path = source / "config.json"
+    config = json.loads(path.read_text())
+
+    def is_taken(values: dict[str, Any]) -> bool:
+        path.write_text(json.dumps(values))
+        try:
+            prepared(source)
+        except ModelError:
+            return False
+        return True
+
+    for key in config:
+        without = {name: value for name, value in config.items() if name != key}
+        assert is_taken(without) == is_taken({**config, key: None}), key
+
+
+def test_a_multimodal_name_over_a_text_models_configuration(tmp_path: Path) -> None:
+    """As published pruned Qwen3.5 ones have it, without a width that no layer has."""
+    source = checkpoint("qwen3.5-moe", tmp_path)
+    path = source / "config.json"
+    config = json.loads(path.read_text())
+    config.pop("intermediate_size", None)
+    config["architectures"] = ["Qwen3_5MoeForConditionalGeneration"]
+    path.write_text(json.dumps(config))
+    assert prepared(source).architecture == "qwen35moe"
+
+
+@pytest.mark.parametrize(("key", "value"), [("original_max_position_embeddings", 64), ("alpha", 2)])
+def test_dynamic_scaling_that_would_change_positions_is_refused(
+    tmp_path: Path, key: str, value: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint("internlm-3", tmp_path)
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 6.0}
+    edit(source / "config.json", rope_parameters={**rope, key: value})
+    assert "dynamic up to max_position_embeddings" in fails(source, capsys)
+
+
+def test_caches_that_gemma_3n_shares_otherwise_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint("gemma-3n-shared", tmp_path)
+    kinds = ["full_attention", "sliding_attention"] * 11
+    edit(source / "config.json", layer_types=kinds)
+    assert "layer_types" in fails(source, capsys)
+
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e6, "factor": 8.0, "low_freq_factor": 1.0}
+LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "smollm-3", "olmo-2", "stablelm"])
+def test_llama3_scaling_is_refused_where_no_factors_are_read(
+    tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint(family, tmp_path)
+    edit(source / "config.json", rope_parameters=LLAMA3)
+    assert "llama3" in fails(source, capsys)
+
+
+@pytest.mark.parametrize(("key", "value"), [("beta_fast", 8), ("truncate", False)])
+def test_yarn_parameters_that_are_not_read_are_refused(
+    tmp_path: Path, key: str, value: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint("qwen3", tmp_path)
+    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
+    edit(source / "config.json", rope_parameters={**yarn, key: value})
+    assert key in fails(source, capsys)
+
+
+def test_experts_whose_weights_are_not_normed_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint("qwen3-moe", tmp_path)
+    path = source / "config.json"
+    config = json.loads(path.read_text())
+    del config["norm_topk_prob"]
+    path.write_text(json.dumps(config))
+    assert "norm_topk_prob" in fails(source, capsys)
+
+
+def test_role_markers_are_control_tokens_whatever_their_definition_says(tmp_path: Path) -> None:
+    source = checkpoint("llama", tmp_path)
+    edit(source / "config.json", vocab_size=290)
+    for text in ("<｜User｜>", "<think>"):
+        add_token(source, text, special=False)
+    with pytest.raises(ModelError, match="shape"):  # The weights stay as they are.
+        prepared(source)
+    edit(source / "config.json", vocab_size=288)
+    path = source / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    for entry, text in zip(tokenizer["added_tokens"], ("<｜User｜>", "<think>"), strict=False):
+        entry |= {"content": text, "special": False}
+    tokenizer["added_tokens"] = tokenizer["added_tokens"][:2]
+    path.write_text(json.dumps(tokenizer))
+    edit(source / "tokenizer_config.json", bos_token=None, eos_token=None)
+    types = prepared(source).metadata["tokenizer.ggml.token_type"]
+    assert types[:2] == [TokenType.CONTROL, TokenType.USER_DEFINED]  # type: ignore[index]
+
+
+def test_a_template_that_is_not_utf8_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint("llama", tmp_path)
+    (source / "chat_template.jinja").write_bytes(b"{{ messages }} \xff")
+    assert "chat_template.jinja is not UTF-8: byte 15" in fails(source, capsys)
+
+
+@pytest.mark.parametrize("end", ["commit", "leave"])
+def test_a_second_converter_never_writes_into_what_the_first_one_finished(
+    tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has opened the partial file when the first one renames or removes it."""
+    path = tmp_path / "model.gguf"
+    first, second = OutputFile(path), OutputFile(path)
+    real, opened = os.open, threading.Event()
+
+    def open_late(*arguments: Any, **keywords: Any) -> int:
+        file = real(*arguments, **keywords)
+        if str(arguments[0]).endswith(".partial") and not opened.is_set():
+            opened.set()
+            first.partial.write_bytes(b"whole")
+            if end == "commit":
+                first.commit()
+            first.__exit__(None, None, None)
+        return file
+
+    first.__enter__()
+    monkeypatch.setattr(os, "open", open_late)
+    with second:
+        assert second.partial.exists()
+        assert path.exists() == (end == "commit")
+        assert not path.exists() or path.read_bytes() == b"whole"
+    assert opened.is_set()
+
+
+def test_a_file_system_that_refuses_the_first_direct_transfer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    file = DirectFile(tmp_path / "file", os.O_RDWR)
+    pwrite, preadv = os.pwrite, os.preadv
+
+    def refusing(call: Callable[..., int]) -> Callable[..., int]:
+        def refused(descriptor: int, *arguments: Any) -> int:
+            if descriptor == file._direct:
+                raise OSError(errno.EINVAL, "Invalid argument")
+            return call(descriptor, *arguments)
+
+        return refused
+
+    monkeypatch.setattr(os, "pwrite", refusing(pwrite))
+    monkeypatch.setattr(os, "preadv", refusing(preadv))
+    data = np.arange(3 * BLOCK_BYTES, dtype=np.uint16).view(np.uint8)
+    file.write(data, 100)
+    assert np.array_equal(file.read(data.size, 100), data)
+    file.close()
+
+
+def test_an_error_of_the_disk_ends_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also on a thread beside the work, and on macOS, which has no fdatasync."""
+
+    def failing(_file: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.delattr(os, "fdatasync", raising=False)
+    monkeypatch.setattr(os, "fsync", failing)
+    assert "Input/output error" in fails(checkpoint("llama", tmp_path), capsys)

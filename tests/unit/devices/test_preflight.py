@@ -1,0 +1,122 @@
+"""Native code in a process of its own: its answers, and its deaths."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import pytest
+
+from tests.support.devices import clock, rpc
+from tests.support.devices.fixtures import MakeConfig
+from worker.devices.preflight import ChosenDevice, Findings, Library, Questions, ask
+from worker.errors import BackendMismatch, ConfigError, InsufficientVram
+
+GPU_CHILD = (sys.executable, "-m", "tests.support.devices.gpu_preflight")
+BEGIN = (
+    "import json, sys, os, signal, time\n"
+    "library = dict(versions={}, build={}, cpu_variant=None, cpu_features=[], driver={}, "
+    "devices=[])\n"
+    "print(json.dumps(dict(step='device', library=library)), flush=True)\n"
+)
+
+
+def child(code: str) -> list[str]:
+    return [sys.executable, "-c", BEGIN + code]
+
+
+def died(config: MakeConfig, code: str, seconds: float = 60.0) -> Findings:
+    findings = ask(Questions(config("cpu").settings), child=child(code), timeout_seconds=seconds)
+    assert findings.library == Library({}, {}, None, [], {}, [])
+    assert findings.device is None
+    assert findings.step == "device"
+    assert isinstance(findings.error, BackendMismatch)
+    return findings
+
+
+def test_all_questions_are_answered_in_order(config: MakeConfig) -> None:
+    given = config("cpu", "grouped-q8", slots=2, context_length=512)
+    findings = ask(Questions(given.settings, given.model_path, given.model_path))
+    assert findings.error is None
+    assert findings.device == [ChosenDevice("CPU")]
+    assert findings.trial is not None and findings.trial.resident
+    assert findings.plan is not None and findings.plan.context_length == 512
+    library = findings.library
+    assert library is not None
+    assert library.devices[0].name == "CPU"
+    assert library.versions["llama_cpp_python"]
+
+
+def test_a_device_that_plays_the_gpu_is_tried_and_planned_for(config: MakeConfig) -> None:
+    with rpc.serve() as (setting, _):
+        given = config("cuda", "tied-q4", slots=2, context_length=512)
+        questions = Questions(given.settings, given.model_path, given.model_path)
+        findings = ask(questions, child=[*GPU_CHILD, setting])
+    assert findings.error is None
+    assert findings.trial is not None and findings.trial.device == "RPC0"
+    assert findings.plan is not None and findings.plan.device == "RPC0"
+
+
+def test_an_error_arrives_whole(config: MakeConfig) -> None:
+    given = config("cpu", "tied-q4", slots=64, context_length=2**20)
+    findings = ask(Questions(given.settings, plan_path=given.model_path))
+    assert isinstance(findings.error, InsufficientVram)
+    assert findings.step == "plan"
+    assert findings.error.details["needed_bytes"] > findings.error.details["available_bytes"]
+
+
+def test_a_missing_gpu_is_told_in_time(config: MakeConfig) -> None:
+    with clock.at_most(seconds=10):
+        findings = ask(Questions(config("cuda").settings))
+    assert isinstance(findings.error, BackendMismatch)
+    assert findings.step == "device"
+
+
+def test_an_illegal_instruction_is_an_answer(config: MakeConfig) -> None:
+    findings = died(config, "os.kill(os.getpid(), signal.SIGILL)")
+    assert findings.error is not None and findings.error.exit_code == 4
+    assert "SIGILL" in findings.error.message and "all CPU variants" in findings.error.message
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("os.abort()", "SIGABRT"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+        ("print('the last words', file=sys.stderr); os._exit(70)", "exit code 70"),
+    ],
+)
+def test_other_deaths_name_the_step(code: str, told: str, config: MakeConfig) -> None:
+    error = died(config, code).error
+    assert error is not None
+    assert told in error.message and "while devices were looked for" in error.message
+
+
+def test_last_words_are_passed_on(config: MakeConfig) -> None:
+    error = died(config, "sys.stderr.write('CUDA error: oh no\\n'); os._exit(1)").error
+    assert error is not None and "CUDA error: oh no" in error.message
+
+
+def test_a_path_that_is_no_text_is_refused(config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match="not UTF-8; give the file or its folder another name"):
+        ask(Questions(config("cpu").settings, plan_path="/models/\udcff.gguf"))
+
+
+def test_half_a_message_is_no_message(config: MakeConfig) -> None:
+    died(config, "sys.stdout.write('{\"step\": '); sys.stdout.flush(); os.abort()")
+
+
+def test_a_driver_that_hangs_is_not_waited_for(config: MakeConfig) -> None:
+    began = time.monotonic()
+    error = died(config, "time.sleep(600)", seconds=10.0).error
+    assert time.monotonic() - began < 120
+    assert error is not None and "did not answer within 10 seconds" in error.message
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", '{"step": "other"}', '{"plan": 3}', '{"error": ["X"]}', "\\xff"]
+)
+def test_nonsense_is_an_error(line: str, config: MakeConfig) -> None:
+    findings = ask(Questions(config("cpu").settings), child=child(f"print({line!r})"))
+    assert isinstance(findings.error, BackendMismatch)
+    assert "told nonsense" in findings.error.message

@@ -1,0 +1,353 @@
+"""The proof after the load: what passes, and what is refused although it would run."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builds import pins, sdist
+from tests.support.devices import other_architectures as other
+from tests.support.devices import rpc
+from tests.support.devices.fixtures import SHAPES, Given, MakeConfig
+from tests.support.random_models import KINDS, Kind, random_model
+from worker.devices.cpu.budget import cpu_budget
+from worker.devices.plan import memory, placement
+from worker.devices.plan.cells import a_part_each, context_options
+from worker.devices.plan.placement import tensor_placement
+from worker.devices.plan.plan import Plan
+from worker.devices.residency import live_check
+from worker.devices.residency import proof as residency
+from worker.devices.select import Selected, select_device
+from worker.errors import ResidencyViolation
+from worker.llama import library
+from worker.llama.context import Context
+from worker.llama.model import LoadOptions, Model
+from worker.models.gguf.header import read_header
+from worker.wire.engine_info import Buffer, Residency
+
+
+@contextmanager
+def loaded(
+    config: Given, selected: Selected, *, offload_kv: bool = True, **options: Any
+) -> Iterator[tuple[Model, Context]]:
+    """The model as the engine loads it, but for `options`."""
+    header = read_header(config.model_path)
+    load = LoadOptions(
+        devices=selected.devices,
+        mmap=not selected.is_gpu,
+        mlock=config.settings.mlock,
+        tensor_placement=tensor_placement(header, selected.devices),
+    )
+    model = Model(config.model_path, replace(load, **options))
+    embeds = header.pooling is not None
+    wanted = context_options(
+        config.settings, a_part_each(config.settings, 256), threads=1, embeds=embeds
+    )
+    context = Context(model, replace(wanted, offload=wanted.offload and offload_kv))
+    try:
+        yield model, context
+    finally:
+        context.close()
+        model.close()
+
+
+def prove(model: Model, context: Context, selected: Selected, config: Given) -> Residency:
+    header, locked = read_header(config.model_path), config.settings.mlock
+    return residency.prove(model, context, selected, header, locked=locked)
+
+
+def refused(config: Given, **options: Any) -> ResidencyViolation:
+    selected = select_device(config.settings)
+    with loaded(config, selected, **options) as (model, context):
+        with pytest.raises(ResidencyViolation) as caught:
+            prove(model, context, selected, config)
+    assert caught.value.exit_code == 5
+    return caught.value
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_gpu_holds_everything(shape: str, config: MakeConfig, gpu: int) -> None:
+    given = config("cuda", shape, cuda_device=gpu, slots=2)
+    selected = select_device(given.settings)
+    with loaded(given, selected) as (model, context):
+        proof = prove(model, context, selected, given)
+        weights = [b for b in proof.buffers if b.kind == "weights"]
+        assert proof.resident and proof.violation is None
+        assert proof.device == "RPC0"
+        assert proof.layers_on_device == proof.layers_total == SHAPES[shape].layers + 1
+        assert [b.device.split("[")[0] for b in weights] == ["RPC0"]
+        assert weights[0].size_bytes == pytest.approx(model.size_bytes, rel=0.02)
+        assert {b.kind for b in proof.buffers} >= {"weights", "kv", "compute"}
+        assert all("host" in reason for reason in proof.allowed_host_buffers)
+        assert not any("weights" in reason for reason in proof.allowed_host_buffers)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("mmap", [True, False])
+def test_a_cpu_holds_everything(shape: str, mmap: bool, config: MakeConfig) -> None:
+    given = config("cpu", shape, slots=2)
+    selected = select_device(given.settings)
+    with loaded(given, selected, mmap=mmap) as (model, context):
+        proof = prove(model, context, selected, given)
+    assert proof.resident and proof.device == "CPU"
+    assert proof.layers_on_device == proof.layers_total
+    assert proof.allowed_host_buffers == ()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
+@pytest.mark.parametrize("write", [other.sliding, other.recurrent, other.hybrid, other.encoder])
+def test_memory_that_is_laid_out_in_other_ways_is_planned_and_proven(
+    write: Callable[[Path], Path],
+    kv_type: str,
+    backend: str,
+    config: MakeConfig,
+    gpu: int,
+    tmp_path: Path,
+) -> None:
+    path = str(write(tmp_path / "model.gguf"))
+    index = gpu if backend == "cuda" else 0
+    given = config(backend, cuda_device=index, slots=3, context_length=256, model_path=path)
+    given = given.but(kv_type=kv_type, flash_attention="on" if kv_type == "q8_0" else "auto")
+    selected, header = select_device(given.settings), read_header(path)
+    plan = memory.plan(header, given.settings, selected.devices, cpu_budget(1), "m")
+    with loaded(given, selected, mmap=False) as (model, context):
+        proof = prove(model, context, selected, given)
+    on_device = [b for b in proof.buffers if b.is_on_host == (backend == "cpu")]
+    assert proof.resident and proof.layers_on_device == proof.layers_total == 5
+    weights = sum(buffer.size_bytes for buffer in on_device if buffer.kind == "weights")
+    assert plan.parts["weights"] == pytest.approx(weights, abs=32 * 1024)  # told in 0.01 MiB
+    later = 0
+    if header.pooling is not None:  # its output buffer grows with the first long text
+        output = size_of(b for b in proof.buffers if b.kind == "output")
+        planned = plan.parts["output"] + plan.host_parts.get("output", 0)
+        assert planned == 4 * 256 * (other.VOCABULARY + other.WIDTH) > output
+        later = planned - output if backend == "cpu" else 0
+    assert known_bytes(plan) - later == pytest.approx(size_of(on_device), rel=0.01)
+
+
+def test_llama_cpp_makes_the_output_layer_first_for_the_architectures_that_are_named() -> None:
+    first = set()
+    for source in (sdist.unpacked(pins.pins()) / "vendor/llama.cpp/src/models").glob("*.cpp"):
+        text = source.read_text()
+        output = re.search(r"TOKEN_EMBD[^;]*TENSOR_DUPLICATED", text)
+        embedding = re.search(r"tok_embd\s*=\s*create_tensor", text)
+        if output and embedding and output.start() < embedding.start():
+            first.add(source.stem)
+    assert first == placement.OUTPUT_FIRST
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("unified", [False, True])
+@pytest.mark.parametrize("kv_types", [("f16", "f16"), ("q8_0", "iq4_nl")])
+def test_a_plan_is_exact_for_each_kind_of_memory(
+    kv_types: tuple[str, str], unified: bool, kind: Kind, config: MakeConfig
+) -> None:
+    path = str(random_model(kind, head=32))
+    given = config("cpu", slots=3, context_length=256, model_path=path, flash_attention="on")
+    keys, values = kv_types
+    given = given.but(kv_type_k=keys, kv_type_v=values, kv_unified=unified)
+    selected = select_device(given.settings)
+    plan = memory.plan(read_header(path), given.settings, selected.devices, cpu_budget(1), "m")
+    with loaded(given, selected, mmap=False) as (model, context):
+        proof = prove(model, context, selected, given)
+    assert known_bytes(plan) == pytest.approx(size_of(proof.buffers), rel=0.01)
+    cells = [b for b in proof.buffers if b.kind in ("kv", "recurrent")]
+    assert plan.parts["kv"] == pytest.approx(size_of(cells), rel=0.01)
+
+
+def known_bytes(plan: Plan) -> int:
+    """What the plan says of the memory that is allocated before the first request."""
+    return plan.needed_bytes - plan.parts["margin"] - plan.parts.get("states", 0)
+
+
+def size_of(buffers: Iterable[Buffer]) -> int:
+    return sum(buffer.size_bytes for buffer in buffers)
+
+
+def test_a_cpu_worker_stays_off_a_gpu_that_is_there(config: MakeConfig, gpu: int) -> None:
+    select_device(config("cuda", cuda_device=gpu).settings)
+    given = config("cpu")
+    selected = select_device(given.settings)
+    with loaded(given, selected) as (model, context):
+        proof = prove(model, context, selected, given)
+    assert {b.device for b in proof.buffers} <= {"CPU", "CPU_Mapped", "CPU_REPACK", "AMX"}
+
+
+def test_a_partial_load_is_refused(
+    config: MakeConfig, gpu: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = config("cuda", "grouped-q8", cuda_device=gpu)
+    native = library.load()
+    really_load = native.llama_model_load_from_file
+
+    def load_two_layers(path: bytes, params: Any) -> Any:
+        params.n_gpu_layers = 2
+        return really_load(path, params)
+
+    monkeypatch.setattr(native, "llama_model_load_from_file", load_two_layers)
+    error = refused(given)
+    assert "layer 0 of 5 is on CPU, not on RPC0" in error.message
+    assert any("of weights are on the host" in fault for fault in error.details["faults"])
+
+
+def test_a_kv_cache_on_the_host_is_refused(config: MakeConfig, gpu: int) -> None:
+    error = refused(config("cuda", cuda_device=gpu), offload_kv=False)
+    assert "bytes of kv are on the host (CPU)" in error.message
+
+
+def test_a_model_on_a_second_device_is_refused(
+    config: MakeConfig, gpu: int, small_gpu: int
+) -> None:
+    given = config("cuda", cuda_device=gpu)
+    first = select_device(given.settings)
+    second = select_device(given.but(cuda_device=(small_gpu,)).settings)
+    with loaded(given, first) as (model, context):
+        with pytest.raises(ResidencyViolation, match="is on RPC0, not on RPC1") as caught:
+            prove(model, context, second, given)
+    assert any("weights are on another device" in f for f in caught.value.details["faults"])
+
+
+def test_one_buffer_on_a_second_device_is_enough_to_refuse(
+    config: MakeConfig, gpu: int, small_gpu: int
+) -> None:
+    # Within one context llama.cpp would end the process, so the report is what is changed.
+    given = config("cuda", cuda_device=gpu)
+    selected = select_device(given.settings)
+    with loaded(given, selected) as (model, context):
+        line = "llama_kv_cache: RPC1[127.0.0.1:9] KV buffer size =     0.25 MiB"
+        context.load_log = (*context.load_log, line)
+        with pytest.raises(ResidencyViolation, match="of kv are on another device"):
+            prove(model, context, selected, given)
+
+
+def test_a_weight_on_the_host_is_refused(config: MakeConfig, gpu: int) -> None:
+    given = config("cuda", cuda_device=gpu)
+    cpu = next(d for d in library.devices() if d.kind == "cpu")
+    host = library.ggml().ggml_backend_dev_buffer_type(cpu.handle)
+    error = refused(given, tensor_placement=((r"blk\.0\.ffn_down", host),))
+    assert "of weights are on the host" in error.message
+
+
+def test_a_cpu_worker_with_layers_on_a_gpu_is_refused(config: MakeConfig, gpu: int) -> None:
+    [device] = select_device(config("cuda", cuda_device=gpu).settings).devices
+    given = config("cpu")
+    error = refused(given, devices=(device,), mmap=False)
+    assert "on RPC0, not on CPU" in error.message
+
+
+def test_the_input_embedding_alone_may_stay_where_no_kernel_takes_it(
+    config: MakeConfig, gpu: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The test device computes every type, so its answer has to be replaced.
+    monkeypatch.setattr(placement._Meta, "takes_rows", lambda *_: False)
+    given = config("cuda", "grouped-q8", cuda_device=gpu, slots=2)
+    selected = select_device(given.settings)
+    with loaded(given, selected) as (model, context):
+        proof = prove(model, context, selected, given)
+    on_host = [b for b in proof.buffers if b.kind == "weights" and b.device == "CPU"]
+    assert len(on_host) == 1
+    [reason] = [text for text in proof.allowed_host_buffers if text.startswith("weights")]
+    assert "token_embd.weight alone" in reason
+
+
+def test_a_host_buffer_larger_than_the_embedding_is_refused(
+    config: MakeConfig, gpu: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement._Meta, "takes_rows", lambda *_: False)
+    cpu = next(d for d in library.devices() if d.kind == "cpu")
+    host = library.ggml().ggml_backend_dev_buffer_type(cpu.handle)
+    given = config("cuda", "grouped-q8", cuda_device=gpu)
+    error = refused(given, tensor_placement=((r"token_embd|blk\.0\.ffn_down", host),))
+    # Where the CPU has a layout of its own for the matrix, the graph's parts give it away first.
+    assert "bytes are allowed there" in error.message or "compute graph" in error.message
+
+
+@pytest.mark.parametrize(
+    ("dropped", "fault"),
+    [
+        ("model buffer size", "of weights are accounted for"),
+        ("KV buffer size", "of the KV cache are accounted for"),
+        ("assigned to device", "does not say where the layers are"),
+    ],
+)
+def test_what_is_not_told_is_not_proven(
+    dropped: str, fault: str, config: MakeConfig, gpu: int
+) -> None:
+    given = config("cuda", cuda_device=gpu)
+    selected = select_device(given.settings)
+    with loaded(given, selected) as (model, context):
+        model.load_log = tuple(line for line in model.load_log if dropped not in line)
+        context.load_log = tuple(line for line in context.load_log if dropped not in line)
+        with pytest.raises(ResidencyViolation, match=fault):
+            prove(model, context, selected, given)
+
+
+def test_operations_on_the_host_are_refused(config: MakeConfig, gpu: int) -> None:
+    given = config("cuda", cuda_device=gpu)
+    selected = select_device(given.settings)
+    with loaded(given, selected) as (model, context):
+        context.load_log = tuple(
+            line.replace("splits = 1", "splits = 7") for line in context.load_log
+        )
+        with pytest.raises(ResidencyViolation, match="falls into 7 parts"):
+            prove(model, context, selected, given)
+
+
+def test_it_is_proven_again_while_the_device_is_there(config: MakeConfig, gpu: int) -> None:
+    given = config("cuda", cuda_device=gpu)
+    selected = select_device(given.settings)
+    with loaded(given, selected) as (model, context):
+        proof = prove(model, context, selected, given)
+        live_check.check(selected, proof)
+
+
+def test_a_device_that_changed_is_a_loss(config: MakeConfig, gpu: int) -> None:
+    given = config("cuda", cuda_device=gpu)
+    selected = select_device(given.settings)
+    with loaded(given, selected) as (model, context):
+        proof = prove(model, context, selected, given)
+    other = replace(selected, cards=(replace(selected.cards[0], total_bytes=1),))
+    with pytest.raises(ResidencyViolation, match="no longer the device"):
+        live_check.check(other, proof)
+
+
+def test_memory_that_cannot_be_locked_is_told(config: MakeConfig) -> None:
+    given = config("cpu", mlock=True)
+    selected = select_device(given.settings)
+    with loaded(given, selected) as (model, context):
+        line = "warning: failed to mlock 4096-byte buffer (after previously locking 0 bytes): no"
+        model.load_log = (*model.load_log, line)
+        with pytest.raises(ResidencyViolation, match="--mlock is set"):
+            prove(model, context, selected, given)
+
+
+def test_a_device_that_is_gone_is_a_loss_and_not_a_crash(models: dict[str, Path]) -> None:
+    with rpc.serve() as (setting, device):
+        holder = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.devices.holder", models["wide-heads"], setting],
+            cwd=rpc.ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert holder.stdin is not None and holder.stdout is not None
+        with holder:
+            assert json.loads(holder.stdout.readline()) == "resident"
+            print("again", file=holder.stdin, flush=True)
+            assert json.loads(holder.stdout.readline()) == "resident"
+            device.kill()
+            device.wait()
+            print("again", file=holder.stdin, flush=True)
+            told = json.loads(holder.stdout.readline())
+            assert told.startswith("The test device at")
+            holder.kill()  # ending in order would ask the device to free the model

@@ -1,0 +1,917 @@
+"""The books of the cache alone, without a backend: what they choose, against the rule worked out
+over all there is to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.support.byte_backend import ByteSampler
+from worker.engine.cache import cache as books
+from worker.engine.cache.cache import MIN_SHARED_TOKENS, Cache, Match, Prices
+from worker.engine.cache.memory import Memory, longest_cut
+from worker.engine.cache.moves import Copy, Restore, Save, Snapshot, State, Truncate
+from worker.engine.cache.slots import Slot, share
+from worker.engine.limits import Limits
+from worker.engine.sequence import Awaited, Sequence
+from worker.wire.sampling import Sampling
+from worker.wire.work import InferenceRequest
+
+KINDS: list[dict[str, Any]] = [{}, {"recurrent": True}, {"window": 8}]
+_ids = count()
+
+
+def cache_of(n_slots: int = 4, **more: Any) -> Cache:
+    given: dict[str, Any] = dict(n_cells=1000, batch=512, prefill_alone=512, prefill_budget=512)
+    given |= {"memory_bytes": 10_000, "cell_bytes": 2.0} | more
+    return Cache(Limits(n_slots=n_slots, **given))
+
+
+def asking(tokens: list[int], salt: str | None = None, **request: Any) -> Sequence:
+    request_id = next(_ids)
+    sampling = Sampling(seed=0, temperature=0.0)
+    asked = InferenceRequest(
+        job_id=str(request_id),
+        prompt=tuple(tokens),
+        sampling=sampling,
+        max_tokens=100,
+        cache_salt=salt,
+        **request,
+    )
+    return Sequence(request_id, asked, list(tokens), ByteSampler(set()), n_most=10_000)
+
+
+def begin(cache: Cache, sequence: Sequence, *, n_computed: int | None = None) -> Slot:
+    """Give a sequence a slot, and compute its tokens."""
+    assert cache.acquire(sequence, cache.match(sequence), is_busy=False)
+    assert sequence.slot is not None
+    slot = cache.slots[sequence.slot]
+    sequence.n_computed = len(sequence.tokens) if n_computed is None else n_computed
+    cache.take_moves()
+    cache.settled()
+    return slot
+
+
+def keep(cache: Cache, tokens: list[int], salt: str | None = None) -> Slot:
+    """A slot that keeps these tokens after their request has ended."""
+    sequence = asking(tokens, salt)
+    slot = begin(cache, sequence)
+    cache.release(sequence, keep=True)
+    return slot
+
+
+def put(cache: Cache, index: int, tokens: list[int], last_used: int = 0) -> Slot:
+    """The same, in this slot."""
+    slot = cache.slots[index]
+    slot.kept, slot.last_used = list(tokens), last_used
+    return slot
+
+
+def run_in(cache: Cache, index: int, tokens: list[int], n_computed: int | None = None) -> Sequence:
+    """A sequence that runs in this slot."""
+    sequence = asking(tokens)
+    sequence.slot, cache.slots[index].owner = index, sequence
+    sequence.n_computed = len(tokens) if n_computed is None else n_computed
+    return sequence
+
+
+def state_of(tokens: list[int], n_bytes: int = 100, **more: Any) -> State:
+    return State(tokens, None, n_bytes, memoryview(bytes(1)), **more)
+
+
+def some(n: int, first: int = 0) -> list[int]:
+    return list(range(first, first + n))
+
+
+# --- what a prompt goes on from --------------------------------------------------------------
+
+
+def test_the_last_token_is_always_computed_and_short_beginnings_are_not_reused() -> None:
+    for n in (MIN_SHARED_TOKENS, MIN_SHARED_TOKENS + 1):
+        cache = cache_of()
+        slot = keep(cache, some(n))
+        match = cache.match(asking(some(n)))
+        assert match.source is (slot if n > MIN_SHARED_TOKENS else None)
+        assert match.n_ready == (n - 1 if n > MIN_SHARED_TOKENS else 0)
+        longer = cache.match(asking(some(n + 5)))
+        assert (longer.source, longer.n_ready, longer.n_common) == (slot, n, n)
+    differs = some(MIN_SHARED_TOKENS - 1) + [999] * 20
+    assert cache.match(asking(differs)) == Match()
+
+
+def test_a_prompt_finds_only_its_tenant_s_cells_and_those_that_may_be_reused() -> None:
+    cache = cache_of()
+    slot = keep(cache, some(50), "one")
+    assert cache.match(asking(some(60), "one")).source is slot
+    assert cache.match(asking(some(60))).source is None
+    assert cache.match(asking(some(60), "one", deterministic=True)).source is None
+    alone = asking(some(50, 200), deterministic=True)
+    begin(cache, alone)
+    assert cache.match(asking(some(60, 200))) == Match(), "its batches are its own"
+    assert cache_of(prefix_cache=False).match(asking(some(60))) == Match()
+
+
+@given(
+    per_token=st.sampled_from([0.0, 0.5, 1.0]),
+    per_byte=st.sampled_from([0.001, 0.1, 1.0]),
+    copy_seconds=st.sampled_from([0.0, 5.0, 40.0]),
+    n_running=st.integers(MIN_SHARED_TOKENS, 80),
+    n_idle=st.integers(MIN_SHARED_TOKENS, 80),
+    n_more=st.integers(0, 80),
+    n_state=st.integers(MIN_SHARED_TOKENS, 80),
+    n_locks=st.integers(0, 1),
+)
+def test_a_prompt_goes_on_from_what_saves_the_most_time(
+    per_token: float,
+    per_byte: float,
+    copy_seconds: float,
+    n_running: int,
+    n_idle: int,
+    n_more: int,
+    n_state: int,
+    n_locks: int,
+) -> None:
+    """A copy within the cells takes its time, one from memory the time of its bytes; to take a slot
+    over is free, as long as at least half of what it keeps is of use. A state that somebody locked
+    is there to be used."""
+    cache = cache_of(copy_seconds=copy_seconds)
+    cache.prices.per_token, cache.prices.per_byte = per_token, per_byte
+    run_in(cache, 0, some(n_running) + [900, 901])
+    put(cache, 1, some(n_idle) + [800] * n_more)
+    state = state_of(some(n_state), n_locks=n_locks)
+    cache.memory.states.append(state)
+
+    copied = copy_seconds / per_token if per_token else 0.0
+    read = 100 * per_byte / per_token if per_token else MIN_SHARED_TOKENS
+    saved: dict[int, float] = {
+        id(cache.slots[0]): n_running - copied,
+        id(cache.slots[1]): n_idle - (copied if n_idle < n_more else 0),
+        id(state): n_state - (0 if n_locks else read),
+    }
+    match = cache.match(asking(some(90)))
+    most = max(saved.values())
+    if most <= 0:
+        assert match.source is None and match.n_ready == 0
+    else:
+        assert saved[id(match.source)] == pytest.approx(most)
+    assert match.n_common == max(n_running, n_idle, n_state)
+
+
+def test_what_saves_no_time_is_not_brought_back() -> None:
+    for per_byte, brings in ((0.5, False), (0.49, True)):
+        cache = cache_of()
+        cache.prices.per_token, cache.prices.per_byte = 1.0, per_byte
+        cache.memory.states.append(state_of(some(50)))
+        assert (cache.match(asking(some(60))).source is not None) == brings
+
+
+def test_a_prompt_waits_for_the_longest_of_several() -> None:
+    cache = cache_of()
+    for index, n_tokens in enumerate((50, 80, 60)):
+        run_in(cache, index, some(n_tokens) + [900 + index], 40)
+    assert cache.match(asking(some(90))).awaited == Awaited(cache.slots[1].owner or asking([]), 80)
+
+
+@given(st.integers(0, 60), st.integers(30, 60), st.integers(40, 70))
+def test_a_prompt_waits_for_a_longer_beginning(n_computed: int, n_kept: int, n_asked: int) -> None:
+    """A running sequence will have more of it than there is now: by eight tokens, or it is not
+    worth waiting."""
+    cache = cache_of()
+    assume(n_computed < 60)
+    owner = run_in(cache, 0, some(60), n_computed)
+    put(cache, 1, some(n_kept))
+    n_there = min(max(n_computed, n_kept), n_asked - 1)
+    n_coming = min(60, n_asked - 1)
+    if n_there < MIN_SHARED_TOKENS:
+        n_there = 0
+    awaited = cache.match(asking(some(n_asked))).awaited
+    if n_coming > n_computed and n_coming - n_there >= 8:
+        assert awaited == Awaited(owner, n_coming) and awaited.is_due
+    else:
+        assert awaited is None
+    cache.limits = Limits(1, 1, 1, 1, 1, recurrent=True)
+    cache.takes_snapshots = False
+    assert cache.match(asking(some(n_asked))).awaited is None, "nobody could cut it there"
+
+
+@given(st.lists(st.integers(1, 90), unique=True), st.integers(33, 90), st.sampled_from(KINDS[1:]))
+def test_memory_that_cannot_be_cut_goes_on_from_its_longest_snapshot(
+    lengths: list[int], n_common: int, kind: dict[str, Any]
+) -> None:
+    cache = cache_of(**kind)
+    slot = put(cache, 0, some(90))
+    slot.first = 90 - 8 if kind.get("window") else 0
+    slot.snapshots = [Snapshot(length, b"") for length in lengths]
+    match = cache.match(asking(some(n_common) + [999] * 5))
+    usable = [each for each in lengths if MIN_SHARED_TOKENS <= each <= n_common]
+    # A window that was never overwritten behind the cut needs no snapshot.
+    if n_common == 90:
+        assert (match.n_ready, match.snapshot) == (90, None)
+    elif usable:
+        assert match.snapshot is not None
+        assert match.n_ready == match.snapshot.length == max(usable)
+    else:
+        assert match.source is None and match.n_common == n_common
+    cache = cache_of(**kind)
+    state = state_of(some(90), n_bytes=0, snapshots=slot.snapshots)
+    cache.memory.states.append(state)
+    cache.prices.per_token = 1.0
+    match = cache.match(asking(some(n_common) + [999] * 5))
+    usable = [each for each in lengths if each <= n_common]
+    if n_common == 90:
+        assert (match.source, match.n_ready) == (state, 90)
+    else:
+        assert match.n_ready == max(usable, default=0)
+        assert (match.snapshot is None) == (not usable)
+
+
+@given(st.integers(-1, 90), st.integers(0, 90))
+def test_a_window_is_cut_where_all_of_its_cells_are_there(first: int, length: int) -> None:
+    cache = cache_of(window=8)
+    slot = put(cache, 0, some(90))
+    slot.first = first
+    needed = range(max(length - 8, 0), length)
+    has_all = first >= 0 and first <= needed.start
+    assert cache._can_cut(slot, length) == has_all
+
+
+# --- whether there is room -------------------------------------------------------------------
+
+
+@given(
+    n_running=st.integers(40, 80),
+    n_computed=st.integers(40, 80),
+    n_asked=st.integers(40, 100),
+    source=st.sampled_from(["none", "running", "held", "idle", "state"]),
+    n_ready=st.integers(33, 39),
+    n_held=st.integers(1, 39),
+    n_state=st.integers(40, 120),
+)
+def test_a_sequence_fits_if_its_own_cells_do(
+    n_running: int,
+    n_computed: int,
+    n_asked: int,
+    source: str,
+    n_ready: int,
+    n_held: int,
+    n_state: int,
+) -> None:
+    """Beside all that running sequences have or need; what is shared with one of them is there, and
+    what idle slots keep gives way. It needs a cell more, for the token that is drawn."""
+
+    def fits(n_cells: int) -> bool:
+        cache = cache_of(unified=True, n_cells=n_cells)
+        run_in(cache, 0, some(n_running), min(n_computed, n_running))
+        run_in(cache, 2, some(7, 500))
+        idle = put(cache, 1, some(n_ready))
+        if source == "held":
+            share(cache.slots[0], idle, n_held, cache.slots)
+        matches = {
+            "running": Match(cache.slots[0], n_ready),
+            "held": Match(idle, n_ready),
+            "idle": Match(idle, n_ready),
+            "state": Match(state_of(some(n_state)), n_ready),
+        }
+        return cache.fits(asking(some(n_asked)), matches.get(source, Match()))
+
+    n_needed = n_asked + 1
+    if source == "running":
+        n_needed -= n_ready
+    elif source == "held":  # the idle slot shares its first cells with the running one
+        n_needed -= min(n_held, n_ready)
+    elif source == "state":  # which is restored as a whole
+        n_needed = max(n_needed, n_state)
+    n_cells = n_running + 7 + n_needed
+    assert fits(n_cells) and not fits(n_cells - 1)
+    assert cache_of(n_cells=1).fits(asking(some(n_asked)), Match()), "each slot has its own part"
+
+
+def test_cells_are_freed_from_the_oldest_on_until_there_are_enough() -> None:
+    cache = cache_of(unified=True, n_cells=200)
+    for index, last_used in enumerate([3, 1, 2]):
+        put(cache, index, some(50, 100 * index), last_used)
+    cache._make_cells(50, is_busy=False)
+    assert cache.cells_cached == 150 and not cache.moves, "they fit"
+    cache._make_cells(51, is_busy=False)
+    assert [bool(slot.kept) for slot in cache.slots[:3]] == [True, False, True]
+    cache._make_cells(1000, is_busy=False)
+    assert cache.cells_cached == 0
+    assert not cache.room(is_busy=False), "nothing is left"
+    split = cache_of(n_cells=1)
+    put(split, 0, some(50))
+    split._make_cells(1000, is_busy=False)
+    assert split.slots[0].kept
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=4, max_size=4, unique=True),
+    st.lists(st.sampled_from([0, 20, 40]), min_size=4, max_size=4),
+    st.integers(0, 90),
+)
+def test_idle_cells_are_moved_out_once_they_are_the_most(
+    ages: list[int], sizes: list[int], n_running: int
+) -> None:
+    cache = cache_of(5, unified=True)
+    if n_running:
+        run_in(cache, 4, some(n_running, 500))
+    for index, (age, size) in enumerate(zip(ages, sizes, strict=True)):
+        put(cache, index, some(size, 100 * index), age)
+    source = cache.slots[0]
+    cache.clear(Match(source, 0), is_busy=True)
+    clears = sum(sizes) > n_running
+    for slot, size in zip(cache.slots[1:4], sizes[1:], strict=True):
+        assert len(slot.kept) == (0 if clears else size)
+    assert len(source.kept) == sizes[0], "the request goes on from it"
+    saved = [each.tokens for each in cache.memory.states]
+    assert sorted(map(len, saved)) == [n for n in sizes[1:] if n >= MIN_SHARED_TOKENS] * clears
+    newest = sorted(range(1, 4), key=lambda index: -ages[index])
+    expected = [some(sizes[i], 100 * i) for i in newest if sizes[i] >= MIN_SHARED_TOKENS]
+    assert saved == expected * clears, "the newest first, while there is time"
+
+
+def test_what_cannot_be_saved_stays_in_its_cells() -> None:
+    cache = cache_of(unified=True, memory_bytes=0)
+    slot = put(cache, 0, some(50))
+    cache.clear(Match(), is_busy=True)
+    assert slot.kept and not cache.moves
+    split = cache_of()
+    slot = put(split, 0, some(50))
+    split.clear(Match(), is_busy=True)
+    assert slot.kept
+
+
+# --- slots -----------------------------------------------------------------------------------
+
+
+def n_runs(used: set[int]) -> int:
+    return sum(index - 1 not in used for index in used)
+
+
+slots_of_six = st.lists(
+    st.tuples(st.sampled_from(["running", "kept", "empty"]), st.integers(0, 9)),
+    min_size=6,
+    max_size=6,
+)
+
+
+@given(slots_of_six, st.booleans())
+def test_a_new_sequence_takes_the_slot_that_costs_the_least(
+    slots: list[tuple[str, int]], unified: bool
+) -> None:
+    """In a split pool the one with the fewest runs of neighbours, then an empty one, then the least
+    recently used."""
+    cache = cache_of(6, unified=unified)
+    used = set()
+    for index, (what, last_used) in enumerate(slots):
+        if what == "running":
+            used.add(index)
+            run_in(cache, index, some(40, 100 * index))
+        put_tokens = some(40, 100 * index) if what == "kept" else []
+        cache.slots[index].kept, cache.slots[index].last_used = put_tokens, last_used
+
+    def cost(index: int) -> tuple[int, bool, int]:
+        what, last_used = slots[index]
+        return 0 if unified else n_runs(used | {index}), what == "kept", last_used
+
+    idle = [index for index in range(6) if index not in used]
+    sequence = asking(some(5, 7000))
+    assert cache.acquire(sequence, Match(), is_busy=True) == bool(idle)
+    if idle:
+        assert sequence.slot is not None
+        assert cost(sequence.slot) == min(map(cost, idle))
+        slot = cache.slots[sequence.slot]
+        assert slot.owner is sequence and not slot.kept
+        assert slot.last_used == cache.now and not slot.is_new
+
+
+@given(slots_of_six, st.lists(st.integers(0, 30), min_size=6, max_size=6), st.integers(0, 40))
+def test_a_hole_is_closed_by_the_best_move_that_is_worth_it(
+    slots: list[tuple[str, int]], said: list[int], n_left: int
+) -> None:
+    cache = cache_of(6, copy_seconds=1.0)
+    used, movable = set(), []
+    for index, (what, last_used) in enumerate(slots):
+        if what == "running":
+            used.add(index)
+            stream = run_in(cache, index, some(40, 100 * index))
+            stream.n_prompt = 40 - said[index]
+            stream.n_most = 40 + n_left
+            # It is expected to go on for as long as it has, and 16 tokens more.
+            if said[index] and min(n_left, said[index] + 16) * 0.05 > 1.0:
+                movable.append(index)
+        else:
+            cache.slots[index].kept = some(40, 100 * index) if what == "kept" else []
+            cache.slots[index].last_used = last_used
+    free = [index for index in range(6) if index not in used]
+    changes = {
+        (a, b): (n_runs((used - {a}) | {b}) - n_runs(used), slots[b][0] == "kept", slots[b][1])
+        for a in movable
+        for b in free
+    }
+    best = min(changes.values(), default=(0, False, 0))
+    owners = {index: cache.slots[index].owner for index in used}
+    moved = cache.close_hole(0.05)
+    assert moved == (best[0] < 0)
+    copies = [move for move in cache.moves if isinstance(move, Copy)]
+    assert len(copies) == moved
+    for copy in copies:
+        stream = owners[copy.source]  # type: ignore[assignment]
+        assert changes[copy.source, copy.slot] == best and copy.length == 40
+        assert stream.slot == copy.slot and cache.slots[copy.slot].owner is stream
+        assert cache.slots[copy.source].owner is None and not cache.slots[copy.source].kept
+        assert cache.slots[copy.slot].last_used == cache.now
+
+
+@pytest.mark.parametrize(("per_byte", "saves"), [(1e-9, True), (0.01, False)])
+def test_a_stream_that_moves_pushes_out_what_its_new_slot_keeps(
+    per_byte: float, saves: bool
+) -> None:
+    cache = cache_of(3)
+    cache.prices.per_byte = per_byte  # the second takes 0.8 s, and streams wait for it
+    first, last = run_in(cache, 0, some(40)), run_in(cache, 2, some(40, 100))
+    for stream in (first, last):
+        stream.n_most = 1000
+    first.n_prompt, cache.slots[0].salt = 30, "tenant"
+    put(cache, 1, some(40, 200))
+    assert cache.close_hole(1.0)
+    state = next(iter(cache.memory.states), None)
+    saved = [Save(1, state)] if state is not None else []
+    assert cache.moves == [*saved, Truncate(1, 0), Copy(0, 1, 40), Truncate(0, 0)]
+    assert bool(saved) == saves
+    assert first.slot == 1 and cache.slots[1].owner is first and cache.slots[1].salt == "tenant"
+    assert cache.slots[1].last_used == cache.now
+    # The copy is made with the next batch: until then, nobody writes where it reads from, or reads
+    # where it writes to.
+    assert not cache.acquire(asking(some(5)), Match(), is_busy=True)
+    assert not cache.close_hole(1.0)
+    cache.preempt(first)
+    assert first.saved is None
+    cache.settled()
+    assert cache.acquire(asking(some(5)), Match(), is_busy=True)
+
+
+def test_a_prompt_and_one_that_must_be_alone_are_not_moved() -> None:
+    for n_prompt, deterministic in ((40, False), (30, True)):
+        cache = cache_of(3)
+        run_in(cache, 2, some(40, 100))
+        sequence = asking(some(40), deterministic=deterministic)
+        sequence.slot, cache.slots[0].owner = 0, sequence
+        sequence.n_computed, sequence.n_prompt, sequence.n_most = 40, n_prompt, 1000
+        assert not cache.close_hole(1.0)
+
+
+def test_a_slot_is_taken_over_as_long_as_half_of_it_is_of_use() -> None:
+    for n_kept, n_ready, takes_over in ((80, 40, True), (81, 40, False), (40, 40, True)):
+        cache = cache_of()
+        slot = put(cache, 2, some(n_kept))
+        sequence = asking(some(n_ready) + [999] * 3)
+        assert cache.acquire(sequence, Match(slot, n_ready), is_busy=False)
+        if not takes_over:
+            assert sequence.slot != 2 and slot.kept
+            assert cache.moves == [Copy(2, sequence.slot or 0, n_ready)]
+        else:
+            assert sequence.slot == 2
+            assert cache.moves == ([Truncate(2, n_ready)] if n_ready < n_kept else [])
+        assert sequence.n_cached == sequence.n_computed == n_ready
+    only = cache_of(1)
+    slot = put(only, 0, some(81))
+    assert only.acquire(asking(some(41)), Match(slot, 40), is_busy=False), "there is no other"
+
+
+def test_what_a_move_has_touched_is_left_alone_until_a_batch_was_computed() -> None:
+    """A copy is made with the next batch, a state is written at once."""
+    cache = cache_of(3)
+    source, state = put(cache, 0, some(100)), state_of(some(50, 500))
+    first = asking(some(40))
+    assert cache.acquire(first, Match(source, 40), is_busy=False)
+    assert first.slot is not None and first.slot != 0
+    copied = cache.slots[first.slot]
+    assert not cache.acquire(asking(some(39)), Match(copied, 38), is_busy=False), "not there yet"
+    assert cache.save(put(cache, copied.index, some(40)), is_busy=False) is None
+    copied.kept = []
+    # The source of the copy is read, so no state may be written over it.
+    other = asking(some(60, 500))
+    assert cache.acquire(other, Match(state, 50), is_busy=False)
+    assert other.slot == 3 - first.slot
+    late = asking(some(60, 500))
+    assert not cache.acquire(late, Match(state, 50), is_busy=False)
+    assert late.slot is None and source.kept
+    cache.settled()
+    assert cache.acquire(late, Match(state, 50), is_busy=False) and late.slot == 0
+
+
+def test_a_slot_that_is_cut_with_a_snapshot_is_written() -> None:
+    cache = cache_of(2, recurrent=True)
+    slot = put(cache, 0, some(100))
+    snapshot = Snapshot(60, b"x")
+    assert cache.acquire(asking(some(61)), Match(slot, 60, snapshot), is_busy=False)
+    assert cache.moves == [Truncate(0, 60, snapshot)]
+    assert snapshot.last_used and slot.last_used > snapshot.last_used
+    assert not cache.acquire(asking(some(61)), Match(slot, 60, snapshot), is_busy=False)
+
+
+def test_one_step_brings_back_no_more_states_than_streams_can_wait_for() -> None:
+    cache = cache_of(4)
+    cache.prices.per_byte = 0.0006  # 0.06 s each
+    states = [state_of(some(50, 100 * number)) for number in range(4)]
+    busy = [cache.acquire(asking([1]), Match(each, 50), is_busy=True) for each in states[:2]]
+    assert busy == [True, False], "one is always brought back"
+    assert cache.acquire(asking([1]), Match(states[2], 50), is_busy=False), "nobody waits"
+    cache.take_moves()
+    assert cache.acquire(asking([1]), Match(states[1], 50), is_busy=True), "in the next step"
+
+
+def test_a_slot_has_those_snapshots_that_are_of_its_cells() -> None:
+    cache = cache_of(recurrent=True)
+    slot = put(cache, 0, some(100))
+    slot.snapshots = [Snapshot(length, b"x") for length in (20, 60, 61)]
+    sequence = asking(some(61))
+    assert cache.acquire(sequence, Match(slot, 60, slot.snapshots[1]), is_busy=False)
+    assert [each.length for each in cache.slots[sequence.slot or 0].snapshots] == [20, 60]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_slot_that_is_given_back_keeps_what_was_computed_or_nothing(kept: bool) -> None:
+    cache = cache_of()
+    sequence = asking(some(50), "tenant")
+    slot = begin(cache, sequence, n_computed=45)
+    slot.snapshots = [Snapshot(40, b"x")]
+    before = cache.now
+    assert (cache.cells_running, cache.cells_cached, cache.n_idle) == (45, 0, 3)
+    cache.release(sequence, keep=kept)
+    assert slot.owner is None and sequence.slot is None and cache.n_idle == 4
+    assert slot.kept == (some(45) if kept else []) and slot.is_new == kept
+    assert bool(slot.snapshots) == kept
+    assert (slot.last_used > before) == kept
+    assert (cache.cells_running, cache.cells_cached) == (0, 45 if kept else 0)
+    assert cache.moves == ([] if kept else [Truncate(slot.index, 0)])
+
+
+@pytest.mark.parametrize("n_computed", [0, 1, 45])
+def test_what_a_preempted_sequence_has_goes_to_memory_and_stays(n_computed: int) -> None:
+    cache = cache_of(memory_bytes=200)
+    sequence = asking(some(50))
+    slot = begin(cache, sequence, n_computed=n_computed)
+    cache.prices.per_byte = 1e6  # a copy is still quicker than to compute it again
+    before = cache.now
+    cache.preempt(sequence)
+    assert sequence.slot is None and slot.owner is None
+    assert not slot.kept and sequence.n_computed == 0
+    if not n_computed:
+        assert sequence.saved is None
+        return
+    state = sequence.saved
+    assert state is not None and state.tokens == some(n_computed) and state.n_locks == 1
+    assert state.last_used > before
+    assert cache.moves == [Save(slot.index, state), Truncate(slot.index, 0)]
+    assert cache.memory.locked_bytes == state.n_bytes == 2 * n_computed
+    cache.take_moves()
+    cache.settled()
+    match = cache.match(sequence)
+    assert (match.source, match.n_ready) == (state, n_computed)
+    assert cache.acquire(sequence, match, is_busy=True)
+    assert any(isinstance(move, Restore) and move.state is state for move in cache.moves)
+    assert sequence.saved is None and state.n_locks == 0
+
+
+def test_only_a_prefix_cache_keeps_the_state_of_one_that_went_on() -> None:
+    for prefix_cache in (True, False):
+        cache = cache_of(prefix_cache=prefix_cache)
+        sequence = asking(some(50))
+        begin(cache, sequence)
+        cache.preempt(sequence)
+        cache.let_go(sequence)
+        assert bool(cache.memory.states) == prefix_cache
+        cache.let_go(sequence)  # it has nothing more
+        assert cache.memory.locked_bytes == 0
+
+
+def test_cells_that_are_lost_are_computed_from_the_first_token_on() -> None:
+    cache = cache_of()
+    sequence = asking(some(50))
+    slot = begin(cache, sequence)
+    slot.snapshots, slot.is_new, sequence.n_cached = [Snapshot(4, b"")], True, 9
+    cache.start_over(slot.index)
+    assert (sequence.n_computed, sequence.n_cached, slot.n_cells) == (0, 0, 0)
+    assert not slot.snapshots and not slot.shared and not slot.is_new
+    idle = put(cache, 3, some(9))
+    cache.start_over(3)
+    assert not idle.kept
+
+
+# --- copies to memory ------------------------------------------------------------------------
+
+
+@given(
+    n_tokens=st.integers(1, 80),
+    memory_bytes=st.sampled_from([0, 63, 64, 100, 1000]),
+    n_locked=st.sampled_from([0, 40]),
+    busy=st.booleans(),
+    per_byte=st.sampled_from([1e-9, 0.0015, 0.05]),
+    awaited=st.booleans(),
+)
+def test_what_is_saved(
+    n_tokens: int, memory_bytes: int, n_locked: int, busy: bool, per_byte: float, awaited: bool
+) -> None:
+    """What is long enough to be reused, fits beside what is locked, and does not take too long."""
+    cache = cache_of(memory_bytes=memory_bytes)
+    cache.prices.per_byte = per_byte
+    slot = put(cache, 0, some(n_tokens), last_used=7)
+    slot.snapshots, slot.is_new, slot.salt = [Snapshot(9, b"")], True, "one"
+    locked = state_of(some(9, 500), n_locked, n_locks=1)
+    if n_locked:
+        cache.memory.states.append(locked)
+    seconds = 2 * n_tokens * per_byte
+    saves = 2 * n_tokens <= memory_bytes - n_locked
+    if not awaited:
+        saves = saves and n_tokens >= MIN_SHARED_TOKENS and seconds <= (0.1 if busy else 2.0)
+    state = cache.save(slot, is_busy=busy, is_awaited=awaited)
+    assert (state is not None) == saves
+    assert cache.moves == ([Save(0, state)] if state is not None else [])
+    if state is not None:
+        assert (state.tokens, state.n_bytes, state.last_used) == (slot.kept, 2 * n_tokens, 7)
+        assert (state.n_locks, state.is_new, state.salt) == (awaited, True, "one")
+        assert state.snapshots == slot.snapshots and state.snapshots is not slot.snapshots
+        assert state in cache.memory.states
+
+
+def test_copies_of_one_step_take_their_time_together() -> None:
+    cache = cache_of()
+    cache.prices.per_byte = 0.0006  # 80 bytes: 0.048 s
+    slots = [put(cache, index, some(40, 100 * index)) for index in range(3)]
+    assert [cache.save(slot, is_busy=True) is not None for slot in slots] == [True, True, False]
+    cache.take_moves()
+    assert cache.save(slots[2], is_busy=True) is not None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_memory_has_is_not_copied_again(kind: dict[str, Any]) -> None:
+    cache = cache_of(**kind)
+    longer = state_of(some(60), last_used=3)
+    cache.memory.states.append(longer)
+    slot = put(cache, 0, some(50), last_used=9)
+    state = cache.save(slot, is_busy=True)
+    if kind:
+        assert state is not longer and len(cache.moves) == 1, "it cannot be cut"
+    else:
+        assert state is longer and longer.last_used == 9 and not cache.moves
+    same = put(cache, 1, some(60), last_used=1)
+    cache.moves.clear()
+    assert cache.save(same, is_busy=True) is longer and not cache.moves
+    assert longer.last_used == (3 if kind else 9)
+
+
+def test_a_window_that_has_lost_cells_is_not_saved() -> None:
+    cache = cache_of(window=8)
+    slot = put(cache, 0, some(50))
+    for first, saves in ((42, True), (43, False), (-1, False)):
+        slot.first, cache.memory.states = first, []
+        assert (cache.save(slot, is_busy=True) is not None) == saves
+
+
+def test_the_least_recently_used_slot_makes_room() -> None:
+    cache = cache_of(unified=True)
+    for index, last_used in enumerate([5, 2, 9]):
+        put(cache, index, some(40, 100 * index), last_used)
+    assert cache.room(is_busy=True)
+    assert [bool(slot.kept) for slot in cache.slots] == [True, False, True, False]
+    assert [each.tokens[0] for each in cache.memory.states] == [100]
+
+
+def test_beside_streams_every_nth_copy_is_made_once_nothing_comes_back() -> None:
+    cache = cache_of(3)
+
+    def pushes_out(number: int, *, is_busy: bool) -> bool:
+        n_before = len(cache.memory.states)
+        put(cache, 0, some(40, 100 * number))
+        cache.room(is_busy=is_busy)
+        cache.take_moves()
+        cache.settled()
+        return len(cache.memory.states) > n_before
+
+    made = [pushes_out(number, is_busy=True) for number in range(1, 11)]
+    assert made == [True, True, True, True, False, False, True, False, False, True]
+    assert not pushes_out(20, is_busy=True) and pushes_out(21, is_busy=False)
+    state = cache.memory.states[0]
+    own = asking(some(60, 100))
+    own.saved = state
+    state.n_locks = 1
+    assert cache.acquire(own, Match(state, 40), is_busy=True)
+    assert not pushes_out(22, is_busy=True), "its own is no sign that others come back"
+    cache.release(own, keep=False)
+    assert cache.acquire(asking(some(60, 100)), Match(state, 40), is_busy=True)
+    cache.settled()
+    assert [pushes_out(number, is_busy=True) for number in range(30, 35)] == [True] * 4 + [False]
+
+
+@given(st.lists(st.sampled_from([0, 40]), min_size=4, max_size=4), st.booleans(), st.booleans())
+def test_what_goes_next(sizes: list[int], unified: bool, runs: bool) -> None:
+    cache = cache_of(5, unified=unified)
+    if runs:
+        run_in(cache, 4, some(9))
+    for index, size in enumerate(sizes):
+        put(cache, index, some(size), last_used=10 - index)
+    kept = [index for index in (3, 2, 1, 0) if sizes[index]]  # the oldest first
+    is_full = runs and len(kept) == 4
+    expected = kept[:-1] if unified else kept[:1] if is_full else []
+    assert [slot.index for slot in cache.next_out()] == expected
+
+
+# --- snapshots -------------------------------------------------------------------------------
+
+
+@given(
+    n_tokens=st.integers(1, 400),
+    n_computed=st.integers(0, 200),
+    n_system=st.integers(0, 300),
+    n_common=st.integers(0, 300),
+    deterministic=st.booleans(),
+)
+def test_where_snapshots_are_due(
+    n_tokens: int, n_computed: int, n_system: int, n_common: int, deterministic: bool
+) -> None:
+    """Likely to be used: before the end, after the system prompt and after what another prompt has
+    too; every `SPACING` tokens in case. None so near to what is there that it saves nothing."""
+    sequence = asking(some(n_tokens), deterministic=deterministic)
+    sequence.n_computed, sequence.n_system = n_computed, n_system
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(books, "SPACING", 50)
+        due = books._snapshots_due(sequence, n_common)
+    likely = {n_tokens - 16, n_system} | ({n_common} if n_common else set())
+    spaced = {n for n in range(1, n_tokens - 16) if n % 50 == 0}
+    expected = {n: n in likely for n in likely | spaced if n >= n_computed + 16}
+    assert due == ({} if deterministic else expected)
+
+
+def test_only_memory_that_cannot_be_cut_takes_snapshots() -> None:
+    assert not cache_of().takes_snapshots
+    for kind in KINDS[1:]:
+        assert cache_of(**kind).takes_snapshots
+        assert not cache_of(memory_bytes=0, **kind).takes_snapshots
+        assert not cache_of(prefix_cache=False, **kind).takes_snapshots
+        cache = cache_of(**kind)
+        sequence = asking(some(100))
+        begin(cache, sequence)
+        assert sequence.snapshot_at == {84: True}
+    sequence = asking(some(100))
+    begin(cache_of(), sequence)
+    assert not sequence.snapshot_at
+
+
+@pytest.mark.parametrize(("n_bytes", "keeps"), [(0, False), (1, True), (100, True), (101, False)])
+def test_a_snapshot_that_fits_is_kept(n_bytes: int, keeps: bool) -> None:
+    cache = cache_of(recurrent=True, memory_bytes=100)
+    sequence = asking(some(100))
+    slot = begin(cache, sequence)
+    for n_computed, is_likely in ((84, True), (50, False)):
+        sequence.snapshot_at = {n_computed: is_likely}
+        sequence.n_computed, slot.snapshots = n_computed, []
+        before = cache.now
+        cache.keep_snapshot(sequence, bytes(n_bytes))
+        assert [each.length for each in slot.snapshots] == [n_computed] * keeps
+        for each in slot.snapshots:
+            assert each.last_used == (cache.now if is_likely else 0)
+            assert cache.now == before + is_likely
+    slot.snapshots = [Snapshot(1, bytes(60), 1)]
+    sequence.snapshot_at = {50: True}
+    cache.keep_snapshot(sequence, bytes(60))
+    assert [each.length for each in slot.snapshots] == [50], "the older one makes room"
+    sequence.slot = None
+    cache.keep_snapshot(sequence, bytes(9))
+    assert len(slot.snapshots) == 1, "it has failed meanwhile"
+
+
+# --- prices ----------------------------------------------------------------------------------
+
+rates = st.floats(1e-9, 1.0)
+
+
+@pytest.mark.parametrize("which", ["per_byte", "per_disk_byte"])
+@given(before=rates, measured=rates, n_bytes=st.integers(1, 1 << 40))
+def test_a_price_moves_towards_what_was_measured(
+    which: str, before: float, measured: float, n_bytes: int
+) -> None:
+    prices = Prices(per_byte=before, per_disk_byte=before)
+    add: Callable[[int, float], None] = prices.copied if which == "per_byte" else prices.read
+    add(n_bytes, measured * n_bytes)
+    assert getattr(prices, which) == pytest.approx(before + 0.3 * (measured - before))
+    add(0, 0.0)  # nothing was copied, and nothing was divided by
+    for _ in range(40):
+        add(n_bytes, measured * n_bytes)
+    assert getattr(prices, which) == pytest.approx(measured, rel=1e-3, abs=1e-5)
+
+
+def test_a_copy_tells_what_a_token_takes() -> None:
+    cache = cache_of()
+    slot = put(cache, 0, some(50))
+    state = cache.save(slot, is_busy=False)
+    assert state is not None
+    cache.prices.per_byte = 1.0
+    assert cache.expected_seconds(slot) == 100
+    state.n_bytes = 500
+    cache.saved(state, 1000.0)
+    assert cache.prices.per_byte == pytest.approx(1.3)
+    assert cache.expected_seconds(slot) == pytest.approx(500 * 1.3)
+    cache.memory.most_bytes = 499
+    cache.saved(state, 500.0)
+    assert not cache.memory.states, "it was larger than expected"
+
+
+# --- memory ----------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 50)), st.integers(0, 50))
+def test_the_longest_cut(lengths: list[int], most: int) -> None:
+    found = longest_cut(lengths, most)
+    assert found == max([0, *(each for each in lengths if each <= most)])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["state", "locked", "snapshot"]), st.integers(1, 60), st.integers(0, 99)
+        ),
+        max_size=8,
+        unique_by=lambda each: each[2],
+    )
+)
+def test_the_least_recently_used_gives_way_until_the_rest_fits(
+    things: list[tuple[str, int, int]],
+) -> None:
+    slots = [Slot(0)]
+    memory = Memory(100, slots)
+    for what, n_bytes, last_used in things:
+        if what == "snapshot":
+            slots[0].snapshots.append(Snapshot(last_used, bytes(n_bytes), last_used))
+        else:
+            locks = int(what == "locked")
+            memory.states.append(
+                State([last_used], None, n_bytes, last_used=last_used, n_locks=locks)
+            )
+    memory.fit()
+    n_bytes, gone = sum(n for _, n, _ in things), set()
+    for what, size, last_used in sorted(things, key=lambda each: each[2]):
+        if n_bytes > 100 and what != "locked":
+            gone.add(last_used)
+            n_bytes -= size
+    left = {state.last_used for state in memory.states}
+    left |= {each.last_used for each in slots[0].snapshots}
+    assert left == {last_used for _, _, last_used in things} - gone
+    assert memory.n_bytes == n_bytes
+    assert memory.locked_bytes == sum(n for what, n, _ in things if what == "locked")
+
+
+@given(
+    st.lists(st.integers(0, 2), max_size=4),
+    st.lists(st.integers(0, 2), max_size=4),
+    st.sampled_from([None, "one"]),
+    st.booleans(),
+    st.booleans(),
+    st.lists(st.integers(1, 4), max_size=2),
+)
+def test_a_state_replaces_those_that_it_makes_superfluous(
+    new: list[int],
+    old: list[int],
+    salt: str | None,
+    locked: bool,
+    anywhere: bool,
+    cuts: list[int],
+) -> None:
+    memory = Memory(1000, [])
+    before = State(old, "one", 10, n_locks=int(locked))
+    memory.states = [before]
+    state = State(new, salt, 10, snapshots=[Snapshot(length, b"") for length in cuts])
+    assert memory.keep(state, cuts_anywhere=anywhere)
+    reachable = anywhere or len(old) in {len(new), *cuts}
+    superfluous = new[: len(old)] == old and reachable and salt == "one" and not locked
+    assert (before in memory.states) == (not superfluous)
+    found = memory.find(new, salt, len(new))
+    assert state in found
+    for asked in (new + [9], [9, *new]):
+        held = before in memory.states and salt == "one" and old[: len(asked)] == asked
+        expected = [before] if held else []
+        assert memory.find(asked, salt, len(asked)) == expected
+    memory.drop(state)
+    memory.drop(state)
+    assert state not in memory.states
+
+
+# --- the integrity check ---------------------------------------------------------------------
+
+
+def test_the_check_finds_what_differs() -> None:
+    cache = cache_of()
+    slot = keep(cache, some(50))
+    at = {index: -1 for index in range(4)} | {slot.index: 49}
+    cache.check(at.__getitem__)
+    for wrong in (48, 50):
+        with pytest.raises(AssertionError):
+            cache.check((at | {slot.index: wrong}).__getitem__)
+    cache.moves.append(Truncate(0, 0))
+    with pytest.raises(AssertionError):
+        cache.check(at.__getitem__)

@@ -1,0 +1,112 @@
+"""The intake on the bundled model: whatever a request holds, it is that request's affair alone."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.real_engine import RealEngine
+from worker.engine.intake import LONG_WORK, Intake
+from worker.engine.text.chat_template import ChatTemplate
+from worker.engine.text.prompt import PromptBuilder
+from worker.errors import Cancelled, InferenceFailed, InvalidRequest
+from worker.llama.sampler import Sampler
+from worker.wire.black_box import BlackBox
+from worker.wire.messages import Accepted, Answered, Cancel, Event, Failed, Submit
+from worker.wire.sampling import Sampling
+from worker.wire.work import ChatPrompt, InferenceRequest, Tokenize
+
+TEMPLATE = "{% for m in messages %}{{ m.content.strip() }}{% endfor %}"
+
+
+class Front:
+    """An intake whose loop does not turn, and what it has sent."""
+
+    def __init__(self) -> None:
+        self.engine = RealEngine()
+        self.sent: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.intake = Intake(
+            self.engine.loop,
+            PromptBuilder(self.engine.model, ChatTemplate(TEMPLATE, {}), 10**6),
+            self.send,
+            make_sampler=self.make_sampler,
+            pool=None,
+            prove_residency=lambda: 1 / 0,  # type: ignore[arg-type]
+            kv_unified=False,
+            scored_rows=64,
+            takes_snapshots=True,
+            black_box=BlackBox(),
+        )
+
+    def send(self, events: list[Event]) -> None:
+        for event in events:
+            self.sent.put(event)
+
+    def make_sampler(self, sampling: Sampling, prompt: list[int]) -> Sampler:
+        return Sampler(self.engine.model, sampling, prompt, self.engine.vocabulary)
+
+    def submit(self, request_id: int, prompt: Any) -> None:
+        request = InferenceRequest(str(request_id), prompt, Sampling(seed=1), 4)
+        self.intake.handle(Submit(request_id, request))
+
+    def next(self) -> Event:
+        return self.sent.get(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def front() -> Iterator[Front]:
+    front = Front()
+    yield front
+    # The lane for long texts may still be at one that was cancelled: wait until it is not.
+    front.intake.handle(Submit(99, Tokenize("x" * 2 * LONG_WORK)))
+    while getattr(front.next(), "request_id", None) != 99:
+        pass
+    front.engine.close()
+
+
+def chat(content: Any) -> ChatPrompt:
+    return ChatPrompt(({"role": "user", "content": content},))
+
+
+@pytest.mark.parametrize("prompt", [chat("\ud800"), "half \udc00"])
+def test_a_prompt_that_cannot_be_taken_is_refused_alone(front: Front, prompt: Any) -> None:
+    front.submit(1, prompt)
+    refused = front.next()
+    assert isinstance(refused, Failed) and isinstance(refused.error, InvalidRequest), refused
+    front.submit(2, "fine")
+    assert isinstance(front.next(), Accepted)
+
+
+def test_a_fault_of_our_own_ends_the_request_and_not_the_engine(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(front.intake, "_make_sampler", lambda sampling, prompt: 1 / 0)
+        front.submit(3, "fine")
+        failed = front.next()
+    assert isinstance(failed, Failed) and isinstance(failed.error, InferenceFailed)
+    front.submit(4, "fine")
+    assert isinstance(front.next(), Accepted)
+
+
+def test_nobody_waits_for_another_s_long_text_and_a_cancel_overtakes_it(front: Front) -> None:
+    front.intake.handle(Submit(5, Tokenize("<|im_end|> and so on\n" * 40_000)))
+    front.intake.handle(Submit(6, Tokenize("hello " * 20_000)))
+    began = time.monotonic()
+    front.submit(7, "a short one")
+    first = front.next()
+    assert isinstance(first, Accepted) and first.request_id == 7
+    front.intake.handle(Cancel(6))
+    cancelled = front.next()
+    assert isinstance(cancelled, Failed) and isinstance(cancelled.error, Cancelled)
+    assert cancelled.request_id == 6
+    front.intake.handle(Cancel(5))
+    assert isinstance(front.next(), Failed)
+    front.intake.handle(Submit(8, Tokenize("hello " * 2_000)))
+    answered = front.next()
+    assert isinstance(answered, Answered) and answered.request_id == 8
+    assert time.monotonic() - began < 30

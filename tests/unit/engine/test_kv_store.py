@@ -1,0 +1,197 @@
+"""Prefixes that outlive their engine: when they are stored, and what goes on from them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.byte_backend import expected_answer
+from tests.support.random_models import Kind, random_model
+from tests.support.real_engine import RealEngine
+from tests.unit.engine.test_kv_files import files
+from tests.unit.engine.test_loop import Engine
+from tests.unit.engine.test_memory_kinds import ANSWER, PLAIN_CASES, Alone
+from worker.wire.messages import Failed, Started
+
+# --- on the real engine ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "kv_unified"), PLAIN_CASES)
+def test_a_conversation_goes_on_in_the_next_engine(
+    tmp_path: Path, kind: Kind, kv_unified: bool
+) -> None:
+    choose = random.Random(3)
+    alone = Alone(kind)
+
+    def engine(binding: str = "one") -> RealEngine:
+        return RealEngine(
+            path=random_model(kind),
+            flash_attention="off",
+            kv_unified=kv_unified,
+            store=tmp_path,
+            binding=binding,
+        )
+
+    def some(n: int) -> tuple[int, ...]:
+        return tuple(choose.randrange(300, 1000) for _ in range(n))
+
+    def ask(engine: RealEngine, prompt: tuple[int, ...]) -> tuple[int, list[int]]:
+        request_id = engine.submit(prompt, max_tokens=ANSWER, ignore_eos=True)
+        engine.run()
+        ids = engine.ids(request_id)
+        assert alone.differs(prompt, ids) is None
+        return engine.cached_tokens(request_id), ids
+
+    first, second, third = engine(), engine("two"), None
+    prompts = [some(200), some(200)]
+    told = [prompt + tuple(ask(first, prompt)[1]) for prompt in prompts]
+    assert ask(second, told[0] + some(10))[0] == 0, "of another layout"
+    first.close()
+    second.close()
+    third = engine()
+    for prompt, so_far in zip(prompts, told, strict=True):
+        longer = so_far + some(10)
+        n_cached, _ = ask(third, longer)
+        assert n_cached >= 0.95 * len(longer)
+        # Another answer to the same words: a beginning of what is stored.
+        n_cached, _ = ask(third, prompt)
+        assert n_cached >= len(prompt) - 16
+    assert third.stats is not None and third.stats.kv_store_read > 0
+    third.close()
+    for path in files(tmp_path):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    fourth = engine()
+    assert ask(fourth, told[0] + some(10))[0] == 0, "it is damaged"
+    fourth.close()
+    alone.close()
+
+
+# --- in the loop -----------------------------------------------------------------------------
+
+
+def started(engine: Engine, request_id: int) -> Started:
+    first = engine.events[request_id][0]
+    assert isinstance(first, Started)
+    return first
+
+
+@pytest.mark.parametrize("options", [{}, {"recurrent": True}, {"window": 8}])
+def test_more_conversations_than_slots_are_found_again(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """The store also brings back what slots had to give up, beside running streams."""
+    engine = Engine(folder=tmp_path, n_slots=2, **options)
+    prompts = [bytes([ord("a") + number]) * 40 + b"?" for number in range(5)]
+    for number, prompt in enumerate(prompts):
+        engine.submit(number, prompt, max_tokens=8)
+        engine.drain()
+    longer = []
+    for number, prompt in enumerate(prompts):
+        longer.append(prompt + engine.text(number).encode() + b"and more")
+        engine.submit(10 + number, longer[-1], max_tokens=8)
+    engine.drain()
+    for number, prompt in enumerate(longer):
+        assert engine.text(10 + number).encode() == expected_answer(prompt, 8, 96)
+        assert started(engine, 10 + number).cached_tokens >= len(prompts[number]) - 16
+
+
+def test_a_request_that_is_cancelled_while_its_beginning_is_read(tmp_path: Path) -> None:
+    engine = Engine(folder=tmp_path, n_slots=1)
+    engine.submit(1, b"a" * 40, max_tokens=4)
+    engine.drain()
+    engine = Engine(folder=tmp_path, n_slots=1)
+    engine.submit(2, b"a" * 40 + b"more", max_tokens=4)
+    engine.turn()  # which asks for it
+    assert engine.scheduler.waiting and not engine.scheduler.has_work
+    engine.loop.cancel(2)
+    engine.submit(3, b"a" * 40 + b"less", max_tokens=4)
+    engine.drain()
+    assert isinstance(engine.events[2][-1], Failed)
+    assert engine.text(3).encode() == expected_answer(b"a" * 40 + b"less", 4, 96)
+
+
+def test_the_loop_sleeps_while_all_slots_are_kept_for_what_is_read(tmp_path: Path) -> None:
+    engine = Engine(folder=tmp_path, n_slots=1)
+    engine.submit(1, b"a" * 40, max_tokens=4)
+    engine.drain()
+    engine = Engine(folder=tmp_path, n_slots=1)
+    engine.submit(2, b"a" * 40 + b"more", max_tokens=4)
+    engine.submit(3, b"behind", max_tokens=4)
+    engine.turn()
+    assert len(engine.scheduler.waiting) == 2 and not engine.scheduler.has_work
+    engine.drain()
+    assert engine.text(2).encode() == expected_answer(b"a" * 40 + b"more", 4, 96)
+    assert engine.text(3).encode() == expected_answer(b"behind", 4, 96)
+
+
+def test_a_copy_that_streams_would_wait_for_is_made_when_none_runs(tmp_path: Path) -> None:
+    engine = Engine(folder=tmp_path)
+    engine.submit(1, b"a" * 40, max_tokens=4)
+    engine.submit(2, b"stream", max_tokens=40)
+    engine.cache.prices.per_byte = 0.01  # 80 bytes in 0.8 s
+    while len(engine.text(2)) < 30:
+        engine.turn()
+    assert not engine.cache.memory.states
+    engine.drain()
+    assert files(tmp_path)
+
+
+def test_a_read_ends_even_if_another_slot_serves_its_request(tmp_path: Path) -> None:
+    """What was read for a request that is then served otherwise stands in nobody's way."""
+    engine = Engine(folder=tmp_path, n_slots=1)
+    for number, prompt in enumerate((b"a" * 40, b"b" * 40)):
+        engine.submit(number, prompt, max_tokens=4)
+        engine.drain()
+    engine = Engine(folder=tmp_path, n_slots=2)
+    engine.submit(1, b"a" * 40 + b"first", max_tokens=4)
+    engine.submit(2, b"a" * 40 + b"second", max_tokens=4)
+    engine.drain()
+    engine.submit(3, b"b" * 40 + b"third", max_tokens=4)
+    engine.drain()
+    assert started(engine, 3).cached_tokens >= 40
+    assert not engine.loop.carrier.is_reading and not engine.scheduler.has_work
+
+
+def test_a_read_that_nobody_waits_for_any_more_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its request was cancelled, or served from what another has read: the next read begins, and
+    what was read serves whoever comes."""
+    engine = Engine(folder=tmp_path, n_slots=1)
+    for number, prompt in enumerate((b"a" * 40, b"b" * 40)):
+        engine.submit(number, prompt, max_tokens=4)
+        engine.drain()
+    engine = Engine(folder=tmp_path, n_slots=3)
+    assert engine.loop.disk is not None
+    begun: list[Callable[[], None]] = []
+    read = engine.loop.disk.read
+    monkeypatch.setattr(engine.loop.disk, "read", lambda *of: begun.append(lambda: read(*of)))
+    carrier, memory = engine.loop.carrier, engine.cache.memory
+    engine.submit(1, b"a" * 40 + b"first", max_tokens=4)
+    engine.submit(2, b"a" * 40 + b"second", max_tokens=4)
+    engine.submit(3, b"b" * 40 + b"third", max_tokens=4)
+    engine.turn()
+    assert carrier.is_reading and len(begun) == 1 and len(engine.scheduler.waiting) == 3
+    engine.loop.cancel(1)
+    engine.turn()
+    assert isinstance(engine.end(1), Failed) and carrier.is_reading
+    begun[0]()
+    while len(begun) < 2:  # the second has found what was read for the first
+        engine.turn()
+    assert memory.locked_bytes == 0 and memory.states
+    while not engine.has_ended(2):
+        engine.turn()
+    assert started(engine, 2).cached_tokens >= 40
+    assert not engine.scheduler.has_work, "the loop sleeps while the third is read"
+    begun[1]()
+    engine.drain()
+    assert started(engine, 3).cached_tokens >= 40 and len(begun) == 2
+    assert not engine.loop.carrier.is_reading and memory.locked_bytes == 0
+    for number, prompt in ((2, b"a" * 40 + b"second"), (3, b"b" * 40 + b"third")):
+        assert engine.text(number).encode() == expected_answer(prompt, 4, 96)

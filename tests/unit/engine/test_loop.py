@@ -1,0 +1,447 @@
+"""The loop and its scheduler on the byte model: what must hold whatever comes and goes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.byte_backend import ByteBackend, expected_answer, make_sequence
+from tests.support.frames import by_request
+from worker.engine.cache.disk import Disk
+from worker.engine.cache.moves import Divide
+from worker.engine.limits import Limits
+from worker.engine.loop import Loop
+from worker.engine.scheduler import Scheduler
+from worker.engine.speculation import Drafter
+from worker.errors import Cancelled, InferenceTimeout, VramOom
+from worker.wire.messages import (
+    DecodeOutcome,
+    Event,
+    Failed,
+    Finished,
+    PromptProgress,
+    Started,
+    Stats,
+    Token,
+)
+
+CONTEXT = 96
+
+
+@dataclass
+class Engine:
+    """A loop on the byte model, with what it has sent sorted by request."""
+
+    n_slots: int = 4
+    n_cells: int | None = None
+    prefix_cache: bool = True
+    recurrent: bool = False
+    window: int = 0
+    drafter: Drafter | None = None
+    batch: int = 32
+    prefill_budget: int = 8
+    prefill_alone: int = 24
+    inter_token_target: float = 3600.0
+    tiled: bool = False
+    unified: bool = False
+    divisions: tuple[int, ...] = ()
+    """The numbers of parts into which one pool is divided at times."""
+    memory_bytes: int = 2000
+    folder: Path | None = None
+    """Of the disk tier."""
+    now: float = 0.0
+    events: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
+    stats: Stats | None = None
+
+    def __post_init__(self) -> None:
+        n_cells = self.n_cells if self.n_cells and self.unified else self.n_slots * CONTEXT
+        self.backend = ByteBackend(
+            self.n_slots,
+            CONTEXT,
+            n_cells,
+            self.batch,
+            recurrent=self.recurrent,
+            window=self.window,
+            unified=self.unified,
+        )
+        limits = Limits(
+            n_slots=self.n_slots,
+            n_cells=n_cells,
+            batch=self.batch,
+            prefill_alone=self.prefill_alone,
+            prefill_budget=self.prefill_budget,
+            inter_token_target=self.inter_token_target,
+            prefix_cache=self.prefix_cache,
+            tiled=self.tiled,
+            unified=self.unified,
+            recurrent=self.recurrent,
+            window=self.window,
+            memory_bytes=self.memory_bytes,
+            cell_bytes=2.0,
+        )
+        layouts = [
+            replace(limits, n_slots=n, n_cells=n_cells // n * n, unified=False)
+            for n in self.divisions
+        ]
+        self.scheduler = Scheduler(*layouts, limits)
+        if layouts:
+            best = self.scheduler.limits
+            self.backend.divide(Divide(best.n_cells, best.n_slots, best.unified))
+        self.cache = self.scheduler.cache
+        disk = None
+        if self.folder is not None:
+            anywhere = self.backend.cuts_anywhere
+            disk = Disk(self.folder, 1 << 20, cuts_anywhere=anywhere, bind=lambda _: "bytes")
+        self.loop = Loop(
+            self.backend,
+            self.scheduler,
+            self._receive,
+            lambda: self.now,
+            disk=disk,
+            drafter=self.drafter,
+        )
+
+    def _receive(self, events: list[Event]) -> None:
+        self.stats = next((event for event in events if isinstance(event, Stats)), self.stats)
+        for request_id, stream in by_request(events).items():
+            self.events[request_id] += stream
+
+    def submit(self, request_id: int, prompt: bytes, **options: Any) -> None:
+        self.loop.submit(make_sequence(self.backend, request_id, prompt, **options))
+
+    def run(self, max_turns: int = 5000) -> None:
+        """Until nothing is left to do."""
+        self.turn()
+        for _ in range(max_turns):
+            if not self.scheduler.has_work:
+                return
+            self.turn()
+        raise AssertionError(f"not idle after {max_turns} steps")
+
+    def turn(self) -> None:
+        self.loop.call(lambda: None)  # a turn on an idle loop would wait for work
+        assert self.loop.turn()
+        self.check()
+
+    def drain(self) -> None:
+        """Until all is computed, read and written."""
+        self.turn()
+        carrier = self.loop.carrier
+        while self.scheduler.waiting or self.scheduler.running or carrier.is_writing:
+            assert self.loop.turn()
+        self.check_idle()
+
+    def check(self) -> None:
+        """The books say what the backend has."""
+        self.cache.check(self.backend.last_position)
+        for slot in self.cache.slots:
+            assert self.backend.tokens_of(slot.index) == slot.tokens[: slot.n_cells]
+        assert self.cache.cells_running + self.cache.cells_cached == self.backend.n_used
+
+    def text(self, request_id: int) -> str:
+        return "".join(e.text for e in self.events[request_id] if isinstance(e, Token))
+
+    def has_ended(self, request_id: int) -> bool:
+        return isinstance(next(reversed(self.events[request_id]), None), Finished | Failed)
+
+    def end(self, request_id: int) -> Finished | Failed:
+        last = self.events[request_id][-1]
+        assert isinstance(last, Finished | Failed)
+        return last
+
+    def check_order(self, request_id: int) -> None:
+        """Started once and first, exactly one terminal event and nothing behind it."""
+        events = self.events[request_id]
+        started = [i for i, e in enumerate(events) if isinstance(e, Started)]
+        ends = [i for i, e in enumerate(events) if isinstance(e, Finished | Failed)]
+        assert ends == [len(events) - 1]
+        assert started == [0] or (not started and len(events) == 1)
+
+    def check_idle(self) -> None:
+        """Nothing is held but what is kept for reuse."""
+        assert not self.backend.samplers
+        assert self.stats is not None
+        assert (self.stats.running, self.stats.waiting) == (0, 0)
+        assert self.stats.kv_cells_used == self.stats.kv_cells_cached == self.backend.n_used
+
+
+prompts = st.one_of(
+    st.binary(min_size=1, max_size=CONTEXT),
+    st.integers(0, 60).map(lambda n: bytes(range(60)) + bytes([n])),
+    st.integers(33, 90).map(lambda n: bytes(i % 7 for i in range(n))),
+)
+jobs = st.lists(
+    st.tuples(
+        prompts,
+        st.integers(1, 40),  # max_tokens
+        st.integers(0, 12),  # turns until the next arrival
+        st.sampled_from([None, None, "a", "b"]),  # cache_salt
+        st.sampled_from([None, None, None, 0, 3, 9]),  # cancelled after so many turns
+        st.booleans(),  # deterministic
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    jobs,
+    st.integers(1, 4),
+    st.integers(CONTEXT + 1, 4 * CONTEXT),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0, 0, 12, 40]),
+    st.booleans(),
+    st.lists(st.sampled_from(["ok", "no_room", "aborted"]), max_size=30),
+)
+def test_every_request_ends_once_with_its_own_text_and_leaves_nothing(
+    jobs: list[tuple[bytes, int, int, str | None, int | None, bool]],
+    n_slots: int,
+    n_cells: int,
+    prefix_cache: bool,
+    recurrent: bool,
+    window: int,
+    unified: bool,
+    outcomes: list[DecodeOutcome],
+) -> None:
+    engine = Engine(n_slots, n_cells, prefix_cache, recurrent, window, unified=unified)
+    engine.backend.outcomes = [o for o in outcomes if not (recurrent and o == "aborted")]
+    cancels: list[tuple[int, int]] = []
+    for request_id, (prompt, max_tokens, pause, salt, cancel, alone) in enumerate(jobs):
+        engine.submit(
+            request_id, prompt, max_tokens=max_tokens, cache_salt=salt, deterministic=alone
+        )
+        if cancel is not None:
+            cancels.append((cancel, request_id))
+        for _ in range(pause):
+            engine.turn()
+        for left, cancelled in list(cancels):
+            if left <= pause:
+                engine.loop.cancel(cancelled)
+    engine.run()
+    for request_id, (prompt, max_tokens, *_rest) in enumerate(jobs):
+        engine.check_order(request_id)
+        expected = expected_answer(prompt, max_tokens, CONTEXT).decode()
+        end = engine.end(request_id)
+        if isinstance(end, Finished):
+            assert engine.text(request_id) == expected
+            assert end.tokens_out == len(expected)
+        elif isinstance(end.error, Cancelled):
+            assert expected.startswith(engine.text(request_id))
+        else:
+            # Only one that cannot fit beside anything: alone, and still no room.
+            assert isinstance(end.error, VramOom)
+            assert "no_room" in outcomes
+    engine.check_idle()
+
+
+def test_decoding_goes_on_while_a_long_prompt_is_computed() -> None:
+    engine = Engine(prefill_budget=4)
+    engine.submit(1, b"abc", max_tokens=60)
+    engine.turn()
+    engine.submit(2, bytes(90), max_tokens=4)
+    engine.run()
+    steps = [batch for batch in engine.backend.batches if any(r == 2 for r, _, _ in batch)]
+    prompt_steps = [batch for batch in steps if any(r == 2 and n > 1 for r, _, n in batch)]
+    n_first = len(engine.text(1))
+    assert n_first >= len(prompt_steps) - 1, "one token of the running stream a step"
+    for batch in prompt_steps[: n_first - 1]:
+        assert (1, 1) in [(r, n) for r, _, n in batch]
+        assert sum(n for r, _, n in batch if r == 2) <= 4
+    told = [each.n_computed for each in engine.events[2] if isinstance(each, PromptProgress)]
+    assert len(told) > 2 and told == sorted(told) and told[-1] < 90, "each step but the last"
+    assert not any(isinstance(each, PromptProgress) for each in engine.events[1])
+
+
+def test_requests_start_in_the_order_of_arrival() -> None:
+    engine = Engine(n_slots=2)
+    for request_id in range(8):
+        engine.submit(request_id, bytes([request_id, 1, 2]), max_tokens=5)
+    engine.run()
+    first_seen = list(dict.fromkeys(r for batch in engine.backend.batches for r, _, _ in batch))
+    assert first_seen == sorted(first_seen)
+
+
+def test_a_common_beginning_is_computed_once() -> None:
+    engine = Engine(n_slots=4, prefill_alone=8)
+    common = bytes(range(64))
+    for request_id in range(4):
+        engine.submit(request_id, common + bytes([200 + request_id] * 4), max_tokens=3)
+    engine.run()
+    computed = sum(n for batch in engine.backend.batches for _, start, n in batch if start < 64)
+    assert computed <= 68, "the common part once, and what a chunk computed beyond it"
+    for request_id in range(1, 4):
+        started = engine.events[request_id][0]
+        assert isinstance(started, Started) and started.cached_tokens >= 64
+
+
+def test_a_finished_conversation_is_continued_from_its_cells() -> None:
+    engine = Engine()
+    prompt = bytes(i % 50 for i in range(50))
+    engine.submit(1, prompt, max_tokens=8)
+    engine.run()
+    answer = engine.text(1).encode()
+    engine.submit(2, prompt + answer + b"more", max_tokens=4)
+    engine.run()
+    assert isinstance(started := engine.events[2][0], Started)
+    assert started.cached_tokens == len(prompt) + len(answer) - 1  # the last was not computed
+    assert started.tier == "device"
+
+
+def test_cells_are_never_shared_between_tenants() -> None:
+    engine = Engine()
+    prompt = bytes(60)
+    for request_id, salt in enumerate(["a", "b", None, "a"]):
+        engine.submit(request_id, prompt, max_tokens=2, cache_salt=salt)
+        engine.run()
+    cached = [e.cached_tokens for r in range(4) for e in engine.events[r] if isinstance(e, Started)]
+    assert cached == [0, 0, 0, 59]
+
+
+def test_the_least_recently_used_cells_give_way() -> None:
+    engine = Engine(n_slots=2)
+    old, new, other = (bytes([value] * 50) for value in (1, 2, 3))
+    for request_id, prompt in enumerate([old, new, old, other]):
+        engine.submit(request_id, prompt, max_tokens=1)
+        engine.run()
+    kept = [bytes(slot.kept[:1]) for slot in engine.cache.slots]
+    assert sorted(kept) == [b"\1", b"\3"]
+
+
+def test_no_prefix_cache_frees_all_cells_at_the_end() -> None:
+    engine = Engine(prefix_cache=False)
+    engine.submit(1, bytes(60), max_tokens=2)
+    engine.submit(2, bytes(60), max_tokens=2)
+    engine.run()
+    assert engine.backend.n_used == 0
+    starts = [e for r in (1, 2) for e in engine.events[r] if isinstance(e, Started)]
+    assert [e.cached_tokens for e in starts] == [0, 0]
+
+
+def test_no_prefix_cache_takes_no_snapshots_and_keeps_no_states(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(*_: object) -> bytes:
+        raise AssertionError("a snapshot is taken")
+
+    monkeypatch.setattr(ByteBackend, "snapshot", refused)
+    engine = Engine(prefix_cache=False, recurrent=True)
+    engine.submit(1, b"a long prompt " * 5, max_tokens=4)
+    engine.run()
+    engine = Engine(prefix_cache=False, n_slots=3, unified=True, n_cells=130)
+    prompts = [bytes([first]) * 40 for first in b"abc"]
+    for number, prompt in enumerate(prompts):
+        engine.submit(number, prompt, max_tokens=25)
+    engine.turn()
+    assert engine.scheduler.preempt_youngest() is not None, "whose state is kept for itself"
+    engine.run()
+    assert not engine.cache.memory.states
+    for number, prompt in enumerate(prompts):
+        assert engine.text(number).encode() == expected_answer(prompt, 25, CONTEXT)
+
+
+@pytest.mark.parametrize("n_prompt", [CONTEXT - 1, CONTEXT])
+def test_the_context_s_end_is_max_tokens(n_prompt: int) -> None:
+    engine = Engine()
+    prompt = bytes((7 * i) % 251 for i in range(n_prompt))
+    engine.submit(1, prompt, max_tokens=50)
+    engine.run()
+    assert isinstance(end := engine.end(1), Finished)
+    assert engine.text(1).encode() == expected_answer(prompt, 50, CONTEXT)
+    assert end.tokens_out <= CONTEXT - n_prompt + 1
+
+
+def test_a_deterministic_request_is_alone_in_its_batches() -> None:
+    engine = Engine()
+    engine.submit(1, bytes(range(40)), max_tokens=12)
+    engine.run()
+    engine.submit(2, b"other", max_tokens=30)
+    engine.submit(3, bytes(range(40)), max_tokens=12, deterministic=True)
+    engine.run()
+    own = [batch for batch in engine.backend.batches if any(r == 3 for r, _, _ in batch)]
+    assert all(len(batch) == 1 for batch in own)
+    started = engine.events[3][0]
+    assert isinstance(started, Started) and started.cached_tokens == 0
+    assert engine.text(3) == engine.text(1)
+
+
+@pytest.mark.parametrize("kind", [{}, {"recurrent": True}, {"window": 8}])
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_a_preempted_request_computes_nothing_twice(
+    kind: dict[str, Any], prefix_cache: bool
+) -> None:
+    engine = Engine(n_slots=2, n_cells=100, unified=True, prefix_cache=prefix_cache, **kind)
+    # Two prompts of 40 tokens whose answers take all of their 40 tokens: more than 100 cells.
+    candidates = (bytes([value, 255] * 20) for value in range(200))
+    long = [c for c in candidates if len(expected_answer(c, 40, CONTEXT)) == 40]
+    prompts = {1: long[0], 2: long[1]}
+    for request_id, prompt in prompts.items():
+        engine.submit(request_id, prompt, max_tokens=40)
+    n_preempted = 0
+    engine.turn()
+    while engine.scheduler.has_work:
+        engine.turn()
+        n_preempted += any(s.n_out for s in engine.scheduler.waiting)
+    assert n_preempted
+    computed = [(r, at) for b in engine.backend.batches for r, s, n in b for at in range(s, s + n)]
+    assert len(computed) == len(set(computed))
+    for request_id, prompt in prompts.items():
+        engine.check_order(request_id)
+        assert engine.text(request_id).encode() == expected_answer(prompt, 40, CONTEXT)
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_a_failing_batch_fails_the_youngest_request_alone(recurrent: bool) -> None:
+    engine = Engine(recurrent=recurrent)
+    engine.submit(1, b"first", max_tokens=6)
+    engine.turn()
+    engine.submit(2, b"second", max_tokens=6)
+    engine.backend.outcomes = ["failed"]
+    engine.run()
+    failed = engine.end(2)
+    assert isinstance(failed, Failed) and isinstance(failed.error, VramOom)
+    assert isinstance(engine.end(1), Finished)
+    assert engine.text(1).encode() == expected_answer(b"first", 6, CONTEXT)
+    engine.check_idle()
+
+
+def test_a_deadline_ends_a_request_that_runs_and_one_that_waits() -> None:
+    engine = Engine(n_slots=1)
+    engine.submit(1, b"running", max_tokens=60, deadline=5.0)
+    engine.submit(2, b"waiting", max_tokens=60, deadline=5.0)
+    engine.turn()
+    engine.now = 5.0
+    engine.run()
+    for request_id in (1, 2):
+        end = engine.end(request_id)
+        assert isinstance(end, Failed) and isinstance(end.error, InferenceTimeout)
+    assert all(r == 1 for batch in engine.backend.batches for r, _, _ in batch)
+
+
+def test_a_request_cancelled_in_the_queue_is_never_started() -> None:
+    engine = Engine(n_slots=1)
+    engine.submit(1, b"running", max_tokens=10)
+    engine.submit(2, b"waiting", max_tokens=10)
+    engine.turn()
+    engine.loop.cancel(2)
+    engine.run()
+    assert [type(event) for event in engine.events[2]] == [Failed]
+
+
+def test_a_stop_ends_the_stream_and_is_not_sent() -> None:
+    engine = Engine()
+    prompt = b"a prompt"
+    answer = expected_answer(prompt, 20, CONTEXT).decode()
+    stop = answer[5:8]
+    engine.submit(1, prompt, max_tokens=20, stop=("#", stop))
+    engine.run()
+    assert isinstance(end := engine.end(1), Finished)
+    assert (end.stop_reason, end.stop_sequence) == ("STOP_SEQUENCE", stop)
+    assert engine.text(1) == answer[: answer.index(stop)]

@@ -1,0 +1,518 @@
+"""What idle slots keep goes to memory, and comes back when a prompt goes on from it."""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.byte_backend import expected_answer, make_sequence
+from tests.support.random_models import Kind, random_model
+from tests.support.real_engine import RealEngine
+from tests.unit.engine import test_loop
+from tests.unit.engine.test_loop import CONTEXT, Engine
+from tests.unit.engine.test_memory_kinds import ANSWER, PLAIN_CASES, Alone
+from worker.engine.cache.memory import MOST_STATES, Memory
+from worker.engine.cache.moves import Snapshot, State
+from worker.engine.cache.slots import Slot, count_cells, share, unshare
+from worker.wire.messages import Finished, Started
+
+SECOND_PER_TOKEN = 1.0
+
+
+def pooled(n_slots: int = 4, **kind: Any) -> Engine:
+    engine = Engine(n_slots=n_slots, unified=True, **kind)
+    engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
+    return engine
+
+
+def ask(engine: Engine, request_id: int, prompt: bytes, salt: str | None = None) -> int:
+    """Run a request to its right end; returns the number of cached tokens."""
+    engine.submit(request_id, prompt, max_tokens=8, cache_salt=salt)
+    engine.run()
+    assert engine.text(request_id).encode() == expected_answer(prompt, 8, CONTEXT)
+    first = engine.events[request_id][0]
+    assert isinstance(first, Started)
+    return first.cached_tokens
+
+
+@pytest.mark.parametrize("kind", [{}, {"recurrent": True}, {"window": 8}])
+def test_a_prompt_is_computed_beside_no_idle_cells(kind: dict[str, Any]) -> None:
+    engine = pooled(**kind)
+    prompts = [bytes([ord("a") + number]) * 40 for number in range(3)]
+    for number, prompt in enumerate(prompts):
+        assert ask(engine, number, prompt) == 0
+        assert engine.backend.n_used <= len(prompt) + 8
+    for number, prompt in enumerate(prompts):
+        longer = prompt + engine.text(number).encode() + b"and more"
+        assert ask(engine, 10 + number, longer) >= len(prompt)
+        assert engine.backend.n_used <= len(longer) + 8
+    engine.check_idle()
+
+
+def test_a_split_cache_keeps_its_cells() -> None:
+    engine = Engine(n_slots=4)
+    for number in range(3):
+        ask(engine, number, bytes([ord("a") + number]) * 40)
+    assert engine.backend.n_used >= 3 * 40
+
+
+def test_idle_cells_stay_beside_running_streams_that_have_more() -> None:
+    engine = pooled()
+    engine.submit(1, b"a" * 40, max_tokens=50)
+    engine.submit(2, b"b" * 34, max_tokens=2)
+    while not engine.cache.cells_cached:
+        engine.turn()
+    assert engine.cache.cells_running >= 40
+    engine.submit(3, b"c" * 34, max_tokens=2)
+    engine.turn()
+    assert engine.cache.cells_cached >= 34, "most cells are not idle"
+    engine.run()
+
+
+def test_a_conversation_goes_on_in_its_own_cells() -> None:
+    engine = pooled()
+    prompt = b"a" * 40
+    ask(engine, 1, prompt)
+    n_cells = engine.backend.n_used
+    cached = ask(engine, 2, prompt + engine.text(1).encode() + b"and more")
+    assert cached == n_cells, "all that was there"
+
+
+def test_a_common_beginning_is_taken_from_memory_more_than_once() -> None:
+    engine = pooled()
+    common = b"system" * 8
+    ask(engine, 1, common + b"first question")
+    ask(engine, 2, b"x" * 40)
+    for number in range(3, 6):
+        assert ask(engine, number, common + bytes([ord("0") + number]) * 8) >= len(common)
+        ask(engine, 10 + number, bytes([ord("m") + number]) * 40)
+
+
+def test_tenants_do_not_share_states() -> None:
+    engine = pooled()
+    ask(engine, 1, b"a" * 40, "one")
+    ask(engine, 2, b"x" * 40, "one")
+    assert ask(engine, 3, b"a" * 40 + b"more", "two") == 0
+    assert ask(engine, 4, b"a" * 40 + b"more", "one") >= 40
+    assert ask(engine, 5, b"x" * 40 + b"more") == 0
+
+
+def test_a_copy_of_what_is_being_restored_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The restore may fail, and then there is nothing to copy."""
+    engine = pooled()
+    common = b"system" * 8
+    ask(engine, 1, common + b"first question")
+    ask(engine, 2, b"x" * 40)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.backend, "restore", lambda slot, state: False)
+        for number in (3, 4):
+            engine.submit(number, common + bytes([number]) * 9, max_tokens=8)
+        engine.run()
+    for number in (3, 4):
+        expected = expected_answer(common + bytes([number]) * 9, 8, CONTEXT)
+        assert engine.text(number).encode() == expected
+    ask(engine, 5, b"x" * 40)
+    assert ask(engine, 6, common + b"first question and more") >= len(common)
+
+
+def test_a_state_is_only_restored_where_its_cells_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(n_slots=4, n_cells=150, unified=True)
+    engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
+    ask(engine, 1, b"a" * 60 + b"first")
+    ask(engine, 2, b"x" * 40)
+    engine.submit(3, b"y" * 70, max_tokens=20)
+    engine.turn()
+    restored: list[bool] = []
+    restore = engine.backend.restore
+
+    def counted(slot: int, state: memoryview) -> bool:
+        restored.append(restore(slot, state))
+        return restored[-1]
+
+    monkeypatch.setattr(engine.backend, "restore", counted)
+    prompt = b"a" * 40 + b"again"
+    engine.submit(4, prompt, max_tokens=4)
+    engine.run()
+    assert engine.text(4).encode() == expected_answer(prompt, 4, CONTEXT)
+    assert all(restored)
+
+
+def test_what_must_be_computed_is_not_taken() -> None:
+    engine = pooled()
+    ask(engine, 1, b"a" * 40)
+    ask(engine, 2, b"x" * 40)
+    engine.submit(3, b"a" * 40, max_tokens=2, deterministic=True)
+    engine.run()
+    assert isinstance(first := engine.events[3][0], Started) and first.cached_tokens == 0
+
+
+@pytest.mark.parametrize("kind", [{}, {"recurrent": True}, {"window": 12}])
+def test_conversations_that_come_and_go_say_what_each_says_alone(kind: dict[str, Any]) -> None:
+    for seed in range(12):
+        converse(random.Random(seed), kind)
+
+
+def converse(choose: random.Random, kind: dict[str, Any]) -> None:
+    """Beginnings, continuations and cancels, several at once, in a pool and a memory that are too
+    small for all of them."""
+    engine = Engine(choose.randint(1, 6), choose.choice([100, 200, 400]), unified=True, **kind)
+    engine.scheduler.pace.seconds_per_prompt_token = choose.choice([0.0, SECOND_PER_TOKEN])
+    common = [bytes(choose.randrange(97, 123) for _ in range(36)) for _ in range(2)] + [b""]
+    told = [beginning + b"?" for beginning in common]
+    asked: dict[int, tuple[bytes, int]] = {}
+    for request_id in range(40):
+        prompt = choose.choice(told) + bytes(
+            choose.randrange(97, 123) for _ in range(choose.randint(1, 12))
+        )
+        asked[request_id] = prompt[: CONTEXT - 5], choose.randint(1, 14)
+        engine.submit(request_id, asked[request_id][0], max_tokens=asked[request_id][1])
+        for _ in range(choose.choice([0, 0, 1, 3, 20])):
+            engine.turn()
+        if choose.random() < 0.1:
+            engine.loop.cancel(choose.randrange(request_id + 1))
+        told += [
+            prompt + engine.text(other).encode()
+            for other, (prompt, _) in list(asked.items())[-3:]
+            if engine.events[other] and isinstance(engine.events[other][-1], Finished)
+        ]
+    engine.run()
+    for request_id, (prompt, max_tokens) in asked.items():
+        expected = expected_answer(prompt, max_tokens, CONTEXT)
+        if isinstance(engine.end(request_id), Finished):
+            assert engine.text(request_id).encode() == expected
+        else:
+            assert expected.startswith(engine.text(request_id).encode())
+    engine.check_idle()
+
+
+# --- what gives way --------------------------------------------------------------------------
+
+
+def test_the_least_recently_used_state_gives_way() -> None:
+    engine = pooled(memory_bytes=200)  # two states
+    prompts = [bytes([ord("a") + number]) * 40 for number in range(4)]
+    for number, prompt in enumerate(prompts):
+        ask(engine, number, prompt)
+    assert [len(state.tokens) > 40 for state in engine.cache.memory.states] == [True] * 2
+    assert ask(engine, 10, prompts[0] + b"more") == 0
+    assert ask(engine, 11, prompts[2] + b"more") >= 40
+
+
+def test_a_longer_state_replaces_a_shorter_one() -> None:
+    engine = pooled()
+    prompt = b"a" * 40
+    ask(engine, 1, prompt)
+    ask(engine, 2, b"x" * 40)
+    longer = prompt + engine.text(1).encode() + b"and more"
+    ask(engine, 3, longer)
+    ask(engine, 4, b"y" * 40)
+    begun = [state for state in engine.cache.memory.states if state.tokens[0] == ord("a")]
+    assert len(begun) == 1 and len(begun[0].tokens) > len(longer)
+
+
+def test_memory_that_cannot_be_cut_keeps_the_shorter_state_too() -> None:
+    engine = pooled(recurrent=True)
+    prompt = b"a" * 40
+    ask(engine, 1, prompt)
+    ask(engine, 2, b"x" * 40)
+    ask(engine, 3, prompt + engine.text(1).encode() + b"and more")
+    ask(engine, 4, b"y" * 40)
+    assert len([state for state in engine.cache.memory.states if state.tokens[0] == ord("a")]) == 2
+
+
+def test_a_locked_state_stays() -> None:
+    memory = Memory(100, [])
+    states = [State([number], None, 40, memoryview(b""), last_used=number) for number in range(4)]
+    states[0].n_locks = 1
+    kept = [memory.keep(state, cuts_anywhere=True) for state in states]
+    assert kept == [True] * 4
+    assert memory.states == [states[0], states[3]]
+    assert not memory.keep(State([9], None, 70, memoryview(b""), last_used=9), cuts_anywhere=True)
+    assert memory.states == [states[0]]
+
+
+def test_no_request_is_compared_with_more_states_than_that() -> None:
+    slots = [Slot(0)]
+    slots[0].snapshots = [Snapshot(1, b"old")]
+    memory = Memory(1 << 30, slots)
+    for number in range(MOST_STATES + 10):
+        state = State([number], None, 40, memoryview(b""), last_used=number + 1)
+        assert memory.keep(state, cuts_anywhere=True)
+    assert [state.tokens[0] for state in memory.states] == list(range(10, MOST_STATES + 10))
+    assert slots[0].snapshots, "it takes no state's place"
+
+
+def test_a_state_is_found_by_all_of_a_beginning() -> None:
+    memory = Memory(1 << 20, [])
+    state = State([1, 2, 3, 4], None, 40, memoryview(b""))
+    assert memory.keep(state, cuts_anywhere=True)
+    assert memory.find([1, 2, 3, 9], None, 3) == [state]
+    assert memory.find([1, 9, 3], None, 3) == [], "its last token alone is the same"
+    assert memory.find([1, 2, 3, 4, 5], None, 5) == [], "it is too short"
+
+
+def test_a_slow_state_is_not_brought_back() -> None:
+    engine = pooled()
+    ask(engine, 1, b"a" * 40)
+    ask(engine, 2, b"x" * 40)
+    engine.cache.prices.per_byte = 1.0
+    assert ask(engine, 3, b"a" * 40 + b"more") == 0, "computing takes 40 s, and copying more"
+    engine.cache.prices.per_byte = 0.1
+    assert ask(engine, 4, b"x" * 40 + b"more") >= 40
+
+
+def test_copies_beside_streams_are_made_for_a_limited_time() -> None:
+    engine = pooled(n_slots=6, n_cells=600)
+    for number in range(4):
+        engine.submit(number, bytes([ord("a") + number]) * 40, max_tokens=2)
+    engine.submit(9, b"stream", max_tokens=60)
+    while engine.cache.cells_cached < 160:
+        engine.turn()
+    engine.cache.prices.per_byte = 0.0004  # 80 bytes in 32 ms
+    engine.submit(10, b"other", max_tokens=30)
+    engine.turn()
+    assert len(engine.cache.memory.states) == 3, "the most recently used ones"
+    assert sum(bool(slot.kept) for slot in engine.cache.slots) == 1
+    engine.run()
+
+
+def test_what_the_next_request_would_push_out_is_copied_while_nothing_runs() -> None:
+    engine = pooled()
+    for number in range(2):
+        ask(engine, number, bytes([ord("a") + number]) * 40)
+    engine.cache.memory.states.clear()
+    looks = iter([True, True, False])
+    engine.loop.carrier.save_while(lambda: next(looks))
+    assert not engine.cache.memory.states, "the most recent one alone stays in its cells"
+    split = Engine(n_slots=2)
+    for number in range(2):
+        ask(split, number, bytes([ord("a") + number]) * 40)
+    split.loop.carrier.save_while(lambda: True)
+    assert [state.tokens[0] for state in split.cache.memory.states] == [ord("a")]
+    split.check()
+
+
+@pytest.mark.parametrize("kind", [{}, {"recurrent": True}, {"window": 8}])
+def test_a_split_pool_brings_back_what_slots_gave_up(kind: dict[str, Any]) -> None:
+    engine = Engine(n_slots=2, memory_bytes=4000, **kind)
+    engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
+    prompts = [bytes([ord("a") + number]) * 40 for number in range(5)]
+    for number, prompt in enumerate(prompts):
+        ask(engine, number, prompt)
+    for number, prompt in enumerate(prompts):
+        longer = prompt + engine.text(number).encode() + b"and more"
+        assert ask(engine, 10 + number, longer) >= len(prompt)
+
+
+def test_beside_streams_copies_are_made_as_long_as_conversations_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(test_loop, "CONTEXT", 512)
+    engine = Engine(n_slots=4, memory_bytes=100_000, batch=64, prefill_budget=64)
+    engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
+    engine.cache.prices.per_byte = 0.0  # no copy takes too long
+    engine.submit(0, b"stream", max_tokens=500)
+    prompts = [bytes([number]) * 40 for number in range(1, 60)]
+
+    def beside(request_id: int, prompt: bytes) -> int:
+        """Run a request beside the stream; returns how many more states there are."""
+        n_before = len(engine.cache.memory.states)
+        engine.submit(request_id, prompt, max_tokens=1)
+        while not engine.has_ended(request_id):
+            engine.turn()
+        assert not engine.has_ended(0)
+        return len(engine.cache.memory.states) - n_before
+
+    made = [beside(number, prompts[number]) for number in range(1, 20)]
+    assert made == [0, *[1] * 5, *[0, 0, 0, 1] * 3, 0]
+    assert beside(30, prompts[1] + b"goes on") == 1, "it came back"
+    # The first of these pushes out what came back, which takes its shorter self's place.
+    assert [beside(number, prompts[number]) for number in range(31, 36)] == [0, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("unified", [False, True])
+@pytest.mark.parametrize("at_once", [8, 20])
+def test_agents_compute_only_what_is_new(
+    unified: bool, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty conversations in eight slots, each with more turns than one."""
+    monkeypatch.setattr(test_loop, "CONTEXT", 512)
+    engine = Engine(
+        n_slots=8,
+        n_cells=8 * 512,
+        unified=unified,
+        memory_bytes=1 << 20,
+        batch=512,
+        prefill_budget=256,
+        prefill_alone=512,
+    )
+    engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
+    choose = random.Random(3)
+    system = choose.randbytes(60)
+    told = [system + choose.randbytes(60) for _ in range(20)]
+    n_turns, live = [0] * 20, dict[int, int]()
+    n_prompt = n_cached = 0
+    for request_id in range(20 * 5):
+        while len(live) == at_once:
+            engine.turn()
+            for ended in [r for r in live if engine.has_ended(r)]:
+                number = live.pop(ended)
+                told[number] += engine.text(ended).encode() + choose.randbytes(20)
+        number = min(set(range(20)) - set(live.values()), key=lambda each: n_turns[each])
+        n_turns[number] += 1
+        live[request_id] = number
+        n_prompt += len(told[number])
+        engine.submit(request_id, told[number], max_tokens=10)
+    engine.run()
+    for request_id in range(20 * 5):
+        assert isinstance(first := engine.events[request_id][0], Started)
+        n_cached += first.cached_tokens
+    # Of each turn, 30 tokens are new, and of the first turns more.
+    assert n_cached / n_prompt > 0.7
+
+
+# --- which cells are shared ------------------------------------------------------------------
+
+
+@given(st.data())
+def test_shared_cells_are_counted_once_whoever_leaves_first(data: st.DataObject) -> None:
+    slots = [Slot(index) for index in range(5)]
+    cells: dict[int, list[int]] = {slot.index: [] for slot in slots}
+    numbers = count()
+
+    def sizes(slot: Slot) -> int:
+        return len(cells[slot.index])
+
+    for _ in range(data.draw(st.integers(1, 25))):
+        slot = data.draw(st.sampled_from(slots))
+        held = cells[slot.index]
+        match data.draw(st.sampled_from(["grow", "cut", "copy"])):
+            case "grow":
+                held += [next(numbers) for _ in range(data.draw(st.integers(1, 9)))]
+            case "cut":
+                length = data.draw(st.integers(0, len(held)))
+                unshare(slot, length, slots)
+                del held[length:]
+            case "copy":
+                empty = [each for each in slots if not cells[each.index]]
+                if empty and held and empty[0] is not slot:
+                    length = data.draw(st.integers(1, len(held)))
+                    share(slot, empty[0], length, slots)
+                    cells[empty[0].index] = held[:length]
+        some = data.draw(st.lists(st.sampled_from(slots), unique=True))
+        expected = len({cell for each in some for cell in cells[each.index]})
+        assert count_cells(some, sizes) == expected
+
+
+# --- llama.cpp -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [kind for kind, kv_unified in PLAIN_CASES if kv_unified])
+def test_conversations_in_turn_say_what_each_says_alone(kind: Kind) -> None:
+    choose, alone = random.Random(7), Alone(kind)
+    engine = RealEngine(4, path=random_model(kind), flash_attention="off", kv_unified=True)
+
+    def some(n: int) -> tuple[int, ...]:
+        return tuple(choose.randrange(300, 1000) for _ in range(n))
+
+    told = [some(120) for _ in range(5)]  # more than there are slots
+    for turn in range(3):
+        for number, so_far in enumerate(told):
+            request_id = engine.submit(so_far, max_tokens=ANSWER, ignore_eos=True)
+            engine.run()
+            answer = engine.ids(request_id)
+            assert alone.differs(so_far, answer) is None
+            assert engine.cached_tokens(request_id) >= (len(so_far) - 20 if turn else 0)
+            assert engine.cache.cells_cached < len(so_far) + ANSWER, "only its own"
+            told[number] = so_far + tuple(answer) + some(10)
+    engine.close()
+    alone.close()
+
+
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+def test_a_copy_and_a_state_that_come_together_do_not_mix(kind: Kind) -> None:
+    """llama.cpp copies between the parts of a split pool with the next batch, and writes a state at
+    once: over the cells that are still to be copied, if both are planned together."""
+    choose, alone = random.Random(7), Alone(kind)
+    engine = RealEngine(2, path=random_model(kind), flash_attention="off")
+
+    def some(n: int) -> tuple[int, ...]:
+        return tuple(choose.randrange(300, 1000) for _ in range(n))
+
+    saved, other, longest = some(150), some(150), some(300)
+    for prompt in (saved, other, longest):  # the third takes the slot of the first
+        engine.generate(prompt, max_tokens=8, ignore_eos=True)
+    for n_common in (0, 100):  # the second shows hybrid memory where to be cut
+        engine.generate(longest[:n_common] + some(60), max_tokens=8, ignore_eos=True)
+        engine.generate(longest + some(5), max_tokens=8, ignore_eos=True)
+    prompts = [longest[:100] + some(30), saved + some(30)]
+    ids = [engine.submit(prompt, max_tokens=ANSWER, ignore_eos=True) for prompt in prompts]
+    engine.run()
+    for request_id, prompt in zip(ids, prompts, strict=True):
+        assert alone.differs(prompt, engine.ids(request_id)) is None
+    assert [engine.cached_tokens(each) for each in ids] == [100, 150 if kind == "dense" else 134]
+    engine.close()
+    alone.close()
+
+
+# --- requests that wait ----------------------------------------------------------------------
+
+
+def long_answer(begin: bytes, n_tokens: int) -> bytes:
+    """A prompt that begins so, and is answered with so many tokens."""
+    prompts = (begin + bytes([number]) for number in range(256))
+    return next(p for p in prompts if len(expected_answer(p, n_tokens, CONTEXT)) == n_tokens)
+
+
+def test_a_request_does_not_start_before_it_fits() -> None:
+    """What a stream shared with another one is its own, once the other is gone."""
+    engine = Engine(n_slots=3, n_cells=110, unified=True)
+    common = b"system" * 8
+    engine.submit(1, long_answer(common, 20), max_tokens=20)
+    engine.turn()
+    engine.submit(2, long_answer(common + b"another", 30), max_tokens=30)
+    while not engine.text(2):
+        engine.turn()
+    assert isinstance(first := engine.events[2][0], Started) and first.cached_tokens == len(common)
+    engine.loop.cancel(1)
+    engine.turn()
+    engine.submit(3, bytes(60), max_tokens=4)
+    engine.turn()
+    assert engine.scheduler.waiting, "58 of 110 cells are the stream's"
+    engine.run()
+    computed = [(r, at) for b in engine.backend.batches for r, s, n in b for at in range(s, s + n)]
+    assert len(computed) == len(set(computed))
+
+
+class Counted(list[int]):
+    """Counts the tokens that are copied out of it."""
+
+    n_copied = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        found = super().__getitem__(key)
+        self.n_copied += len(found) if isinstance(key, slice) else 0
+        return found
+
+
+def test_a_waiting_request_is_not_looked_at_in_every_step() -> None:
+    engine = Engine(n_slots=4, n_cells=150, unified=True)
+    engine.submit(1, long_answer(b"a" * 50, 30), max_tokens=30)
+    engine.submit(2, long_answer(b"b" * 20, 30), max_tokens=30)
+    engine.turn()
+    waiting = make_sequence(engine.backend, 3, b"c" * 80, max_tokens=4)
+    waiting.tokens = Counted(waiting.tokens)
+    engine.loop.submit(waiting)
+    for _ in range(2):
+        engine.turn()
+    assert engine.scheduler.waiting
+    waiting.tokens.n_copied = 0
+    for _ in range(8):
+        engine.turn()
+    assert engine.scheduler.waiting and waiting.tokens.n_copied == 0
+    engine.run()

@@ -1,0 +1,162 @@
+"""The prompt budget of a step on a simulated machine whose costs are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.byte_backend import make_sequence
+from tests.unit.engine.test_loop import Engine
+from worker.engine.pace import PROMPT_SHARE, TILE_TOKENS, Pace
+from worker.engine.prompts import share
+from worker.wire.messages import Finished, Token
+
+Machine = Callable[[int, int], float]
+
+
+def linear(n_decoding: int, n_prompt: int) -> float:
+    """10 ms a step and 2 ms a row on top, 0.1 ms a prompt token."""
+    return (0.010 + 0.002 * n_decoding if n_decoding else 0.0) + 0.0001 * n_prompt
+
+
+def bent(n_decoding: int, n_prompt: int) -> float:
+    """As memory-bound devices are: the first 64 rows cost what one does."""
+    return 0.020 + 0.0001 * max(n_decoding + n_prompt - 64, 0)
+
+
+def steps(pace: Pace, machine: Machine, n_decoding: int, count: int = 30) -> list[float]:
+    """What the steps take while a prompt joins, once the machine was seen without one."""
+    pace.measured(0, 512, machine(0, 512))
+    pace.measured(n_decoding, 0, machine(n_decoding, 0))
+    seconds = []
+    for _ in range(count):
+        n_prompt = pace.budget(n_decoding)
+        seconds.append(machine(n_decoding, n_prompt))
+        pace.measured(n_decoding, n_prompt, seconds[-1])
+    return seconds
+
+
+@pytest.mark.parametrize("machine", [linear, bent])
+@pytest.mark.parametrize("n_decoding", [1, 4, 16])
+def test_steps_come_near_the_target_and_stay_below(machine: Machine, n_decoding: int) -> None:
+    settled = steps(Pace(0.1, 4096), machine, n_decoding)[15:]
+    assert max(settled) <= 0.105
+    assert min(settled) >= 0.08, "prompts get what the streams leave"
+
+
+def test_prompts_fill_whole_tiles() -> None:
+    """Rows that fill none take a multiple of the time: a fewer-is-cheaper rule would stay there."""
+
+    def tiled(n_decoding: int, n_prompt: int) -> float:
+        tiles, rest = divmod(n_prompt, TILE_TOKENS)
+        return 0.015 * bool(n_decoding) + 0.003 * TILE_TOKENS * tiles + 0.007 * rest
+
+    settled = steps(Pace(0.15, 256), tiled, 1)
+    assert set(settled[1:]) == {tiled(1, TILE_TOKENS)}
+
+
+def test_the_first_step_of_all_is_as_large_as_it_may_be() -> None:
+    assert Pace(0.1, 256).budget(4) == 256
+    assert Pace(0.1, 256).budget(0) == 256
+
+
+def test_prompts_move_on_where_the_target_cannot_be_reached() -> None:
+    pace = Pace(0.001, 4096)
+    settled = steps(pace, linear, 16)[15:]
+    alone = linear(16, 0)
+    assert settled[-1] == pytest.approx(alone * (1 + PROMPT_SHARE), rel=0.1)
+    expensive = Pace(0.001, 256)
+    steps(expensive, lambda n, p: 0.01 + 0.5 * p, 1)
+    assert expensive.budget(1) == TILE_TOKENS
+
+
+def test_a_machine_that_becomes_slower_is_noticed_within_some_steps() -> None:
+    pace = Pace(0.1, 4096)
+    steps(pace, linear, 4)
+    slow = steps(pace, lambda n, p: 3 * linear(n, p), 4)
+    assert max(slow[8:]) <= 0.125
+
+
+def test_steps_grow_where_requests_queue_up() -> None:
+    pace = Pace(0.1, 4096)
+    steps(pace, linear, 8)
+    plain = linear(8, 0)
+    assert linear(8, pace.budget(8, 8)) == pytest.approx(0.2, rel=0.15)
+    assert pace.budget(8, 0) < pace.budget(8, 1) < pace.budget(8, 8)
+    assert plain < linear(8, pace.budget(8, 0)) <= 0.105
+
+
+def test_what_rows_cost_is_learned_beside_prompts_too() -> None:
+    pace = Pace(0.1, 4096)
+    pace.measured(0, 512, linear(0, 512))
+    pace.measured(1, 0, linear(1, 0))
+    for _ in range(20):  # sixteen streams, and never a step without a prompt
+        n_prompt = pace.budget(16)
+        pace.measured(16, n_prompt, linear(16, n_prompt))
+    assert pace.decode_seconds(16) == pytest.approx(linear(16, 0), rel=0.2)
+
+
+def test_prompts_that_come_together_start_together() -> None:
+    engine = Engine(n_slots=4, prefill_budget=8, prefill_alone=32)
+    for request_id in range(4):
+        engine.submit(request_id, bytes([request_id + 1]) * 8, max_tokens=9)
+    engine.run()
+    assert [n for _, _, n in engine.backend.batches[0]] == [8] * 4
+
+
+@pytest.mark.parametrize(("n_prompts", "n_tokens"), [(1, 64), (2, 128), (3, 192)])
+def test_prompts_that_wait_for_each_other_make_a_step_longer(n_prompts: int, n_tokens: int) -> None:
+    engine = Engine(
+        n_slots=4, batch=512, prefill_budget=256, prefill_alone=256, inter_token_target=0.1
+    )
+    engine.submit(9, b"runs", max_tokens=60)
+    engine.turn()
+    pace = engine.scheduler.pace
+    pace.measured(1, 0, 0.03)
+    pace.measured(1, 64, 0.1)
+    for request_id in range(n_prompts):
+        engine.submit(request_id, bytes([request_id + 1]) * 90, max_tokens=1)
+    engine.turn()
+    assert sum(n for r, _, n in engine.backend.batches[-1] if r != 9) == n_tokens
+
+
+def test_a_short_prompt_behind_a_long_one_starts_soon() -> None:
+    engine = Engine(prefill_budget=16)
+    engine.submit(1, bytes(90), max_tokens=1)
+    engine.submit(2, b"hello", max_tokens=1)
+    engine.turn()
+    assert isinstance(engine.end(2), Finished)
+    assert all(not isinstance(event, Token) for event in engine.events[1])
+
+
+def test_a_tile_is_one_prompts() -> None:
+    """Each prompt in a step is a pass of its own, so two do not share what one of them fills."""
+    engine = Engine(n_slots=4)
+    first, second = (make_sequence(engine.backend, i, bytes(n)) for i, n in ((1, 300), (2, 200)))
+    first.admission, second.admission = 1, 2
+
+    def shares(budget: int, *, oldest_first: bool) -> dict[int, int]:
+        chunks = share([first, second], budget, oldest_first=oldest_first)
+        return {chunk.sequence.request_id: chunk.n_tokens for chunk in chunks}
+
+    assert shares(64, oldest_first=True) == {1: 64}
+    assert shares(64, oldest_first=False) == {2: 64}
+    assert shares(128, oldest_first=True) == shares(128, oldest_first=False) == {1: 64, 2: 64}
+    assert shares(192, oldest_first=True) == {1: 128, 2: 64}
+    assert shares(256, oldest_first=False) == {1: 128, 2: 128}
+    second.n_computed = 195
+    assert shares(64, oldest_first=False) == {1: 59, 2: 5}, "what is left of a tile is not lost"
+
+
+def test_the_scheduler_plans_by_the_pace() -> None:
+    engine = Engine(batch=128, prefill_budget=96, prefill_alone=96, inter_token_target=0.1)
+    engine.submit(1, b"abc", max_tokens=60)
+    engine.turn()
+    engine.scheduler.pace.measured(1, 0, 0.02)
+    engine.scheduler.pace.measured(1, 16, 0.1)
+    joining = make_sequence(engine.backend, 2, bytes(90))
+    engine.loop.submit(joining)
+    engine.turn()
+    prompts = [n for batch in engine.backend.batches for r, _, n in batch if r == 2]
+    assert prompts[0] == TILE_TOKENS

@@ -1,0 +1,89 @@
+"""Holes between slots: what a split cache would pay for them, simulated and on llama.cpp."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Rows
+from itertools import count, pairwise
+
+import pytest
+
+from tests.support.byte_backend import expected_answer
+from tests.support.real_engine import RealEngine
+from tests.unit.engine.test_loop import CONTEXT, Engine
+from worker.engine.step import Chunk
+from worker.wire.messages import DecodeOutcome, Started
+
+STORY = "Once upon a time, there was a clever fox named "
+
+
+def slots_used(engine: Engine | RealEngine) -> list[int]:
+    return sorted(slot.index for slot in engine.cache.slots if slot.owner is not None)
+
+
+def n_runs(used: list[int]) -> int:
+    return bool(used) + sum(b - a > 1 for a, b in pairwise(used))
+
+
+def test_arrivals_and_ends_leave_hardly_a_hole_among_64_slots() -> None:
+    engine = Engine(n_slots=64, prefill_budget=31, prefill_alone=31)
+    fill, counted = engine.backend.fill, list[int]()
+
+    def counting(chunks: Rows[Chunk], draft: Rows[int] = ()) -> None:
+        counted.append(n_runs(slots_used(engine)))
+        fill(chunks, draft)
+
+    engine.backend.fill = counting  # type: ignore[method-assign]
+    engine.loop._clock = count(0.0, 0.001).__next__  # every step takes some time
+    dice, request_id = random.Random(5), 0
+    texts: dict[int, tuple[bytes, int]] = {}
+    for _ in range(600):
+        while len(engine.loop._sequences) < 15 and dice.random() < 0.5:
+            request_id += 1
+            prompt, n_out = dice.randbytes(dice.randint(3, 40)), dice.randint(4, 50)
+            texts[request_id] = (prompt, n_out)
+            engine.submit(request_id, prompt, max_tokens=n_out)
+        engine.turn()
+    engine.run()
+    for request_id, (prompt, n_out) in texts.items():
+        expected = expected_answer(prompt, n_out, CONTEXT)
+        assert engine.text(request_id).encode() == expected, "a move loses no cell"
+    engine.check_idle()
+    assert sum(counted) / len(counted) < 1.7, (
+        "it was 3.2 without moves, 4.8 with slots as they come"
+    )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_conversations_keep_their_cells_while_there_is_a_slot_for_each(seed: int) -> None:
+    """Eight conversations in eight slots, four turns at a time. To compute one again costs as much
+    as a hundred passes over all weights, as one of a thousand tokens does on a CPU."""
+    engine = Engine(n_slots=8, batch=96, prefill_budget=64, prefill_alone=96)
+    decode = engine.backend.decode
+
+    def taking_time() -> DecodeOutcome:
+        n_prompt = sum(c.n_tokens for c in engine.backend._chunks if c.n_tokens > 1)
+        engine.now += 0.016 * n_runs(slots_used(engine)) + 0.03 * n_prompt
+        return decode()
+
+    engine.backend.decode = taking_time  # type: ignore[method-assign]
+    engine.submit(0, b"a pass is measured when it is alone", max_tokens=4)
+    engine.run()
+    dice, request_id, n_lost = random.Random(seed), 0, 0
+    conversations = [dice.randbytes(60) for _ in range(8)]
+    for turn in range(5):
+        order = dice.sample(range(8), 8)
+        for some in (order[:4], order[4:]):
+            known = {index: len(conversations[index]) for index in some}
+            started = {}
+            for index in some:
+                request_id += 1
+                started[index] = request_id
+                conversations[index] += b"?"
+                engine.submit(request_id, conversations[index], max_tokens=dice.randint(1, 6))
+            engine.run()
+            for index, number in started.items():
+                (first,) = [e for e in engine.events[number] if isinstance(e, Started)]
+                n_lost += turn > 0 and first.cached_tokens < known[index] - 1
+                conversations[index] += engine.text(number).encode()
+    assert n_lost == 0

@@ -1,0 +1,292 @@
+"""Requests that come, go on, are cancelled, preempted and replayed, at random: after every step the
+books of the cache say what the backend has, and in the end each text is the one computed alone.
+
+The same walk is done on the byte model and on llama.cpp, for each kind of memory, in a split pool
+and in one, with and without files.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pytest
+
+from tests.support.byte_backend import EOG, answer_byte
+from tests.support.random_models import Kind, random_model
+from tests.support.real_engine import RealEngine
+from tests.unit.engine.test_loop import CONTEXT, Engine
+from tests.unit.engine.test_memory_kinds import ANSWER, Alone
+from worker.errors import Cancelled
+from worker.wire.messages import Event, Failed, Finished, Token
+
+KINDS: list[Kind] = ["dense", "windowed", "hybrid", "recurrent"]
+BYTE_KINDS = {"dense": {}, "windowed": {"window": 12}, "recurrent": {"recurrent": True}}
+Cells = Literal["parts", "one pool", "divided"]
+"""A part for each slot, one pool, or a pool that is divided as long as its parts are enough."""
+LAYOUTS: list[tuple[Cells, bool]] = [
+    (cells, stores) for cells in get_args(Cells) for stores in (False, True)
+]
+"""How the cells are laid out, and whether there are files."""
+
+
+def cases(kinds: Iterable[str]) -> list[tuple[Any, tuple[Cells, bool]]]:
+    """The layouts of each kind of memory; only that of dense models is divided anew."""
+    return [
+        (kind, layout)
+        for kind in kinds
+        for layout in LAYOUTS
+        if layout[0] != "divided" or kind == "dense"
+    ]
+
+
+@dataclass(eq=False)
+class Asked:
+    """One request, over all engines that have served it."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    cache_salt: str | None
+    deterministic: bool
+    request_id: int = -1
+    said: list[int] = field(default_factory=list)
+    """What earlier engines have sent."""
+    is_over: bool = False
+
+
+class Walk:
+    """A walk on one kind of engine; `folder` is that of its files."""
+
+    n_common, n_own, n_out, context = (34, 60), (1, 20), (1, 20), CONTEXT
+    first_token, n_tokens = 97, 26
+
+    def __init__(self, seed: int, folder: Path | None) -> None:
+        self.choose, self.folder = random.Random(seed), folder
+        self.begun = [self.some(self.choose.randint(*self.n_common)) for _ in range(3)] + [()]
+        self.asked: list[Asked] = []
+        self.engine = self.start()
+
+    # --- what the two kinds of engines do each in its way --------------------------------------
+
+    def start(self) -> Engine | RealEngine:
+        raise NotImplementedError
+
+    def ask(self, asked: Asked) -> None:
+        raise NotImplementedError
+
+    def fault(self, asked: Asked, said: list[int]) -> str | None:
+        """What is wrong with what was said, the end of which may be missing."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Stop the engine, as a crash does."""
+
+    def disturb(self) -> None:
+        """Let the next batch meet with something."""
+
+    # --- the walk ------------------------------------------------------------------------------
+
+    def some(self, n_tokens: int) -> tuple[int, ...]:
+        first, last = self.first_token, self.first_token + self.n_tokens - 1
+        return tuple(self.choose.randint(first, last) for _ in range(n_tokens))
+
+    def go(self, n_steps: int) -> None:
+        for _ in range(n_steps):
+            self.step()
+            self.engine.turn()  # and compares the books
+            self.take_in()
+        for _ in range(20_000):
+            if all(asked.is_over for asked in self.asked):
+                break
+            if not self.engine.scheduler.has_work:
+                time.sleep(0.001)  # a file is being read
+            self.engine.turn()
+            self.take_in()
+        assert all(asked.is_over for asked in self.asked), "some do not end"
+        assert not self.engine.scheduler.has_work and not self.engine.scheduler.waiting
+        assert self.engine.cache.cells_running == 0
+        assert self.engine.cache.memory.locked_bytes == 0 or self.folder is not None
+        self.end()
+
+    def step(self) -> None:
+        choose, live = self.choose, [asked for asked in self.asked if not asked.is_over]
+        dice = choose.random()
+        if dice < 0.25 and len(live) < 12:
+            self.arrive()
+        elif dice < 0.29 and live:
+            self.engine.loop.cancel(choose.choice(live).request_id)
+        elif dice < 0.295:
+            self.end()
+            self.engine = self.start()
+            for asked in live:
+                asked.said += self.ids(asked)
+                self.ask(asked)
+        elif dice < 0.32:
+            self.disturb()
+
+    def arrive(self) -> None:
+        choose = self.choose
+        prompt = choose.choice(self.begun) + self.some(choose.randint(*self.n_own))
+        n_out = choose.randint(*self.n_out)
+        salt = choose.choice([None, None, "a"])
+        asked = Asked(prompt[: self.context - n_out - 1], n_out, salt, choose.random() < 0.08)
+        self.asked.append(asked)
+        self.ask(asked)
+
+    def take_in(self) -> None:
+        for asked in self.asked:
+            if asked.is_over or not self.events(asked):
+                continue
+            last = self.events(asked)[-1]
+            if not isinstance(last, Finished | Failed):
+                continue
+            said = asked.said + self.ids(asked)
+            asked.is_over = True
+            if isinstance(last, Failed):
+                assert isinstance(last.error, Cancelled), last.error
+            assert (fault := self.fault(asked, said)) is None, fault
+            if isinstance(last, Finished):
+                self.begun.append(asked.prompt + tuple(said))  # for the next turn
+                self.begun = self.begun[-7:]
+
+    def events(self, asked: Asked) -> list[Event]:
+        return self.engine.events[asked.request_id]
+
+    def ids(self, asked: Asked) -> list[int]:
+        return [i for e in self.events(asked) if isinstance(e, Token) for i in e.token_ids]
+
+
+class ByteWalk(Walk):
+    def __init__(self, seed: int, folder: Path | None, kind: str, *, cells: Cells) -> None:
+        self.kind, self.cells, self.next_id = kind, cells, 0
+        super().__init__(seed, folder)
+
+    def start(self) -> Engine:
+        choose = self.choose
+        n_slots = choose.randint(2, 5)
+        engine = Engine(
+            n_slots=n_slots,
+            n_cells=choose.randint(CONTEXT + 1, 3 * CONTEXT),
+            unified=self.cells != "parts",
+            divisions=(n_slots, n_slots - 1) if self.cells == "divided" else (),
+            memory_bytes=choose.choice([0, 300, 2000]),
+            folder=self.folder,
+            prefill_budget=choose.choice([8, 24]),
+            **BYTE_KINDS[self.kind],  # type: ignore[arg-type]
+        )
+        engine.scheduler.pace.seconds_per_prompt_token = choose.choice([0.0, 1.0])
+        return engine
+
+    def ask(self, asked: Asked) -> None:
+        assert isinstance(self.engine, Engine)
+        self.next_id += 1
+        asked.request_id = self.next_id
+        self.engine.submit(
+            self.next_id,
+            bytes(asked.prompt),
+            max_tokens=asked.max_tokens,
+            cache_salt=asked.cache_salt,
+            deterministic=asked.deterministic,
+            produced=tuple(asked.said),
+        )
+
+    def fault(self, asked: Asked, said: list[int]) -> str | None:
+        tokens = list(asked.prompt)
+        for token in said:
+            if token != answer_byte(tokens):
+                return f"token {len(tokens)} of {asked}"
+            tokens.append(token)
+        last = self.events(asked)[-1]
+        whole = isinstance(last, Failed) or len(said) == asked.max_tokens
+        return None if whole or answer_byte(tokens) == EOG else f"{asked} ended early"
+
+    def disturb(self) -> None:
+        assert isinstance(self.engine, Engine)
+        if self.engine.cache.limits.unified and len(self.engine.scheduler.running) > 2:
+            self.engine.backend.outcomes = ["no_room"]
+        elif self.kind != "recurrent":
+            self.engine.backend.outcomes = ["aborted"]
+
+
+class RealWalk(Walk):
+    n_common, n_own, n_out, context = (36, 120), (40, 80), (1, ANSWER), 300
+    first_token, n_tokens = 300, 600
+
+    def __init__(self, seed: int, folder: Path | None, kind: Kind, *, cells: Cells) -> None:
+        self.kind, self.cells, self.alone = kind, cells, Alone(kind)
+        super().__init__(seed, folder)
+
+    def start(self) -> RealEngine:
+        return RealEngine(
+            4,
+            path=random_model(self.kind),
+            flash_attention="off",
+            kv_unified=self.cells != "parts",
+            divisions=(4, 2) if self.cells == "divided" else (),
+            n_cells={"parts": None, "one pool": 512, "divided": 1024}[self.cells],
+            prefill_budget=80,
+            store=self.folder,
+            memory_bytes=self.choose.choice([0, 1 << 18, 1 << 24]),
+        )
+
+    def ask(self, asked: Asked) -> None:
+        assert isinstance(self.engine, RealEngine)
+        asked.request_id = self.engine.submit(
+            asked.prompt,
+            max_tokens=asked.max_tokens,
+            cache_salt=asked.cache_salt,
+            deterministic=asked.deterministic and self.cells == "parts",
+            produced=tuple(asked.said),
+            ignore_eos=True,
+        )
+
+    def fault(self, asked: Asked, said: list[int]) -> str | None:
+        last = self.events(asked)[-1]
+        if isinstance(last, Finished) and last.tokens_out != asked.max_tokens:
+            return f"{last.tokens_out} of {asked.max_tokens} tokens"
+        return self.alone.differs(asked.prompt, said)
+
+    def end(self) -> None:
+        self.engine.close()  # type: ignore[union-attr]
+
+
+def walk_on_bytes(folder: Path, kind: str, layout: tuple[Cells, bool], n_steps: int) -> None:
+    cells, stores = layout
+    for seed in range(3):
+        own = folder / str(seed) if stores else None
+        ByteWalk(seed, own, kind, cells=cells).go(n_steps // 3)
+
+
+def walk_on_llama_cpp(folder: Path, kind: Kind, layout: tuple[Cells, bool], n_steps: int) -> None:
+    cells, stores = layout
+    walk = RealWalk(11, folder if stores else None, kind, cells=cells)
+    walk.go(n_steps)
+    walk.alone.close()
+
+
+@pytest.mark.parametrize(("kind", "layout"), cases(BYTE_KINDS))
+def test_a_walk_on_the_byte_model(kind: str, layout: tuple[Cells, bool], tmp_path: Path) -> None:
+    walk_on_bytes(tmp_path, kind, layout, 600)
+
+
+@pytest.mark.parametrize(("kind", "layout"), cases(KINDS))
+def test_a_walk_on_llama_cpp(kind: Kind, layout: tuple[Cells, bool], tmp_path: Path) -> None:
+    walk_on_llama_cpp(tmp_path, kind, layout, 60)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "layout"), cases(BYTE_KINDS))
+def test_10000_steps_on_the_byte_model(
+    kind: str, layout: tuple[Cells, bool], tmp_path: Path
+) -> None:
+    walk_on_bytes(tmp_path, kind, layout, 10_000)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "layout"), cases(KINDS))
+def test_10000_steps_on_llama_cpp(kind: Kind, layout: tuple[Cells, bool], tmp_path: Path) -> None:
+    walk_on_llama_cpp(tmp_path, kind, layout, 10_000)

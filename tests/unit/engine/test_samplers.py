@@ -1,0 +1,168 @@
+"""Samplers that remember, in a whole engine: an answer is the same after a crash, after preemption
+and under a constraint."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.real_engine import RealEngine
+from worker.llama.sampler import Sampler
+from worker.observability.metrics import Metrics
+from worker.supervisor.job import Job
+from worker.wire.messages import Accepted, Started, Token
+from worker.wire.sampling import Constraint, Sampling
+from worker.wire.work import InferenceRequest
+
+CHAT = "<|im_start|>user\nTell me of {}.<|im_end|>\n<|im_start|>assistant\n"
+WARM: dict[str, Any] = {"temperature": 1.4, "seed": 5, "ignore_eos": True}
+COOL = WARM | {"temperature": 0.5}
+"""Other batches round otherwise, which a hot draw may notice."""
+DRY = {"dry_multiplier": 1.5, "dry_allowed_length": 1, "dry_penalty_last_n": -1}
+REMEMBERING: dict[str, dict[str, Any]] = {
+    "dry": DRY,
+    "penalties": {"repetition_penalty": 1.4, "frequency_penalty": 0.3},
+    "a window": {"repetition_penalty": 1.4, "presence_penalty": 0.4, "repeat_last_n": 12},
+    "xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.02},
+    "mirostat 1": {"mirostat": 1, "mirostat_tau": 2.0},
+    "mirostat 2": {"mirostat": 2, "mirostat_tau": 2.0},
+    "adaptive_p": {
+        "adaptive_target": 0.3, "adaptive_decay": 0.7, "min_p": 0.02,
+        "samplers": ("min_p", "temperature", "adaptive_p"),
+    },
+    "penalties last": {
+        **DRY, "repetition_penalty": 1.4, "top_k": 40, "repeat_last_n": 64,
+        "samplers": ("top_k", "temperature", "dry", "penalties"),
+    },
+}  # fmt: skip
+remembering = pytest.mark.parametrize("sampling", REMEMBERING.values(), ids=REMEMBERING)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[RealEngine]:
+    engine = RealEngine()
+    yield engine
+    engine.close()
+
+
+def tokens_of(engine: RealEngine, request_id: int) -> list[Token]:
+    return [event for event in engine.events[request_id] if isinstance(event, Token)]
+
+
+@remembering
+def test_another_engine_goes_on_with_the_same_answer(
+    engine: RealEngine, sampling: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = WARM | sampling | {"max_tokens": 40}
+    whole = engine.submit(CHAT.format("cats"), **options)
+    engine.run()
+    ids = engine.ids(whole)
+    assert len(ids) == 40
+    sent: list[int] = []
+    for event in tokens_of(engine, whole)[:30:7]:
+        index = tokens_of(engine, whole).index(event)
+        sent = [i for each in tokens_of(engine, whole)[: index + 1] for i in each.token_ids]
+        rest = engine.submit(
+            CHAT.format("cats"), produced=tuple(sent), learned=event.learned, **options
+        )
+        engine.run()
+        assert sent + engine.ids(rest) == ids
+    assert bool(event.learned) == ("mirostat" in sampling or "adaptive_target" in sampling)
+
+
+@remembering
+def test_what_was_preempted_is_remembered(sampling: dict[str, Any]) -> None:
+    crowded, roomy = RealEngine(slots=3, n_cells=256, kv_unified=True), RealEngine()
+    try:
+        answers = []
+        for engine in (crowded, roomy):
+            asked = [
+                engine.submit(CHAT.format(word), max_tokens=110, **COOL | sampling)
+                for word in ("cats", "dogs", "fish")
+            ]
+            engine.run()
+            answers.append([engine.ids(each) for each in asked])
+        assert sum(map(len, answers[0])) > 256, "they do not fit together"
+        assert answers[0] == answers[1]
+    finally:
+        crowded.close()
+        roomy.close()
+
+
+@remembering
+def test_a_constraint_holds(engine: RealEngine, sampling: dict[str, Any]) -> None:
+    digits = Constraint("start: /[0-9]{12}/", "grammar")
+    options: dict[str, Any] = WARM | sampling | {"ignore_eos": False, "constraint": digits}
+    text = engine.generate(CHAT.format("cats"), **options)
+    assert len(text) == 12 and text.isdigit()
+    assert engine.generate(CHAT.format("cats"), **options) == text
+
+
+def test_a_text_is_biased_by_its_tokens(engine: RealEngine) -> None:
+    paris = engine.model.tokenize(" Paris", add_special=False, parse_special=False)
+    for bias in (((" Paris", -100.0),), tuple((token, -math.inf) for token in paris)):
+        text = engine.generate(CHAT.format("the capital of France"), logit_bias=bias)
+        assert "Paris" not in text
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 10**6])
+def test_odds_after_the_samplers(engine: RealEngine, count: int) -> None:
+    options: dict[str, Any] = {
+        "top_k": 3,
+        "temperature": 1.2,
+        "logprobs": min(count, engine.model.n_vocab),
+    }
+    asked = engine.submit(CHAT.format("cats"), post_sampling_probs=True, max_tokens=8, **options)
+    engine.run()
+    entries = engine.logprobs(asked)
+    assert len(entries) >= 6, "the last ones may have no text yet"
+    for entry in entries:
+        assert len(entry.top) == min(count, 3) and 0 < math.exp(entry.logprob) <= 1
+        if count >= 3:
+            shares = {token: math.exp(logprob) for token, _, logprob in entry.top}
+            assert sum(shares.values()) == pytest.approx(1)
+            assert shares[entry.token_id] == pytest.approx(math.exp(entry.logprob))
+
+
+def test_the_odds_of_a_greedy_draw_are_certain(engine: RealEngine) -> None:
+    asked = engine.submit(
+        CHAT.format("cats"), post_sampling_probs=True, logprobs=5, max_tokens=4, top_k=0
+    )
+    engine.run()
+    assert all(e.logprob == 0 and len(e.top) == 1 for e in engine.logprobs(asked))
+
+
+def test_all_log_probabilities_of_a_token(engine: RealEngine) -> None:
+    n_vocab = engine.model.n_vocab
+    asked = engine.submit(CHAT.format("cats"), logprobs=n_vocab, max_tokens=1)
+    engine.run()
+    (entry,) = engine.logprobs(asked)
+    assert len(entry.top) == n_vocab
+    assert sum(math.exp(logprob) for _, _, logprob in entry.top) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_job_takes_what_its_sampler_learned_to_the_next_engine(deterministic: bool) -> None:
+    """A deterministic answer is computed again from its beginning, so it takes nothing along."""
+    asked = InferenceRequest(
+        "j", "a", Sampling(1, mirostat=2), max_tokens=8, deterministic=deterministic
+    )
+    job = Job(1, asked, Metrics("w"), lambda job, error: None)
+    job.accept(Accepted(1, 2, array("i", [7, 8]).tobytes()))
+    job.feed([Started(1, 0), Token(1, "a", (5, 6), learned=(4.5,))])
+    job.feed([Token(1, "b", (9,), learned=(4.25,))])
+    again = job.submission()
+    assert isinstance(again, InferenceRequest)
+    expected = ((), ()) if deterministic else ((5, 6, 9), (4.25,))
+    assert (again.produced, again.learned) == expected
+
+
+def test_a_token_that_is_given_is_certain(engine: RealEngine) -> None:
+    sampling = Sampling(1, post_sampling_probs=True)
+    sampler = Sampler(engine.model, sampling, [1], engine.vocabulary)
+    sampler.follow_produced((5,))
+    assert sampler.log_probabilities(5, 3) == (0.0, [])

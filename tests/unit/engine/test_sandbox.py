@@ -1,0 +1,239 @@
+"""A chat template cannot fill the memory or run on, whatever it calls; what is right stays so."""
+
+from __future__ import annotations
+
+import resource
+import threading
+import time
+
+import pytest
+
+from tests.support.chats import SPECIAL, TEMPLATES
+from worker.engine.text import chat_template, sandbox
+from worker.engine.text.chat_template import ChatTemplate
+from worker.errors import InvalidRequest, ModelError
+from worker.wire.work import ChatPrompt
+
+HUNGRY = [
+    "{{ range(99999)|join('x'*99999) }}",
+    "{{ ('x'*99999).join(range(99999)|map('string')) }}",
+    "{{ 'x'*99999*99999 }}",
+    "{{ ([0]*99999)*99999 }}",
+    "{{ ('a'*99999)|replace('a', 'b'*99999) }}",
+    "{{ ('a'*99999).replace('a', 'b'*99999) }}",
+    "{{ ('a'*99999).replace('', 'b'*99999) }}",
+    "{{ '%999999999d' % 1 }}",
+    "{{ '%*d' % (999999999, 1) }}",
+    "{{ '%999999999d'|format(1) }}",
+    "{{ '{:>999999999}'.format(1) }}",
+    "{{ 'x'.ljust(999999999) }}",
+    "{{ 'x'.center(999999999) }}",
+    "{{ 'x'|center(999999999) }}",
+    "{{ '1'.zfill(999999999) }}",
+    "{{ ('a\\n'*9999)|indent(199999) }}",
+    "{{ [1]|tojson(indent=999999999) }}",
+    "{{ [1]|batch(999999999, 0)|list }}",
+    "{% set ns = namespace(s='xx') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}"
+    "{% endfor %}{{ ns.s }}",
+    "{% set ns = namespace(s='xx') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}"
+    "{% endfor %}{{ ns.s }}",
+    "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}"
+    "{% endfor %}{{ ns.s }}",
+    "{% set ns = namespace(s='xx') %}{% for i in range(60) %}{% set t %}{{ ns.s }}{{ ns.s }}"
+    "{% endset %}{% set ns.s = t %}{% endfor %}{{ ns.s }}",
+    "{% macro two(s) %}{{ s }}{{ s }}{% endmacro %}{% set ns = namespace(s='xx') %}"
+    "{% for i in range(60) %}{% set ns.s = two(ns.s) %}{% endfor %}{{ ns.s }}",
+    "{% set a = [['x'*999]*999]*999 %}{{ [a]*999|length }}{{ ([a]*999)|tojson }}",
+    "{% set a = [['x'*999]*999]*999 %}{{ ([a]*999)|string }}",
+    "{% set a = [['x'*999]*999]*999 %}{{ [a]*999 }}",
+    "{% set a = [['x'*999]*999]*999 %}{{ '%s' % ([a]*999,) }}",
+    "{{ 10**999999999 }}",
+    "{{ 'x'.encode().ljust(999999999) }}",
+    "{{ 'x'.encode()*999999999 }}",
+    "{{ ('a'*39999).translate({97: 'x'*99999}) }}",
+    "{{ ('%(a)s'*99999) % {'a': 'x'*39999} }}",
+    "{{ ('%(a)s'*99999)|format(a='x'*39999) }}",
+    "{{ strftime_now('%c'*999999) }}",
+    "{{ ('x'*99999)|wordwrap(1, wrapstring='y'*99999) }}",
+    "{{ ('a.org '*9999)|urlize(target='y'*99999) }}",
+    "{{ ('%9999d'*9999) % tuple(range(9999)) }}",
+    "{{ '{:{}}'.format(1, 199999) }}",
+    "{{ ('{0}'*9999).format('x'*9999) }}",
+    "{{ [[[[1]*99]]*99]|tojson(indent=199999) }}",
+    "{{ ([1]*9999)|tojson(separators=('x'*9999, ':')) }}",
+    "{% set s = 'x'*3999999 %}{{ " + " ~ ".join(["s"] * 3000) + " }}",
+]
+TWINS = (
+    "{% set ns = namespace(s=[1], t=[1]) %}{% for i in range(60) %}{% set ns.s = NEST(ns.s) %}"
+    "{% set ns.t = NEST(ns.t) %}{% endfor %}"
+)
+"""Two equal values of 2**60 items, each made of sixty lists; who compares them never ends."""
+LISTS = TWINS.replace("NEST(ns.s)", "[ns.s, ns.s]").replace("NEST(ns.t)", "[ns.t, ns.t]")
+BATCHES = TWINS.replace("NEST(ns.s)", "(ns.s + ns.s)|batch(2)|list").replace(
+    "NEST(ns.t)", "(ns.t + ns.t)|batch(2)|list"
+)
+OBJECTS = TWINS.replace("NEST(ns.s)", "dict(a=ns.s, b=ns.s)").replace(
+    "NEST(ns.t)", "dict(a=ns.t, b=ns.t)"
+)
+ENDLESS = [
+    *(twins + "{{ ns.s == ns.t }}" for twins in (LISTS, BATCHES, OBJECTS)),
+    LISTS + "{{ ns.s in [ns.t] }}{{ 1 < 2 < ns.s }}",
+    LISTS + "{{ [ns.s, ns.t]|sort|length }}{{ [ns.s, ns.t]|min }}",
+    LISTS + "{{ [ns.s]|select('eq', ns.t)|list|length }}{{ ns.s is eq(ns.t) }}",
+    LISTS + "{{ [ns.s].index(ns.t) }}",
+    "{% set ns = namespace(s=(1,)) %}{% for i in range(60) %}{% set ns.s = (ns.s, ns.s) %}"
+    "{% endfor %}{{ {ns.s: 1} }}",
+    "{% set ns = namespace(a=9) %}{% for i in range(60) %}{% set ns.a = ns.a * ns.a %}{% endfor %}",
+    "{{ 199999 ** 199999 % 7 }}",
+    "{% set x = ('9'*3999999)|int(0, 32) %}{{ (x * x) % 7 }}",
+    "{{ ([[0]*99999]*999)|sum(start=[])|length }}",
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("source", HUNGRY)
+def test_a_template_that_wants_all_memory_is_refused(source: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    template = ChatTemplate(source, {})
+    with pytest.raises(InvalidRequest, match="template refuses"):
+        template.render(ChatPrompt(({"role": "user", "content": "x"},)))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
+
+
+@pytest.mark.parametrize("source", ENDLESS)
+def test_a_template_that_would_not_end_is_refused(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 0.2)
+    template, began = ChatTemplate(source, {}), time.thread_time()
+    with pytest.raises(InvalidRequest, match="template refuses"):
+        template.render(ChatPrompt(({"role": "user", "content": "x"},)))
+    assert time.thread_time() - began < 1
+
+
+def test_what_is_kept_while_a_template_runs_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 20)
+    monkeypatch.setattr(sandbox, "MAX_BYTES", 50 * 2**20)
+    slices = "{% set t = [" + ", ".join(["x[1:]"] * 99) + "] %}"
+    for text in ("'x'*3999999", "x[:-1]", "[0]*199999", "x ~ loop.index", "slices"):
+        source = "{% if go %}{% set x = 'x'*3999998 %}{% set ns = namespace(p=none) %}"
+        source += "{% for i in range(99999) %}"
+        source += f"{{% set ns.p = namespace(p=ns.p, s={text}) %}}"
+        source += (slices if text == "slices" else "") + "{% endfor %}{% endif %}"
+        with pytest.raises(InvalidRequest, match="too much memory"):
+            ChatTemplate(source, {}).render(ChatPrompt((), template_kwargs={"go": True}))
+
+
+def test_what_other_threads_take_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 20)
+    monkeypatch.setattr(sandbox, "MAX_BYTES", 20 * 2**20)
+    template = ChatTemplate("{% for i in range(999) %}{{ i ~ 'x' }}{% endfor %}", {})
+    taken: list[bytes] = []
+
+    def take() -> None:
+        while len(taken) < 40:
+            taken.append(b"x" * 2**20)
+
+    other = threading.Thread(target=take)
+    other.start()
+    try:
+        assert len(template.render(ChatPrompt(()))) == sum(len(f"{i}x") for i in range(999))
+    finally:
+        other.join()
+    assert len(taken) == 40
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.append(1) }}",
+        "{{ messages.pop() }}",
+        "{% for m in messages %}{{ m.append(1) }}{% endfor %}",
+        "{% set a = [] %}{% set b = [a, a] %}{{ a.append(1) }}",
+        "{% set a = [] %}{% set b = {'a': a} %}{{ a.append(1) }}",
+        "{% set a = [] %}{{ a.append(a) }}",
+        "{% set a = [] %}{% set b = [] %}{{ a.append(b) }}{{ b.append(1) }}",
+        "{% set a = [] %}{% set b = a * 2 + [a] %}{{ a.append(1) }}",
+        "{% set a = ['x'*3999999] %}{{ a.append('xx') }}",
+        "{% set a = messages|list %}{{ a.append(1) }}",
+        "{% set a = [] %}{{ a.extend([1]) }}",
+        "{% set a = [] %}{{ a.insert(0, 1) }}",
+    ],
+)
+def test_only_a_list_that_is_in_nothing_else_may_change(source: str) -> None:
+    message = {"role": "user", "content": "x"}
+    with pytest.raises(InvalidRequest, match="template refuses"):
+        ChatTemplate(source, {}).render(ChatPrompt((message,)))
+    assert message == {"role": "user", "content": "x"}
+
+
+def test_a_template_s_own_list_is_a_queue() -> None:
+    source = "{% set ns = namespace(ids=[]) %}{% for i in range(3) %}"
+    source += "{% set _ = ns.ids.append('n' ~ i) %}{% endfor %}{{ ns.ids.pop(0) }}{{ ns.ids }}"
+    assert ChatTemplate(source, {}).render(ChatPrompt(())) == "n0['n1', 'n2']"
+
+
+@pytest.mark.parametrize("name", [path.stem for path in TEMPLATES.glob("*.jinja")])
+def test_a_long_conversation_is_not_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two million characters in a hundred messages."""
+    monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 60)
+    template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIAL)
+    said = "word " * 4000
+    messages = [{"role": role, "content": said} for role in ("user", "assistant") * 50]
+    prompt = ChatPrompt((*messages, {"role": "user", "content": "?"}))
+    assert template.render(prompt).count("word") == 400_000
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for a in messages %}" * 30 + "{% endfor %}" * 30,
+        "{% if a %}" * 110 + "{% endif %}" * 110,
+        "{% if a %}" * 3000 + "{% endif %}" * 3000,
+        "{{ " + "(" * 9999 + "1" + ")" * 9999 + " }}",
+        "{{ 1" + "+1" * 9999 + " }}",
+        "{{ f(a=1, a=2) }}",
+        "{% macro f(a, a) %}{% endmacro %}",
+        "{{ " + "9" * 9999 + " }}",
+        "{% continue %}",
+        "x" * 100_001,
+    ],
+)
+def test_a_template_that_python_cannot_compile_is_not_valid(source: str) -> None:
+    with pytest.raises(ModelError, match="the model's chat template"):
+        ChatTemplate(source, {})
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ [1, 'a', none]|join('-') }}", "1-a-None"),
+        ("{{ 'abc'|join(',') }}", "a,b,c"),
+        ("{{ ', '.join(['a', 'b']) }}", "a, b"),
+        ("{{ messages|map(attribute='role')|join(d='+') }}", "user"),
+        ("{{ messages|join(', ', attribute='content') }}", "x"),
+        ("{{ 'a' ~ 1 ~ none ~ [2] }}", "a1None[2]"),
+        ("{{ 'aXbX'.replace('X', '--') }}{{ 'aXb'|replace('X', '') }}", "a--b--ab"),
+        ("{{ '%s is %d' % ('x', 3) }}{{ '%02d'|format(7) }}{{ '{:>3}'.format(1) }}", "x is 307  1"),
+        (
+            "{{ [1, [2]] == [1, [2]] }}{{ 1 < 2 < 3 }}{{ messages[0] in messages }}",
+            "TrueTrueTrue",
+        ),
+        ("{{ [3, 1]|sort }}{{ [1, 1]|unique|list }}{{ {'a': 1}|dictsort }}", "[1, 3][1][('a', 1)]"),
+        ("{{ [1, 2]|sum }}{{ [1, 2, 3]|batch(2)|list }}{{ '7'|int * 6 }}", "3[[1, 2], [3]]42"),
+        ("{{ 2 ** 10 }} {{ 3 * 'ab' }} {{ [1] * 2 + [3] }}", "1024 ababab [1, 1, 3]"),
+        ("{{ messages[0]|tojson(indent=2) }}", '{\n  "role": "user",\n  "content": "x"\n}'),
+        ("{% macro m(a) %}<{{ a }}>{% endmacro %}{{ m('b') }}{{ 'y'|indent(2, true) }}", "<b>  y"),
+    ],
+)
+def test_what_templates_do_gives_what_it_gave(source: str, text: str) -> None:
+    prompt = ChatPrompt(({"role": "user", "content": "x"},))
+    assert ChatTemplate(source, {}).render(prompt) == text
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ messages.properties.items() }}", "{{ messages[0].content.nothing() }}"]
+)
+def test_any_error_of_a_template_refuses_the_chat(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="template refuses"):
+        ChatTemplate(source, {}).render(ChatPrompt(({"role": "user", "content": "x"},)))

@@ -1,0 +1,277 @@
+"""The scheduler alone: plans, without a backend that computes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.engine.test_cache import asking, n_runs, some
+from worker.engine.cache.moves import Copy, Save
+from worker.engine.limits import Limits
+from worker.engine.scheduler import Scheduler
+from worker.engine.sequence import Awaited, Sequence
+from worker.engine.step import Chunk, Step
+
+
+def scheduler_of(n_slots: int = 4, **more: Any) -> Scheduler:
+    given: dict[str, Any] = dict(n_cells=1000, batch=512, prefill_alone=512, prefill_budget=512)
+    given |= {"memory_bytes": 10_000, "cell_bytes": 2.0} | more
+    return Scheduler(Limits(n_slots=n_slots, **given))
+
+
+def goes_on(scheduler: Scheduler, n_steps: int = 1) -> Step:
+    """Plan steps, and say that each was computed: a token is drawn where a prompt has ended."""
+    for _ in range(n_steps):
+        step = scheduler.plan()
+        scheduler.advance(step)
+        for chunk in step.chunks:
+            if chunk.sequence.n_computed == len(chunk.sequence.tokens):
+                chunk.sequence.tokens.append(7)
+    return step
+
+
+def works(scheduler: Scheduler) -> bool:
+    return scheduler.has_work
+
+
+def added(scheduler: Scheduler, *prompts: list[int], **request: Any) -> list[Sequence]:
+    sequences = [asking(prompt, **request) for prompt in prompts]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    return sequences
+
+
+def test_a_step_has_a_row_of_each_stream_and_the_prompts() -> None:
+    scheduler = scheduler_of()
+    (stream,) = added(scheduler, some(5))
+    first = scheduler.plan()
+    assert first.chunks == [Chunk(stream, 0, 5)] and first.started == [stream]
+    assert stream.n_computed == 0, "it was not computed yet"
+    scheduler.advance(first)
+    assert stream.n_computed == 5
+    stream.tokens.append(1)
+    (prompt,) = added(scheduler, some(40, 100))
+    (silent,) = added(scheduler, some(40, 200))
+    step = scheduler.plan()
+    assert step.chunks == [Chunk(stream, 5, 1), Chunk(prompt, 0, 40), Chunk(silent, 0, 40)]
+    assert step.started == [prompt, silent] and first.has_prompts and step.has_prompts
+
+
+def test_a_prompt_of_one_token_is_a_prompt() -> None:
+    scheduler = scheduler_of()
+    (sequence,) = added(scheduler, [1])
+    step = scheduler.plan()
+    assert step.chunks == [Chunk(sequence, 0, 1)] and step.has_prompts
+    scheduler.advance(step)
+    sequence.tokens.append(2)
+    assert not scheduler.plan().has_prompts
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=6))
+def test_who_must_be_alone_has_every_other_step_in_turn_with_the_rest(alone: list[bool]) -> None:
+    scheduler = scheduler_of(6)
+    sequences = [
+        added(scheduler, some(5, 100 * number), deterministic=is_alone)[0]
+        for number, is_alone in enumerate(alone)
+    ]
+    goes_on(scheduler, 12)
+    first = next((s for s in sequences if s.request.deterministic), None)
+    rest = [s for s in sequences if not s.request.deterministic]
+    steps = [[chunk.sequence for chunk in goes_on(scheduler).chunks] for _ in range(6)]
+    if first is None:
+        assert steps == [rest] * 6
+    elif not rest:
+        assert steps == [[first]] * 6
+    else:
+        assert steps in ([[first], rest] * 3, [rest, [first]] * 3)
+    for sequence in sequences:
+        scheduler.remove(sequence, keep_cells=True)
+        was_alone = sequence.request.deterministic
+        assert bool(scheduler.cache.slots[sequences.index(sequence)].kept) == (not was_alone)
+    (last,) = added(scheduler, some(5, 900))
+    assert [chunk.sequence for chunk in goes_on(scheduler).chunks] == [last]
+
+
+def test_cells_are_kept_only_if_that_was_asked_for() -> None:
+    for prefix_cache, keep_cells in ((True, True), (True, False), (False, True)):
+        scheduler = scheduler_of(prefix_cache=prefix_cache)
+        (sequence,) = added(scheduler, some(50))
+        goes_on(scheduler)
+        scheduler.remove(sequence, keep_cells=keep_cells)
+        assert (scheduler.cache.cells_cached > 0) == (prefix_cache and keep_cells)
+        assert not scheduler.running and not scheduler.has_work
+
+
+def test_work_is_what_can_be_done_now() -> None:
+    scheduler = scheduler_of(2)
+    assert not works(scheduler)
+    reading = added(scheduler, some(40), some(40, 100))
+    for sequence in reading:
+        sequence.awaits_disk = True
+    assert not works(scheduler)
+    (behind,) = added(scheduler, some(40, 200))
+    assert not works(scheduler), "all slots are kept for those before it"
+    assert scheduler.waiting_prompt_tokens == 120
+    assert scheduler.plan().chunks == []
+    reading[1].awaits_disk = False
+    assert works(scheduler)
+    assert goes_on(scheduler).started == [reading[1]]
+    assert not goes_on(scheduler).started, "a slot stays reserved"
+    reading[0].awaits_disk = False
+    assert goes_on(scheduler).started == [reading[0]]
+    assert works(scheduler) and list(scheduler.waiting) == [behind]
+    assert scheduler.waiting_prompt_tokens == 40
+
+
+def test_one_that_ends_while_it_waits_keeps_nothing() -> None:
+    scheduler = scheduler_of(1)
+    first, waiting = added(scheduler, some(40), some(40, 100))
+    goes_on(scheduler)
+    state = scheduler.cache.save(_kept(scheduler), is_busy=False, is_awaited=True)
+    assert state is not None
+    waiting.saved, waiting.awaits_disk = state, True
+    scheduler.remove(waiting, keep_cells=True)
+    assert [state.n_locks, waiting.saved, waiting.awaits_disk] == [0, None, False]
+    assert not scheduler.waiting and scheduler.running == [first]
+
+
+def _kept(scheduler: Scheduler) -> Any:
+    slot = scheduler.cache.slots[0]
+    slot.kept = some(40)
+    return slot
+
+
+def test_only_what_finds_room_starts_and_in_order() -> None:
+    scheduler = scheduler_of(4, unified=True, n_cells=100)
+    sequences = added(scheduler, some(60), some(60, 100), some(5, 200))
+    assert goes_on(scheduler).started == sequences[:1]
+    assert not goes_on(scheduler).started, "the third does not overtake the second"
+    scheduler.remove(sequences[0], keep_cells=True)
+    assert goes_on(scheduler).started == sequences[1:]
+    assert [s.admission for s in sequences] == [1, 2, 3]
+
+
+def test_when_the_first_that_waits_leaves_the_next_one_is_looked_at() -> None:
+    scheduler = scheduler_of(4, unified=True, n_cells=100)
+    first, large, small = added(scheduler, some(60), some(60, 100), some(5, 200))
+    goes_on(scheduler, 2)
+    scheduler.remove(large, keep_cells=False)
+    assert goes_on(scheduler).started == [small] and scheduler.running == [first, small]
+
+
+def test_a_full_house_is_not_asked_again_before_somebody_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for n_slots, more in ((1, {}), (4, {"unified": True, "n_cells": 100})):
+        scheduler = scheduler_of(n_slots, **more)
+        sequences = added(scheduler, some(60), some(60, 100))
+        goes_on(scheduler, 2)
+        looked: list[Step] = []
+        start_waiting = Scheduler._start_waiting
+
+        def looks(
+            self: Scheduler, step: Step, looked: Any = looked, look: Any = start_waiting
+        ) -> None:
+            looked.append(step)
+            look(self, step)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Scheduler, "_start_waiting", looks)
+            goes_on(scheduler, 3)
+            assert not looked
+            scheduler.remove(sequences[0], keep_cells=True)
+            assert goes_on(scheduler).started == sequences[1:] and looked
+
+
+def test_a_common_beginning_is_computed_by_the_first_alone() -> None:
+    scheduler = scheduler_of(4, prefill_alone=64, prefill_budget=64)
+    common = some(100)
+    first, second, third, other, late = added(
+        scheduler,
+        common + [900],
+        common + [901],
+        common + [902],
+        some(10, 500),
+        some(10, 600),
+    )
+    step = goes_on(scheduler)
+    assert step.started == [first, other], "two slots are reserved, and one is for whoever comes"
+    assert second.awaited == Awaited(first, 100)
+    while first.n_computed < 100:
+        assert not goes_on(scheduler).started, "nobody overtakes those who wait"
+    assert goes_on(scheduler).started == [second, third], "the beginning is there"
+    assert second.n_cached == third.n_cached == 100 and list(scheduler.waiting) == [late]
+
+
+def test_memory_that_cannot_be_cut_gets_a_snapshot_where_somebody_waits() -> None:
+    scheduler = scheduler_of(3, recurrent=True, prefill_alone=64, prefill_budget=64)
+    first, second = added(scheduler, some(150), some(100) + [900] * 30)
+    scheduler.plan()
+    assert first.snapshot_at[100] is True and second.awaited == Awaited(first, 100)
+    first.n_computed = 100
+    taken = scheduler.advance(Step(chunks=[Chunk(first, 100, 0)]))
+    assert taken == [first]
+    first.n_computed = 99
+    assert scheduler.advance(Step(chunks=[Chunk(first, 99, 0)])) == []
+    plain = scheduler_of(3)
+    (sequence,) = added(plain, some(50))
+    plain.plan()
+    sequence.snapshot_at = {50: True}
+    assert plain.advance(Step(chunks=[Chunk(sequence, 0, 50)])) == []
+
+
+def test_the_youngest_goes_back_to_the_head_of_the_queue() -> None:
+    scheduler = scheduler_of(3)
+    first, second, third = added(scheduler, some(40), some(40, 100), some(40, 200))
+    goes_on(scheduler)
+    (waiting,) = added(scheduler, some(40, 300))
+    assert scheduler.preempt_youngest() is third
+    assert list(scheduler.waiting) == [third, waiting] and scheduler.running == [first, second]
+    assert third.saved is not None and third.slot is None
+    step = goes_on(scheduler)
+    assert step.started == [third] and third.n_cached == 40
+    assert any(isinstance(move, Save) for move in step.moves)
+    assert scheduler.preempt_youngest() is third and scheduler.preempt_youngest() is second
+    assert scheduler.preempt_youngest() is None, "it would need the same room again"
+    assert scheduler.running == [first]
+
+
+@given(st.sets(st.integers(0, 7), min_size=1, max_size=6))
+def test_holes_are_closed_one_stream_a_step_until_no_move_helps(gone: set[int]) -> None:
+    for unified in (False, True):
+        scheduler = scheduler_of(8, unified=unified)
+        sequences = added(scheduler, *(some(10, 100 * number) for number in range(8)))
+        for sequence in sequences:
+            sequence.n_most = 10_000
+        goes_on(scheduler, 3)
+        scheduler.pace.measured(8, 0, 1.0)
+        assert not goes_on(scheduler).moves
+        for number in gone:
+            scheduler.remove(sequences[number], keep_cells=False)
+        n_copies = []
+        for _ in range(8):
+            moves = goes_on(scheduler).moves
+            n_copies.append(sum(isinstance(move, Copy) for move in moves))
+        assert n_copies == sorted(n_copies, reverse=True) and max(n_copies) <= 1
+        used = {s.slot for s in scheduler.running if s.slot is not None}
+        others = [(used - {a}) | {b} for a in used for b in set(range(8)) - used]
+        if unified:
+            assert sum(n_copies) == 0, "all are one pass"
+        else:
+            assert n_runs(used) <= min(map(n_runs, others))
+
+
+def test_a_stream_moves_next_to_one_that_goes_on_in_its_own_cells() -> None:
+    scheduler = scheduler_of(6)
+    (stream,) = added(scheduler, some(10))
+    stream.n_most = 10_000
+    goes_on(scheduler, 3)
+    scheduler.pace.measured(1, 0, 1.0)
+    assert not goes_on(scheduler).moves and stream.slot == 0
+    scheduler.cache.slots[3].kept = some(50, 500)
+    (returns,) = added(scheduler, some(60, 500))
+    goes_on(scheduler, 2)
+    assert returns.slot == 3 and stream.slot in (2, 4)

@@ -1,0 +1,107 @@
+"""Where snapshots of memory that cannot be cut back are taken, and which of them stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.bundled import bundled_gguf
+from tests.support.byte_backend import expected_answer, make_sequence
+from tests.unit.engine.test_loop import Engine
+from worker.engine.cache import cache
+from worker.engine.cache.memory import Memory
+from worker.engine.cache.moves import Snapshot
+from worker.engine.cache.slots import Slot
+from worker.engine.text.chat_template import ChatTemplate
+from worker.engine.text.prompt import PromptBuilder
+from worker.llama.model import Model
+from worker.wire.messages import Started
+from worker.wire.work import ChatPrompt
+
+KINDS = [{"recurrent": True}, {"window": 8}]
+
+
+def ask(engine: Engine, request_id: int, prompt: bytes, n_system: int = 0) -> int:
+    """Returns how many tokens were not computed again."""
+    sequence = make_sequence(engine.backend, request_id, prompt, max_tokens=4)
+    sequence.n_system = n_system
+    engine.loop.submit(sequence)
+    engine.run()
+    assert engine.text(request_id).encode() == expected_answer(prompt, 4, 96)
+    started = engine.events[request_id][0]
+    assert isinstance(started, Started)
+    return started.cached_tokens
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_the_second_chat_already_has_the_system_prompt(options: dict[str, Any]) -> None:
+    engine = Engine(**options)
+    system = bytes(range(40))
+    assert ask(engine, 1, system + b"what is that?" * 2, n_system=40) == 0
+    assert ask(engine, 2, system + b"and what is this?" * 2, n_system=40) == 40
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_a_prompt_that_leaves_another_in_its_middle(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "SPACING", 32)
+    engine = Engine(**options)
+    assert ask(engine, 1, bytes(range(90))) == 0
+    assert ask(engine, 2, bytes(range(70)) + b"something else") == 64
+
+
+def test_what_is_unlikely_to_be_used_goes_first_then_what_was_not_used_for_longest() -> None:
+    slots = [Slot(0), Slot(1)]
+    memory = Memory(30, slots)
+
+    def keep(slot: int, length: int, last_used: int, n_bytes: int = 10) -> None:
+        slots[slot].snapshots.append(Snapshot(length, bytes(n_bytes), last_used))
+        memory.fit()
+
+    for slot, length, last_used in ((0, 1, 5), (1, 2, 0), (0, 3, 4)):
+        keep(slot, length, last_used)
+    keep(0, 4, 6)
+    assert [[each.length for each in slot.snapshots] for slot in slots] == [[1, 3, 4], []]
+    keep(1, 5, 7)
+    assert [[each.length for each in slot.snapshots] for slot in slots] == [[1, 4], [5]]
+    slots[1].snapshots += slots[0].snapshots
+    assert memory.n_bytes == 30, "what slots share counts once"
+
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+STRICT = "{% if messages|length < 3 %}{{ raise_exception('more') }}{% endif %}" + TEMPLATE
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Iterator[Model]:
+    model = Model(str(bundled_gguf("f32")))
+    yield model
+    model.close()
+
+
+def test_the_system_prompt_ends_where_the_first_user_begins(vocabulary: Model) -> None:
+    prompts = PromptBuilder(vocabulary, ChatTemplate(TEMPLATE, {}), 1000)
+    chat = ChatPrompt(
+        (
+            {"role": "system", "content": "You are brief. Hello"},
+            {"role": "user", "content": "Hello"},
+            {"role": "assistant", "content": "Hello"},
+            {"role": "user", "content": "Bye"},
+        )
+    )
+    tokens = prompts.build(chat)
+    n_system = prompts.system_tokens(chat, tokens)
+    text = prompts.detokenize(tuple(tokens[:n_system]))
+    whole = "<|endoftext|><system>You are brief. Hello</system><user>"
+    assert whole.startswith(text) and len(whole) - len(text) <= 2, "but for a token across the end"
+    assert prompts.system_tokens("Hello", tokens) == 0
+    only = ChatPrompt(({"role": "assistant", "content": "Hello"},))
+    assert prompts.system_tokens(only, prompts.build(only)) == 0
+    strict = PromptBuilder(vocabulary, ChatTemplate(STRICT, {}), 1000)
+    assert strict.system_tokens(chat, strict.build(chat)) == 0

@@ -1,0 +1,363 @@
+"""Guessed tokens: nothing about an answer may change by them, and they must be worth their rows."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.bundled import bundled_gguf
+from tests.support.byte_backend import answer_byte, expected_answer, make_sequence
+from tests.support.random_models import random_model
+from tests.support.real_engine import CONTEXT as CONTEXT_OF_REAL
+from tests.support.real_engine import RealEngine
+from tests.unit.engine.test_loop import CONTEXT, Engine
+from worker.engine.draft import DraftModel
+from worker.engine.lookup import Lookup
+from worker.engine.pace import Pace
+from worker.engine.sequence import Sequence
+from worker.engine.speculation import Drafter, Speculation
+from worker.engine.tokens import common_length
+from worker.llama.context import Context, ContextOptions
+from worker.llama.model import Model
+from worker.wire.messages import DecodeOutcome, Finished
+
+STORY = "Once upon a time, there was a brave fox named Otto. Otto loved to sing. One day, Otto went"
+LIST = "1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3,"
+
+
+class Prophet:
+    """Guesses right up to a chosen token, and wrong from there on."""
+
+    first_acceptance = 1.0
+
+    def __init__(self, seed: int, *, computes: bool = False) -> None:
+        self._random, self.computes = random.Random(seed), computes
+
+    def follow(self, sequence: Sequence) -> bool:
+        return self._random.random() < 0.9
+
+    def guess(self, sequence: Sequence, most: int) -> list[int]:
+        tokens = list(sequence.tokens)
+        guesses: list[int] = []
+        right = self._random.randint(0, most)
+        for index in range(most):
+            token = answer_byte(tokens)
+            guesses.append(token if index < right else ord("!"))
+            tokens.append(guesses[-1])
+        return guesses
+
+
+def guessed(engine: Engine | RealEngine) -> Speculation:
+    """An engine that tries all guesses, whatever they are worth and however slow the machine is."""
+    speculation = engine.loop.speculation
+    assert speculation is not None
+    speculation._worth = lambda acceptance, most: most  # type: ignore[method-assign]
+    speculation._book = lambda won: None  # type: ignore[method-assign]
+    engine.scheduler.pace.measured(1, 0, 1.0)
+    return speculation
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.binary(min_size=1, max_size=60), st.integers(1, 40), st.integers(0, 9)),
+        min_size=1,
+        max_size=8,
+    ),
+    st.sampled_from([(), ("ab",), ("e", "zq", "a")]),
+    st.lists(st.sampled_from(["ok", "ok", "no_room", "aborted"]), max_size=30),
+    st.integers(0, 1000),
+)
+def test_answers_are_what_they_are_without_guesses(
+    jobs: list[tuple[bytes, int, int]],
+    stop: tuple[str, ...],
+    outcomes: list[DecodeOutcome],
+    seed: int,
+) -> None:
+    engine = Engine(n_slots=2, drafter=Prophet(seed, computes=bool(seed % 2)))
+    speculation = guessed(engine)
+    engine.backend.outcomes = list(outcomes)
+    for request_id, (prompt, max_tokens, pause) in enumerate(jobs):
+        engine.submit(request_id, prompt, max_tokens=max_tokens, stop=stop)
+        for _ in range(pause):
+            engine.turn()
+    engine.run()
+    for request_id, (prompt, max_tokens, _) in enumerate(jobs):
+        engine.check_order(request_id)
+        expected = expected_answer(prompt, max_tokens, CONTEXT).decode()
+        ends = [expected.index(each) for each in stop if each in expected]
+        end = engine.end(request_id)
+        if isinstance(end, Finished):
+            assert engine.text(request_id) == expected[: min(ends, default=len(expected))]
+        else:
+            assert "no_room" in outcomes
+    assert speculation.n_accepted <= speculation.n_drafted
+    engine.check_idle()
+
+
+def test_right_guesses_bring_several_tokens_a_step() -> None:
+    engine = Engine(drafter=Prophet(3))
+    guessed(engine)
+    prompt = next(
+        p for p in (bytes([i]) * 5 for i in range(99)) if len(expected_answer(p, 60, CONTEXT)) == 60
+    )
+    engine.submit(1, prompt, max_tokens=60)
+    engine.run()
+    assert engine.stats is not None and engine.stats.tokens_accepted > 20
+    assert engine.stats.steps < 45
+    assert engine.stats.tokens_drafted >= engine.stats.tokens_accepted
+
+
+def draft_model(path: Path, batch: int = 64) -> DraftModel:
+    """Of that file, with room for one sequence; it lives as long as the test session."""
+    model = Model(str(path))
+    context = Context(
+        model, ContextOptions(n_ctx=CONTEXT_OF_REAL, n_batch=batch, kv_types=("f32", "f32"))
+    )
+    return DraftModel(context, model.n_vocab)
+
+
+@pytest.mark.parametrize("batch", [2, 8, 15])
+def test_guesses_fit_a_small_batch(plain: RealEngine, batch: int) -> None:
+    asked = plain.submit(STORY, max_tokens=40)
+    plain.run()
+    drafter = draft_model(bundled_gguf("f32"), batch=batch)
+    engine = RealEngine(slots=2, drafter=drafter, batch=batch, prefill_alone=batch)
+    speculation = guessed(engine)
+    again = engine.submit(STORY, max_tokens=40)
+    engine.run()
+    assert engine.text(again) == plain.text(asked)
+    assert speculation.n_accepted
+    engine.close()
+
+
+DRAFTERS: dict[str, Callable[[], Drafter]] = {
+    "ngram": Lookup,
+    "itself": lambda: draft_model(bundled_gguf("f32")),
+    "another": lambda: draft_model(random_model("dense")),
+}
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[RealEngine]:
+    engine = RealEngine(slots=2)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module", params=DRAFTERS)
+def guessing(request: pytest.FixtureRequest) -> Iterator[tuple[str, RealEngine]]:
+    engine = RealEngine(slots=2, drafter=DRAFTERS[request.param]())
+    yield request.param, engine
+    engine.close()
+
+
+SAMPLINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
+    {"temperature": 0.7, "repetition_penalty": 1.1, "frequency_penalty": 0.2},
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_llama_cpp_says_the_same_with_guesses(
+    plain: RealEngine, guessing: tuple[str, RealEngine], sampling: dict[str, Any]
+) -> None:
+    drafter, engine = guessing
+    speculation = guessed(engine)
+    drafted, accepted = speculation.n_drafted, speculation.n_accepted
+    for prompt in (LIST, STORY):
+        for seed in range(2 if sampling else 1):
+            options = {"max_tokens": 28, "seed": seed, "ignore_eos": True, **sampling}
+            ours, theirs = engine.submit(prompt, **options), plain.submit(prompt, **options)
+            engine.run()
+            plain.run()
+            at = common_length(engine.ids(ours), plain.ids(theirs))
+            assert at == 28 or margin(plain, prompt, options, at) < 0.02, "but for a near tie"
+    right = (speculation.n_accepted - accepted) / (speculation.n_drafted - drafted)
+    if drafter == "itself":
+        # Penalties change what is drawn, and a draft model knows nothing of them.
+        assert right > (0.5 if "frequency_penalty" in sampling else 0.8)
+    else:
+        assert right < (0.1 if drafter == "another" else 1)
+
+
+def margin(plain: RealEngine, prompt: str, options: dict[str, Any], at: int) -> float:
+    """Between the two likeliest tokens there: rounding depends on how many rows a batch has."""
+    assert not options.get("temperature"), "drawn tokens differ"
+    request_id = plain.submit(prompt, **(options | {"max_tokens": at + 1, "logprobs": 2}))
+    plain.run()
+    (_, _, first), (_, _, second) = plain.logprobs(request_id)[at].top
+    return first - second
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[1:3], ids=str)
+@pytest.mark.long
+def test_draws_have_the_distribution_that_they_have_without_guesses(
+    plain: RealEngine, guessing: tuple[str, RealEngine], sampling: dict[str, Any]
+) -> None:
+    """Of the third token, by Pearson's test of two samples at one in a thousand."""
+    engine = guessing[1]
+    guessed(engine)
+
+    def drawn(engine: RealEngine, seeds: range) -> Counter[int]:
+        options = {"max_tokens": 4, "ignore_eos": True, **sampling}
+        third: Counter[int] = Counter()
+        for seed in seeds:
+            request_id = engine.submit(STORY, seed=seed, **options)
+            engine.run()
+            third[engine.ids(request_id)[2]] += 1
+        return third
+
+    one, other = drawn(plain, range(600)), drawn(engine, range(5000, 5600))
+    often = [token for token, count in (one + other).items() if count >= 20]
+    cells = [(one[token], other[token]) for token in often]
+    cells.append((600 - sum(a for a, _ in cells), 600 - sum(b for _, b in cells)))
+    statistic = sum((a - b) ** 2 / (a + b) for a, b in cells if a + b)
+    freedom = len(cells) - 1
+    # Wilson and Hilferty's approximation of the quantile.
+    bound = freedom * (1 - 2 / (9 * freedom) + 3.09 * (2 / (9 * freedom)) ** 0.5) ** 3
+    assert statistic < bound, cells
+
+
+def test_what_a_guess_left_behind_is_not_used_again(
+    plain: RealEngine, guessing: tuple[str, RealEngine]
+) -> None:
+    engine = guessing[1]
+    guessed(engine)
+    for stop in ((), (" a",)):
+        first = engine.generate(STORY, max_tokens=24, stop=stop)
+        assert first == plain.generate(STORY, max_tokens=24, stop=stop)
+        more = STORY + first + " And then"
+        assert engine.generate(more, max_tokens=12) == plain.generate(more, max_tokens=12)
+
+
+def test_a_draft_model_reads_along_and_keeps_nothing_for_other_tenants() -> None:
+    drafter = draft_model(bundled_gguf("f32"))
+    backend = Engine().backend
+
+    def of(request_id: int, n_tokens: int, salt: str | None = None) -> Sequence:
+        prompt = bytes(i % 200 for i in range(n_tokens))
+        return make_sequence(backend, request_id, prompt, cache_salt=salt)
+
+    long = of(1, 200)
+    assert [drafter.follow(long) for _ in range(3)] == [False, False, True], "64 tokens a step"
+    assert drafter.follow(of(2, 200)), "the same text is there"
+    assert not drafter.follow(of(3, 200, "another")), "but not for another tenant"
+    assert not any(drafter.follow(of(4, CONTEXT_OF_REAL)) for _ in range(20)), "it has no room"
+
+
+def played(row_cost: float, hits: float, n_tokens: int = 1500) -> float:
+    """Tokens in the time of a plain step, on a machine where a row more takes `row_cost` of one, in
+    a text that goes in a circle and leaves it again and again."""
+    pace, dice = Pace(1.0, 8), random.Random(1)
+    pace.measured(1, 0, 1.0)
+    engine = Engine()
+    sequence = make_sequence(engine.backend, 1, bytes(range(12)) * 2, max_tokens=9999)
+    sequence.n_most = 9999
+    speculation = Speculation(Lookup(), engine.backend.is_eog, pace, 2048)
+    text = [i % 12 if dice.random() < hits else dice.randrange(12) for i in range(n_tokens)]
+    at, seconds = 0, 0.0
+    while at < n_tokens:
+        draft = speculation.draft(sequence)
+        n_right = 0
+        while n_right < len(draft) and text[at + n_right : at + n_right + 1] == [draft[n_right]]:
+            n_right += 1
+        step = 1.0 + row_cost * len(draft)
+        if draft:
+            speculation.verified(sequence, len(draft), n_right, step)
+        seconds += step
+        sequence.tokens += text[at : at + n_right + 1]
+        at += n_right + 1
+    return n_tokens / seconds
+
+
+@pytest.mark.parametrize("row_cost", [0.02, 0.2, 0.6, 1.2])
+@pytest.mark.parametrize("hits", [0.0, 0.2, 0.6])
+@pytest.mark.parametrize("n_tokens", [1500, 12_000])
+def test_guesses_lose_a_hundredth_and_sixteen_steps_at_most(
+    row_cost: float, hits: float, n_tokens: int
+) -> None:
+    assert played(row_cost, hits, n_tokens) >= 0.99 - 16 / n_tokens
+
+
+def test_guesses_that_are_right_win() -> None:
+    assert played(0.1, 0.99) > 2
+    assert played(0.2, 0.95) > 1.3
+
+
+class Guesser:
+    """Guesses one token again and again, on a clock that shows what that takes."""
+
+    first_acceptance = 0.6
+    computes = True
+
+    def __init__(self, seconds_to_read: float, seconds_a_guess: float) -> None:
+        self.now = 0.0
+        self._to_read, self._a_guess = seconds_to_read, seconds_a_guess
+        self._request_id = -1
+
+    def follow(self, sequence: Sequence) -> bool:
+        self.now += self._to_read * (sequence.request_id != self._request_id)
+        self._request_id = sequence.request_id
+        return True
+
+    def guess(self, sequence: Sequence, most: int) -> list[int]:
+        self.now += self._a_guess * most
+        return [7] * most
+
+
+def served(to_read: float, a_guess: float, hits: float, n_out: int, n_requests: int = 60) -> float:
+    """Tokens in the time of a plain step, where a row more takes 0.2 of one."""
+    pace, dice = Pace(1.0, 8), random.Random(1)
+    pace.measured(1, 0, 1.0)
+    engine, guesser = Engine(), Guesser(to_read, a_guess)
+    speculation = Speculation(guesser, engine.backend.is_eog, pace, 2048, lambda: guesser.now)
+    for request_id in range(n_requests):
+        sequence = make_sequence(engine.backend, request_id, b"abc", max_tokens=n_out)
+        sequence.n_most = n_out + 3
+        while len(sequence.tokens) < sequence.n_most:
+            draft = speculation.draft(sequence)
+            right = [dice.random() < hits for _ in draft]
+            n_right = (*right, False).index(False)
+            guesser.now += 1.0 + 0.2 * len(draft)
+            if draft:
+                speculation.verified(sequence, len(draft), n_right, 1.0 + 0.2 * len(draft))
+            sequence.tokens += [7] * (n_right + 1)
+    return n_requests * n_out / guesser.now
+
+
+@pytest.mark.parametrize("to_read", [0.0, 3.0, 30.0])
+@pytest.mark.parametrize(("a_guess", "hits"), [(0.1, 0.0), (0.1, 0.3), (0.5, 0.7), (0.9, 0.99)])
+@pytest.mark.parametrize("n_out", [8, 200])
+def test_a_draft_model_loses_the_reading_of_a_prompt_more_at_most(
+    to_read: float, a_guess: float, hits: float, n_out: int
+) -> None:
+    n_requests = 12_000 // n_out
+    assert served(to_read, a_guess, hits, n_out, n_requests) >= 0.99 - (16 + to_read) / 12_000
+
+
+def test_a_good_draft_model_wins() -> None:
+    assert served(2.0, 0.1, 0.9, 200) > 1.4
+    assert served(2.0, 0.02, 0.98, 200) > 2
+
+
+def test_nothing_is_guessed_where_it_cannot_be() -> None:
+    assert Engine(recurrent=True, drafter=Lookup()).loop.speculation is None
+    assert Engine(window=12, drafter=Lookup()).loop.speculation is None
+    engine = Engine(drafter=Lookup())
+    speculation = guessed(engine)
+    alone = make_sequence(engine.backend, 1, b"abcabcabcabc", deterministic=True)
+    alone.n_most = 100
+    assert not speculation.draft(alone)
+    other = make_sequence(engine.backend, 2, b"abcabcabcabc")
+    other.n_most = 100
+    assert speculation.draft(other)

@@ -1,0 +1,98 @@
+"""Each chat has the prompt that llama-server or transformers makes of it, by every template.
+
+Where the two differ, transformers decides: it is the authors' own tool. Where transformers refuses,
+or is given what its callers would change first, llama-server does. What equals neither stands in
+`OWN`, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.support.chats import CHATS, SPECIAL, TEMPLATES, fixed_date, recorded
+from worker.engine.text import chat_template
+from worker.engine.text.chat_template import ChatTemplate
+from worker.errors import InvalidRequest
+from worker.wire.work import ChatPrompt
+
+RECORDED = recorded()
+WITH_TOOLS = {name for name, chat in CHATS.items() if "tools" in chat}
+WITH_CALLS = {name for name in WITH_TOOLS if not name.startswith("tools")}
+
+IN_WORDS = "the template takes no tools: llama-server leaves them out, here words describe them"
+AS_FUNCTIONS = "the template takes `functions`: llama-server leaves them out"
+
+OWN: dict[str, tuple[set[str], str]] = {
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B": (WITH_TOOLS, IN_WORDS),
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": (WITH_TOOLS, IN_WORDS),
+    "deepseek-ai-DeepSeek-V3.1": (WITH_TOOLS, IN_WORDS),
+    "fireworks-ai-llama-3-firefunction-v2": (WITH_TOOLS, AS_FUNCTIONS),
+    "google-gemma-2-2b-it": (WITH_TOOLS, IN_WORDS),
+    "HuggingFaceTB-SmolLM3-3B": (WITH_TOOLS, IN_WORDS),
+    "llama-cpp-rwkv-world": (WITH_TOOLS, IN_WORDS),
+    "microsoft-Phi-3.5-mini-instruct": (WITH_TOOLS, IN_WORDS),
+}
+
+
+def prompt_of(chat: Mapping[str, Any], **variables: Any) -> ChatPrompt:
+    return ChatPrompt(
+        messages=tuple(chat["messages"]),
+        tools=tuple(chat.get("tools", ())),
+        add_generation_prompt=chat.get("add_generation_prompt", True),
+        template_kwargs={**variables, **chat.get("chat_template_kwargs", {})},
+    )
+
+
+def rendered(template: ChatTemplate, prompt: ChatPrompt) -> str | None:
+    try:
+        return template.render(prompt)
+    except InvalidRequest:
+        return None
+
+
+def judged(template: ChatTemplate, name: str, chat_name: str) -> str:
+    """Whose prompt ours equals."""
+    chat = CHATS[chat_name]
+    text = rendered(template, prompt_of(chat))
+    theirs = RECORDED["llama-server"][name][chat_name]
+    if text == theirs:
+        return "llama-server"
+    if text is not None and text in RECORDED["transformers"][name][chat_name]:
+        return "transformers"
+    # llama-server asks every model to think, transformers leaves that to the template's author.
+    thinking = rendered(template, prompt_of(chat, enable_thinking=True))
+    return "llama-server, asked to think" if thinking == theirs else "neither"
+
+
+@pytest.fixture(autouse=True)
+def the_day_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "datetime", fixed_date(RECORDED["day"]))
+
+
+def test_all_templates_and_chats_are_recorded() -> None:
+    names = {path.stem for path in TEMPLATES.glob("*.jinja")}
+    for reference in ("llama-server", "transformers"):
+        assert set(RECORDED[reference]) == names
+        assert all(set(chats) == set(CHATS) for chats in RECORDED[reference].values())
+
+
+@pytest.mark.parametrize("name", RECORDED["llama-server"])
+def test_prompts_equal_the_reference(name: str) -> None:
+    template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIAL)
+    own = {chat for chat in CHATS if judged(template, name, chat) == "neither"}
+    assert own == OWN.get(name, (set(), ""))[0]
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_what_is_our_own_tells_the_model_its_tools(name: str) -> None:
+    template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIAL)
+    chats, reason = OWN[name]
+    assert template.takes_tools == (reason is AS_FUNCTIONS)
+    for chat_name in chats:
+        text = template.render(prompt_of(CHATS[chat_name]))
+        assert "get_weather" in text and "Its name" in text
+        for message in CHATS[chat_name]["messages"]:
+            assert message["role"] != "tool" or message["content"] in text

@@ -1,0 +1,124 @@
+"""The last event of a stream whose worker is gone, in each dialect's own form."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.unit.fleet.scripted import Conversation, call, fleet_of
+from worker.api.app import ROUTES
+from worker.api.http.operation import NDJSON
+from worker.errors import EngineCrashed
+from worker.fleet.endings import Tail
+
+pytestmark = pytest.mark.anyio
+
+STREAMED = {"stream": True}
+NATIVE = b'event: token\ndata: {"type":"token","t":"a","i":0}\n\n'
+CHAT = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+ANTHROPIC = b'event: content_block_delta\ndata: {"type":"content_block_delta"}\n\n'
+RESPONSES = (
+    b'event: response.created\ndata: {"type":"response.created","response":{"id":"resp-1",'
+    b'"object":"response","created_at":1,"status":"in_progress","output":[]},'
+    b'"sequence_number":0}\n\n'
+    b'event: response.output_text.delta\ndata: {"delta":"a","sequence_number":7}\n\n'
+)
+
+
+def last_event(body: bytes) -> tuple[str, dict[str, object]]:
+    name = ""
+    for line in body.decode().rstrip("\n").rpartition("\n\n")[2].split("\n"):
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+    return name, json.loads(body.decode().rstrip("\n").rpartition("data: ")[2])
+
+
+async def lost_after(sent: bytes, path: str) -> bytes:
+    """What a client gets whose worker sends this, the half of an event, and is gone."""
+
+    async def script(conversation: Conversation) -> None:
+        await conversation.stream(sent, b"data: {half an ev")
+
+    async with fleet_of(script) as (gateway, _, _):
+        got = await call(gateway, path, STREAMED)
+    assert got.status == 200 and got.ended
+    assert got.body.startswith(sent)
+    return got.body.removeprefix(sent)
+
+
+async def test_native() -> None:
+    name, event = last_event(await lost_after(NATIVE, "/execute"))
+    assert name == "error"
+    assert (event["type"], event["code"], event["retriable"]) == ("error", "ENGINE_CRASHED", True)
+
+
+async def test_openai() -> None:
+    name, event = last_event(await lost_after(CHAT, "/v1/chat/completions"))
+    error = event["error"]
+    assert name == "" and isinstance(error, dict)
+    assert (error["type"], error["code"]) == ("server_error", "engine_crashed")
+
+
+async def test_anthropic() -> None:
+    name, event = last_event(await lost_after(ANTHROPIC, "/v1/messages"))
+    assert name == event["type"] == "error"
+    assert isinstance(event["error"], dict) and event["error"]["type"] == "api_error"
+
+
+async def test_responses_fail_with_the_response_that_was_begun() -> None:
+    name, event = last_event(await lost_after(RESPONSES, "/v1/responses"))
+    assert name == event["type"] == "response.failed"
+    assert event["sequence_number"] == 8
+    response = event["response"]
+    assert isinstance(response, dict)
+    assert (response["id"], response["status"]) == ("resp-1", "failed")
+    assert response["error"]["code"] == "engine_crashed"
+
+
+def test_lines_of_json() -> None:
+    tail = Tail(ROUTES.at("/v1/inference").dialect.streams[NDJSON], NDJSON)
+    assert tail.whole(b'{"type":"token"}\n{"ty') == b'{"type":"token"}\n'
+    ending = tail.ending(EngineCrashed("lost"))
+    assert ending.endswith(b"}\n") and json.loads(ending)["code"] == "ENGINE_CRASHED"
+
+
+def test_ollamas_lines() -> None:
+    tail = Tail(ROUTES.at("/api/chat").dialect.streams[NDJSON], NDJSON)
+    line = b'{"model":"a","message":{"content":"a \\"done\\":true"},"done":false}\n'
+    assert tail.whole(line + b'{"mod') == line and not tail.has_ended
+    assert tail.ending(EngineCrashed("lost")) == b'{"error":"lost"}\n'
+    assert tail.whole(b'el":"a","done":true,"done_reason":"stop"}\n') and tail.has_ended
+
+
+@pytest.mark.parametrize(
+    ("path", "last"),
+    [
+        ("/execute", b'event: end\ndata: {"type":"end"}\n\n'),
+        ("/execute", b'event: error\ndata: {"type":"error"}\n\n'),
+        ("/v1/chat/completions", b"data: [DONE]\n\n"),
+        ("/v1/chat/completions", b'data: {"error":{"message":"x"}}\n\n'),
+        ("/v1/messages", b'event: message_stop\ndata: {"type":"message_stop"}\n\n'),
+        ("/v1/responses", b'event: response.completed\ndata: {"type":"response.completed"}\n\n'),
+    ],
+)
+async def test_a_stream_that_has_ended_gets_no_second_end(path: str, last: bytes) -> None:
+    async def script(conversation: Conversation) -> None:
+        await conversation.stream(NATIVE, last)  # and no end of the body
+
+    async with fleet_of(script) as (gateway, _, _):
+        got = await call(gateway, path, STREAMED)
+    assert got.ended and got.body == NATIVE + last
+
+
+async def test_events_that_are_split_anywhere_go_on_whole() -> None:
+    stream = RESPONSES + CHAT
+
+    async def script(conversation: Conversation) -> None:
+        await conversation.stream(*(stream[n : n + 1] for n in range(len(stream))))
+        await conversation.end()
+
+    async with fleet_of(script) as (gateway, _, _):
+        got = await call(gateway, "/v1/responses", STREAMED)
+    assert got.body == stream
+    assert all(chunk.endswith(b"\n\n") for chunk in got.chunks)

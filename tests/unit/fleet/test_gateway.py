@@ -1,0 +1,352 @@
+"""The gateway in front of scripted workers: what passes, what is tried again, what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.unit.fleet.scripted import Conversation, at, call, fleet_of
+from worker.errors import ConfigError
+from worker.fleet import gateway as gateway_module
+from worker.fleet import relay, upstream
+from worker.fleet import workers as table_of_workers
+from worker.fleet.settings import Fleet
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = b'event: token\ndata: {"type":"token","t":"a","i":0}\n\n'
+END = b'event: end\ndata: {"type":"end"}\n\n'
+JOB = {"job_id": "j", "prompt": "Once"}
+FULL = {"code": "QUEUE_FULL", "message": "full", "retriable": True}
+DRAINING = {"code": "SHUTTING_DOWN", "message": "drains", "retriable": True}
+
+
+async def answers(conversation: Conversation) -> None:
+    await conversation.stream(TOKEN, END)
+    await conversation.end()
+
+
+async def vanishes(conversation: Conversation) -> None:
+    """Gone before the first token: nothing is answered."""
+
+
+async def is_full(conversation: Conversation) -> None:
+    await conversation.json(503, FULL, "retry-after: 7\r\n")
+
+
+async def drains(conversation: Conversation) -> None:
+    await conversation.json(503, DRAINING)
+
+
+async def crashes(conversation: Conversation) -> None:
+    await conversation.json(500, {"code": "ENGINE_CRASHED", "message": "x", "retriable": True})
+
+
+async def hangs(conversation: Conversation) -> None:
+    await conversation.reader.read()
+
+
+async def test_bytes_and_headers_pass() -> None:
+    async with fleet_of(answers) as (gateway, _, (worker,)):
+        headers = {"authorization": "Bearer t", "x-request-id": "me", "connection": "keep-alive"}
+        got = await call(gateway, "/execute", JOB, headers=headers)
+    assert (got.status, got.body) == (200, TOKEN + END)
+    assert got.headers["x-llorch-worker"] == "tiny-0"
+    (request,) = worker.requests
+    assert request.line == "POST /execute HTTP/1.1"
+    assert json.loads(request.body) == JOB
+    assert request.headers["host"] == worker.uri.removeprefix("http://")
+    assert request.headers["x-llorch-late-head"] == "1"
+    assert request.headers["authorization"] == "Bearer secret of tiny-0"
+    assert request.headers["x-request-id"] == got.headers["x-request-id"] == "me"
+    assert request.headers["connection"] == "close"
+
+
+async def test_what_fails_before_the_first_token_is_tried_elsewhere() -> None:
+    for fails in (vanishes, is_full, drains, crashes):
+        async with fleet_of(fails, fails, answers) as (gateway, table, workers):
+            table.replace("tiny", at({"a": workers[0].uri, "b": workers[2].uri}))
+            table.workers()[1].running.append(None)  # so that the failing one is first
+            got = await call(gateway, "/execute", {"job_id": "j"})
+        assert (got.status, got.body) == (200, TOKEN + END), fails
+        assert len(workers[0].requests) == 1, fails
+
+
+async def test_nobody_listening_is_tried_elsewhere() -> None:
+    async with fleet_of(answers) as (gateway, table, (worker,)):
+        table.replace("tiny", at({"a": "http://127.0.0.1:1", "b": worker.uri}))
+        table.workers()[1].running.append(None)
+        got = await call(gateway, "/execute", {"job_id": "j"})
+        assert got.status == 200
+        assert not table.workers()[0].is_well
+
+
+async def test_a_request_does_not_crash_the_whole_fleet() -> None:
+    async with fleet_of(*[crashes] * 5) as (gateway, _, workers):
+        got = await call(gateway, "/execute", JOB)
+    assert got.status == 500 and got.json["code"] == "ENGINE_CRASHED"
+    assert sum(len(worker.requests) for worker in workers) == 2
+    async with fleet_of(*[vanishes] * 5) as (gateway, _, workers):
+        got = await call(gateway, "/execute", JOB)
+    assert got.status == 500 and got.json["retriable"] is True
+    assert sum(len(worker.requests) for worker in workers) == relay.MAX_LOSSES
+
+
+async def test_a_full_fleet_says_so_at_once_in_the_callers_dialect() -> None:
+    async with fleet_of(is_full, is_full, drains) as (gateway, _, workers):
+        got = await call(gateway, "/execute", JOB)
+    assert (got.status, got.headers["retry-after"]) == (503, "7")
+    assert got.json["code"] == "QUEUE_FULL"
+    assert all(len(worker.requests) == 1 for worker in workers[:2])
+
+
+async def test_a_fleet_without_workers_is_waited_for() -> None:
+    async with fleet_of(answers) as (gateway, table, (worker,)):
+        table.replace("tiny", at({}))
+        waiting = asyncio.ensure_future(call(gateway, "/execute", JOB))
+        await asyncio.sleep(0.3)
+        table.replace("tiny", at({"new": worker.uri}))
+        assert (await waiting).status == 200
+
+
+async def test_the_one_worker_that_recovers_gets_the_request_again() -> None:
+    calls = 0
+
+    async def recovers(conversation: Conversation) -> None:
+        nonlocal calls
+        calls += 1
+        await (drains if calls == 1 else answers)(conversation)
+
+    async with fleet_of(recovers) as (gateway, _, _):
+        assert (await call(gateway, "/execute", JOB)).status == 200
+
+
+async def test_a_client_that_leaves_frees_its_worker() -> None:
+    gone = asyncio.Event()
+
+    async def endless(conversation: Conversation) -> None:
+        await conversation.stream(TOKEN)
+        await conversation.reader.read()
+        gone.set()
+
+    async with fleet_of(endless) as (gateway, table, _):
+        await call(gateway, "/execute", JOB, leave_after_chunks=1)
+        async with asyncio.timeout(30):
+            await gone.wait()
+        assert table.workers()[0].running == []
+
+
+async def test_a_silent_worker_loses_its_requests() -> None:
+    async with fleet_of(hangs, answers) as (gateway, table, (silent, _)):
+        table.workers()[1].running.append(None)
+        waiting = asyncio.ensure_future(call(gateway, "/execute", {"job_id": "j"}))
+        while not silent.requests:
+            await asyncio.sleep(0.01)
+        table.workers()[0].misses = table_of_workers.MAX_MISSES - 1
+        table.workers()[0].uri = "http://127.0.0.1:1"
+        await table_of_workers.probe(table.workers()[0])
+        got = await waiting
+    assert (got.status, got.headers["x-llorch-worker"]) == (200, "tiny-1")
+
+
+@pytest.mark.parametrize("factor", [0.02, pytest.param(1, marks=pytest.mark.long)])
+async def test_one_that_takes_connections_and_says_nothing_is_found(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a stopped process does, or a machine whose disk is gone: its kernel still listens."""
+    for module, name in ((table_of_workers, "PROBE_EVERY_SECONDS"), (upstream, "FETCH_SECONDS")):
+        monkeypatch.setattr(module, name, factor * getattr(module, name))
+    async with fleet_of(hangs, answers) as (gateway, table, (silent, other)):
+        table.workers()[1].running.append(None)  # so that the silent one is first
+        watching = asyncio.create_task(table_of_workers.watch(table))
+        began = time.monotonic()
+        got = await call(gateway, "/execute", {"job_id": "j"})
+        seconds = time.monotonic() - began
+        watching.cancel()
+        assert got.status == 200 and got.body.endswith(TOKEN + END)
+        for worker in (silent, other):
+            assert len([each for each in worker.requests if "/execute" in each.line]) == 1
+        assert table.choose("tiny", None, ()) is table.workers()[1]
+    print(f"silent worker: its request was answered by another after {seconds:.1f} s")
+    assert seconds <= max(30 * factor, 10)
+
+
+async def test_a_long_prefill_keeps_its_client() -> None:
+    release = asyncio.Event()
+
+    async def slow(conversation: Conversation) -> None:
+        await release.wait()
+        await answers(conversation)
+
+    before, relay.KEEPALIVE_SECONDS = relay.KEEPALIVE_SECONDS, 0.05
+    try:
+        async with fleet_of(slow, slow) as (gateway, _, _):
+            waiting = asyncio.ensure_future(call(gateway, "/execute", JOB))
+            await asyncio.sleep(0.3)
+            release.set()
+            got = await waiting
+    finally:
+        relay.KEEPALIVE_SECONDS = before
+    assert got.chunks[0] == b": keep-alive\n\n"
+    assert got.body.replace(b": keep-alive\n\n", b"") == TOKEN + END
+
+
+async def test_a_duplicate_and_a_cancel_go_to_the_worker_that_has_the_job() -> None:
+    async def script(conversation: Conversation) -> None:
+        if "/cancel" in conversation.line:
+            await conversation.json(202, {"job_id": "j"})
+        elif sum("/execute" in each.line for w in workers for each in w.requests) > 1:
+            await conversation.json(409, {"code": "DUPLICATE_JOB"})
+        else:
+            await conversation.stream(TOKEN)
+            await conversation.reader.read()
+
+    async with fleet_of(script, script, script) as (gateway, _, workers):
+        first = asyncio.ensure_future(call(gateway, "/execute", JOB, leave_after_chunks=None))
+        while not (having := [worker for worker in workers if worker.requests]):
+            await asyncio.sleep(0.01)
+        assert (await call(gateway, "/execute", {**JOB, "prompt": "other"})).status == 409
+        assert (await call(gateway, "/cancel", {"job_id": "j"})).status == 202
+        assert [len(worker.requests) for worker in having] == [3]
+        first.cancel()
+
+
+async def test_a_cancel_of_what_this_gateway_does_not_have_goes_to_all() -> None:
+    async def knows(conversation: Conversation) -> None:
+        await conversation.json(202, {"job_id": "j"})
+
+    async def knows_not(conversation: Conversation) -> None:
+        await conversation.json(404, {"code": "JOB_NOT_FOUND"})
+
+    async with fleet_of(knows_not, knows) as (gateway, _, _):
+        assert (await call(gateway, "/cancel", {"job_id": "j"})).status == 202
+    async with fleet_of(knows_not, knows_not) as (gateway, _, _):
+        assert (await call(gateway, "/cancel", {"job_id": "j"})).status == 404
+
+
+async def test_several_models() -> None:
+    async def models(conversation: Conversation) -> None:
+        field = "models" if "/api/" in conversation.line else "data"
+        await conversation.json(200, {field: [{"id": conversation.headers["host"]}]})
+
+    async with fleet_of(models, models, groups=("one", "two")) as (gateway, _, workers):
+        for path, field in (("/v1/models", "data"), ("/api/tags", "models"), ("/api/ps", "models")):
+            got = await call(gateway, path)
+            assert [each["id"] for each in got.json[field]] == [w.uri[7:] for w in workers]
+        for n, name in enumerate(("one", "two")):
+            await call(gateway, "/v1/chat/completions", {"model": name, "messages": []})
+            assert "chat" in workers[n].requests[-1].line
+            await call(gateway, "/api/chat", {"model": f"{name}:latest", "messages": []})
+            assert "/api/chat" in workers[n].requests[-1].line
+        got = await call(gateway, "/v1/chat/completions", {"model": "three"})
+    assert (got.status, got.json["error"]["code"]) == (404, "model_not_found")
+    assert "one, two" in got.json["error"]["message"]
+
+
+async def test_a_head_ends_with_its_headers() -> None:
+    """The worker announces the length of a body that does not come."""
+
+    async def script(conversation: Conversation) -> None:
+        conversation.writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 500\r\n\r\n")
+        await conversation.reader.read()
+
+    async with fleet_of(script) as (gateway, table, _):
+        async with asyncio.timeout(5):
+            got = await call(gateway, "/info", method="HEAD")
+        assert (got.status, got.headers["content-length"], got.body) == (200, "500", b"")
+        assert table.workers()[0].is_well
+
+
+async def test_a_model_is_named_by_any_field_or_path_that_may_name_it() -> None:
+    async def script(conversation: Conversation) -> None:
+        await conversation.json(200, {})
+
+    async with fleet_of(script, script, groups=("one", "two")) as (gateway, _, workers):
+        for path, body in (
+            ("/api/show", {"model": "two:latest"}),
+            ("/api/show", {"name": "two"}),
+            ("/v1/models/two", None),
+            ("/v1/completions", {"model": "two", "prompt": "a"}),
+        ):
+            before = len(workers[1].requests)
+            assert (await call(gateway, path, body)).status == 200, path
+            assert len(workers[1].requests) == before + 1, path
+        assert workers[0].requests == []
+        assert (await call(gateway, "/api/show", {"name": "three"})).status == 404
+
+
+async def test_a_name_is_the_old_groups_while_a_new_one_starts_with_it() -> None:
+    async with fleet_of(answers, answers, groups=("old", "new")) as (gateway, _, workers):
+        settings = {"served_model_name": ["m"]}
+        groups = [{"name": name, "settings": settings} for name in ("old", "new")]
+        gateway.use(Fleet.model_validate({"workers": groups}))
+        assert (await call(gateway, "/v1/completions", {"model": "m"})).status == 200
+        assert [len(worker.requests) for worker in workers] == [1, 0]
+
+
+async def test_clients_need_the_fleets_token_as_it_is_now(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("first\n")
+    async with fleet_of(answers) as (gateway, table, (worker,)):
+        fleet = {"token_file": str(file), "workers": [{"name": "tiny"}]}
+        gateway.use(Fleet.model_validate(fleet))
+
+        async def status(token: str) -> int:
+            headers = {"authorization": f"Bearer {token}"} if token else {}
+            return (await call(gateway, "/execute", JOB, headers=headers)).status
+
+        assert [await status(token) for token in ("", "first", "second")] == [401, 200, 401]
+        assert await status(table.workers()[0].token) == 401, "a worker's own is no client's"
+        (request,) = worker.requests
+        assert "first" not in request.headers.values()
+        file.with_suffix(".new").write_text("second")
+        file.with_suffix(".new").replace(file)
+        os.utime(file, ns=(1, 1))
+        assert [await status(token) for token in ("first", "second")] == [401, 200]
+        file.write_text("")
+        assert await status("") == 401 and await status("second") == 200
+        file.unlink()
+        assert await status("") == 401 and await status("second") == 200
+        assert (await call(gateway, "/ready")).json["workers"][0].keys() == {
+            "id", "model", "running", "well",
+        }  # fmt: skip
+        with pytest.raises(ConfigError, match="cannot be read"):
+            gateway.use(Fleet.model_validate(fleet))
+
+
+async def test_what_clients_may_not_do() -> None:
+    async with fleet_of(answers) as (gateway, _, (worker,)):
+        for path in ("/shutdown", "/chat/shutdown"):  # pages have the API below them
+            assert (await call(gateway, path, {})).status == 403
+        refused = await call(gateway, "/v1/models", headers={"host": "evil.example"})
+        assert refused.status == 403
+        origin = {"origin": "https://evil.example"}
+        assert (await call(gateway, "/execute", JOB, headers=origin)).status == 403
+        large = {"job_id": "j", "prompt": "x" * 5_000_000}
+        assert (await call(gateway, "/execute", large)).json["code"] == "PAYLOAD_TOO_LARGE"
+        assert worker.requests == []
+
+
+async def test_states() -> None:
+    async with fleet_of(answers) as (gateway, table, _):
+        assert (await call(gateway, "/ready")).json["state"] == "idle"
+        table.replace("tiny", at({}))
+        assert (await call(gateway, "/ready")).status == 503
+        assert (await call(gateway, "/health")).status == 200
+
+
+async def test_bodies_that_come_at_once_are_bounded_in_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gateway_module, "MAX_BODY_BYTES_AT_ONCE", 5_000_000)
+    async with fleet_of(answers) as (gateway, _, _):
+        gateway._body_bytes = 4_999_990
+        got = await call(gateway, "/execute", {"job_id": "j", "prompt": "x" * 100})
+        assert (got.status, got.json["code"]) == (503, "QUEUE_FULL")
+        assert int(got.headers["retry-after"]) >= 1
+        assert gateway._body_bytes == 4_999_990

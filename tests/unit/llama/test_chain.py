@@ -1,0 +1,320 @@
+"""A request's chain against llama.cpp's own samplers: the same tokens, with the same probabilities,
+for every sampler and for orders as they come.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, note, settings
+from hypothesis import strategies as st
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from tests.support.bundled import bundled_gguf
+from tests.unit.llama.native_chain import applied, native_chain
+from worker.errors import InferenceFailed
+from worker.llama import library
+from worker.llama.breakers import breakers_of
+from worker.llama.chain import Chain, Undo
+from worker.llama.draw import dice
+from worker.llama.model import Model
+from worker.llama.penalties import Bias, Dry, Penalties
+from worker.wire.sampling import DEFAULT_BREAKERS, ORDER, SAMPLERS, Sampling
+
+Row = npt.NDArray[np.float32]
+SMALL, BLOCKS = 700, 9_001
+"""Vocabularies below and above what is summed in blocks."""
+FORBIDDEN = np.float32(-np.inf)
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Model]:
+    model = Model(str(bundled_gguf("f32")))
+    yield model
+    model.close()
+
+
+def row(n_vocab: int, spread: float = 2.5, seed: int = 0) -> Row:
+    return (np.random.default_rng(seed).standard_normal(n_vocab) * spread).astype(np.float32)
+
+
+def chain_of(
+    sampling: Sampling, said: Sequence[int], n_vocab: int, model: Model | None = None
+) -> Chain:
+    undo = Undo()
+    changes: dict[str, Any] = {}
+    if sampling.logit_bias:
+        changes["bias"] = Bias({int(token): added for token, added in sampling.logit_bias}, undo)
+    punished = (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty)
+    if punished != (1.0, 0.0, 0.0) and sampling.repeat_last_n != 0:
+        changes["penalties"] = Penalties(sampling, said, undo)
+    if model is not None and sampling.dry_multiplier and sampling.dry_penalty_last_n != 0:
+        breakers = breakers_of(model, sampling.dry_sequence_breakers)
+        changes["dry"] = Dry(sampling, said, breakers, n_vocab, undo)
+    return Chain(sampling, changes, undo, n_vocab)
+
+
+def shares(chain: Chain, logits: Row, chance: float = 0.0) -> dict[int, float]:
+    """What the chain draws, as token → probability."""
+    token = chain.draw(logits, 0.5, chance)
+    _, top = chain.log_probabilities(token, len(logits))
+    return {token: math.exp(logprob) for token, logprob in top}
+
+
+def assert_alike(ours: dict[int, float], theirs: dict[int, float]) -> None:
+    difference = {t: abs(ours.get(t, 0.0) - theirs.get(t, 0.0)) for t in ours.keys() | theirs}
+    assert sum(difference.values()) < 2e-4, sorted(difference.items(), key=lambda d: -d[1])[:5]
+
+
+ACTIVE: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.6},
+    "dynamic temperature": {"temperature": 0.9, "dynatemp_range": 0.5, "dynatemp_exponent": 1.3},
+    "top_k": {"top_k": 40},
+    "top_p": {"top_p": 0.9},
+    "min_p": {"min_p": 0.07},
+    "typ_p": {"typical_p": 0.7},
+    "top_n_sigma": {"top_n_sigma": 1.2},
+    "xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.01},
+    "penalties": {
+        "repetition_penalty": 1.3, "frequency_penalty": 0.3, "presence_penalty": 0.2,
+        "repeat_last_n": 40,
+    },
+    "dry": {"dry_multiplier": 0.8, "dry_allowed_length": 1, "dry_penalty_last_n": 60},
+    "logit_bias": {"logit_bias": ((3, 4.0), (9, -3.0))},
+    "adaptive_p": {
+        "adaptive_target": 0.1, "min_p": 0.02,
+        "samplers": ("penalties", "min_p", "adaptive_p", "temperature"),
+    },
+    "mirostat 1": {"mirostat": 1, "mirostat_tau": 3.0, "temperature": 0.9},
+    "mirostat 2": {"mirostat": 2, "mirostat_tau": 3.0, "temperature": 0.9},
+}  # fmt: skip
+"""Each sampler alone, and on."""
+SAID = [*range(20), 5, 6, 7, 8, 9, 3, 1, 2, *range(30, 60), 5, 6, 7]
+
+
+def defined(sampling: Sampling) -> Sampling:
+    """Without typical_p where llama.cpp's would take the logarithm of the zero of a token that a
+    step before it has forbidden: its order then depends on how NaN is sorted."""
+    names = sampling.samplers
+    if "typ_p" not in names:
+        return sampling
+    before = names[: names.index("typ_p")]
+    is_cold = sampling.temperature == 0 and "temperature" in before
+    if is_cold or ("top_n_sigma" in before and sampling.top_n_sigma > 0):
+        return replace(sampling, typical_p=1.0)
+    return sampling
+
+
+def some_orders(count: int) -> Iterator[Sampling]:
+    """All samplers on, in random orders."""
+    chance = random.Random(7)
+    most: dict[str, Any] = {}
+    for name, fields in ACTIVE.items():
+        if not name.startswith(("adaptive", "mirostat")):
+            most |= fields
+    for seed in range(count):
+        names = [*ORDER, "adaptive_p"] if seed % 4 == 3 else [*ORDER]
+        chance.shuffle(names)
+        yield defined(
+            Sampling(seed, samplers=tuple(names), min_keep=seed % 5, adaptive_target=0.2, **most)
+        )
+
+
+CHAINS = [pytest.param(Sampling(1, **fields), id=name) for name, fields in ACTIVE.items()]
+CHAINS += [pytest.param(each, id=" ".join(each.samplers)) for each in some_orders(20)]
+
+
+def native_shares(sampling: Sampling, said: Sequence[int], logits: Row, model: Model) -> Any:
+    """The shares with and without xtc, in the proportion of its probability."""
+    mixed: dict[int, float] = defaultdict(float)
+    p = sampling.xtc_probability
+    for share, without in ((p, False), (1 - p, True)):
+        if share:
+            with native_chain(
+                sampling, said, len(logits), model.vocab, without_xtc=without, picks=True
+            ) as chain:
+                for token, each in applied(chain, logits)[0].items():
+                    mixed[token] += share * each
+    return mixed
+
+
+N_DRAWS = 4000
+
+
+@pytest.mark.parametrize("sampling", CHAINS)
+def test_tokens_come_as_often_as_from_llama_cpp(sampling: Sampling, model: Model) -> None:
+    """By chi-square, over the draws that a request's dice make."""
+    logits = row(model.n_vocab, 3.0)
+    before = logits.copy()
+    expected = native_shares(sampling, SAID, logits, model)
+    chain = chain_of(sampling, SAID, model.n_vocab, model)
+    drawn = Counter(chain.draw(logits, dice(11, at), dice(12, at)) for at in range(N_DRAWS))
+    assert (logits == before).all(), "a draw leaves no trace"
+    assert drawn.keys() <= expected.keys()
+    statistic, n_cells = chi_square(drawn, expected)
+    print(f"chi-square {statistic:.1f} in {n_cells} cells")
+    # Mean n - 1, deviation sqrt(2(n - 1)): six deviations come once in many millions.
+    assert statistic <= (n_cells - 1) + 6 * math.sqrt(2 * max(n_cells - 1, 1)) + 6
+
+
+def chi_square(drawn: Counter[int], expected: dict[int, float]) -> tuple[float, int]:
+    """Of the tokens that should come five times or more; the others are one cell."""
+    cells: list[tuple[float, float]] = []
+    rest_drawn = rest_expected = 0.0
+    for token, share in expected.items():
+        if share * N_DRAWS >= 5:
+            cells.append((drawn[token], share * N_DRAWS))
+        else:
+            rest_drawn, rest_expected = rest_drawn + drawn[token], rest_expected + share * N_DRAWS
+    if rest_expected >= 5:
+        cells.append((rest_drawn, rest_expected))
+    return sum((n - mean) ** 2 / mean for n, mean in cells), len(cells)
+
+
+@st.composite
+def samplings(draw: st.DrawFn) -> Sampling:
+    def maybe(off: float, low: float, high: float) -> float:
+        # In steps: where a cut's border is as fine as rounding, single precision decides.
+        steps = st.integers(math.ceil(low * 128), math.floor(high * 128))
+        return draw(st.just(off) | steps.map(lambda n: n / 128))
+
+    names = draw(st.permutations(sorted(SAMPLERS)))
+    sampling = Sampling(
+        seed=1,
+        samplers=tuple(names[: draw(st.integers(0, len(names)))]),
+        temperature=draw(st.just(0.0) | st.floats(0.2, 5)),
+        top_k=draw(st.sampled_from([0, 1, 2, 40, 300, 10**6])),
+        top_p=maybe(1, 0, 1),
+        min_p=maybe(0, 0.001, 1),
+        typical_p=maybe(1, 0.01, 1),
+        top_n_sigma=maybe(-1, 0.1, 4),
+        xtc_probability=draw(st.sampled_from([0.0, 1.0])),
+        xtc_threshold=draw(st.floats(0.001, 0.6)),
+        min_keep=draw(st.sampled_from([0, 1, 3, 50])),
+        dynatemp_range=maybe(0, 0, 2),
+        dynatemp_exponent=draw(st.floats(0.2, 3)),
+        repetition_penalty=maybe(1, 0.5, 2),
+        frequency_penalty=maybe(0, -2, 2),
+        presence_penalty=maybe(0, -2, 2),
+        repeat_last_n=draw(st.sampled_from([0, 1, 5, 64, 10_000])),
+        dry_multiplier=maybe(0, 0.1, 3),
+        dry_base=draw(st.floats(1, 4)),
+        dry_allowed_length=draw(st.integers(0, 5)),
+        dry_penalty_last_n=draw(st.sampled_from([0, 1, 10, 64, 10_000])),
+        adaptive_target=maybe(-1, 0, 1),
+        post_sampling_probs=True,
+    )
+    return defined(sampling)
+
+
+@given(samplings(), st.integers(0, 10**6), st.lists(st.integers(0, 30), max_size=80))
+@settings(max_examples=300, derandomize=True)
+def test_any_chain_is_llama_cpp_s(
+    model: Model, sampling: Sampling, seed: int, said: list[int]
+) -> None:
+    logits = row(model.n_vocab, 3.0, seed)
+    with native_chain(sampling, said, model.n_vocab, model.vocab, picks=True,
+                      without_xtc=not sampling.xtc_probability) as chain:  # fmt: skip
+        theirs = applied(chain, logits)[0]
+    note(str(to_builtins(sampling)))
+    assert_alike(shares(chain_of(sampling, said, model.n_vocab, model), logits), theirs)
+
+
+LEARNING = ("adaptive_p", "mirostat 1", "mirostat 2")
+
+
+@pytest.mark.parametrize("name", LEARNING)
+def test_what_a_chain_learns_is_what_llama_cpp_learns(name: str, model: Model) -> None:
+    """Both take the tokens that llama.cpp draws, and have the same odds after each."""
+    sampling = Sampling(3, post_sampling_probs=True, **ACTIVE[name])
+    ours = chain_of(sampling, (), model.n_vocab)
+    flat: Any = library.load()
+    with native_chain(sampling, (), model.n_vocab, model.vocab, picks=True) as theirs:
+        for step in range(60):
+            logits = row(model.n_vocab, 3.0, step)
+            shares_there, chosen = applied(theirs, logits)
+            assert_alike(shares(ours, logits), shares_there)
+            flat.llama_sampler_accept(theirs, chosen)
+            assert drawn_as(ours, logits, chosen)
+            ours.take()
+
+
+def drawn_as(chain: Chain, logits: Row, token: int) -> bool:
+    """Draw until this token comes."""
+    return any(chain.draw(logits, dice(0, at)) == token for at in range(100_000))
+
+
+@given(st.lists(st.sampled_from(["\n", ":", ' "', "e", "the cat", "*", "é", "ing th"]), max_size=4))
+@settings(max_examples=40, deadline=None)
+def test_a_text_with_breakers_is_punished_as_by_llama_cpp(
+    model: Model, breakers: list[str]
+) -> None:
+    text = 'the cat: sat.\n"the cat" sat on the cat: sat.\n"the é" ca'
+    said = model.tokenize(text, add_special=False, parse_special=False)
+    logits = row(model.n_vocab, 3.0)
+    for allowed in (0, 1, 2):
+        for cut in range(len(said) - 12, len(said)):
+            sampling = Sampling(
+                1, samplers=("dry",), dry_multiplier=2.0, dry_allowed_length=allowed,
+                dry_penalty_last_n=64, dry_sequence_breakers=tuple(breakers),
+                post_sampling_probs=True,
+            )  # fmt: skip
+            with native_chain(sampling, said[:cut], model.n_vocab, model.vocab) as chain:
+                theirs = applied(chain, logits)[0]
+            assert_alike(
+                shares(chain_of(sampling, said[:cut], model.n_vocab, model), logits), theirs
+            )
+
+
+@pytest.mark.parametrize("sampling", CHAINS)
+def test_no_chain_orders_nan(sampling: Sampling, model: Model) -> None:
+    logits = row(model.n_vocab)
+    logits[7] = np.nan
+    with pytest.raises(InferenceFailed, match="NaN: its weights"):
+        chain_of(sampling, SAID, model.n_vocab, model).draw(logits, 0.5)
+
+
+@pytest.mark.parametrize("sampling", CHAINS)
+def test_what_is_forbidden_is_not_drawn_by_any_chain(sampling: Sampling, model: Model) -> None:
+    logits = np.full(model.n_vocab, FORBIDDEN)
+    allowed = {3: 1.0, 500: -20.0, 1000: 0.5}
+    for token, logit in allowed.items():
+        logits[token] = logit
+    chain = chain_of(sampling, SAID, model.n_vocab, model)
+    assert {chain.draw(logits, at / 200, at / 200) for at in range(200)} <= allowed.keys()
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=60),
+    st.lists(st.integers(0, 3), max_size=60),
+    st.sampled_from([-1, 0, 1, 5, 20, 64]),
+    st.integers(0, 3),
+    st.sampled_from([1.0, 1.75, 50.0]),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_repetition_is_found_whether_it_was_read_or_written(
+    model: Model, prompt: list[int], said: list[int], last_n: int, allowed: int, base: float
+) -> None:
+    logits = row(model.n_vocab, 3.0)
+    fields: dict[str, Any] = {
+        "samplers": ("dry",), "dry_multiplier": 0.1, "dry_allowed_length": allowed,
+        "dry_base": base, "post_sampling_probs": True,
+    }  # fmt: skip
+    ours = Sampling(1, dry_penalty_last_n=last_n, **fields)
+    theirs = replace(ours, dry_penalty_last_n=1000 if last_n < 0 else last_n)
+    with native_chain(theirs, prompt + said, model.n_vocab, model.vocab) as chain:
+        expected = applied(chain, logits)[0]
+    undo = Undo()
+    dry = Dry(ours, prompt, breakers_of(model, DEFAULT_BREAKERS), model.n_vocab, undo)
+    for token in said:
+        dry.remember(token)
+    changes: dict[str, Any] = {"dry": dry} if last_n else {}
+    assert_alike(shares(Chain(ours, changes, undo, model.n_vocab), logits), expected)

@@ -1,0 +1,237 @@
+"""Downloads against a real local server that speaks the hub's protocol: caching and resuming."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants, hf_hub_download
+
+from tests.support.fetching import fetch
+from tests.support.hub_server import COMMIT, OTHER_COMMIT, Hub, Repo
+from worker.models.hub import remote
+from worker.models.hub.download import Downloaded, download
+from worker.models.reference import HubReference
+from worker.wire.messages import Progress
+
+ROOT = Path(__file__).parents[3]
+
+
+def partial_of(tmp_path: Path, content: bytes) -> Path:
+    """Where a file grows before it is whole."""
+    name = f"{hashlib.sha256(content).hexdigest()}.incomplete"
+    partial = tmp_path / "cache/hub/models--o--r/blobs" / name
+    partial.parent.mkdir(parents=True)
+    return partial
+
+
+def test_a_file_is_fetched_verified_and_then_needs_no_network(
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes
+) -> None:
+    hub.repos["o/r"] = Repo({"sub/m.gguf": gguf_bytes})
+    ref = f"hf:o/r@{COMMIT}::file=sub/m.gguf"
+    got, told = fetch(ref, tmp_path / "cache")
+    assert got.path.read_bytes() == gguf_bytes
+    assert got.commit == COMMIT and got.path.is_file()
+    assert told[-1] == Progress("download", 100.0)
+    assert got.path.resolve().name == hashlib.sha256(gguf_bytes).hexdigest()
+    hub.requests.clear()
+    again, _ = fetch(ref, tmp_path / "cache")
+    assert again == got
+    assert hub.requests == []
+
+
+def test_a_branch_is_asked_for_each_time_and_its_new_commit_is_fetched(
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes
+) -> None:
+    repo = hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
+    first, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    hub.requests.clear()
+    fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert [verb for verb, _, _ in hub.requests] == ["HEAD"]
+    repo.branches["main"] = OTHER_COMMIT
+    repo.files["m.gguf"] = gguf_bytes + b"\0" * 32
+    second, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert (first.commit, second.commit) == (COMMIT, OTHER_COMMIT)
+    assert second.path.read_bytes() == repo.files["m.gguf"]
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_a_cached_branch_serves_while_the_hub_cannot_answer(
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "ATTEMPTS", 1)
+    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
+    first, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    hub.fail_with = (status, {})
+    again, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert again == first
+
+
+def test_a_cut_connection_is_resumed_within_the_download(hub: Hub, tmp_path: Path) -> None:
+    content = os.urandom(14 * 2**20)
+    hub.repos["o/r"] = Repo({"m.gguf": content})
+    hub.cut_after_bytes, hub.cut_times = 11 * 2**20, 1
+    got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert got.path.read_bytes() == content
+    ranges = [h.get("range") for path, h in hub.bodies() if path.startswith("/blobs/")]
+    assert ranges[0] is None and len(ranges) == 2
+    assert ranges[1] is not None and int(ranges[1][6:-1]) >= 10 * 2**20
+
+
+OURS = (
+    "import asyncio, sys, pathlib; from worker.models.hub.download import download;"
+    "from worker.models.reference import HubReference;"
+    "asyncio.run(download(HubReference('o/r', None, 'm.gguf'),"
+    " cache_dir=pathlib.Path(sys.argv[1]), sha256=None, on_progress=print))"
+)
+THE_LIBRARYS = (
+    "import sys; from huggingface_hub import hf_hub_download;"
+    "hf_hub_download('o/r', 'm.gguf', cache_dir=f'{sys.argv[1]}/hub')"
+)
+
+
+def kill_midway(script: str, hub: Hub, tmp_path: Path, content: bytes) -> Path:
+    """Kill a download's process when 10 MiB are on the disk; returns the folder of blobs."""
+    hub.repos["o/r"] = Repo({"m.gguf": content})
+    hub.chunk_delay_seconds = 0.1
+    cache = tmp_path / "cache"
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(cache)], cwd=ROOT, stdout=subprocess.DEVNULL
+    )
+    blobs = cache / "hub/models--o--r/blobs"
+    try:
+        deadline = time.monotonic() + 120
+        have = 0
+        while have < 10 * 2**20 and time.monotonic() < deadline:
+            time.sleep(0.02)
+            have = max((p.stat().st_size for p in blobs.glob("*.incomplete")), default=0)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    assert 10 * 2**20 <= have < len(content)
+    assert not list((cache / "hub").rglob("snapshots/*/m.gguf"))
+    hub.requests.clear()
+    hub.chunk_delay_seconds = 0
+    return blobs
+
+
+def test_a_killed_download_resumes_where_it_was(hub: Hub, tmp_path: Path) -> None:
+    """The whole process is killed mid-way; the next one asks for the missing part alone."""
+    content = os.urandom(22 * 2**20)
+    blobs = kill_midway(OURS, hub, tmp_path, content)
+    got, told = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert got.path.read_bytes() == content
+    (asked,) = [h.get("range") for path, h in hub.bodies() if path.startswith("/blobs/")]
+    assert asked is not None and int(asked[6:-1]) >= 10 * 2**20
+    assert [p.name for p in blobs.iterdir()] == [hashlib.sha256(content).hexdigest()]
+    assert max(p.percent for p in told) == 100.0
+
+
+def test_the_library_itself_does_not_resume(hub: Hub, tmp_path: Path) -> None:
+    """Why `hub/transfer` does: when this fails, `hf_hub_download` alone is enough."""
+    kill_midway(THE_LIBRARYS, hub, tmp_path, os.urandom(22 * 2**20))
+    hf_hub_download("o/r", "m.gguf", cache_dir=tmp_path / "cache/hub")
+    assert [h.get("range") for path, h in hub.bodies() if path.startswith("/blobs/")] == [None]
+
+
+def test_a_branch_that_moves_while_the_storage_fails_keeps_the_old_snapshot(
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hub names the new commit, its storage does not deliver: the old files serve, online
+    and offline, until the new ones are whole."""
+    repo = hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
+    first, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    repo.branches["main"] = OTHER_COMMIT
+    repo.files["m.gguf"] = gguf_bytes + bytes(11 * 2**20)
+    hub.storage_fails = True
+    assert fetch("hf:o/r::file=m.gguf", tmp_path / "cache")[0] == first
+    with monkeypatch.context() as offline:
+        offline.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert fetch("hf:o/r::file=m.gguf", tmp_path / "cache")[0] == first
+    hub.storage_fails = False
+    second, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert second.commit == OTHER_COMMIT and second.path.read_bytes() == repo.files["m.gguf"]
+
+
+def test_a_server_without_ranges_costs_a_whole_download_not_a_broken_file(
+    hub: Hub, tmp_path: Path
+) -> None:
+    content = os.urandom(11 * 2**20)
+    hub.repos["o/r"] = Repo({"m.gguf": content})
+    partial_of(tmp_path, content).write_bytes(content[:1000])
+    hub.ignore_ranges = True
+    got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert got.path.read_bytes() == content
+
+
+@pytest.mark.parametrize("garbage_bytes", [1000, 11 * 2**20, 11 * 2**20 + 5])
+def test_a_damaged_partial_file_is_thrown_away(
+    hub: Hub, tmp_path: Path, garbage_bytes: int
+) -> None:
+    content = os.urandom(11 * 2**20)
+    hub.repos["o/r"] = Repo({"m.gguf": content})
+    partial_of(tmp_path, content).write_bytes(b"x" * garbage_bytes)
+    got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert got.path.read_bytes() == content
+
+
+def test_a_damaged_cached_file_is_fetched_again(
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes
+) -> None:
+    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
+    ref = f"hf:o/r@{COMMIT}::file=m.gguf"
+    got, _ = fetch(ref, tmp_path / "cache")
+    got.path.write_bytes(gguf_bytes[:-1] + b"!")
+    again, _ = fetch(ref, tmp_path / "cache")
+    assert again.path.read_bytes() == gguf_bytes
+
+
+def test_two_workers_download_once(hub: Hub, tmp_path: Path) -> None:
+    content = os.urandom(3 * 2**20)
+    hub.repos["o/r"] = Repo({"m.gguf": content})
+    hub.chunk_delay_seconds = 0.1
+    ref = HubReference("o/r", None, "m.gguf")
+
+    async def both() -> list[Downloaded]:
+        return await asyncio.gather(
+            *(
+                download(ref, cache_dir=tmp_path / "c", sha256=None, on_progress=lambda p: None)
+                for _ in range(2)
+            )
+        )
+
+    first, second = asyncio.run(both())
+    assert first == second and first.path.read_bytes() == content
+    assert len([path for path, _ in hub.bodies() if path.startswith("/blobs/")]) == 1
+
+
+def test_a_cancelled_download_stops_soon_and_resumes(hub: Hub, tmp_path: Path) -> None:
+    content = os.urandom(16 * 2**20)
+    hub.repos["o/r"] = Repo({"m.gguf": content})
+    hub.chunk_delay_seconds = 2.0  # half a minute in all
+    ref = HubReference("o/r", None, "m.gguf")
+
+    async def cancelled() -> float:
+        task = asyncio.create_task(
+            download(ref, cache_dir=tmp_path / "c", sha256=None, on_progress=lambda p: None)
+        )
+        while not any(path.startswith("/blobs/") for path, _ in hub.bodies()):
+            await asyncio.sleep(0.02)
+        started = time.monotonic()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return time.monotonic() - started
+
+    assert asyncio.run(cancelled()) < 15, "a chunk, or a tenth of a second"
+    hub.chunk_delay_seconds = 0
+    got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "c")
+    assert got.path.read_bytes() == content

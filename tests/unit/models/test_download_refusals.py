@@ -1,0 +1,215 @@
+"""Downloads that must not succeed, and whatever must not leak: each refusal is told apart."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from tests.support.fetching import failure, fetch
+from tests.support.hub import set_endpoint
+from tests.support.hub_server import OTHER_COMMIT, TOKEN, Hub, Repo
+from worker.models.hub import remote, transfer
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_storage_host_never_sees_the_token(
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes}, private=True)
+    got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert got.path.read_bytes() == gguf_bytes
+    to_hub = [headers for path, headers in hub.bodies("HEAD") if "/resolve/" in path]
+    to_storage = [headers for path, headers in hub.bodies() if path.startswith("/blobs/")]
+    assert to_hub and all(h["authorization"] == f"Bearer {TOKEN}" for h in to_hub)
+    assert to_storage and not any("authorization" in h for h in to_storage)
+
+
+def test_wrong_content_is_never_left_behind(hub: Hub, tmp_path: Path, gguf_bytes: bytes) -> None:
+    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
+    hub.lie_about["m.gguf"] = "0" * 64
+    error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert error.details["reason"] == "checksum"
+    assert not list((tmp_path / "cache/hub").rglob("m.gguf*"))
+    assert not list((tmp_path / "cache/hub").rglob("blobs/*"))
+
+
+def test_a_pin_of_the_registry_must_be_met(hub: Hub, tmp_path: Path, gguf_bytes: bytes) -> None:
+    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
+    pin = hashlib.sha256(gguf_bytes).hexdigest()
+    got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache", pin)
+    assert got.path.read_bytes() == gguf_bytes
+    hub.requests.clear()
+    error = failure("hf:o/r::file=m.gguf", tmp_path / "cache", "1" * 64)
+    assert error.details["reason"] == "checksum"
+    assert hub.bodies() == [], "the hub's own hash contradicts the pin before any byte is fetched"
+
+
+@pytest.mark.parametrize("name", ["../../evil.gguf", "/evil.gguf", "a/./b.gguf", "a\\b.gguf"])
+def test_a_listing_cannot_name_files_elsewhere(hub: Hub, tmp_path: Path, name: str) -> None:
+    hub.repos["o/r"] = Repo({name: b"GGUF" + bytes(100)})
+    error = failure("hf:o/r", tmp_path / "a/b/cache")
+    assert error.details["reason"] == "listing" and repr(name) in error.message
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+def test_an_etag_cannot_name_files_elsewhere(hub: Hub, tmp_path: Path) -> None:
+    hub.repos["o/r"] = Repo({"m.gguf": b"GGUF" + bytes(100)})
+    hub.lie_about["m.gguf"] = "../../../../evil"
+    error = failure("hf:o/r::file=m.gguf", tmp_path / "a/b/cache")
+    assert "does not speak the hub's protocol" in error.message
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+def test_small_files_are_verified_by_their_git_hash(hub: Hub, tmp_path: Path) -> None:
+    hub.large_bytes = 2**40
+    hub.repos["o/r"] = Repo({"m.gguf": b"GGUF" + bytes(100)})
+    got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert got.path.stat().st_size == 104
+    hub.lie_about["m.gguf"] = "0" * 40
+    hub.repos["o/r"].branches["main"] = OTHER_COMMIT
+    error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert error.details["reason"] == "checksum"
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "reason", "words"),
+    [
+        (401, {}, "unauthorized", "set HF_TOKEN"),
+        (403, {}, "forbidden", "no access"),
+        (403, {"X-Error-Code": "GatedRepo"}, "forbidden", "gated"),
+        (404, {"X-Error-Code": "RepoNotFound"}, "not_found", "does not exist"),
+        (404, {"X-Error-Code": "RevisionNotFound"}, "not_found", "no such revision"),
+        (404, {"X-Error-Code": "EntryNotFound"}, "not_found", "has no such file"),
+        (429, {"Retry-After": "600"}, "rate_limited", "in 600 s"),
+        (429, {"RateLimit": '"api";r=0;t=55'}, "rate_limited", "in 55 s"),
+    ],
+)
+def test_final_answers_are_told_apart_at_once(
+    hub: Hub, tmp_path: Path, status: int, headers: dict[str, str], reason: str, words: str
+) -> None:
+    hub.fail_with = (status, headers)
+    started = time.monotonic()
+    error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert error.details["reason"] == reason
+    assert words in error.message
+    assert len(hub.requests) == 1 and time.monotonic() - started < 30
+
+
+def test_passing_faults_are_tried_again(hub: Hub, tmp_path: Path, gguf_bytes: bytes) -> None:
+    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
+    hub.fail_with, hub.fail_times = (503, {}), 1
+    got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert got.path.read_bytes() == gguf_bytes
+
+
+def test_missing_and_forbidden_repositories(
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repos["o/gated"] = Repo({"m.gguf": gguf_bytes}, gated=True)
+    cache = tmp_path / "cache"
+    assert failure("hf:o/gated::file=m.gguf", cache).details["reason"] == "forbidden"
+    assert failure("hf:o/nothing::file=m.gguf", cache).details["reason"] == "unauthorized"
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert failure("hf:o/gated@v9::file=m.gguf", cache).details["reason"] == "not_found"
+    assert failure("hf:o/gated::file=n.gguf", cache).details["reason"] == "not_found"
+    assert fetch("hf:o/gated::file=m.gguf", cache)[0].path.read_bytes() == gguf_bytes
+
+
+def test_no_server_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: Hub) -> None:
+    set_endpoint(monkeypatch, "http://127.0.0.1:9")
+    monkeypatch.setattr(remote, "ATTEMPTS", 1)
+    error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert error.details["reason"] == "network"
+    assert "no connection" in error.message
+
+
+def test_a_server_that_is_no_hub(hub: Hub, tmp_path: Path, gguf_bytes: bytes) -> None:
+    hub.fail_with = (200, {})
+    error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert error.details["reason"] == "network"
+    assert "HF_ENDPOINT" in error.message
+
+
+def test_offline_mode_calls_nobody(
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
+    got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    hub.requests.clear()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    again, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert again == got
+    error = failure("hf:o/r::file=other.gguf", tmp_path / "cache")
+    assert error.details["reason"] == "offline"
+    assert failure("hf:o/other", tmp_path / "cache").details["reason"] == "offline"
+    assert hub.requests == []
+
+
+def test_a_full_disk_is_told_with_both_numbers(
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
+    monkeypatch.setattr(transfer, "DISK_RESERVE_BYTES", 2**62)
+    error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert error.details["reason"] == "disk_full"
+    assert error.details["needed_bytes"] == len(gguf_bytes)
+    assert error.details["available_bytes"] > 0
+    assert hub.bodies() == []
+
+
+def test_a_disk_that_fills_up_mid_way(hub: Hub, tmp_path: Path) -> None:
+    """The file size limit of a child process ends the writing as a full disk does."""
+    content = os.urandom(3 * 2**20)
+    hub.repos["o/r"] = Repo({"m.gguf": content})
+    script = (
+        "import asyncio, pathlib, resource, signal, sys\n"
+        "from worker.errors import DownloadError\n"
+        "from worker.models.hub.download import download\n"
+        "from worker.models.reference import HubReference\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))\n"
+        "try:\n"
+        "    asyncio.run(download(HubReference('o/r', None, 'm.gguf'),\n"
+        "        cache_dir=pathlib.Path(sys.argv[1]), sha256=None, on_progress=lambda p: None))\n"
+        "except DownloadError as error:\n"
+        "    print(error.details['reason'], error.message)\n"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "cache")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert told.stdout.startswith("disk_full "), told.stderr
+    assert "the disk is full" in told.stdout
+    got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert got.path.read_bytes() == content
+
+
+def test_the_token_is_never_logged(
+    hub: Hub,
+    tmp_path: Path,
+    gguf_bytes: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes}, private=True)
+    with caplog.at_level(logging.DEBUG):
+        fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+        hub.fail_with = (403, {})
+        failure("hf:o/r::file=n.gguf", tmp_path / "cache")
+    said = capfd.readouterr()
+    assert TOKEN not in caplog.text + said.out + said.err

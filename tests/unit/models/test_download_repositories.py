@@ -1,0 +1,141 @@
+"""Downloads of more than one file, and the way from an alias to a checked model."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.fetching import fetch
+from tests.support.hub_server import COMMIT, Hub, Repo
+from tests.support.samples import write_split
+from worker.errors import ModelError
+from worker.models.gguf.header import read_header
+from worker.models.reference import HubReference, name_of, snapshot_of
+from worker.models.resolve import bundled_folder, resolve, resolve_checkpoint
+
+
+def test_all_parts_of_a_split_model(hub: Hub, tmp_path: Path) -> None:
+    parts = write_split(tmp_path, count=3)
+    hub.large_bytes = 64
+    hub.repos["o/r"] = Repo({f"q8/{p.name}": p.read_bytes() for p in parts})
+    got, told = fetch(f"hf:o/r@{COMMIT}::file=q8/{parts[1].name}", tmp_path / "cache")
+    assert got.path.name == parts[0].name
+    assert [p.read_bytes() for p in sorted(got.path.parent.iterdir())] == [
+        p.read_bytes() for p in parts
+    ]
+    percents = [p.percent for p in told if p.phase == "download"]
+    assert percents == sorted(percents) and percents[-1] == 100.0
+    hub.requests.clear()
+    got.path.with_name(parts[2].name).resolve().unlink()
+    fetch(f"hf:o/r@{COMMIT}::file=q8/{parts[0].name}", tmp_path / "cache")
+    assert [path for path, _ in hub.bodies() if path.startswith("/blobs/")] == [
+        f"/blobs/o/r/q8/{parts[2].name}?signature=xyz"
+    ]
+
+
+def test_the_hubs_own_cache_is_used_and_verified(
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes
+) -> None:
+    """A file that another tool downloaded is not downloaded again, unless it is damaged."""
+    store = tmp_path / "shared/models--o--r"
+    blob = store / "blobs" / hashlib.sha256(gguf_bytes).hexdigest()
+    link = store / "snapshots" / COMMIT / "m.gguf"
+    for folder in (blob.parent, link.parent):
+        folder.mkdir(parents=True)
+    blob.write_bytes(gguf_bytes)
+    link.symlink_to(blob)
+    ref = f"hf:o/r@{COMMIT}::file=m.gguf"
+    got, _ = fetch(ref, tmp_path / "cache")
+    assert got.path == link and hub.requests == []
+    blob.write_bytes(gguf_bytes[:-1] + b"!")
+    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
+    again, _ = fetch(ref, tmp_path / "cache")
+    assert again.path != link and again.path.read_bytes() == gguf_bytes
+
+
+def test_a_sharded_checkpoint_is_fetched_by_its_index(hub: Hub, tmp_path: Path) -> None:
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    hub.repos["o/w"] = Repo(
+        {
+            "config.json": b"{}",
+            "tokenizer.json": b"{}",
+            "README.md": b"not needed",
+            "model.safetensors.index.json": json.dumps(index).encode(),
+            "model-1.safetensors": bytes(2000),
+            "model-2.safetensors": bytes(3000),
+            "consolidated.safetensors": bytes(9000),
+            "onnx/model.safetensors": bytes(9000),
+        }
+    )
+    got, _ = fetch("hf:o/w", tmp_path / "cache")
+    assert got.path.is_dir()
+    assert sorted(p.name for p in got.path.iterdir()) == [
+        "config.json",
+        "model-1.safetensors",
+        "model-2.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+    ]
+    hub.requests.clear()
+    assert fetch(f"hf:o/w@{COMMIT}", tmp_path / "cache")[0] == got
+    assert hub.requests == []
+
+
+def test_a_repository_of_ggufs_needs_a_file_unless_it_has_one(
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes
+) -> None:
+    hub.repos["o/one"] = Repo({"README.md": b"", "m.gguf": gguf_bytes})
+    hub.repos["o/two"] = Repo({"a.gguf": gguf_bytes, "b.gguf": gguf_bytes})
+    hub.repos["o/none"] = Repo({"README.md": b""})
+    hub.repos["o/bad"] = Repo({"config.json": b"", "model.safetensors.index.json": b"[]"})
+    got, _ = fetch("hf:o/one", tmp_path / "cache")
+    assert got.path.read_bytes() == gguf_bytes
+    with pytest.raises(ModelError, match=r"name one, as in hf:o/two::file=a.gguf"):
+        fetch("hf:o/two", tmp_path / "cache")
+    with pytest.raises(ModelError, match="neither SafeTensors"):
+        fetch("hf:o/none", tmp_path / "cache")
+    with pytest.raises(ModelError, match="must hold a JSON object"):
+        fetch("hf:o/bad", tmp_path / "cache")
+
+
+def test_an_index_cannot_name_files_elsewhere(hub: Hub, tmp_path: Path) -> None:
+    index = {"weight_map": {"a": "../../evil.safetensors"}}
+    hub.repos["o/w"] = Repo(
+        {"config.json": b"{}", "model.safetensors.index.json": json.dumps(index).encode()}
+    )
+    with pytest.raises(ModelError, match="odd shard"):
+        fetch("hf:o/w", tmp_path / "cache")
+
+
+def test_resolve_takes_an_alias_to_a_checked_file(
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes
+) -> None:
+    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes, "text.gguf": b"Once upon a time" * 100})
+    models = tmp_path / "models.toml"
+    models.write_text(
+        f"[models.mine]\nrepo='o/r'\nfile='m.gguf'\n"
+        f"sha256='{hashlib.sha256(gguf_bytes).hexdigest()}'\n"
+        f"[models.wrong]\nrepo='o/r'\nfile='text.gguf'\n"
+    )
+    found = asyncio.run(resolve("mine", models_file=models, cache_dir=tmp_path / "c"))
+    assert found.gguf_path.read_bytes() == gguf_bytes
+    assert (found.model_ref, found.kind) == ("mine", "hub")
+    with pytest.raises(ModelError, match="not a usable GGUF"):
+        asyncio.run(resolve("wrong", models_file=models, cache_dir=tmp_path / "c"))
+
+
+def test_resolve_converts_a_repository_of_safetensors(hub: Hub, tmp_path: Path) -> None:
+    files = {p.name: p.read_bytes() for p in bundled_folder().iterdir() if p.is_file()}
+    hub.repos["o/tiny"] = Repo(files)
+    found = asyncio.run(resolve("hf:o/tiny", cache_dir=tmp_path / "c"))
+    assert (found.model_ref, found.kind) == ("hf:o/tiny", "hub")
+    header = read_header(found.gguf_path)
+    assert (header.quant_kind, header.vocab_size) == ("Q8_0", 1024)
+    assert header.name is not None and header.name.lower() == "tiny"
+    source = asyncio.run(resolve_checkpoint("hf:o/tiny", cache_dir=tmp_path / "c"))
+    assert snapshot_of(source) == HubReference("o/tiny", COMMIT) and name_of(source) == "tiny"
+    assert (source / "model.safetensors").read_bytes() == files["model.safetensors"]

@@ -1,0 +1,349 @@
+"""Headers of real GGUF files: what they say, and how each kind of damage is told."""
+
+from __future__ import annotations
+
+import math
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from tests.support.samples import BYTES, VOCAB, write_gguf, write_split
+from worker.errors import ModelError
+from worker.models.gguf.header import GgufHeader, part_paths, read_header, split_names
+from worker.models.gguf.servable import check_servable
+
+
+def test_header_says_what_the_writer_wrote(tmp_path: Path) -> None:
+    header = read_header(write_gguf(tmp_path / "model.gguf"))
+    assert header.architecture == "llama"
+    assert header.name == "A sample"
+    assert header.quant_kind == "Q8_0"
+    assert header.tokenizer_kind == "gguf-bpe"
+    assert header.vocab_size == len(VOCAB)
+    assert (header.context_length, header.embedding_length, header.block_count) == (256, 64, 1)
+    assert (header.head_count, header.head_count_kv) == (4, 2)
+    assert header.chat_template == "{{ messages[0].content }}"
+    assert header.pooling is None
+    assert header.size_bytes == (tmp_path / "model.gguf").stat().st_size
+    assert header.summary()["tokenizer.ggml.tokens"] == "[40 items]"
+    check_servable(header)
+
+
+def test_tensors_lie_where_the_reference_reader_finds_them(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf")
+    header = read_header(path)
+    theirs = gguf.GGUFReader(path).tensors
+    assert [
+        (t.name, t.type_name, list(t.shape), t.offset, t.n_bytes, t.n_elements)
+        for t in header.tensors
+    ] == [
+        (t.name, t.tensor_type.name, t.shape.tolist(), t.data_offset, t.n_bytes, t.n_elements)
+        for t in theirs
+    ]
+    assert header.tensor_bytes == sum(int(t.n_bytes) for t in theirs)
+    assert list(header.tensor_types()) == ["F32", "Q8_0"]
+
+
+def test_arrays_are_read_when_asked_for(tmp_path: Path) -> None:
+    path = write_gguf(
+        tmp_path / "model.gguf",
+        overrides={"x.floats": [0.5, 1.5], "x.flags": [True, False], "x.words": ["ä", "🦊"]},
+    )
+    arrays = read_header(path).arrays
+    assert arrays["tokenizer.ggml.tokens"].read() == VOCAB
+    assert arrays["tokenizer.ggml.token_type"].read() == [1] * len(VOCAB)
+    assert arrays["x.floats"].read() == [0.5, 1.5]
+    assert arrays["x.flags"].read() == [True, False]
+    assert arrays["x.words"].read() == ["ä", "🦊"]
+
+
+@pytest.mark.parametrize(
+    ("file_type", "expected"),
+    [
+        (gguf.LlamaFileType.MOSTLY_Q4_K_M, "Q4_K_M"),
+        (gguf.LlamaFileType.ALL_F32, "F32"),
+        (gguf.LlamaFileType.MOSTLY_BF16, "BF16"),
+        (gguf.LlamaFileType.GUESSED, "F32"),
+        (9999, "F32"),
+    ],
+)
+def test_quantisation_is_the_files_own_word_else_that_of_most_bytes(
+    tmp_path: Path, file_type: int, expected: str
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", overrides={"general.file_type": int(file_type)})
+    assert read_header(path).quant_kind == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [("llama", "gguf-spm"), ("gpt2", "gguf-bpe"), ("bert", "gguf-wpm"), ("t5", "gguf-ugm")],
+)
+def test_tokenizer_kind(tmp_path: Path, model: str, kind: str) -> None:
+    path = write_gguf(tmp_path / "m.gguf", overrides={"tokenizer.ggml.model": model})
+    assert read_header(path).tokenizer_kind == kind
+
+
+def test_heads_that_differ_by_layer_give_the_largest(tmp_path: Path) -> None:
+    path = write_gguf(
+        tmp_path / "m.gguf",
+        overrides={"llama.attention.head_count_kv": [2, 8, 4], "llama.pooling_type": 3},
+    )
+    header = read_header(path)
+    assert header.head_count_kv == 8
+    assert header.pooling == "last"
+
+
+def test_a_large_vocabulary_is_read_fast(tmp_path: Path) -> None:
+    vocab = [f"word{index}" for index in range(150_000)]
+    path = write_gguf(tmp_path / "m.gguf", vocab=vocab, tensors=False)
+    read_header(path)
+    started = time.process_time()  # which does not pass while other processes have the CPU
+    header = read_header(path)
+    elapsed = time.process_time() - started
+    assert header.vocab_size == 150_000
+    assert elapsed < 1, f"took {elapsed:.3f} s"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "is empty"),
+        (b"Once upon a time\n", "starts with b'Once'"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git lfs pull"),
+        (b"<!DOCTYPE html><html>", "web page"),
+        (b"lmgg" + bytes(40), "old GGML format"),
+        (struct.pack("<Q", 9) + b'{"a": {}}' + bytes(9), "SafeTensors"),
+        (b"GGUF" + bytes(8), "inside the header"),
+        (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
+        (b"GGUF" + struct.pack("<IQQ", 99, 0, 0), "version 99"),
+        (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 2**60, 0), "tensors"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60), "metadata keys"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "no general.architecture"),
+    ],
+)
+def test_a_file_that_is_no_gguf_is_named_for_what_it_is(
+    tmp_path: Path, content: bytes, words: str
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ModelError) as caught:
+        read_header(path)
+    assert words in caught.value.message
+    assert "model.gguf" in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_missing_file_folder_and_unreadable_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not exist"):
+        read_header(tmp_path / "nowhere.gguf")
+    with pytest.raises(ModelError, match="is a folder"):
+        read_header(tmp_path)
+    with pytest.raises(ModelError, match="cannot be read"):
+        read_header(tmp_path / ("n" * 300 + ".gguf"))
+
+
+def test_a_truncated_download_is_told_with_both_sizes(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    whole = path.stat().st_size
+    with path.open("r+b") as file:
+        file.truncate(whole - 300)
+    with pytest.raises(ModelError, match=rf"truncated: .* the file after {whole - 300}"):
+        read_header(path)
+
+
+def entry(name: str, shape: list[int], kind: int, offset: int) -> bytes:
+    raw = name.encode()
+    return (
+        struct.pack("<Q", len(raw))
+        + raw
+        + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
+        + struct.pack("<IQ", kind, offset)
+    )
+
+
+def file_with(entries: list[bytes], keys: list[bytes] | None = None, data: int = 4096) -> bytes:
+    architecture = b"general.architecture"
+    pairs = [
+        struct.pack("<Q", len(architecture)) + architecture + struct.pack("<IQ", 8, 5) + b"llama",
+        *(keys or []),
+    ]
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(entries), len(pairs))
+    return head + b"".join(pairs) + b"".join(entries) + bytes(data)
+
+
+def key(name: str, kind: int, raw: bytes) -> bytes:
+    return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + raw
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (file_with([entry("a", [8], 0, 0), entry("a", [8], 0, 32)]), "'a' occurs twice"),
+        (file_with([entry("a", [8], 0, 0), entry("b", [8], 0, 0)]), "where 32 is next"),
+        (file_with([entry("a", [8], 0, 0), entry("b", [8], 0, 33)]), "where 32 is next"),
+        (file_with([entry("a", [8], 0, 2**63)]), "where 0 is next"),
+        (file_with([entry("a", [8], 4, 0)]), "unknown type 4"),
+        (file_with([entry("a", [33], 8, 0)]), "rows of 33 elements"),
+        (file_with([entry("a", [0, 4], 0, 0)]), "impossible shape"),
+        (file_with([entry("a", [2**40, 2**40], 0, 0)]), "impossible shape"),
+        (file_with([entry("a", [1] * 5, 0, 0)]), "5 dimensions"),
+        (file_with([entry("a" * 64, [8], 0, 0)]), "64 bytes long"),
+        (file_with([entry("", [8], 0, 0)]), "0 bytes long"),
+        (file_with([entry("a", [2**20], 0, 0)]), "truncated"),
+        (file_with([], [key("x", 13, b"")]), "unknown type 13"),
+        (file_with([], [key("x", 9, struct.pack("<IQ", 9, 1))]), "unknown type 9"),
+        (file_with([], [key("x", 9, struct.pack("<IQ", 4, 2**29))]), "needs 2147483648 bytes"),
+        (file_with([], [key("x", 9, struct.pack("<IQ", 4, 2**62))]), "claims"),
+        (file_with([], [key("x", 9, struct.pack("<IQ", 8, 2**20))]), "1048576 strings"),
+        (file_with([], [key("x", 9, struct.pack("<IQQ", 8, 1, 2**63))]), "past the end"),
+        (file_with([], [key("x", 8, struct.pack("<Q", 2**40))]), "more than the allowed"),
+        (file_with([], [key("x", 4, bytes(4)), key("x", 4, bytes(4))]), "occurs twice"),
+        (file_with([], [key("general.alignment", 4, struct.pack("<I", 0))]), "power of two"),
+        (file_with([], [key("general.alignment", 4, struct.pack("<I", 48))]), "power of two"),
+        (file_with([], [key("general.alignment", 8, struct.pack("<Q", 0))]), "not a uint32"),
+        (file_with([], [key("general.name", 4, bytes(4))]), "a string is needed"),
+        (file_with([], [key("llama.block_count", 5, b"\xff" * 4)]), "not an unsigned integer"),
+        (file_with([], [key("llama.pooling_type", 4, b"\x09\0\0\0")]), "unknown pooling type 9"),
+        (file_with([], [key("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 4, 1))]), "of strings"),
+    ],
+)
+def test_each_fault_is_named(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    with pytest.raises(ModelError) as caught:
+        read_header(path)
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"overrides": {"general.type": "adapter"}}, "of the type .adapter."),
+        ({"tensors": False}, "vocabulary without weights"),
+        ({"without": frozenset({"tokenizer.ggml.model"})}, "no tokenizer"),
+        ({"without": frozenset({"llama.context_length"})}, "no llama.context_length"),
+        ({"overrides": {"llama.embedding_length": 0}}, "no llama.embedding_length above 0"),
+        ({"overrides": {"llama.block_count": 513}}, "513 layers"),
+        ({"overrides": {"llama.attention.value_length": 2**30 + 32}}, "value_length is 1073741856"),
+        ({"overrides": {"llama.attention.head_count_kv": 2**27 + 4}}, "head_count_kv is 134217732"),
+        ({"overrides": {"llama.attention.head_count": 0}}, "no attention heads"),
+        ({"overrides": {"llama.rope.dimension_count": 4096}}, "rotates 4096 dimensions"),
+        ({"overrides": {"llama.expert_count": 1025}}, "1025 experts"),
+        ({"overrides": {"llama.expert_used_count": 2}}, "use 2 of 0 experts"),
+        ({"overrides": {"tokenizer.ggml.scores": [1.0] * 39}}, "39 float32 values"),
+        ({"overrides": {"llama.attention.layer_norm_rms_epsilon": -1e-6}}, "from 0 on"),
+        ({"overrides": {"llama.attention.layer_norm_rms_epsilon": math.nan}}, "is nan"),
+        ({"vocab": ["a", "b", "a"]}, "only 2 different tokens"),
+        ({"vocab": ["a", "b\0c", "b\0d"]}, "only 2 different tokens"),
+        ({"overrides": {"tokenizer.ggml.model": "llama"}}, "no token for byte 0"),
+        ({"architecture": "clip"}, "image encoder"),
+        ({"architecture": "t5"}, "encoder-decoder"),
+        ({"architecture": "llada"}, "diffusion"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(
+    tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    header = read_header(write_gguf(tmp_path / "m.gguf", **changes))
+    with pytest.raises(ModelError, match=words):
+        check_servable(header)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"vocab": BYTES, "overrides": {"tokenizer.ggml.model": "llama"}},
+        {"vocab": ["a", "", ""]},
+        {"architecture": "hunyuan-dense", "overrides": {"hunyuan-dense.expert_count": 1}},
+    ],
+)
+def test_odd_files_that_are_served(tmp_path: Path, odd: dict[str, Any]) -> None:
+    check_servable(read_header(write_gguf(tmp_path / "m.gguf", **odd)))
+
+
+# --- split models ------------------------------------------------------------------------
+
+
+def test_a_split_model_is_read_whole(tmp_path: Path) -> None:
+    paths = write_split(tmp_path, count=3)
+    header = read_header(paths[0])
+    assert header.parts == tuple(paths)
+    assert [(t.name, t.part) for t in header.tensors] == [
+        ("part0.weight", 0),
+        ("part1.weight", 1),
+        ("part2.weight", 2),
+    ]
+    assert header.size_bytes == sum(path.stat().st_size for path in paths)
+    last = header.tensors[2]
+    raw = paths[2].read_bytes()[last.offset : last.offset + last.n_bytes]
+    assert np.frombuffer(raw, dtype=np.float32).tolist() == [2.0] * 128
+
+
+def test_split_faults(tmp_path: Path) -> None:
+    paths = write_split(tmp_path, count=3)
+    with pytest.raises(ModelError, match="give its first part, named 'split-00001-of-00003.gguf'"):
+        read_header(paths[1])
+    renamed = tmp_path / "renamed.gguf"
+    renamed.write_bytes(paths[0].read_bytes())
+    with pytest.raises(ModelError, match="one of 3 parts"):
+        read_header(renamed)
+    third = paths[2].read_bytes()
+    paths[2].write_bytes(paths[1].read_bytes())
+    with pytest.raises(ModelError, match="does not say that it is part 3 of 3"):
+        read_header(paths[0])
+    paths[2].write_bytes(third[:-20])
+    with pytest.raises(ModelError, match=r"00003-of-00003.gguf' is not .* truncated"):
+        read_header(paths[0])
+    paths[2].unlink()
+    with pytest.raises(ModelError, match=r"00003-of-00003.gguf' does not exist"):
+        read_header(paths[0])
+
+
+def test_names_of_parts() -> None:
+    assert split_names("dir/m-00001-of-00002.gguf") == (
+        "dir/m-00001-of-00002.gguf",
+        "dir/m-00002-of-00002.gguf",
+    )
+    assert split_names("dir/m.gguf") == ("dir/m.gguf",)
+    assert part_paths("/x/m-00001-of-00002.gguf", 2)[1] == Path("/x/m-00002-of-00002.gguf")
+
+
+def test_the_header_is_small_enough_to_keep(tmp_path: Path) -> None:
+    header = read_header(write_gguf(tmp_path / "m.gguf"))
+    assert isinstance(header, GgufHeader)
+    assert not any(isinstance(value, list) for value in header.metadata.values())
+
+
+def test_reading_a_header_loads_no_numpy(tmp_path: Path) -> None:
+    """The API process reads headers; it must stay small."""
+    path = write_gguf(tmp_path / "m.gguf")
+    script = (
+        "import sys; from worker.models.gguf.header import read_header\n"
+        "header = read_header(sys.argv[1])\n"
+        "print(header.quant_kind, header.tensors[1].type_name, 'numpy' in sys.modules)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", script, str(path)],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.split() == ["Q8_0", "Q8_0", "False"]
+
+
+def test_a_file_that_shrinks_after_its_header_was_read(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    array = read_header(path).arrays["tokenizer.ggml.tokens"]
+    with path.open("r+b") as file:
+        file.truncate(array.offset + 20)
+    with pytest.raises(ModelError, match="became shorter"):
+        array.read()

@@ -1,0 +1,81 @@
+"""What our checks let through, llama.cpp loads or refuses; it never ends the process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.models.adapter import resolve_adapter
+from worker.models.resolve import resolve
+
+ROOT = Path(__file__).parents[3]
+ADAPTER = ROOT / "tests/data/adapter"
+
+
+@pytest.fixture(scope="module")
+def model(warm_cache: Path) -> Path:
+    return asyncio.run(resolve(None, cache_dir=warm_cache)).gguf_path
+
+
+@pytest.fixture(scope="module")
+def adapter(model: Path, warm_cache: Path) -> Path:
+    found = asyncio.run(resolve_adapter(str(ADAPTER), model, warm_cache))
+    assert found is not None
+    return Path(found.path)
+
+
+def told(module: str, *arguments: object) -> dict[str, Any]:
+    """What a module of this folder prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.unit.models.{module}", *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "GGML_NO_BACKTRACE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=3600,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    print(result)
+    return result
+
+
+@pytest.mark.parametrize("count", [30, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.timeout(3600)
+def test_no_damage_that_passes_our_checks_kills_the_native_loader(
+    model: Path, tmp_path: Path, count: int
+) -> None:
+    result = told("native_loads", model, tmp_path / "m.gguf", count)
+    assert result["died"] == []
+    outcomes = result["outcomes"]
+    assert outcomes["decoded"] > 20 and outcomes["refused by us"] > 20
+    assert outcomes["refused by llama.cpp"] > 0
+
+
+@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.timeout(3600)
+def test_no_damaged_adapter_kills_the_native_loader(
+    model: Path, adapter: Path, tmp_path: Path, count: int
+) -> None:
+    result = told("native_loads", model, tmp_path / "a.gguf", count, adapter)
+    assert result["died"] == []
+    assert result["outcomes"]["decoded"] > 10 and result["outcomes"]["refused by us"] > 20
+
+
+def test_weights_of_any_type_are_computed_or_refused(
+    model: Path, adapter: Path, tmp_path: Path
+) -> None:
+    """But norms of half precision, which a CPU says that it cannot compute and other devices do."""
+    result = told("native_types", model, adapter, tmp_path / "t.gguf")
+    died = {which for which, outcome in result.items() if outcome.startswith("died")}
+    assert died <= {"output_norm.weight F16", "output_norm.weight BF16"}
+    for name in ("blk.0.attn_q.weight", "blk.0.attn_q.weight.lora_a"):
+        assert result[f"{name} F16"] == result[f"{name} F32"] == "decoded"
+        assert result[f"{name} I32"] == result[f"{name} F64"] == "refused by us"

@@ -1,0 +1,330 @@
+"""From a reference to a checked GGUF on this machine, through the real converter where needed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import get_args
+
+import psutil
+import pytest
+
+from tests.support.samples import write_gguf, write_split
+from worker.convert.output_types import FORMATS
+from worker.errors import ConfigError, ModelError, WorkerError, rebuild_error
+from worker.installation import default_cache_dir
+from worker.models import conversion
+from worker.models.gguf.header import read_header
+from worker.models.resolve import (
+    ResolvedModel,
+    bundled_folder,
+    resolve,
+    resolve_checkpoint,
+)
+from worker.settings import Settings
+from worker.wire.messages import Progress
+
+ROOT = Path(__file__).parents[3]
+
+
+def resolved(ref: str | None, cache: Path, outtype: str = "q8_0") -> ResolvedModel:
+    return asyncio.run(resolve(ref, cache_dir=cache, outtype=outtype))
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A copy of the bundled checkpoint that a test may damage."""
+    return Path(shutil.copytree(bundled_folder(), tmp_path / "checkpoint"))
+
+
+def test_nothing_is_the_bundled_model(tmp_path: Path) -> None:
+    told: list[Progress] = []
+    found = asyncio.run(resolve(None, cache_dir=tmp_path, on_progress=told.append))
+    assert (found.model_ref, found.kind) == ("tiny-model", "bundled")
+    header = read_header(found.gguf_path)
+    assert (header.architecture, header.quant_kind, header.vocab_size) == ("llama", "Q8_0", 1024)
+    assert "convert" in {progress.phase for progress in told}
+    assert all(0 <= progress.percent <= 100 for progress in told)
+    assert resolved("tiny-model", tmp_path) == found
+
+
+def test_the_second_start_reuses_what_the_first_converted(tmp_path: Path, checkpoint: Path) -> None:
+    first = resolved(str(checkpoint), tmp_path / "cache")
+    stamp = first.gguf_path.stat().st_mtime_ns
+    told: list[Progress] = []
+    again = asyncio.run(
+        resolve(str(checkpoint), cache_dir=tmp_path / "cache", on_progress=told.append)
+    )
+    assert again == first and again.gguf_path.stat().st_mtime_ns == stamp
+    assert "convert" not in {progress.phase for progress in told}
+    assert (again.model_ref, again.kind) == (str(checkpoint), "safetensors")
+    moved = checkpoint.rename(tmp_path / "elsewhere")
+    other = resolved(str(moved), tmp_path / "cache")
+    assert read_header(other.gguf_path).name is not None
+
+
+def test_changed_content_and_other_types_are_converted_anew(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    first = resolved(str(checkpoint), tmp_path / "cache")
+    half = resolved(str(checkpoint), tmp_path / "cache", "f16")
+    assert read_header(half.gguf_path).quant_kind == "F16"
+    weights = checkpoint / "model.safetensors"
+    raw = bytearray(weights.read_bytes())
+    raw[-1] ^= 1
+    weights.write_bytes(raw)
+    changed = resolved(str(checkpoint), tmp_path / "cache")
+    assert len({first.gguf_path, half.gguf_path, changed.gguf_path}) == 3
+
+
+def test_a_worker_may_ask_for_every_type_of_the_converter() -> None:
+    assert set(FORMATS) <= set(get_args(Settings.model_fields["outtype"].annotation))
+
+
+QUICK = ("f16", "q4_k_m")
+
+
+@pytest.mark.parametrize(
+    "outtype",
+    [*QUICK, *(pytest.param(t, marks=pytest.mark.long) for t in sorted({*FORMATS} - {*QUICK}))],
+)
+def test_a_worker_gets_the_type_that_it_asks_for(
+    tmp_path: Path, checkpoint: Path, outtype: str
+) -> None:
+    header = read_header(resolved(str(checkpoint), tmp_path, outtype).gguf_path)
+    assert header.quant_kind.lower() == outtype
+
+
+def test_a_damaged_cached_model_is_converted_again(tmp_path: Path, checkpoint: Path) -> None:
+    first = resolved(str(checkpoint), tmp_path / "cache")
+    with first.gguf_path.open("r+b") as file:
+        file.truncate(first.gguf_path.stat().st_size // 2)
+    again = resolved(str(checkpoint), tmp_path / "cache")
+    assert again == first
+    assert read_header(again.gguf_path).tensor_bytes > 0
+
+
+def test_two_workers_that_start_at_once_convert_once(tmp_path: Path) -> None:
+    script = (
+        "import asyncio, pathlib, sys; from worker.models.resolve import resolve\n"
+        "phases = set()\n"
+        "found = asyncio.run(resolve(None, cache_dir=pathlib.Path(sys.argv[1]),\n"
+        "    on_progress=lambda p: phases.add(p.phase)))\n"
+        "print('convert' in phases, found.gguf_path)"
+    )
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    told = [worker.communicate(timeout=120)[0].split() for worker in workers]
+    assert sorted(converted for converted, _ in told) == ["False", "True"]
+    assert len({path for _, path in told}) == 1
+
+
+def test_a_stopped_worker_leaves_no_child_and_no_litter(tmp_path: Path, checkpoint: Path) -> None:
+    async def stopped_in_the_middle() -> None:
+        begun = asyncio.Event()
+        task = asyncio.create_task(
+            resolve(
+                str(checkpoint),
+                cache_dir=tmp_path / "cache",
+                on_progress=lambda p: begun.set() if p.phase not in ("resolve", "hash") else None,
+            )
+        )
+        await asyncio.wait_for(begun.wait(), 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(stopped_in_the_middle())
+    alive = [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
+    assert not [p for p in alive if "worker.commands.convert" in p.cmdline()]
+    left = [p.name for p in (tmp_path / "cache/converted").rglob("*") if p.is_file()]
+    assert left in ([], ["model-q8_0.lock"])
+    assert resolved(str(checkpoint), tmp_path / "cache").gguf_path.is_file()
+
+
+def test_a_killed_worker_leaves_nothing_that_looks_like_a_model(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    script = (
+        "import asyncio, pathlib, sys; from worker.models.resolve import resolve\n"
+        "asyncio.run(resolve(sys.argv[1], cache_dir=pathlib.Path(sys.argv[2]),\n"
+        "    on_progress=lambda p: print(p.phase, flush=True)))"
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-c", script, str(checkpoint), str(tmp_path / "cache")],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert worker.stdout is not None
+    for line in worker.stdout:
+        if line.strip() not in ("resolve", "hash"):
+            break
+    worker.send_signal(signal.SIGKILL)
+    worker.communicate()
+    models = [
+        p for p in (tmp_path / "cache/converted").glob("*/*.gguf") if not conversion.is_usable(p)
+    ]
+    assert models == []
+    found = resolved(str(checkpoint), tmp_path / "cache")
+    attempts = list(found.gguf_path.parent.glob("attempt-*"))
+    assert conversion.is_usable(found.gguf_path)
+    assert not any(p.is_file() for attempt in attempts for p in attempt.rglob("*.gguf"))
+
+
+# --- what is refused -----------------------------------------------------------------------
+
+
+def refused(ref: str, cache: Path) -> WorkerError:
+    with pytest.raises(WorkerError) as caught:
+        resolved(ref, cache)
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+def test_a_truncated_checkpoint_is_the_converters_own_error(
+    tmp_path: Path, checkpoint: Path
+) -> None:
+    with (checkpoint / "model.safetensors").open("r+b") as file:
+        file.truncate(100_000)
+    error = refused(str(checkpoint), tmp_path / "cache")
+    assert isinstance(error, ModelError) and error.exit_code == 3
+    assert "model.safetensors" in error.message
+    assert not list((tmp_path / "cache/converted").rglob("*.gguf"))
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("config.json", "no config.json"),
+        ("tokenizer.json", "none of tokenizer.json, tokenizer.model"),
+        ("model.safetensors", "no .safetensors file"),
+    ],
+)
+def test_an_incomplete_folder_is_told_at_once(
+    tmp_path: Path, checkpoint: Path, missing: str, words: str
+) -> None:
+    (checkpoint / missing).unlink()
+    error = refused(str(checkpoint), tmp_path / "cache")
+    assert isinstance(error, ModelError) and words in error.message
+
+
+@pytest.mark.parametrize("shard", ["../model.safetensors", "/etc/passwd", "model.bin"])
+def test_an_index_names_weights_of_its_folder_alone(
+    tmp_path: Path, checkpoint: Path, shard: str
+) -> None:
+    index = {"weight_map": {"token_embd": shard}}
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps(index))
+    error = refused(str(checkpoint), tmp_path / "cache")
+    assert isinstance(error, ModelError) and "odd shard" in error.message
+
+
+def test_files_that_are_no_models(tmp_path: Path) -> None:
+    text = tmp_path / "story.gguf"
+    text.write_text("Once upon a time")
+    assert "b'Once'" in refused(str(text), tmp_path).message
+    assert "does not exist" in refused(str(tmp_path / "none.gguf"), tmp_path).message
+    vocab = write_gguf(tmp_path / "vocab.gguf", tensors=False)
+    assert "vocabulary without weights" in refused(str(vocab), tmp_path).message
+    assert all(
+        error.exit_code == 3
+        for error in (refused(str(text), tmp_path), refused(str(vocab), tmp_path))
+    )
+
+
+def test_an_unknown_alias_and_an_unknown_type(tmp_path: Path, checkpoint: Path) -> None:
+    error = refused("no-such-model", tmp_path)
+    assert isinstance(error, ModelError) and "models.toml" in error.message
+    with pytest.raises(WorkerError, match="q9_9"):
+        resolved(str(checkpoint), tmp_path, "q9_9")
+    with pytest.raises(ConfigError, match="unknown option"):
+        resolved("hf:o/r::what=x", tmp_path)
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path, checkpoint: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    error = refused(str(checkpoint), tmp_path / "file")
+    assert isinstance(error, ModelError) and "--cache-dir" in error.message
+
+
+def test_gguf_files_split_ones_and_local_aliases(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    found = resolved(str(path), tmp_path)
+    assert (found.gguf_path, found.kind, found.model_ref) == (path, "gguf", str(path))
+    parts = write_split(tmp_path)
+    assert resolved(str(parts[0]), tmp_path).gguf_path == parts[0]
+    assert "give its first part" in refused(str(parts[1]), tmp_path).message
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models.toml").write_text("[models.mine]\npath = 'm.gguf'\n")
+    assert resolved("mine", tmp_path).gguf_path == path
+    (tmp_path / "plain").mkdir()
+    assert "no config.json" in refused("plain", tmp_path).message
+
+
+def test_a_child_that_dies_is_told_with_its_last_words(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dying = tmp_path / "python"
+    dying.write_text("#!/bin/sh\necho 'not json'\necho 'out of memory' >&2\nkill -9 $$\n")
+    dying.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(dying))
+    error = refused(str(checkpoint), tmp_path / "cache")
+    assert isinstance(error, ModelError)
+    assert "by signal 9: out of memory" in error.message
+
+
+def test_errors_of_a_child_keep_their_class() -> None:
+    told = json.loads('{"code": "INVALID_CONFIG", "message": "x", "details": {"field": "outtype"}}')
+    error = rebuild_error(told, ModelError)
+    assert isinstance(error, ConfigError) and error.details == {"field": "outtype"}
+    assert isinstance(rebuild_error({"code": "NEW", "message": "y"}, ModelError), ModelError)
+
+
+def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/me")
+    assert default_cache_dir() == Path("/var/cache/me/llorch-worker")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert default_cache_dir() == Path.home() / ".cache/llorch-worker"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_cache_dir() == Path.home() / ".cache/llorch-worker"
+
+
+def test_the_hash_of_an_untouched_file_is_remembered(tmp_path: Path) -> None:
+    from worker.models.checksum import sha256_of_file
+
+    path = tmp_path / "big"
+    path.write_bytes(b"x" * 1000)
+    first = sha256_of_file(path, tmp_path / "cache")
+    stamp = path.stat()
+    path.write_bytes(b"y" * 1000)
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert sha256_of_file(path, tmp_path / "cache") == first, "same size, time and inode"
+    time.sleep(0.01)
+    os.utime(path)
+    assert sha256_of_file(path, tmp_path / "cache") == sha256_of_file(path) != first
+
+
+def test_a_checkpoint_for_the_converter(tmp_path: Path, checkpoint: Path) -> None:
+    mine = asyncio.run(resolve_checkpoint(str(checkpoint), cache_dir=tmp_path))
+    assert mine == checkpoint
+    bundled = asyncio.run(resolve_checkpoint("tiny-model", cache_dir=tmp_path))
+    assert bundled == bundled_folder()
+    path = write_gguf(tmp_path / "m.gguf")
+    with pytest.raises(ModelError, match="needs a folder or a repository of SafeTensors"):
+        asyncio.run(resolve_checkpoint(str(path), cache_dir=tmp_path))

@@ -1,0 +1,326 @@
+"""What an end of the pipe makes of frames that the other end may not send."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.supervised import CONFIG, request, run, script, supervised
+from worker.errors import InvalidRequest, ModelError, WorkerError
+from worker.wire.async_channel import AsyncChannel
+from worker.wire.codec import MALFORMED
+from worker.wire.engine_settings import Adapter
+from worker.wire.messages import (
+    Accepted,
+    Answered,
+    Cancel,
+    Command,
+    DraftFile,
+    Event,
+    Failed,
+    Finished,
+    Progress,
+    PromptProgress,
+    PromptScored,
+    RequestEvent,
+    Started,
+    StartFailed,
+    Stats,
+    Stop,
+    Submit,
+    Token,
+    TokenLogprob,
+)
+from worker.wire.sampling import Constraint, Sampling
+from worker.wire.transport import COMMANDS as COMMAND_DECODER
+from worker.wire.transport import EVENTS, LENGTH, SyncChannel, encode
+from worker.wire.work import (
+    ApplyTemplate,
+    ChatPrompt,
+    Detokenize,
+    Embed,
+    InferenceRequest,
+    InfillPrompt,
+    ProveResidency,
+    Rank,
+    Tokenize,
+    Tokenized,
+)
+
+__all__ = ["script"]
+
+SCORED = TokenLogprob(7, b"\xff", -0.5, ((7, b"\xff", -0.5), (8, b" a", float("-inf"))))
+CHAT = ChatPrompt(({"role": "user", "content": ["é", 1, None, 2.5, {"a": True}]},))
+SAMPLING = Sampling(2**64 - 1, logit_bias=((1, -2.0),), constraint=Constraint("start: x", "f"))
+COMMANDS: list[Command] = [
+    msgspec.structs.replace(CONFIG, adapter=Adapter("/a", 1.0), draft=DraftFile("/d", "d")),
+    Submit(1, InferenceRequest("j", "text", SAMPLING, 5, stop=("a",), produced=(1, 2))),
+    Submit(2, InferenceRequest("k", (1, 2, 3), Sampling(1), 5, deadline=1.5)),
+    Submit(3, InferenceRequest("l", CHAT, Sampling(1), 5)),
+    Submit(4, InferenceRequest("m", InfillPrompt("a", "b", (("n", "t"),)), Sampling(1), 5)),
+    Submit(5, Tokenize("text", with_pieces=True)),
+    Submit(6, Detokenize((1, 2))),
+    Submit(7, ApplyTemplate(CHAT)),
+    Submit(8, Embed(("text", (1, 2)))),
+    Submit(9, Rank("query", ("a", "b"))),
+    Submit(10, ProveResidency()),
+    Cancel(7),
+    Stop(),
+]
+FRAMES: list[list[Event]] = [
+    [Progress("load", 50.0, None), StartFailed(ModelError("Gone.", path="/a", parts=[1, 2]))],
+    [Accepted(1, 5, b"\1\0\0\0"), Started(1, 2, "<think>"), PromptProgress(1, 5, 0.5)],
+    [Token(n, "a story\u2028\U0001f994", (3, 4), (SCORED,)) for n in range(4)],
+    [PromptScored(1, (SCORED, SCORED)), Stats(1, 2, 3, 4, 5, 6, 7, 8.0, 9.0, 1.0)],
+    [Finished(1, "STOP_SEQUENCE", 5, 1.0, "a", 2.0, (SCORED,))],
+    [Answered(1, "text"), Answered(2, Tokenized(b"\1\0\0\0")), Answered(3, [(3, b"\0")])],
+    [Answered(4, None), Failed(3, InvalidRequest("No.", errors=[{"field": "a"}]))],
+    [],
+]
+
+
+def same(one: object, other: object) -> bool:
+    """Equal; errors have no equality of their own."""
+    return repr(one) == repr(other) and details(one) == details(other)
+
+
+def details(frame: object) -> list[object]:
+    events = frame if isinstance(frame, list) else []
+    return [each.error.details for each in events if isinstance(each, Failed | StartFailed)]
+
+
+def test_an_integer_that_the_other_end_would_not_take_is_not_sent() -> None:
+    wide = 2**64
+    schema = ChatPrompt(({"role": "user", "content": wide},))
+    request = InferenceRequest("j", schema, Sampling(1), 5)
+    assert received(encode(Submit(1, request))[LENGTH.size :]) == Submit(1, request)
+    for wrong in (
+        InferenceRequest("j", (wide,), Sampling(1), 5),
+        InferenceRequest("j", "text", Sampling(1, logit_bias=((wide, 1.0),)), 5),
+        InferenceRequest("j", "text", Sampling(1, top_k=-wide), 5),
+    ):
+        with pytest.raises(ValueError, match="wide integer"):
+            encode(Submit(1, wrong))
+
+
+class Pipe:
+    """The API process's end, with a transport that only notes that it is closed."""
+
+    def __init__(self) -> None:
+        self.frames: list[list[Event]] = []
+        self.is_closed = False
+        self.channel = AsyncChannel(self.frames.append, lambda: None)
+        transport: Any = self
+        self.channel.connection_made(transport)
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+
+def received(body: bytes) -> Command | None:
+    """What the engine process's end makes of a frame."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        child = SyncChannel(theirs)
+        try:
+            ours.sendall(LENGTH.pack(len(body)) + body)
+            return child.recv()
+        finally:
+            child.close()
+
+
+def test_every_message_crosses_whole() -> None:
+    kinds = {type(event) for frame in FRAMES for event in frame}
+    assert {kind.__name__ for kind in get_args(Event)} == {k.__name__ for k in kinds} | {"Ready"}
+    pipe = Pipe()
+    for frame in FRAMES:
+        pipe.channel.data_received(encode(frame))
+        assert same(pipe.frames[-1], frame)
+    for command in COMMANDS:
+        assert received(encode(command)[LENGTH.size :]) == command
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.integers(2**64 - 2, 2**80) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_what_a_chat_holds_crosses_whole(content: object) -> None:
+    command = Submit(1, ApplyTemplate(ChatPrompt(({"role": "tool", "content": content},))))
+    assert COMMAND_DECODER.decode(encode(command)[LENGTH.size :]) == command
+    pipe = Pipe()
+    pipe.channel.data_received(encode([Failed(1, InvalidRequest("No.", value=content))]))
+    [[event]] = pipe.frames
+    assert isinstance(event, Failed) and event.error.details == {"value": content}
+
+
+@pytest.mark.parametrize("kind", WorkerError.__subclasses__())
+def test_every_error_crosses_whole(kind: type[WorkerError]) -> None:
+    pipe = Pipe()
+    pipe.channel.data_received(encode([Failed(1, kind("No.", a=1, b=["x"]))]))
+    [[event]] = pipe.frames
+    assert isinstance(event, Failed) and event.error.code == kind.code
+    assert (event.error.message, event.error.details) == ("No.", {"a": 1, "b": ["x"]})
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return os.mkdir, ("exploded",)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pickle.dumps([Bomb()]),
+        b"",
+        b"\xc1",
+        b"\xdd\xff\xff\xff\xff",
+        b"\x91" * 100_000,
+        b"\x91\xd4\x02a",
+        *map(
+            msgspec.msgpack.encode,
+            [
+                [["Other", 1]],
+                [["Cancel", 1]],
+                [["Token", 1, "a", [1], [], "more"]],
+                [["Token", 1, "a"]],
+                [["Token", "1", "a", [1]]],
+                [["Finished", 1, "OTHER", 1, 1.0]],
+                [["Started", 1, -1]],
+                [["Failed", 1, ["OTHER", "No.", {}]]],
+                [["Failed", 1, ["CANCELLED", "No."]]],
+                [["Answered", 1, {"type": "Other"}]],
+                {"type": "Token"},
+            ],
+        ),
+    ],
+)
+def test_what_is_no_frame_ends_the_engine(
+    body: bytes, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pipe = Pipe()
+    pipe.channel.data_received(LENGTH.pack(len(body)) + body + encode([]))
+    assert pipe.is_closed and pipe.frames == []
+    assert pipe.channel.fault is not None and "malformed frame" in pipe.channel.fault
+    with pytest.raises(MALFORMED):
+        received(body)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- random frames -----------------------------------------------------------------------
+
+
+def mutants(originals: list[bytes], n: int, seed: int) -> Iterator[bytes]:
+    """Random frames: bytes changed, cut, put in and taken from each other; parts of messages
+    replaced by parts of others; and noise."""
+    draw = random.Random(seed)
+    parts = [part for body in originals for part in _parts(msgspec.msgpack.decode(body))]
+    for _ in range(n):
+        body = bytearray(draw.choice(originals))
+        match draw.randrange(5):
+            case 0:
+                for _ in range(draw.randint(1, 4)):
+                    body[draw.randrange(len(body))] = draw.randrange(256)
+            case 1:
+                del body[draw.randrange(len(body)) :]
+            case 2:
+                other = draw.choice(originals)
+                at, start = draw.randrange(len(body)), draw.randrange(len(other))
+                body[at : at + draw.randrange(9)] = other[start : start + draw.randrange(40)]
+            case 3:
+                tree = _replaced(msgspec.msgpack.decode(body), draw, parts)
+                body = bytearray(msgspec.msgpack.encode(tree))
+            case _:
+                body = bytearray(draw.randbytes(draw.randrange(60)))
+        yield bytes(body)
+
+
+def _parts(tree: Any) -> Iterator[Any]:
+    yield tree
+    if isinstance(tree, dict | list):
+        for part in tree.values() if isinstance(tree, dict) else tree:
+            yield from _parts(part)
+
+
+def _replaced(tree: Any, draw: random.Random, parts: list[Any]) -> Any:
+    if isinstance(tree, list) and tree and draw.random() < 0.8:
+        at = draw.randrange(len(tree))
+        return [*tree[:at], _replaced(tree[at], draw, parts), *tree[at + 1 :]]
+    if isinstance(tree, dict) and tree and draw.random() < 0.8:
+        key = draw.choice(list(tree))
+        return tree | {key: _replaced(tree[key], draw, parts)}
+    return draw.choice(parts)
+
+
+def attack_both_ends(n: int, seed: int) -> None:
+    n_whole = 0
+    for body in mutants([encode(frame)[LENGTH.size :] for frame in FRAMES], n, seed):
+        pipe = Pipe()
+        pipe.channel.data_received(LENGTH.pack(len(body)) + body)
+        assert bool(pipe.frames) != pipe.is_closed
+        assert all(isinstance(event, get_args(Event)) for frame in pipe.frames for event in frame)
+        n_whole += len(pipe.frames)
+    assert 0 < n_whole < n
+    n_whole = 0
+    for body in mutants([encode(command)[LENGTH.size :] for command in COMMANDS], n, seed):
+        try:
+            assert isinstance(received(body), Command)
+            n_whole += 1
+        except MALFORMED:
+            pass
+    assert 0 < n_whole < n
+
+
+def test_random_frames_are_messages_or_clean_errors() -> None:
+    attack_both_ends(2_000, seed=1)
+
+
+def test_random_messages_raise_nothing_in_the_supervisor(script: Callable[..., None]) -> None:
+    """Whole messages that make no sense: out of order, twice, of other requests."""
+    originals = [encode(frame)[LENGTH.size :] for frame in FRAMES]
+    draw = random.Random(3)
+
+    async def test() -> None:
+        async with supervised() as supervisor:
+            jobs = [supervisor.open(request("ignore", f"{n}"), None) for n in range(4)]
+            for number, body in enumerate(mutants(originals, 2_000, seed=2)):
+                try:
+                    frame = EVENTS.decode(body)
+                except MALFORMED:
+                    continue
+                for event in frame:
+                    if isinstance(event, RequestEvent):
+                        job = draw.choice(jobs)
+                        event = msgspec.structs.replace(event, request_id=job.request_id)
+                    supervisor.on_events([event])
+                for at, job in enumerate(jobs):
+                    if job.has_ended:
+                        jobs[at] = supervisor.open(request("ignore", f"{number}-{at}"), None)
+            assert supervisor.state == "ready" and len(jobs) == 4
+
+    run(test)
+
+
+@pytest.mark.long
+def test_a_hundred_thousand_random_frames_are_messages_or_clean_errors() -> None:
+    attack_both_ends(100_000, seed=random.randrange(1 << 30))
+
+
+def test_an_unknown_extension_is_refused_as_all_else_is() -> None:
+    lost: list[str] = []
+    channel = AsyncChannel(lambda events: None, lambda: lost.append("lost"))
+    body = msgspec.msgpack.encode([msgspec.msgpack.Ext(77, b"12")])
+    channel.data_received(LENGTH.pack(len(body)) + body + b"more")
+    assert channel.fault is not None and "malformed" in channel.fault
+    channel.data_received(b"and more")

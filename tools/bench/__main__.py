@@ -1,0 +1,167 @@
+"""`python -m tools.bench`: reads the flags, builds what is missing, runs, reports."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+
+from builds import pins, store
+from builds.errors import BuildError
+from tools.bench import agents, report
+from tools.bench.errors import BenchError
+from tools.bench.loads import JOIN_SHAPE, LOADS, SAMPLINGS, STREAMS_SHAPE
+from tools.bench.model import bench_model
+from tools.bench.peer_build import CMAKE_FLAGS, Peers, build_peers
+from tools.bench.runner import OPEN, STARTS, Runner, Subject
+from tools.bench.servers import example_kind, llama_server_kind, worker_kind
+
+PEERS = ("worker", "worker-execute", "llama-server", "example-server", report.LIMIT)
+ALL_LOADS = ("start", *STARTS, *LOADS, *OPEN, *agents.LOADS, "cancel")
+SHORT = ("streams1", "streams4", "streams16")
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__)
+    listed = "comma-separated, of: "
+    parser.add_argument("--only", help=f"without it all, {listed}{', '.join(PEERS)}")
+    parser.add_argument("--loads", help=f"without it all, {listed}{', '.join(ALL_LOADS)}")
+    parser.add_argument(
+        "--before",
+        type=Path,
+        metavar="CHECKOUT",
+        help="this worker against the worker of another checkout, in turn, and against nothing "
+        f"else unless --only says so; without --loads: {', '.join(SHORT)} (about 3 minutes)",
+    )
+    parser.add_argument("--backend", choices=("cpu", "cuda", "vulkan", "metal"), default="cpu")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=1, help="of each load within a round")
+    parser.add_argument("--arrivals", type=int, default=60, help="requests of each open load")
+    parser.add_argument("--quant", default="Q4_K_M", help="Q4_K_M, Q8_0, F16 …")
+    parser.add_argument("--sampling", choices=sorted(SAMPLINGS), default="greedy")
+    parser.add_argument("--worker-flags", default="", help="more flags for the worker")
+    parser.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="NAME=FLAGS",
+        help="a second worker with flags of its own, to compare settings; may be repeated; "
+        "{draft} in them is the draft model beside the load's model, where that is a random one",
+    )
+    parser.add_argument("--llama-server-flags", default="", help="more flags for llama-server")
+    parser.add_argument("--json", type=Path, help="where the figures go (default: the cache)")
+    parser.add_argument("--sdist", type=Path, help="the pinned sdist, when it is not to be fetched")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="for the build")
+    options = parser.parse_args(argv)
+    only, loads = (("worker",), SHORT) if options.before else (PEERS, ALL_LOADS)
+    options.only = list(only) if options.only is None else _chosen(options.only, PEERS, "--only")
+    if options.loads is None:
+        options.loads = list(loads)
+    else:
+        options.loads = _chosen(options.loads, ALL_LOADS, "--loads")
+    if options.before and not (options.before / "worker" / "cli.py").is_file():
+        raise BenchError(f"--before {options.before}: that is no checkout of the worker.")
+    for flag in ("rounds", "repeats", "arrivals"):
+        if getattr(options, flag) < 1:
+            raise BenchError(f"--{flag} is {getattr(options, flag)}; it must be 1 or more.")
+    return options
+
+
+def _chosen(text: str, known: tuple[str, ...], flag: str) -> list[str]:
+    names = [name for name in text.split(",") if name]
+    for name in names:
+        if name not in known:
+            raise BenchError(f"{flag} knows no {name!r}; it takes {', '.join(known)}.")
+    return [name for name in known if name in names]
+
+
+def subjects_of(options: argparse.Namespace, peers: Peers) -> list[Subject]:
+    flags = shlex.split(options.worker_flags)
+    subjects = []
+    if "worker" in options.only or "worker-execute" in options.only:
+        kind = worker_kind("worker", flags, options.backend)
+        if "worker" in options.only:
+            subjects.append(Subject("worker", kind, is_worker=True))
+        if "worker-execute" in options.only:
+            subjects.append(Subject("worker-execute", kind, "execute", is_worker=True))
+    if options.before:
+        kind = worker_kind(report.BEFORE, flags, options.backend, options.before.resolve())
+        subjects.append(Subject(report.BEFORE, kind, is_worker=True))
+    for variant in options.variant:
+        name, mark, more = variant.partition("=")
+        if not (name and mark) or name in (*PEERS, report.BEFORE):
+            raise BenchError(f"--variant {variant!r} is not NAME=FLAGS with a name of its own.")
+        kind = worker_kind(name, [*flags, *shlex.split(more)], options.backend)
+        subjects.append(Subject(name, kind, is_worker=True))
+    if "llama-server" in options.only:
+        kind = llama_server_kind(peers, shlex.split(options.llama_server_flags))
+        subjects.append(Subject("llama-server", kind))
+    if "example-server" in options.only:
+        subjects.append(Subject("example-server", example_kind(peers)))
+    return subjects
+
+
+def run(options: argparse.Namespace) -> None:
+    peers = build_peers(pins.pins(), options.jobs, options.sdist, cuda=options.backend == "cuda")
+    models = cache(lambda name: bench_model(peers, name, options.quant))
+    with tempfile.TemporaryDirectory(prefix="llorch-bench-") as scratch:
+        runner = Runner(
+            subjects_of(options, peers),
+            options.loads,
+            models,
+            peers,
+            options.sampling,
+            report.LIMIT in options.only,
+            options.repeats,
+            Path(scratch),
+            options.arrivals,
+        )
+        machine = report.machine()
+        for number in range(1, options.rounds + 1):
+            runner.run_round(number)
+    names = [subject.name for subject in runner.subjects]
+    summary = report.summarise(runner.results, names)
+    print(f"\n{machine['cpu']}, {machine['cores']} cores, {options.quant}, {options.rounds} rounds")
+    print(report.table(summary))
+    for load in report.disturbed(runner.results):
+        print(f"Other programs used the machine during {load}: take the figures with care.")
+    path = options.json or _default_json()
+    settings = {
+        "quant": options.quant,
+        "sampling": options.sampling,
+        "streams_shape": [STREAMS_SHAPE.slots, STREAMS_SHAPE.context_per_slot],
+        "join_shape": [JOIN_SHAPE.slots, JOIN_SHAPE.context_per_slot],
+        "subjects": {subject.name: subject.kind.flags for subject in runner.subjects},
+        "llama_cpp_python": peers.version,
+        "llama_cpp_commit": peers.commit,
+        "requests_per_s_of_open_loads": runner.capacities,
+        "peer_cmake_flags": CMAKE_FLAGS,
+        "compiler": peers.compiler,
+    }
+    content = {"machine": machine, "settings": settings, "summary": summary}
+    report.write_json(path, content | {"runs": runner.results})
+    print(f"Figures: {path}")
+
+
+def _default_json() -> Path:
+    return store.folder("bench", "results") / time.strftime("%Y%m%d-%H%M%S.json")
+
+
+def main(argv: list[str]) -> int:
+    try:
+        run(parse(argv))
+    except (BenchError, BuildError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,284 @@
+"""The closed loads: which streams are sent together, and what is read from their times.
+
+Prompts are drawn from single-token words with a seed of round, load and stream: each server of a
+round gets the same text, and no text comes twice, so a server's prefix cache only helps within
+the loads that are about it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tools.bench.client import Driven, Request
+from tools.bench.errors import BenchError
+from tools.bench.model import BIG_VOCABULARY, GUESSABLE, INSTRUCT, RANDOM
+from tools.bench.servers import Shape
+from tools.bench.stats import percentile
+from tools.bench.streams import TokenStream, token_stream
+
+Flavour = Literal["completions", "execute"]
+Metrics = dict[str, float]
+
+STREAMS_SHAPE = Shape(slots=16, context_per_slot=1024)
+JOIN_SHAPE = Shape(slots=4, context_per_slot=5120)
+SAMPLINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "chat": {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "seed": 1},
+    "temperature": {"temperature": 1, "seed": 1},
+    "nucleus": {"temperature": 1, "top_p": 0.95, "top_k": 40, "seed": 1},
+    "logprobs": {"temperature": 0, "logprobs": 5},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One stream of a load before it takes a server's dialect."""
+
+    text: str
+    n_out: int
+    at_s: float = 0.0
+    start_after: tuple[int, int] | None = None
+    end_with: int | None = None
+
+
+RequestsOf = Callable[[list[Prompt], Flavour, str, dict[str, Any], str], list[Request]]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    name: str
+    shape: Shape | None
+    """`None`: each server with its own defaults."""
+    make: Callable[[random.Random, Sequence[str]], list[Prompt]]
+    reduce: Callable[[list[TokenStream], list[Prompt]], Metrics]
+    timeout_s: float = 180.0
+    model: str = RANDOM
+    sampling: str | None = None
+    """One of SAMPLINGS where the load is about it."""
+    busy: bool = False
+    """Beside processes that burn half of the cores."""
+    requests_of: RequestsOf | None = None
+
+
+def distinct(n_streams: int, n_words: int, n_out: int) -> Callable[..., list[Prompt]]:
+    def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
+        return [Prompt(text_of(rng, words, n_words), n_out) for _ in range(n_streams)]
+
+    return make
+
+
+def shared(n_streams: int, n_words: int, share: float, n_out: int) -> Callable[..., list[Prompt]]:
+    def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
+        n_common = round(n_words * share)
+        common = text_of(rng, words, n_common)
+        tails = [text_of(rng, words, n_words - n_common) for _ in range(n_streams)]
+        return [Prompt(common + tail, n_out) for tail in tails]
+
+    return make
+
+
+def repeating(n_words: int, n_times: int, n_out: int) -> Callable[..., list[Prompt]]:
+    """One stream whose text comes again and again, which a model goes on with: what speculation by
+    lookup is for."""
+
+    def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
+        return [Prompt(text_of(rng, words, n_words) * n_times, n_out)]
+
+    return make
+
+
+def joining(n_words: int, n_idle: int) -> Callable[..., list[Prompt]]:
+    """A running stream, and a long prompt that comes when the first has sent `n_idle` tokens."""
+
+    def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
+        running = Prompt(text_of(rng, words, 128), 900, end_with=1)
+        long = Prompt(text_of(rng, words, n_words), 16, start_after=(0, n_idle))
+        return [running, long]
+
+    return make
+
+
+def stranger(n_before: int, n_words: int) -> Callable[..., list[Prompt]]:
+    """Conversations one after another, and then a prompt that has nothing in common with them."""
+
+    def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
+        before = [
+            Prompt(text_of(rng, words, n_words), 2, start_after=(number - 1, 1) if number else None)
+            for number in range(n_before)
+        ]
+        return [*before, Prompt(text_of(rng, words, 128), 64, start_after=(n_before - 1, 1))]
+
+    return make
+
+
+SHORTEST, LONGEST, COMMON = 20, 1200, 200
+FEWEST_OUT, MOST_OUT = 16, 200
+SHARE_OF_LONG = math.log(LONGEST / SHORTEST) / math.log(LONGEST / COMMON) / 3
+"""Of the prompts that are longer than the common beginning; a third of all."""
+
+
+def arriving(
+    count: int, rate: float | None
+) -> Callable[[random.Random, Sequence[str]], list[Prompt]]:
+    """`count` requests, `rate` of them a second on average (Poisson); without a rate all at once.
+
+    Prompts of 20 to 1,200 words, uniform in the logarithm; a third begin alike; 16 to 200 tokens
+    out.
+    """
+
+    def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
+        common = text_of(rng, words, COMMON)
+        prompts, at_s = [], 0.0
+        for _ in range(count):
+            n_words = round(math.exp(rng.uniform(math.log(SHORTEST), math.log(LONGEST))))
+            begins_alike = n_words > COMMON and rng.random() < SHARE_OF_LONG
+            text = common if begins_alike else ""
+            text += text_of(rng, words, n_words - (COMMON if begins_alike else 0))
+            prompts.append(Prompt(text, rng.randint(FEWEST_OUT, MOST_OUT), at_s=at_s))
+            at_s += rng.expovariate(rate) if rate else 0.0
+        return prompts
+
+    return make
+
+
+def text_of(rng: random.Random, words: Sequence[str], n_words: int) -> str:
+    return "".join(" " + word for word in rng.choices(words, k=n_words))
+
+
+def read_throughput(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
+    for stream, prompt in zip(streams, prompts, strict=True):
+        _check_length(stream, prompt.n_out)
+    first = min(stream.sent_s for stream in streams)
+    last = max(stream.token_times_s[-1] for stream in streams)
+    gaps = [gap for stream in streams for gap in stream.gaps_s]
+    ttfts = [stream.ttft_s for stream in streams]
+    return {
+        "output_tokens_per_s": sum(prompt.n_out for prompt in prompts) / (last - first),
+        "ttft_p50_ms": percentile(ttfts, 50) * 1e3,
+        "ttft_p95_ms": percentile(ttfts, 95) * 1e3,
+        "itl_p50_ms": percentile(gaps, 50) * 1e3,
+        "itl_p95_ms": percentile(gaps, 95) * 1e3,
+        "itl_p99_ms": percentile(gaps, 99) * 1e3,
+        "e2e_p50_ms": percentile([stream.e2e_s for stream in streams], 50) * 1e3,
+        "e2e_p95_ms": percentile([stream.e2e_s for stream in streams], 95) * 1e3,
+    }
+
+
+def read_stranger(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
+    return read_throughput(streams[-1:], prompts[-1:])
+
+
+def read_steady(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
+    """While all streams run: from the last one's first token to the first one's last."""
+    began = max(stream.token_times_s[0] for stream in streams)
+    ended = min(stream.token_times_s[-1] for stream in streams)
+    if ended <= began:
+        raise BenchError("The streams never ran all at once.")
+    n_tokens = sum(began < at <= ended for stream in streams for at in stream.token_times_s)
+    steady = {"steady_tokens_per_s": n_tokens / (ended - began)}
+    return read_throughput(streams, prompts) | steady
+
+
+def _check_length(stream: TokenStream, n_out: int) -> None:
+    counted = stream.n_tokens if stream.n_tokens is not None else len(stream.token_times_s)
+    # Servers that send no usage are counted by events; one may hold a token back for its text.
+    if counted < n_out * 0.95 or counted > n_out:
+        raise BenchError(f"A stream brought {counted} tokens instead of {n_out}.")
+
+
+def read_join(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
+    running, joiner = streams
+    _check_length(joiner, prompts[1].n_out)
+    joined_s, answered_s = joiner.sent_s, joiner.token_times_s[0]
+    times = running.token_times_s
+    pairs = list(zip(times, times[1:], strict=False))
+    idle = [later - earlier for earlier, later in pairs[1:] if later <= joined_s]
+    # A gap belongs to the join when it reaches into it, however early it began.
+    busy = [b - a for a, b in pairs if b > joined_s and a < answered_s]
+    if len(idle) < 8 or not busy:
+        raise BenchError("The running stream ended before the long prompt was answered.")
+    return {
+        "idle_itl_p50_ms": percentile(idle, 50) * 1e3,
+        "idle_itl_p95_ms": percentile(idle, 95) * 1e3,
+        "join_itl_p50_ms": percentile(busy, 50) * 1e3,
+        "join_itl_p95_ms": percentile(busy, 95) * 1e3,
+        "join_itl_max_ms": max(busy) * 1e3,
+        "join_ttft_ms": joiner.ttft_s * 1e3,
+        "join_tokens_meanwhile": float(len(busy)),
+    }
+
+
+LOADS: dict[str, Load] = {
+    load.name: load
+    for load in (
+        Load("streams1", STREAMS_SHAPE, distinct(1, 128, 64), read_throughput),
+        Load("streams4", STREAMS_SHAPE, distinct(4, 128, 64), read_throughput),
+        Load("streams16", STREAMS_SHAPE, distinct(16, 128, 64), read_throughput),
+        Load("shared", STREAMS_SHAPE, shared(16, 512, 0.9, 32), read_throughput),
+        Load("steady", STREAMS_SHAPE, shared(16, 512, 0.9, 128), read_steady, 300),
+        *(
+            Load(f"busy{n}", STREAMS_SHAPE, distinct(n, 128, 64), read_throughput, 600, busy=True)
+            for n in (1, 4, 16)
+        ),
+        *(
+            Load(name, STREAMS_SHAPE, distinct(16, 128, 64), read_throughput, sampling=name)
+            for name in ("temperature", "nucleus", "logprobs")
+        ),
+        Load(
+            "vocabulary",
+            STREAMS_SHAPE,
+            distinct(16, 128, 64),
+            read_throughput,
+            timeout_s=300,
+            model=BIG_VOCABULARY,
+            sampling="temperature",
+        ),
+        *(
+            Load(f"{name}-{n}", None, distinct(n, 128, 64), read_throughput, 300, model=name)
+            for name in (INSTRUCT, RANDOM)
+            for n in (1, 4, 16)
+        ),
+        *(
+            Load(
+                f"guessed{n}", STREAMS_SHAPE, distinct(n, 128, 64), read_throughput, 300, GUESSABLE
+            )
+            for n in (1, 4, 16)
+        ),
+        Load("arrivals", None, arriving(20, 0.5), read_throughput, 900, model=INSTRUCT),
+        Load("repetition", None, repeating(24, 6, 128), read_throughput, 300, model=INSTRUCT),
+        Load("stranger", None, stranger(8, 700), read_stranger, 300, model=INSTRUCT),
+        Load("join", JOIN_SHAPE, joining(4000, 64), read_join),
+    )
+}
+
+
+def requests_of(
+    prompts: list[Prompt], flavour: Flavour, model_id: str, sampling: dict[str, Any], tag: str
+) -> list[Request]:
+    requests = []
+    for index, prompt in enumerate(prompts):
+        body: dict[str, Any] = {"prompt": prompt.text, "max_tokens": prompt.n_out, **sampling}
+        if flavour == "execute":
+            body |= {"job_id": f"{tag}-{index}", "ignore_eos": True}
+            path = "/execute"
+        else:
+            options = {"include_usage": True}
+            body |= {"model": model_id, "stream": True, "stream_options": options}
+            # A trained model would end where it likes, and the same work is to be measured.
+            body |= {"ignore_eos": True}
+            path = "/v1/completions"
+        requests.append(
+            Request(path, body, prompt.at_s, prompt.start_after, end_with=prompt.end_with)
+        )
+    return requests
+
+
+def read(load: Load, driven: Driven, prompts: list[Prompt]) -> Metrics:
+    streams = [token_stream(recording) for recording in driven.recordings]
+    metrics = load.reduce(streams, prompts)
+    metrics["client_cpu_share"] = driven.client_cpu_s / driven.wall_s
+    return metrics

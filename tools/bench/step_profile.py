@@ -1,0 +1,173 @@
+"""Where a step's time goes: `python -m tools.bench.step_profile [--streams 1,16] [--model GGUF]`.
+
+The engine's loop as the worker runs it, with its sender thread and a process that reads what it
+sends, but without HTTP. Each part of a step is timed by a wrapper around it, in steps in which all
+streams decode. Between two passes over the weights everything runs cold: the same code is several
+times faster in a loop of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import socket
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from builds import pins
+from tools.bench.model import RANDOM, bench_model
+from tools.bench.peer_build import build_peers
+from worker.devices import select
+from worker.devices.cpu.budget import cpu_budget
+from worker.devices.plan.cells import a_part_each, context_options
+from worker.devices.plan.placement import tensor_placement
+from worker.engine.backend import LlamaBackend
+from worker.engine.limits import Limits
+from worker.engine.loop import Loop
+from worker.engine.outbox import Outbox
+from worker.engine.scheduler import Scheduler
+from worker.engine.sequence import Sequence
+from worker.llama.constraint import GrammarVocabulary
+from worker.llama.context import Context
+from worker.llama.model import LoadOptions, Model
+from worker.llama.sampler import Sampler
+from worker.models.gguf.header import read_header
+from worker.wire.backends import BackendName
+from worker.wire.engine_settings import EngineSettings
+from worker.wire.sampling import Sampling
+from worker.wire.transport import SyncChannel
+from worker.wire.work import InferenceRequest
+
+N_PROMPT = 128
+CONTEXT = 1024
+
+
+class Profile:
+    """Seconds of each part, by step."""
+
+    def __init__(self) -> None:
+        self.parts: defaultdict[str, list[float]] = defaultdict(list)
+        self._now: defaultdict[str, float] = defaultdict(float)
+
+    def timed(self, owner: Any, name: str, part: str) -> None:
+        """Have a method of an object counted as a part."""
+        inner: Callable[..., Any] = getattr(owner, name)
+        seconds, clock = self._now, time.perf_counter
+
+        def outer(*args: Any, **options: Any) -> Any:
+            began = clock()
+            try:
+                return inner(*args, **options)
+            finally:
+                seconds[part] += clock() - began
+
+        setattr(owner, name, outer)
+
+    def end_step(self, *, keep: bool) -> None:
+        if keep:
+            for part, seconds in self._now.items():
+                self.parts[part].append(seconds)
+        self._now.clear()
+
+
+def drain(end: socket.socket) -> None:
+    channel = SyncChannel(end)
+    while channel.recv() is not None:
+        pass
+
+
+def profiled(
+    path: Path, backend_name: BackendName, n_streams: int, n_steps: int, sampling: dict[str, Any]
+) -> Profile:
+    settings = EngineSettings(backend_name, slots=n_streams)
+    selected = select.select_device(settings)
+    placed = tensor_placement(read_header(path), selected.devices)
+    model = Model(str(path), LoadOptions(selected.devices, tensor_placement=placed))
+    shape, threads = a_part_each(settings, CONTEXT), cpu_budget(None).threads
+    context = Context(model, context_options(settings, shape, threads=threads, embeds=False))
+    backend = LlamaBackend(model, context, CONTEXT)
+    limits = Limits(n_streams, CONTEXT * n_streams, 2048, prefill_alone=512, prefill_budget=256)
+    scheduler = Scheduler(limits)
+    own, other = socket.socketpair()
+    reader = multiprocessing.get_context("fork").Process(target=drain, args=(other,), daemon=True)
+    reader.start()
+    other.close()
+    outbox = Outbox(SyncChannel(own))
+    loop = Loop(backend, scheduler, outbox.put)
+    vocabulary = GrammarVocabulary(model)
+    for index in range(n_streams):
+        prompt = [(1000 + 37 * index + place) % model.n_vocab for place in range(N_PROMPT)]
+        wish = Sampling(seed=index, ignore_eos=True, **sampling)
+        request = InferenceRequest(str(index), tuple(prompt), wish, max_tokens=CONTEXT)
+        loop.submit(Sequence(index, request, prompt, Sampler(model, wish, prompt, vocabulary)))
+    loop._answers.learn_while(lambda: True)  # as after a worker's first request
+    profile = Profile()
+    profile.timed(loop, "turn", "whole step")
+    profile.timed(scheduler, "plan", "plan")
+    profile.timed(backend, "fill", "fill the batch")
+    profile.timed(backend, "decode", "decode (native)")
+    profile.timed(loop, "_sample", "sample")
+    profile.timed(scheduler, "advance", "advance")
+    profile.timed(loop, "_accept", "text and stops")
+    profile.timed(loop, "_flush", "hand to the sender")
+    while len(profile.parts["whole step"]) < n_steps:
+        loop.turn()
+        decoding = [each.is_decoding for each in scheduler.running]
+        profile.end_step(keep=len(decoding) == n_streams and all(decoding))
+    outbox.flush()  # a sender that loses its reader ends the process
+    reader.terminate()
+    backend.close()
+    context.close()
+    model.close()
+    return profile
+
+
+def table(profiles: dict[int, Profile]) -> str:
+    """Medians in µs; the own cost is all of a step but decode and sample."""
+    lines = ["| part, µs | " + " | ".join(f"{n} streams" for n in profiles) + " |"]
+    lines.append("| --- |" + " ---: |" * len(profiles))
+    parts = next(iter(profiles.values())).parts
+
+    def row(name: str, values: list[list[float]]) -> None:
+        cells = (f"{statistics.median(each) * 1e6:.0f}" for each in values)
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+
+    for part in parts:
+        row(part, [profile.parts[part] for profile in profiles.values()])
+    row("own cost", [own_seconds(profile) for profile in profiles.values()])
+    return "\n".join(lines)
+
+
+def own_seconds(profile: Profile) -> list[float]:
+    parts = profile.parts
+    steps = zip(parts["whole step"], parts["decode (native)"], parts["sample"], strict=True)
+    return [whole - decode - sample for whole, decode, sample in steps]
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.step_profile", description=__doc__)
+    parser.add_argument("--streams", default="1,16", help="comma-separated")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--model", type=Path, help="without it the benchmark's of 190 M parameters")
+    parser.add_argument("--backend", choices=("cpu", "cuda", "vulkan", "metal"), default="cpu")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    options = parser.parse_args(argv)
+    path = options.model
+    if path is None:
+        peers = build_peers(pins.pins(), os.cpu_count() or 1, cuda=options.backend == "cuda")
+        path = bench_model(peers, RANDOM, "Q4_K_M").path
+    sampling = {"temperature": options.temperature}
+    streams = [int(each) for each in options.streams.split(",")]
+    profiles = {n: profiled(path, options.backend, n, options.steps, sampling) for n in streams}
+    print(table(profiles), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

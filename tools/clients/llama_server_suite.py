@@ -1,0 +1,109 @@
+"""`python -m tools.clients.llama_server_suite`: llama-server's own tests, run against the worker.
+
+They are in the pinned sdist; nothing of them is kept here. Their models are on a hub: a folder
+with some of them is given by `--models` (a file is called as on the hub, folders joined by `-`),
+and the bundled model stands in for the others, so tests that expect a text of theirs fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+
+from builds import sdist
+from builds.pins import pins
+from tests.support.ports import free_port
+from tests.support.worker import ROOT
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.clients.llama_server_suite")
+    parser.add_argument("--venv", type=Path, default=ROOT / ".venv-clients" / "llama-server")
+    parser.add_argument("--models", type=Path, default=Path("/nonexistent"))
+    parser.add_argument("--only", default="", help="tests that this expression of pytest -k takes")
+    parser.add_argument("--failures", action="store_true", help="list what failed, with why")
+    given = parser.parse_args()
+    source = sdist.unpacked(pins()) / "vendor/llama.cpp"
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        tests = copied(source, scratch)
+        python = interpreter(given.venv, tests / "requirements.txt")
+        report = scratch / "report.xml"
+        command = [str(python), "-m", "pytest", "-m", "not slow", "-k", given.only]
+        command += ["-p", "no:cacheprovider", "--timeout", "120", f"--junitxml={report}", "unit"]
+        binary = launcher(scratch, given.models.absolute())
+        subprocess.run(
+            command, cwd=tests,
+            env={**os.environ, "LLAMA_SERVER_BIN_PATH": str(binary), "PORT": str(free_port())},
+            stdout=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+        count(report, show_failures=given.failures)
+    return 0
+
+
+def copied(source: Path, scratch: Path) -> Path:
+    """The suite where it may write, beside what it reads by relative paths."""
+    tests = scratch / "tools/server/tests"
+    shutil.copytree(source / "tools/server/tests", tests)
+    (scratch / "models").symlink_to(source / "models")
+    # The worker's port answers while the model loads; that it takes work is told by /ready.
+    _change(tests / "utils.py", '"GET", "/health", headers', '"GET", "/ready", headers')
+    # There is nothing to download, so no need to start every model once.
+    _change(tests / "conftest.py", "ServerPreset.load_all()", "pass")
+    return tests
+
+
+def _change(path: Path, old: str, new: str) -> None:
+    text = path.read_text("utf-8")
+    assert old in text, (path, old)
+    path.write_text(text.replace(old, new), "utf-8")
+
+
+def interpreter(venv: Path, requirements: Path) -> Path:
+    """The suite's own environment, made when it is missing."""
+    python = venv / "bin" / "python"
+    if not python.exists():
+        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, "-r", str(requirements), "pytest-timeout"], check=True)
+    return python
+
+
+def launcher(scratch: Path, models: Path) -> Path:
+    path = scratch / "llama-server"
+    (scratch / "models-served").mkdir()
+    module = f"{sys.executable} -m tools.clients.llama_server_launcher"
+    lines = ("#!/bin/sh", f'PYTHONPATH={ROOT} exec {module} {models} {scratch} "$@"')
+    path.write_text("\n".join(lines) + "\n", "utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def count(report: Path, *, show_failures: bool) -> None:
+    passed, ran, faults = Counter[str](), Counter[str](), list[str]()
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = case.get("classname", "").rpartition(".")[2]
+        if case.find("skipped") is not None:
+            continue
+        ran[name] += 1
+        fault = next((f for f in (case.find("failure"), case.find("error")) if f is not None), None)
+        if fault is None:
+            passed[name] += 1
+        else:
+            why = " ".join((fault.get("message") or "").split())[:200]
+            faults.append(f"  {name}: {case.get('name')}\n      {why}")
+    for name, n_ran in ran.items():
+        print(f"{name:<28} {passed[name]:>4} of {n_ran:>4}")
+    print(f"{'all':<28} {passed.total():>4} of {ran.total():>4}")
+    print(*(faults if show_failures else ()), sep="\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

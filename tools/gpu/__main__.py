@@ -1,0 +1,95 @@
+"""`python -m tools.gpu`: runs every step within its time and writes one report, whatever fails.
+
+python -m tools.gpu pack FOLDER         # here: all that a bare machine without an index needs
+python -m tools.gpu --backend cuda      # there, in that folder's checkout
+python -m tools.gpu --backend cpu       # the rehearsal, on any machine
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tools.gpu import pack, steps
+from tools.gpu.machine import Bench, Limit, device
+
+EXPECTED = Path(__file__).with_name("expected.json")
+
+STEPS: list[tuple[str, float, Callable[[Bench], Any]]] = [
+    ("build the worker's wheel", 480, steps.build_wheel),
+    ("build llama-server", 480, steps.build_llama_server),
+    ("doctor", 60, steps.doctor),
+    ("plan against what the driver says", 180, steps.plan_and_memory),
+    ("a start that must not fit", 60, steps.must_not_fit),
+    ("greedy text as on the CPU", 120, steps.greedy_text),
+    ("sixteen streams as alone", 120, steps.streams_as_alone),
+    ("deterministic requests bit for bit", 60, steps.deterministic),
+    ("a draft model beside the model", 60, steps.draft_model),
+    ("the engine killed and stopped", 120, steps.engine_comes_back),
+    ("speed beside llama-server, and cancels", 600, steps.speed),
+    ("speed with guesses and without", 240, steps.speculation),
+    ("profile of a step", 120, steps.step_profile),
+    ("speed with other settings", 300, steps.other_settings),
+]
+
+
+def main(argv: list[str]) -> int:
+    if argv[:1] == ["pack"]:
+        return pack.main(argv[1:])
+    parser = argparse.ArgumentParser(prog="python -m tools.gpu", description=__doc__)
+    parser.add_argument("--backend", choices=("cpu", "cuda", "vulkan", "metal"), default="cuda")
+    parser.add_argument("--only", default="", help="steps whose name contains this")
+    parser.add_argument("--out", type=Path, default=Path("gpu-report"))
+    parser.add_argument("--short", action="store_true", help="small models and loads: a rehearsal")
+    options = parser.parse_args(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    expected = json.loads(EXPECTED.read_text("utf-8"))
+    bench = Bench(options.backend, options.out.resolve(), expected, options.short)
+    rows = [run(bench, *step) for step in STEPS if options.only in step[0]]
+    text = report(options.backend, rows)
+    (options.out / "report.md").write_text(text, "utf-8")
+    print(text)
+    return int(any(row["outcome"] != "ok" for row in rows))
+
+
+def run(bench: Bench, name: str, limit_s: float, step: Callable[[Bench], Any]) -> dict[str, Any]:
+    """One step: its outcome, its seconds and what it found. A failure ends the step alone."""
+    print(f"gpu-report: {name} (at most {limit_s:.0f} s)", file=sys.stderr, flush=True)
+    began = time.monotonic()
+    row: dict[str, Any] = {"step": name, "outcome": "ok"}
+    try:
+        with Limit(limit_s):
+            row["found"] = step(bench)
+    except Exception as error:
+        row |= {"outcome": "failed", "found": f"{type(error).__name__}: {error}"[:2000]}
+        log = bench.out / "failures.log"
+        with log.open("a", encoding="utf-8") as handle:
+            handle.write(f"--- {name}\n{traceback.format_exc()}\n")
+    row["seconds"] = round(time.monotonic() - began, 1)
+    with (bench.out / "steps.jsonl").open("a", encoding="utf-8") as handle:
+        handle.write(json.dumps(row) + "\n")  # at once: the machine may be taken back
+    return row
+
+
+def report(backend: str, rows: list[dict[str, Any]]) -> str:
+    lines = [
+        f"# {backend}: {device()}",
+        "",
+        "| step | outcome | s | found |",
+        "| --- | --- | ---: | --- |",
+    ]
+    for row in rows:
+        found = row["found"] if isinstance(row["found"], str) else json.dumps(row["found"])
+        found = found.replace("|", "/").replace("\n", " ")
+        lines.append(f"| {row['step']} | {row['outcome']} | {row['seconds']} | {found} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,191 @@
+"""The steps, in their order. Each returns what it found and raises where something is wrong."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from builds import environment, pins
+from tests.support.worker import ROOT, WorkerProcess, installed, run_to_exit, until
+from tools.bench.peer_build import build_peers
+from tools.gpu.machine import Bench, used_bytes
+
+STORY = "Once upon a time, there was a brave fox named"
+PROMPTS = [f"{STORY} number {number}," for number in range(16)]
+GREEDY = {"temperature": 0, "max_tokens": 48}
+TOLERANCE = 0.01
+"""Of the plan against the driver's own figure."""
+
+
+def build_wheel(bench: Bench) -> str:
+    """Nothing to do where the venv has it; the venv is the one that this runs in."""
+    return str(environment.setup(Path(sys.prefix), bench.backend, to_run=True))
+
+
+def build_llama_server(bench: Bench) -> str:
+    peers = build_peers(pins.pins(), os.cpu_count() or 1, cuda=bench.backend == "cuda")
+    return str(peers.folder)
+
+
+def doctor(bench: Bench) -> str:
+    command = [*installed(bench.backend), "doctor"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    (bench.out / "doctor.txt").write_text(done.stdout + done.stderr, "utf-8")
+    assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-1000:]
+    return "would start"
+
+
+def plan_and_memory(bench: Bench) -> dict[str, Any]:
+    """The plan's total, and how much more the driver says is used while the worker is there."""
+    before = used_bytes()
+    with bench.worker() as worker:
+        resident = int(worker.get("/health").json()["vram_bytes_used"])
+        during = used_bytes()
+        assert worker.get("/health").json()["resident"] is True
+    if before is None or during is None:
+        return {"planned_bytes": resident, "driver": "no driver to ask"}
+    found = {"planned_bytes": resident, "driver_bytes": during - before}
+    found["after_the_stop_bytes"] = (used_bytes() or 0) - before
+    return found
+
+
+def must_not_fit(bench: Bench) -> str:
+    """More cells than any device holds."""
+    flags = ("--slots", "256", "--context-length", "100000000")
+    left = run_to_exit(*flags, cache_dir=bench.cache, backend=bench.backend, timeout_s=50)
+    assert left.code in (2, 5), left.sentence
+    return f"exit code {left.code}: {left.sentence}"
+
+
+def greedy_text(bench: Bench) -> str:
+    with bench.worker() as worker:
+        text = worker.execute(STORY, **GREEDY).text
+    if bench.backend == "cpu":
+        (bench.out / "expected.json").write_text(json.dumps({"greedy": text}), "utf-8")
+    expected = bench.expected["greedy"]
+    same = len(os.path.commonprefix([text, expected]))
+    assert same >= len(expected) // 2, f"after {same} of {len(expected)} characters: {text!r}"
+    return "the same" if text == expected else f"the same for {same} of {len(expected)} characters"
+
+
+def streams_as_alone(bench: Bench) -> dict[str, int]:
+    """How many of sixteen streams side by side say what they say alone.
+
+    Rounding depends on the batch, so a near tie may fall the other way: half of them must agree.
+    """
+    with bench.worker("--slots", "16") as worker:
+        alone = [worker.execute(prompt, **GREEDY).text for prompt in PROMPTS]
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            together = list(pool.map(lambda prompt: worker.execute(prompt, **GREEDY).text, PROMPTS))
+    same = sum(one == other for one, other in zip(alone, together, strict=True))
+    assert same >= len(PROMPTS) // 2, f"only {same} of {len(PROMPTS)}"
+    return {"same": same, "of": len(PROMPTS)}
+
+
+def deterministic(bench: Bench) -> str:
+    with bench.worker("--slots", "4") as worker:
+        fields = {"temperature": 1, "seed": 7, "max_tokens": 48, "deterministic": True}
+        first = worker.execute(STORY, **fields).ids
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            noise = [pool.submit(worker.execute, prompt, **GREEDY) for prompt in PROMPTS[:3]]
+            second = worker.execute(STORY, **fields).ids
+            for other in noise:
+                other.result()
+    assert first == second
+    return f"{len(first)} tokens twice"
+
+
+def draft_model(bench: Bench) -> dict[str, Any]:
+    """The model guesses for itself: planned, resident, and right but for near ties."""
+    with bench.worker("--no-mmap", "--draft", "tiny-model") as worker:
+        text = worker.execute(STORY, **GREEDY).text
+        info = worker.get("/info").json()
+        drafted, accepted = (
+            worker.metric(f"worker_engine_tokens_{each}") for each in ("drafted", "accepted")
+        )
+    assert info["engine"]["speculation"]["kind"] == "draft", info["engine"]["speculation"]
+    expected = bench.expected["greedy"]
+    same = len(os.path.commonprefix([text, expected]))
+    assert same >= len(expected) // 2, f"after {same} of {len(expected)} characters: {text!r}"
+    assert accepted >= 0.9 * drafted, f"{accepted} of {drafted} guesses were right"
+    planned = info["engine"]["plan"]["draft"]
+    return {"drafted": drafted, "accepted": accepted, "planned_bytes": planned}
+
+
+def engine_comes_back(bench: Bench) -> dict[str, Any]:
+    """After SIGKILL, and after a stop that makes it count as stalled; memory is given back."""
+    found: dict[str, Any] = {}
+    with bench.worker("--stall-timeout", "10") as worker:
+        before = used_bytes()
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            pid = worker.engine_pid
+            began = time.monotonic()
+            os.kill(pid, number)
+            if number == signal.SIGSTOP:
+                _ask_in_vain(worker)
+            until(lambda pid=pid: worker.engine_pid != pid, 60, lambda: worker.stderr[-1000:])
+            worker.wait_ready(60)
+            found[f"{number.name}_to_ready_s"] = round(time.monotonic() - began, 1)
+        after = used_bytes()
+    if before is not None and after is not None:
+        found["memory_grown_bytes"] = after - before
+    return found
+
+
+def _ask_in_vain(worker: WorkerProcess) -> None:
+    """A request that the stopped engine cannot answer: only then is it missed."""
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    pool.submit(worker.execute, STORY, max_tokens=4)
+    pool.shutdown(wait=False)
+
+
+def step_profile(bench: Bench) -> str:
+    """Where a step's time goes, and what of it the host takes."""
+    streams = "1,16" if bench.short else "1,16,64"
+    command = [sys.executable, "-m", "tools.bench.step_profile", "--backend", bench.backend]
+    command += ["--streams", streams, "--steps", "20" if bench.short else "200"]
+    return _kept(bench, "profile", command)
+
+
+def other_settings(bench: Bench) -> str:
+    """One pool of cells, and larger steps, against the defaults: what these should be."""
+    loads = "streams1" if bench.short else "streams16,join"
+    variants = ["--variant", "unified=--kv-unified"]
+    variants += ["--variant", "large=--micro-batch 2048 --prefill-budget 2048"]
+    variants += ["--variant", "middle=--micro-batch 1024 --prefill-budget 1024"]
+    return _table(bench, "settings", "--only", "worker", *variants, "--loads", loads)
+
+
+def speculation(bench: Bench) -> str:
+    """Guesses by a draft model that is right, and by lookup, against none."""
+    loads = "guessed1" if bench.short else "guessed1,guessed4,guessed16"
+    variants = ["--variant", "draft=--draft {draft}", "--variant", "ngram=--speculate ngram"]
+    return _table(bench, "speculation", "--only", "worker", *variants, "--loads", loads)
+
+
+def speed(bench: Bench) -> str:
+    """The benchmark's table; its figures lie beside the report."""
+    loads = "streams1,cancel"
+    if not bench.short:
+        loads += ",start,streams4,streams16,shared,join,open80,vocabulary,temperature,steady"
+    return _table(bench, "bench", "--only", "worker,llama-server,limit", "--loads", loads)
+
+
+def _table(bench: Bench, name: str, *flags: str) -> str:
+    command = [sys.executable, "-m", "tools.bench", "--backend", bench.backend, "--rounds", "1"]
+    command += [*flags, "--json", str(bench.out / f"{name}.json")]
+    return _kept(bench, name, command)
+
+
+def _kept(bench: Bench, name: str, command: list[str]) -> str:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=590)
+    (bench.out / f"{name}.txt").write_text(done.stdout + done.stderr, "utf-8")
+    assert done.returncode == 0, done.stderr[-1500:]
+    return f"{name}.txt"
