@@ -92,7 +92,7 @@ def profiled(
     shape, threads = a_part_each(settings, CONTEXT), cpu_budget(None).threads
     context = Context(model, context_options(settings, shape, threads=threads, embeds=False))
     backend = LlamaBackend(model, context, CONTEXT)
-    limits = Limits(n_streams, CONTEXT * n_streams, 2048, prefill_alone=512, prefill_budget=256)
+    limits = Limits(n_streams, CONTEXT * n_streams, 2048, prefill_budget=512)
     scheduler = Scheduler(limits)
     own, other = socket.socketpair()
     reader = multiprocessing.get_context("fork").Process(target=drain, args=(other,), daemon=True)

@@ -20,10 +20,8 @@ class Limits:
     """KV cells of all slots together."""
     batch: int
     """Rows in one batch."""
-    prefill_alone: int
-    """Prompt tokens in a step without running streams."""
     prefill_budget: int
-    """The most prompt tokens in a step with running streams."""
+    """The most prompt tokens in a step."""
     inter_token_target: float = 3600.0
     """Seconds that a step beside running streams shall take at most."""
     tiled: bool = False
@@ -75,8 +73,7 @@ def limits_of(info: EngineInfo, settings: EngineSettings, backend: Backend) -> t
         n_slots=info.slots,
         n_cells=info.kv_cells,
         batch=info.batch,
-        prefill_alone=max(info.micro_batch, settings.prefill_budget),
-        prefill_budget=settings.prefill_budget,
+        prefill_budget=settings.prefill_budget or info.micro_batch,
         inter_token_target=settings.inter_token_ms / 1000,
         tiled=not settings.on_gpu,
         prefix_cache=settings.prefix_cache,

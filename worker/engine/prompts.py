@@ -24,13 +24,10 @@ class Prompts:
         """The prompts' part of a step with the decode rows `beside`; `n_waiting` requests have no
         slot yet.
 
-        Beside running streams, their pace limits it. Otherwise one batch limits it: prompts that
-        come together then start together, and the first of them does not stream at the pace of the
-        others' computation.
+        Beside running streams, their pace limits it too.
         """
         limits = self._limits
-        most = limits.prefill_budget if beside else limits.prefill_alone
-        budget = most = min(most, limits.batch - len(beside))
+        budget = most = min(limits.prefill_budget, limits.batch - len(beside))
         if beside:
             n_behind = n_waiting + len(prefilling) - 1
             budget = min(self._pace.budget(len(beside), n_behind), most)

@@ -15,9 +15,9 @@ from worker.wire.backends import BACKENDS, BackendName
 
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 
-CPU_INTER_TOKEN_MS, GPU_INTER_TOKEN_MS = 250.0, 50.0
-"""With 150 on a CPU, sixteen streams that start together bring 3 to 5 % fewer tokens a second
-(`streams16` of `make bench`). With more, running streams wait longer while prompts join."""
+CPU_INTER_TOKEN_MS, GPU_INTER_TOKEN_MS = 1000.0, 50.0
+"""On a CPU a piece of a prompt may take a second: with 250 ms, four times as many tokens of running
+streams come late, and nothing ends sooner (`arrivals` of `make bench`)."""
 
 _ROPE_FIELDS = (
     "rope_freq_base",
@@ -70,8 +70,8 @@ class EngineSettings:
     context_length: int | None = _setting(None, "engine", "tokens that one sequence may hold; without it the model's own, at most --kv-cells", ge=32, le=2**24)
     batch: int = _setting(2048, "engine", "tokens in one decode call at most", ge=1, le=2**20)
     micro_batch: int = _setting(512, "engine", "tokens in one compute graph at most", ge=1, le=2**20)
-    prefill_budget: int = _setting(256, "engine", "prompt tokens in a step beside running streams at most; without such a step has a micro-batch", ge=1, le=2**20)
-    inter_token_target: int | None = _setting(None, "engine", "ms that a step shall take at most: running streams keep that pace while prompts join; without it 250 on a CPU, 50 on a GPU", ge=1, le=3_600_000)
+    prefill_budget: int | None = _setting(None, "engine", "prompt tokens in a step at most; without it a micro-batch", ge=1, le=2**20)
+    inter_token_target: int | None = _setting(None, "engine", "ms that a step shall take at most: running streams keep that pace while prompts join; without it 1000 on a CPU, 50 on a GPU", ge=1, le=3_600_000)
     speculate: Literal["auto", "off", "ngram", "draft"] = _setting("auto", "engine", "tokens that are tried ahead for a stream that runs alone; ngram: what followed its last three tokens before, draft: what --draft says; the answer stays the same; auto: draft where --draft is given, else off")
     kv_type: KvType = _setting("f16", "engine", "type of the KV cache; quantised values need flash attention")
     kv_type_k: KvType | None = _setting(None, "engine", "type of its keys alone; without it --kv-type")

@@ -27,7 +27,7 @@ _ids = count()
 
 
 def cache_of(n_slots: int = 4, **more: Any) -> Cache:
-    given: dict[str, Any] = dict(n_cells=1000, batch=512, prefill_alone=512, prefill_budget=512)
+    given: dict[str, Any] = dict(n_cells=1000, batch=512, prefill_budget=512)
     given |= {"memory_bytes": 10_000, "cell_bytes": 2.0} | more
     return Cache(Limits(n_slots=n_slots, **given))
 

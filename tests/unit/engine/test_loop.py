@@ -46,7 +46,6 @@ class Engine:
     drafter: Drafter | None = None
     batch: int = 32
     prefill_budget: int = 8
-    prefill_alone: int = 24
     inter_token_target: float = 3600.0
     tiled: bool = False
     unified: bool = False
@@ -74,7 +73,6 @@ class Engine:
             n_slots=self.n_slots,
             n_cells=n_cells,
             batch=self.batch,
-            prefill_alone=self.prefill_alone,
             prefill_budget=self.prefill_budget,
             inter_token_target=self.inter_token_target,
             prefix_cache=self.prefix_cache,
@@ -270,7 +268,7 @@ def test_requests_start_in_the_order_of_arrival() -> None:
 
 
 def test_a_common_beginning_is_computed_once() -> None:
-    engine = Engine(n_slots=4, prefill_alone=8)
+    engine = Engine(n_slots=4)
     common = bytes(range(64))
     for request_id in range(4):
         engine.submit(request_id, common + bytes([200 + request_id] * 4), max_tokens=3)

@@ -349,7 +349,6 @@ def test_agents_compute_only_what_is_new(
         memory_bytes=1 << 20,
         batch=512,
         prefill_budget=256,
-        prefill_alone=512,
     )
     engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
     choose = random.Random(3)

@@ -98,7 +98,7 @@ def test_what_rows_cost_is_learned_beside_prompts_too() -> None:
 
 
 def test_prompts_that_come_together_start_together() -> None:
-    engine = Engine(n_slots=4, prefill_budget=8, prefill_alone=32)
+    engine = Engine(n_slots=4, prefill_budget=32)
     for request_id in range(4):
         engine.submit(request_id, bytes([request_id + 1]) * 8, max_tokens=9)
     engine.run()
@@ -107,9 +107,7 @@ def test_prompts_that_come_together_start_together() -> None:
 
 @pytest.mark.parametrize(("n_prompts", "n_tokens"), [(1, 64), (2, 128), (3, 192)])
 def test_prompts_that_wait_for_each_other_make_a_step_longer(n_prompts: int, n_tokens: int) -> None:
-    engine = Engine(
-        n_slots=4, batch=512, prefill_budget=256, prefill_alone=256, inter_token_target=0.1
-    )
+    engine = Engine(n_slots=4, batch=512, prefill_budget=256, inter_token_target=0.1)
     engine.submit(9, b"runs", max_tokens=60)
     engine.turn()
     pace = engine.scheduler.pace
@@ -150,7 +148,7 @@ def test_a_tile_is_one_prompts() -> None:
 
 
 def test_the_scheduler_plans_by_the_pace() -> None:
-    engine = Engine(batch=128, prefill_budget=96, prefill_alone=96, inter_token_target=0.1)
+    engine = Engine(batch=128, prefill_budget=96, inter_token_target=0.1)
     engine.submit(1, b"abc", max_tokens=60)
     engine.turn()
     engine.scheduler.pace.measured(1, 0, 0.02)

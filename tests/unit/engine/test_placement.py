@@ -26,7 +26,7 @@ def n_runs(used: list[int]) -> int:
 
 
 def test_arrivals_and_ends_leave_hardly_a_hole_among_64_slots() -> None:
-    engine = Engine(n_slots=64, prefill_budget=31, prefill_alone=31)
+    engine = Engine(n_slots=64, prefill_budget=31)
     fill, counted = engine.backend.fill, list[int]()
 
     def counting(chunks: Rows[Chunk], draft: Rows[int] = ()) -> None:
@@ -58,7 +58,7 @@ def test_arrivals_and_ends_leave_hardly_a_hole_among_64_slots() -> None:
 def test_conversations_keep_their_cells_while_there_is_a_slot_for_each(seed: int) -> None:
     """Eight conversations in eight slots, four turns at a time. To compute one again costs as much
     as a hundred passes over all weights, as one of a thousand tokens does on a CPU."""
-    engine = Engine(n_slots=8, batch=96, prefill_budget=64, prefill_alone=96)
+    engine = Engine(n_slots=8, batch=96, prefill_budget=64)
     decode = engine.backend.decode
 
     def taking_time() -> DecodeOutcome:

@@ -59,7 +59,7 @@ def test_neighbours_are_found_across_other_prompts() -> None:
 
 
 def test_the_scheduler_fits_prompts_to_tiles() -> None:
-    engine = Engine(batch=512, prefill_budget=128, prefill_alone=128, tiled=True)
+    engine = Engine(batch=512, prefill_budget=128, tiled=True)
     engine.submit(1, b"abc", max_tokens=60)
     engine.turn()
     engine.scheduler.pace.measured(1, 0, 0.02)

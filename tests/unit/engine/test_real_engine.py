@@ -75,7 +75,7 @@ def test_reused_cells_do_not_change_the_answer(kv_unified: bool) -> None:
 
 
 def test_a_prompt_in_small_pieces_gives_the_same_answer() -> None:
-    engine = RealEngine(prefill_alone=7, prefill_budget=3, prefix_cache=False)
+    engine = RealEngine(prefill_budget=3, prefix_cache=False)
     running = engine.submit(CHAT.format("Count to 12."), max_tokens=60)
     engine.turn()
     joined = engine.submit(LONG + "\n" + CAPITAL)

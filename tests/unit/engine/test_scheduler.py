@@ -17,7 +17,7 @@ from worker.engine.step import Chunk, Step
 
 
 def scheduler_of(n_slots: int = 4, **more: Any) -> Scheduler:
-    given: dict[str, Any] = dict(n_cells=1000, batch=512, prefill_alone=512, prefill_budget=512)
+    given: dict[str, Any] = dict(n_cells=1000, batch=512, prefill_budget=512)
     given |= {"memory_bytes": 10_000, "cell_bytes": 2.0} | more
     return Scheduler(Limits(n_slots=n_slots, **given))
 
@@ -187,7 +187,7 @@ def test_a_full_house_is_not_asked_again_before_somebody_leaves(
 
 
 def test_a_common_beginning_is_computed_by_the_first_alone() -> None:
-    scheduler = scheduler_of(4, prefill_alone=64, prefill_budget=64)
+    scheduler = scheduler_of(4, prefill_budget=64)
     common = some(100)
     first, second, third, other, late = added(
         scheduler,
@@ -207,7 +207,7 @@ def test_a_common_beginning_is_computed_by_the_first_alone() -> None:
 
 
 def test_memory_that_cannot_be_cut_gets_a_snapshot_where_somebody_waits() -> None:
-    scheduler = scheduler_of(3, recurrent=True, prefill_alone=64, prefill_budget=64)
+    scheduler = scheduler_of(3, recurrent=True, prefill_budget=64)
     first, second = added(scheduler, some(150), some(100) + [900] * 30)
     scheduler.plan()
     assert first.snapshot_at[100] is True and second.awaited == Awaited(first, 100)

@@ -129,7 +129,7 @@ def test_guesses_fit_a_small_batch(plain: RealEngine, batch: int) -> None:
     asked = plain.submit(STORY, max_tokens=40)
     plain.run()
     drafter = draft_model(bundled_gguf("f32"), batch=batch)
-    engine = RealEngine(slots=2, drafter=drafter, batch=batch, prefill_alone=batch)
+    engine = RealEngine(slots=2, drafter=drafter, batch=batch, prefill_budget=batch)
     speculation = guessed(engine)
     again = engine.submit(STORY, max_tokens=40)
     engine.run()
