@@ -8,12 +8,14 @@ passes the body on as it came.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import uuid
 from collections.abc import Awaitable, Iterable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote
 
 from pydantic import AliasChoices, BaseModel
 from starlette.requests import ClientDisconnect, Request
@@ -27,6 +29,7 @@ from worker.api.http.errors import error_response
 from worker.api.http.gate import Gate, head_of
 from worker.api.http.operation import JSON, SSE, Operation
 from worker.api.http.page import pages
+from worker.api.http.resume import BEGAN
 from worker.api.http.routes import Place, Routes
 from worker.errors import (
     ConfigError,
@@ -34,6 +37,8 @@ from worker.errors import (
     Forbidden,
     JobNotFound,
     ModelNotFound,
+    NotReady,
+    PathNotFound,
     PayloadTooLarge,
     QueueFull,
     WorkerError,
@@ -41,9 +46,9 @@ from worker.errors import (
 from worker.fleet.affinity import key_of
 from worker.fleet.endings import json_object
 from worker.fleet.metrics import merged
-from worker.fleet.relay import Ask, Relay
+from worker.fleet.relay import RETRY_AFTER_SECONDS, WORKER, Ask, Relay
 from worker.fleet.settings import Fleet
-from worker.fleet.upstream import fetch
+from worker.fleet.upstream import Exchange, Headers, fetch
 from worker.fleet.workers import Worker, WorkerTable
 from worker.observability.metrics import CONTENT_TYPE
 from worker.settings import Settings
@@ -166,19 +171,33 @@ class Gateway:
         for name in [] if is_job else _model_fields(operation):
             named = fields.get(name) if named is None else named
         job_id = fields.get("job_id") if is_job else None
+        for given in parse_qs(scope.get("query_string", b"")).get(b"model", []):
+            named = given.decode(errors="replace") if named is None else named
         return Ask(
             method=scope["method"],
-            path=scope["path"],
             place=place,
-            target=_target(scope),
+            target=_target(scope, place),
             headers=headers,
             body=body,
             correlation_id=correlation_id,
             group=self._group_of(place, named),
+            names_model=isinstance(named, str),
             key=key_of(fields),
             job_id=job_id if isinstance(job_id, str) else None,
             wants_stream=streams and SSE in operation.answers and not is_late,
+            only=self._asked_for(headers),
         )
+
+    def _asked_for(self, headers: Headers) -> Worker | None:
+        """The worker that the request names, if it names one."""
+        for name, value in headers:
+            if name == WORKER:
+                id = value.decode("latin-1")
+                for worker in self._table.workers():
+                    if worker.id == id:
+                        return worker
+                raise PathNotFound(f"the fleet has no worker {id!r}; /ready lists those it has")
+        return None
 
     def _group_of(self, place: Place, model: object) -> str:
         """The group of this name; where none is given, the first."""
@@ -217,18 +236,25 @@ class Gateway:
     # --- requests that the gateway answers -----------------------------------------------
 
     async def _own_answer(self, ask: Ask, operation: Operation) -> Response | None:
-        """The gateway's own answer; `None` if a worker answers."""
+        """The gateway's own answer, which may be made of several workers'; `None` if one worker's
+        is to be relayed."""
         path = operation.path  # also where the request's own is below that of a page
+        if path == "/shutdown":
+            raise Forbidden("a fleet is not stopped by its clients; `llorch-ray down` does that")
+        if ask.only is not None:
+            return None
         if path == "/metrics":
             return await self._metrics()
         if operation.probe:
             return self._state(asks_for_readiness=path.endswith("ready"))
-        if operation.models_in is not None:
-            return await self._models(ask, operation.models_in)
-        if path == "/cancel":
-            return await self._cancel(ask)
-        if path == "/shutdown":
-            raise Forbidden("a fleet is not stopped by its clients; `llorch-ray down` does that")
+        if operation.asks == "groups" and not ask.names_model:
+            found = [self._table.choose(group.name, None, ()) for group in self._fleet.workers]
+            return await self._of_several([each for each in found if each], ask, operation)
+        if operation.asks == "all":
+            if SSE in operation.answers:
+                ask.only = await self._holder(ask)
+                return None
+            return await self._of_all(ask, operation)
         return None
 
     def _state(self, *, asks_for_readiness: bool) -> Response:
@@ -250,58 +276,63 @@ class Gateway:
 
     async def _metrics(self) -> Response:
         workers = self._table.workers()
+        asked = (fetch(worker.address, "GET", "/metrics") for worker in workers)
         texts = {
-            (worker.id, worker.group): answer[1].decode(errors="replace")
-            for worker, answer in zip(workers, await _asked(workers, "/metrics"), strict=True)
-            if answer is not None and answer[0] == 200
+            (worker.id, worker.group): answer.content.decode(errors="replace")
+            for worker, answer in zip(workers, await asyncio.gather(*asked), strict=True)
+            if answer is not None and answer.status == 200
         }
         return Response(merged(texts), headers={"content-type": CONTENT_TYPE})
 
-    async def _models(self, ask: Ask, field: str) -> Response:
-        """The models of all groups; one worker of each group is asked."""
-        chosen = [self._table.choose(group.name, None, ()) for group in self._fleet.workers]
-        joined: dict[str, Any] = {field: []}
-        for answer in await _asked([worker for worker in chosen if worker], ask.path, ask):
-            if answer is not None and answer[0] != 200:
-                return _passed(answer)
-            listed = json_object(answer[1]) if answer else {}
-            joined = {**joined, **listed, field: joined[field] + listed.get(field, [])}
-        return json_response(joined)
+    async def _holder(self, ask: Ask) -> Worker | None:
+        """The worker that keeps the stream that the request names, of several the one whose began
+        last; `None` if there is none."""
+        workers = self._table.workers()
+        heads = await asyncio.gather(*(_asked(worker, ask, "HEAD") for worker in workers))
+        began = {
+            worker: float(head.header(BEGAN.encode()) or 0)
+            for worker, head in zip(workers, heads, strict=True)
+            if head is not None and head.status != JobNotFound.status
+        }
+        return max(began, key=began.__getitem__, default=None)
 
-    async def _cancel(self, ask: Ask) -> Response:
-        """Cancel a job at its worker, or at all workers if this gateway does not know which."""
+    async def _of_all(self, ask: Ask, operation: Operation) -> Response:
+        """The answer about what any worker may have. Where this gateway knows which worker has the
+        job, that one alone is asked."""
         job_id = json_object(ask.body).get("job_id")
         running = self._jobs.get(job_id) if isinstance(job_id, str) else None
-        if running is not None:
-            running.cancelled = True
-        workers = [running.worker] if running and running.worker else self._table.workers()
-        known = [answer for answer in await _asked(workers, ask.path, ask) if answer is not None]
-        for answer in known:
-            if answer[0] != 404:
-                return _passed(answer)
-        if running is not None:
-            return json_response({"job_id": job_id, "status": "cancelled"}, 202)
-        if known:
-            return _passed(known[0])
-        raise JobNotFound("no worker of the fleet knows this job")
+        if running is None or operation.path != "/cancel":
+            return await self._of_several(self._table.workers(), ask, operation)
+        running.cancelled = True
+        workers = [] if running.worker is None else [running.worker]
+        with contextlib.suppress(NotReady):
+            answer = await self._of_several(workers, ask, operation)
+            if answer.status_code != JobNotFound.status:
+                return answer
+        return json_response({"job_id": job_id, "status": "cancelled"}, 202)
 
-
-async def _asked(
-    workers: Iterable[Worker], path: str, ask: Ask | None = None
-) -> list[tuple[int, bytes] | None]:
-    """The answers of all, asked at once: to a GET, or to what the client asks."""
-
-    def answer_of(worker: Worker) -> Awaitable[tuple[int, bytes] | None]:
-        if ask is None:
-            return fetch(worker.address, "GET", path)
+    async def _of_several(
+        self, workers: Iterable[Worker], ask: Ask, operation: Operation
+    ) -> Response:
+        """One answer made of theirs: joined, or that of one that has what was asked for."""
         method = "GET" if ask.method == "HEAD" else ask.method
-        return fetch(worker.address, method, path, worker.headers_for(ask.headers), ask.body)
+        asked = await asyncio.gather(*(_asked(worker, ask, method) for worker in workers))
+        answers = [answer for answer in asked if answer is not None]
+        good = [answer for answer in answers if answer.status < 400]
+        if operation.joined is not None and good:
+            return json_response(operation.joined([json.loads(each.content) for each in good]))
+        if not answers:
+            message = "the fleet has no worker that could answer"
+            raise NotReady(message, retry_after_seconds=RETRY_AFTER_SECONDS)
+        bad = [answer for answer in answers if answer.status != JobNotFound.status]
+        answer = [*good, *bad, *answers][0]
+        return Response(answer.content, answer.status, {"content-type": JSON})
 
-    return await asyncio.gather(*map(answer_of, workers))
 
-
-def _passed(answer: tuple[int, bytes]) -> Response:
-    return Response(answer[1], answer[0], {"content-type": JSON})
+def _asked(worker: Worker, ask: Ask, method: str) -> Awaitable[Exchange | None]:
+    """A worker's answer to what the client asks."""
+    target = ask.target.decode("latin-1")
+    return fetch(worker.address, method, target, worker.headers_for(ask.headers), ask.body)
 
 
 def _model_fields(operation: Operation) -> list[str]:
@@ -318,7 +349,9 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _target(scope: Scope) -> bytes:
+def _target(scope: Scope, place: Place) -> bytes:
+    """As the worker gets it, which may have no page."""
     raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
     query: bytes = scope.get("query_string", b"")
-    return raw.partition(b"?")[0] + (b"?" + query if query else b"")
+    path = raw.partition(b"?")[0].removeprefix(place.above.encode())
+    return path + (b"?" + query if query else b"")

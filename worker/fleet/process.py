@@ -17,7 +17,7 @@ import threading
 from collections import deque
 
 from worker.errors import WorkerError
-from worker.fleet.upstream import fetch
+from worker.fleet.upstream import Exchange, fetch
 from worker.setting_faults import variable_of
 
 MAX_MISSES = 3
@@ -76,12 +76,12 @@ class WorkerProcess:
             if self.has_left:
                 self._log_reader.join(timeout=5)
                 raise WorkerError(self._last_words())
-            if (await self.ask("/ready") or (0,))[0] == 200:
+            if (answer := await self.ask("/ready")) is not None and answer.status == 200:
                 return
             await asyncio.sleep(_READY_EVERY_SECONDS)
 
-    async def ask(self, path: str) -> tuple[int, bytes] | None:
-        """Status and body of a GET; `None` if the worker does not answer in five seconds."""
+    async def ask(self, path: str) -> Exchange | None:
+        """The answer to a GET; `None` if the worker does not answer in five seconds."""
         return await fetch(self.address, "GET", path) if self._port else None
 
     async def n_requests(self) -> int | None:
@@ -89,7 +89,7 @@ class WorkerProcess:
         answer = await self.ask("/health")
         if answer is None:
             return None
-        state: dict[str, int] = json.loads(answer[1])
+        state: dict[str, int] = json.loads(answer.content)
         return state["running"] + state["queued"]
 
     async def check(self) -> None:
@@ -97,7 +97,7 @@ class WorkerProcess:
         if self.has_left:
             raise WorkerError(f"the worker has left. {self._last_words()}")
         answer = await self.ask("/health")
-        self._misses = 0 if answer is not None and answer[0] == 200 else self._misses + 1
+        self._misses = 0 if answer is not None and answer.status == 200 else self._misses + 1
         if self._misses >= MAX_MISSES:
             self.kill()
             raise WorkerError("the worker does not answer any more, or stays unhealthy")

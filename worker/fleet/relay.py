@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from starlette.types import Send
 
 from worker.api.http.encoding import KEEPALIVE
-from worker.api.http.operation import NDJSON, SSE
+from worker.api.http.operation import SSE
 from worker.api.http.routes import Place
 from worker.errors import Cancelled, EngineCrashed, NotReady, WorkerError
 from worker.fleet.endings import Tail, error_of_response
@@ -28,19 +28,23 @@ RETRY_AFTER_SECONDS = 2
 KEEPALIVE_SECONDS = 15.0
 """Silence before a stream's first token after which the client gets a status line and a comment."""
 
+WORKER = b"x-llorch-worker"
+"""Of an answer: the worker that made it. Of a request: the one that must."""
+
 
 @dataclass(slots=True)
 class Ask:
     """A client's request, with the fields that routing reads from it and its state on the way."""
 
     method: str
-    path: str
     place: Place
     target: bytes
     headers: Headers
     body: bytes
     correlation_id: bytes
     group: str
+    names_model: bool
+    """Whether it names the group, which is else the first."""
     key: str | None
     job_id: str | None
     wants_stream: bool
@@ -131,7 +135,7 @@ class Relay:
         """Pass the worker's answer to the client; `False` if another worker should be tried."""
         await self._head(exchange)
         media_type = exchange.header(b"content-type").decode("latin-1").partition(";")[0]
-        if exchange.status == 200 and media_type in (SSE, NDJSON):
+        if exchange.status == 200 and media_type in self._ask.place.dialect.streams:
             await self._stream(worker, exchange, media_type)
             return True
         body = await exchange.body()
@@ -180,6 +184,8 @@ class Relay:
             worker.avoid()
             if not tail.has_ended:
                 raise EngineCrashed("the worker was lost in the middle of the stream") from None
+        if not self._has_begun:  # as one that is gone on with at its end
+            await self._begin(200, _with_worker(exchange.headers, worker))
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     # --- to the client -------------------------------------------------------------------
@@ -214,5 +220,5 @@ class Relay:
 
 
 def _with_worker(headers: Headers, worker: Worker | None) -> Headers:
-    name = [] if worker is None else [(b"x-llorch-worker", worker.id.encode())]
+    name = [] if worker is None else [(WORKER, worker.id.encode())]
     return [*headers, *name]

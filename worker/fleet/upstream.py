@@ -137,15 +137,16 @@ async def fetch(
     path: str,
     headers: Headers | None = None,
     body: bytes = b"",
-) -> tuple[int, bytes] | None:
-    """Status and body of a short answer; `None` if it takes longer than five seconds or fails."""
+) -> Exchange | None:
+    """A short answer, whole; `None` if it takes longer than five seconds or fails."""
     sent = headers or [(b"host", f"{address[0]}:{address[1]}".encode())]
     try:
         async with (
             asyncio.timeout(FETCH_SECONDS),
-            Exchange.begin(*address, method, path.encode(), sent, body) as exchange,
+            Exchange.begin(*address, method, path.encode("latin-1"), sent, body) as exchange,
         ):
             await exchange.head()
-            return exchange.status, await exchange.body()
+            await exchange.body()
+            return exchange
     except (NotReached, Lost, TimeoutError):
         return None

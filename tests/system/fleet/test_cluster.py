@@ -162,7 +162,7 @@ async def test_cancel_duplicate_and_disconnect_reach_the_worker(running: Running
         began = time.monotonic()
         cancelled = json.dumps({"job_id": body["job_id"]}).encode()
         answer = await fetch(("127.0.0.1", port), "POST", "/cancel", headers, cancelled)
-        assert answer is not None and answer[0] == 202
+        assert answer is not None and answer.status == 202
         assert (await streaming).kind in ("error", "ok")
         milliseconds.append(1000 * (time.monotonic() - began))
     left = []
@@ -180,7 +180,7 @@ async def idle(running: Running) -> float:
     addresses = [each["uri"].removeprefix("http://").split(":") for each in await running.workers()]
     while True:
         answers = [await fetch((host, int(port)), "GET", "/health") for host, port in addresses]
-        if all(answer is not None and b'"running":0' in answer[1] for answer in answers):
+        if all(answer is not None and b'"running":0' in answer.content for answer in answers):
             return time.monotonic() - began
         assert time.monotonic() - began < PATIENCE_SECONDS
         await asyncio.sleep(0.005)

@@ -105,6 +105,7 @@ async def call(
     headers: Mapping[str, str] | None = None,
     leave_after_chunks: int | None = None,
     method: str | None = None,
+    query: bytes = b"",
 ) -> Got:
     """One request; the client leaves after so many chunks, if that is given."""
     got, left = Got(), asyncio.Event()
@@ -131,7 +132,7 @@ async def call(
     given = {"host": "127.0.0.1:8000", "content-type": "application/json", **(headers or {})}
     scope = {
         "type": "http", "method": method or ("GET" if body is None else "POST"), "path": path,
-        "raw_path": path.encode(), "query_string": b"", "http_version": "1.1",
+        "raw_path": path.encode(), "query_string": query, "http_version": "1.1",
         "headers": [(k.encode(), v.encode()) for k, v in given.items()],
     }  # fmt: skip
     await gateway(scope, receive, send)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.fleet.scripted import Conversation, at, call, fleet_of
+from tests.unit.fleet.scripted import SSE_HEAD, Conversation, Script, at, call, fleet_of
 from worker.errors import ConfigError
 from worker.fleet import gateway as gateway_module
 from worker.fleet import relay, upstream
@@ -350,3 +350,81 @@ async def test_bodies_that_come_at_once_are_bounded_in_bytes(
         assert (got.status, got.json["code"]) == (503, "QUEUE_FULL")
         assert int(got.headers["retry-after"]) >= 1
         assert gateway._body_bytes == 4_999_990
+
+
+async def test_what_any_worker_may_have_is_asked_of_all() -> None:
+    """An order to a running answer, and which streams are kept, of several the latest."""
+
+    def worker(success: bool, *streams: tuple[str, int, bool]) -> Script:
+        async def script(conversation: Conversation) -> None:
+            if "lookup" in conversation.line:
+                keys = ("conversation_id", "started_at", "is_done")
+                listed = [dict(zip(keys, each, strict=True)) for each in streams]
+                await conversation.json(200, listed)
+            else:
+                await conversation.json(200, {"success": success})
+
+        return script
+
+    streams = ("a", 1, True), ("b", 5, True)
+    others = ("a", 2, True), ("b", 5, False)
+    async with fleet_of(worker(False, *streams), worker(True, *others)) as (gateway, _, _):
+        order = {"id": "chatcmpl-1", "action": "reasoning_end"}
+        assert (await call(gateway, "/v1/chat/completions/control", order)).json["success"]
+        got = await call(gateway, "/v1/streams/lookup", {"conversation_ids": ["a", "b"]})
+        kept = {each["conversation_id"]: each for each in got.json}
+        assert kept["a"]["started_at"] == 2 and not kept["b"]["is_done"] and len(got.json) == 2
+    async with fleet_of(worker(False), worker(False)) as (gateway, _, _):
+        got = await call(gateway, "/v1/chat/completions/control", order)
+        assert got.status == 200 and got.json == {"success": False}
+
+
+@pytest.mark.parametrize("path", ["/v1/stream", "/execute/j"])
+async def test_a_kept_stream_is_read_from_the_worker_where_it_began_last(path: str) -> None:
+    def keeper(began: float | None, text: bytes) -> Script:
+        async def script(conversation: Conversation) -> None:
+            if began is None:
+                return await conversation.json(404, {"code": "JOB_NOT_FOUND"})
+            told = b"transfer-encoding: chunked\r\nx-llorch-began: %f\r\n\r\n" % began
+            conversation.writer.write(SSE_HEAD.replace(b"transfer-encoding: chunked\r\n\r\n", told))
+            if not conversation.line.startswith("HEAD"):
+                await conversation.chunk(text + END)
+                await conversation.end()
+            return None
+
+        return script
+
+    keepers = keeper(None, b""), keeper(5.0, b"data: old\n\n"), keeper(5.5, TOKEN)
+    async with fleet_of(*keepers, groups=("one", "two", "three")) as (gateway, _, workers):
+        got = await call(gateway, path, headers={"last-event-id": "3"})
+        assert got.body == TOKEN + END and got.headers["x-llorch-worker"] == "three-0"
+        (request,) = [each for each in workers[2].requests if each.line.startswith("GET")]
+        assert request.headers["last-event-id"] == "3" and path in request.line
+    async with fleet_of(keeper(None, b""), keeper(None, b"")) as (gateway, _, _):
+        assert (await call(gateway, path)).status == 404
+
+
+async def test_a_request_may_name_its_worker() -> None:
+    async with fleet_of(answers, answers, groups=("one", "two")) as (gateway, _, workers):
+        for id in ("two-0", "one-0"):
+            got = await call(gateway, "/execute", JOB, headers={"x-llorch-worker": id})
+            assert got.headers["x-llorch-worker"] == id
+        assert [len(worker.requests) for worker in workers] == [1, 1]
+        got = await call(gateway, "/execute", JOB, headers={"x-llorch-worker": "three-0"})
+        assert got.status == 404 and "no worker 'three-0'" in got.json["message"]
+        headers = {"x-llorch-worker": "two-0"}
+        assert (await call(gateway, "/shutdown", {}, headers=headers)).status == 403
+
+
+async def test_a_page_sees_several_models_as_those_of_a_router() -> None:
+    async def props(conversation: Conversation) -> None:
+        await conversation.json(200, {"model_alias": conversation.headers["host"]})
+
+    async with fleet_of(props, props, groups=("one", "two")) as (gateway, _, workers):
+        assert (await call(gateway, "/chat/props")).json["role"] == "router"
+        got = await call(gateway, "/chat/props", query=b"model=two&autoload=false")
+        assert got.json == {"model_alias": workers[1].uri[7:]}
+        assert "/chat" not in workers[1].requests[-1].line, "a worker may have no page"
+        assert (await call(gateway, "/props", query=b"model=three")).status == 404
+    async with fleet_of(props, props) as (gateway, _, _):
+        assert "role" not in (await call(gateway, "/chat/props")).json

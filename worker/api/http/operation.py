@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 from starlette.requests import Request
@@ -25,6 +25,15 @@ NDJSON = "application/x-ndjson"
 JOB_ERRORS = (400, 409, 413, 500, 503, 504)
 MODEL_ERRORS = (*JOB_ERRORS, 404)
 """Of operations whose body may name a model."""
+
+
+def joined_in(field: str) -> Callable[[Sequence[Any]], Any]:
+    """Joins the lists that answers have in this field."""
+    return lambda answers: {
+        **(answers[0] if answers else {}),
+        field: [each for answer in answers for each in answer[field]],
+    }
+
 
 AsInReference = Annotated[Any, Field(description="in the form of the API that has this path")]
 """Of an answer whose form is another project's, who documents it."""
@@ -56,8 +65,12 @@ class Operation:
     always_json: bool = False
     """Whether it needs a JSON content type also without a body: no web page's form sends that."""
 
-    models_in: str | None = None
-    """The field of its answer that lists the models; a gateway joins those of its workers."""
+    asks: Literal["one", "groups", "all"] = "one"
+    """Which of a fleet's workers a gateway asks: one of the group of the model named, one of each
+    group, or all of them, because any may have the job or the answer that the request names."""
+    joined: Callable[[Sequence[Any]], Any] | None = None
+    """Makes one answer out of several workers' answers; without it, a gateway gives on that of a
+    worker that has what was asked for."""
 
     @property
     def parameters(self) -> list[str]:

@@ -17,6 +17,9 @@ answer tells."""
 CONVERSATION = "x-conversation-id"
 """A stream with this header is kept under that name too, as llama-server does."""
 
+BEGAN = "x-llorch-began"
+"""Of a kept stream: when it began, in Unix seconds. A gateway reads the latest of its workers'."""
+
 
 def names_asked(request: Request, id: str, state: AppState) -> tuple[str, ...]:
     """The names under which a stream is to be kept; none if it is not."""
@@ -49,8 +52,12 @@ def go_on(request: Request, state: AppState, name: str) -> EventStream:
     log = state.streams.find(owner_of(request), name)
     last = request.headers.get("last-event-id")
     if last is not None:
-        return reading(log, log.behind(_number(last, "Last-Event-ID")), state)
-    return reading(log, _number(request.query_params.get("from") or "0", "from"), state)
+        offset = log.behind(_number(last, "Last-Event-ID"))
+    else:
+        offset = _number(request.query_params.get("from") or "0", "from")
+    stream = reading(log, offset, state)
+    stream.headers[BEGAN] = f"{log.began_at:.6f}"
+    return stream
 
 
 def _number(text: str, field: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.routing import compile_path
 
@@ -20,6 +20,8 @@ class Place:
     operations: Mapping[str, Operation]
     """By method; empty if there is no such path."""
     parameters: Mapping[str, str]
+    above: str = ""
+    """The page's path below which it was asked for."""
 
     def missing(self, method: str) -> WorkerError:
         """Why there is no operation of this method."""
@@ -58,7 +60,7 @@ class Routes:
         for above in self._above:
             rest = path.removeprefix(above)
             if rest != path and (place := self._find(f"/{rest}")) is not None:
-                return place
+                return replace(place, above=above.rstrip("/"))
         return Place(self._nearest(path), {}, {})
 
     def _find(self, path: str) -> Place | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -121,6 +121,12 @@ async def props(request: Request, state: AppState) -> Response:
     )
 
 
+def _of_models(answers: Sequence[Any]) -> Any:
+    """Where there are several models, the page lets its user choose one, as of a router."""
+    several = {"role": "router"} if len(answers) > 1 else {}
+    return {**next(iter(answers), {}), **several}
+
+
 async def slots(request: Request, state: AppState) -> Response:
     """One entry for each slot. Which request is in which is not known: they are the first."""
     status = state.supervisor.status()
@@ -164,7 +170,9 @@ OPERATIONS = [
         "POST", "/apply-template", apply_template, "Messages to a prompt",
         body=ChatFields, errors=JOB_ERRORS,
     ),
-    Operation("GET", "/props", props, "The model's defaults"),
+    Operation(
+        "GET", "/props", props, "The model's defaults", asks="groups", joined=_of_models,
+    ),
     Operation("GET", "/slots", slots, "The sequences that run at once"),
 ]  # fmt: skip
 DIALECT = Dialect(OPERATIONS, FLAT, reference=REFERENCE)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from pydantic import Field
 from starlette.requests import Request
@@ -13,6 +14,7 @@ from worker.api.dialects.llama_server.errors import ERRORS
 from worker.api.dialects.llama_server.schema import REFERENCE
 from worker.api.http.body import OpenBody, read
 from worker.api.http.encoding import json_response
+from worker.api.http.errors import nested_events
 from worker.api.http.faults import fault, invalid
 from worker.api.http.operation import SSE, Dialect, Events, Operation
 from worker.api.http.resume import go_on, owner_of
@@ -72,22 +74,38 @@ async def lookup(request: Request, state: AppState) -> Response:
     )
 
 
+def _successful(answers: Sequence[Any]) -> Any:
+    return max(answers, key=lambda answer: bool(answer["success"]))
+
+
+def _latest(answers: Sequence[Any]) -> Any:
+    """Of each conversation the stream that began last: its turns may be several workers'."""
+    found: dict[str, Any] = {}
+    streams = [each for answer in answers for each in answer]
+    for each in sorted(streams, key=lambda each: (each["started_at"], not each["is_done"])):
+        found[each["conversation_id"]] = each
+    return list(found.values())
+
+
 OPERATIONS = [
     Operation(
         "GET", "/v1/stream", stream, "Go on reading a kept stream", {SSE: Events},
-        errors=(400, 404),
+        errors=(400, 404), asks="all",
     ),
     Operation(
         "DELETE", "/v1/stream", end_stream, "End a kept stream", {}, errors=(400,), status=204,
+        asks="all",
     ),
     Operation(
         "POST", "/v1/streams/lookup", lookup, "The kept streams of conversations",
-        body=LookupBody, errors=(400, 413),
+        body=LookupBody, errors=(400, 413), asks="all", joined=_latest,
     ),
     *(Operation(
         "POST", f"{prefix}/chat/completions/control", control, "Close an answer's reasoning",
-        body=ControlBody, errors=(400, 413),
+        body=ControlBody, errors=(400, 413), asks="all", joined=_successful,
     )
     for prefix in ("/v1", "")),
 ]  # fmt: skip
-DIALECT = Dialect(OPERATIONS, ERRORS, reference=REFERENCE)
+_CHUNKS = nested_events(lambda event: event.startswith(b"data: [DONE]"))
+"""Of the streams that are read here: chats of the page, in OpenAI's form."""
+DIALECT = Dialect(OPERATIONS, ERRORS, {SSE: _CHUNKS}, reference=REFERENCE)

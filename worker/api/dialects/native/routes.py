@@ -92,7 +92,7 @@ OPERATIONS = [
     ),
     Operation(
         "GET", "/execute/{job_id:path}", go_on_with, "Go on reading a job's stream", {SSE: Events},
-        errors=(400, 404),
+        errors=(400, 404), asks="all",
     ),
     Operation(
         "POST", "/v1/inference/stream", inference_stream, "Run a job and stream it", {SSE: Events},
@@ -104,7 +104,7 @@ OPERATIONS = [
     ),
     Operation(
         "POST", "/cancel", cancel, "End a job", {JSON: Done},
-        body=CancelBody, errors=(400, 404, 413, 500), status=202,
+        body=CancelBody, errors=(400, 404, 413, 500), status=202, asks="all",
     ),
     Operation(
         "POST", "/shutdown", shutdown, "Finish what runs, then leave", {JSON: Done}, status=202,

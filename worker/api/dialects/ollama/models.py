@@ -14,7 +14,7 @@ from worker.api.chat.sampling import defaults_of
 from worker.api.dialects.ollama.naming import rfc3339, served, tagged
 from worker.api.http.body import Flag, OpenBody, read
 from worker.api.http.encoding import json_response
-from worker.api.http.operation import Operation
+from worker.api.http.operation import Operation, joined_in
 from worker.api.http.state import AppState
 from worker.wire.sampling import PARAMETERS
 
@@ -142,10 +142,11 @@ def _started_at(state: AppState) -> str:
 OPERATIONS = [
     Operation(
         "GET", "/api/tags", tags, "The model served", errors=(503,),
-        models_in="models",
+        asks="groups", joined=joined_in("models"),
     ),
     Operation(
-        "GET", "/api/ps", running, "The model loaded", models_in="models"
+        "GET", "/api/ps", running, "The model loaded",
+        asks="groups", joined=joined_in("models"),
     ),
     Operation(
         "POST", "/api/show", show, "What is known of the model",

@@ -15,7 +15,7 @@ from worker.api.dialects.openai.schema import ChatBody, CompletionBody
 from worker.api.dialects.openai.stream import CHUNK_STREAM, ChatAnswer, CompletionAnswer
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import NESTED
-from worker.api.http.operation import SSE, Dialect, Operation
+from worker.api.http.operation import SSE, Dialect, Operation, joined_in
 from worker.api.http.state import AppState
 from worker.errors import ModelNotFound
 
@@ -41,6 +41,8 @@ def _model(state: AppState, name: str) -> dict[str, Any]:
         "object": "model",
         "created": int(time.time() - state.supervisor.status().uptime_seconds),
         "owned_by": "llorch-worker",
+        # As a router of llama-server has it, whose page chooses among a fleet's models by it.
+        "status": {"value": "sleeping" if state.supervisor.state == "sleeping" else "loaded"},
         "root": state.model_name,
         "parent": None,
         "meta": {
@@ -83,7 +85,7 @@ OPERATIONS = [
         ),
         Operation(
             "GET", f"{prefix}/models", models, "The model served", errors=(503,),
-            models_in="data",
+            asks="groups", joined=joined_in("data"),
         ),
         Operation(
             "GET", f"{prefix}/models/{{model:path}}", model, "The model served",

@@ -1,0 +1,137 @@
+"""Answers that are gone on with, ordered about and looked up, through two gateways: neither knows
+what the other has passed on. Real workers, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.bundled import bundled_with_template
+from tests.support.worker import WorkerProcess
+from tests.unit.fleet.scripted import at, call
+from worker.fleet.gateway import Gateway
+from worker.fleet.settings import Fleet
+from worker.fleet.workers import WorkerTable
+
+pytestmark = pytest.mark.anyio
+TEMPLATES = Path(__file__).parents[2] / "data" / "templates"
+TOKEN = "secret of {}"
+GROUPS = ("one", "two")
+RESUME = {"x-llorch-resume": "1"}
+JOB: dict[str, Any] = {"prompt": "Once", "max_tokens": 300, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, WorkerProcess]]:
+    """One of each group; that of the second reasons."""
+    folder = tmp_path_factory.mktemp("workers")
+    template = (TEMPLATES / "deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja").read_text("utf-8")
+    thinker = bundled_with_template(folder / "thinker.gguf", template)
+    running: dict[str, WorkerProcess] = {}
+    for group in GROUPS:
+        env = {"LLORCH_WORKER_TOKEN": TOKEN.format(f"{group}-0")}
+        flags = ["--slots", "4", "--threads", "1", "--served-model-name", group]
+        if group == "two":
+            flags += ["--model", str(thinker), "--context-length", "2048"]
+        running[group] = WorkerProcess.start(
+            *flags, folder=folder / group, cache_dir=folder / "cache", env=env
+        )
+    yield running
+    for worker in running.values():
+        worker.kill()
+
+
+def gateway_before(workers: dict[str, WorkerProcess]) -> Gateway:
+    table = WorkerTable()
+    for group, worker in workers.items():
+        table.replace(group, at({f"{group}-0": worker.base_url}, group))
+    gateway = Gateway(table)
+    gateway.use(Fleet.model_validate({"workers": [{"name": group} for group in workers]}))
+    return gateway
+
+
+@pytest.fixture
+def gateways(workers: dict[str, WorkerProcess]) -> tuple[Gateway, Gateway]:
+    return gateway_before(workers), gateway_before(workers)
+
+
+def events(stream: bytes) -> list[Any]:
+    lines = [line for line in stream.decode().split("\n") if line.startswith("data: {")]
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def tokens(stream: bytes) -> list[int]:
+    """Those of a job's stream."""
+    return [id for each in events(stream) if each["type"] == "token" for id in each["ids"]]
+
+
+async def test_a_job_is_gone_on_with_wherever_it_runs(gateways: tuple[Gateway, Gateway]) -> None:
+    first, second = gateways
+    for group in GROUPS:
+        pinned = {**RESUME, "x-llorch-worker": f"{group}-0"}
+        job = {**JOB, "job_id": f"job-{group}"}
+        cut = await call(first, "/execute", job, headers=pinned, leave_after_chunks=3)
+        assert cut.headers["x-llorch-resume"] and not cut.ended
+        head = cut.body[: cut.body.rfind(b"\n\n") + 2]
+        last = head.decode().rpartition("id: ")[2].partition("\n")[0]
+        got = await call(second, f"/execute/job-{group}", headers={"last-event-id": last})
+        assert got.status == 200 and got.headers["x-llorch-worker"] == f"{group}-0"
+        assert len(tokens(head)) + len(tokens(got.body)) == JOB["max_tokens"]
+        bad = await call(second, f"/execute/job-{group}", headers={"last-event-id": "9999"})
+        assert bad.status == 400 and "9999" in bad.json["message"]
+    assert (await call(second, "/execute/nobody")).status == 404
+
+
+async def test_a_conversation_is_found_read_and_ended(gateways: tuple[Gateway, Gateway]) -> None:
+    """Its second turn is another worker's than its first, as after a worker was full."""
+    first, second = gateways
+    ask: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Tell a story."}],
+        "stream": True, "temperature": 0, "ignore_eos": True, "max_tokens": 40,
+    }  # fmt: skip
+    named = {"x-conversation-id": "talk"}
+    old = await call(first, "/v1/chat/completions", {**ask, "model": "one"}, headers=named)
+    await asyncio.sleep(1.1)  # times in a lookup are whole seconds
+    longer = {**ask, "model": "two", "max_tokens": 900}
+    await call(first, "/v1/chat/completions", longer, headers=named, leave_after_chunks=2)
+    listed = (await call(second, "/v1/streams/lookup", {"conversation_ids": ["talk", "x"]})).json
+    assert [each["conversation_id"] for each in listed] == ["talk"]
+    got = await call(second, "/v1/stream", query=b"conv_id=talk&from=0", leave_after_chunks=2)
+    assert got.status == 200 and b'"model":"two"' in got.body
+    ended = await call(second, "/v1/stream", method="DELETE", query=b"conv_id=talk")
+    assert (ended.status, ended.body) == (204, b"")
+    listed = (await call(first, "/v1/streams/lookup", {"conversation_ids": ["talk"]})).json
+    assert listed == [] and b"data: [DONE]\n" in old.body
+
+
+async def test_an_end_of_a_stream_has_nothing_more(gateways: tuple[Gateway, Gateway]) -> None:
+    first, second = gateways
+    whole = await call(first, "/execute", {**JOB, "max_tokens": 5, "job_id": "e"}, headers=RESUME)
+    query = f"conv_id={whole.headers['x-llorch-resume']}&from={len(whole.body)}".encode()
+    got = await call(second, "/v1/stream", query=query)
+    assert (got.status, got.body, got.ended) == (200, b"", True)
+
+
+async def test_reasoning_is_ended_wherever_it_is(gateways: tuple[Gateway, Gateway]) -> None:
+    first, second = gateways
+    asked: dict[str, Any] = {
+        "model": "two", "messages": [{"role": "user", "content": "Think."}], "stream": True,
+        "max_tokens": 900, "temperature": 0, "ignore_eos": True,
+    }  # fmt: skip
+    cut = await call(first, "/v1/chat/completions", asked, headers=RESUME, leave_after_chunks=3)
+    id = events(cut.body)[0]["id"]
+    order = {"id": id, "action": "reasoning_end"}
+    assert (await call(second, "/v1/chat/completions/control", order)).json["success"] is True
+    got = await call(second, "/v1/stream", query=f"conv_id={id}".encode())
+    deltas = [each["choices"][0]["delta"] for each in events(got.body) if each["choices"]]
+    assert any(each.get("reasoning_content") for each in deltas)
+    assert any(each.get("content") for each in deltas)
+    got = await call(second, "/v1/chat/completions/control", {**order, "id": "nobody"})
+    assert got.status == 200 and got.json["success"] is False and "nobody" not in got.json
+    wrong = await call(second, "/v1/chat/completions/control", {"id": id})
+    assert wrong.status == 400 and "action" in wrong.body.decode()
