@@ -60,6 +60,17 @@ def test_each_page_of_docs_is_linked_from_the_readme() -> None:
     )
 
 
+def test_each_sentence_of_the_contract_has_its_test() -> None:
+    rows = re.findall(r"^\| (?!what|a worker|---)(.+) \| (.+) \|$", TEXTS["docs/contract.md"], re.M)
+    assert len(rows) > 60
+    for sentence, tests in rows:
+        named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", tests)
+        assert named, sentence
+        for file, name in named:
+            source = (ROOT / "tests" / file).read_text("utf-8")
+            assert re.search(rf"\bdef {name}\(", source), (file, name)
+
+
 def test_make_targets_that_are_named_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page, text in TEXTS.items():
