@@ -27,8 +27,7 @@ def write(upgrade: bool) -> None:
     """Write all locks; without `upgrade`, locked packages keep their versions."""
     uv = _resolver()
     newest = ["--upgrade"] if upgrade else []
-    # The llama-cpp-python wheel is installed separately: it is built, not fetched.
-    project = [PROJECT, "--no-emit-package=llama-cpp-python", *newest]
+    project = [PROJECT, *newest]
     _compile(uv, TEST, [*project, "--extra=test"])
     _compile(uv, PAGE, [*project, "--extra=test", "--extra=page", f"--constraint={TEST}"])
     _compile(uv, RUNTIME, [*project, f"--constraint={TEST}"])

@@ -16,7 +16,7 @@ LEAVES |= {"lean_imports", "background"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "wire": {"errors"},
-    "installation": set(),
+    "installation": {"errors"},
     "lean_imports": set(),
     "background": set(),
     "setting_faults": {"errors"},

@@ -44,6 +44,7 @@ def _obey(
     try:
         instructions.check()  # must precede NumPy, which would end the process with SIGILL
         from worker.flags import parse_flags
+        from worker.installation import check_engine
         from worker.settings import Settings
 
         flags = parse_flags(backend, argv, name)
@@ -51,6 +52,8 @@ def _obey(
         settings = Settings.load(backend, flags)
         logs.configure(settings.log_level, settings.log_format, settings.worker_id)
         settings.check_machine()
+        if name not in ("chat", "doctor"):  # one may ask a worker elsewhere, one reports all faults
+            check_engine(backend)
         if name is not None:
             command = importlib.import_module(f"worker.commands.{name}")
             return int(command.run(settings, as_json=as_json))

@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any, Literal, get_args
 
 from worker.errors import BackendMismatch
+from worker.installation import check_engine
 from worker.lean_imports import without_init
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -137,6 +138,7 @@ def log_callback() -> Any:
 @cache
 def bindings() -> ModuleType:
     """The bindings alone, which use no device; raises `BackendMismatch` without a sound wheel."""
+    check_engine()
     try:
         # The package's own `__init__` would import a whole application.
         with without_init("llama_cpp"):

@@ -10,14 +10,19 @@ import pytest
 from builds import compile, processor, store, wheels
 from builds import pins as pinned
 from builds.errors import BuildError
+from worker import installation
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_the_project_asks_for_the_release_that_is_pinned() -> None:
+def test_the_worker_asks_for_the_release_that_is_pinned() -> None:
+    assert pinned.pins().version == installation.ENGINE_RELEASE
+
+
+def test_no_installer_compiles_the_engine_by_itself() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = f"llama-cpp-python=={pinned.pins().version}"
-    assert wanted in project["dependencies"]
+    wanted = [*project["dependencies"], *sum(project["optional-dependencies"].values(), [])]
+    assert not any(each.startswith("llama") for each in wanted)
 
 
 def test_architectures_come_from_the_pin_unless_given() -> None:

@@ -1,0 +1,55 @@
+"""`pip install llorch-worker`, as a person meets it: without llama.cpp's wheel, then with it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from builds import environment, pins, toolchain
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of an environment that has the worker's wheel and all but the engine's."""
+    folder = tmp_path_factory.mktemp("fresh")
+    venv.EnvBuilder(with_pip=False).create(folder / "venv")
+    (site,) = (folder / "venv/lib").glob("python*/site-packages")
+    for each in Path(sysconfig.get_path("purelib")).iterdir():
+        if not each.name.startswith(("llama_cpp", "_llorch", "llorch_worker", "__pycache__")):
+            (site / each.name).symlink_to(each)
+    wheel = toolchain.packed(pins.pins(), environment.ROOT, folder / "dist")
+    assert run(folder / "venv/bin/python", "-m", "pip", "install", "--no-deps", str(wheel))[0] == 0
+    return folder / "venv/bin"
+
+
+def run(*command: str | Path) -> tuple[int, str]:
+    inherited = {"PYTHONPATH", "VIRTUAL_ENV"}
+    environment = {name: text for name, text in os.environ.items() if name not in inherited}
+    done = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_without_the_engine_each_command_names_the_one_that_gets_it(fresh: Path) -> None:
+    hint = "llorch-worker install-engine cpu"
+    for command in ((fresh / "llorch-cpu", "--port", "0"), (fresh / "llorch-cpu", "plan")):
+        code, said = run(*command)
+        assert code == 4 and hint in said and "Traceback" not in said, said
+    code, said = run(fresh / "llorch-cpu", "doctor")
+    assert code == 4 and hint in said, said
+    assert run(fresh / "llorch-cpu", "--version")[0] == 0
+    code, said = run(fresh / "llorch-worker")
+    assert code == 2 and "install-engine" in said or "COMMAND" in said
+
+
+def test_one_command_installs_the_engine_that_the_tests_have(fresh: Path) -> None:
+    """It comes from the cache here, where `make setup` has built it."""
+    code, said = run(fresh / "llorch-worker", "install-engine", "cpu")
+    assert code == 0 and "llorch-cpu" in said, said
+    code, said = run(fresh / "llorch-cpu", "doctor", "--json")
+    assert code == 0, said
+    assert f'"{pins.pins().llama_cpp_commit}"' in said

@@ -1,0 +1,67 @@
+"""`llorch-worker install-engine BACKEND`: builds llama.cpp's wheel and installs it here.
+
+The wheel is the one that the project's own images and tests have: of the pinned sources, with the
+flags of that backend's recipe. The recipes are in the package, and in a checkout in `builds`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from worker.installation import default_cache_dir, own_version
+from worker.wire.backends import BACKENDS
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_RECIPES = (_PACKAGE / "assets" / "engine", _PACKAGE.parent)
+"""Where the package `builds` may lie: in an installation, in a checkout."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command; returns its exit code: 0 if the engine is installed, 1 if not."""
+    options = _parser().parse_args(arguments)
+    folder = default_cache_dir() / "engine" / options.backend
+    build = ["builds", options.backend, f"--out={folder}", *["--native"] * options.native]
+    if _module(*build, path=next(each for each in _RECIPES if (each / "builds").is_dir())) != 0:
+        return 1
+    (wheel,) = folder.glob("*.whl")
+    if importlib.util.find_spec("pip") is None:
+        print(f"{sys.prefix} has no pip; install it otherwise: uv pip install {wheel}")
+        return 1
+    pip = ["pip", "--disable-pip-version-check", "--quiet"]
+    if _module(*pip, "install", "--no-deps", "--force-reinstall", str(wheel)) != 0:
+        return 1
+    print(f"installed {wheel.name}; llorch-{options.backend} starts a worker on it")
+    return 0
+
+
+def _module(*command: str, path: Path | None = None) -> int:
+    environment = {**os.environ, "PYTHONPATH": str(path)} if path else None
+    python = [sys.executable, "-P"] if path else [sys.executable]
+    return subprocess.run([*python, "-m", *command], env=environment).returncode
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="llorch-worker",
+        description="Prepares an installation. llorch-cpu, llorch-cuda and the others serve.",
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {own_version()}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    install = commands.add_parser(
+        "install-engine", help="build llama.cpp's wheel for a backend and install it here"
+    )
+    install.add_argument("backend", choices=list(BACKENDS))
+    install.add_argument(
+        "--native", action="store_true", help="for this processor alone, which builds sooner"
+    )
+    return parser
