@@ -32,6 +32,7 @@ from worker.api.http.listen import (
 )
 from worker.api.http.page import CHAT, NO_CHAT, has_chat
 from worker.api.http.state import AppState
+from worker.confinement.walls import forbid_core_dumps
 from worker.errors import WorkerError
 from worker.installation import own_version
 from worker.models.adapter import resolve_adapter
@@ -63,6 +64,8 @@ def run(settings: Settings, engine: EngineProcess) -> None:
     """
     check_certificate(settings.certificate)
     listener = listen(settings.host, settings.port)
+    if settings.engine.confine:
+        forbid_core_dumps()
     # /health would wait several times for Python's 5 ms while threads read and write JSON.
     sys.setswitchinterval(0.0005)
     loop_factory = uvicorn.Config(_nothing, log_config=None).get_loop_factory()
@@ -181,6 +184,7 @@ class Lifecycle:
             adapter=adapter,
             draft=draft,
             projector=projector,
+            driver_cache=str(settings.cache_path / "drivers"),
         )
         starting = self._supervisor.start(command)
         info, _ = await asyncio.gather(starting, build_schemas(self._state))

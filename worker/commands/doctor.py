@@ -246,6 +246,7 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
         settings.model or "bundled",
         adapter.size_bytes if adapter is not None else 0,
         draft.path if draft is not None else None,
+        driver_cache=str(settings.cache_path / "drivers"),
     )
 
 
@@ -297,6 +298,8 @@ def _native_checks(found: Diagnosis, findings: Findings) -> None:
         found.ok("device", _device_line(chosen))
     if trial := findings.trial:
         found.ok("trial", f"a small model loaded, resident and computed with in {trial.seconds} s")
+        told = ", ".join(f"{wall.name.replace('_', ' ')}: {wall.told}" for wall in trial.walls)
+        (found.ok if all(wall.holds for wall in trial.walls) else found.unknown)("confined", told)
     if findings.error is not None and findings.step != "plan":
         found.failed(findings.step, findings.error)
 

@@ -7,6 +7,7 @@ process: by an instruction that this CPU lacks, a broken driver or a damaged fil
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import msgspec
 from worker.devices.plan.plan import Plan
 from worker.errors import BackendMismatch, WorkerError
 from worker.wire.codec import check_sendable, from_data
+from worker.wire.engine_info import Wall
 from worker.wire.engine_settings import EngineSettings
 
 CHILD: Sequence[str] = (sys.executable, "-m", "worker.devices.preflight_child")
@@ -47,6 +49,8 @@ class Questions(msgspec.Struct, frozen=True):
     """The model that guesses for it."""
     projector_path: str | None = None
     """What turns pictures and sounds into its embeddings."""
+    driver_cache: str | None = None
+    """A folder for what a GPU's driver compiles."""
 
     @property
     def steps(self) -> list[Step]:
@@ -83,11 +87,12 @@ class ChosenDevice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """The small model computed."""
+    """The small model computed, inside the walls that an engine has."""
 
     device: str
     resident: bool
     seconds: float
+    walls: tuple[Wall, ...]
 
 
 class Findings(msgspec.Struct):
@@ -121,6 +126,7 @@ def ask(
         ended = subprocess.run(
             child or CHILD,
             input=msgspec.json.encode(questions),
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # as an engine has it
             capture_output=True,
             timeout=timeout_seconds,
             check=False,

@@ -10,10 +10,12 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from worker.confinement.walls import Walls
 from worker.devices import machine, select
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan import memory
@@ -34,7 +36,7 @@ from worker.errors import WorkerError
 from worker.llama import library, warmup
 from worker.llama.context import Context
 from worker.llama.model import LoadOptions, Model
-from worker.models.gguf.header import read_header
+from worker.models.gguf.header import parts_beside, read_header
 from worker.wire.codec import to_data
 
 
@@ -44,6 +46,7 @@ def main() -> None:
     os.dup2(2, 1)
     questions = msgspec.json.decode(sys.stdin.buffer.read(), type=Questions)
     findings = Findings()
+    walls = _walls(questions)
 
     def tell() -> None:
         channel.write(msgspec.json.encode(findings, enc_hook=to_data) + b"\n")
@@ -53,7 +56,7 @@ def main() -> None:
         for step in questions.steps:
             findings.step = step
             tell()
-            setattr(findings, step, _STEPS[step](questions))
+            setattr(findings, step, _STEPS[step](questions, walls))
     except WorkerError as error:
         findings.error = error
     tell()
@@ -61,7 +64,15 @@ def main() -> None:
     os._exit(0)
 
 
-def _library(questions: Questions) -> Library:
+def _walls(questions: Questions) -> Walls:
+    models = (questions.trial_path, questions.plan_path)
+    beside = (questions.draft_path, questions.projector_path)
+    files = [part for path in (*models, *beside) if path for part in parts_beside(Path(path))]
+    cache = Path(questions.driver_cache) if questions.driver_cache is not None else None
+    return Walls(questions.settings, files, driver_cache=cache)
+
+
+def _library(questions: Questions, _walls: Walls) -> Library:
     select.hide_other_cards(questions.settings)
     library.load()
     return Library(
@@ -77,7 +88,7 @@ def _library(questions: Questions) -> Library:
     )
 
 
-def _device(questions: Questions) -> list[ChosenDevice]:
+def _device(questions: Questions, _walls: Walls) -> list[ChosenDevice]:
     selected = select.select_device(questions.settings)
     if not selected.is_gpu:
         return [ChosenDevice("CPU")]
@@ -89,7 +100,7 @@ def _device(questions: Questions) -> list[ChosenDevice]:
     return chosen
 
 
-def _trial(questions: Questions) -> Trial:
+def _trial(questions: Questions, walls: Walls) -> Trial:
     """Do everything that a start does, on the small model."""
     began = time.monotonic()
     path = questions.trial_path
@@ -115,11 +126,12 @@ def _trial(questions: Questions) -> Trial:
     cells = a_part_each(settings, 256)
     context = Context(model, context_options(settings, cells, threads=1, embeds=False))
     proof = residency.prove(model, context, selected, header, locked=settings.mlock)
+    closed = walls.close()
     warmup.warm_up(model, context)
-    return Trial(selected.names[0], proof.resident, round(time.monotonic() - began, 2))
+    return Trial(selected.names[0], proof.resident, round(time.monotonic() - began, 2), closed)
 
 
-def _plan(questions: Questions) -> Plan:
+def _plan(questions: Questions, _walls: Walls) -> Plan:
     settings, path = questions.settings, questions.plan_path
     assert path is not None, "otherwise the step is skipped"
     selected = select.select_device(settings)
@@ -135,7 +147,7 @@ def _plan(questions: Questions) -> Plan:
     )
 
 
-_STEPS: dict[Step, Callable[[Questions], Any]] = {
+_STEPS: dict[Step, Callable[[Questions, Walls], Any]] = {
     "library": _library,
     "device": _device,
     "trial": _trial,

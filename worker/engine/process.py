@@ -25,7 +25,7 @@ from concurrent.futures import Future
 from worker.engine.intake import Intake
 from worker.engine.loop import Loop
 from worker.engine.outbox import Outbox
-from worker.engine.start import start
+from worker.engine.start import start, walls_for
 from worker.errors import BackendMismatch, WorkerError
 from worker.llama import library
 from worker.observability.logs import configure, get_logger
@@ -57,10 +57,11 @@ def main() -> None:
         os._exit(0)  # the parent died before it sent its command
     configure(config.log_level, config.log_format, config.worker_id)
     library.log.listener = _forward_log
+    walls = walls_for(config)
     intake: Future[Intake] = Future()
     threading.Thread(target=_take_in, args=(channel, intake), name="intake", daemon=True).start()
     try:
-        engine = start(config, channel, BlackBox(options.black_box))
+        engine = start(config, walls, channel, BlackBox(options.black_box))
     except WorkerError as error:
         channel.send([StartFailed(error)])
         os._exit(error.exit_code)

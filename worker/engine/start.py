@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from worker.confinement.walls import Walls
 from worker.devices.cpu.budget import CpuBudget, cpu_budget
 from worker.devices.plan import memory
 from worker.devices.plan.cells import KvCache, context_options, divided
@@ -39,7 +40,7 @@ from worker.llama.context import Context, rows_with_logits
 from worker.llama.model import LoadOptions, Model
 from worker.llama.pooled import PooledContext
 from worker.llama.sampler import Sampler
-from worker.models.gguf.header import GgufHeader, current_header, read_header
+from worker.models.gguf.header import GgufHeader, current_header, parts_beside, read_header
 from worker.observability.logs import get_logger
 from worker.wire.black_box import BlackBox
 from worker.wire.engine_info import EngineInfo, ModelInfo, named
@@ -62,7 +63,20 @@ class Engine:
     outbox: Outbox
 
 
-def start(config: LoadModel, channel: SyncChannel, black_box: BlackBox) -> Engine:
+def walls_for(config: LoadModel) -> Walls:
+    """The walls around an engine that serves this model."""
+    settings = config.engine
+    beside = (config.adapter, config.draft, config.projector)
+    models = [Path(config.model_path), *(Path(each.path) for each in beside if each is not None)]
+    files = [part for path in models for part in parts_beside(path)]
+    if settings.chat_template is not None:
+        files.append(Path(os.path.expanduser(settings.chat_template)))
+    store, cache = settings.kv_store, Path(config.driver_cache) if config.driver_cache else None
+    folders = [] if store is None else [Path(os.path.expanduser(store))]
+    return Walls(settings, files, folders, cache)
+
+
+def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: BlackBox) -> Engine:
     """Plan → load → residency proof → warm-up.
 
     Raises:
@@ -120,6 +134,7 @@ def start(config: LoadModel, channel: SyncChannel, black_box: BlackBox) -> Engin
         kv_store_bytes=None if embeds else settings.kv_store_bytes,
         speculation=guessing.info,
         projector=senses.info,
+        walls=walls.close(),
     )
     backend = LlamaBackend(model, context, plan.context_length, senses.projector)
     projector_path = Path(config.projector.path) if config.projector is not None else None
@@ -147,6 +162,7 @@ def start(config: LoadModel, channel: SyncChannel, black_box: BlackBox) -> Engin
         black_box=black_box,
     )
     library.trim_heap()
+    log.info("engine.confined", **{each.name: each.told for each in info.walls})
     log.info("engine.loaded", device=info.device, seconds=info.load_seconds)
     return Engine(info, loop, intake, outbox)
 

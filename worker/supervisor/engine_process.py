@@ -178,6 +178,8 @@ def engine_environment() -> dict[str, str]:
     allowed = {
         name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIXES)
     }
+    # Landlock binds only threads that come later, and NumPy would have one for each core.
+    allowed["OPENBLAS_NUM_THREADS"] = "1"
     if "OMP_WAIT_POLICY" not in allowed:
         allowed.setdefault("GOMP_SPINCOUNT", SPINS_AT_BARRIERS)
     # PYTHONPATH has the package's root, and -P excludes the working directory: a folder called

@@ -12,6 +12,8 @@ from typing import Literal
 BackendName = Literal["cpu", "cuda", "vulkan", "metal", "accelerate"]
 
 _MIB = 1 << 20
+_NVIDIA = ("/dev/nvidia*", "/dev/dxg")
+_VULKAN_CACHES = ("MESA_SHADER_CACHE_DIR", "__GL_SHADER_DISK_CACHE_PATH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,10 @@ class Backend:
     """The variable that restricts which cards the driver shows to a process."""
     ray_resource: str | None = None
     """What Ray calls one device of it."""
+    nodes: tuple[str, ...] = ()
+    """Patterns of the device nodes that its drivers open."""
+    cache_variables: tuple[str, ...] = ()
+    """The variables that tell its drivers where to keep what they compile."""
 
     @property
     def on_gpu(self) -> bool:
@@ -46,6 +52,8 @@ BACKENDS: Mapping[BackendName, Backend] = {
         fields=("cuda_device",),
         shown_by="CUDA_VISIBLE_DEVICES",
         ray_resource="GPU",
+        nodes=(*_NVIDIA, "/dev/nvhost*", "/dev/nvmap", "/dev/nvgpu"),
+        cache_variables=("CUDA_CACHE_PATH",),
     ),
     "vulkan": Backend(
         "Vulkan",
@@ -53,6 +61,8 @@ BACKENDS: Mapping[BackendName, Backend] = {
         plugins=("vulkan",),
         fields=("vulkan_device", "allow_software_device"),
         shown_by="GGML_VK_VISIBLE_DEVICES",
+        nodes=("/dev/dri", *_NVIDIA, "/dev/mali*", "/dev/kgsl*", "/dev/udmabuf"),
+        cache_variables=_VULKAN_CACHES,
     ),
     "metal": Backend(
         "Metal",
@@ -60,6 +70,8 @@ BACKENDS: Mapping[BackendName, Backend] = {
         registries=frozenset({"MTL", "ggml-virtgpu", "Vulkan"}),
         plugins=("metal", "vulkan", "virtgpu"),
         fields=("metal_device",),
+        nodes=("/dev/dri", "/dev/udmabuf"),
+        cache_variables=_VULKAN_CACHES,
     ),
     "accelerate": Backend("Accelerate"),
 }

@@ -138,6 +138,23 @@ class ProjectorInfo:
     size_bytes: int
 
 
+WallName = Literal["core_dumps", "files", "system_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wall:
+    """One thing that the engine process can no longer do, if it holds."""
+
+    name: WallName
+    holds: bool
+    how: str
+    """What holds it, or why nothing does."""
+
+    @property
+    def told(self) -> str:
+        return self.how if self.holds else f"no: {self.how}"
+
+
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
     """Sent once per incarnation of the engine, after it has decoded a token."""
@@ -179,3 +196,4 @@ class EngineInfo:
     """The most bytes of states in the host's memory that requests may go on from."""
     speculation: SpeculationInfo = SpeculationInfo("off")
     projector: ProjectorInfo | None = None
+    walls: tuple[Wall, ...] = ()

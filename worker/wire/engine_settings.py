@@ -54,6 +54,7 @@ class EngineSettings:
     threads: int | None = _setting(None, "device", "compute threads; without it from the CPU budget of the container", ge=1, le=1024)
     mmap: bool | None = _setting(None, "device", "map the model file; without it on for CPUs, off for GPUs")
     mlock: bool = _setting(False, "device", "keep the model from being swapped out")
+    confine: bool = _setting(True, "device", "let the engine process open no files but those it needs, and no connections or programs, where the kernel can hold it to that; --no-confine for debuggers, or for a driver that cannot bear it")
     blas: Literal["on", "off"] = _setting("off", "device", "use the BLAS plug-in for prompts, where the wheel has one")
 
     chat_template: str | None = _setting(None, "model", "file of a Jinja chat template to use in place of the model's own")

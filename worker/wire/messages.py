@@ -67,6 +67,8 @@ class LoadModel(Message, frozen=True):
     read."""
     draft: DraftFile | None = None
     projector: ProjectorFile | None = None
+    driver_cache: str | None = None
+    """A folder for what a GPU's driver compiles."""
 
 
 class Submit(Message, frozen=True):

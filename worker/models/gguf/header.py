@@ -130,6 +130,11 @@ def part_paths(path: Path | str, count: int) -> tuple[Path, ...]:
     return tuple(path.with_name(name) for name in names)
 
 
+def parts_beside(path: Path) -> list[Path]:
+    """All files of the model whose first part, or only file, is `path`."""
+    return [path.with_name(name) for name in split_names(path.name)]
+
+
 def split_names(name: str) -> tuple[str, ...]:
     """The names of all parts if `name` is a part of a split model, else `name` alone."""
     match = _PART.fullmatch(name)

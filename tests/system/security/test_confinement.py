@@ -1,0 +1,94 @@
+"""An engine that is taken over cannot leave: what it tries fails, and its work goes on."""
+
+from __future__ import annotations
+
+import re
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.worker import WorkerProcess, shown
+from tests.system.security.breaking_engine import ATTEMPTS, BREAKS_OUT
+from tests.system.security.poisoned_engine import ABORTS_IN_LOOP
+from tests.system.security.test_poison import POISONED
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such walls")
+BREAKING = [sys.executable, "-m", "tests.system.security.breaking_command"]
+
+
+def broken_out(worker: WorkerProcess) -> dict[tuple[str, str], int | None]:
+    """What became of each attempt on each thread: the system's error, or `None`."""
+    worker.execute("Once", seed=BREAKS_OUT, max_tokens=2)
+    lines = worker.logs("breakout")
+    return {(line["where"], line["attempt"]): line["refusal"] for line in lines}
+
+
+def walls(worker: WorkerProcess) -> dict[str, Any]:
+    found: dict[str, Any] = worker.get("/info").json()["engine"]["confinement"]
+    return found
+
+
+def holds(worker: WorkerProcess) -> None:
+    missing = {name: wall["how"] for name, wall in walls(worker).items() if not wall["holds"]}
+    if missing:
+        pytest.skip(f"this kernel has not all walls: {missing}")
+
+
+def test_no_attempt_to_break_out_succeeds(start_worker: StartWorker) -> None:
+    worker = start_worker(command=BREAKING)
+    holds(worker)
+    found = broken_out(worker)
+    assert set(found) == {(where, name) for where in ("intake", "loop") for name in ATTEMPTS}
+    assert [attempt for attempt, refusal in found.items() if refusal is None] == []
+    assert not (worker.folder / "written").exists()
+    assert worker.execute("Once", max_tokens=3).end
+    assert worker.logs("engine.crashed") == []
+    assert worker.stop() == 0
+
+
+def test_each_thread_is_bound(start_worker: StartWorker) -> None:
+    worker = start_worker("--threads", "2")
+    holds(worker)
+    tasks = list(Path(f"/proc/{worker.engine_pid}/task").glob("*/status"))
+    assert len(tasks) > 3
+    for task in tasks:
+        status = dict(re.findall(r"^(\w+):\t(.*)$", task.read_text(), re.MULTILINE))
+        assert (status["Seccomp"], status["NoNewPrivs"]) == ("2", "1"), status["Name"]
+
+
+def test_the_attempts_are_real(start_worker: StartWorker) -> None:
+    """Without walls, what any user may do succeeds; root may do all of it."""
+    worker = start_worker("--no-confine", command=BREAKING)
+    assert {wall["how"] for wall in walls(worker).values()} == {"--no-confine"}
+    refused = {name for (_, name), refusal in broken_out(worker).items() if refusal is not None}
+    assert not refused - {name for name in ATTEMPTS if "the API" in name}
+    assert (worker.folder / "written").exists()
+
+
+@pytest.mark.parametrize("confined", [True, False])
+def test_a_crash_leaves_no_prompt_on_the_disk(start_worker: StartWorker, confined: bool) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    if Path("/proc/sys/kernel/core_pattern").read_text() != "core\n" or hard == 0:
+        pytest.skip("this system writes its cores elsewhere, or none")
+    resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+    try:
+        flags = [] if confined else ["--no-confine"]
+        worker = start_worker("--crash-limit", "3", *flags, command=POISONED)
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
+    body = {"prompt": "A secret", "seed": ABORTS_IN_LOOP, "max_tokens": 9, "ignore_eos": True}
+    assert worker.post("/v1/inference", body).status_code == 500
+    worker.wait_log("engine.crashed")
+    assert [*worker.folder.glob("core*")] == [] if confined else [*worker.folder.glob("core*")]
+
+
+def test_the_doctor_tries_them(warm_cache: Path) -> None:
+    trial = shown("doctor", warm_cache)["trial"]
+    assert [wall["name"] for wall in trial["walls"]] == ["core_dumps", "files", "system_calls"]
+    report = shown("doctor", warm_cache, "--no-confine")
+    (check,) = [each for each in report["checks"] if each["name"] == "confined"]
+    assert check["status"] == "unknown" and report["would_start"]

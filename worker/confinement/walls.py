@@ -1,0 +1,138 @@
+"""The walls around a process that loads a model: what it can no longer do, and whether they hold.
+
+A process raises them around itself, and nothing takes them down again. A kernel that lacks one is
+no reason not to serve. Main thread: before native code reads a file that may be hostile, and before
+other threads are there, which Landlock would not bind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import worker
+from worker.confinement import landlock, libc, seccomp
+from worker.wire.backends import BACKENDS, BackendName
+from worker.wire.engine_info import Wall, WallName
+from worker.wire.engine_settings import EngineSettings
+
+_SYSTEM = (
+    *("/usr", "/lib", "/lib64", "/nix/store", "/gnu/store", "/run/opengl-driver", "/sys"),
+    *("/etc/ld.so.cache", "/etc/localtime", "/etc/vulkan", "/etc/glvnd", "/etc/drirc"),
+    *(f"/proc/{name}" for name in ("self", "cpuinfo", "meminfo", "stat", "sys", "version")),
+    *(f"/proc/{name}" for name in ("modules", "devices", "filesystems", "driver")),
+)
+"""What the C library, drivers and Python read of a system. Nothing in it is a secret."""
+_NODES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+_LIBRARY_VARIABLES = ("LD_LIBRARY_PATH", "GGML_", "VK_", "MESA_", "CUDA_", "NVIDIA_", "__GL_")
+"""Prefixes of variables by which an operator names files of libraries."""
+_NVIDIA, _NVIDIA_NODE = Path("/proc/driver/nvidia/version"), Path("/dev/nvidia-uvm")
+_MAKE_NVIDIA_NODES = ("nvidia-modprobe", "-c0", "-u")
+"""CUDA calls it by itself where a node is missing; inside the walls it would not get its rights."""
+
+
+class Walls:
+    """The constructor raises those that a load can bear, `close` the rest."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        reads: Iterable[Path],
+        writes: Iterable[Path] = (),
+        driver_cache: Path | None = None,
+    ) -> None:
+        """`reads` are files: the model's, and others that a setting names. `writes` are folders,
+        which are made. A GPU's driver keeps what it compiles in `driver_cache`."""
+        self._settings = settings
+        self._found: list[Wall] = []
+        if settings.on_gpu and driver_cache is not None:
+            writes = [*writes, driver_cache]
+            for variable in BACKENDS[settings.backend].cache_variables:
+                os.environ.setdefault(variable, str(driver_cache))
+        rules = list(_rules(settings.backend, reads, writes))
+        self._raise("core_dumps", forbid_core_dumps)
+        self._raise("files", lambda: _restrict_files(rules))
+        if not settings.on_gpu:
+            self._raise("system_calls", _restrict_calls)
+
+    def close(self) -> tuple[Wall, ...]:
+        """Call it once the model is loaded: a GPU's driver has made its connections by then."""
+        if self._settings.on_gpu:
+            self._raise("system_calls", _restrict_calls)
+        return tuple(self._found)
+
+    def _raise(self, name: WallName, build: Callable[[], str]) -> None:
+        if not self._settings.confine:
+            wall = Wall(name, False, "--no-confine")
+        else:
+            try:
+                wall = Wall(name, True, build())
+            except OSError as error:
+                wall = Wall(name, False, error.strerror or str(error))
+        self._found.append(wall)
+
+
+def forbid_core_dumps() -> str:
+    """There would be prompts in them. Returns what forbids them."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform != "linux":
+        return "a limit of 0 bytes"
+    libc.set_not_dumpable()  # the limit does not bind a program that cores are piped to
+    return "not dumpable"
+
+
+def _restrict_files(rules: Iterable[tuple[str, int]]) -> str:
+    if sys.platform != "linux":
+        raise OSError(errno.ENOSYS, "only Linux has Landlock")
+    n_others = len(os.listdir("/proc/self/task")) - 1
+    version = landlock.restrict(rules)
+    if n_others:
+        raise OSError(errno.EBUSY, f"{n_others} threads that were there before are not bound")
+    return f"Landlock {version}"
+
+
+def _restrict_calls() -> str:
+    if sys.platform != "linux":
+        raise OSError(errno.ENOSYS, "only Linux has seccomp")
+    seccomp.restrict()
+    return "seccomp"
+
+
+def _rules(
+    backend: BackendName, reads: Iterable[Path], writes: Iterable[Path]
+) -> Iterator[tuple[str, int]]:
+    """Paths, and the rights on each and on what is below it."""
+    for path in (*_SYSTEM, *_python(), *map(str, reads)):
+        yield path, landlock.READ
+    for pattern in (*_NODES, *_nodes(backend)):
+        for node in glob.glob(pattern):
+            yield node, landlock.DEVICE
+    for folder in writes:
+        with contextlib.suppress(OSError):  # who needs it says so
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        yield str(folder), landlock.WRITE
+    for name, value in os.environ.items():
+        if name.startswith(_LIBRARY_VARIABLES):
+            rights = landlock.WRITE if "CACHE" in name else landlock.READ
+            yield from ((path, rights) for path in value.split(os.pathsep) if os.path.isabs(path))
+
+
+def _python() -> Iterator[str]:
+    """The interpreter, installed packages and this one: some modules are imported when needed."""
+    yield from (sys.prefix, sys.base_prefix, *worker.__path__)
+    yield from (each for each in sys.path if each.endswith(("site-packages", "dist-packages")))
+
+
+def _nodes(backend: BackendName) -> tuple[str, ...]:
+    nodes = BACKENDS[backend].nodes
+    if nodes and _NVIDIA.exists() and not _NVIDIA_NODE.exists():
+        with contextlib.suppress(OSError):
+            subprocess.run(_MAKE_NVIDIA_NODES, capture_output=True, check=False)
+    return nodes
