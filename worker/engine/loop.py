@@ -123,7 +123,8 @@ class Loop:
             step.chunks = self._encode(step.chunks, step.span)
         alone = step.chunks[0].sequence if len(step.chunks) == 1 else None
         # A drafter knows tokens alone.
-        may_guess = alone is not None and alone.is_decoding and not alone.spans
+        may_guess = alone is not None and alone.is_decoding and alone.n_left == 1
+        may_guess = may_guess and alone is not None and not alone.spans
         if self.speculation is not None and alone is not None and may_guess:
             self._in_hand[LOOP] = alone.request_id
             step.draft = self.speculation.draft(alone)
@@ -192,7 +193,9 @@ class Loop:
                 if draft:
                     self._draft_seconds = seconds
                 else:
-                    n_decoding = sizes.count(1) if n_rows > len(sizes) else n_rows
+                    n_decoding = n_rows
+                    if n_rows > len(sizes):
+                        n_decoding = sum([n for s, start, n in chunks if start >= s.n_prompt])
                     self._pace.measured(n_decoding, n_rows - n_decoding, seconds)
                 return chunks
             if draft:

@@ -104,10 +104,15 @@ class Scheduler:
             step.moves = self.cache.take_moves()
         prefilling: list[Sequence] = []
         chunks = step.chunks
-        for sequence in self._next_group() if self._n_alone else self.running:
+        group = self._next_group() if self._n_alone else self.running
+        # In a split pool, sequences with unlike numbers of rows would take a pass each.
+        together = self.limits.one_pass or len(group) == 1
+        for sequence in group:
             n_computed, n_tokens = sequence.n_computed, len(sequence.tokens)
-            if n_tokens - n_computed == 1 and n_tokens > sequence.n_prompt:  # `is_decoding`
+            if n_tokens - n_computed == 1 and n_tokens > sequence.n_prompt:  # most are so
                 chunks.append(Chunk(sequence, n_computed, 1))
+            elif sequence.is_decoding:
+                chunks.append(Chunk(sequence, n_computed, sequence.n_next if together else 1))
             else:
                 prefilling.append(sequence)
         if prefilling and any([s.spans for s in prefilling]):

@@ -17,6 +17,8 @@ from worker.wire.messages import CacheTier, TokenLogprob
 from worker.wire.work import InferenceRequest
 
 NO_LIMIT = 2**31
+MOST_NEW = 32
+"""More new tokens than these are computed as a prompt is: in the prompts' share of a step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -154,8 +156,9 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        n_tokens = len(self.tokens)
-        return n_tokens - self.n_computed == 1 and n_tokens > self.n_prompt
+        """Whether all but its newest tokens are computed; several are new where some were given."""
+        n_computed, n_tokens = self.n_computed, len(self.tokens)
+        return self.n_prompt <= n_computed >= n_tokens - MOST_NEW and n_tokens > self.n_prompt
 
 
 @dataclass(frozen=True, slots=True)

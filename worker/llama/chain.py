@@ -358,7 +358,7 @@ class Chain:
         """The natural log-probability with which the token was drawn, and the `n_top` best that
         could have been; a token that was given is certain."""
         if self._odds is None:
-            return 0.0, []
+            return 0.0, [(token, 0.0)][:n_top]
         ids, weights = self._odds
         total = math.log(weights.sum(dtype=np.float64))
 

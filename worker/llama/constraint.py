@@ -155,6 +155,14 @@ class Follower:
             return bool(self._matcher.is_accepting())
         return bool(self._matcher.try_consume_tokens([token]) == 1)
 
+    def forced(self) -> list[int]:
+        """The tokens of the only text that can follow, as the tokenizer splits it. The end of that
+        text is left to the model where a longer token may begin with it."""
+        if self.is_waiting:
+            return []
+        tokens: list[int] = self._matcher.compute_ff_tokens()
+        return tokens if self._model.eog.isdisjoint(tokens) else []
+
     def allowed(self, vocab_size: int) -> npt.NDArray[np.bool_]:
         """For each token, whether it may come next.
 

@@ -7,9 +7,10 @@ A constraint is applied after the draw: a token is drawn first, and only if it i
 another one drawn from those that are. No other parameter can thus remove the tokens that the
 constraint needs, and a model that follows the constraint by itself loses no time.
 
-Some tokens are given and not drawn: what closes reasoning whose budget is spent. They need no
-logits, so a step takes all of them at once (`take_given`); constraint, penalties and random numbers
-advance past them as past all others.
+Some tokens are given and not drawn: what closes reasoning whose budget is spent, and the text that
+a constraint leaves no choice about, as the tokenizer splits it. They need no logits, so all of them
+are taken at once (`take_given`); constraint, penalties and random numbers advance past them as past
+all others.
 """
 
 from __future__ import annotations
@@ -57,11 +58,17 @@ class Sampler:
             self._reasoning = ReasoningTrack(
                 wish, model, self._prompt_end, reopens=constraint is None
             )
-        self.may_give = self._reasoning is not None
-        """Whether tokens may be given."""
         self._follower: Follower | None = None
         if constraint is not None:
             self._follower = vocabulary.follow(constraint, self._reasoning if waits else None)
+        self._may_force = constraint is not None and not sampling.logit_bias
+        """A bias may be against the tokenizer's way to split a text."""
+        self._forced: list[int] = []
+        """What the constraint forces, the next token last."""
+        self._forced_at = -1
+        """How many tokens there were when it was last asked."""
+        self.may_give = self._reasoning is not None or self._may_force
+        """Whether tokens may be given."""
         self._unwanted = model.eog if sampling.ignore_eos else frozenset()
         self._min_tokens = sampling.min_tokens
         stops = {token for token in sampling.stop_token_ids if token < model.n_vocab}
@@ -147,7 +154,13 @@ class Sampler:
         return tokens
 
     def _next_given(self) -> int | None:
-        return self._reasoning.given if self._reasoning is not None else None
+        if self._reasoning is not None and (given := self._reasoning.given) is not None:
+            return given
+        if not self._may_force or self._follower is None:
+            return None
+        if not self._forced and self._forced_at != self._n_drawn:
+            self._forced, self._forced_at = self._follower.forced()[::-1], self._n_drawn
+        return self._forced[-1] if self._forced else None
 
     def end_reasoning(self, produced: Sequence[int]) -> None:
         """Close the block that is open, and each that begins later: the budget becomes 0.
@@ -174,6 +187,8 @@ class Sampler:
 
     def _advance(self, token: int) -> None:
         self._n_drawn += 1
+        if self._forced and self._forced.pop() != token:
+            self._forced.clear()
         for memory in self._memories.values():
             memory.remember(token)
         if self._reasoning is not None:

@@ -1,0 +1,209 @@
+"""Text that a constraint forces is given to the stream: nothing else about an answer changes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from tests.support.random_models import KINDS, Kind, random_model
+from tests.support.real_engine import CONTEXT, RealEngine
+from worker.api.chat.constrain.constrain import constrain
+from worker.api.chat.format import Choices, JsonSchema
+from worker.api.chat.request import ForcedCalls, Tool
+from worker.llama.sampler import Sampler
+from worker.wire.messages import Finished
+from worker.wire.sampling import Constraint
+
+PROMPT = "<|im_start|>user\nDescribe {}.<|im_end|>\n<|im_start|>assistant\n"
+NAMES = ("identifier", "first_name", "temperature", "is_active", "city", "n", "address", "kinds")
+VALUES: list[dict[str, Any]] = [
+    {"type": "integer", "minimum": 0, "maximum": 999},
+    {"type": "boolean"},
+    {"enum": ["north", "north-east", "south"]},
+    {"type": "string", "maxLength": 8},
+    {"const": "a text that is given as a whole"},
+    {"type": "array", "items": {"type": "integer", "maximum": 9}, "maxItems": 3},
+]
+
+
+def schema(seed: int) -> dict[str, Any]:
+    dice = random.Random(seed)
+    names = dice.sample(NAMES, dice.randint(1, 6))
+    properties = {name: dice.choice(VALUES) for name in names}
+    return {"type": "object", "properties": properties, "required": names}
+
+
+def constraint(seed: int) -> Constraint:
+    """A schema, or with some seeds a choice or a forced call."""
+    if seed % 7 == 1:
+        choices = ("the first choice", "the second choice", "none of them")
+        return constrain(Choices(choices, "choices")).constraint
+    if seed % 7 == 2:
+        tool = Tool("describe_station", parameters=schema(seed), path="tools[0]")
+        return constrain(ForcedCalls((tool,), several=False)).constraint
+    return constrain(JsonSchema(schema(seed), "schema")).constraint
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[RealEngine]:
+    engine = RealEngine()
+    yield engine
+    engine.close()
+
+
+def asked(seed: int, temperature: float) -> dict[str, Any]:
+    wanted = {"temperature": temperature, "seed": seed, "max_tokens": 150}
+    return wanted | {"constraint": constraint(seed)}
+
+
+def submitted(engine: RealEngine, seed: int, temperature: float, **options: Any) -> int:
+    prompt = PROMPT.format("a house, a river, a fox, a story".split(", ")[seed % 4])
+    return engine.submit(prompt, **(asked(seed, temperature) | options))
+
+
+def drawn(engine: RealEngine, seed: int, temperature: float, **options: Any) -> int:
+    """The same request, with nothing forced: each of its tokens is drawn."""
+
+    def free(self: Sampler, *args: Any) -> None:
+        made(self, *args)
+        self._may_force = self.may_give = False
+
+    made = Sampler.__init__
+    with patch.object(Sampler, "__init__", free):
+        return submitted(engine, seed, temperature, **options)
+
+
+def is_canonical(engine: RealEngine, seed: int, tokens: list[int]) -> bool:
+    """Whether the tokens split what the constraint forces as the tokenizer does."""
+    follower = engine.vocabulary.follow(constraint(seed))
+    for at, token in enumerate(tokens):
+        forced = follower.forced()
+        if forced and tokens[at : at + len(forced)] != forced[: len(tokens) - at]:
+            return False
+        assert follower.take(token)
+    return True
+
+
+@dataclass
+class Compared:
+    """What answers with forced tokens have taken, beside the same ones of which each token is
+    drawn."""
+
+    n_own_splits: int = 0
+    """Answers in which the model splits forced text in another way than the tokenizer."""
+    n_rounded: int = 0
+    """Drawn answers that differ: rounding depends on how many rows a batch has."""
+    n_tokens: int = 0
+    n_steps: int = 0
+    n_steps_drawn: int = 0
+
+
+def compared(engine: RealEngine, seeds: range, temperature: float) -> Compared:
+    found = Compared()
+    for seed in seeds:
+        at = engine.loop._steps
+        ours = submitted(engine, seed, temperature)
+        engine.run()
+        found.n_steps += engine.loop._steps - at
+        at = engine.loop._steps
+        plain = drawn(engine, seed, temperature)
+        engine.run()
+        found.n_steps_drawn += engine.loop._steps - at
+        ids, expected = engine.ids(ours), engine.ids(plain)
+        found.n_tokens += len(ids)
+        assert is_canonical(engine, seed, ids)
+        if not is_canonical(engine, seed, expected):
+            found.n_own_splits += 1
+        elif temperature and ids != expected:
+            found.n_rounded += 1
+        else:
+            assert (ids, engine.text(ours)) == (expected, engine.text(plain)), seed
+            assert engine.end(ours).stop_reason == engine.end(plain).stop_reason
+    return found
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("count", [24, pytest.param(500, marks=pytest.mark.long)])
+def test_the_text_is_what_it_is_without_forced_tokens(
+    engine: RealEngine, temperature: float, count: int
+) -> None:
+    found = compared(engine, range(count), temperature)
+    print(found)
+    assert found.n_own_splits <= 0.02 * count
+    assert found.n_rounded <= 0.01 * count
+    assert found.n_steps < 0.6 * found.n_steps_drawn
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_another_engine_goes_on_at_every_token(
+    engine: RealEngine, seed: int, temperature: float
+) -> None:
+    whole = submitted(engine, seed, temperature)
+    engine.run()
+    ids = engine.ids(whole)
+    for at in range(1, len(ids)):
+        rest = submitted(engine, seed, temperature, produced=tuple(ids[:at]))
+        engine.run()
+        assert engine.ids(rest) == ids[at:], at
+
+
+@pytest.mark.parametrize("unified", [False, True])
+def test_streams_beside_each_other_say_what_they_say_alone(
+    engine: RealEngine, unified: bool
+) -> None:
+    alone = []
+    for seed in range(6):
+        alone.append(submitted(engine, seed, 0.0))
+        engine.run()
+    several = RealEngine(slots=3, n_cells=3 * CONTEXT, kv_unified=unified)
+    together = [submitted(several, seed, 0.0) for seed in range(6)]
+    for _ in range(9):
+        several.turn()
+    assert several.scheduler.preempt_youngest() is not None
+    several.run()
+    assert [several.ids(each) for each in together] == [engine.ids(each) for each in alone]
+    several.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_memory_takes_forced_tokens(kind: Kind) -> None:
+    engine = RealEngine(path=random_model(kind))
+    both = [submitted(engine, 4, 0.0), submitted(engine, 5, 0.0)]
+    engine.run()
+    plain = [drawn(engine, 4, 0.0), drawn(engine, 5, 0.0)]
+    engine.run()
+    for ours, theirs, seed in zip(both, plain, (4, 5), strict=True):
+        if is_canonical(engine, seed, engine.ids(theirs)):
+            assert engine.text(ours) == engine.text(theirs)
+    engine.close()
+
+
+def test_stops_limits_and_log_probabilities_hold_within_forced_text(engine: RealEngine) -> None:
+    whole = submitted(engine, 1, 0.0)
+    engine.run()
+    text, ids = engine.text(whole), engine.ids(whole)
+    assert len(ids) > 2
+    for n_most in range(1, len(ids)):
+        cut = submitted(engine, 1, 0.0, max_tokens=n_most)
+        engine.run()
+        end = engine.end(cut)
+        assert (engine.ids(cut), end.tokens_out) == (ids[:n_most], n_most)
+    stopped = submitted(engine, 1, 0.0, stop=(" choice",))
+    engine.run()
+    assert engine.text(stopped) == text.partition(" choice")[0]
+    for options in ({}, {"post_sampling_probs": True}):
+        scored = submitted(engine, 1, 0.0, logprobs=1, **options)
+        engine.run()
+        events = engine.events[scored]
+        found = [p for e in events if hasattr(e, "logprobs") for p in e.logprobs]
+        assert [p.token_id for p in found][: len(ids)] == ids == engine.ids(scored)
+        assert all(len(p.top) == 1 for p in found)
+        if options:
+            assert [p.logprob for p in found[1 : len(ids)]] == [0.0] * (len(ids) - 1)
+    assert isinstance(engine.events[whole][-1], Finished)
