@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -41,6 +44,14 @@ def test_every_long_test_is_run_by_a_make_target() -> None:
                 places += [each for each in arguments if each.startswith("tests")]
     left = [name for name in sorted(every) if not name.startswith(tuple(places))]
     assert left == []
+
+
+def test_a_commits_hooks_are_what_lint_runs() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))
+    entries = [hook["entry"] for repo in hooks["repos"] for hook in repo["hooks"]]
+    recipe = (ROOT / "Makefile").read_text("utf-8").partition("\nlint:")[2].partition("\n\n")[0]
+    lines = re.findall(r"\t\$\(VENV\)(\S+(?: [\w-]+)*)", recipe)
+    assert entries == [f".venv{line}" for line in lines]
 
 
 def test_a_skip_that_nobody_allowed_fails_the_run(tmp_path: Path) -> None:

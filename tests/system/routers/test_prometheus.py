@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shutil
@@ -103,6 +104,18 @@ def test_promtool_finds_nothing_wrong_with_the_metrics(workers: list[WorkerProce
     # Its style guide would have other names than the frozen ones; a parse error is what counts.
     assert b"error while linting" not in done.stderr, done.stderr.decode()
     assert done.returncode in (0, 3), done.stderr.decode()
+
+
+def test_grafanas_dashboard_asks_nothing_that_prometheus_refuses(
+    workers: list[WorkerProcess], tmp_path: Path
+) -> None:
+    dashboard = json.loads((KUBERNETES.parent / "grafana.json").read_text("utf-8"))
+    asked = [each["expr"] for panel in dashboard["panels"] for each in panel["targets"]]
+    with prometheus(workers, tmp_path) as client:
+        until(lambda: value(client, "sum(up)") == 3, 60, lambda: "not three scraped targets")
+        for query in asked:
+            plain = query.replace("$instance", ".*").replace("$__rate_interval", "1m")
+            value(client, plain)
 
 
 @pytest.mark.parametrize("overlay", ["cpu", "cuda"])

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from pathlib import Path
+from typing import cast
 
 import pytest
+import yaml
 
 from builds import images
 from builds import pins as pinned
 from builds.errors import BuildError
+from worker.flags import parse_flags
+from worker.settings import FIELDS, Settings
+from worker.wire.backends import BackendName
 
 ROOT = pinned.FOLDER.parent
 DOCKERFILES = {path.suffix.removeprefix("."): path for path in ROOT.glob("Dockerfile.*")}
@@ -62,3 +68,52 @@ def test_a_docker_client_without_its_engine_is_passed_over(
         script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert images.tool() == "podman"
+
+
+PAGES = [ROOT / "README.md", ROOT / "builds/README.md", *ROOT.glob("docs/*.md")]
+RUN_LINES = sorted(
+    {
+        line.strip("#` ")
+        for page in (*PAGES, *DOCKERFILES.values())
+        for line in re.findall(r"(?:docker|podman) run [^`\n]+", page.read_text("utf-8"))
+    }
+)
+
+
+def folders(backend: str) -> set[str]:
+    """The folders that are made for the image's user, so that a volume there can be written to."""
+    return set(re.findall(r"install --directory .*? (/\w+)", "\n".join(instructions(backend))))
+
+
+def port(backend: str) -> str:
+    (exposed,) = [line for line in instructions(backend) if line.startswith("EXPOSE ")]
+    return exposed.removeprefix("EXPOSE ")
+
+
+@pytest.mark.parametrize("line", RUN_LINES)
+def test_a_line_that_runs_an_image_fits_the_image(line: str) -> None:
+    words = shlex.split(line, comments=True)
+    (at,) = [n for n, word in enumerate(words) if word.startswith("llorch-")]
+    backend, given = words[at].removeprefix("llorch-"), words[at + 1 :]
+    if given and given[0].startswith("("):
+        given = []  # a remark
+    options = list(zip(words[:at], words[1:at], strict=False))
+    assert [value for name, value in options if name == "-p"] == [f"8080:{port(backend)}"]
+    mounts = {value.split(":")[1] for name, value in options if name == "-v"}
+    assert mounts <= folders(backend)
+    flags = parse_flags(cast(BackendName, backend), given, None)
+    model = str(flags.get("model", ""))
+    assert not model.startswith("/") or any(model.startswith(mount) for mount in mounts)
+    assert not model.startswith("hf:") or "/cache" in mounts, "else it is downloaded each time"
+
+
+def test_the_compose_file_fits_the_image() -> None:
+    (worker,) = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))["services"].values()
+    backend = worker["image"].removeprefix("llorch-")
+    assert worker["build"]["dockerfile"] == DOCKERFILES[backend].name
+    assert all(each.rsplit(":", 1)[1] == port(backend) for each in worker["ports"])
+    assert {each.split(":")[1] for each in worker["volumes"]} == folders(backend)
+    ours = {f"LLORCH_{name.upper()}" for name in FIELDS}
+    assert set(worker["environment"]) - {"HF_TOKEN"} <= ours
+    grace = float(worker["stop_grace_period"].removesuffix("s"))
+    assert grace > Settings.load("cpu", {}).drain_timeout + 5
