@@ -27,6 +27,7 @@ from worker.api.http.listen import (
     is_loopback,
     is_wildcard,
     listen,
+    listen_at,
     server_for,
     uri_of,
 )
@@ -46,7 +47,7 @@ from worker.observability.metrics import Metrics
 from worker.observability.terminal import LiveLine, first_request, ready_text
 from worker.pool.client import PoolClient
 from worker.pool.heartbeat import Heartbeats
-from worker.setting_faults import check_certificate
+from worker.setting_faults import check_certificate, read_keys
 from worker.settings import Settings
 from worker.supervisor.engine_process import EngineProcess
 from worker.supervisor.supervisor import Supervisor
@@ -63,14 +64,21 @@ def run(settings: Settings, engine: EngineProcess) -> None:
     `engine` is for the first load; it may be spawned already.
     """
     check_certificate(settings.certificate)
-    listener = listen(settings.host, settings.port)
+    if settings.api_key_file is not None:
+        read_keys(settings.api_key_file)
+    path = settings.socket_path
+    listener = listen(settings.host, settings.port) if path is None else listen_at(path)
     if settings.engine.confine:
         forbid_core_dumps()
     # /health would wait several times for Python's 5 ms while threads read and write JSON.
     sys.setswitchinterval(0.0005)
     loop_factory = uvicorn.Config(_nothing, log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
-        error = runner.run(Lifecycle(settings, listener, engine).serve())
+        try:
+            error = runner.run(Lifecycle(settings, listener, engine).serve())
+        finally:
+            if path is not None:
+                Path(path).unlink(missing_ok=True)
     if error is not None:
         raise error
 
@@ -83,9 +91,12 @@ class Lifecycle:
         self._log = get_logger()
         self._started_at = time.monotonic()
         self._incarnation = str(uuid.uuid4())
-        self._port = int(listener.getsockname()[1])
-        host = settings.advertise_host or settings.host
-        self._uri = uri_of(host, self._port, is_secure=settings.certificate is not None)
+        self._port: int | None = None
+        self._uri = f"unix:{settings.socket_path}"
+        if settings.socket_path is None:
+            self._port = int(listener.getsockname()[1])
+            host = settings.advertise_host or settings.host
+            self._uri = uri_of(host, self._port, is_secure=settings.certificate is not None)
         self._exit_code = 0
         self._stop = asyncio.Event()
         self._stops_now = False
@@ -197,7 +208,8 @@ class Lifecycle:
             seconds=round(time.monotonic() - self._started_at, 3),
         )
         if resolved.kind == "bundled":
-            line = first_request(self._uri, settings.worker_token is not None)
+            key = "LLORCH_WORKER_TOKEN" if settings.worker_token else "KEY"
+            line = first_request(self._uri, key if settings.needs_key else None)
             # On a thread of its own: if nobody reads stdout, this blocks, but serving must not.
             threading.Thread(target=_print, args=(line,), daemon=True).start()
         await self._pool.announce(self._callback(), lambda: self._supervisor.has_served)
@@ -266,17 +278,17 @@ class Lifecycle:
         settings = self._settings
         self._log.info(
             "worker.listening",
-            host=settings.host,
+            host=settings.socket_path or settings.host,
             port=self._port,
             pid=os.getpid(),
             backend=settings.backend,
             version=own_version(),
         )
-        if settings.worker_token is None and not is_loopback(self._listener):
+        if not settings.needs_key and not is_loopback(self._listener):
             self._log.warning(
                 "worker.unprotected",
-                message=f"Listening on {settings.host} without LLORCH_WORKER_TOKEN: "
-                "whoever reaches the port may use the model.",
+                message=f"Listening on {settings.host} without LLORCH_WORKER_TOKEN "
+                "or --api-key-file: whoever reaches the port may use the model.",
             )
         in_a_pool = settings.callback_url is not None or settings.heartbeat_url is not None
         if in_a_pool and settings.advertise_host is None and is_wildcard(settings.host):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from worker.errors import ConfigError
 ENV_PREFIX = "LLORCH_"
 ENV_ONLY = frozenset({"worker_token", "callback_token"})
 """Secrets: a flag would be visible in the process list, and a file would be committed."""
+
+_KEY_NAME, _KEY = re.compile(r"[A-Za-z0-9._-]{1,64}"), re.compile(r"[\x21-\x7e]+")
 
 
 def flag(field: str) -> str:
@@ -44,6 +47,42 @@ def check_certificate(certificate: tuple[str, str] | None) -> None:
             f"certificate with its key: {getattr(error, 'reason', None) or error}.",
             field="ssl_certfile",
         ) from None
+
+
+def read_keys(path: str) -> dict[str, str]:
+    """The keys of a file and the name of each. A line without a name, as llama-server has them, is
+    named by its number.
+
+    Raises `ConfigError`, which quotes no key.
+    """
+    field = "api_key_file"
+    try:
+        lines = Path(os.path.expanduser(path)).read_text("utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        message = f"--api-key-file is {path!r}, which cannot be read: {why}."
+        raise ConfigError(message, field=field) from None
+    found: dict[str, str] = {}
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        if not line or line.startswith("#"):
+            continue
+        name, _, key = map(str.strip, line.rpartition(":"))
+        name = name or f"line-{number}"
+        if not _KEY.fullmatch(key) or not _KEY_NAME.fullmatch(name):
+            raise ConfigError(
+                f"--api-key-file {path!r}, line {number}: it must be NAME:KEY, a name of up to 64 "
+                "letters, digits, dots, - or _, and a key of visible ASCII characters.",
+                field=field,
+            )
+        if key in found or name in found.values():
+            message = (
+                f"--api-key-file {path!r}, line {number}: its name or its key was there before."
+            )
+            raise ConfigError(message, field=field)
+        found[key] = name
+    if not found:
+        raise ConfigError(f"--api-key-file {path!r} has no key.", field=field)
+    return found
 
 
 def closest(name: str, candidates: list[str]) -> str:

@@ -159,6 +159,7 @@ class Settings(_TableFields):
     worker_id: str = Field(default_factory=lambda: str(uuid.uuid4()), min_length=1, max_length=200, pattern=r"^[\x21-\x7e]+$", description="name of this worker towards the pool; without it a fresh UUID", json_schema_extra={"group": "server"})
     host: str = _setting("127.0.0.1", "server", "address to listen on", min_length=1)
     port: Port = _setting(8080, "server", "port to listen on; 0 takes any free one")
+    uds: str | None = _setting(None, "server", "a Unix socket to listen on, in place of --host and --port; the umask says who may connect", min_length=1)
     ssl_certfile: str | None = _setting(None, "server", "certificate chain in PEM; the worker then speaks HTTPS")
     ssl_keyfile: str | None = _setting(None, "server", "the certificate's key in PEM")
     served_model_name: Names = _setting((), "server", "a name that this worker answers to in OpenAI's and the other dialects, repeatable; without it every name is served")
@@ -171,6 +172,7 @@ class Settings(_TableFields):
     allow_host: Names = _setting((), "server", "a host name, repeatable, that requests to a loopback address may name in Host besides the loopback names")
     allow_origin: Names = _setting((), "server", "a web origin such as https://chat.example, repeatable, whose pages may use this worker; * is any")
     worker_token: str | None = _setting(None, "server", "bearer token that clients must send", repr=False, min_length=1)
+    api_key_file: str | None = _setting(None, "server", "a file of keys beside the token, a line each: NAME:KEY; logs and metrics have the name")
     drain_timeout: Annotated[float, Field(ge=0, le=86400)] = _setting(30.0, "server", "seconds that running streams get to finish on a stop")
     page: bool = _setting(True, "server", "serve the pages: the worker's state at /, a chat at /chat/")
     keepalive: Annotated[float, Field(ge=0, le=3600)] = _setting(15.0, "server", "seconds between comment lines on a silent stream; 0 = off")
@@ -223,6 +225,16 @@ class Settings(_TableFields):
         return os.path.expanduser(self.ssl_certfile), os.path.expanduser(self.ssl_keyfile)
 
     @property
+    def socket_path(self) -> str | None:
+        """Of the Unix socket that is listened on in place of an address."""
+        return None if self.uds is None else os.path.expanduser(self.uds)
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether a client must show the token, or a key."""
+        return self.worker_token is not None or self.api_key_file is not None
+
+    @property
     def command(self) -> str:
         return f"llorch-{self.backend}"
 
@@ -273,6 +285,8 @@ class Settings(_TableFields):
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             given = "ssl_certfile" if self.ssl_keyfile is None else "ssl_keyfile"
             yield given, "--ssl-certfile and --ssl-keyfile go together"
+        if self.uds is not None and (self.callback_url or self.heartbeat_url):
+            yield "uds", "a pool manager cannot reach a worker there"
         if engine.rope_scale is not None and engine.rope_freq_scale is not None:
             yield "rope_scale", "--rope-freq-scale says the same as 1 divided by it: give one"
         if engine.speculate == "draft" and self.draft is None:

@@ -80,7 +80,7 @@ class WorkerProcess:
             )
         worker = cls(process, folder)
         try:
-            worker.port = int(worker.wait_log("worker.listening")["port"])
+            worker.port = int(worker.wait_log("worker.listening")["port"] or 0)  # 0: a Unix socket
             if wait_ready:
                 worker.wait_ready()
         except BaseException:

@@ -88,7 +88,8 @@ def _worker(settings: Settings) -> Iterator[httpx.Client]:
     """A client of the worker that is asked."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     is_secure = settings.certificate is not None
-    with _client(f"http{'s' * is_secure}://{host}:{settings.port}", settings) as found:
+    url = f"http{'s' * is_secure}://{host}:{settings.port}"
+    with _client(url, settings, settings.socket_path) as found:
         if settings.model is None and _listens(found):
             yield found
             return
@@ -96,7 +97,7 @@ def _worker(settings: Settings) -> Iterator[httpx.Client]:
         yield started
 
 
-def _client(url: str, settings: Settings) -> httpx.Client:
+def _client(url: str, settings: Settings, uds: str | None = None) -> httpx.Client:
     """A client that trusts the worker's own certificate beside the system's authorities."""
     trusted = ssl.create_default_context()
     if settings.certificate is not None:
@@ -106,7 +107,7 @@ def _client(url: str, settings: Settings) -> httpx.Client:
         headers=headers_of(settings),
         timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
         trust_env=False,
-        verify=trusted,
+        transport=httpx.HTTPTransport(verify=trusted, uds=uds),
     )
 
 

@@ -26,7 +26,14 @@ from worker.devices.cpu import instructions
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan.plan import Plan, memory_map
 from worker.devices.preflight import ChosenDevice, Findings, Questions
-from worker.errors import DownloadError, InsufficientVram, ModelError, PortInUse, WorkerError
+from worker.errors import (
+    ConfigError,
+    DownloadError,
+    InsufficientVram,
+    ModelError,
+    PortInUse,
+    WorkerError,
+)
 from worker.models import reference
 from worker.models.adapter import resolve_adapter
 from worker.models.checkpoint_files import check_checkpoint
@@ -197,6 +204,11 @@ def _cache(settings: Settings) -> tuple[str, str | None]:
 
 
 def _port(settings: Settings) -> str:
+    if (path := settings.socket_path) is not None:
+        folder = os.path.dirname(os.path.abspath(path))
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(f"--uds is {path!r}, whose folder cannot be written to.", field="uds")
+        return f"{path} has a folder that can be written to"
     where = f"{settings.host}:{settings.port}"
     try:
         [(family, kind, *_, address), *_] = socket.getaddrinfo(

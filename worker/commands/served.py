@@ -13,13 +13,15 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from worker.errors import WorkerError, rebuild_error
-from worker.setting_faults import ENV_PREFIX, variable_of
+from worker.setting_faults import ENV_PREFIX, read_keys, variable_of
 from worker.settings import BACKEND_FIELDS, FIELDS, Settings, group_of
 
 
 def headers_of(settings: Settings) -> dict[str, str]:
     """The headers of a request to a worker with these settings."""
     token = settings.worker_token
+    if token is None and settings.api_key_file is not None:
+        token = next(iter(read_keys(settings.api_key_file)))
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 

@@ -89,6 +89,11 @@ def bind_correlation_id(correlation_id: str) -> None:
     bind_contextvars(correlation_id=correlation_id)
 
 
+def bind_key(name: str) -> None:
+    """Add the name of the client's key to them."""
+    bind_contextvars(key=name)
+
+
 def digest(text: str | bytes) -> str:
     """The SHA-256 that names a prompt in logs."""
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text

@@ -95,11 +95,15 @@ def ready_text(uri: str, model_ref: str, info: EngineInfo, *, where: str) -> str
     )
 
 
-def first_request(uri: str, has_token: bool) -> str:
-    """A command line that streams a story from the bundled model."""
-    token = '-H "Authorization: Bearer $LLORCH_WORKER_TOKEN" ' if has_token else ""
+def first_request(uri: str, key: str | None) -> str:
+    """A command line that streams a story from the bundled model; `key` is the variable that has
+    the client's."""
+    token = f'-H "Authorization: Bearer ${key}" ' if key is not None else ""
+    where = f"{uri}/execute"
+    if uri.startswith("unix:"):
+        where = f"--unix-socket {uri.removeprefix('unix:')} http://localhost/execute"
     body = f'{{"job_id":"story-1","prompt":"{STORY_PROMPT}","max_tokens":200,"temperature":0.7}}'
     return (
         f"Ready. This streams a story:\n\n"
-        f"  curl -N {token}-H 'Content-Type: application/json' {uri}/execute -d '{body}'\n"
+        f"  curl -N {token}-H 'Content-Type: application/json' {where} -d '{body}'\n"
     )

@@ -24,7 +24,7 @@ from worker.api.http.routes import Routes
 from worker.api.http.state import AppState, Refusal
 from worker.api.http.turnstile import Turnstile
 from worker.errors import InferenceFailed, WorkerError
-from worker.observability.logs import bind_correlation_id, get_logger
+from worker.observability.logs import bind_correlation_id, bind_key, get_logger
 
 _NOT_IN_AN_ID = re.compile(rb"[^A-Za-z0-9._:@/+=-]")
 _NOT_IN_A_FIELD = re.compile(r"[^A-Za-z0-9_.\[\]-]")
@@ -87,7 +87,9 @@ class Application:
                 await send({"type": "http.response.body"})
                 return
             try:
-                self._gate.check(operation, scope, head)
+                if (key := self._gate.check(operation, scope, head)) is not None:
+                    bind_key(key)
+                    self.state.metrics.keys.labels(key).inc()
                 if operation is None:
                     raise place.missing(scope["method"])
                 scope["path_params"] = place.parameters

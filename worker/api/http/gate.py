@@ -7,8 +7,9 @@ functions on a request's head, before a body is read.
 
 from __future__ import annotations
 
-import hmac
+import hashlib
 import ipaddress
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlsplit
 
@@ -16,10 +17,12 @@ from starlette.types import Scope
 
 from worker.api.http.operation import Operation
 from worker.errors import Forbidden, Unauthorized
+from worker.setting_faults import read_keys
 from worker.settings import Settings
 
 Head = Mapping[bytes, Sequence[bytes]]
 """A request's headers: the values of each by its name in lower case."""
+_PRIVATE_ENDS = {"local", "internal", "localhost", "svc", "lan", "home", "corp", "test"}
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _EXPOSED = b"x-correlation-id, x-request-id, x-ignored-fields, x-llorch-resume, retry-after"
 
@@ -35,11 +38,12 @@ class Gate:
     def __init__(self, settings: Settings) -> None:
         self._origins = OriginRules(settings)
         self.cors, self.preflight = self._origins.cors, self._origins.preflight
-        token = settings.worker_token
-        self._token = None if token is None else token.encode()
+        self._keys = _keys_of(settings)
 
-    def check(self, operation: Operation | None, scope: Scope, head: Head) -> None:
-        """`operation` is `None` where there is none of this method.
+    def check(self, operation: Operation | None, scope: Scope, head: Head) -> str | None:
+        """The name of the key that the client shows, if keys have names.
+
+        `operation` is `None` where there is none of this method.
 
         Raises:
             Forbidden: a web page may have sent the request.
@@ -48,14 +52,28 @@ class Gate:
         always_json = operation is not None and operation.always_json
         self._origins.check(scope["method"], scope["http_version"], head, always_json=always_json)
         is_public = operation is not None and (operation.public or operation.probe)
-        if self._token is not None and not is_public and not _has_token(head, self._token):
+        if not self._keys or is_public:
+            return None
+        tokens, n_given = tokens_in(head), len(head.get(b"authorization", ()))
+        digest = _digest(tokens[0]) if n_given <= 1 and len(tokens) == 1 else b""
+        if digest not in self._keys:
             raise Unauthorized("this worker needs a valid bearer token (Authorization)")
+        return self._keys[digest]
 
 
-def _has_token(head: Head, token: bytes) -> bool:
-    """Whether exactly one token is given, and it is this one."""
-    tokens, n_given = tokens_in(head), len(head.get(b"authorization", ()))
-    return n_given <= 1 and len(tokens) == 1 and hmac.compare_digest(tokens[0], token)
+def _keys_of(settings: Settings) -> dict[bytes, str | None]:
+    """By the hash of each: how long a look-up takes tells nothing of a key."""
+    file, token = settings.api_key_file, settings.worker_token
+    keys: dict[bytes, str | None] = {}
+    if file is not None:
+        keys = {_digest(key.encode()): name for key, name in read_keys(file).items()}
+    if token is not None:
+        keys.setdefault(_digest(token.encode()), None if file is None else "token")
+    return keys
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
 
 
 def tokens_in(head: Head) -> list[bytes]:
@@ -69,12 +87,16 @@ class OriginRules:
     """Checks of Host, Origin and content type, and CORS."""
 
     def __init__(self, settings: Settings) -> None:
-        self._checks_host = is_loopback(settings.host)
+        self._is_local = is_loopback(settings.host)
+        # With a key, a page of a rebound name gets nothing; and no page reaches a Unix socket.
+        self._checks_host = settings.uds is None and (self._is_local or not settings.needs_key)
         own = [settings.advertise_host] if settings.advertise_host else []
         self._own = {name.lower() for name in own}
         self._hosts = _LOOPBACK | self._own | {name.lower() for name in settings.allow_host}
+        if not self._is_local:
+            self._hosts |= {settings.host.lower(), socket.gethostname().lower()}
         self._origins = {origin.rstrip("/").lower() for origin in settings.allow_origin}
-        self._needs_json = settings.worker_token is None
+        self._needs_json = not settings.needs_key
 
     def check(self, method: str, version: str, head: Head, *, always_json: bool = False) -> None:
         """Check a request; with `always_json`, a POST without a body needs its content type too.
@@ -86,10 +108,10 @@ class OriginRules:
         if len(hosts) > 1 or (not hosts and version == "1.1"):
             raise Forbidden("Host must be given, once")
         host = _name_of(hosts[0].decode("latin-1")) if hosts else ""
-        if self._checks_host and hosts and not (host in self._hosts or is_loopback(host)):
+        if self._checks_host and hosts and not self._may_be_called(host):
+            why = "listens on a loopback address" if self._is_local else "has no token"
             raise Forbidden(
-                "Host is not a name of this worker, which listens on a loopback address; "
-                "--allow-host adds one"
+                f"Host is not a name of this worker, which {why}; --allow-host adds one"
             )
         for origin in head.get(b"origin", ()):
             if not self._may_ask(origin.decode("latin-1").lower(), host):
@@ -125,6 +147,13 @@ class OriginRules:
             (b"access-control-max-age", b"600"),
         ]
 
+    def _may_be_called(self, host: str) -> bool:
+        """Whether no stranger can have this name lead here: pages of a name that they own would be
+        of one origin with the worker."""
+        if host in self._hosts or is_loopback(host):
+            return True
+        return not self._is_local and (_is_address(host) or _is_private(host))
+
     def _may_ask(self, origin: str, host: str) -> bool:
         try:
             name = _name_of(urlsplit(origin).netloc)
@@ -152,6 +181,12 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _is_private(name: str) -> bool:
+    """Whether nobody can register it: it has one part, or ends in one that registries leave to
+    private networks, as those of Kubernetes do."""
+    return "." not in name or name.rpartition(".")[2] in _PRIVATE_ENDS
 
 
 def is_loopback(name: str) -> bool:

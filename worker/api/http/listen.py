@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import os
 import socket
+import stat
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -96,6 +98,37 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     return listener
 
 
+def listen_at(path: str) -> socket.socket:
+    """Open a listening Unix socket, and remove the one that a worker left there which is gone.
+
+    Raises `PortInUse` if another process listens there, or `ConfigError`.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            _remove_left(path)
+        listener.bind(path)
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)  # a path that is too long has no number
+        message = f"--uds is {path!r}, which cannot be listened on: {reason}."
+        raise ConfigError(message, field="uds") from None
+    return listener
+
+
+def _remove_left(path: str) -> None:
+    if not stat.S_ISSOCK(os.stat(path).st_mode):
+        raise FileExistsError(errno.EEXIST, "something else is there")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        try:
+            asking.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+    raise PortInUse(f"{path} is in use by another process; choose another --uds.")
+
+
 def _explain(error: OSError, host: str, port: int) -> PortInUse | ConfigError:
     if error.errno == errno.EADDRINUSE:
         return PortInUse(
@@ -114,6 +147,8 @@ def _explain(error: OSError, host: str, port: int) -> PortInUse | ConfigError:
 
 
 def is_loopback(listener: socket.socket) -> bool:
+    if listener.family == socket.AF_UNIX:
+        return True
     host = str(listener.getsockname()[0])
     return host == "::1" or host.startswith("127.")
 
