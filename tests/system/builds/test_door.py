@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sysconfig
 import venv
@@ -12,6 +13,9 @@ import pytest
 
 from builds import environment, pins, toolchain
 
+INSTALLED = ("llama_cpp", "_llorch", "llorch_worker", "worker")
+"""What pip writes there, which must not go through a link into this environment."""
+
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -20,11 +24,20 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.EnvBuilder(with_pip=False).create(folder / "venv")
     (site,) = (folder / "venv/lib").glob("python*/site-packages")
     for each in Path(sysconfig.get_path("purelib")).iterdir():
-        if not each.name.startswith(("llama_cpp", "_llorch", "llorch_worker", "__pycache__")):
-            (site / each.name).symlink_to(each)
+        if each.is_dir() and not each.name.startswith(INSTALLED):
+            shutil.copytree(each, site / each.name, copy_function=linked)
+        elif each.is_file() and not each.name.startswith(INSTALLED):
+            linked(each, site / each.name)
     wheel = toolchain.packed(pins.pins(), environment.ROOT, folder / "dist")
     assert run(folder / "venv/bin/python", "-m", "pip", "install", "--no-deps", str(wheel))[0] == 0
     return folder / "venv/bin"
+
+
+def linked(source: str | Path, target: str | Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk
+        shutil.copy2(source, target)
 
 
 def run(*command: str | Path) -> tuple[int, str]:
