@@ -24,8 +24,6 @@ class Limits:
     """The most prompt tokens in a step."""
     inter_token_target: float = 3600.0
     """Seconds that a step beside running streams shall take at most."""
-    tiled: bool = False
-    """Whether prompts are fitted to the attention's tiles, which matter on a CPU alone."""
     prefix_cache: bool = True
     unified: bool = False
     """Whether slots share cells. Otherwise a copy always copies a slot's whole part of them."""
@@ -57,12 +55,6 @@ class Limits:
         """Whether a running stream can move to another slot, and it makes a difference."""
         return self.cuts_anywhere and not self.unified
 
-    @property
-    def one_pass(self) -> bool:
-        """Whether all rows of a batch are computed in one pass; otherwise a pass has the same
-        number of rows of each sequence."""
-        return self.unified and not self.recurrent
-
 
 def limits_of(info: EngineInfo, settings: EngineSettings, backend: Backend) -> tuple[Limits, ...]:
     """The limits of an engine that has started, for each layout of its cells, the best first."""
@@ -75,7 +67,6 @@ def limits_of(info: EngineInfo, settings: EngineSettings, backend: Backend) -> t
         batch=info.batch,
         prefill_budget=settings.prefill_budget or info.micro_batch,
         inter_token_target=settings.inter_token_ms / 1000,
-        tiled=not settings.on_gpu,
         prefix_cache=settings.prefix_cache,
         unified=info.kv_unified,
         recurrent=backend.recurrent,

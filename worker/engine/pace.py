@@ -7,9 +7,9 @@ the next step gets as many prompt tokens as fit into the target. Plain Python.
 from __future__ import annotations
 
 TILE_TOKENS = 64
-"""Prompt tokens are counted out in tiles: llama.cpp's attention on a CPU computes tiles of this
-many rows (GGML_FA_TILE_Q), and the rows of an incomplete tile take several times as long. A step
-has at least one tile, even beyond the target."""
+"""Prompt tokens are counted out in tiles: llama.cpp's attention on a CPU computes this many rows
+together (GGML_FA_TILE_Q), and the rows of an incomplete tile take several times as long. A step has
+at least one tile, even beyond the target."""
 PROMPT_SHARE = 1.0
 """If decode rows take most of the target, prompts get this share of the decode time: streams then
 run at half of their pace, and no prompt waits for ever."""

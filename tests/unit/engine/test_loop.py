@@ -47,7 +47,6 @@ class Engine:
     batch: int = 32
     prefill_budget: int = 8
     inter_token_target: float = 3600.0
-    tiled: bool = False
     unified: bool = False
     divisions: tuple[int, ...] = ()
     """The numbers of parts into which one pool is divided at times."""
@@ -76,7 +75,6 @@ class Engine:
             prefill_budget=self.prefill_budget,
             inter_token_target=self.inter_token_target,
             prefix_cache=self.prefix_cache,
-            tiled=self.tiled,
             unified=self.unified,
             recurrent=self.recurrent,
             window=self.window,
