@@ -71,9 +71,7 @@ class RealEngine:
         self.backend = LlamaBackend(self.model, self.context, CONTEXT)
         self.vocabulary = GrammarVocabulary(self.model)
         self.prompts = PromptBuilder(self.model, None, CONTEXT)
-        settings: dict[str, Any] = dict(
-            prefill_budget=64, memory_bytes=64 << 20, cell_bytes=2000
-        )
+        settings: dict[str, Any] = dict(prefill_budget=64, memory_bytes=64 << 20, cell_bytes=2000)
         settings |= {"unified": kv_unified}
         settings |= {"recurrent": self.backend.recurrent, "window": self.backend.window}
         disk = None
