@@ -55,6 +55,12 @@ class Limits:
         """Whether a running stream can move to another slot, and it makes a difference."""
         return self.cuts_anywhere and not self.unified
 
+    @property
+    def one_pass(self) -> bool:
+        """Whether all rows of a batch are computed in one pass; otherwise a pass has the same
+        number of rows of each sequence."""
+        return self.unified and not self.recurrent
+
 
 def limits_of(info: EngineInfo, settings: EngineSettings, backend: Backend) -> tuple[Limits, ...]:
     """The limits of an engine that has started, for each layout of its cells, the best first."""

@@ -26,6 +26,7 @@ from worker.engine.intake import Intake
 from worker.engine.loop import Loop
 from worker.engine.outbox import Outbox
 from worker.engine.start import start, walls_for
+from worker.engine.text.renderer import renderer
 from worker.errors import BackendMismatch, WorkerError
 from worker.llama import library
 from worker.observability.logs import configure, get_logger
@@ -57,6 +58,7 @@ def main() -> None:
         os._exit(0)  # the parent died before it sent its command
     configure(config.log_level, config.log_format, config.worker_id)
     library.log.listener = _forward_log
+    renderer()  # another program; the walls let none start
     walls = walls_for(config)
     intake: Future[Intake] = Future()
     threading.Thread(target=_take_in, args=(channel, intake), name="intake", daemon=True).start()

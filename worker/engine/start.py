@@ -92,14 +92,14 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     selected = select_device(settings)
     library.on_abort(lambda message: _aborting(message, channel))
     plan = _plan(config, header, selected, budget)
-    if settings.chat_template is not None or "tokenizer.chat_template" in header.metadata:
-        renderer()  # it starts while the model is loaded
     model = _load_model(config, channel, selected, plan, header)
     context = _create_context(config, model, plan, budget.threads, embeds)
     channel.send([Progress("residency", 0.0)])
     proof = residency.prove(model, context, selected, header, locked=settings.mlock)
     guessing = start_guessing(config, context, proof, selected, plan, budget.threads)
     template = template_of(model, settings.chat_template)
+    if template is None:
+        renderer().close()
     senses = start_projector(config.projector, model, guessing.residency, selected, budget.threads)
     reader = None
     if senses.projector is not None:

@@ -11,6 +11,7 @@ answer, `[text, reason for a refusal]`. Without variables, the source is only co
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -25,6 +26,8 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
+
+from worker.confinement import seccomp
 
 MAX_CHARS = 4_000_000
 """Of a rendered chat."""
@@ -199,7 +202,7 @@ def main() -> None:
 
 
 def _bound() -> None:
-    """Bound this process for good: its memory, and what it opens."""
+    """Bound this process for good: its memory, what it opens, and what it asks of the kernel."""
     bounds = {resource.RLIMIT_NOFILE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
     if sys.platform == "linux":
         with open("/proc/self/statm", "rb") as file:
@@ -207,6 +210,8 @@ def _bound() -> None:
         bounds[resource.RLIMIT_AS] = n_pages * resource.getpagesize() + MAX_BYTES
     for kind, most in bounds.items():
         resource.setrlimit(kind, (most, most))
+    with contextlib.suppress(OSError):  # a kernel without it
+        seccomp.restrict()
 
 
 def _serve() -> None:
