@@ -40,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument("--native", action="store_true", help="for this processor alone")
         made.add_argument("--blas", action="store_true", help="with an OpenBLAS plug-in")
         made.add_argument("--arch", action="append", default=[], help="a GPU architecture")
+        made.add_argument("--jobs", type=_positive, help="compilers at once, nvcc's among them")
         made.add_argument("--out", type=Path, help="another folder than dist/<backend>")
 
     page = commands.add_parser(
@@ -93,6 +94,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+    return number
+
+
 def _build(options: argparse.Namespace) -> int:
     recipe = pinned.recipe(
         options.backend,
@@ -100,7 +108,7 @@ def _build(options: argparse.Namespace) -> int:
         blas=options.blas,
         architectures=tuple(options.arch),
     )
-    built = wheels.build(recipe, pinned.pins(), given_sdist=options.sdist)
+    built = wheels.build(recipe, pinned.pins(), given_sdist=options.sdist, jobs=options.jobs)
     target = options.out or environment.ROOT / "dist" / options.backend
     wheel = wheels.export(built.path, target)
     store.say(f"{wheel.stat().st_size / 1e6:.1f} MB")
