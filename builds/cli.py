@@ -63,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     image.set_defaults(run=_image)
     image.add_argument("backend", choices=("cpu", "cuda", "vulkan", "metal"))
     image.add_argument("--tag", help="without it, llorch-<backend>")
+    image.add_argument(
+        "--registry", default="", help="what the name begins with: registry.example/team"
+    )
     image.add_argument("--pin", help="another set of base images of versions.toml, such as cuda12")
     image.add_argument("--tool", choices=images.TOOLS, help="without it, the first that works")
     image.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
@@ -134,6 +137,8 @@ def _smoke(options: argparse.Namespace) -> int:
 
 def _image(options: argparse.Namespace) -> int:
     tag = options.tag or f"llorch-{options.backend}"
+    if options.registry:
+        tag = f"{options.registry.rstrip('/')}/{tag}"
     built = images.build(
         options.backend,
         tag,

@@ -181,6 +181,7 @@ def info(config: LoadModel) -> EngineInfo:
         slots=config.engine.slots,
         batch=config.engine.batch,
         micro_batch=config.engine.micro_batch,
+        prefill_budget=config.engine.micro_batch,
         threads=1,
         threads_derivation="scripted",
         cpu_variant=None,

@@ -1,7 +1,7 @@
 """`llorch-cpu health`: asks the running worker whether it is well, as a container's check does.
 
-Its address comes from the same settings as a start's. In a container, whose first process is the
-worker, it comes from that process's own flags. Runs on the main thread of a command process.
+Its address comes from the same settings as a start's, and in a container, whose first process is
+the worker, also from that process's flags. Runs on the main thread of a command process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import ssl
 from pathlib import Path
 
 from worker.errors import ConfigError, NotReady
-from worker.flags import parse_flags
 from worker.settings import Settings
 
 _FIRST_PROCESS = Path("/proc/1/cmdline")
@@ -27,14 +26,13 @@ def run(settings: Settings, *, as_json: bool) -> int:
         ConfigError: the settings name no port.
         NotReady: the worker does not answer, or says that it is not well.
     """
-    served = of_first_process(settings)
-    if not served.port:
+    if not settings.port:
         raise ConfigError("--port is 0, so the worker's port is not known here.", field="port")
-    host = reachable(served.host)
+    host = reachable(settings.host)
     try:
-        status, text = _ask(host, served)
+        status, text = _ask(host, settings)
     except (OSError, http.client.HTTPException) as error:
-        where = f"{host}, port {served.port}"
+        where = f"{host}, port {settings.port}"
         raise NotReady(f"The worker at {where} does not answer: {error}.") from error
     if status != http.client.OK:
         raise NotReady(f"The worker is not well: {text}")
@@ -42,21 +40,16 @@ def run(settings: Settings, *, as_json: bool) -> int:
     return 0
 
 
-def of_first_process(settings: Settings) -> Settings:
-    """The settings of a worker that is process 1, or that process 1 has started; else `settings`.
-
-    Both have the variables of the container, so only the flags are looked up.
+def flags_of_first_process(command: str) -> list[str]:
+    """The flags with which process 1 was started as the worker, or starts it (as `docker run
+    --init` has it); none where it is something else, and the variables are the container's anyway.
     """
     try:
         line = _FIRST_PROCESS.read_bytes().decode("utf-8", "replace").rstrip("\0").split("\0")
     except OSError:  # no such file on this system, or a process of somebody else
-        return settings
+        return []
     names = [Path(each).name for each in line]
-    command = f"llorch-{settings.backend}"
-    if command not in names:
-        return settings
-    flags = line[names.index(command) + 1 :]
-    return Settings.load(settings.backend, parse_flags(settings.backend, flags))
+    return line[names.index(command) + 1 :] if command in names else []
 
 
 def reachable(host: str) -> str:

@@ -23,7 +23,7 @@ from worker.engine.backend import LlamaBackend
 from worker.engine.cache.opening import open_disk
 from worker.engine.drafters import start_guessing
 from worker.engine.intake import Intake
-from worker.engine.limits import limits_of
+from worker.engine.limits import limits_of, prompt_tokens
 from worker.engine.loop import Loop
 from worker.engine.media.reader import MediaReader
 from worker.engine.media.start import start_projector
@@ -107,10 +107,11 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     prompts = PromptBuilder(model, template, plan.context_length, embeds=embeds, media=reader)
     pool = PooledContext(context) if embeds else None
     channel.send([Progress("warmup", 0.0)])
+    seconds_per_token = 0.0
     if pool is not None:
         pool([prompts.build("warm-up")])
     else:
-        warmup.warm_up(model, context)
+        seconds_per_token = warmup.warm_up(model, context)
     info = EngineInfo(
         model=_model_info(config, header, model, template, plan.context_length),
         residency=senses.residency,
@@ -119,6 +120,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         slots=1 if embeds else settings.slots,
         batch=context.options.n_batch,
         micro_batch=context.options.n_ubatch,
+        prefill_budget=prompt_tokens(settings, seconds_per_token),
         threads=budget.threads,
         threads_derivation=budget.derivation,
         cpu_variant=selected.cpu_variant,

@@ -166,6 +166,8 @@ class EngineInfo:
     slots: int
     batch: int
     micro_batch: int
+    prefill_budget: int
+    """Prompt tokens in a step at most."""
     threads: int
     threads_derivation: str
     cpu_variant: str | None

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from tests.e2e import survival
 from tests.support import sse
 from tests.support.worker import WorkerProcess, run_to_exit, until
-from tests.vulkan.cards import Cards, NoCards, drivers
+from tests.system.vulkan.cards import Cards, NoCards, drivers
+from tools import survival
 from worker.devices.select import wheel_stamp
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 CASES = json.loads(
-    (Path(__file__).parents[1] / "data" / "expected_greedy.json").read_text("utf-8")
+    (Path(__file__).parents[2] / "data" / "expected_greedy.json").read_text("utf-8")
 )["cases"]
 ROUNDING = 0.3
 """Two log-probabilities that are nearer than this may change places: the software device rounds
