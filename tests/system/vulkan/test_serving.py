@@ -163,7 +163,7 @@ def test_a_start_that_does_not_fit_is_refused_with_what_would(tmp_path: Path, st
     )
     assert left.code == 5 and left.failure["code"] == "INSUFFICIENT_VRAM"
     assert "The model does not fit on Vulkan0" in left.sentence
-    assert "What would fit: --context-length" in left.sentence
+    assert "What would fit: --slots" in left.sentence
 
 
 def test_a_model_that_fits_on_two_cards_alone_is_served_by_them(

@@ -124,7 +124,7 @@ def test_a_line_that_runs_an_image_fits_the_image(line: str) -> None:
 
 def test_the_compose_file_fits_the_image() -> None:
     (worker,) = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))["services"].values()
-    backend = worker["image"].removeprefix("llorch-")
+    backend = worker["image"].removeprefix("${REGISTRY:-}llorch-")
     assert worker["build"]["dockerfile"] == DOCKERFILES[backend].name
     assert all(each.rsplit(":", 1)[1] == port(backend) for each in worker["ports"])
     assert {each.split(":")[1] for each in worker["volumes"]} == folders(backend)
