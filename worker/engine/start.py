@@ -39,7 +39,7 @@ from worker.llama.adapter import LoraAdapter
 from worker.llama.constraint import GrammarVocabulary
 from worker.llama.context import Context, rows_with_logits
 from worker.llama.model import LoadOptions, Model
-from worker.llama.pooled import PooledContext
+from worker.llama.pooled import AS_IT_IS, PooledContext
 from worker.llama.sampler import Sampler
 from worker.models.gguf.header import GgufHeader, current_header, parts_beside, read_header
 from worker.observability.logs import get_logger
@@ -109,7 +109,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     channel.send([Progress("warmup", 0.0)])
     seconds_per_token = 0.0
     if pool is not None:
-        pool([prompts.build("warm-up")])
+        pool([prompts.build("warm-up")], AS_IT_IS)
     else:
         seconds_per_token = warmup.warm_up(model, context)
     info = EngineInfo(
@@ -266,6 +266,8 @@ def _model_info(
         trained_context_length=model.trained_context_length,
         embedding_length=model.n_embd,
         bos_token_id=model.bos,
+        bos_token="" if model.bos is None else model.token_text(model.bos),
+        eos_token="" if model.eos is None else model.token_text(model.eos),
         eog_token_ids=tuple(sorted(model.eog)),
         has_chat_template=template is not None,
         template_takes_tools=template is not None and template.takes_tools,

@@ -91,6 +91,9 @@ class ModelInfo:
     trained_context_length: int
     embedding_length: int
     bos_token_id: int | None
+    bos_token: str
+    eos_token: str
+    """Spellings; empty where the model has no such token."""
     eog_token_ids: tuple[int, ...]
     has_chat_template: bool
     template_takes_tools: bool
