@@ -14,7 +14,7 @@ BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run ui test lint format pytest wheel smoke bench mutants clients routers page-test vulkan-test ray fleet-test chaos fuzz attack long parity-data bench-convert
+.PHONY: help setup run ui test lint format pytest wheel smoke bench mutants clients differential routers page-test vulkan-test ray fleet-test chaos fuzz attack long parity-data bench-convert
 .PHONY: image-cpu image-cuda image-vulkan image-metal image-test qemu-test lock clean
 
 help: ## show this list
@@ -71,6 +71,9 @@ mutants: setup ## change the scheduler and the cache in 700 places, one at a tim
 
 clients: setup ## what real clients from PyPI can do with a worker, counted (minutes; CLIENTS="--failures")
 	$(PY) -m tools.clients $(CLIENTS)
+
+differential: setup ## 1,000 made-up requests to llama-server and to the worker, compared field by field, and read by the SDKs' types (minutes: llama-server is built once)
+	$(PY) -m tools.differential $(DIFFERENTIAL)
 
 page-test: ui ## both pages in headless Chromium: used, stopped, attacked, read by axe (PICTURES=docs/pictures: README's anew)
 	$(VENV)/bin/pip install --quiet --require-hashes --requirement builds/locks/page.txt

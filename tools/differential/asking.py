@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -18,33 +18,49 @@ class Asked:
     body: Any = None
     """`None` is a GET."""
 
-    @property
-    def streams(self) -> bool:
-        return isinstance(self.body, dict) and self.body.get("stream") is True
-
     def __str__(self) -> str:
         return self.path if self.body is None else f"{self.path} {json.dumps(self.body)}"
 
 
-def answered(client: httpx.Client, url: str, asked: Asked) -> dict[str, Any]:
-    """The status, and the answer: of a stream, the sum of its events."""
+@dataclass(frozen=True, slots=True)
+class Answered:
+    status: int | str
+    """Of HTTP; `ended` for a server that is not there any more."""
+    whole: Any = None
+    """The answer's JSON, or its text."""
+    events: list[Any] = field(default_factory=list)
+    """The data of a stream's events or lines."""
+
+    @property
+    def comparable(self) -> dict[str, Any]:
+        """The answer in one form: of a stream, the sum of its events."""
+        if self.events:
+            return {"status": self.status, "stream": summed(self.events)}
+        return {"status": self.status, "answer": self.whole}
+
+
+def answered(client: httpx.Client, url: str, asked: Asked) -> Answered:
     if asked.body is None:
         response = client.get(url + asked.path)
     else:
         response = client.post(url + asked.path, json=asked.body)
-    found: dict[str, Any] = {"status": response.status_code}
-    if response.headers.get("content-type", "").startswith("text/event-stream"):
-        return found | {"stream": summed(events_of(response.text))}
+    kind = response.headers.get("content-type", "")
+    if kind.startswith("text/event-stream"):
+        return Answered(response.status_code, events=list(_events_of(response.text)))
+    if kind.startswith("application/x-ndjson"):
+        lines = [json.loads(line) for line in response.text.splitlines()]
+        return Answered(response.status_code, events=lines)
     try:
-        return found | {"answer": response.json()}
+        return Answered(response.status_code, response.json())
     except ValueError:
-        return found | {"text": response.text}
+        return Answered(response.status_code, response.text)
 
 
-def events_of(text: str) -> Iterator[Any]:
+def _events_of(text: str) -> Iterator[Any]:
     """The data of each event; keep-alive comments are none."""
     for line in text.splitlines():
-        if data := line.removeprefix("data: ").strip() if line.startswith("data: ") else "":
+        if line.startswith("data: "):
+            data = line.removeprefix("data: ").strip()
             yield data if data == "[DONE]" else json.loads(data)
 
 
@@ -56,7 +72,7 @@ GROWING = {
 """
 
 
-def summed(events: Iterator[Any]) -> dict[str, Any]:
+def summed(events: Iterable[Any]) -> dict[str, Any]:
     """The events of each kind added up: where a stream is cut into pieces is each server's own."""
     sums: dict[str, Any] = {}
     for event in events:

@@ -12,8 +12,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from tests.differential.asking import Asked
-    from tests.differential.compare import Difference
+    from tools.differential.asking import Asked
+    from tools.differential.compare import Difference
 
 Has = Literal["both", "theirs", "ours"]
 ABSENT = "(absent)"
@@ -30,6 +30,16 @@ class Known(NamedTuple):
     """Who has the field."""
     paths: tuple[str, ...] = ("*",)
     when: Callable[[Asked, Difference], bool] = always
+
+
+def _two_forms(asked: Asked, found: Difference) -> bool:
+    """Whether the request has two of a grammar, a schema and a forced call."""
+    forms = ("grammar", "json_schema", "response_format", "tools")
+    return len({*forms} & set(asked.body or ())) > 1
+
+
+def _typical_behind_sigma(asked: Asked, found: Difference) -> bool:
+    return {"typical_p", "top_n_sigma"} <= set(asked.body or ())
 
 
 def _numbers(asked: Asked, found: Difference) -> bool:
@@ -65,7 +75,9 @@ def _null(asked: Asked, found: Difference) -> bool:
 
 def _ends_more(asked: Asked, found: Difference) -> bool:
     """Whether llama-server has the same, and one token more."""
-    return isinstance(found.theirs, list) and len(found.theirs) == len(found.ours) + 1
+    ours = [] if found.ours == ABSENT else found.ours
+    are_lists = isinstance(found.theirs, list) and isinstance(ours, list)
+    return are_lists and len(found.theirs) == len(ours) + 1
 
 
 def _one_less(asked: Asked, found: Difference) -> bool:
@@ -75,6 +87,11 @@ def _one_less(asked: Asked, found: Difference) -> bool:
 CHATS = ("*/chat/completions*", "*/responses*", "/v1/messages*", "/apply-template")
 OPENAI = ("*/chat/completions", "/v1/completions")
 OWN = ("/completion", "/infill")
+_OF_TEXT = (
+    "*.content*", "*.text", "*.tokens*", "*.delta*", "*finish_reason", "*.usage.*", "*.stop_type",
+    "*.timings.*", "*completion_probabilities*", "*.tokens_*", "*.has_new_line", "*.message*",
+)  # fmt: skip
+"""What is another where the text is."""
 CONTROL = "<|im_start|>"
 
 KNOWN = (
@@ -117,7 +134,7 @@ KNOWN = (
     ),
     Known("/api/tags lists it for Ollama's clients", ("answer.models",), "theirs"),
     Known("what routers and pickers read", ("answer.data.root", "answer.data.parent",
-          "answer.data.architecture"), "ours"),
+          "answer.data.architecture", "answer.data.status"), "ours"),
     Known("named as everywhere here", ("*.ftype", "*.model_ftype"), "both"),
     Known("llama.cpp's number of a tokenizer's kind; /info has its name", ("*.vocab_type",)),
     Known("this worker has them always", ("answer.endpoint_metrics", "answer.ui"), "both"),
@@ -136,7 +153,8 @@ KNOWN = (
         paths=("/embeddings",),
     ),
     Known("OpenAI's own form of log-probabilities", ("*.choices.logprobs*",), paths=OPENAI),
-    Known("OpenAI's SDK has the field", ("*.refusal", "*.output_tokens_details",
+    Known("OpenAI's SDK has the field", ("*.refusal", "*.cache_write_tokens",
+          "*.output_tokens_details",
           "*.completion_tokens_details", "*.cache_creation_input_tokens"), "ours"),
     Known("a response has all fields that OpenAI's have", ("*",), "ours", ("*/responses",)),
     Known("usage comes in a stream where it is asked for, as OpenAI's", ("*.usage",), "theirs",
@@ -188,16 +206,42 @@ KNOWN = (
     ),
     Known(
         "the token that ends an answer is not one of its own",
-        ("stream.event*.tokens", "*.completion_probabilities"),
-        "both",
+        ("*.tokens", "*.completion_probabilities"),
         when=_ends_more,
+    ),
+    Known(
+        "a control token is spelled out among the likely ones, not left empty",
+        ("*.top_logprobs.token", "*.top_logprobs.bytes", "*.top_probs.token", "*.top_probs.bytes"),
+        "both",
+    ),
+    Known("an event without anything in it is not sent", ("stream.None",), "theirs"),
+    Known(
+        "the bias of a text is told as it was sent",
+        ("*.generation_settings.logit_bias*",),
+        "both",
+        when=_says("logit_bias"),
     ),
     # --- what is computed ---
     Known(
+        "where a grammar allows one text alone, it is written in the tokenizer's own tokens",
+        _OF_TEXT,
+        when=_says('"grammar": "root'),
+    ),
+    Known(
+        "a template that knows no tools is told of them in words",
+        (*_OF_TEXT, "*.input_tokens", "*.prompt"),
+        paths=CHATS,
+        when=_says('"tools": [{'),
+    ),
+    Known(
+        "llama.cpp's typical_p computes with NaN behind top_n_sigma, which leaves zeros behind",
+        _OF_TEXT,
+        when=_typical_behind_sigma,
+    ),
+    Known("an empty text stops nothing", _OF_TEXT, when=_says('"stop": [""]')),
+    Known(
         "JSON may have white space where a schema allows it; llama-server's grammars forbid it",
-        ("*.content*", "*.text", "*.tokens*", "*.delta*", "*finish_reason", "*.usage.*",
-         "*.stop_type", "*.timings.*", "*completion_probabilities*", "*.tokens_*",
-         "*.has_new_line", "*.generation_settings.grammar"),
+        (*_OF_TEXT, "*.generation_settings.grammar"),
         when=_says("json_schema", '"schema"', "json_object"),
     ),
     Known(
@@ -214,6 +258,12 @@ KNOWN = (
         when=_says("filename", "input_extra"),
     ),
     # --- what is taken ---
+    Known(
+        "of two forms for an answer one counts: a forced call, else the first",
+        ("status",),
+        paths=CHATS,
+        when=_two_forms,
+    ),
     Known("null is absent, everywhere", ("status",), when=_null),
     Known(
         "an answer that max_output_tokens ended is incomplete",

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from types import TracebackType
-from typing import Any
 
 import httpx
 
 from builds.pins import pins
-from tests.bench.peer_build import build_peers
-from tests.bench.servers import (
+from tests.support.bundled import bundled_gguf
+from tools.bench.peer_build import build_peers
+from tools.bench.servers import (
     HOST,
     RunningServer,
     ServerKind,
@@ -26,9 +26,8 @@ from tests.bench.servers import (
     llama_server_kind,
     worker_kind,
 )
-from tests.differential import bodies
-from tests.differential.asking import Asked, answered
-from tests.support.bundled import bundled_gguf
+from tools.differential import bodies
+from tools.differential.asking import Answered, Asked, answered
 
 SHAPE = Shape(slots=4, context_per_slot=512)
 PATIENCE_S = 60.0
@@ -59,12 +58,12 @@ class Pair:
     def _started(self, kind: ServerKind) -> RunningServer:
         return RunningServer(kind, self.model, SHAPE, self.scratch)
 
-    def answers(self, asked: Asked) -> tuple[dict[str, Any], dict[str, Any]]:
+    def answers(self, asked: Asked) -> tuple[Answered, Answered]:
         """llama-server's and the worker's. One that ended over it is started anew."""
         theirs, ours = (self._answer(index, asked) for index in range(2))
         return theirs, ours
 
-    def _answer(self, index: int, asked: Asked) -> dict[str, Any]:
+    def _answer(self, index: int, asked: Asked) -> Answered:
         server = self._servers[index]
         try:
             return answered(self._client, f"http://{HOST}:{server.port}", asked)
@@ -72,7 +71,7 @@ class Pair:
             if server.process.poll() is None:
                 raise
             self._servers[index] = self._started(server.kind)
-            return {"status": "ended", "answer": server.log_tail()}
+            return Answered("ended", server.log_tail())
 
     def __exit__(
         self,

@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tests.differential.asking import Asked
-from tests.differential.known import ABSENT, reason_of
+from tools.differential import sdk_types
+from tools.differential.asking import Asked
+from tools.differential.known import ABSENT, reason_of
 
 if TYPE_CHECKING:
-    from tests.differential.servers import Pair
+    from tools.differential.servers import Pair
 
 
 class Difference(NamedTuple):
@@ -72,7 +73,11 @@ class Report:
 
     def compare(self, pair: Pair, asked: Asked) -> None:
         theirs, ours = pair.answers(asked)
-        found = list(differences(theirs, ours))
+        found = list(differences(theirs.comparable, ours.comparable))
+        for fault in sdk_types.faults(asked, ours):
+            place = (asked.path, f"an SDK's type: {fault}")
+            each = Difference(place[1], None, None)
+            self.faults.setdefault(place, []).append((asked, each))
         self.n_asked += 1
         self.n_same += not found
         if found and found[0].path == "status":

@@ -11,7 +11,7 @@ from itertools import cycle
 from random import Random
 from typing import Any
 
-from tests.differential.asking import Asked
+from tools.differential.asking import Asked
 
 TEXTS = (
     "Once upon a time", "The fox", "What is 3 plus 4?", "Ünïcode: 媽 🤗", " leading blank",
@@ -193,6 +193,7 @@ def chat(rng: Random) -> dict[str, Any]:
         "temperature": 0,
         **drawn(rng, 0, SAMPLING, RUNNING, FORMS, OPENAI, CHAT, {"stream": (True, False)}),
         **scored,
+        **rng.choice(({}, {}, {"tools": [TOOL], "tool_choice": "required"})),
     }
 
 
@@ -294,7 +295,34 @@ _OF_TEXT: dict[str, Callable[[Random], Any]] = {
     "/v1/chat/completions/control": lambda rng: {"id": "chatcmpl-none", "action": "reasoning_end"},
     "/v1/streams/lookup": lambda rng: {"conversation_ids": ["none"]},
 }
-_STATES = ("/health", "/v1/health", "/props", "/slots", "/models", "/v1/models", "/lora-adapters")
+
+
+def ollama_chat(rng: Random) -> dict[str, Any]:
+    return {"model": "any", "messages": messages(rng), **_ollama(rng)}
+
+
+def ollama_text(rng: Random) -> dict[str, Any]:
+    return {"model": "any", "prompt": rng.choice(TEXTS), **_ollama(rng)}
+
+
+def _ollama(rng: Random) -> dict[str, Any]:
+    options = {"temperature": 0, "num_predict": rng.choice((1, 8)), **drawn(rng, 0, SAMPLING)}
+    fields = {"stream": (True, False), "format": ("json", SCHEMA, ""), "think": (True, False)}
+    return {"options": options, **drawn(rng, 0, fields)}
+
+
+OF_THE_SDKS: Mapping[str, Callable[[Random], Any]] = {
+    "/v1/chat/completions": chat,
+    "/v1/completions": openai_completion,
+    "/v1/responses": responses,
+    "/v1/messages": anthropic,
+    "/v1/messages/count_tokens": counted(anthropic),
+    "/api/chat": ollama_chat,
+    "/api/generate": ollama_text,
+    "/api/show": lambda rng: {"model": "any"},
+}
+"""Those whose answers the SDKs' own types read."""
+_STATES = ("/health", "/v1/health", "/props", "/slots", "/models", "/v1/models")
 
 
 def generating(rng: Random) -> Iterator[Asked]:

@@ -1,4 +1,4 @@
-"""`python -m tests.differential`: the same requests to llama-server and to the worker."""
+"""`python -m tools.differential`: the same requests to llama-server and to the worker."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.differential.compare import Report
-from tests.differential.servers import pairs
+from tools.differential.compare import Report
+from tools.differential.servers import pairs
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.differential")
+    parser = argparse.ArgumentParser(prog="python -m tools.differential")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="paths that contain this")
