@@ -16,7 +16,7 @@ from types import TracebackType
 import httpx
 
 from builds.pins import pins
-from tests.support.bundled import bundled_gguf
+from tests.support.bundled import bundled_gguf, bundled_pooling
 from tools.bench.peer_build import build_peers
 from tools.bench.servers import (
     HOST,
@@ -87,7 +87,9 @@ class Pair:
 def pairs(scratch: Path) -> Iterator[Pair]:
     yield Pair("generates", _with_gap_tokens(scratch), scratch, bodies.generating)
     pooling = ("--pooling", "mean", "--embeddings")
-    yield Pair("embeds", _pooling(scratch, "mean"), scratch, bodies.embedding, pooling)
+    yield Pair(
+        "embeds", bundled_pooling(scratch / "pools.gguf"), scratch, bodies.embedding, pooling
+    )
 
 
 def _with_gap_tokens(scratch: Path) -> Path:
@@ -100,24 +102,4 @@ def _with_gap_tokens(scratch: Path) -> Path:
 def _edited(path: Path, flags: list[str]) -> Path:
     command = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", "--force", *flags]
     subprocess.run([*command, bundled_gguf("f32"), path], capture_output=True, check=True)
-    return path
-
-
-def _pooling(scratch: Path, kind: str) -> Path:
-    import gguf
-
-    source = gguf.GGUFReader(bundled_gguf("f32"))
-    path = scratch / f"pools-{kind}.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    for name, field in source.fields.items():
-        if not name.startswith("GGUF.") and name != "general.architecture":
-            of, *inner = field.types
-            writer.add_key_value(name, field.contents(), of, inner[0] if inner else None)
-    writer.add_pooling_type(gguf.PoolingType[kind.upper()])
-    for tensor in source.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
     return path
