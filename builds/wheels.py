@@ -43,16 +43,13 @@ def is_built(recipe: Recipe, pins: Pins) -> bool:
     return store.is_whole(store.folder("wheels") / key(recipe, pins))
 
 
-def build(
-    recipe: Recipe, pins: Pins, *, given_sdist: Path | None = None, jobs: int | None = None
-) -> BuiltWheel:
-    """Build the wheel for these choices; takes several minutes if it must be compiled, by `jobs`
-    compilers at once."""
+def build(recipe: Recipe, pins: Pins, *, given_sdist: Path | None = None) -> BuiltWheel:
+    """Build the wheel for these choices; takes several minutes if it must be compiled."""
     name = key(recipe, pins)
     home = store.folder("wheels") / name
     with store.lock(name):
         if not store.is_whole(home):
-            compiled = compile.compiled(recipe, pins, given_sdist, jobs)
+            compiled = compile.compiled(recipe, pins, given_sdist)
             (upstream,) = compiled.glob("*.whl")
             stamp = json.loads((compiled / compile.MADE_OF).read_text())
             licenses = {compile.LICENSE: (compiled / compile.LICENSE).read_bytes()}

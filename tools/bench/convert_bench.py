@@ -44,12 +44,7 @@ class Run:
     peak_bytes: int
 
 
-DIRECT = [sys.executable, "-m", "worker.commands.convert"]
-PLAIN = [sys.executable, "-c"]
-PLAIN += [
-    "from worker.convert import direct; from worker.commands.convert import main; "
-    "direct._open_direct = lambda *_: -1; main()"
-]
+OURS = [sys.executable, "-m", "worker.commands.convert"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, help="where the checkpoint is kept (7 GB)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--outtypes", nargs="+", default=["f16", "bf16", "q8_0"])
-    parser.add_argument("--plain", action="store_true", help="ours through the page cache")
     parser.add_argument("--layers", type=int, default=LAYERS, help="fewer for a quick look")
     options = parser.parse_args(arguments)
     sources = sdist.unpacked(pins()) / "vendor/llama.cpp"
@@ -66,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         checkpoint = make_checkpoint(work / f"random-{options.layers}", sources, options.layers)
         for outtype in options.outtypes:
-            ours = [*(PLAIN if options.plain else DIRECT), str(checkpoint)]
+            ours = [*OURS, str(checkpoint)]
             compare(ours, checkpoint, sources, options.peer_python, outtype, options.rounds, work)
     finally:
         if options.work is None:

@@ -10,12 +10,16 @@ script, from the pinned sources, compares tensors bit for bit, and writes the ta
 from __future__ import annotations
 
 import argparse
+import ast
+import inspect
 import json
+import pkgutil
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import gguf
@@ -27,7 +31,10 @@ from tests.unit.convert import engine, rebuild
 from tests.unit.convert.test_parity import DATA as PARITY
 from tests.unit.convert.test_parity import checkpoint
 from worker.commands import convert as cli
-from worker.convert.tokenizer import rwkv
+from worker.convert import architectures
+from worker.convert.config import Config
+from worker.convert.family.rules import Family
+from worker.models.checkpoint_files import read_json
 
 README = Path(__file__).parents[2] / "worker/convert/README.md"
 MARK = "<!-- the table is written by tools/bench/convert_families.py -->"
@@ -44,7 +51,7 @@ for kind in (glm.Glm4Model, glm.Glm4MoeModel, gemma.Gemma4Model, bert.XLMRoberta
 bert.NomicBertModel._is_tokenizer_xlmroberta = lambda self: False
 for folder in folders:
     sys.argv = ["convert", folder, "--outtype", outtype, "--outfile", folder + ".peer.gguf"]
-    if "/qwen3-next" in folder or "/qwen3.5" in folder:
+    if any(f"/{name}" in folder for name in ("qwen3-next", "qwen3.5", "deepseek-v3.2", "glm-dsa")):
         sys.argv.append("--no-mtp")
     if "/embedding-gemma" in folder:
         sys.argv.append("--sentence-transformers-dense-modules")
@@ -58,7 +65,6 @@ PEER_CONFIG: dict[str, dict[str, object]] = {
     "cohere-2": {"rotary_pct": 1.0},
     "gpt-2": {"n_ctx": 32},
     "granite-hybrid": {"layer_types": ["mamba", "attention"]},
-    "mamba-2": {"intermediate_size": ...},
     "nomic-bert": {
         **{"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96, "n_positions": 2048},
         **{"activation_function": "swiglu", "causal": False, "prenorm": False},
@@ -77,6 +83,8 @@ SENTENCEPIECE = ("ernie-4.5", "ernie-4.5-moe", "gemma", "gemma-2", "internlm-3",
 class Row:
     name: str
     architecture: str
+    lines: int
+    """Of the family's description."""
     difference: float
     """Largest difference of a logit, or of a vector's part, over the largest one."""
     tensors: str
@@ -95,9 +103,12 @@ def main() -> None:
         rows = [row(name, work) for name in names]
     table = "\n".join(
         [
-            "| checkpoint | llama.cpp's name | largest difference | tensors |",
-            "| --- | --- | ---: | --- |",
-            *(f"| {r.name} | {r.architecture} | {r.difference:.0e} | {r.tensors} |" for r in rows),
+            "| checkpoint | llama.cpp's name | lines | largest difference | tensors |",
+            "| --- | --- | ---: | ---: | --- |",
+            *(
+                f"| {r.name} | {r.architecture} | {r.lines} | {r.difference:.0e} | {r.tensors} |"
+                for r in rows
+            ),
         ]
     )
     print(table)
@@ -122,10 +133,6 @@ def run_peer(names: list[str], work: Path, sources: Path, python: Path) -> None:
             vocabulary = rebuild.Source(sources / "models/ggml-vocab-llama-spm.gguf")
             rebuild.write_model(vocabulary, folder, n_pieces=288)
             (folder / "tokenizer.json").unlink()
-        if folder.name == "rwkv-7":
-            tokens = [bytes([i]) for i in range(256)] + [bytes([97, i]) for i in range(31)]
-            lines = (f"{i} {token!r} {len(token)}\n" for i, token in enumerate(tokens, 1))
-            (folder / rwkv.FILE).write_text("".join(lines))
     command = [str(python), "-c", PEER, str(sources), "bf16", *map(str, folders)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     for line in done.stderr.splitlines():
@@ -150,7 +157,24 @@ def row(name: str, work: Path) -> Row:
     architecture = gguf.GGUFReader(files["bf16"]).fields["general.architecture"].contents()
     peer = work / f"{name}.peer.gguf"
     tensors = compared(files["bf16"], peer) if peer.is_file() else "not converted by the peer"
-    return Row(name, str(architecture), difference, tensors)
+    return Row(name, str(architecture), n_lines(source), difference, tensors)
+
+
+def n_lines(source: Path) -> int:
+    """The lines of the statement that describes the family of a checkpoint."""
+    family = architectures.family_of(Config(read_json(source / "config.json")))
+    for module in pkgutil.iter_modules(architectures.__path__):
+        described = import_module(f"{architectures.__name__}.{module.name}")
+        for node in ast.parse(inspect.getsource(described)).body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                own = getattr(described, node.targets[0].id, None)
+                if family is not None and family in (own, _text_part(own)):
+                    return (node.end_lineno or 0) - node.lineno + 1
+    raise ValueError(f"no description of {source.name}")
+
+
+def _text_part(value: object) -> Family | None:
+    return value.text_part() if isinstance(value, Family) and value.multimodal else None
 
 
 def compared(mine: Path, theirs: Path) -> str:

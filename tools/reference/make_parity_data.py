@@ -20,10 +20,8 @@ import numpy as np
 import tokenizers
 import torch  # type: ignore[import-not-found]
 import transformers  # type: ignore[import-not-found]
-from safetensors import safe_open
 from safetensors.torch import save_file
 
-from tests.unit.convert import drawn
 from tools.reference.parity_models import MODELS
 from tools.reference.parity_settings import COMMON, GAIN, N_VOCAB
 
@@ -75,9 +73,6 @@ def _sentences() -> Iterable[str]:
 def make_model(folder: Path, kind: str, settings: dict[str, Any], dtype: str, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     settings = dict(settings)
-    if settings.pop("drawn", False):
-        make_drawn(folder, getattr(transformers, kind)(**{**COMMON, **settings}), generator)
-        return
     pooling, dense = settings.pop("pooling", None), settings.pop("dense", False)
     saved_as = settings.pop("saved_as", None)
     config = getattr(transformers, kind)(**{**COMMON, **settings})
@@ -85,7 +80,10 @@ def make_model(folder: Path, kind: str, settings: dict[str, Any], dtype: str, se
     kind_of_model = transformers.AutoModel if pooling else transformers.AutoModelForCausalLM
     if "vision_config" in settings:
         kind_of_model = transformers.AutoModelForImageTextToText
-    model = kind_of_model.from_config(config).float().eval()
+    if kind == "Mistral4Config":  # No Auto class has it.
+        model = transformers.Mistral4ForCausalLM(config).float().eval()
+    else:
+        model = kind_of_model.from_config(config).float().eval()
     stored = getattr(torch, dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -107,26 +105,6 @@ def make_model(folder: Path, kind: str, settings: dict[str, Any], dtype: str, se
     if dense:
         expected = write_dense(folder, expected, stored, generator)
     values = {"vector" if pooling else "logits": expected.float().numpy()}
-    np.savez(folder / "expected.npz", tokens=tokens.numpy().astype(np.int32), **values)
-
-
-def make_drawn(folder: Path, config: Any, generator: torch.Generator) -> None:
-    """A checkpoint of which the shapes alone are kept."""
-    transformers.AutoModelForCausalLM.from_config(config).bfloat16().save_pretrained(folder)
-    (folder / "generation_config.json").unlink(missing_ok=True)
-    weights = folder / "model.safetensors"
-    with safe_open(weights, "pt") as file:
-        shapes = {name: file.get_slice(name).get_shape() for name in sorted(file.keys())}
-    (folder / drawn.SHAPES).write_text(json.dumps(shapes, indent=1) + "\n")
-    drawn.write(folder)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    )
-    tokens = torch.randint(3, N_VOCAB, (N_TOKENS,), generator=generator)
-    with torch.no_grad():
-        expected = model.eval()(tokens[None]).logits[0]
-    weights.unlink()
-    values = {"logits": expected.numpy()}
     np.savez(folder / "expected.npz", tokens=tokens.numpy().astype(np.int32), **values)
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 from tools.reference.parity_settings import (
     EXPERTS,
-    GEMMA_3N,
-    GEMMA_3N_SHARED,
+    INDEXER,
     INTERNLM_3,
     LATENT,
     LINEAR,
@@ -20,7 +19,9 @@ from tools.reference.parity_settings import (
     PHI_4_MINI,
     QWEN2_VL,
     QWEN3_VL,
+    QWEN3_VL_MOE,
     QWEN_YARN,
+    SPARSE,
     YARN,
 )
 
@@ -154,7 +155,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"head_dim": 32, "attention_bias": True, "attention_out_bias": False},
         "bfloat16",
     ),
-    "apertus": ("ApertusConfig", {"rope_parameters": LLAMA3_ROPE}, "bfloat16"),
+    "olmo": ("OlmoConfig", {"clip_qkv": 8.0}, "bfloat16"),
     "phi-2": ("PhiConfig", {"num_key_value_heads": 4}, "bfloat16"),
     "ministral-3": (
         "Ministral3Config",
@@ -232,10 +233,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
         "bfloat16",
     ),
-    "mamba-2": (
-        "Mamba2Config",
-        {"num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 2}
-        | {"chunk_size": 8, "expand": 2},
+    "gpt-bigcode": (
+        "GPTBigCodeConfig",
+        {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32, "n_inner": 256},
         "bfloat16",
     ),
     "llama-4": (
@@ -257,13 +257,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"num_hidden_layers": 4, "head_dim": 32, "intermediate_size": 48} | LINEAR,
         "bfloat16",
     ),
-    "falcon-h1": (
-        "FalconH1Config",
-        {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1}
-        | {"mamba_d_state": 16, "mamba_chunk_size": 8, "head_dim": 16}
-        | {"key_multiplier": 0.7, "attention_out_multiplier": 0.8, "ssm_out_multiplier": 0.6},
-        "bfloat16",
-    ),
+    "gpt-neox": ("GPTNeoXConfig", {"rotary_pct": 0.25}, "bfloat16"),
     "granite-hybrid": (
         "GraniteMoeHybridConfig",
         {"layer_types": ["mamba", "attention"], "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -332,8 +326,12 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         | {"final_logit_softcapping": 30.0},
         "bfloat16",
     ),
-    "gemma-3n": ("Gemma3nTextConfig", GEMMA_3N, "bfloat16"),
-    "gemma-3n-shared": ("Gemma3nTextConfig", GEMMA_3N_SHARED, "bfloat16"),
+    "bloom": ("BloomConfig", {"n_layer": 2, "n_head": 4, "seq_length": 256}, "bfloat16"),
+    "falcon": (
+        "FalconConfig",
+        {"new_decoder_architecture": True, "num_kv_heads": 2},
+        "bfloat16",
+    ),
     "internlm-3": ("InternLM3Config", INTERNLM_3, "bfloat16"),
     "phi-4-mini": ("Phi3Config", PHI_4_MINI, "bfloat16"),
     "arcee": ("ArceeConfig", {}, "bfloat16"),
@@ -351,6 +349,40 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "qwen2-vl": ("Qwen2VLConfig", QWEN2_VL, "bfloat16"),
     "qwen3-vl": ("Qwen3VLConfig", QWEN3_VL, "bfloat16"),
+    "hunyuan": ("HunYuanDenseV1Config", {"head_dim": 16}, "bfloat16"),
+    "hunyuan-moe": (
+        "HunYuanMoEV1Config",
+        {"head_dim": 16, "num_experts": 4, "moe_topk": 2, "intermediate_size": 32},
+        "bfloat16",
+    ),
+    "jais-2": ("Jais2Config", {"hidden_act": "relu2"}, "bfloat16"),
+    "dots-1": (
+        "Dots1Config",
+        SPARSE
+        | {"head_dim": 16, "num_key_value_heads": 4, "norm_topk_prob": True}
+        | {"sliding_window": None},
+        "bfloat16",
+    ),
+    "exaone-moe": (
+        "ExaoneMoeConfig",
+        EXPERTS
+        | {"num_hidden_layers": 4, "sliding_window": 8, "num_shared_experts": 1}
+        | {"head_dim": 16, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5},
+        "bfloat16",
+    ),
+    "solar-open": (
+        "SolarOpenConfig",
+        SPARSE | {"head_dim": 16, "first_k_dense_replace": 0},
+        "bfloat16",
+    ),
+    "mistral-4": (
+        "Mistral4Config",
+        LATENT | {"first_k_dense_replace": 0, "rope_parameters": MINISTRAL_ROPE},
+        "bfloat16",
+    ),
+    "deepseek-v3.2": ("DeepseekV32Config", LATENT | INDEXER, "bfloat16"),
+    "glm-dsa": ("GlmMoeDsaConfig", LATENT | INDEXER, "bfloat16"),
+    "qwen3-vl-moe": ("Qwen3VLMoeConfig", QWEN3_VL_MOE, "bfloat16"),
 }
 """New ones at the end: the position is the seed. `pooling` makes an embedding model, `dense` two
 matrices behind it; the weights of one that is `drawn` are not committed; `saved_as` is what

@@ -49,6 +49,9 @@ LATENT = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_siz
 LATENT |= {"first_k_dense_replace": 1, "n_shared_experts": 1, "num_key_value_heads": 4}
 LATENT |= {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 16}
 LATENT |= {"qk_nope_head_dim": 16, "v_head_dim": 24, "n_group": 1, "topk_group": 1}
+SPARSE: dict[str, Any] = {key: LATENT[key] for key in list(LATENT)[:5]}
+SPARSE |= {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.5}
+INDEXER = {"index_n_heads": 2, "index_head_dim": 128, "index_topk": 64}
 NEMOTRON_H = {**LATENT, "layers_block_type": ["mamba", "moe", "attention", "moe"]}
 NEMOTRON_H |= {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2}
 NEMOTRON_H |= {"head_dim": 16, "chunk_size": 8, "moe_shared_expert_intermediate_size": 48}
@@ -68,24 +71,6 @@ PHI_4_MINI["rope_parameters"] = {
     "original_max_position_embeddings": 16,
     "partial_rotary_factor": 0.75,
 }
-GEMMA_3N: dict[str, Any] = {
-    "head_dim": 16,
-    "sliding_window": 8,
-    "num_kv_shared_layers": 0,
-    "laurel_rank": 64,
-}
-GEMMA_3N |= {"vocab_size_per_layer_input": N_VOCAB - 4, "hidden_size_per_layer_input": 256}
-GEMMA_3N |= {"hidden_size": 32, "layer_types": ["sliding_attention", "full_attention"]}
-GEMMA_3N |= {"activation_sparsity_pattern": [0.95, 0.95], "intermediate_size": 640}
-GEMMA_3N_SHARED: dict[str, Any] = {
-    **GEMMA_3N,
-    "num_kv_shared_layers": 2,
-    "num_hidden_layers": 22,
-    "drawn": True,
-}
-GEMMA_3N_SHARED |= {"layer_types": ["sliding_attention", "full_attention"] * 11}
-GEMMA_3N_SHARED |= {"activation_sparsity_pattern": [0.95] * 10 + [0.0] * 12}
-GEMMA_3N_SHARED |= {"intermediate_size": 1024}
 _VL: dict[str, Any] = {**COMMON, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
 QWEN2_VL: dict[str, Any] = {
     "text_config": _VL,
@@ -102,12 +87,19 @@ QWEN3_VL: dict[str, Any] = {
     "vision_config": {"depth": 1, "hidden_size": 32, "out_hidden_size": 64, "num_heads": 2}
     | {"intermediate_size": 32, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
 }
+QWEN3_VL_MOE: dict[str, Any] = {
+    **QWEN3_VL,
+    "text_config": {
+        **{**QWEN3_VL["text_config"], **EXPERTS},
+        **{"norm_topk_prob": True, "moe_intermediate_size": 48},
+    },
+}
 # llama.cpp looks GELU up in a half-precision table; small activations keep that out of sight.
 GAIN = {
-    "GPT2Config": 0.2,
+    **dict.fromkeys(("GPT2Config", "GPTBigCodeConfig", "GPTNeoXConfig"), 0.2),
+    **dict.fromkeys(("BloomConfig", "FalconConfig"), 0.2),
     "GemmaConfig": 0.9,
     "Gemma4TextConfig": 0.9,
-    "Gemma3nTextConfig": 0.9,
     "Gemma2Config": 0.9,
     "Gemma3TextConfig": 0.9,
 }

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import get_args
 
 from worker.convert.output_types import FORMATS
-from worker.convert.progress import Reporter, Style, reporter
+from worker.convert.progress import Reporter, Style
 from worker.errors import ModelError, WorkerError
 
 _MOST_THREADS = 1024
@@ -35,7 +35,7 @@ def run(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] not in (*_COMMANDS, "-h", "--help"):
         arguments = ["convert", *arguments]
     options = _parser().parse_args(arguments)
-    report = reporter(options.progress)
+    report = Reporter(options.progress)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         options.run(options, report)

@@ -24,7 +24,6 @@ from worker.convert.architectures import FAMILIES
 from worker.convert.checkpoint import Checkpoint, read_header
 from worker.convert.config import MOST
 from worker.convert.family.rules import Rule
-from worker.convert.family.sizes import Dims, extents
 from worker.convert.malformed import told
 from worker.convert.quantize import to_float32
 from worker.errors import ModelError
@@ -154,13 +153,10 @@ def _factor(config: dict[str, Any], module: str, rank: int) -> float:
 
 def _placed(module: str, a: Matrix, b: Matrix, base: GgufHeader, path: Path) -> Iterator[Pair]:
     """One pair for each weight of the base model that the module's weight is converted to."""
-    dims = _dims(base)
     shapes = {tensor.name: tensor.shape for tensor in base.tensors}
     for rule, name in _rules(module, base, path):
-        rows = b
-        if rule.origin.rows is not None:
-            first, count = extents(rule.origin.rows, dims)
-            rows = b[first : first + count]
+        i, n = rule.origin.part
+        rows = b[len(b) * i // n : len(b) * (i + 1) // n]
         if shapes.get(name) != (a.shape[1], rows.shape[0]):
             raise ModelError(
                 f"The module {module!r} of {path} adapts a weight of {rows.shape[0]} x "
@@ -169,7 +165,7 @@ def _placed(module: str, a: Matrix, b: Matrix, base: GgufHeader, path: Path) -> 
                 path=str(path),
             )
         if rule.interleaved:
-            halves = rows.reshape(-1, 2, dims.head_dim // 2, rows.shape[1])
+            halves = rows.reshape(-1, 2, _head_dim(base) // 2, rows.shape[1])
             rows = halves.swapaxes(1, 2).reshape(rows.shape)
         yield Pair(name, a, np.ascontiguousarray(rows))
 
@@ -197,20 +193,7 @@ def _rules(module: str, base: GgufHeader, path: Path) -> list[tuple[Rule, str]]:
     )
 
 
-def _dims(base: GgufHeader) -> Dims:
-    """The sizes that the family's table needs, read from the base model's header."""
-
-    def size(key: str, default: int) -> int:
-        value = base.metadata.get(key.format(arch=base.architecture), default)
-        return value if isinstance(value, int) else default
-
-    n_embd, n_head = base.embedding_length or 0, base.head_count or 1
-    return Dims(
-        n_layers=base.block_count or 0,
-        n_embd=n_embd,
-        n_vocab=base.vocab_size or 0,
-        n_ff=size(Keys.LLM.FEED_FORWARD_LENGTH, 0),
-        n_head=n_head,
-        n_head_kv=base.head_count_kv or n_head,
-        head_dim=size(Keys.Attention.KEY_LENGTH, n_embd // n_head),
-    )
+def _head_dim(base: GgufHeader) -> int:
+    value = base.metadata.get(Keys.Attention.KEY_LENGTH.format(arch=base.architecture))
+    own = (base.embedding_length or 0) // (base.head_count or 1)
+    return value if isinstance(value, int) else own

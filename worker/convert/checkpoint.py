@@ -135,18 +135,20 @@ class Checkpoint:
 
     def read_rows(self, info: TensorInfo, first: int, count: int) -> npt.NDArray[Any]:
         """Rows of a tensor as stored (BF16 as `uint16`); a tensor with a scale comes as float32."""
-        out = np.empty(count * info.row_bytes, dtype=np.uint8)
-        position = info.offset + first * info.row_bytes
-        _read_exactly(self._file(info.path), out, position, info)
+        size, position = count * info.row_bytes, info.offset + first * info.row_bytes
+        out = read_bytes(self._file(info.path), size, position)
+        if out.size < size:
+            raise ModelError(
+                f"{info.path} became shorter while tensor {info.name} was read", path=str(info.path)
+            )
         if info.scale is not None:
             return info.scale.applied(out.reshape(count, -1), info.dtype, first)
         return out.view(READABLE.get(info.dtype, _RAW)).reshape(count, -1)
 
-    def read(self, info: TensorInfo, part: int = 0, n_parts: int = 1) -> npt.NDArray[Any]:
-        """A tensor in its own shape, or part number `part` of `n_parts` equal parts of its first
-        axis."""
-        n_rows = info.n_rows // n_parts
-        shape = info.shape if n_parts == 1 else info.shape[1:]
+    def read(self, info: TensorInfo, part: int = 0, n_parts: int = 0) -> npt.NDArray[Any]:
+        """A tensor in its own shape, or number `part` of the `n_parts` of its first axis."""
+        n_rows = info.n_rows // (n_parts or 1)
+        shape = info.shape[1:] if n_parts else info.shape
         return self.read_rows(info, part * n_rows, n_rows).reshape(shape)
 
     def _file(self, path: Path) -> int:
@@ -252,14 +254,9 @@ def _check_index(folder: Path, tensors: Mapping[str, TensorInfo]) -> None:
             raise ModelError(f"{index} places tensor {name} in {shard}, which does not hold it")
 
 
-def _read_exactly(file: int, out: npt.NDArray[np.uint8], position: int, info: TensorInfo) -> None:
-    view = out.data
-    done = 0
-    while done < len(view):
-        count = os.preadv(file, [view[done:]], position + done)
-        if count == 0:
-            raise ModelError(
-                f"{info.path} became shorter while tensor {info.name} was read",
-                path=str(info.path),
-            )
+def read_bytes(file: int, size: int, position: int) -> npt.NDArray[np.uint8]:
+    """Bytes of an open file; fewer if it ends before. Thread-safe."""
+    out, done = np.empty(size, dtype=np.uint8), 0
+    while done < size and (count := os.preadv(file, [out.data[done:]], position + done)):
         done += count
+    return out[:done]

@@ -48,9 +48,7 @@ class RowChunk:
             assert tensor.values is not None
             return tensor.values
         values = self.piece.read(checkpoint, self.first_row, self.n_rows)
-        if tensor.plus:
-            values = to_float32(values) + np.float32(tensor.plus)
-        return values if tensor.times == 1.0 else to_float32(values) * np.float32(tensor.times)
+        return to_float32(values) + np.float32(tensor.plus) if tensor.plus else values
 
 
 def chunks(placed: Iterable[PlacedTensor]) -> Iterator[RowChunk]:

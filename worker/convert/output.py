@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +18,13 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from worker.convert.direct import DirectFile
 from worker.convert.family.rules import Metadata, Typed, Value
 from worker.convert.quantize import TensorType, size_bytes
 from worker.convert.tensor_plan import OutputTensor
 from worker.errors import ModelError
 
-_FLUSH_SECONDS = 0.5
+ChatTemplate = str | list[dict[str, str]] | None
+"""One template, or several with names."""
 _HEAD_BYTES = 1 << 20
 """The digest's place is searched in so many bytes: far more than precede the vocabulary."""
 
@@ -43,18 +42,13 @@ class OutputFile:
     """A context manager: `commit` gives the file its name; without it, the exit removes the
     file."""
 
-    def __init__(self, path: Path, *, is_read_next: bool = False) -> None:
-        """With `is_read_next` the file stays in the page cache, for a reader that follows at
-        once."""
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.partial = path.with_name(path.name + ".partial")
         self.placed: list[PlacedTensor] = []
         self._file = -1
-        self._is_read_next = is_read_next
-        self._weights: DirectFile | None = None
         self._magic = b""
         self._committed = False
-        self._flusher: _Flusher | None = None
 
     def __enter__(self) -> OutputFile:
         try:
@@ -64,7 +58,6 @@ class OutputFile:
         except OSError as error:
             raise ModelError(f"{self.partial} cannot be written: {error.strerror}") from None
         os.ftruncate(self._file, 0)
-        self._flusher = _Flusher(self._file)
         return self
 
     def _lock(self) -> int:
@@ -85,12 +78,8 @@ class OutputFile:
             os.close(file)
 
     def __exit__(self, *_: object) -> None:
-        if self._flusher is not None:
-            self._flusher.stop()
         if not self._committed:
             self.partial.unlink(missing_ok=True)
-        if self._weights is not None:
-            self._weights.close()
         os.close(self._file)
 
     def write_header(
@@ -98,32 +87,18 @@ class OutputFile:
         architecture: str,
         metadata: Metadata,
         tensors: Sequence[tuple[OutputTensor, TensorType]],
-        chat_template: str | list[dict[str, str]] | None,
+        chat_template: ChatTemplate,
     ) -> None:
-        writer = header(architecture, metadata, chat_template)
-        for tensor, kind in tensors:
-            writer.add_tensor_info(
-                tensor.name,
-                tensor.shape,
-                np.dtype(np.float32),
-                size_bytes(kind, tensor.n_elements),
-                raw_dtype=gguf.GGMLQuantizationType[kind],
-            )
-        end = write_header_to(writer, self.partial)
+        self.placed = write_layout(self.partial, architecture, metadata, chat_template, tensors)
         self._magic = os.pread(self._file, 4, 0)
         os.pwrite(self._file, bytes(4), 0)
-        position = _aligned(end)
-        for tensor, kind in tensors:
-            size = size_bytes(kind, tensor.n_elements)
-            self.placed.append(PlacedTensor(tensor, kind, position, size))
-            position = _aligned(position + size)
-        os.ftruncate(self._file, position)
-        self._weights = DirectFile(self.partial, os.O_WRONLY, is_direct=not self._is_read_next)
 
     def write(self, data: npt.NDArray[np.uint8], position: int) -> None:
         """Write one chunk's bytes. Thread-safe: chunks do not overlap."""
-        assert self._weights is not None
-        self._weights.write(data, position)
+        view = data.data
+        while len(view):
+            count = os.pwrite(self._file, view, position)
+            view, position = view[count:], position + count
 
     def patch(self, placeholder: str, text: str) -> None:
         """Replace a placeholder in the header by a text of the same length."""
@@ -137,13 +112,12 @@ class OutputFile:
     def seal(self) -> None:
         """Write the magic bytes that make the file a GGUF; its name stays the partial one."""
         os.pwrite(self._file, self._magic, 0)
+        os.fsync(self._file)
+        if hasattr(os, "posix_fadvise"):  # What is read back is then what the disk has.
+            os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def commit(self) -> None:
-        """Give the file its final name; raises the first error of a background sync."""
-        assert self._flusher is not None
-        self._flusher.stop()
-        if self._flusher.error is not None:
-            raise self._flusher.error
+        """Give the file its final name."""
         os.fsync(self._file)
         os.replace(self.partial, self.path)
         self._committed = True
@@ -154,30 +128,6 @@ class OutputFile:
             os.close(folder)
 
 
-class _Flusher:
-    """Syncs the file to the disk in the background, so that the last sync is short."""
-
-    def __init__(self, file: int) -> None:
-        self.error: OSError | None = None
-        self._file = file
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="flush", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        sync = getattr(os, "fdatasync", os.fsync)  # macOS has only fsync.
-        try:
-            while not self._stopped.wait(_FLUSH_SECONDS):
-                sync(self._file)
-        except OSError as error:  # Raised again by `commit`.
-            self.error = error
-
-    def stop(self) -> None:
-        """Stop syncing. Called before the file is closed; a second call is harmless."""
-        self._stopped.set()
-        self._thread.join()
-
-
 def _is_named(file: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file), path.stat())
@@ -185,11 +135,14 @@ def _is_named(file: int, path: Path) -> bool:
         return False
 
 
-def header(
+def write_layout(
+    path: Path,
     architecture: str,
     metadata: Metadata,
-    chat_template: str | list[dict[str, str]] | None = None,
-) -> gguf.GGUFWriter:
+    chat_template: ChatTemplate = None,
+    tensors: Sequence[tuple[OutputTensor, TensorType]] = (),
+) -> list[PlacedTensor]:
+    """Write a GGUF of the right length whose tensors are holes; returns their places."""
     # The package logs every tensor.
     logging.getLogger("gguf").setLevel(logging.ERROR)
     writer = gguf.GGUFWriter(None, architecture)
@@ -197,17 +150,26 @@ def header(
         _add(writer, key.format(arch=architecture), value)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
-    return writer
-
-
-def write_header_to(writer: gguf.GGUFWriter, path: Path) -> int:
-    """Write and close the header; returns the number of bytes written."""
+    for tensor, kind in tensors:
+        writer.add_tensor_info(
+            tensor.name,
+            tensor.shape,
+            np.dtype(np.float32),
+            size_bytes(kind, tensor.n_elements),
+            raw_dtype=gguf.GGMLQuantizationType[kind],
+        )
     writer.write_header_to_file(path)
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    writer.flush()
     writer.close()
-    return path.stat().st_size
+    placed, position = [], _aligned(path.stat().st_size)
+    for tensor, kind in tensors:
+        size = size_bytes(kind, tensor.n_elements)
+        placed.append(PlacedTensor(tensor, kind, position, size))
+        position = _aligned(position + size)
+    if tensors:
+        os.truncate(path, position)
+    return placed
 
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Value) -> None:

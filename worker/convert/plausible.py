@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
-from worker.convert.family.sizes import Dims
+from worker.convert.family.dims import Dims
 from worker.errors import ModelError
 
 _COUNTS = ("num_hidden_layers", "n_layer", "num_layers")

@@ -71,7 +71,7 @@ class Conversion:
 
 
 def prepare_checked(source: Path, options: Options) -> Conversion:
-    """Run `prepare`, and compare token ids with those of the source's own tokenizer."""
+    """Run `prepare`, and let llama.cpp load the result and give the source's own token ids."""
     with TokenCheck(source) as tokens:
         conversion = prepare(source, options)
         try:
@@ -84,7 +84,7 @@ def prepare_checked(source: Path, options: Options) -> Conversion:
 
 def check_tokens(tokens: TokenCheck, conversion: Conversion) -> None:
     """Compare token ids; a known difference becomes a note and an entry of the metadata."""
-    checked = tokens.check(conversion.architecture, conversion.metadata)
+    checked = tokens.check(conversion.architecture, conversion.metadata, conversion.tensors)
     if not checked.differing:
         return
     sentence = (
@@ -153,7 +153,9 @@ class _Model:
 
 def _by_family(checkpoint: Checkpoint, family: Family, config: Config, options: Options) -> _Model:
     if config.has(family.section):  # A text model alone may have everything on one level.
-        config = config.section(family.section)
+        whole, config = config, config.section(family.section)
+        if whole.has(tie := "tie_word_embeddings"):  # It is the whole model that ties its head.
+            config = Config({**config.values, tie: whole.values[tie]}, config.name)
     plausible.check_config(config, checkpoint)
     dims = family.dims(config)
     plausible.check_dims(config, dims, checkpoint)

@@ -5,10 +5,10 @@ Only the converter's main thread calls it, so nothing here locks.
 
 from __future__ import annotations
 
+import io
 import json
 import sys
-import time
-from typing import Any, Literal, NoReturn, Protocol, TextIO
+from typing import Any, Literal, NoReturn, TextIO
 
 from tqdm import tqdm
 
@@ -16,106 +16,27 @@ from worker.errors import WorkerError
 from worker.wire.messages import Progress
 
 Style = Literal["json", "bar", "none"]
-_INTERVAL_SECONDS = 0.1
 _BYTES = " {n_fmt}B / {total_fmt}B {rate_fmt} {remaining} left"
 
 
-class Reporter(Protocol):
-    def step(self, phase: str, done_bytes: int, total_bytes: int) -> None: ...
+class Reporter:
+    """A bar on a terminal and only notes and the result on other streams; or one JSON object per
+    line: `{"phase", "percent", "bytes_per_second"}`, then a result or an error."""
 
-    def fetch(self, progress: Progress) -> None:
-        """Progress of the model's download, which precedes the conversion."""
-
-    def note(self, sentence: str) -> None: ...
-
-    def failed(self, error: WorkerError) -> None: ...
-
-    def finished(self, result: dict[str, Any]) -> None: ...
-
-
-def reporter(style: Style, stream: TextIO | None = None) -> Reporter:
-    if style == "json":
-        return JsonLines(stream or sys.stdout)
-    return Bar(stream or sys.stderr, draw=style == "bar")
-
-
-class _Pace:
-    """Limits how often a phase is reported, and measures its rate."""
-
-    def __init__(self) -> None:
-        self.phase = ""
-        self._began = self._reported = 0.0
-
-    def due(self, phase: str, done: bool) -> bool:
-        now = time.monotonic()
-        if phase != self.phase:
-            self.phase, self._began, self._reported = phase, now, now
-            return True
-        if done or now - self._reported >= _INTERVAL_SECONDS:
-            self._reported = now
-            return True
-        return False
-
-    def rate(self, done_bytes: int) -> float | None:
-        seconds = time.monotonic() - self._began
-        return done_bytes / seconds if seconds > 0 and done_bytes else None
-
-
-class JsonLines:
-    """One JSON object per line: `{"phase", "percent", "bytes_per_second"}`, then a result or an
-    error."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._pace = _Pace()
-
-    def step(self, phase: str, done_bytes: int, total_bytes: int) -> None:
-        if self._pace.due(phase, done_bytes >= total_bytes):
-            percent = 100.0 * done_bytes / total_bytes if total_bytes else 100.0
-            self.fetch(Progress(phase, round(percent, 2), self._pace.rate(done_bytes)))
-
-    def fetch(self, progress: Progress) -> None:
-        rate = progress.bytes_per_second
-        self._write(
-            {
-                "phase": progress.phase,
-                "percent": progress.percent,
-                "bytes_per_second": None if rate is None else round(rate),
-            }
-        )
-
-    def note(self, sentence: str) -> None:
-        self._write({"note": sentence})
-
-    def failed(self, error: WorkerError) -> None:
-        self._write(
-            {"error": {"code": error.code, "message": error.message, "details": error.details}}
-        )
-
-    def finished(self, result: dict[str, Any]) -> None:
-        self._write({"result": result})
-
-    def _write(self, value: dict[str, Any]) -> None:
-        self._stream.write(json.dumps(value, default=str) + "\n")
-        self._stream.flush()
-
-
-class Bar:
-    """A progress bar on a terminal; on other streams only the notes and the result."""
-
-    def __init__(self, stream: TextIO, draw: bool) -> None:
-        self._stream = stream
-        self._draw = draw and stream.isatty()
+    def __init__(self, style: Style, stream: TextIO | None = None) -> None:
+        self._is_json = style == "json"
+        self._stream = stream or (sys.stdout if self._is_json else sys.stderr)
+        self._draws = self._is_json or style == "bar" and self._stream.isatty()
         self._bar: tqdm[NoReturn] | None = None
 
     def step(self, phase: str, done_bytes: int, total_bytes: int) -> None:
-        if not self._draw:
+        if not self._draws:
             return
         if self._bar is None or self._bar.desc.strip() != phase:
             self._close()
             # The check phase has no bytes.
             shown = _BYTES if total_bytes > 1 else ""
-            self._bar = tqdm(
+            self._bar = (_Lines if self._is_json else tqdm)(
                 total=total_bytes,
                 desc=f"{phase:<8}",
                 file=self._stream,
@@ -128,26 +49,53 @@ class Bar:
         self._bar.update(done_bytes - self._bar.n)
 
     def fetch(self, progress: Progress) -> None:
-        """Shows nothing: the hub's client draws its own bar."""
+        """Progress of the model's download, which precedes the conversion; a bar shows none,
+        because the hub's client draws its own."""
+        if self._is_json:
+            _write_progress(
+                self._stream, progress.phase, progress.percent, progress.bytes_per_second
+            )
 
     def note(self, sentence: str) -> None:
-        self._line(f"note: {sentence}")
+        self._say({"note": sentence}, f"note: {sentence}")
 
     def failed(self, error: WorkerError) -> None:
-        self._line(f"llorch-convert: {error.message}")
+        said = {"code": error.code, "message": error.message, "details": error.details}
+        self._say({"error": said}, f"llorch-convert: {error.message}")
 
     def finished(self, result: dict[str, Any]) -> None:
-        self._line(
+        self._say(
+            {"result": result},
             f"wrote {result['path']}: {result['outtype']}, {result['n_tensors']} tensors, "
-            f"{result['size_bytes']:,} bytes, {result['seconds']:.1f} s, verified"
+            f"{result['size_bytes']:,} bytes, {result['seconds']:.1f} s, verified",
         )
 
-    def _line(self, sentence: str) -> None:
+    def _say(self, value: dict[str, Any], sentence: str) -> None:
         self._close()
-        self._stream.write(sentence + "\n")
+        self._stream.write((json.dumps(value, default=str) if self._is_json else sentence) + "\n")
         self._stream.flush()
 
     def _close(self) -> None:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+class _Lines(tqdm):  # type: ignore[misc]
+    """A bar that is a line of JSON each time that it would be drawn."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._stream: TextIO = settings.pop("file")
+        super().__init__(file=io.StringIO(), mininterval=0.1, miniters=1, **settings)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        now = self.format_dict
+        share = 100.0 * now["n"] / now["total"] if now["total"] else 100.0
+        rate = now["rate"] or (now["n"] / now["elapsed"] if now["elapsed"] else None)
+        _write_progress(self._stream, self.desc.strip(" :"), share, rate)
+
+
+def _write_progress(stream: TextIO, phase: str, percent: float, rate: float | None) -> None:
+    line = {"phase": phase, "percent": round(percent, 2), "bytes_per_second": rate and round(rate)}
+    stream.write(json.dumps(line) + "\n")
+    stream.flush()

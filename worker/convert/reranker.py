@@ -16,8 +16,8 @@ import numpy as np
 from gguf.constants import Keys, PoolingType
 
 from worker.convert.config import Config
+from worker.convert.family.dims import Dims
 from worker.convert.family.rules import Array, Family, From, Metadata
-from worker.convert.family.sizes import EMBD, Dims, fixed
 from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 from worker.models.reference import name_of
@@ -60,7 +60,6 @@ def with_classifier(
         family,
         model="token_embd output_norm cls.output",
         sources={**family.sources, "cls.output": From(head, make=_rows)},
-        shapes={**family.shapes, "cls.output": (fixed(len(LABELS)), EMBD)},
         head="none",
         ignored=(r"lm_head\.weight",),
     )

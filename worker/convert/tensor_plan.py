@@ -11,15 +11,18 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import Any
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 
 from worker.convert.checkpoint import READABLE, Checkpoint, TensorInfo
 from worker.convert.config import Config
-from worker.convert.family.rules import Family, Make, Rule
-from worker.convert.family.sizes import Dims, extents
+from worker.convert.family.dims import Dims
+from worker.convert.family.metadata import extra_tensors
+from worker.convert.family.rules import Family, Rule
 from worker.convert.quantize import size_bytes
 from worker.errors import ModelError
 
@@ -37,9 +40,8 @@ class RowSpan:
     """Computes all rows at once from the whole of `source` and of `also`."""
     also: tuple[TensorInfo, ...] = ()
     part: int = 0
-    n_parts: int = 1
-    """`make` gets part number `part` of `n_parts` equal parts of each source's first axis."""
-    is_zeros: bool = False
+    n_parts: int = 0
+    """`make` gets number `part` of the `n_parts` of each source's first axis; 0: all of it."""
 
     def read(self, checkpoint: Checkpoint, first: int, count: int) -> npt.NDArray[Any]:
         """`count` rows of this piece from `first` on, in output order and the source's own type."""
@@ -47,8 +49,6 @@ class RowSpan:
             sources = (self.source, *self.also)
             made = self.make([checkpoint.read(s, self.part, self.n_parts) for s in sources])
             return made.reshape(self.n_rows, -1)[first : first + count]
-        if self.is_zeros:
-            return np.zeros((count, self.source.row_length), READABLE[self.source.dtype])
         rows = checkpoint.read_rows(self.source, self.first_row + first, count)
         if self.head_rows:
             halves = rows.reshape(count // self.head_rows, 2, self.head_rows // 2, -1)
@@ -64,7 +64,6 @@ class OutputTensor:
     shape: tuple[int, ...]
     pieces: tuple[RowSpan, ...]
     plus: float = 0.0
-    times: float = 1.0
     keep_f32: bool = False
     kind: str = ""
     """The ggml type of the bytes in the pieces; if empty, the output type decides."""
@@ -93,13 +92,14 @@ def plan_tensors(
     if d.kinds and len(d.kinds) != d.n_layers:
         raise ModelError(f"{config.name} gives {len(d.kinds)} kinds of layers for {d.n_layers}")
     outputs: dict[str, OutputTensor] = {}
-    for name, values in family.extra_tensors(config, d).items():
+    for name, values in extra_tensors(family, config, d).items():
         outputs[name] = OutputTensor(name, values.shape, (), values=values)
     instances = list(_instances(family, names, d))
+    shapes = _MadeShapes(d)
     for instance in instances:
         found = [tuple(names[s] for s in member if s in names) for member in instance.members]
         if sum(map(len, found)) == sum(map(len, instance.members)):
-            made = _output(instance, found, d)
+            made = _output(instance, found, d, shapes)
             if (other := outputs.get(made.name)) is not None and other.pieces:
                 raise ModelError(
                     f"tensors {other.pieces[0].source.name} and {found[0][0].name} both become "
@@ -121,7 +121,6 @@ class Instance:
     rule: Rule
     name: str
     """In the GGUF."""
-    shape: tuple[int, ...]
     members: list[tuple[str, ...]]
     """Names of its sources; a stack has several members."""
 
@@ -134,12 +133,16 @@ def _instances(family: Family, names: Mapping[str, TensorInfo], d: Dims) -> Iter
             kinds = d.kinds[i].split() if "{i}" in rule.target and d.kinds else []
             if rule.on and rule.on not in kinds:
                 continue
-            shape = next((rule.shapes[kind] for kind in kinds if kind in rule.shapes), rule.shape)
-            size = extents(shape, d)
             here = [source.replace("{i}", str(i)) for source in sources]
-            members = range(size[0]) if "{e}" in here[0] else (0,)
-            stacked = [tuple(name.replace("{e}", str(e)) for name in here) for e in members]
-            yield Instance(rule, rule.target.replace("{i}", str(i)), size, stacked)
+            yield Instance(rule, rule.target.replace("{i}", str(i)), _members(here, names))
+
+
+def _members(sources: Sequence[str], names: Mapping[str, TensorInfo]) -> list[tuple[str, ...]]:
+    """The sources themselves, or those of each member of a stack, as many as there are."""
+    if "{e}" not in sources[0]:
+        return [tuple(sources)]
+    n = next(e for e in count(1) if sources[0].replace("{e}", str(e)) not in names)
+    return [tuple(name.replace("{e}", str(e)) for name in sources) for e in range(n)]
 
 
 def _moved(family: Family, names: Mapping[str, TensorInfo]) -> Callable[[str], str]:
@@ -163,92 +166,116 @@ def _moved(family: Family, names: Mapping[str, TensorInfo]) -> Callable[[str], s
     return partial(moved, root=first)
 
 
-def _output(instance: Instance, members: list[tuple[TensorInfo, ...]], d: Dims) -> OutputTensor:
-    rule, name, shape = instance.rule, instance.name, instance.shape
+def _output(
+    instance: Instance, members: list[tuple[TensorInfo, ...]], d: Dims, made: _MadeShapes
+) -> OutputTensor:
+    rule, origin = instance.rule, instance.rule.origin
     for info in (info for member in members for info in member):
-        if not info.is_readable and not rule.origin.kind:
+        if not info.is_readable and not origin.kind:
             raise ModelError(
                 f"{info.path}: tensor {info.name} has type {info.dtype}; "
                 f"{', '.join(READABLE)} can be converted",
                 tensor=info.name,
             )
-    if rule.origin.make is not None:
-        return _made_output(instance, members, d)
-    sources = [member[0] for member in members]
-    if len(shape) > 1:  # In a stack, a vector becomes a row.
-        sources = [replace(s, shape=(1, *s.shape)) if len(s.shape) == 1 else s for s in sources]
-    pieces = [piece for source in sources for piece in _pieces(rule, source, shape, d, sources)]
-    columns = shape[-1] if len(shape) > 1 else 1
-    (times,) = d.scales[rule.times] if rule.times else (1.0,)
-    same_size = sum(p.n_rows for p in pieces) * columns == math.prod(shape)
-    if not same_size or sources[0].row_length != columns:
-        raise _misshapen(sources[0], shape)
-    return OutputTensor(name, shape, tuple(pieces), rule.plus, times, rule.keep_f32)
+        if 0 in info.shape or not info.shape:
+            raise _misshapen(info, "which is empty")
+    sources, is_stack = [member[0] for member in members], "{e}" in origin.source
+    if other := next((s for s in sources if s.shape != sources[0].shape), None):
+        raise _misshapen(other, f"and {sources[0].name} {list(sources[0].shape)}")
+    if is_stack and len(sources[0].shape) == 1:  # In a stack, a vector becomes a row.
+        sources = [replace(source, shape=(1, *source.shape)) for source in sources]
+    if origin.make is None:
+        shape, pieces = _parts(rule, sources, d)
+    else:
+        n_parts = sources[0].shape[0] if origin.per_expert else 0
+        shape = made.of(instance, members[0])
+        n_rows = math.prod(shape[:-1]) if len(shape) > 1 else shape[0]
+        make = partial(_made, instance, d, shape)
+        pieces = [
+            RowSpan(first, 0, n_rows, make=make, also=tuple(also), part=part, n_parts=n_parts)
+            for first, *also in members
+            for part in range(n_parts or 1)
+        ]
+        shape = (n_parts, *shape) if n_parts else shape
+    if is_stack:
+        shape = (len(members), *(shape[1:] if len(members[0][0].shape) == 1 else shape))
+    return OutputTensor(
+        instance.name, shape, tuple(pieces), rule.plus, rule.keep_f32, kind=origin.kind
+    )
 
 
-def _made_output(
-    instance: Instance, members: list[tuple[TensorInfo, ...]], d: Dims
-) -> OutputTensor:
-    rule, name, shape = instance.rule, instance.name, instance.shape
-    origin = rule.origin
-    assert origin.make is not None
-    n_parts = d.n_expert if origin.per_expert else 1
-    row_length = shape[-1] if len(shape) > 1 else 1
-    n_rows = math.prod(shape) // row_length // len(members) // n_parts
-    size = n_rows * (size_bytes(origin.kind, row_length) if origin.kind else row_length)
-    make = partial(_made, origin.make, d, name, size)
-    pieces = [
-        RowSpan(first, 0, n_rows, make=make, also=tuple(also), part=part, n_parts=n_parts)
-        for first, *also in members
-        for part in range(n_parts)
+def _parts(rule: Rule, sources: list[TensorInfo], d: Dims) -> tuple[tuple[int, ...], list[RowSpan]]:
+    """The shape of one source's part, and the rows of all."""
+    i, n = rule.origin.part
+    first, shape = sources[0], list(sources[0].shape)
+    axis = max(0, len(shape) - 2)
+    if shape[axis] % n:
+        raise _misshapen(first, f"which cannot be cut into {n} parts")
+    if rule.interleaved and (d.head_dim % 2 or first.n_rows % d.head_dim):
+        raise _misshapen(first, f"which is no whole number of heads of {d.head_dim} rows")
+    shape[axis] //= n
+    heads = d.head_dim if rule.interleaved else 0
+    if n == 1:
+        return tuple(shape), [RowSpan(source, 0, source.n_rows, heads) for source in sources]
+    n_experts = math.prod(shape[:axis])  # Each of a fused stack has the parts.
+    count = first.n_rows // n_experts // n
+    return tuple(shape), [
+        RowSpan(source, (n * expert + i) * count, count)
+        for source in sources
+        for expert in range(n_experts)
     ]
-    if origin.per_expert and any(info.shape[0] != n_parts for m in members for info in m):
-        raise _misshapen(members[0][0], shape)
-    return OutputTensor(name, shape, tuple(pieces), rule.plus, 1.0, rule.keep_f32, origin.kind)
+
+
+class _MadeShapes:
+    """The shapes that functions make of those of their sources; each is found once."""
+
+    def __init__(self, d: Dims) -> None:
+        self._d = d
+        self._found: dict[object, tuple[int, ...]] = {}
+
+    def of(self, instance: Instance, sources: tuple[TensorInfo, ...]) -> tuple[int, ...]:
+        origin = instance.rule.origin
+        shapes = [source.shape[origin.per_expert :] for source in sources]
+        if (key := (origin.make, *shapes)) not in self._found:
+            # One byte stands for all values, and for each value, whatever its type.
+            blanks = [np.broadcast_to(np.zeros((), np.uint8), shape) for shape in shapes]
+            *rows, last = _call(instance, blanks, self._d).shape
+            if origin.kind:
+                block, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[origin.kind]]
+                *rows, last = *rows[:-1], rows[-1] * block
+            self._found[key] = (*rows, last)
+        return self._found[key]
 
 
 def _made(
-    make: Make, d: Dims, name: str, size: int, sources: list[npt.NDArray[Any]]
+    instance: Instance, d: Dims, shape: tuple[int, ...], sources: list[npt.NDArray[Any]]
 ) -> npt.NDArray[Any]:
-    try:
-        made = make(sources, d)
-    except ValueError:  # The shapes cannot be cut or joined.
-        made = np.empty(0)
-    if made.size != size:
-        shapes = ", ".join(str(list(source.shape)) for source in sources)
-        raise ModelError(f"{name} cannot be made of tensors of shapes {shapes}", tensor=name)
+    made = _call(instance, sources, d)
+    n_values = math.prod(shape)
+    if kind := instance.rule.origin.kind:
+        n_values = size_bytes(kind, n_values)
+    if made.size != n_values:  # Of another expert's sources.
+        raise ModelError(f"{instance.name} cannot be made of tensors of different shapes")
     return made
 
 
-def _pieces(
-    rule: Rule, source: TensorInfo, shape: tuple[int, ...], d: Dims, stack: list[TensorInfo]
-) -> Iterator[RowSpan]:
-    if source.shape != stack[0].shape:
-        raise _misshapen(source, stack[0].shape)
-    if rule.origin.rows is None:
-        n_missing = shape[0] - source.n_rows if rule.origin.pads_rows else 0
-        if n_missing > 0 and source.row_length == shape[-1]:
-            yield RowSpan(source, 0, source.n_rows)
-            yield RowSpan(source, 0, n_missing, is_zeros=True)
-            return
-        if len(stack) == 1 and source.shape != shape:
-            raise _misshapen(source, shape)
-        yield RowSpan(source, 0, source.n_rows, d.head_dim if rule.interleaved else 0)
-        return
-    first, count = extents(rule.origin.rows, d)
-    # In a stack of fused tensors, each member has the wanted rows.
-    members = shape[0] if len(shape) > 2 else 1
-    stride = source.n_rows // members
-    if first + count > stride:
-        raise _misshapen(source, shape)
-    for member in range(members):
-        yield RowSpan(source, member * stride + first, count)
+def _call(instance: Instance, sources: list[npt.NDArray[Any]], d: Dims) -> npt.NDArray[Any]:
+    assert instance.rule.origin.make is not None
+    try:
+        made = instance.rule.origin.make(sources, d)
+    except (ValueError, IndexError):  # The shapes cannot be cut or joined.
+        made = np.empty(0)
+    if made.size == 0 or not made.shape:
+        shapes = ", ".join(str(list(source.shape)) for source in sources)
+        raise ModelError(
+            f"{instance.name} cannot be made of tensors of shapes {shapes}", tensor=instance.name
+        )
+    return made
 
 
-def _misshapen(source: TensorInfo, shape: tuple[int, ...]) -> ModelError:
+def _misshapen(source: TensorInfo, why: str) -> ModelError:
     return ModelError(
-        f"tensor {source.name} in {source.path.name} has shape {list(source.shape)}, "
-        f"which does not give the {list(shape)} that config.json asks for",
+        f"tensor {source.name} in {source.path.name} has shape {list(source.shape)}, {why}",
         tensor=source.name,
     )
 

@@ -10,7 +10,6 @@ same comparison of token ids, the same types, the same verification.
 from __future__ import annotations
 
 import ast
-import hashlib
 import importlib.util
 import json
 import os
@@ -31,6 +30,7 @@ from worker.convert.checkpoint import READABLE, Checkpoint, TensorInfo
 from worker.convert.family.rules import F32_ALWAYS, Metadata, Typed
 from worker.convert.tensor_plan import OutputTensor, RowSpan
 from worker.errors import ModelError
+from worker.models.checksum import sha256_of_range
 from worker.models.gguf.header import read_header
 from worker.models.gguf.tensors import TensorEntry
 
@@ -134,15 +134,9 @@ def _check(file: Path, meant: Mapping[str, str]) -> None:
     entries = {entry.name: entry for entry in read_header(file).tensors}
     if entries.keys() != meant.keys():
         raise ModelError(f"llama.cpp's own converter left out {min(entries.keys() ^ meant.keys())}")
-    with file.open("rb") as stream:
-        for name, entry in entries.items():
-            stream.seek(entry.offset)
-            digest, rest = hashlib.sha256(), entry.n_bytes
-            while rest and (block := stream.read(min(rest, 1 << 20))):
-                digest.update(block)
-                rest -= len(block)
-            if digest.hexdigest() != meant[name]:
-                raise ModelError(f"{name} is not what llama.cpp's own converter meant to write")
+    for name, entry in entries.items():
+        if sha256_of_range(file, entry.offset, entry.n_bytes) != meant[name]:
+            raise ModelError(f"{name} is not what llama.cpp's own converter meant to write")
 
 
 def metadata(file: Path) -> tuple[str, Metadata]:

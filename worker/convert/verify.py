@@ -1,52 +1,49 @@
-"""Reads a written GGUF back and compares every tensor with what its source gives.
+"""Reads a written GGUF back and compares it with what its source gives.
 
-The place and type of each tensor come from the file's own header, its source is read once more, and
-every byte must be the one that the values of the source have in that type. The bytes of K-quants
-are known only to llama.cpp's quantiser: a conversion checks that they lose no more than the type
-does, and `check_file` lets the quantiser make them again. The converter's worker threads check the
-chunks.
+Everything is made once more, and every key of the metadata and every byte of every tensor must be
+the same. The bytes of K-quants are known only to llama.cpp's quantiser: a conversion checks that
+they lose no more than the type does, and `check_file` lets the quantiser make them again. The
+converter's worker threads check the chunks.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from worker.convert import chunks, manifest, verify_metadata, weights
+from worker.convert import chunks, manifest, weights
+from worker.convert.checkpoint import read_bytes
 from worker.convert.chunks import RowChunk
-from worker.convert.direct import DirectFile
-from worker.convert.output import OutputFile, PlacedTensor
+from worker.convert.output import OutputFile, PlacedTensor, write_layout
 from worker.convert.output_types import FORMATS
-from worker.convert.prepare import Conversion, Options, check_tokens, prepare
+from worker.convert.prepare import Conversion, Options, prepare_checked
 from worker.convert.progress import Reporter
 from worker.convert.quantize import decode, encode, to_float32
 from worker.convert.tensor_plan import OutputTensor
-from worker.convert.tokenizer.check import TokenCheck
 from worker.errors import ModelError
+from worker.models.checksum import sha256_of_range
 from worker.models.gguf.header import read_header
-from worker.models.gguf.tensors import TensorEntry
+from worker.models.gguf.layout import GgufLayout, read_layout
 
 _LOSS = {
     "Q2_K": 0.6,
     "Q3_K": 0.4,
-    "Q4_0": 0.25,
-    "Q4_1": 0.25,
-    "Q4_K": 0.25,
-    "Q5_0": 0.15,
-    "Q5_1": 0.15,
-    "Q5_K": 0.15,
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), 0.25),
+    **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K"), 0.15),
     "Q6_K": 0.08,
 }
 """The largest allowed RMS of the error relative to that of the values: about twice what random
 weights give."""
+_QUANTISER_KEYS = "quantize.imatrix."
+"""The beginning of keys that llama.cpp's quantiser adds."""
 
 
 def check_file(source: Path, file: Path, options: Options, report: Reporter) -> int:
@@ -67,24 +64,44 @@ def check_file(source: Path, file: Path, options: Options, report: Reporter) -> 
             f"{file} was quantised with an importance matrix, which verify needs: give the file "
             f"whose SHA-256 is {recorded[manifest.IMATRIX]} with --imatrix"
         )
-    conversion = prepare(source, options)
+    conversion = prepare_checked(source, options)
     try:
         conversion.metadata[manifest.DIGEST] = manifest.digest(source)
-        verify_metadata.check_metadata(conversion, file, options)
+        _check_metadata(conversion, file, options)
         check_tensors(
-            conversion,
-            file,
-            options,
-            lambda done, total: report.step("verify", done, total),
+            conversion, file, options, lambda done, total: report.step("verify", done, total)
         )
         if options.format.tensor_type is None:
             _quantise_again(conversion, file, options, report)
-        with TokenCheck(source) as tokens:
-            check_tokens(tokens, conversion)
-        verify_metadata.check_key(manifest.DIFFERENCE, conversion, file)
     finally:
         conversion.close()
     return len(conversion.tensors)
+
+
+def _check_metadata(conversion: Conversion, file: Path, options: Options) -> None:
+    with tempfile.TemporaryDirectory(prefix="llorch-convert-") as folder:
+        path = Path(folder) / "header.gguf"
+        write_layout(path, conversion.architecture, conversion.metadata, conversion.chat_template)
+        expected, found = read_layout(path), read_layout(file)
+        for key in sorted(expected.types.keys() | found.types.keys()):
+            wanted, got = _said(expected, key), _said(found, key)
+            by_quantiser = key.startswith(_QUANTISER_KEYS) and options.format.tensor_type is None
+            if wanted != got and not by_quantiser:
+                pairs = zip_longest(wanted, got, fillvalue="nothing")
+                a, b = next((a, b) for a, b in pairs if a != b)
+                raise ModelError(
+                    f"verification of {key} failed: it has {b!r:.80} instead of {a!r:.80}", key=key
+                )
+
+
+def _said(layout: GgufLayout, key: str) -> list[object]:
+    """The type, and the value or the type and the values of an array; empty without the key."""
+    if key in layout.metadata:
+        return [layout.types[key], layout.metadata[key]]
+    if (array := layout.arrays.get(key)) is None:
+        return []
+    items = array.read_bytes() if array.item_type == "string" else array.read()
+    return [layout.types[key], array.item_type, *items]
 
 
 def _quantise_again(conversion: Conversion, file: Path, options: Options, report: Reporter) -> None:
@@ -101,27 +118,15 @@ def _quantise_again(conversion: Conversion, file: Path, options: Options, report
         with OutputFile(target) as out:
             weights.write_quantised(conversion, out, options, report)
             wanted = {entry.name: entry for entry in read_header(out.partial).tensors}
-            with out.partial.open("rb") as again, file.open("rb") as written:
-                for entry in read_header(file).tensors:
-                    other = wanted[entry.name]
-                    if entry.type_name != other.type_name:
-                        kinds = f"{entry.type_name} instead of {other.type_name}"
-                        raise ModelError(f"{file}: {entry.name} is of type {kinds}")
-                    if _digest(written, entry) != _digest(again, other):
-                        raise ModelError(
-                            f"verification of tensor {entry.name} failed: its bytes are not those "
-                            "that llama.cpp's quantiser gives",
-                            tensor=entry.name,
-                        )
-
-
-def _digest(file: BinaryIO, entry: TensorEntry) -> bytes:
-    digest, rest = hashlib.sha256(), entry.n_bytes
-    file.seek(entry.offset)
-    while rest and (block := file.read(min(rest, 1 << 20))):
-        digest.update(block)
-        rest -= len(block)
-    return digest.digest()
+            for entry in read_header(file).tensors:
+                other = wanted[entry.name]
+                if entry.type_name != other.type_name:
+                    kinds = f"{entry.type_name} instead of {other.type_name}"
+                    raise ModelError(f"{file}: {entry.name} is of type {kinds}")
+                if sha256_of_range(file, entry.offset, entry.n_bytes) != sha256_of_range(
+                    out.partial, other.offset, other.n_bytes
+                ):
+                    raise _differs(entry.name, "not those that llama.cpp's quantiser gives")
 
 
 def check_tensors(
@@ -139,10 +144,10 @@ def check_tensors(
             kinds = f"{p.kind} instead of {wanted[p.tensor.name]}"
             raise ModelError(f"{path}: {p.tensor.name} is of type {kinds}")
     total = sum(p.size_bytes for p in placed)
-    file = DirectFile(path, os.O_RDONLY)
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def check(chunk: RowChunk) -> None:
-        written = file.read(chunk.size_bytes, chunk.offset)
+        written = read_bytes(file, chunk.size_bytes, chunk.offset)
         if written.size < chunk.size_bytes:
             raise ModelError(f"{path} became shorter while it was verified")
         _check_chunk(chunk.source(conversion.checkpoint), written, chunk)
@@ -153,7 +158,7 @@ def check_tensors(
             check, chunks.chunks(placed), lambda done: on_done(done, total), options.n_threads
         )
     finally:
-        file.close()
+        os.close(file)
 
 
 def _placed(tensors: Sequence[OutputTensor], path: Path) -> list[PlacedTensor]:
@@ -177,18 +182,17 @@ def _check_chunk(source: npt.NDArray[Any], written: npt.NDArray[np.uint8], chunk
     kind = chunk.placed.kind
     if kind not in _LOSS:
         if not np.array_equal(encode(source, kind), written):
-            raise _differs(chunk, "its bytes are not those that the source gives")
+            raise _differs(chunk.placed.tensor.name, "not those that the source gives")
         return
     values = to_float32(source).reshape(-1)
     lost = _rms(decode(written, kind) - values) / max(_rms(values), 1e-30)
     if not lost <= _LOSS[kind]:  # False for a NaN.
-        raise _differs(chunk, f"{kind} lost {lost:.0%} of it")
+        raise _differs(chunk.placed.tensor.name, f"{kind}, and {lost:.0%} of it are lost")
 
 
 def _rms(values: npt.NDArray[np.float32]) -> float:
     return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
 
 
-def _differs(chunk: RowChunk, what: str) -> ModelError:
-    name = chunk.placed.tensor.name
-    return ModelError(f"verification of tensor {name} failed: {what}", tensor=name)
+def _differs(name: str, what: str) -> ModelError:
+    return ModelError(f"verification of tensor {name} failed: its bytes are {what}", tensor=name)

@@ -52,7 +52,7 @@ def write_quantised(
     conversion: Conversion, out: OutputFile, options: Options, report: Reporter
 ) -> None:
     path = out.path.with_name(out.path.name + ".intermediate")
-    with OutputFile(path, is_read_next=True) as intermediate:
+    with OutputFile(path) as intermediate:
         write_tensors(conversion, intermediate, options, report)
         size = sum(p.size_bytes for p in intermediate.placed)
         report.step("quantize", 0, size)

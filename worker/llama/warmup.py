@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from worker.errors import InsufficientVram
 from worker.llama.batch import Batch
 from worker.llama.context import Context
@@ -11,11 +9,8 @@ from worker.llama.model import Model
 from worker.wire.messages import DecodeOutcome
 
 
-def warm_up(model: Model, context: Context) -> float:
-    """Compute a prompt and, on a GPU, one token of every slot.
-
-    Returns the seconds of a prompt token in a full micro-batch on a GPU; 0 on a CPU, where they are
-    not measured.
+def warm_up(model: Model, context: Context) -> int:
+    """Compute a prompt and, on a GPU, one token of every slot; returns a token that was drawn.
 
     On a GPU, the prompt is a full micro-batch, the largest step that the engine ever takes. It
     loads kernels and allocates workspaces, so a device that cannot hold them fails now and not
@@ -35,18 +30,13 @@ def warm_up(model: Model, context: Context) -> float:
         _check(context.decode(batch))
         drawn = int(context.logits(row).argmax())
         if not options.offload:
-            return 0.0
-        context.clear()  # the same once more: the first one also loaded the kernels
-        began = time.perf_counter()
-        _check(context.decode(batch))
-        context.logits(row)  # waits for the device
-        seconds = time.perf_counter() - began
+            return drawn
         batch.clear()
         for slot in range(min(options.n_seq_max, options.n_batch)):
             row = batch.add(slot, n_first if slot == 0 else 0, [drawn], logits=True)
         _check(context.decode(batch))
-        context.logits(row)
-        return seconds / n_first
+        drawn = int(context.logits(row).argmax())
+        return drawn
     finally:
         context.clear()
         batch.close()

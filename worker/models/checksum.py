@@ -30,6 +30,17 @@ def sha256_of_file(path: Path, cache_dir: Path | None = None) -> str:
     return digest
 
 
+def sha256_of_range(path: Path, offset: int, size: int) -> str:
+    """Of `size` bytes from `offset` on, or of as many as there are."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(offset)
+        while size and (block := file.read(min(size, 1 << 20))):
+            digest.update(block)
+            size -= len(block)
+    return digest.hexdigest()
+
+
 def _hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -7,10 +7,13 @@ does. The tests of tokenizers keep the child, and so does every conversion in a 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from worker.convert.family.rules import Metadata
-from worker.convert.output import header, write_header_to
+from worker.convert.output import write_layout
+from worker.convert.quantize import TensorType
+from worker.convert.tensor_plan import OutputTensor
 from worker.convert.tokenizer import check
 from worker.convert.tokenizer.reference import reference
 
@@ -22,9 +25,14 @@ class CheckHere(check.TokenCheck):
     def __exit__(self, *_: object) -> None:
         pass
 
-    def check(self, architecture: str, metadata: Metadata) -> check.CheckedTokens:
+    def check(
+        self,
+        architecture: str,
+        metadata: Metadata,
+        tensors: Sequence[tuple[OutputTensor, TensorType]] = (),
+    ) -> check.CheckedTokens:
         with tempfile.TemporaryDirectory() as temporary:
-            vocabulary = Path(temporary) / "vocabulary.gguf"
-            write_header_to(header(architecture, metadata), vocabulary)
-            answer = check._compare(vocabulary, reference(self._folder))
+            file = Path(temporary) / "model.gguf"
+            write_layout(file, architecture, metadata, tensors=tensors)
+            answer = check._compare(file, reference(self._folder))
         return check.CheckedTokens(answer["n_texts"], tuple(answer["differing"]), answer["reason"])

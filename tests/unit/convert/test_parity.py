@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.unit.convert import drawn, engine
+from tests.unit.convert import engine
 from worker.commands import convert as cli
 from worker.convert import architectures
 from worker.convert.config import Config
@@ -19,11 +19,9 @@ from worker.convert.prepare import Options, prepare
 
 DATA = Path(__file__).parents[2] / "data/parity"
 MODELS = sorted(p.name for p in DATA.iterdir() if p.name != "tokenizer")
-RWKV = ("RWKV7ForCausalLM",)
-"""Its checkpoint is made by its authors' package (`test_rwkv`)."""
 LOOSE = {"gemma", "gemma-2", "gemma-3", "starcoder-2", "phi-2"}
-LOOSE |= {"bert", "xlm-roberta", "modern-bert", "gemma-4", "gemma-4-moe", "gemma-3n"}
-LOOSE |= {"embedding-gemma", "gemma-3n-shared"}
+LOOSE |= {"bert", "xlm-roberta", "modern-bert", "gemma-4", "gemma-4-moe", "embedding-gemma"}
+LOOSE |= {"bloom", "falcon", "gpt-bigcode", "gpt-neox"}
 """llama.cpp rounds their soft-capping, the scale of their embedding and GELU."""
 
 
@@ -31,8 +29,6 @@ def checkpoint(name: str, folder: Path) -> Path:
     """A committed checkpoint together with the tokenizer that all of them share."""
     shutil.copytree(DATA / name, folder / name)
     shutil.copytree(DATA / "tokenizer", folder / name, dirs_exist_ok=True)
-    if (folder / name / drawn.SHAPES).is_file():
-        drawn.write(folder / name)
     return folder / name
 
 
@@ -56,7 +52,7 @@ def test_every_family_has_a_checkpoint() -> None:
     configs = [json.loads((DATA / name / "config.json").read_text()) for name in MODELS]
     shown = [architectures.family_of(Config(config)) for config in configs]
     without = [f.names for f in architectures.FAMILIES if f not in shown and not f.section]
-    assert [names for names in without if names not in ((), RWKV)] == []
+    assert [names for names in without if names] == []
 
 
 @pytest.mark.parametrize("family", [f for f in architectures.FAMILIES if f.section])
@@ -65,6 +61,8 @@ def test_a_text_part_has_the_tensors_of_the_model_alone(family: Family, tmp_path
     for name in MODELS:
         config = json.loads((DATA / name / "config.json").read_text())
         found = architectures.family_of(Config(config))
+        if found == family:
+            return  # Its logits are compared above.
         if found is None or found.section or found.layers != family.layers:
             continue
         if found.architecture != family.architecture:
@@ -83,4 +81,4 @@ def test_a_text_part_has_the_tensors_of_the_model_alone(family: Family, tmp_path
         conversion.close()
         assert conversion.architecture == family.architecture
         return
-    assert family.architecture in ("qwen2vl", "qwen3vl"), "no checkpoint has these layers"
+    pytest.fail("no checkpoint has these layers")

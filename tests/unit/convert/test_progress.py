@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 
-from worker.convert.progress import Bar
+from worker.convert.progress import Reporter
 
 
 class Terminal(io.StringIO):
@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
 
 def test_the_bar_says_how_much_of_how_much_is_done_how_fast_and_how_long_it_takes() -> None:
     terminal = Terminal()
-    bar = Bar(terminal, draw=True)
+    bar = Reporter("bar", terminal)
     bar.step("check", 0, 1)
     bar.step("convert", 0, 8_000_000_000)
     bar.step("convert", 8_000_000_000, 8_000_000_000)
@@ -30,5 +30,5 @@ def test_the_bar_says_how_much_of_how_much_is_done_how_fast_and_how_long_it_take
 
 def test_a_file_gets_no_bar() -> None:
     stream = io.StringIO()
-    Bar(stream, draw=True).step("convert", 1, 2)
+    Reporter("bar", stream).step("convert", 1, 2)
     assert stream.getvalue() == ""

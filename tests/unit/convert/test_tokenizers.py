@@ -15,7 +15,7 @@ from tokenizers import decoders, models, normalizers, trainers
 from tokenizers import pre_tokenizers as pre
 
 from worker.convert.checkpoint import Checkpoint
-from worker.convert.output import header, write_header_to
+from worker.convert.output import write_layout
 from worker.convert.tokenizer import pre_tokenizers, reference
 from worker.convert.tokenizer.check import TokenCheck
 from worker.convert.tokenizer.corpus import TEXTS
@@ -34,7 +34,7 @@ def load(folder: Path, config: dict[str, Any] | None = None, size: int = 1400) -
         assert tokens.check("llama", metadata).n_texts >= 45
     target = folder / "vocabulary.gguf"
     template = chat_templates(checkpoint)
-    write_header_to(header("llama", metadata, template), target)
+    write_layout(target, "llama", metadata, template)
     return Model(str(target), LoadOptions(vocab_only=True))
 
 
@@ -169,7 +169,7 @@ def test_unigram_from_tokenizer_json(tmp_path: Path) -> None:
     assert vocabulary.model == "t5" and vocabulary.scores is not None
     assert vocabulary.types[vocabulary.special_ids["unk"]] == TokenType.UNKNOWN
     target = tmp_path / "vocabulary.gguf"
-    write_header_to(header("llama", vocabulary.metadata()), target)
+    write_layout(target, "llama", vocabulary.metadata())
     model = Model(str(target), LoadOptions(vocab_only=True))
     for text in ("Hello, world!", "the sum of a and b", "CamelCaseWords snake_case_words"):
         assert ids(model, text) == tokenizer.encode(text, add_special_tokens=False).ids

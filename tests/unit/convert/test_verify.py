@@ -13,13 +13,13 @@ from tests.unit.convert.test_parity import checkpoint
 from worker.commands import convert as cli
 from worker.convert import verify
 from worker.convert.prepare import Options
-from worker.convert.progress import reporter
+from worker.convert.progress import Reporter
 from worker.errors import ModelError
 from worker.models.gguf.layout import GgufLayout, read_layout
 
 
 def check(source: Path, file: Path) -> int:
-    return verify.check_file(source, file, Options(), reporter("none"))
+    return verify.check_file(source, file, Options(), Reporter("none"))
 
 
 def meaning(layout: GgufLayout) -> object:

@@ -11,7 +11,7 @@ from builds.errors import BuildError
 from builds.pins import pins
 from tests.unit.convert import rebuild
 from worker.convert.checkpoint import Checkpoint
-from worker.convert.output import header, write_header_to
+from worker.convert.output import write_layout
 from worker.convert.tokenizer.check import TokenCheck
 from worker.convert.tokenizer.read import read_vocabulary
 from worker.llama.model import LoadOptions, Model
@@ -57,7 +57,7 @@ def test_tokens_equal_the_shipped_vectors(
         assert tokens.check("llama", vocabulary.metadata()).n_texts > 50
 
     target = tmp_path / "vocabulary.gguf"
-    write_header_to(header("llama", vocabulary.metadata()), target)
+    write_layout(target, "llama", vocabulary.metadata())
     model = Model(str(target), LoadOptions(vocab_only=True))
     vectors = rebuild.vectors(shipped, name)
     got = [model.tokenize(text, add_special=False, parse_special=False) for text, _ in vectors]

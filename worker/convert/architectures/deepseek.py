@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3, Kimi K2.5, GLM 4 MoE Lite: attention over a compressed cache, dense first
+"""DeepSeek V2 to V3.2, Kimi K2.5, GLM 5, Mistral 4: attention over a compressed cache, dense first
 layers, shared experts."""
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 from gguf.constants import Keys
 
+from worker.convert.architectures.dense import in_rope, is_mistral4
 from worker.convert.config import Config
-from worker.convert.family.layers import EXPERTS, GATED, SHARED, with_experts
-from worker.convert.family.metadata import as_deepseek, experts, norm_epsilon, sizes
+from worker.convert.family.dims import EXPERTS, GATED, SHARED, Dims, with_experts
+from worker.convert.family.metadata import as_deepseek, experts, integer, norm_epsilon, sizes
 from worker.convert.family.rules import Array, Family, From, Metadata
-from worker.convert.family.sizes import EMBD, HEADS, Dims, size
 from worker.errors import ModelError
 
 _LITE_LAYERS = (26, 27)
@@ -90,8 +90,6 @@ def _rope(config: Config, d: Dims) -> Metadata:
 
 def _check(config: Config, d: Dims) -> None:
     rope = config.rope()
-    if rope.kind not in ("default", "yarn"):
-        raise ModelError(f"{config.name}: rope scaling {rope.kind!r} is not known for deepseek2")
     if rope.kind == "yarn" and rope.params.values.get("mscale") != rope.params.values.get(
         "mscale_all_dim"
     ):
@@ -103,7 +101,6 @@ def _check(config: Config, d: Dims) -> None:
         )
 
 
-_Q_SIZE = HEADS * (size("nope") + size("rope"))
 _REQUIRES = {
     "hidden_act": "silu",
     "attention_bias": False,
@@ -124,20 +121,10 @@ DEEPSEEK_V2 = Family(
         "attn_k_b": From("self_attn.kv_b_proj.weight", make=_keys),
         "attn_v_b": From("self_attn.kv_b_proj.weight", make=_values),
     },
-    shapes={
-        "attn_q": (_Q_SIZE, EMBD),
-        "attn_q_a": (size("q_rank"), EMBD),
-        "attn_q_a_norm": (size("q_rank"),),
-        "attn_q_b": (_Q_SIZE, size("q_rank")),
-        "attn_kv_a_mqa": (size("rank") + size("rope"), EMBD),
-        "attn_kv_a_norm": (size("rank"),),
-        "attn_k_b": (HEADS, size("rank"), size("nope")),
-        "attn_v_b": (HEADS, size("value"), size("rank")),
-        "attn_output": (EMBD, HEADS * size("value")),
-    },
     common=_metadata,
     metadata=as_deepseek(gating=1),
     dims=_dims,
+    ropes=("default", "yarn"),
     requires={**_REQUIRES, "topk_method": ("greedy", "group_limited_greedy")},
     check=_check,
 )
@@ -156,13 +143,57 @@ DEEPSEEK_V3 = replace(
 )
 
 
-def _lite_dims(config: Config) -> Dims:
-    """The kinds of layers are told by their names or, in published configurations, by a number."""
-    kinds = config.values.get("mlp_layer_types")
-    n_dense = kinds.count("dense") if isinstance(kinds, list) else None
-    return _dims(Config({"first_k_dense_replace": n_dense, **config.values}, config.name))
+GLM4_MOE_LITE = replace(DEEPSEEK_V3, names=("Glm4MoeLiteForCausalLM",), multimodal=())
+
+_INDEXER = "indexer.attn_k indexer.attn_q_b indexer.k_norm+ indexer.proj"
+"""What picks the tokens that a token attends to."""
+
+DEEPSEEK_V32 = replace(
+    DEEPSEEK_V3,
+    architecture="deepseek32",
+    names=("DeepseekV32ForCausalLM",),
+    layers={**DEEPSEEK_V3.by_kind(), "": f"{DEEPSEEK_V3.by_kind()['']} {_INDEXER}"},
+    multimodal=(),
+    sources={
+        **DEEPSEEK_V3.sources,
+        "indexer.attn_k": "self_attn.indexer.wk",
+        "indexer.attn_q_b": "self_attn.indexer.wq_b",
+        "indexer.k_norm": "self_attn.indexer.k_norm",
+        "indexer.proj": "self_attn.indexer.weights_proj",
+    },
+    metadata={
+        **DEEPSEEK_V3.metadata,
+        "{arch}.attention.indexer.head_count": integer("index_n_heads"),
+        "{arch}.attention.indexer.key_length": integer("index_head_dim"),
+        "{arch}.attention.indexer.top_k": integer("index_topk"),
+    },
+)
 
 
-GLM4_MOE_LITE = replace(
-    DEEPSEEK_V3, names=("Glm4MoeLiteForCausalLM",), multimodal=(), dims=_lite_dims
+def _indexed(config: Config, d: Dims) -> list[bool] | None:
+    """The layers that pick tokens themselves; the others take what the last such layer picked."""
+    kinds = config.values.get("indexer_types")
+    return [kind == "full" for kind in kinds] if isinstance(kinds, list) else None
+
+
+GLM_DSA = replace(
+    DEEPSEEK_V32,
+    architecture="glm-dsa",
+    names=("GlmMoeDsaForCausalLM",),
+    metadata={**DEEPSEEK_V32.metadata, "{arch}.attention.indexer.types": _indexed},
+)
+
+MISTRAL4 = replace(
+    DEEPSEEK_V2,
+    architecture="mistral4",
+    names=("Mistral4ForCausalLM",),
+    multimodal=("Mistral3ForConditionalGeneration",),
+    metadata={
+        **as_deepseek(gating=1),
+        Keys.Attention.TEMPERATURE_SCALE: in_rope("llama_4_scaling_beta"),
+        Keys.Attention.TEMPERATURE_LENGTH: lambda config, d: config.rope().params.integer(
+            "original_max_position_embeddings", default=8192
+        ),
+    },
+    applies=is_mistral4,
 )

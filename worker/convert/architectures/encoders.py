@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gguf.constants import Keys, PoolingType
 
 from worker.convert.config import Config
-from worker.convert.family.layers import GATED
-from worker.convert.family.metadata import integer, layer_norm, require, require_default_rope, sizes
-from worker.convert.family.rules import Family, From, Metadata, Sources
-from worker.convert.family.sizes import EMBD, FF, ONE, POSITIONS, Dims, size
+from worker.convert.family.dims import GATED, Dims, renamed
+from worker.convert.family.metadata import integer, layer_norm, require, sizes
+from worker.convert.family.rules import Array, Family, From, Metadata, Sources
 from worker.errors import ModelError
 
 
@@ -18,16 +18,18 @@ def _dims(config: Config) -> Dims:
     return replace(
         Dims.of(config),
         n_positions=config.integer("max_position_embeddings"),
-        more={"position_offset": 0, "n_types": config.integer("type_vocab_size", default=1)},
+        more={"position_offset": 0},
     )
 
 
 def _roberta_dims(config: Config) -> Dims:
     """RoBERTa numbers positions from the padding token's id + 1; the rows before are not used."""
     d, offset = _dims(config), int(config.values.get("pad_token_id") or 0) + 1
-    return replace(
-        d, n_positions=d.n_positions - offset, more={**d.more, "position_offset": offset}
-    )
+    return replace(d, n_positions=d.n_positions - offset, more={"position_offset": offset})
+
+
+def _positions(sources: Sequence[Array], d: Dims) -> Array:
+    return sources[0][d.more["position_offset"] :]
 
 
 def _common(_family: Family, _config: Config, d: Dims) -> Metadata:
@@ -57,9 +59,7 @@ def _check_bert(config: Config, d: Dims) -> None:
 _EMBEDDINGS = "token_embd position_embd token_types token_embd_norm+"
 _SOURCES: Sources = {
     "token_embd": "embeddings.word_embeddings",
-    "position_embd": From(
-        "embeddings.position_embeddings.weight", rows=(size("position_offset"), POSITIONS)
-    ),
+    "position_embd": From("embeddings.position_embeddings.weight", make=_positions),
     "token_embd_norm": "embeddings.LayerNorm",
     "attn_output_norm": "attention.output.LayerNorm",
     "layer_output_norm": "output.LayerNorm",
@@ -74,7 +74,6 @@ BERT = Family(
     model=f"{_EMBEDDINGS} cls.output? cls.output.bias?",
     layer="encoder.layer.{i}",
     sources={**_SOURCES, "cls.output": "classifier"},
-    shapes={"cls.output": (ONE, EMBD)},
     common=_bert,
     metadata={Keys.Tokenizer.TOKEN_TYPE_COUNT: integer("type_vocab_size", default=1)},
     dims=_dims,
@@ -95,7 +94,6 @@ XLM_ROBERTA = replace(
     ),
     model=f"{_EMBEDDINGS} cls? cls.bias? cls.output? cls.output.bias?",
     sources={**_SOURCES, "cls": "classifier.dense", "cls.output": "classifier.out_proj"},
-    shapes={"cls": (EMBD, EMBD), "cls.output": (ONE, EMBD)},
     dims=_roberta_dims,
     roots=("", "roberta."),
     ignored=(r"(roberta\.)?pooler\..*", r"(roberta\.)?embeddings\.position_ids", r"lm_head\..*"),
@@ -114,11 +112,9 @@ _NOMIC_KEYS = {
 
 
 def _nomic_config(config: Config) -> Config:
-    own = {key: config.values.get(old) for key, old in _NOMIC_KEYS.items()}
     trained = config.integer("max_trained_positions", default=2048)
-    own["max_position_embeddings"] = min(config.integer("n_positions", default=trained), trained)
-    present = {key: value for key, value in config.values.items() if value is not None}
-    return Config({**own, **present}, config.name)
+    context = min(config.integer("n_positions", default=trained), trained)
+    return renamed(config, _NOMIC_KEYS, max_position_embeddings=context)
 
 
 def _nomic(family: Family, config: Config, d: Dims) -> Metadata:
@@ -161,7 +157,7 @@ NOMIC_BERT = Family(
         "mlp_fc1_bias": False,
         "rotary_emb_interleaved": False,
     },
-    check=require_default_rope,
+    ropes=("default",),
 )
 
 
@@ -188,7 +184,7 @@ def _modern_bert(family: Family, config: Config, d: Dims) -> Metadata:
 def _check_modern_bert(config: Config, d: Dims) -> None:
     period = config.integer("global_attn_every_n_layers", default=3)
     kinds = ["sliding_attention" if i % period else "full_attention" for i in range(d.n_layers)]
-    require(config, layer_types=kinds)
+    require(config, d, {"layer_types": kinds})
 
 
 MODERN_BERT = Family(
@@ -208,7 +204,6 @@ MODERN_BERT = Family(
         "ffn_up": "mlp.Wi",
         "ffn_down": "mlp.Wo",
     },
-    shapes={"ffn_up": (2 * FF, EMBD)},
     common=_modern_bert,
     dims=_dims,
     roots=("", "model."),

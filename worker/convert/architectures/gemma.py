@@ -11,10 +11,9 @@ from gguf.constants import Keys
 
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
-from worker.convert.family.layers import GATED, HEAD_NORMS
-from worker.convert.family.metadata import decoder, if_given, integer, number, require, rope
+from worker.convert.family.dims import GATED, HEAD_NORMS, Dims
+from worker.convert.family.metadata import decoder, if_given, integer, number, rope
 from worker.convert.family.rules import Family, Metadata
-from worker.convert.family.sizes import EMBD, Dims, size
 from worker.errors import ModelError
 from worker.models.checkpoint_files import DENSE_MODULES
 
@@ -60,10 +59,8 @@ GEMMA = Family(
 )
 
 
-def _check_gemma2(config: Config, d: Dims) -> None:
-    _check_scale(46)(config, d)
-    pattern = [("sliding_attention", "full_attention")[i % 2] for i in range(d.n_layers)]
-    require(config, layer_types=(pattern, None))
+def _alternating(d: Dims) -> tuple[list[str], None]:
+    return [("sliding_attention", "full_attention")[i % 2] for i in range(d.n_layers)], None
 
 
 GEMMA2 = Family(
@@ -78,8 +75,8 @@ GEMMA2 = Family(
         Keys.Attention.SLIDING_WINDOW: integer("sliding_window"),
     },
     head="never",
-    requires=_GELU,
-    check=_check_gemma2,
+    requires={**_GELU, "layer_types": _alternating},
+    check=_check_scale(46),
 )
 
 
@@ -126,19 +123,13 @@ GEMMA3 = Family(
 )
 
 
-def _embedding_dims(config: Config) -> Dims:
-    d = GEMMA3.dims(config)
-    return replace(d, more={"dense": 4 * d.n_embd})
-
-
-def _dense_metadata(checkpoint: Checkpoint, d: Dims) -> Metadata:
-    if f"{DENSE_MODULES[0]}.linear.weight" not in checkpoint.tensors:
-        return {}
-    sizes = (("dense_2", d.n_embd, d.more["dense"]), ("dense_3", d.more["dense"], d.n_embd))
+def _dense_metadata(checkpoint: Checkpoint, _d: Dims) -> Metadata:
     found: Metadata = {}
-    for name, n_in, n_out in sizes:
-        found[Keys.LLM.DENSE_FEAT_IN_SIZE.format(arch="{arch}", dense=name)] = n_in
-        found[Keys.LLM.DENSE_FEAT_OUT_SIZE.format(arch="{arch}", dense=name)] = n_out
+    for module, name in zip(DENSE_MODULES, ("dense_2", "dense_3"), strict=True):
+        if (info := checkpoint.tensors.get(f"{module}.linear.weight")) is not None:
+            n_out, n_in = info.shape
+            found[Keys.LLM.DENSE_FEAT_IN_SIZE.format(arch="{arch}", dense=name)] = n_in
+            found[Keys.LLM.DENSE_FEAT_OUT_SIZE.format(arch="{arch}", dense=name)] = n_out
     return found
 
 
@@ -155,10 +146,8 @@ EMBEDDING_GEMMA = replace(
     multimodal=(),
     model="token_embd output_norm output? dense_2? dense_3?",
     sources={**SOURCES, "dense_2": "2_Dense.linear", "dense_3": "3_Dense.linear"},
-    shapes={"dense_2": (size("dense"), EMBD), "dense_3": (EMBD, size("dense"))},
     metadata={**GEMMA3.metadata, Keys.Attention.CAUSAL: False},
     tensor_metadata=_dense_metadata,
-    dims=_embedding_dims,
     roots=("model.", ""),
     head="none",
     requires=_GELU,

@@ -11,10 +11,9 @@ from gguf.constants import Keys
 
 from worker.convert.architectures import gemma
 from worker.convert.config import Config
-from worker.convert.family import per_layer
+from worker.convert.family.dims import Dims
 from worker.convert.family.metadata import experts, if_given, norm_epsilon
 from worker.convert.family.rules import Family, Metadata
-from worker.convert.family.sizes import EMBD, EXPERTS, FF, HEADS, ONE, Dims, size
 from worker.errors import ModelError
 
 
@@ -108,15 +107,12 @@ def _check(config: Config, d: Dims) -> None:
             raise ModelError(f"{config.name}: rope of {layers} is {found!r}, it must be {kind!r}")
 
 
-_FULL = size("full_dim")
-_FULL_KV = size("full_kv") * _FULL
-
 GEMMA4 = Family(
     "gemma4",
     ("Gemma4ForCausalLM",),
     {
         "": "attn_norm attn_q attn_output attn_q_norm post_attention_norm ffn_norm ffn_gate ffn_up"
-        f" ffn_down post_ffw_norm layer_output_scale? {per_layer.LAYER}",
+        " ffn_down post_ffw_norm layer_output_scale? inp_gate? proj? post_norm?",
         "sliding-own": "attn_k attn_v attn_k_norm",
         # Where keys serve as values, there is no value projection.
         "full-own": "attn_k attn_v? attn_k_norm",
@@ -126,7 +122,8 @@ GEMMA4 = Family(
         "experts": "ffn_gate_inp ffn_gate_inp.scale ffn_down_exps.scale ffn_gate_up_exps"
         " ffn_down_exps post_ffw_norm_1 post_ffw_norm_2 pre_ffw_norm_2",
     },
-    model=f"token_embd output_norm output? {per_layer.MODEL}",
+    model="token_embd output_norm output? per_layer_token_embd? per_layer_model_proj?"
+    " per_layer_proj_norm?",
     multimodal=("Gemma4ForConditionalGeneration",),
     sources={
         **gemma.SOURCES,
@@ -135,21 +132,6 @@ GEMMA4 = Family(
         "ffn_down_exps": "experts.down_proj",
         "ffn_down_exps.scale": "router.per_expert_scale",
         "ffn_gate_up_exps": "experts.gate_up_proj",
-    },
-    shapes={
-        **per_layer.SHAPES,
-        "layer_output_scale": (ONE,),
-        "ffn_gate_inp.scale": (EMBD,),
-        "ffn_down_exps.scale": (EXPERTS,),
-        "full:attn_q": (HEADS * _FULL, EMBD),
-        "full:attn_output": (EMBD, HEADS * _FULL),
-        "full:attn_q_norm": (_FULL,),
-        "full:attn_k": (_FULL_KV, EMBD),
-        "full:attn_v": (_FULL_KV, EMBD),
-        "full:attn_k_norm": (_FULL,),
-        "wide:ffn_gate": (2 * FF, EMBD),
-        "wide:ffn_up": (2 * FF, EMBD),
-        "wide:ffn_down": (EMBD, 2 * FF),
     },
     common=_metadata,
     metadata={Keys.LLM.FINAL_LOGIT_SOFTCAPPING: if_given("final_logit_softcapping")},

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from worker.convert.config import Config
-from worker.convert.family.layers import ATTENTION, with_experts
+from worker.convert.family.dims import ATTENTION, Dims, with_experts
 from worker.convert.family.rules import Array, Family, From, Make, transposed
-from worker.convert.family.sizes import EMBD, EXPERTS, FF_EXPERT, Dims
 
 _EXPERTS = "mlp.experts"
 
@@ -32,7 +31,7 @@ def _mxfp4(rows: slice) -> Make:
 
 def _every_other(first: int) -> Make:
     """Gate or up, which alternate in the source; experts are stored as (inputs, outputs)."""
-    return lambda sources, _d: np.ascontiguousarray(sources[0][..., first::2].swapaxes(-1, -2))
+    return lambda sources, _d: np.ascontiguousarray(sources[0][..., first::2].T)
 
 
 def _every_other_bias(first: int) -> Make:
@@ -71,12 +70,6 @@ GPT_OSS = Family(
         "ffn_gate_exps.bias": From(f"{_EXPERTS}.gate_up_proj_bias", make=_every_other_bias(0)),
         "ffn_up_exps.bias": From(f"{_EXPERTS}.gate_up_proj_bias", make=_every_other_bias(1)),
         "ffn_down_exps.bias": f"{_EXPERTS}.down_proj_bias",
-    },
-    shapes={
-        "ffn_gate_inp.bias": (EXPERTS,),
-        "ffn_gate_exps.bias": (EXPERTS, FF_EXPERT),
-        "ffn_up_exps.bias": (EXPERTS, FF_EXPERT),
-        "ffn_down_exps.bias": (EXPERTS, EMBD),
     },
     windows=2,
     dims=with_experts("num_local_experts", width="intermediate_size"),

@@ -1,4 +1,4 @@
-"""Phi-2, Phi-3 and Phi-4, whose q/k/v and gate/up are fused in the form that llama.cpp reads."""
+"""Phi-3 and Phi-4, whose q/k/v and gate/up are fused in the form that llama.cpp reads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import numpy.typing as npt
 from gguf.constants import Keys
 
 from worker.convert.config import Config
-from worker.convert.family.layers import QKV
+from worker.convert.family.dims import Dims
 from worker.convert.family.metadata import norm_epsilon, rotated, sizes
 from worker.convert.family.rules import Family, Metadata
-from worker.convert.family.sizes import EMBD, FF, VOCAB, Dims
 from worker.errors import ModelError
 
 
@@ -65,35 +64,13 @@ def _factors(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:
     return found
 
 
-def _check(config: Config, d: Dims) -> None:
-    if config.rope().kind not in ("default", "longrope", "su"):
-        raise ModelError(
-            f"{config.name}: rope scaling of type {config.rope().kind!r} is not known for phi3; "
-            "default and longrope are"
-        )
-
-
 PHI3 = Family(
     "phi3",
     ("Phi3ForCausalLM",),
     "attn_norm attn_qkv attn_output ffn_norm ffn_up ffn_down",
     sources={"ffn_up": "mlp.gate_up_proj"},
-    shapes={"ffn_up": (2 * FF, EMBD)},
     common=_metadata,
     ignores_window=True,
     extra_tensors=_factors,
-    check=_check,
-)
-
-PHI2 = Family(
-    "phi2",
-    ("PhiForCausalLM",),
-    f"attn_norm+ {QKV} attn_output~ ffn_up+ ffn_down+",
-    model="token_embd output_norm+ output? output.bias",
-    sources={"output_norm": "model.final_layernorm", "output.bias": "lm_head.bias"},
-    shapes={"output.bias": (VOCAB,)},
-    norm="layer",
-    rotary=0.5,
-    head="always",
-    requires={"hidden_act": ("gelu_new", "gelu_pytorch_tanh"), "qk_layernorm": False},
+    ropes=("default", "longrope", "su"),
 )

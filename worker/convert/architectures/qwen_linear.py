@@ -9,10 +9,9 @@ import numpy as np
 from gguf.constants import Keys
 
 from worker.convert.config import Config
-from worker.convert.family.layers import EXPERTS, GATED, HEAD_NORMS, SHARED
-from worker.convert.family.metadata import SHARED_WIDTH, integer, of_dims, require
-from worker.convert.family.rules import Array, Family, From, Make, Sources, Value, as_stored, decay
-from worker.convert.family.sizes import EMBD, SSM_KERNEL, Dims, Q, size
+from worker.convert.family.dims import EXPERTS, GATED, HEAD_NORMS, SHARED, Dims
+from worker.convert.family.metadata import SHARED_WIDTH, integer, of_dims, sections
+from worker.convert.family.rules import Array, Family, From, Make, Sources, decay, squeezed
 
 _PERIOD = 4
 _SECTIONS = [11, 11, 10, 0]
@@ -43,11 +42,6 @@ def _expert_dims(config: Config) -> Dims:
     )
 
 
-_V_HEADS = size("v_heads")
-_KEYS = size("k_heads") * size("k_dim")
-_VALUES = _V_HEADS * size("v_dim")
-
-
 def _parts(sources: Sequence[Array], d: Dims) -> list[Array]:
     """q, k, v and z of Qwen3-Next, which the source stores together for each key head."""
     per_key = d.more["v_heads"] // d.more["k_heads"] * d.more["v_dim"]
@@ -74,7 +68,7 @@ def _tiled(values: Array, d: Dims, size: int, axis: int = 0) -> Array:
     return np.ascontiguousarray(apart.swapaxes(axis, axis + 1)).reshape(shape)
 
 
-def _tiled_heads(inner: Make = as_stored) -> Make:
+def _tiled_heads(inner: Make = squeezed) -> Make:
     return lambda sources, d: _tiled(inner(sources, d), d, 1)
 
 
@@ -84,22 +78,8 @@ def _tiled_values(axis: int) -> Make:
 
 def _tiled_behind_keys(sources: Sequence[Array], d: Dims) -> Array:
     """Reorder the rows of v, and keep those of q and k."""
-    rows = sources[0].reshape(sources[0].shape[0], -1)
-    keys = rows[: 2 * _KEYS.of(d)]
-    return np.concatenate([keys, _tiled(rows[2 * _KEYS.of(d) :], d, d.more["v_dim"])])
-
-
-def _attention_layers(config: Config, d: Dims) -> Value:
-    return [kind == "linear" for kind in d.kinds]
-
-
-def _sections(config: Config, d: Dims) -> Value:
-    sections = config.rope().params.values.get("mrope_section") or _SECTIONS
-    return [*sections, 0, 0, 0, 0][:4]
-
-
-def _check(config: Config, d: Dims) -> None:
-    require(config, linear_value_head_dim=d.more["k_dim"])
+    rows, n = sources[0].reshape(sources[0].shape[0], -1), 2 * d.more["k_heads"] * d.more["k_dim"]
+    return np.concatenate([rows[:n], _tiled(rows[n:], d, d.more["v_dim"])])
 
 
 _COMMON = "attn_norm post_attention_norm"
@@ -107,7 +87,11 @@ _COMMON = "attn_norm post_attention_norm"
 _ATTENTION = f"attn_q attn_k attn_v attn_output {HEAD_NORMS}"
 _LINEAR = "attn_qkv attn_gate ssm_conv1d ssm_dt.bias =ssm_a ssm_norm ssm_out"
 _SPARSE = f"{EXPERTS} {SHARED} ffn_gate_inp_shexp"
-_DENSE_REQUIRES = {"hidden_act": "silu", "attention_bias": False}
+_DENSE_REQUIRES = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "linear_value_head_dim": lambda d: d.more["k_dim"],
+}
 _SOURCES: Sources = {"ssm_dt.bias": "linear_attn.dt_bias"}
 
 QWEN3_NEXT = Family(
@@ -119,19 +103,6 @@ QWEN3_NEXT = Family(
         "attn_qkv": From("linear_attn.in_proj_qkvz.weight", make=_next_qkv),
         "attn_gate": From("linear_attn.in_proj_qkvz.weight", make=_next_z),
     },
-    shapes={
-        "attn_q": (2 * Q, EMBD),
-        "attn_qkv": (2 * _KEYS + _VALUES, EMBD),
-        "attn_gate": (_VALUES, EMBD),
-        "ssm_conv1d": (2 * _KEYS + _VALUES, SSM_KERNEL),
-        "ssm_dt": (_V_HEADS,),
-        "ssm_a": (_V_HEADS,),
-        "ssm_norm": (size("v_dim"),),
-        "ssm_out": (EMBD, _VALUES),
-        "ssm_ba": (2 * _V_HEADS, EMBD),
-        "ssm_alpha": (_V_HEADS, EMBD),
-        "ssm_beta": (_V_HEADS, EMBD),
-    },
     norm_plus=1.0,
     rotary=0.25,
     metadata={
@@ -139,8 +110,8 @@ QWEN3_NEXT = Family(
         Keys.SSM.STATE_SIZE: of_dims(lambda d: d.more["k_dim"]),
         Keys.SSM.GROUP_COUNT: of_dims(lambda d: d.more["k_heads"]),
         Keys.SSM.TIME_STEP_RANK: of_dims(lambda d: d.more["v_heads"]),
-        Keys.SSM.INNER_SIZE: of_dims(_VALUES.of),
-        "{arch}.attention.recurrent_layers": _attention_layers,
+        Keys.SSM.INNER_SIZE: of_dims(lambda d: d.more["v_heads"] * d.more["v_dim"]),
+        "{arch}.attention.recurrent_layers": of_dims(lambda d: [k == "linear" for k in d.kinds]),
         Keys.LLM.FULL_ATTENTION_INTERVAL: integer("full_attention_interval", default=_PERIOD),
         **SHARED_WIDTH,
     },
@@ -153,7 +124,6 @@ QWEN3_NEXT = Family(
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],
     },
-    check=_check,
 )
 
 QWEN3_5_MOE = replace(
@@ -177,7 +147,7 @@ QWEN3_5_MOE = replace(
         "ssm_alpha": _tiled_heads(),
         "ssm_beta": _tiled_heads(),
     },
-    metadata={**QWEN3_NEXT.metadata, Keys.Rope.DIMENSION_SECTIONS: _sections},
+    metadata={**QWEN3_NEXT.metadata, Keys.Rope.DIMENSION_SECTIONS: sections(_SECTIONS)},
     roots=("model.", "model.language_model."),
 )
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from gguf.constants import Keys
 
 from worker.convert.config import Config
+from worker.convert.family.dims import Dims
 from worker.convert.family.rules import Family, Metadata, Setting, Value
-from worker.convert.family.sizes import Dims
 from worker.errors import ModelError
 
 NO_LIMIT = 1 << 20
@@ -45,6 +45,16 @@ def flag(key: str, default: bool = False) -> Setting:
 def if_given(key: str) -> Callable[[Config, Dims], float | None]:
     """A number, where the configuration has it."""
     return lambda config, d: config.number(key) if config.has(key) else None
+
+
+def sections(default: Sequence[int] | None = None) -> Setting:
+    """How a head's frequencies are divided among three dimensions, which a text has as one."""
+
+    def read(config: Config, d: Dims) -> Value:
+        given = config.rope().params.values.get("mrope_section") or default
+        return [*map(int, given or [d.head_dim // 2]), 0, 0, 0, 0][:4]
+
+    return read
 
 
 def of_dims(read: Callable[[Dims], Value | None]) -> Setting:
@@ -258,12 +268,14 @@ def llama3_factors(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float
 # --- checks ---------------------------------------------------------------------------------
 
 
-def require(config: Config, **settings: object) -> None:
+def require(config: Config, d: Dims, settings: Mapping[str, object]) -> None:
     """Refuse settings that llama.cpp does not implement.
 
-    Alternatives are a tuple; `null` and absence mean the first of them.
+    Alternatives are a tuple; `null` and absence mean the first of them. What follows from the sizes
+    is a function of them.
     """
     for key, wanted in settings.items():
+        wanted = wanted(d) if callable(wanted) else wanted
         allowed = wanted if isinstance(wanted, tuple) else (wanted,)
         value = config.values.get(key)
         value = allowed[0] if value is None else value
@@ -272,17 +284,19 @@ def require(config: Config, **settings: object) -> None:
             raise ModelError(f"{config.name}: {key} is {value!r}, llama.cpp implements {choice}")
 
 
-def require_default_rope(config: Config, _d: Dims) -> None:
-    if config.rope().kind != "default":
-        raise ModelError(f"{config.name}: rope scaling is not known for this family in llama.cpp")
-
-
 def check(family: Family, config: Config, d: Dims) -> None:
     """Refuse what llama.cpp's implementation of the family cannot do."""
-    if not family.scales_as_llama3 and config.rope().kind == "llama3":
+    kind = config.rope().kind
+    if kind == "llama3" and not family.scales_as_llama3 or kind not in (family.ropes or (kind,)):
         raise ModelError(
-            f"{config.name}: rope scaling of type 'llama3' is not known for "
-            f"{family.architecture}; llama.cpp reads its factors in other families alone"
+            f"{config.name}: rope scaling of type {kind!r} is not known for {family.architecture}"
+            f" in llama.cpp{'; ' if family.ropes else ''}{' and '.join(family.ropes)}"
         )
-    require(config, **family.requires)
+    require(config, d, family.requires)
     family.check(config, d)
+
+
+def extra_tensors(family: Family, config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:
+    """Small tensors that follow from the configuration."""
+    scaled = llama3_factors(config, d) if family.scales_as_llama3 else {}
+    return {**scaled, **family.extra_tensors(config, d)}

@@ -2,7 +2,8 @@
 
 A description names tensors by the GGUF's names without layer and suffix, as the `gguf` package has
 them. That package also knows what checkpoints call them. Only what differs has to be said: another
-source, another shape, a function that reorders values.
+source, a part of it, a function that reorders values. Shapes are not said: they are those of the
+sources, and llama.cpp itself checks them (`tokenizer.check`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from gguf.tensor_mapping import TensorNameMap
 
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
-from worker.convert.family.sizes import FF_EXPERT, Dims, Shape, Size, fixed, is_norm, shape_of
+from worker.convert.family.dims import Dims
 from worker.convert.quantize import to_float32
 
 
@@ -53,8 +54,8 @@ class From:
     member of a stack (an expert, a head): the output's first axis, in order."""
     also: tuple[str, ...] = ()
     """Further source tensors that `make` is given."""
-    rows: tuple[Size, Size] | None = None
-    """First row and number of rows in a fused tensor, or in each expert of a stack."""
+    part: tuple[int, int] = (0, 1)
+    """Which of how many equal parts of the rows, or of those of each expert in a stack."""
     make: Make | None = None
     """Computes the tensor, or one member of a stack, from whole source tensors."""
     per_expert: bool = False
@@ -62,8 +63,6 @@ class From:
     kind: str = ""
     """The ggml type of the bytes that `make` returns, whatever the output type; its source tensors
     may then have any type."""
-    pads_rows: bool = False
-    """Rows that the source lacks at its end become zeros."""
 
 
 Sources = Mapping[str, "str | From | tuple[str | From, ...]"]
@@ -75,10 +74,7 @@ class Rule:
     """What one kind of tensor becomes. `{i}` in a name stands for the layer."""
 
     target: str
-    shape: Shape
     origin: From
-    shapes: Mapping[str, Shape] = field(default_factory=dict)
-    """Other shapes, of layers of some kinds."""
     optional: bool = False
     """Some checkpoints of the family lack it: a bias, or an output head that is tied."""
     interleaved: bool = False
@@ -86,8 +82,6 @@ class Rule:
     interleaved."""
     plus: float = 0.0
     """This is added to every value: Gemma stores its norm weights less one."""
-    times: str = ""
-    """Every value is multiplied by this one of `Dims.scales`."""
     on: str = ""
     """Only layers of this kind have the tensor (see `Dims.kinds`)."""
     keep_f32: bool = False
@@ -99,9 +93,9 @@ def transposed(sources: Sequence[Array], _d: Dims) -> Array:
     return np.ascontiguousarray(sources[0].swapaxes(-1, -2))
 
 
-def as_stored(sources: Sequence[Array], _d: Dims) -> Array:
-    """Keeps the values; used where only dimensions of one differ from the source."""
-    return sources[0]
+def squeezed(sources: Sequence[Array], _d: Dims) -> Array:
+    """Keeps the values, without dimensions of one."""
+    return sources[0].squeeze()
 
 
 def decay(sources: Sequence[Array], _d: Dims) -> Array:
@@ -111,10 +105,8 @@ def decay(sources: Sequence[Array], _d: Dims) -> Array:
 
 USUAL_MAKES: Mapping[str, Make] = {
     "ssm_a": decay,
-    **dict.fromkeys(("ssm_conv1d", "ssm_d", "ssm_norm", "shortconv.conv"), as_stored),
-    "exp_probs_b.bias": as_stored,
+    **dict.fromkeys(("ssm_conv1d", "shortconv.conv", "exp_probs_b.bias"), squeezed),
 }
-"""Where most families' tensors have other dimensions of one, or other values, than the GGUF's."""
 
 F32_ALWAYS = frozenset(
     """ffn_gate_inp ffn_gate_inp_shexp position_embd token_types ssm_conv1d ssm_a ssm_d
@@ -154,12 +146,8 @@ class Family:
     sources: Sources = field(default_factory=dict)
     """Where names are others than those that the `gguf` package knows, or not names alone; also
     `kind:name`."""
-    shapes: Mapping[str, Shape] = field(default_factory=dict)
-    """Those that differ from `sizes.SHAPES`; `kind:name` for one kind of layer alone."""
     makes: Mapping[str, Make] = field(default_factory=dict)
     """What computes a tensor from the source of the usual name."""
-    scaled: frozenset[str] = frozenset()
-    """Tensors that are multiplied by their constant in `Dims.scales`."""
     norm_plus: float = 0.0
     """This is added to the weights of norms; see `Rule.plus`."""
     interleaved: bool = False
@@ -194,6 +182,8 @@ class Family:
     """Regular expressions for tensors that are left out: the model does not need them."""
     scales_as_llama3: bool = False
     """llama.cpp reads the factors of Llama 3's rope scaling in this family."""
+    ropes: tuple[str, ...] = ()
+    """The only kinds of rope scaling that llama.cpp implements; empty: `metadata.rope` says."""
     extra_tensors: Callable[[Config, Dims], Mapping[str, Any]] = field(
         default=lambda config, dims: {}
     )
@@ -249,22 +239,14 @@ class Family:
     def _rules(
         self, base: str, suffix: str, kind: str, in_layer: bool, optional: bool, bare: bool = False
     ) -> Iterator[Rule]:
-        others = {
-            name.partition(":")[0]: shape
-            for name, shape in self.shapes.items()
-            if suffix == "weight" and name.partition(":")[2] == base
-        }
         plus = self.norm_plus if suffix == "weight" and is_norm(base) else 0.0
         for origin in self._origins(base, suffix, kind, in_layer):
             yield Rule(
                 target=("blk.{i}." if in_layer else "") + (base if bare else f"{base}.{suffix}"),
-                shape=shape_of(base, suffix, self.shapes),
                 origin=origin,
-                shapes=others,
                 optional=optional,
                 interleaved=self.interleaved and base in ("attn_q", "attn_k"),
                 plus=0.0 if base == "ssm_norm" else plus,
-                times=base if base in self.scaled and suffix == "weight" else "",
                 on=kind,
                 keep_f32=base in F32_ALWAYS or is_norm(base) or suffix != "weight",
             )
@@ -337,6 +319,10 @@ def _of_experts(base: str, suffix: str, source: str) -> Iterator[From]:
     yield From(source)
     fused = f"{before}.gate_up_proj"
     if base == "ffn_gate_exps":
-        yield From(fused, rows=(fixed(0), FF_EXPERT))
+        yield From(fused, part=(0, 2))
     elif base == "ffn_up_exps":
-        yield From(fused, rows=(FF_EXPERT, FF_EXPERT))
+        yield From(fused, part=(1, 2))
+
+
+def is_norm(word: str) -> bool:
+    return word.rstrip("_12").endswith("norm")

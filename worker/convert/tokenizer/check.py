@@ -1,7 +1,9 @@
-"""Compares token ids of the converted vocabulary with those of the source's own tokenizer.
+"""Lets llama.cpp load the model before its weights are written, and compares token ids with those
+of the source's own tokenizer.
 
-`TokenCheck` runs in the converter and starts this module as a child process. llama.cpp loads the
-vocabulary in the child, so an abort there does not end the converter.
+`TokenCheck` runs in the converter and starts this module as a child process, so an abort of
+llama.cpp there does not end the converter. The file that it loads has all settings and tensors, and
+holes instead of values: what llama.cpp would refuse later is refused now.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +20,13 @@ from typing import TYPE_CHECKING, Any
 from gguf.constants import Keys
 
 from worker.convert.family.rules import Metadata
-from worker.convert.output import header, write_header_to
+from worker.convert.output import write_layout
+from worker.convert.quantize import TensorType
+from worker.convert.tensor_plan import OutputTensor
 from worker.convert.tokenizer import corpus
 from worker.convert.tokenizer.reference import reference
 from worker.errors import ModelError, WorkerError
+from worker.models.gguf.header import read_header
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -62,18 +68,24 @@ class TokenCheck:
         self._child.kill()  # This has no effect on a process that has ended.
         self._child.communicate()
 
-    def check(self, architecture: str, metadata: Metadata) -> CheckedTokens:
-        """Compare the texts of `corpus`; may be called once only.
+    def check(
+        self,
+        architecture: str,
+        metadata: Metadata,
+        tensors: Sequence[tuple[OutputTensor, TensorType]] = (),
+    ) -> CheckedTokens:
+        """Let llama.cpp load a file with these tensors, whose values are holes, and compare the
+        texts of `corpus`; may be called once only.
 
         Raises:
-            ModelError: a text has other ids without a known reason, or llama.cpp refuses the
-                vocabulary.
+            ModelError: a text has other ids without a known reason, or llama.cpp refuses a setting,
+                the shape of a tensor or the vocabulary.
         """
         with tempfile.TemporaryDirectory(prefix="llorch-convert-") as temporary:
-            vocabulary = Path(temporary) / "vocabulary.gguf"
-            write_header_to(header(architecture, metadata), vocabulary)
+            file = Path(temporary) / "model.gguf"
+            write_layout(file, architecture, metadata, tensors=tensors)
             try:
-                stdout, stderr = self._child.communicate(f"{vocabulary}\n", TIMEOUT_SECONDS)
+                stdout, stderr = self._child.communicate(f"{file}\n", TIMEOUT_SECONDS)
             except subprocess.TimeoutExpired:
                 raise ModelError(
                     f"llama.cpp did not split the test texts in {TIMEOUT_SECONDS} s"
@@ -82,7 +94,7 @@ class TokenCheck:
             answer = json.loads(stdout.splitlines()[-1])
         except (IndexError, json.JSONDecodeError):
             last = stderr.strip().splitlines()[-1:] or ["no reason was given"]
-            raise ModelError(f"llama.cpp cannot load the vocabulary: {last[0]}") from None
+            raise ModelError(f"llama.cpp cannot load the model: {last[0]}") from None
         if "error" in answer:
             raise ModelError(str(answer["error"]), **answer.get("details", {}))
         return CheckedTokens(answer["n_texts"], tuple(answer["differing"]), answer["reason"])
@@ -95,19 +107,21 @@ def main() -> None:
 
         library.load()
         tokenizer = reference(Path(sys.argv[1]))
-        vocabulary = sys.stdin.readline().strip()
-        if not vocabulary:
+        file = sys.stdin.readline().strip()
+        if not file:
             return  # The caller stopped at another fault and does not wait for an answer.
-        answer = _compare(Path(vocabulary), tokenizer)
+        answer = _compare(Path(file), tokenizer)
     except WorkerError as error:
         answer = {"error": error.message, "details": error.details}
     print(json.dumps(answer))
 
 
-def _compare(vocabulary: Path, tokenizer: Tokenizer) -> dict[str, Any]:
+def _compare(file: Path, tokenizer: Tokenizer) -> dict[str, Any]:
     from worker.llama.model import LoadOptions, Model
 
-    model = Model(str(vocabulary), LoadOptions(vocab_only=True))
+    is_vocabulary = not read_header(file).tensors
+    options = LoadOptions(vocab_only=is_vocabulary, no_alloc=not is_vocabulary, mmap=False)
+    model = Model(str(file), options)
     reason = _NORMALISERS.get(model.metadata(Keys.Tokenizer.MODEL) or "", "")
     added = sorted(tokenizer.get_added_tokens_decoder().items())
     texts = corpus.texts([token.content for i, token in added if i < model.n_vocab])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.convert.checkpoint import Checkpoint
-from worker.convert.tokenizer import definition, rwkv, sentencepiece, tekken, tiktoken
+from worker.convert.tokenizer import definition, sentencepiece, tekken, tiktoken
 from worker.convert.tokenizer.protobuf import read_model
 from worker.convert.tokenizer.vocabulary import AddedToken, Vocabulary
 from worker.errors import ModelError
@@ -64,8 +64,6 @@ def _read(checkpoint: Checkpoint, pre: str | None) -> Vocabulary:
         return tiktoken.read(checkpoint.folder / tiktoken.FILE)
     if not model and (checkpoint.folder / tekken.FILE).is_file():
         return tekken.read(checkpoint.folder / tekken.FILE)
-    if not model and (checkpoint.folder / rwkv.FILE).is_file():
-        return rwkv.read(checkpoint.folder / rwkv.FILE)
     if not model:
         raise ModelError(f"{checkpoint.folder} has none of {', '.join(TOKENIZERS)}")
     if sentencepiece.is_sentencepiece_bpe(tokenizer):

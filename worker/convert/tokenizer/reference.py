@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.convert.tokenizer import rwkv, tekken, tiktoken
+from worker.convert.tokenizer import tekken, tiktoken
 from worker.convert.tokenizer.protobuf import SentencePieceModel, read_model
 from worker.errors import ModelError
 from worker.models.checkpoint_files import read_json
@@ -28,8 +28,6 @@ def reference(folder: Path) -> Tokenizer:
             return tiktoken.reference(ranks, tiktoken.PRE_TOKENIZER, added)
         if (folder / tekken.FILE).is_file():
             return tekken.reference(folder / tekken.FILE)
-        if (folder / rwkv.FILE).is_file():
-            return rwkv.reference(folder / rwkv.FILE)
         source = folder / "tokenizer.model"
         return _from_sentencepiece(read_model(source.read_bytes(), str(source)))
     try:

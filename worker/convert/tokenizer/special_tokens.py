@@ -78,8 +78,7 @@ def end_ids(checkpoint: Checkpoint, vocabulary: Vocabulary) -> list[int]:
     named = _named(checkpoint, "eos")
     own = vocabulary.id_of(named) if named is not None else None
     ends = [own] if own is not None else []
-    wants_own = not ends or vocabulary.model == "rwkv"  # Turns end at a blank line, texts at 0.
-    fallback = {"eos_token_id": vocabulary.special_ids.get("eos")} if wants_own else {}
+    fallback = {} if ends else {"eos_token_id": vocabulary.special_ids.get("eos")}
     for file in (checkpoint.json("generation_config.json"), checkpoint.config, fallback):
         value = file.get("eos_token_id")
         for i in value if isinstance(value, list) else [value]:

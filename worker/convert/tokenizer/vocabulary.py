@@ -41,7 +41,7 @@ class AddedToken:
 class Vocabulary:
     model: str
     """`tokenizer.ggml.model`: `gpt2` for byte-level BPE, `llama` for SentencePiece BPE, `t5` for
-    Unigram, `bert` for WordPiece, `rwkv` for byte strings."""
+    Unigram, `bert` for WordPiece."""
     tokens: list[str] = field(default_factory=list)
     types: list[int] = field(default_factory=list)
     pre: str = "default"
@@ -57,15 +57,11 @@ class Vocabulary:
     rstrip: set[int] = field(default_factory=set)
     special_rstrip: bool = False
     """Whether a special token takes the white space after it along, as Phi-3's do."""
-    spellings: dict[str, int] = field(default_factory=dict)
-    """The checkpoint's own texts of tokens that have another text in `tokens`."""
     settings: Metadata = field(default_factory=dict)
     """Further `tokenizer.ggml.*` keys for this kind of tokenizer."""
     notes: list[str] = field(default_factory=list)
 
     def id_of(self, text: str) -> int | None:
-        if text in self.spellings:
-            return self.spellings[text]
         try:
             return self.tokens.index(text)
         except ValueError:
@@ -90,9 +86,6 @@ class Vocabulary:
             )
         for i, token in added.items():
             if i >= size:
-                continue
-            if self.model == "rwkv":  # Its tokens are found in any text: no user may write them.
-                self.spellings[token.text] = i
                 continue
             is_unknown = i < len(self.types) and self.types[i] == TokenType.UNKNOWN
             kind = TokenType.UNKNOWN if is_unknown else token.kind
@@ -120,9 +113,8 @@ class Vocabulary:
         self._extend(size)
 
     def _extend(self, size: int) -> None:
-        never = r"\xff" if self.model == "rwkv" else ""
         missing = range(len(self.tokens), size)
-        self.tokens += [f"{never}[PAD{i}]" for i in missing]
+        self.tokens += [f"[PAD{i}]" for i in missing]
         self.types += [int(TokenType.UNUSED)] * len(missing)
         if self.scores is not None:
             self.scores += [-10000.0] * len(missing)

@@ -1,0 +1,375 @@
+"""Decoders of attention and one feed-forward block in each layer, without experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gguf.constants import Keys
+
+from worker.convert.checkpoint import Checkpoint
+from worker.convert.config import Config
+from worker.convert.family.dims import ATTENTION, GATED, HEAD_NORMS, QKV, Dims, named
+from worker.convert.family.metadata import (
+    flag,
+    if_given,
+    layer_norm,
+    number,
+    sections,
+    sizes,
+)
+from worker.convert.family.rules import Family, Metadata, Setting, transposed
+from worker.errors import ModelError
+
+PLAIN_ATTENTION = "attn_q attn_k attn_v attn_output"
+_GELU = ("gelu_pytorch_tanh", "gelu_new")
+
+# --- Llama and those that differ from it in a detail -----------------------------------------
+
+LLAMA = Family(
+    "llama",
+    ("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "InternLM3ForCausalLM"),
+    f"attn_norm {ATTENTION} ffn_norm ffn_gate~ ffn_up~ ffn_down~",
+    interleaved=True,
+    ignores_window=True,
+    scales_as_llama3=True,
+    ignored=(r".*\.rotary_emb\.inv_freq",),
+)
+
+
+def is_mistral4(config: Config) -> bool:
+    """Whether a model is of the newer of the two generations that share a class."""
+    kinds = (config.values, config.section("text_config").values)
+    return any(values.get("model_type") == "mistral4" for values in kinds)
+
+
+def in_rope(name: str) -> Setting:
+    return lambda config, d: if_given(name)(config.rope().params, d)
+
+
+MINISTRAL3 = Family(
+    "mistral3",
+    ("Ministral3ForCausalLM",),
+    LLAMA.layers,
+    multimodal=("Mistral3ForConditionalGeneration",),
+    interleaved=True,
+    metadata={  # Queries are scaled by their position.
+        Keys.Rope.SCALING_YARN_BETA_FAST: in_rope("beta_fast"),
+        Keys.Rope.SCALING_YARN_BETA_SLOW: in_rope("beta_slow"),
+        Keys.Attention.TEMPERATURE_SCALE: in_rope("llama_4_scaling_beta"),
+    },
+    applies=lambda config: not is_mistral4(config),
+)
+
+GRANITE = Family(
+    "granite",
+    ("GraniteForCausalLM",),
+    LLAMA.layers,
+    interleaved=True,
+    metadata={
+        Keys.Attention.SCALE: number("attention_multiplier", default=1.0),
+        Keys.LLM.EMBEDDING_SCALE: number("embedding_multiplier", default=1.0),
+        Keys.LLM.RESIDUAL_SCALE: number("residual_multiplier", default=1.0),
+        Keys.LLM.LOGIT_SCALE: number("logits_scaling", default=1.0),
+    },
+    scales_as_llama3=True,
+)
+
+ARCEE = Family(
+    "arcee",
+    ("ArceeForCausalLM",),
+    f"attn_norm {ATTENTION} ffn_norm ffn_up~ ffn_down~",
+    interleaved=True,
+    scales_as_llama3=True,
+    requires={"hidden_act": "relu2"},
+)
+
+SMOLLM3 = Family(
+    "smollm3",
+    ("SmolLM3ForCausalLM",),
+    f"attn_norm {ATTENTION} ffn_norm {GATED}",
+    interleaved=True,
+    requires={
+        "hidden_act": "silu",
+        "use_sliding_window": False,
+        # llama.cpp skips the rotation in every fourth layer and has no setting for it.
+        "no_rope_layers": lambda d: ([int((i + 1) % 4 != 0) for i in range(d.n_layers)], []),
+    },
+)
+
+SEED_OSS = Family(
+    "seed_oss",
+    ("SeedOssForCausalLM",),
+    f"attn_norm {ATTENTION} post_attention_norm {GATED}",
+    requires={"hidden_act": "silu", "attention_out_bias": False, "mlp_bias": False},
+)
+
+ERNIE4_5 = Family(
+    "ernie4_5",
+    ("Ernie4_5ForCausalLM",),
+    f"attn_norm {PLAIN_ATTENTION} ffn_norm {GATED}",
+    requires={"hidden_act": "silu", "use_bias": False},
+)
+
+# --- Qwen --------------------------------------------------------------------------------------
+
+QWEN2 = Family(
+    "qwen2",
+    ("Qwen2ForCausalLM",),
+    f"attn_norm {ATTENTION} ffn_norm {GATED}",
+    requires={"hidden_act": "silu", "use_sliding_window": False},
+)
+
+QWEN3 = replace(
+    QWEN2,
+    architecture="qwen3",
+    names=("Qwen3ForCausalLM", "Qwen3Model"),
+    layers=f"attn_norm {ATTENTION} {HEAD_NORMS} ffn_norm {GATED}",
+    roots=("model.", ""),
+)
+
+QWEN2_VL = replace(
+    QWEN2,
+    architecture="qwen2vl",
+    names=(),
+    multimodal=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
+    metadata={Keys.Rope.DIMENSION_SECTIONS: sections()},
+)
+
+
+def _unrotated(config: Config) -> Iterator[str]:
+    """llama.cpp gives the frequencies to the dimensions in turn, and none of them the last ones of
+    sections that are not as long as each other."""
+    given = config.rope().params.values.get("mrope_section") or [0]
+    idle = sum(i >= 3 * given[i % 3] for i in range(sum(given)) if i % 3 < len(given))
+    if idle:
+        yield f"llama.cpp does not rotate the last {idle} of a head's {sum(given)} frequencies"
+
+
+def deepstack(checkpoint: Checkpoint, _d: Dims) -> Metadata:
+    """From how many layers of the vision part the first layers of this one get features."""
+    vision = Config(checkpoint.config).section("vision_config")
+    return {Keys.LLM.NUM_DEEPSTACK_LAYERS: len(vision.values.get("deepstack_visual_indexes") or [])}
+
+
+QWEN3_VL = replace(
+    QWEN3,
+    architecture="qwen3vl",
+    names=(),
+    multimodal=("Qwen3VLForConditionalGeneration",),
+    metadata={Keys.Rope.DIMENSION_SECTIONS: sections()},
+    tensor_metadata=deepstack,
+    notes=_unrotated,
+)
+
+# --- norms behind the blocks -------------------------------------------------------------------
+
+OLMO2 = Family(
+    "olmo2",
+    ("Olmo2ForCausalLM",),
+    f"{PLAIN_ATTENTION} {HEAD_NORMS} {GATED} post_attention_norm post_ffw_norm",
+    head="always",
+)
+
+
+def _check_olmo3(config: Config, d: Dims) -> None:
+    local = config.rope("sliding_attention")
+    if config.section("rope_parameters").has("sliding_attention"):
+        if local.kind != "default" or local.theta != config.rope().theta:
+            raise ModelError(
+                f"{config.name}: within windows llama.cpp's olmo2 rotates without scaling and by "
+                "the same rope_theta as elsewhere"
+            )
+
+
+OLMO3 = replace(OLMO2, names=("Olmo3ForCausalLM",), windows=4, check=_check_olmo3)
+
+
+def _check_exaone4(config: Config, d: Dims) -> None:
+    if config.has("sliding_window") != (d.n_layers == 64):
+        raise ModelError(
+            f"{config.name}: sliding_window is {config.values.get('sliding_window')}, llama.cpp's "
+            "exaone4 has windows in models of 64 layers and in no others"
+        )
+
+
+EXAONE4 = replace(
+    OLMO2,
+    architecture="exaone4",
+    names=("Exaone4ForCausalLM",),
+    windows=4,
+    head="optional",
+    scales_as_llama3=True,
+    check=_check_exaone4,
+)
+
+GLM4 = Family(
+    "glm4",
+    ("Glm4ForCausalLM",),
+    f"attn_norm {ATTENTION} post_attention_norm ffn_norm ffn_up ffn_down post_ffw_norm",
+    sources={
+        "post_attention_norm": "post_self_attn_layernorm",
+        "ffn_norm": "post_attention_layernorm",
+        "ffn_up": "mlp.gate_up_proj",
+    },
+    rotary=0.5,
+)
+
+# --- norms of other kinds ----------------------------------------------------------------------
+
+OLMO = Family(
+    "olmo",
+    ("OlmoForCausalLM",),
+    f"{PLAIN_ATTENTION} {GATED}",
+    model="token_embd output?",  # Its norms have no weights.
+    interleaved=True,
+    norm="none",
+    metadata={
+        Keys.Attention.LAYERNORM_EPS: 1e-5,
+        Keys.Attention.CLAMP_KQV: if_given("clip_qkv"),
+    },
+)
+
+COHERE2 = Family(
+    "cohere2",
+    ("Cohere2ForCausalLM",),
+    f"attn_norm {PLAIN_ATTENTION} {GATED}",
+    norm="layer",
+    windows=4,
+    metadata={
+        Keys.LLM.LOGIT_SCALE: number("logit_scale", default=0.0625),
+        Keys.Rope.SCALING_TYPE: "none",
+    },
+    head="never",
+    ropes=("default",),
+    requires={"hidden_act": "silu", "head_dim": lambda d: d.n_embd // d.n_head},
+)
+
+COMMAND_R = replace(
+    COHERE2,
+    architecture="command-r",
+    names=("CohereForCausalLM",),
+    layers=f"{COHERE2.layers} attn_q_norm? attn_k_norm?",
+    windows=0,
+    metadata={
+        **COHERE2.metadata,
+        # The context in training; `max_position_embeddings` is smaller.
+        Keys.LLM.CONTEXT_LENGTH: lambda config, d: config.integer(
+            "model_max_length", "max_position_embeddings"
+        ),
+    },
+    # llama.cpp reads norms of heads in models of 64 layers and more.
+    requires={**COHERE2.requires, "use_qk_norm": lambda d: (d.n_layers >= 64, False)},
+)
+
+STABLELM = Family(
+    "stablelm",
+    ("StableLmForCausalLM", "StableLMEpochForCausalLM"),
+    # No ffn_norm if attention and feed-forward run in parallel behind one norm.
+    f"attn_norm+ ffn_norm? ffn_norm.bias? {ATTENTION} attn_q_norm? attn_k_norm? {GATED}",
+    model="token_embd output_norm+ output?",
+    # StableLM 2 12B has a separate norm for each head.
+    sources={f"attn_{x}_norm": f"self_attn.{x}_layernorm.norms.{{e}}" for x in "qk"},
+    norm="layer",
+    rotary=0.25,
+    metadata={Keys.LLM.USE_PARALLEL_RESIDUAL: flag("use_parallel_residual")},
+    head="always",
+    ignored=LLAMA.ignored,
+)
+
+STARCODER2 = Family(
+    "starcoder2",
+    ("Starcoder2ForCausalLM",),
+    f"attn_norm+ {ATTENTION} ffn_norm+ ffn_up+ ffn_down+",
+    model="token_embd output_norm+ output?",
+    norm="layer",
+    ignores_window=True,
+    requires={"hidden_act": _GELU, "use_bias": True},
+)
+
+NEMOTRON = Family(
+    "nemotron",
+    ("NemotronForCausalLM",),
+    f"attn_norm+ {ATTENTION} ffn_norm+ ffn_up ffn_down",
+    model="token_embd output_norm+ output?",
+    norm="layer",
+    norm_plus=1.0,
+    rotary=0.5,
+    head="always",
+    requires={"hidden_act": "relu2"},
+)
+
+PHI2 = Family(
+    "phi2",
+    ("PhiForCausalLM",),
+    f"attn_norm+ {QKV} attn_output~ ffn_up+ ffn_down+",
+    model="token_embd output_norm+ output? output.bias",
+    sources={"output_norm": "model.final_layernorm", "output.bias": "lm_head.bias"},
+    norm="layer",
+    rotary=0.5,
+    head="always",
+    requires={"hidden_act": _GELU, "qk_layernorm": False},
+)
+
+HUNYUAN = Family(
+    "hunyuan-dense",
+    ("HunYuanDenseV1ForCausalLM",),
+    f"attn_norm {ATTENTION} {HEAD_NORMS} ffn_norm {GATED}",
+    sources={"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
+)
+
+JAIS2 = Family(
+    "jais2",
+    ("Jais2ForCausalLM",),
+    "attn_norm+ attn_q+ attn_k+ attn_v+ attn_output+ ffn_norm+ ffn_up+ ffn_down+",
+    model="token_embd output_norm+ output?",
+    norm="layer",
+    requires={"hidden_act": "relu2"},
+)
+
+# --- learned positions -------------------------------------------------------------------------
+
+
+def _gpt2(_family: Family, config: Config, d: Dims) -> Metadata:
+    n_positions = config.integer("n_positions", "n_ctx")
+    return sizes(d, n_positions) | layer_norm(config, "layer_norm_epsilon")
+
+
+def _gpt2_dims(config: Config) -> Dims:
+    keys = {
+        "hidden_size": "n_embd",
+        "num_hidden_layers": "n_layer",
+        "num_attention_heads": "n_head",
+    }
+    n_ff = config.integer("n_inner", default=4 * config.integer("n_embd"))
+    return named(config, keys, intermediate_size=n_ff)
+
+
+GPT2 = Family(
+    "gpt2",
+    ("GPT2LMHeadModel",),
+    "attn_norm+ ffn_norm+ attn_qkv+ attn_output+ ffn_up+ ffn_down+",
+    model="token_embd position_embd output_norm+ output?",
+    layer="transformer.h.{i}",
+    roots=("transformer.", ""),
+    sources={
+        "attn_norm": "ln_1",
+        "ffn_norm": "ln_2",
+        "attn_qkv": "attn.c_attn",
+        "attn_output": "attn.c_proj",
+        "ffn_up": "mlp.c_fc",
+        "ffn_down": "mlp.c_proj",
+        "token_embd": "transformer.wte",
+        "output_norm": "transformer.ln_f",
+    },
+    makes=dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), transposed),
+    common=_gpt2,
+    dims=_gpt2_dims,
+    ignored=(r".*\.attn\.(masked_)?bias",),
+    requires={
+        "activation_function": _GELU,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+)

@@ -1,0 +1,335 @@
+"""Decoders of attention and experts in each layer, or in all but the first ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from gguf.constants import Keys
+
+from worker.convert.architectures.dense import (
+    GRANITE,
+    HUNYUAN,
+    LLAMA,
+    OLMO2,
+    PLAIN_ATTENTION,
+    QWEN2,
+    QWEN3,
+    QWEN3_VL,
+)
+from worker.convert.config import Config
+from worker.convert.family.dims import (
+    ATTENTION,
+    EXPERTS,
+    GATED,
+    HEAD_NORMS,
+    SHARED,
+    Dims,
+    with_experts,
+)
+from worker.convert.family.metadata import (
+    SHARED_WIDTH,
+    as_deepseek,
+    integer,
+    of_dims,
+    rotated,
+)
+from worker.convert.family.rules import Array, Family, From, Make, Sources
+from worker.errors import ModelError
+
+
+def half(i: int) -> Make:
+    """Gate (0) or up (1) of an expert, which is stored as (inputs, outputs) or the other way."""
+
+    def make(sources: Sequence[Array], d: Dims) -> Array:
+        both = sources[0].T if sources[0].shape[0] == d.n_embd else sources[0]
+        return np.ascontiguousarray(np.split(both, 2)[i])
+
+    return make
+
+
+def down(sources: Sequence[Array], d: Dims) -> Array:
+    is_turned = sources[0].shape[-1] == d.n_embd
+    return np.ascontiguousarray(sources[0].T) if is_turned else sources[0]
+
+
+def halves_of(experts: str) -> Sources:
+    return {
+        "ffn_gate_exps": From(f"{experts}.gate_up_proj", make=half(0), per_expert=True),
+        "ffn_up_exps": From(f"{experts}.gate_up_proj", make=half(1), per_expert=True),
+        "ffn_down_exps": From(f"{experts}.down_proj", make=down, per_expert=True),
+    }
+
+
+BY_NUMBER: Sources = {
+    f"ffn_{name}_exps": f"block_sparse_moe.experts.{{e}}.{source}"
+    for name, source in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+}
+"""Experts as Mixtral has them."""
+
+MIXTRAL = replace(
+    LLAMA,
+    names=("MixtralForCausalLM",),
+    layers=f"attn_norm {ATTENTION} ffn_norm {EXPERTS}",
+    sources={"ffn_gate_inp": ("block_sparse_moe.gate", "mlp.gate"), **BY_NUMBER},
+    dims=with_experts("num_local_experts", width="intermediate_size"),
+)
+
+OLMOE = replace(
+    OLMO2,
+    architecture="olmoe",
+    names=("OlmoeForCausalLM",),
+    layers=f"attn_norm {PLAIN_ATTENTION} {HEAD_NORMS} ffn_norm {EXPERTS}",
+    dims=with_experts("num_experts", width="intermediate_size"),
+    requires={
+        "hidden_act": "silu",
+        "norm_topk_prob": False,
+        "num_key_value_heads": lambda d: d.n_head,
+        "clip_qkv": None,
+    },
+)
+
+# --- Qwen --------------------------------------------------------------------------------------
+
+_SPARSE = {
+    **QWEN2.requires,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": ([], None),
+}
+
+QWEN2_MOE = replace(
+    QWEN2,
+    architecture="qwen2moe",
+    names=("Qwen2MoeForCausalLM",),
+    layers=f"attn_norm {ATTENTION} ffn_norm {EXPERTS} {SHARED} ffn_gate_inp_shexp",
+    metadata=SHARED_WIDTH,
+    dims=with_experts(
+        "num_experts", "num_local_experts", shared_width="shared_expert_intermediate_size"
+    ),
+    head="always",
+    requires={**_SPARSE, "norm_topk_prob": False},
+)
+
+
+def _check_normed(config: Config, _d: Dims) -> None:
+    """Absence means false in transformers, and llama.cpp knows nothing but true."""
+    if not config.flag("norm_topk_prob"):
+        raise ModelError(f"{config.name}: norm_topk_prob is False, llama.cpp implements True")
+
+
+QWEN3_MOE = replace(
+    QWEN3,
+    architecture="qwen3moe",
+    names=("Qwen3MoeForCausalLM",),
+    layers=f"attn_norm {ATTENTION} {HEAD_NORMS} ffn_norm {EXPERTS}",
+    roots=("model.",),
+    dims=with_experts("num_experts", "num_local_experts"),
+    requires=_SPARSE,
+    check=_check_normed,
+)
+
+QWEN3_VL_MOE = replace(
+    QWEN3_VL,
+    architecture="qwen3vlmoe",
+    multimodal=("Qwen3VLMoeForConditionalGeneration",),
+    layers=QWEN3_MOE.layers,
+    dims=QWEN3_MOE.dims,
+    sources=halves_of("mlp.experts"),
+    requires={**_SPARSE, "norm_topk_prob": True},
+)
+
+# --- experts whose router has a bias --------------------------------------------------------------
+
+MINIMAX_M2 = Family(
+    "minimax-m2",
+    ("MiniMaxM2ForCausalLM",),
+    f"attn_norm {PLAIN_ATTENTION} {HEAD_NORMS} ffn_norm {EXPERTS} exp_probs_b.bias",
+    sources={
+        **MIXTRAL.sources,
+        "exp_probs_b.bias": (
+            "block_sparse_moe.e_score_correction_bias",
+            "mlp.e_score_correction_bias",
+        ),
+    },
+    metadata={
+        Keys.Rope.DIMENSION_COUNT: lambda config, d: config.integer(
+            "rotary_dim", default=rotated(config, d.head_dim, 1.0)
+        ),
+        Keys.LLM.EXPERT_GATING_FUNC: 2,  # Sigmoid.
+    },
+    dims=with_experts("num_local_experts", width="intermediate_size"),
+    ignored=(r"model\.(mtp|layers\.\d+\.mtp).*",),
+    requires={"hidden_act": "silu", "use_qk_norm": True, "scoring_func": "sigmoid"},
+)
+
+GLM4_MOE = Family(
+    "glm4moe",
+    ("Glm4MoeForCausalLM",),
+    {
+        "": f"attn_norm {ATTENTION} attn_q_norm? attn_k_norm? post_attention_norm",
+        "dense": GATED,
+        "experts": f"{EXPERTS} exp_probs_b.bias {SHARED}",
+    },
+    rotary=0.5,
+    metadata=as_deepseek(gating=2),
+    dims=with_experts(
+        "n_routed_experts", n_shared="n_shared_experts", n_dense="first_k_dense_replace"
+    ),
+    ignores_extra_layers=True,
+    requires={"hidden_act": "silu", "n_group": 1},
+)
+
+SOLAR_OPEN = replace(GLM4_MOE, names=("SolarOpenForCausalLM",), rotary=1.0)
+
+DOTS1 = replace(
+    GLM4_MOE,
+    architecture="dots1",
+    names=("Dots1ForCausalLM",),
+    layers={**GLM4_MOE.by_kind(), "": f"attn_norm {ATTENTION} {HEAD_NORMS} ffn_norm"},
+    rotary=None,
+    requires={**GLM4_MOE.requires, "num_key_value_heads": lambda d: d.n_head},
+)
+
+HUNYUAN_MOE = replace(
+    HUNYUAN,
+    architecture="hunyuan-moe",
+    names=("HunYuanMoEV1ForCausalLM",),
+    layers=f"attn_norm {ATTENTION} {HEAD_NORMS} ffn_norm {EXPERTS} {SHARED}",
+    sources={**HUNYUAN.sources, "ffn_gate_inp": "mlp.gate.wg"},
+    metadata=SHARED_WIDTH,
+    n_used="moe_topk",
+    dims=with_experts("num_experts", width="intermediate_size", shared_width="intermediate_size"),
+)
+
+EXAONE_MOE = replace(
+    GLM4_MOE,
+    architecture="exaone-moe",
+    names=("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"),
+    layers={**GLM4_MOE.by_kind(), "": f"attn_norm {PLAIN_ATTENTION} {HEAD_NORMS} ffn_norm"},
+    rotary=None,
+    windows=4,
+    metadata={
+        **GLM4_MOE.metadata,
+        Keys.LLM.EXPERT_SHARED_COUNT: integer("num_shared_experts"),
+        **SHARED_WIDTH,
+    },
+    dims=with_experts(
+        "num_experts", n_shared="num_shared_experts", n_dense="first_k_dense_replace"
+    ),
+    ignored=(r"mtp\..*",),
+    ropes=("default",),
+)
+
+ERNIE4_5_MOE = Family(
+    "ernie4_5-moe",
+    ("Ernie4_5_MoeForCausalLM",),
+    {
+        "": f"attn_norm {PLAIN_ATTENTION} ffn_norm",
+        "dense": GATED,
+        "experts": f"{EXPERTS} {SHARED} exp_probs_b.bias",
+    },
+    sources={"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+    metadata={
+        Keys.LLM.EXPERT_SHARED_COUNT: integer("moe_num_shared_experts"),
+        **SHARED_WIDTH,
+        Keys.LLM.INTERLEAVE_MOE_LAYER_STEP: 1,
+        Keys.LLM.LEADING_DENSE_BLOCK_COUNT: of_dims(lambda d: d.kinds.count("dense")),
+    },
+    n_used="moe_k",
+    dims=with_experts(
+        "moe_num_experts", n_shared="moe_num_shared_experts", n_dense="moe_layer_start_index"
+    ),
+    ignored=(r"model\.mtp_.*",),
+    requires={
+        "hidden_act": "silu",
+        "use_bias": False,
+        "moe_layer_interval": 1,
+        "moe_layer_end_index": lambda d: (d.n_layers - 1, -1),
+    },
+)
+
+# --- experts in one tensor ------------------------------------------------------------------------
+
+
+def _granite_dims(config: Config) -> Dims:
+    d = Dims.of(config)
+    return replace(
+        d,
+        n_expert=int(config.values.get("num_local_experts") or 0),
+        n_ff_expert=d.n_ff,
+        n_ff_shared=int(config.values.get("shared_intermediate_size") or 0),
+    )
+
+
+GRANITE_MOE = replace(
+    GRANITE,
+    architecture="granitemoe",
+    names=("GraniteMoeForCausalLM",),
+    layers=f"attn_norm {ATTENTION} ffn_norm {EXPERTS}",
+    sources={
+        "ffn_gate_exps": From("block_sparse_moe.input_linear.weight", part=(0, 2)),
+        "ffn_up_exps": From("block_sparse_moe.input_linear.weight", part=(1, 2)),
+        "ffn_down_exps": "block_sparse_moe.output_linear",
+        "ffn_gate_shexp": From("shared_mlp.input_linear.weight", part=(0, 2)),
+        "ffn_up_shexp": From("shared_mlp.input_linear.weight", part=(1, 2)),
+    },
+    metadata={
+        **GRANITE.metadata,
+        Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH: of_dims(
+            lambda d: d.n_ff_shared if d.n_expert else None
+        ),
+    },
+    dims=_granite_dims,
+)
+
+GRANITE_MOE_SHARED = replace(
+    GRANITE_MOE,
+    names=("GraniteMoeSharedForCausalLM",),
+    layers=f"{GRANITE_MOE.layers} {SHARED}",
+)
+
+
+def _llama4_dims(config: Config) -> Dims:
+    d = Dims.of(config)
+    step = config.integer("interleave_moe_layer_step", default=1)
+    kinds = tuple("experts" if (i + 1) % step == 0 else "dense" for i in range(d.n_layers))
+    return replace(
+        d,
+        n_ff=config.integer("intermediate_size_mlp"),
+        n_expert=config.integer("num_local_experts"),
+        n_ff_expert=d.n_ff,
+        n_ff_shared=d.n_ff,
+        kinds=kinds,
+    )
+
+
+LLAMA4 = Family(
+    "llama4",
+    ("Llama4ForCausalLM",),
+    {
+        "": f"attn_norm {PLAIN_ATTENTION} ffn_norm",
+        "dense": GATED,
+        "experts": f"{EXPERTS} {SHARED}",
+    },
+    multimodal=("Llama4ForConditionalGeneration",),
+    sources={
+        "ffn_gate": "feed_forward.gate_proj",
+        "ffn_up": "feed_forward.up_proj",
+        "ffn_down": "feed_forward.down_proj",
+        **halves_of("feed_forward.experts"),
+        "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
+    },
+    metadata={Keys.LLM.INTERLEAVE_MOE_LAYER_STEP: integer("interleave_moe_layer_step", default=1)},
+    dims=_llama4_dims,
+    scales_as_llama3=True,
+    requires={
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "attention_chunk_size": 8192,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+        "use_qk_norm": lambda d: d.n_expert != 128,
+        "no_rope_layers": lambda d: ([int((i + 1) % 4 != 0) for i in range(d.n_layers)], []),
+    },
+)
