@@ -47,7 +47,7 @@ from worker.observability.metrics import Metrics
 from worker.observability.terminal import LiveLine, first_request, ready_text
 from worker.pool.client import PoolClient
 from worker.pool.heartbeat import Heartbeats
-from worker.setting_faults import check_certificate, read_keys
+from worker.setting_faults import check_certificate, check_store, read_keys
 from worker.settings import Settings
 from worker.supervisor.engine_process import EngineProcess
 from worker.supervisor.supervisor import Supervisor
@@ -66,6 +66,8 @@ def run(settings: Settings, engine: EngineProcess) -> None:
     check_certificate(settings.certificate)
     if settings.api_key_file is not None:
         read_keys(settings.api_key_file)
+    if settings.store_path is not None:
+        check_store(settings.store_path)
     path = settings.socket_path
     listener = listen(settings.host, settings.port) if path is None else listen_at(path)
     if settings.engine.confine:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,6 +48,23 @@ def check_certificate(certificate: tuple[str, str] | None) -> None:
             f"certificate with its key: {getattr(error, 'reason', None) or error}.",
             field="ssl_certfile",
         ) from None
+
+
+def check_store(folder: Path) -> None:
+    """Raises `ConfigError` if no engine could use this folder of `--kv-store`, or make it."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    status = existing.stat()
+    why = None
+    if not stat.S_ISDIR(status.st_mode):
+        why = f"{existing} is not a folder"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        why = f"{existing} cannot be written to"
+    elif existing == folder and (
+        status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    ):
+        why = "others could put files into it: it must be this user's, and chmod 700"
+    if why is not None:
+        raise ConfigError(f"--kv-store {folder} cannot be used: {why}.", field="kv_store")
 
 
 def read_keys(path: str) -> dict[str, str]:

@@ -230,6 +230,13 @@ class Settings(_TableFields):
         return None if self.uds is None else os.path.expanduser(self.uds)
 
     @property
+    def store_path(self) -> Path | None:
+        """The folder of --kv-store; it may not exist yet."""
+        return (
+            None if self.engine.kv_store is None else Path(os.path.expanduser(self.engine.kv_store))
+        )
+
+    @property
     def needs_key(self) -> bool:
         """Whether a client must show the token, or a key."""
         return self.worker_token is not None or self.api_key_file is not None

@@ -40,7 +40,7 @@ from worker.models.checkpoint_files import check_checkpoint
 from worker.models.draft import resolve_draft
 from worker.models.projector import NONE, resolve_projector
 from worker.models.resolve import resolve_for
-from worker.setting_faults import check_certificate
+from worker.setting_faults import check_certificate, check_store, read_keys
 from worker.settings import Settings
 
 _GIB = 1 << 30
@@ -162,6 +162,13 @@ def diagnose(
         check_certificate(settings.certificate)
         if settings.certificate is not None:
             found.ok("certificate", ", ".join(settings.certificate))
+    if settings.store_path is not None:
+        with found.check("kv store"):
+            check_store(settings.store_path)
+            found.ok("kv store", str(settings.store_path))
+    if settings.api_key_file is not None:
+        with found.check("keys"):
+            found.ok("keys", ", ".join(read_keys(settings.api_key_file).values()))
     findings = preflight.ask(questions, child=child)
     _native_checks(found, findings)
     found.checks += files.checks

@@ -18,6 +18,7 @@ from worker.devices.plan.placement import tensor_placement
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import live_check
 from worker.devices.residency import proof as residency
+from worker.devices.residency.mapped import MappedFiles
 from worker.devices.select import Selected, select_device
 from worker.engine.backend import LlamaBackend
 from worker.engine.cache.opening import open_disk
@@ -92,6 +93,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     selected = select_device(settings)
     library.on_abort(lambda message: _aborting(message, channel))
     plan = _plan(config, header, selected, budget)
+    mapped = MappedFiles(header.parts if settings.maps_file else ())
     model = _load_model(config, channel, selected, plan, header)
     context = _create_context(config, model, plan, budget.threads, embeds)
     channel.send([Progress("residency", 0.0)])
@@ -151,6 +153,11 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         disk=disk,
         drafter=guessing.drafter,
     )
+
+    def prove_residency() -> None:
+        mapped.check()
+        live_check.check(selected, info.residency, locked=settings.mlock)
+
     vocabulary = GrammarVocabulary(model)
     intake = Intake(
         loop,
@@ -158,7 +165,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         channel.send,
         make_sampler=lambda sampling, prompt: Sampler(model, sampling, prompt, vocabulary),
         pool=pool,
-        prove_residency=lambda: live_check.check(selected, info.residency, locked=settings.mlock),
+        prove_residency=prove_residency,
         kv_unified=info.kv_unified,
         scored_rows=rows_with_logits(model.n_vocab, info.slots),
         takes_snapshots=not backend.cuts_anywhere,

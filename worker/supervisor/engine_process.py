@@ -194,6 +194,8 @@ def how_it_ended(returncode: int | None) -> str:
     """How a process ended: `killed by SIGABRT`, `exit code 3`."""
     if returncode is None:
         return "still there after SIGKILL"
+    if returncode == -signal.SIGBUS:
+        return "killed by SIGBUS: a file that is mapped became shorter, or cannot be read"
     if returncode < 0:
         try:
             return f"killed by {signal.Signals(-returncode).name}"

@@ -129,12 +129,12 @@ class Guardian:
                 self.engine = self.engine.successor()
                 continue
             self._woken = None
-            self._record_crash(how)
+            cause = self._record_crash(how)
             if self.crashes.is_loop:
                 recent = self.crashes.recent
                 crash_loop = CrashLoop(
                     f"The engine crashed {recent} times within {self._settings.crash_window:.0f} "
-                    f"s, last: {how}; the limit is {self._settings.crash_limit}.",
+                    f"s, last: {cause.rstrip('.')}; the limit is {self._settings.crash_limit}.",
                     crashes=recent,
                 )
                 self.fail(crash_loop)
@@ -164,7 +164,8 @@ class Guardian:
             self._supervisor.on_lost(error, engine.suspects)
         return await engine.end()
 
-    def _record_crash(self, how: str) -> None:
+    def _record_crash(self, how: str) -> str:
+        """Returns the cause."""
         engine = self.engine
         trouble = engine.start_error.message if engine.start_error else None
         cause = trouble or engine.kill_reason or how
@@ -180,6 +181,7 @@ class Guardian:
             limit=self._settings.crash_limit,
             ready_seconds=round(crash.ready_seconds, 3),
         )
+        return cause
 
     # --- watch ---
 

@@ -176,8 +176,8 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
 
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    for name, reason in (("file", "it is not a folder"), ("file/store", "Not a directory")):
-        with pytest.raises(ConfigError, match=f"--kv-store .* cannot be used: {reason}"):
+    for name in ("file", "file/store"):
+        with pytest.raises(ConfigError, match="--kv-store .* cannot be used: .*/file is not a"):
             opened(tmp_path / name)
 
 

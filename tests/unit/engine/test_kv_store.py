@@ -15,6 +15,7 @@ from tests.support.real_engine import RealEngine
 from tests.unit.engine.test_kv_files import files
 from tests.unit.engine.test_loop import Engine
 from tests.unit.engine.test_memory_kinds import ANSWER, PLAIN_CASES, Alone
+from worker.engine.cache import carrier
 from worker.wire.messages import Failed, Started
 
 # --- on the real engine ----------------------------------------------------------------------
@@ -195,3 +196,35 @@ def test_a_read_that_nobody_waits_for_any_more_is_ended(
     assert not engine.loop.carrier.is_reading and memory.locked_bytes == 0
     for number, prompt in ((2, b"a" * 40 + b"second"), (3, b"b" * 40 + b"third")):
         assert engine.text(number).encode() == expected_answer(prompt, 4, 96)
+
+
+def test_nobody_waits_for_a_disk_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The requests are computed; when the disk answers after all, it is of use again."""
+    engine = Engine(folder=tmp_path, n_slots=1)
+    for number, prompt in enumerate((b"a" * 40, b"b" * 40)):
+        engine.submit(number, prompt, max_tokens=4)
+        engine.drain()
+    monkeypatch.setattr(carrier, "_LEAST_PATIENCE", 0.05)
+    engine = Engine(folder=tmp_path, n_slots=2)
+    assert engine.loop.disk is not None
+    begun: list[Callable[[], None]] = []
+    read = engine.loop.disk.read
+    monkeypatch.setattr(engine.loop.disk, "read", lambda *of: begun.append(lambda: read(*of)))
+    texts = {1: b"a" * 40 + b"first", 2: b"b" * 40 + b"second", 3: b"b" * 40 + b"third"}
+    for number, prompt in texts.items():
+        engine.submit(number, prompt, max_tokens=4)
+    engine.drain()
+    for number, prompt in texts.items():
+        assert engine.text(number).encode() == expected_answer(prompt, 4, 96)
+    assert len(begun) == 1, "the others do not wait behind it"
+    engine.submit(4, b"c" * 40, max_tokens=4)
+    engine.drain()
+    begun[0]()
+    while engine.loop.carrier.is_reading:
+        engine.turn()
+    engine = Engine(folder=tmp_path, n_slots=1)
+    engine.submit(5, b"c" * 40 + b"more", max_tokens=4)
+    engine.drain()
+    assert started(engine, 5).cached_tokens >= 40

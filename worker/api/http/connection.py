@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import resource
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, cast
@@ -32,6 +33,8 @@ FRAMING_PER_BYTE = 8
 PARSED_AT_ONCE = 8 * 1024
 """Bytes that are parsed in one turn of the event loop, which takes some 5 ms at most."""
 MAX_CONNECTIONS = 2048
+OTHER_FILES = 64
+"""That this process opens at once beside its connections, at most."""
 MAX_UNREAD_BYTES = 256 * 2**20
 """Of all answers that wait for their clients to read them."""
 
@@ -84,11 +87,17 @@ class WorkerProtocol(HttpToolsProtocol):
     _n_framing_bytes = 0
 
     def __init__(
-        self, *args: Any, patience_seconds: float, on_cut: Callable[[], None], **kwargs: Any
+        self,
+        *args: Any,
+        patience_seconds: float,
+        on_cut: Callable[[], None],
+        most_connections: int = MAX_CONNECTIONS,
+        **kwargs: Any,
     ) -> None:
         """`patience_seconds`: a client may leave an answer unread for so long; `on_cut` counts
         those that did."""
         super().__init__(*args, **kwargs)
+        self._most_connections = most_connections
         self._unparsed = bytearray()
         self._patience_seconds, self._on_cut = patience_seconds, on_cut
 
@@ -96,7 +105,7 @@ class WorkerProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow: _Flow = _Flow(transport)
         self._enter("idle")
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > self._most_connections:
             victim, _ = _owing.popitem(last=False)
             victim.transport.abort()
 
@@ -250,8 +259,28 @@ class WorkerProtocol(HttpToolsProtocol):
 
 def protocol_with(patience_seconds: float, on_cut: Callable[[], None]) -> type[WorkerProtocol]:
     """As uvicorn wants it, which fills in the rest of the arguments."""
-    made = functools.partial(WorkerProtocol, patience_seconds=patience_seconds, on_cut=on_cut)
+    made = functools.partial(
+        WorkerProtocol,
+        patience_seconds=patience_seconds,
+        on_cut=on_cut,
+        most_connections=most_connections(),
+    )
     return cast(type[WorkerProtocol], made)
+
+
+def most_connections() -> int:
+    """So many that files are left for everything else. The process takes as many files as it may
+    for them: where none is left, the system resets each new connection, also a probe's."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return (
+        MAX_CONNECTIONS
+        if soft == resource.RLIM_INFINITY
+        else max(1, min(wanted, soft) - OTHER_FILES)
+    )
 
 
 def _n_unread(connection: WorkerProtocol) -> int:

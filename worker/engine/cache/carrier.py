@@ -5,6 +5,7 @@ Engine thread. Running streams wait for a copy, as it is made between two steps.
 
 from __future__ import annotations
 
+import threading
 import time
 from array import array
 from collections import deque
@@ -25,6 +26,9 @@ _MOST_COUNTING = 0.02
 all: llama.cpp lists all pieces before it copies one, and would take hundreds of MiB for the list
 where values lie transposed (no flash attention) and the cells of one sequence between those of
 others."""
+_LEAST_PATIENCE = 2.0
+"""Seconds that a request waits for the disk at least; else as long as it takes to compute what is
+read."""
 
 
 class Carrier:
@@ -45,6 +49,10 @@ class Carrier:
         """For whom which file is to be read, in order of arrival, and how many of its tokens are
         wanted."""
         self.is_reading = self.is_writing = False
+        self._hangs = False
+        """What is being read takes too long to wait for; until it has come, nobody waits for the
+        disk."""
+        self._n_reads = 0
 
     # --- cells and memory --------------------------------------------------------------------
 
@@ -120,7 +128,7 @@ class Carrier:
 
     def look_up(self, sequence: Sequence) -> None:
         """Have the disk read what an arriving sequence can go on from, if that saves time."""
-        if self._disk is None or not sequence.may_reuse:
+        if self._disk is None or self._hangs or not sequence.may_reuse:
             return
         found = self._disk.longest(sequence.tokens[:-1], sequence.request.cache_salt)
         if found is not None and self._saves_time(sequence, *found):
@@ -160,10 +168,32 @@ class Carrier:
             return  # until those before it have let go of theirs
         self._due.popleft()
         self.is_reading, began = True, self._clock()
-        disk.read(entry, lambda prefix: self._call(lambda: self._has_read(sequence, prefix, began)))
+        self._n_reads = number = self._n_reads + 1
+        patience = max(_LEAST_PATIENCE, length * self._cache.prices.per_token)
+        alarm = threading.Timer(
+            patience, lambda: self._call(lambda: self._stop_waiting(number, sequence))
+        )
+        alarm.daemon = True
+        alarm.start()
+
+        def done(prefix: Prefix | None) -> None:
+            alarm.cancel()
+            self._call(lambda: self._has_read(sequence, prefix, began))
+
+        disk.read(entry, done)
+
+    def _stop_waiting(self, read: int, sequence: Sequence) -> None:
+        """Those that wait for the disk are computed, unless this read has come after all."""
+        if read != self._n_reads or not self.is_reading:
+            return
+        self._hangs = True
+        for each in (sequence, *(waiting for waiting, _, _ in self._due)):
+            each.awaits_disk = False
+        self._due.clear()
+        log.warning("kv_store.hangs")
 
     def _has_read(self, sequence: Sequence, prefix: Prefix | None, began: float) -> None:
-        cache, self.is_reading = self._cache, False
+        cache, self.is_reading, self._hangs = self._cache, False, False
         is_awaited, sequence.awaits_disk = sequence.awaits_disk, False
         if prefix is None:
             return

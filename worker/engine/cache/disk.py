@@ -10,7 +10,6 @@ import contextlib
 import hmac
 import os
 import secrets
-import stat
 import threading
 import time
 from array import array
@@ -35,6 +34,7 @@ from worker.engine.cache.memory import longest_cut
 from worker.engine.tokens import common_length
 from worker.errors import ConfigError
 from worker.observability.logs import get_logger
+from worker.setting_faults import check_store
 
 log = get_logger()
 
@@ -220,20 +220,12 @@ class Disk:
 def _open(folder: Path) -> bytes:
     """Create the folder if needed, and check it; returns its secret."""
     try:
+        check_store(folder)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-        if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ConfigError(
-                f"--kv-store {folder}: others could put files into it; it must belong to this user "
-                "and be writable for nobody else (chmod 700).",
-                field="kv_store",
-            )
         return _secret(folder / "key")
     except OSError as error:
-        reason = "it is not a folder" if isinstance(error, FileExistsError) else error.strerror
-        raise ConfigError(
-            f"--kv-store {folder} cannot be used: {reason}.", field="kv_store"
-        ) from None
+        why = f"--kv-store {folder} cannot be used: {error.strerror}."
+        raise ConfigError(why, field="kv_store") from None
 
 
 def _secret(path: Path) -> bytes:

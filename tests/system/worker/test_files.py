@@ -1,0 +1,172 @@
+"""Files under a worker's feet: disks that are full or read-only, models that change."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import StartWorker
+from tests.support.bundled import bundled_gguf
+from tests.support.worker import installed, run_to_exit, shown, until
+
+Mount = Callable[..., Path]
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Mount]:
+    """`mount("size=1m")`: a file system in memory."""
+    mounted: list[Path] = []
+
+    def make(options: str) -> Path:
+        folder = tmp_path / f"disk-{len(mounted)}"
+        folder.mkdir()
+        line = ["mount", "-t", "tmpfs", "-o", f"{options},mode=700", "tmpfs", str(folder)]
+        if os.geteuid() != 0 or subprocess.run(line, capture_output=True).returncode != 0:
+            pytest.skip("only root may mount")
+        mounted.append(folder)
+        return folder
+
+    yield make
+    for folder in mounted:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def remount(folder: Path, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
+
+
+def model_in(folder: Path) -> Path:
+    return Path(shutil.copy(bundled_gguf(), folder / "model.gguf"))
+
+
+# --- the cache ---
+
+
+@pytest.mark.parametrize(
+    ("options", "why"), [("size=1m", "bytes free"), ("ro", "Read-only file system")]
+)
+def test_a_cache_that_takes_no_file(mount: Mount, options: str, why: str, tmp_path: Path) -> None:
+    cache = mount(options)
+    ended = run_to_exit("--port", "0", "--cache-dir", str(cache), cache_dir=tmp_path)
+    assert ended.code == 3, ended.stderr
+    assert why in ended.sentence and "Traceback" not in ended.stderr
+    assert [path for path in cache.rglob("*.gguf")] == []
+
+
+def test_a_file_needs_no_cache(mount: Mount, start_worker: StartWorker, tmp_path: Path) -> None:
+    cache = mount("ro")
+    worker = start_worker("--model", str(model_in(tmp_path)), cache_dir=cache)
+    assert worker.execute("Once", max_tokens=3).end
+
+
+# --- the store ---
+
+
+def test_a_store_that_is_full_or_read_only_costs_no_request(
+    mount: Mount, start_worker: StartWorker
+) -> None:
+    store = mount("size=16k")
+    worker = start_worker("--kv-store", str(store))
+    for number in range(3):
+        assert worker.execute(f"{number} " + "Once upon a time " * 40, max_tokens=3).end
+    worker.wait_log("kv_store.write_failed")
+    assert "No space left" in worker.logs("kv_store.write_failed")[0]["reason"]
+    remount(store, "ro,size=64m")
+    before = len(worker.logs("kv_store.write_failed"))
+    assert worker.execute("Another one upon a time " * 40, max_tokens=3).end
+    until(lambda: len(worker.logs("kv_store.write_failed")) > before, 60, lambda: worker.stderr)
+    assert "Read-only" in worker.logs("kv_store.write_failed")[-1]["reason"]
+    remount(store, "rw,size=64m")
+    assert worker.execute("A third upon a time " * 40, max_tokens=3).end
+    until(lambda: list(store.glob("*.kv*")), 60, lambda: worker.stderr)
+    assert worker.logs("engine.crashed") == []
+
+
+def test_a_store_that_cannot_be_is_told_at_once(
+    mount: Mount, warm_cache: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("precious")
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    for store in (mount("ro") / "store", file, file / "store", shared):
+        ended = run_to_exit("--port", "0", "--kv-store", str(store), cache_dir=warm_cache)
+        assert ended.code == 2 and "--kv-store" in ended.sentence, ended.stderr
+        report = shown("doctor", warm_cache, "--kv-store", str(store), code=2)
+        (check,) = [each for each in report["checks"] if each["name"] == "kv store"]
+        assert f"llorch-cpu: {check['text']}" == ended.sentence
+        assert not report["would_start"]
+    fresh = tmp_path / "a" / "b"
+    assert shown("doctor", warm_cache, "--kv-store", str(fresh))["would_start"]
+    assert not fresh.parent.exists(), "a diagnosis makes nothing"
+
+
+# --- the model ---
+
+
+def test_a_model_that_is_replaced_is_served_to_the_engines_end(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    model = model_in(tmp_path)
+    worker = start_worker("--model", str(model))
+    before = worker.execute("Once", **GREEDY).ids
+    other = tmp_path / "other.gguf"
+    shutil.copy(bundled_gguf("f16"), other)
+    other.rename(model)
+    assert worker.execute("Once", **GREEDY).ids == before
+    os.kill(worker.engine_pid, signal.SIGKILL)
+    until(lambda: len(worker.logs("engine.ready")) == 2, 60, lambda: worker.stderr, worker)
+    assert worker.execute("Once", **GREEDY).end
+    assert worker.get("/info").json()["model"]["quant_kind"] == "F16"
+
+
+def test_a_model_that_is_written_to_is_no_longer_served(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    model = model_in(tmp_path)
+    worker = start_worker("--model", str(model))
+    with model.open("r+b") as file:
+        file.seek(-4096, os.SEEK_END)
+        file.write(bytes(4096))
+    until(lambda: worker.get("/health").status_code == 503, 60, lambda: worker.stderr, worker)
+    assert "model.gguf was written to while it was served" in worker.get("/health").text
+
+
+def test_a_model_that_is_cut_ends_the_worker_with_a_sentence(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    model = model_in(tmp_path)
+    worker = start_worker("--model", str(model), "--crash-limit", "2")
+    os.truncate(model, model.stat().st_size // 2)
+    worker.post("/v1/inference", {"prompt": "Once", **GREEDY})
+    assert worker.wait() == 8
+    crashes = worker.logs("engine.crashed")
+    assert "a file that is mapped became shorter" in crashes[0]["how"]
+    assert "model.gguf" in crashes[-1]["start_error"]
+    assert "model.gguf" in worker.stderr.splitlines()[-1]
+
+
+# --- descriptors ---
+
+
+def test_connections_leave_descriptors_for_the_rest(start_worker: StartWorker) -> None:
+    wrapped = ["sh", "-c", 'ulimit -n 128; exec "$@"', "sh"]
+    worker = start_worker(command=[*wrapped, *installed()])
+    idle = [socket.create_connection(("127.0.0.1", worker.port)) for _ in range(200)]
+    try:
+        for _ in range(20):
+            assert worker.get("/health").status_code == 200
+        assert worker.execute("Once", max_tokens=3).end
+    finally:
+        for connection in idle:
+            connection.close()
