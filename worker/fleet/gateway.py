@@ -54,6 +54,8 @@ from worker.observability.metrics import CONTENT_TYPE
 from worker.settings import Settings
 
 _JOBS = frozenset(("/execute", "/v1/inference", "/v1/inference/stream"))
+_NO_STATE: Any = None
+"""Of a worker, for operations that need none."""
 
 
 class Gateway:
@@ -123,7 +125,11 @@ class Gateway:
             gate.check(operation, scope, head)
             if operation is None:
                 raise place.missing(scope["method"])
-            body = await self._body(Request(scope, receive))
+            request = Request(scope, receive)
+            if operation.asks == "none":
+                await (await operation.endpoint(request, _NO_STATE))(scope, receive, answer)
+                return
+            body = await self._body(request)
             ask = self._ask(place, operation, scope, body, correlation_id)
             response = await self._own_answer(ask, operation)
             if response is None:

@@ -85,7 +85,7 @@ def conforms(document: dict[str, Any], path: str, answer: httpx.Response) -> Non
 
 READ = ["/health", "/ready", "/v1/ready", "/info", "/metrics", "/openapi.json", "/v1/models"]
 READ += ["/v1/health", "/v2/health/live", "/v2/health/ready", "/models", "/props", "/slots"]
-READ += ["/api/tags", "/api/ps", "/api/version"]
+READ += ["/tools", "/api/tags", "/api/ps", "/api/version"]
 
 
 @pytest.mark.parametrize("path", [*READ, "/v1/loading/progress"])

@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 
 from tests.support.bundled import bundled_with_template
+from tests.support.gateway import gateway_before, token_of
 from tests.support.worker import WorkerProcess
-from tests.unit.fleet.scripted import at, call
+from tests.unit.fleet.scripted import call
 from worker.fleet.gateway import Gateway
-from worker.fleet.settings import Fleet
-from worker.fleet.workers import WorkerTable
 
 pytestmark = pytest.mark.anyio
 TEMPLATES = Path(__file__).parents[2] / "data" / "templates"
-TOKEN = "secret of {}"
 GROUPS = ("one", "two")
 RESUME = {"x-llorch-resume": "1"}
 JOB: dict[str, Any] = {"prompt": "Once", "max_tokens": 300, "temperature": 0, "ignore_eos": True}
@@ -34,7 +32,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Work
     thinker = bundled_with_template(folder / "thinker.gguf", template)
     running: dict[str, WorkerProcess] = {}
     for group in GROUPS:
-        env = {"LLORCH_WORKER_TOKEN": TOKEN.format(f"{group}-0")}
+        env = {"LLORCH_WORKER_TOKEN": token_of(f"{group}-0")}
         flags = ["--slots", "4", "--threads", "1", "--served-model-name", group]
         if group == "two":
             flags += ["--model", str(thinker), "--context-length", "2048"]
@@ -46,18 +44,10 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Work
         worker.kill()
 
 
-def gateway_before(workers: dict[str, WorkerProcess]) -> Gateway:
-    table = WorkerTable()
-    for group, worker in workers.items():
-        table.replace(group, at({f"{group}-0": worker.base_url}, group))
-    gateway = Gateway(table)
-    gateway.use(Fleet.model_validate({"workers": [{"name": group} for group in workers]}))
-    return gateway
-
-
 @pytest.fixture
 def gateways(workers: dict[str, WorkerProcess]) -> tuple[Gateway, Gateway]:
-    return gateway_before(workers), gateway_before(workers)
+    groups = {group: [worker] for group, worker in workers.items()}
+    return gateway_before(groups), gateway_before(groups)
 
 
 def events(stream: bytes) -> list[Any]:

@@ -13,7 +13,7 @@ CONFIG = "LlamaUi.config"
 class Chat:
     """The page of one browser tab, opened; `settings` are some of the page's own."""
 
-    def __init__(self, page: Any, base_url: str, **settings: Any) -> None:
+    def __init__(self, page: Any, base_url: str, query: str = "", **settings: Any) -> None:
         self.page = page
         kept = json.dumps({"temperature": 0, **settings})
         # Before the page's scripts run, and not again after a reload.
@@ -22,7 +22,7 @@ class Chat:
             # Two tools of the browser cost the bundled model nearly half of its context.
             "localStorage.setItem('LlamaUi.disabledToolCategories', '[\"browser\"]');"
         )
-        page.goto(f"{base_url}/chat/")
+        page.goto(f"{base_url}/chat/{query}")
 
     @property
     def box(self) -> Any:

@@ -77,7 +77,8 @@ def _chat_folder() -> Traversable | None:
 def _chat() -> list[Operation]:
     folder = _chat_folder()
     if folder is None:
-        return [Operation("GET", CHAT, _no_chat, "Where a page would be", {}, public=True)]
+        nothing = "Where a page would be"
+        return [Operation("GET", CHAT, _no_chat, nothing, {}, public=True, asks="none")]
     return [
         _served(CHAT if path == "index.html" else f"{CHAT}/{path}", file, _CHAT_POLICY)
         for path, file in _files(folder)
@@ -158,4 +159,4 @@ class _File:
 def _served(path: str, stored: Traversable, policy: str) -> Operation:
     file = _File(path, stored, policy)
     answer = file.answer_folder if path == CHAT else file.answer
-    return Operation("GET", path, answer, "A file of a page", {}, public=True)
+    return Operation("GET", path, answer, "A file of a page", {}, public=True, asks="none")

@@ -1,15 +1,18 @@
 // The worker's HTTP interface as the page uses it. The token lives in this module's memory alone.
 
 let token = null;
+let worker = null;
 let askForToken = () => {};
 
 export function useToken(value) { token = value; }
 export function hasToken() { return token !== null; }
+// Of a fleet, the worker that answers from now on; null is the gateway's choice.
+export function useWorker(id) { worker = id; }
 export function onUnauthorized(callback) { askForToken = callback; }
 
 // The answer to a request; an Error with a sentence if there is none, or none to use.
-export async function call(path, { body, signal } = {}) {
-  const headers = {};
+export async function call(path, { body, signal, anyone = false } = {}) {
+  const headers = worker === null || anyone ? {} : { "x-llorch-worker": worker };
   if (token !== null) headers.authorization = `Bearer ${token}`;
   if (body !== undefined) headers["content-type"] = "application/json";
   let response;

@@ -2,6 +2,7 @@
 
 import { answer, json } from "./client.js";
 import { Charts } from "./charts.js";
+import { Fleet } from "./fleet.js";
 import { startTry } from "./try.js";
 
 const PERIOD_MS = 2000;
@@ -89,12 +90,18 @@ export class Status {
     this.crashes = -1;
     this.timer = null;
     this.historyAt = -Infinity;
+    this.fleet = new Fleet(() => this.refresh());
+    this.isAsking = false;
+    this.asksAgain = false;
   }
 
-  // One round; the next one follows only while somebody can see the page.
+  // One round, never two at once; the next one follows only while somebody can see the page.
   async refresh() {
     clearTimeout(this.timer);
     if (document.visibilityState !== "visible") return;
+    this.asksAgain = this.isAsking;
+    if (this.isAsking) return;
+    this.isAsking = true;
     let period = PERIOD_MS;
     try {
       if (await this.round()) period = LOADING_PERIOD_MS;
@@ -102,13 +109,22 @@ export class Status {
       this.state("unreachable", "the worker does not answer");
       this.info = null;
     }
-    clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.refresh(), period);
+    this.isAsking = false;
+    this.timer = setTimeout(() => this.refresh(), this.asksAgain ? 0 : period);
   }
 
   // Whether the worker is still starting.
   async round() {
-    const { value: ready } = await json("ready");
+    let { value: ready } = await json("ready", { anyone: true });
+    if (ready.workers !== undefined) {
+      const before = this.fleet.shown;
+      if (this.fleet.show(ready.workers) !== before) {
+        this.info = null;
+        this.historyAt = -Infinity;
+      }
+      if (this.fleet.shown === null) return this.state("loading", "no worker is there");
+      ({ value: ready } = await json("ready"));
+    }
     this.state(ready.ready ? "ready" : ready.state, ready.ready ? `ready, ${ready.state}` : ready.state);
     const { status, value: now } = await json("status");
     const starts = !ready.ready && ready.state !== "draining" && ready.state !== "failed";
@@ -154,6 +170,7 @@ export class Status {
     startTry(pools ? (model.pooling === "rank" ? "ranking" : "similarity") : model.has_chat_template ? null : "completion");
     const chat = !pools && model.has_chat_template ? await fetch("chat/", { method: "HEAD" }) : null;
     element("chat-link").hidden = !(chat?.ok);
+    if (this.fleet.shown !== null) element("chat-link").href = await this.fleet.chat();
     element("no-chat").hidden = chat === null || chat.ok;
   }
 

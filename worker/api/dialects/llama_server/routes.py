@@ -127,6 +127,11 @@ def _of_models(answers: Sequence[Any]) -> Any:
     return {**next(iter(answers), {}), **several}
 
 
+async def tools(request: Request, state: AppState) -> Response:
+    """The page asks before each message, and has MCP servers for it."""
+    return json_response([])
+
+
 async def slots(request: Request, state: AppState) -> Response:
     """One entry for each slot. Which request is in which is not known: they are the first."""
     status = state.supervisor.status()
@@ -173,6 +178,7 @@ OPERATIONS = [
     Operation(
         "GET", "/props", props, "The model's defaults", asks="groups", joined=_of_models,
     ),
+    Operation("GET", "/tools", tools, "The worker's own tools, of which there are none"),
     Operation("GET", "/slots", slots, "The sequences that run at once"),
 ]  # fmt: skip
 DIALECT = Dialect(OPERATIONS, FLAT, reference=REFERENCE)

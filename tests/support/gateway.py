@@ -1,0 +1,59 @@
+"""A fleet's gateway in a thread of the test's process, before workers that run already."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from tests.support.worker import WorkerProcess
+from worker.api.http.listen import listen, server_for
+from worker.fleet.gateway import Gateway
+from worker.fleet.settings import Fleet
+from worker.fleet.workers import Worker, WorkerTable, watch
+
+
+def token_of(id: str) -> str:
+    """The token with which a test starts the worker of that id."""
+    return f"secret of {id}"
+
+
+def gateway_before(groups: Mapping[str, list[WorkerProcess]], **fleet: Any) -> Gateway:
+    """Workers are called by their group and their place in it, as `one-0`."""
+    gateway = Gateway(table_of(groups))
+    given = {"workers": [{"name": group, "settings": {"slots": 4}} for group in groups], **fleet}
+    gateway.use(Fleet.model_validate(given))
+    return gateway
+
+
+def table_of(groups: Mapping[str, list[WorkerProcess]]) -> WorkerTable:
+    table = WorkerTable()
+    for group, workers in groups.items():
+        ids = [f"{group}-{n}" for n in range(len(workers))]
+        table.replace(group, [
+            Worker(id, group, worker.base_url, 4, token_of(id))
+            for id, worker in zip(ids, workers, strict=True)
+        ])  # fmt: skip
+    return table
+
+
+@contextmanager
+def served(gateway: Gateway) -> Iterator[str]:
+    """The gateway's address."""
+    listener = listen("127.0.0.1", 0)
+    server = server_for(gateway, 30.0, lambda: None)
+
+    async def serve() -> None:
+        watching = asyncio.create_task(watch(gateway._table))
+        await server.serve(sockets=[listener])
+        watching.cancel()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
