@@ -10,8 +10,8 @@ supports. They name no index, because the machine's own is used.
 import subprocess
 from pathlib import Path
 
+from builds import lighthouse, store, toolchain
 from builds import pins as pinned
-from builds import store, toolchain
 from builds.errors import BuildError
 
 FOLDER = pinned.FOLDER / "locks"
@@ -42,6 +42,7 @@ def write(upgrade: bool) -> None:
     for target, table in tables:
         wanted = [f"{name}=={version}\n" for name, version in pinned.versions()[table].items()]
         _compile(uv, target, ["-"], "".join(wanted))
+    lighthouse.lock(upgrade=upgrade)
 
 
 def _resolver() -> Path:

@@ -14,6 +14,8 @@ from builds.pins import FOLDER, Pins
 
 LOCK = FOLDER / "locks" / "tools.txt"
 NODE_LOCK = FOLDER / "locks" / "node.txt"
+_NOT_INHERITED = re.compile(r"^(NODE_(?!EXTRA_CA_CERTS$)|LLAMA_|VITE_)")
+"""Of the environment's variables: they would change what npm builds."""
 # Those of the pinned tools that influence what the compiler makes.
 COMPILES = ("cmake", "ninja", "scikit-build-core")
 
@@ -73,6 +75,18 @@ def python(pins: Pins) -> Path:
 def node() -> Path:
     """The pinned Node's command, with npm beside it; installed at the first use."""
     return _venv_of(NODE_LOCK, "Node").with_name("node")
+
+
+def npm(node: Path, folder: Path, *arguments: str, **environment: str) -> None:
+    """Run npm in a folder; raises `BuildError` with what it said if it fails."""
+    inherited = {k: v for k, v in os.environ.items() if not _NOT_INHERITED.match(k)}
+    path = f"{node.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    inherited |= {"PATH": path, "npm_config_update_notifier": "false", **environment}
+    command = [str(node.with_name("npm")), *arguments]
+    done = subprocess.run(command, cwd=folder, env=inherited, capture_output=True, text=True)
+    if done.returncode != 0:
+        said = f"{done.stdout}\n{done.stderr}".strip()[-3000:]
+        raise BuildError(f"{said}\n\nnpm {arguments[0]} failed in {folder}.")
 
 
 def _venv_of(lock: Path, what: str) -> Path:

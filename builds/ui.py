@@ -7,10 +7,8 @@ compressed where that saves bytes, and the licences and notices of all packages 
 
 import gzip
 import json
-import os
 import re
 import shutil
-import subprocess
 import tempfile
 import time
 import urllib.parse
@@ -20,7 +18,6 @@ from typing import Any
 
 from builds import pins as pinned
 from builds import sdist, store, toolchain
-from builds.errors import BuildError
 from builds.pins import Pins
 
 NAME = "llorch-chat"
@@ -29,7 +26,6 @@ PACKAGES = "packages.json"
 _SOURCES = "vendor/llama.cpp/tools/ui"
 _LEAST_SAVED = 0.1
 """A file is stored compressed if that saves this share of its bytes."""
-_NOT_INHERITED = re.compile(r"^(NODE_(?!EXTRA_CA_CERTS$)|LLAMA_|VITE_)")
 _PACKAGE = re.compile(r"node_modules/((?:@[^/]+/)?[^/]+)/(?!.*node_modules/)")
 _IMPORTED = re.compile(r"""(?:from|import)\s*\(?['"]((?:@[\w-][\w.-]*/)?[\w-][\w.-]*)""")
 _LICENCE_FILE = re.compile(r"^(licen[cs]e|notice|copying)([.-].*)?$", re.IGNORECASE)
@@ -87,18 +83,12 @@ def build(pins: Pins, given_sdist: Path | None = None) -> Path:
 def _build(archive: Path, node: Path, pins: Pins, work: Path) -> Path:
     sdist.extract(archive, work / "source", only=(f"{_SOURCES}/", "vendor/llama.cpp/LICENSE"))
     source = work / "source" / _SOURCES
-    environment = {k: v for k, v in os.environ.items() if not _NOT_INHERITED.match(k)}
-    environment |= {
-        "PATH": f"{node.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
-        "npm_config_update_notifier": "false",
-        # The page shows it as its version.
-        "LLAMA_BUILD_NUMBER": pins.llama_cpp_commit[:9],
-    }
+    version = {"LLAMA_BUILD_NUMBER": pins.llama_cpp_commit[:9]}  # the page shows it as its own
     store.say("building the chat page; some minutes, and npm fetches its packages")
     started = time.monotonic()
-    _npm(node, source, environment, "ci", "--ignore-scripts", "--no-audit", "--no-fund")
+    toolchain.npm(node, source, "ci", "--ignore-scripts", "--no-audit", "--no-fund")
     # The maps tell which packages went in. They are not shipped.
-    _npm(node, source, environment, "run", "build", "--", "--sourcemap", "hidden")
+    toolchain.npm(node, source, "run", "build", "--", "--sourcemap", "hidden", **version)
     store.say(f"built in {time.monotonic() - started:.0f} s")
     packages = bundled(source)
     project = work / "project"
@@ -122,14 +112,6 @@ def _build(archive: Path, node: Path, pins: Pins, work: Path) -> Path:
         )
     )
     return toolchain.packed(pins, project, work / "out")
-
-
-def _npm(node: Path, folder: Path, environment: Mapping[str, str], *arguments: str) -> None:
-    command = [str(node.with_name("npm")), *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    if done.returncode != 0:
-        said = f"{done.stdout}\n{done.stderr}".strip()[-3000:]
-        raise BuildError(f"{said}\n\nThe chat page could not be built: npm {arguments[0]} failed.")
 
 
 def _pack(built: Path, target: Path) -> None:

@@ -49,6 +49,9 @@ _HEADERS = {
 }
 _KINDS = {".js": "text/javascript", ".webmanifest": "application/manifest+json"}
 _INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
+_HEAD = b'<meta charset="utf-8" />'
+_DESCRIPTION = b'<meta name="description" content="Chat with the model that this worker serves" />'
+"""What is added to the chat's head, for whoever lists pages."""
 _IS_HASHED = re.compile(r"/immutable/")
 """Of paths whose names change with their content."""
 
@@ -99,34 +102,42 @@ def _files(folder: Traversable, above: str = "") -> Iterator[tuple[str, Traversa
 
 @dataclass
 class _File:
-    """A file with the headers of its answers; compressed if it is stored so."""
+    """A file with its compressed form and the headers of its answers."""
 
     path: str
     stored: Traversable
     policy: str
 
     @cached_property
-    def data(self) -> bytes:
-        return self.stored.read_bytes()
+    def name(self) -> str:
+        return self.stored.name.removesuffix(".gz")
 
     @cached_property
-    def is_compressed(self) -> bool:
-        return self.stored.name.endswith(".gz")
+    def plain(self) -> bytes:
+        data = self.stored.read_bytes()
+        if self.stored.name != self.name:
+            data = gzip.decompress(data)
+        return data.replace(_HEAD, _HEAD + _DESCRIPTION) if self.path == CHAT else data
+
+    @cached_property
+    def small(self) -> bytes | None:
+        """Compressed; `None` if that would not save bytes."""
+        is_packed = self.stored.name != self.name and self.path != CHAT
+        small = self.stored.read_bytes() if is_packed else gzip.compress(self.plain, mtime=0)
+        return small if len(small) < len(self.plain) else None
 
     @cached_property
     def kind(self) -> str:
-        name = self.stored.name.removesuffix(".gz")
-        known = _KINDS.get(f".{name.rpartition('.')[2]}")
-        return known or mimetypes.guess_type(name)[0] or "text/plain"
+        known = _KINDS.get(f".{self.name.rpartition('.')[2]}")
+        return known or mimetypes.guess_type(self.name)[0] or "text/plain"
 
     @cached_property
     def tag(self) -> str:
-        return hashlib.sha256(self.data).hexdigest()[:32]
+        return hashlib.sha256(self.plain).hexdigest()[:32]
 
     @cached_property
     def headers(self) -> dict[str, str]:
-        text = gzip.decompress(self.data) if self.is_compressed else self.data
-        digests = [hashlib.sha256(script).digest() for script in _INLINE_SCRIPT.findall(text)]
+        digests = [hashlib.sha256(script).digest() for script in _INLINE_SCRIPT.findall(self.plain)]
         scripts = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in digests)
         keep = "max-age=31536000, immutable" if _IS_HASHED.search(self.path) else "no-cache"
         return {
@@ -137,17 +148,13 @@ class _File:
 
     async def answer(self, request: Request, state: AppState) -> Response:
         """The file, or 304 if the client has it."""
-        takes = "gzip" in request.headers.get("accept-encoding", "")
-        is_sent_so = self.is_compressed and takes
-        tag = f'"{self.tag}{"-gzip" if is_sent_so else ""}"'
-        headers = self.headers | {"etag": tag}
-        if request.headers.get("if-none-match") == tag:
+        small = self.small if "gzip" in request.headers.get("accept-encoding", "") else None
+        headers = self.headers | {"etag": f'"{self.tag}{"" if small is None else "-gzip"}"'}
+        if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)
-        if is_sent_so:
+        if small is not None:
             headers["content-encoding"] = "gzip"
-            return Response(self.data, headers=headers, media_type=self.kind)
-        data = gzip.decompress(self.data) if self.is_compressed else self.data
-        return Response(data, headers=headers, media_type=self.kind)
+        return Response(small or self.plain, headers=headers, media_type=self.kind)
 
     async def answer_folder(self, request: Request, state: AppState) -> Response:
         """The file as a folder's page: its links are relative, so the path must end with `/`."""

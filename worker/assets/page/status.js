@@ -135,12 +135,14 @@ export class Status {
     this.requests(now);
     this.events(now);
     if (this.info === null) return starts;
-    element("known").hidden = false;
-    this.charts ??= new Charts(element("charts"));
+    let columns = null;
     if (performance.now() - this.historyAt >= HISTORY_MS) {
       this.historyAt = performance.now();
-      this.charts.show(await answer("status/history"));
+      columns = await answer("status/history");
     }
+    element("known").hidden = false; // from here to the end at once, so that nothing jumps
+    this.charts ??= new Charts(element("charts"));
+    this.charts.show(columns);
     this.tiles(now);
     this.memory(now);
     this.cache(now);

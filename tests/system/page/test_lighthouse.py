@@ -1,0 +1,54 @@
+"""Lighthouse's judgement of both pages, as a browser on the worker's own machine sees them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builds import lighthouse
+from tests.support.worker import WorkerProcess
+
+pytestmark = pytest.mark.long
+LEAST = 0.95
+ATTEMPTS = 3
+"""How fast a page is depends on what else the machine does; how good it is does not."""
+
+
+def judged(url: str, report: Path) -> dict[str, Any]:
+    """Nothing is slowed down: the page comes from this machine, or from its own network."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or ""
+    subprocess.run(
+        [
+            *lighthouse.command(), url, "--quiet", "--output=json", f"--output-path={report}",
+            "--preset=desktop", "--throttling-method=provided",
+            "--only-categories=performance,accessibility,best-practices,seo",
+            "--chrome-flags=--headless=new --no-sandbox",
+        ],
+        check=True, env={**os.environ, "CHROME_PATH": chromium}, timeout=300,
+    )  # fmt: skip
+    found: dict[str, Any] = json.loads(report.read_text("utf-8"))
+    return found
+
+
+@pytest.mark.parametrize("path", ["/", "/chat/"])
+def test_lighthouse_finds_little_to_say(worker: WorkerProcess, tmp_path: Path, path: str) -> None:
+    best: dict[str, float] = {}
+    for _ in range(ATTEMPTS):
+        found = judged(worker.base_url + path, tmp_path / "report.json")
+        for name, category in found["categories"].items():
+            best[name] = max(best.get(name, 0), category["score"])
+        if min(best.values()) >= LEAST:
+            break
+    print(f"{path}: {best}")
+    poor = {
+        name: audit.get("displayValue", audit["title"])
+        for name, audit in found["audits"].items()
+        if audit["score"] is not None and audit["score"] < LEAST
+    }
+    assert min(best.values()) >= LEAST, (best, poor)
