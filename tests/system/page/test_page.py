@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.worker import WorkerProcess
+from tests.system.page.keyboard import is_focus_seen, tab_to
 from tests.system.page.watching import expect, faults_of, hide, own_hosts, violations
 
 pytestmark = pytest.mark.long
@@ -202,3 +203,17 @@ def test_a_sleeping_worker_is_shown_and_not_woken(browser: Any, tmp_path: Path) 
     finally:
         opened.close()
         running.kill()
+
+
+def test_it_is_used_with_the_keyboard_alone(page: Any, worker: WorkerProcess) -> None:
+    for name in ("Chat", "API", "Metrics", "Info"):
+        tab_to(page, name)
+        assert is_focus_seen(page), name
+    tab_to(page, "Table of requests")
+    tab_to(page, "Residency proof: every buffer, as llama.cpp reports it")
+    assert is_focus_seen(page)
+    page.keyboard.press("Enter")
+    expect(page.locator("#buffers tr").first).to_be_visible()
+    tab_to(page, "Chat", backwards=True)
+    page.keyboard.press("Enter")
+    expect(page.get_by_placeholder("Type a message")).to_be_visible()
