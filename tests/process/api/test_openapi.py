@@ -38,6 +38,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/completion": {"prompt": "Once", "n_predict": 3, "n_probs": 1},
     "/api/chat": {"model": "any", "messages": FRANCE, "options": {"num_predict": 3}},
     "/api/generate": {"model": "any", "prompt": "Once", "stream": False, "logprobs": True},
+    "/tools": {"tool": "read_file", "params": {}},
     "/api/show": {"model": "any"},
     "/api/embed": {"model": "any", "input": []},
     "/api/embeddings": {"model": "any", "prompt": ""},

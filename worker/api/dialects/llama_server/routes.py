@@ -19,7 +19,7 @@ from worker.api.dialects.llama_server.schema import (
     DetokenizeBody,
     TokenizeBody,
 )
-from worker.api.http.body import read, read_as
+from worker.api.http.body import OpenBody, read, read_as
 from worker.api.http.encoding import dumps, json_response, sliced
 from worker.api.http.errors import FLAT
 from worker.api.http.faults import fault, invalid
@@ -128,8 +128,18 @@ def _of_models(answers: Sequence[Any]) -> Any:
 
 
 async def tools(request: Request, state: AppState) -> Response:
-    """The page asks before each message, and has MCP servers for it."""
+    """The page asks before each message."""
     return json_response([])
+
+
+class ToolBody(OpenBody):
+    tool: str
+
+
+async def call_tool(request: Request, state: AppState) -> Response:
+    """The page calls one at its start, listed or not; a result is how it reads a failure."""
+    body = await read(request, state, ToolBody)
+    return json_response({"error": f"this worker has no tool {body.tool!r}, nor any other"})
 
 
 async def slots(request: Request, state: AppState) -> Response:
@@ -179,6 +189,9 @@ OPERATIONS = [
         "GET", "/props", props, "The model's defaults", asks="groups", joined=_of_models,
     ),
     Operation("GET", "/tools", tools, "The worker's own tools, of which there are none"),
+    Operation(
+        "POST", "/tools", call_tool, "Call one of them", body=ToolBody, errors=(400, 413),
+    ),
     Operation("GET", "/slots", slots, "The sequences that run at once"),
 ]  # fmt: skip
 DIALECT = Dialect(OPERATIONS, FLAT, reference=REFERENCE)
