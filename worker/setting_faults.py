@@ -204,7 +204,7 @@ def _expectation(fault: ErrorDetails) -> str:
             return f"it must be more than {context['gt']}"
         case "int_parsing" | "int_from_float" | "int_type":
             return "it must be a whole number"
-        case "float_parsing" | "float_type":
+        case "float_parsing" | "float_type" | "finite_number":
             return "it must be a number"
         case "bool_parsing" | "bool_type":
             return "it must be true or false"

@@ -143,7 +143,11 @@ class Settings(_TableFields):
     """One worker's settings. Use `Settings.load`; only tests call the constructor."""
 
     model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX, env_ignore_empty=True, extra="forbid", frozen=True
+        env_prefix=ENV_PREFIX,
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        allow_inf_nan=False,
     )
 
     backend: BackendName = _setting("cpu", "", "set by the command")

@@ -20,7 +20,7 @@ from typing import get_args
 
 from worker.convert.output_types import FORMATS
 from worker.convert.progress import Reporter, Style
-from worker.errors import ModelError, WorkerError
+from worker.errors import ConfigError, ModelError, WorkerError
 
 _MOST_THREADS = 1024
 _COMMANDS = ("convert", "verify", "inspect", "list", "cache", "adapter")
@@ -70,16 +70,21 @@ def _convert(options: argparse.Namespace, report: Reporter) -> None:
         imatrix=options.imatrix,
         n_threads=options.threads,
     )
-    report.finished(convert(_source(options, report), options.destination, given, report))
+    destination = _destination(options)
+    report.finished(convert(_source(options, report), destination, given, report))
 
 
 def _verify(options: argparse.Namespace, report: Reporter) -> None:
+    from worker.convert import manifest
     from worker.convert.prepare import Options
     from worker.convert.verify import check_file
+    from worker.models.gguf.header import read_header
 
     given = Options(name=options.name, pre_tokenizer=options.pre_tokenizer, imatrix=options.imatrix)
     n_tensors = check_file(_source(options, report), options.file, given, report)
-    print(f"{options.file} is what its source gives: {n_tensors} tensors and all test texts agree")
+    differs = read_header(options.file).metadata.get(manifest.DIFFERENCE)
+    texts = f"as noted at its conversion, {differs}" if differs else "all test texts agree"
+    print(f"{options.file} is what its source gives: {n_tensors} tensors agree; {texts}")
 
 
 def _inspect(options: argparse.Namespace, _report: Reporter) -> None:
@@ -126,9 +131,16 @@ def _adapter(options: argparse.Namespace, _report: Reporter) -> None:
     from worker.convert.adapter import convert_adapter
     from worker.models.gguf.header import read_header
 
-    count = convert_adapter(options.adapter, read_header(options.base), options.destination)
+    count = convert_adapter(options.adapter, read_header(options.base), _destination(options))
     if options.progress != "json":
         print(f"{options.destination} adapts {count} weights of {options.base}")
+
+
+def _destination(options: argparse.Namespace) -> Path:
+    path: Path = options.destination
+    if path.is_file() and not options.overwrite:
+        raise ConfigError(f"{path} is there already; --overwrite replaces it")
+    return path
 
 
 # --- their arguments ---------------------------------------------------------------------
@@ -141,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     convert = commands.add_parser("convert", help="write a GGUF from SafeTensors")
     _add_source(convert)
-    convert.add_argument("destination", type=Path, help="the GGUF file to write")
+    _add_destination(convert)
     convert.add_argument("--outtype", choices=[*FORMATS], default="q8_0")
     convert.add_argument("--imatrix", type=Path, help="importance matrix, for K-quants")
     convert.add_argument("--name", help="the model's name in the file (default: its folder's)")
@@ -183,7 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     adapter = commands.add_parser("adapter", help="write a GGUF adapter from a PEFT LoRA adapter")
     adapter.add_argument("adapter", type=Path, help="a folder with adapter_config.json")
     adapter.add_argument("base", type=Path, help="the GGUF of the model that it was trained on")
-    adapter.add_argument("destination", type=Path, help="the GGUF file to write")
+    _add_destination(adapter)
     adapter.set_defaults(run=_adapter)
     for command in commands.choices.values():
         command.add_argument("--progress", choices=get_args(Style), default="bar")
@@ -202,6 +214,11 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 
 def _add_models_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models-file", type=Path, help="a registry of your own")
+
+
+def _add_destination(command: argparse.ArgumentParser) -> None:
+    command.add_argument("destination", type=Path, help="the GGUF file to write")
+    command.add_argument("--overwrite", action="store_true", help="if that file is there already")
 
 
 def _add_pre_tokenizer(parser: argparse.ArgumentParser) -> None:

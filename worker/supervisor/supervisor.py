@@ -292,7 +292,8 @@ class Supervisor:
         if state == "sleeping":
             return
         if state != "ready" or self._jobs:
-            why = f"it has {len(self._jobs)} requests" if self._jobs else f"it is {state}"
+            many = "a request" if len(self._jobs) == 1 else f"{len(self._jobs)} requests"
+            why = f"it has {many}" if self._jobs else f"it is {state}"
             raise NotReady(f"The worker cannot sleep now: {why}.")
         self._guardian.sleep()
         self.set_progress(Progress("sleeping", 0.0))

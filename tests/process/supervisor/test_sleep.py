@@ -54,7 +54,7 @@ def test_a_busy_worker_does_not_sleep_and_says_why(script: Callable[..., None]) 
                 supervisor.sleep()
 
             error = await failure_of(sleep())
-            assert isinstance(error, NotReady) and "1 request" in error.message
+            assert isinstance(error, NotReady) and "it has a request" in error.message
             job.cancel()
 
     run(test)
@@ -69,7 +69,7 @@ def test_a_worker_that_is_waking_does_not_sleep_and_says_why(script: Callable[..
 
             for wake, why in (
                 (supervisor.wake, "it is waking"),
-                (lambda: supervisor.open(request("say"), None), "it has 1 requests"),
+                (lambda: supervisor.open(request("say"), None), "it has a request"),
             ):
                 await until(lambda: supervisor.state == "ready" and not supervisor.status().queued)
                 supervisor.sleep()

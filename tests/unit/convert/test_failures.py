@@ -153,6 +153,9 @@ def test_quantised_types_verify_against_their_source(
     assert [p.name for p in tmp_path.iterdir()] == ["model.gguf"]
     assert cli.run(["verify", str(source), str(target), "--progress", "none"]) == 0
     assert cli.run(["inspect", str(target)]) == 0
+    before = target.stat().st_mtime_ns
+    assert cli.run([str(source), str(target), *flags]) == 2
+    assert target.stat().st_mtime_ns == before, "nothing is replaced unasked"
     printed = capsys.readouterr().out
     assert "llorch.convert.source_sha256" in printed and f" {outtype}\n" in printed
     other = checkpoint("llama", tmp_path)

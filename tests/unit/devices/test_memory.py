@@ -175,7 +175,7 @@ def test_the_cache_that_nobody_chose_shrinks_to_what_fits(
     assert plan.capped and plan.fits
     assert plan.kv_unified and 0 < plan.kv_cells < 8 * plan.trained_context_length == 8 * 2048
     assert plan.context_length == min(plan.kv_cells, plan.trained_context_length)
-    assert f"8 slots share {plan.kv_cells:,} cells" in plan.as_table()
+    assert f"cells: {plan.kv_cells:,} cells in one pool" in plan.as_table()
     with pytest.raises(InsufficientVram):
         planned(given.but(kv_cells=plan.kv_cells + 256))
 
@@ -260,6 +260,13 @@ def test_settings_that_the_model_cannot_run_with_are_a_config_error(config: Make
     given = config("cpu", "wide-heads", kv_type="q8_0", flash_attention="off", context_length=256)
     with pytest.raises(ConfigError, match="--flash-attention off"):
         planned(given)
+
+
+def test_cells_that_no_slot_can_use_are_named(config: MakeConfig) -> None:
+    given = config("cpu", slots=2, context_length=512, kv_cells=100_000_000)
+    plan, _ = planned(given)
+    assert plan.kv_cells == 1024
+    assert "of 100,000,000 the rest would lie idle" in plan.as_table()
 
 
 def test_as_table_and_as_json_say_the_same(config: MakeConfig, gpu: int) -> None:

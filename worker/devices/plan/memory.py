@@ -186,7 +186,10 @@ class _Planner:
         if unified is None:
             unified = slots * length > cells
         if not unified:
-            return a_part_each(replace(settings, kv_unified=False), length)
+            parts = a_part_each(replace(settings, kv_unified=False), length)
+            if settings.kv_cells is None or parts.cells >= cells:
+                return parts
+            return replace(parts, reason=f"{parts.reason}; of {cells:,} the rest would lie idle")
         reason = f"{cells:,} cells in one pool, of which a sequence may have {length:,}"
         divisions = divisions_of(cells, slots) if settings.kv_unified is None else ()
         return KvCache(cells, length, True, reason, divisions)

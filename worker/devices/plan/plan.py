@@ -129,11 +129,9 @@ class Plan:
 
     def as_table(self) -> str:
         """The plan for people: one row for each part, in MiB, with its bar."""
-        sharing = "share" if self.kv_unified else "×"
-        shared = f"{self.kv_cells:,} cells, each up to " if self.kv_unified else ""
-        shape = f"{self.slots} slots {sharing} {shared}{self._length_sentence()}"
+        shape = f"{self.slots} slots, each up to {self._length_sentence()}"
         where = ", ".join(share.device for share in self.shares)
-        lines = [f"{self.model} on {where}: {shape}"]
+        lines = [f"{self.model} on {where}: {shape}", f"  cells: {self.kv_reason}"]
         for share in self.shares:
             if len(self.shares) > 1:
                 lines.append(f"  on {share.device}:")
