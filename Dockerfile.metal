@@ -3,7 +3,7 @@
 # (llama.cpp's VirtGPU). builds/README.md says what the Mac needs; without it the worker refuses to start.
 #   podman build --platform linux/arm64 -f Dockerfile.metal -t llorch-metal .   (or: make image-metal)
 #   podman run --device /dev/dri -p 8080:8080 llorch-metal
-ARG BASE_IMAGE=docker.io/library/debian:bookworm-slim@sha256:96e378d7e6531ac9a15ad505478fcc2e69f371b10f5cdf87857c4b8188404716
+ARG BASE_IMAGE=docker.io/library/debian:trixie-slim@sha256:a29215f6a35e51e22adffa17f89e9d2ef06214e64a2bad10d765c46aea49f11f
 
 FROM ${BASE_IMAGE} AS chat
 # hadolint ignore=DL3008
@@ -80,6 +80,6 @@ WORKDIR /models
 EXPOSE 8080
 STOPSIGNAL SIGTERM
 # /health answers without touching the engine; 503 means that the engine has stopped making progress.
-HEALTHCHECK --interval=15s --timeout=5s --start-period=10s --retries=3 \
-    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ.get('LLORCH_PORT', '8080') + '/health', timeout=4)"]
+HEALTHCHECK --interval=15s --timeout=10s --start-period=10s --retries=3 \
+    CMD ["llorch-metal", "health"]
 ENTRYPOINT ["llorch-metal"]

@@ -14,7 +14,7 @@ BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run ui test lint format pytest wheel smoke bench mutants clients routers page-test vulkan-test ray fleet-test chaos fuzz attack long parity-data bench-convert
+.PHONY: help setup run ui test lint format pytest wheel smoke bench mutants clients differential routers page-test vulkan-test ray fleet-test chaos fuzz attack long parity-data bench-convert
 .PHONY: image-cpu image-cuda image-vulkan image-metal image-test qemu-test lock clean
 
 help: ## show this list
@@ -72,6 +72,9 @@ mutants: setup ## change the scheduler and the cache in 700 places, one at a tim
 clients: setup ## what real clients from PyPI can do with a worker, counted (minutes; CLIENTS="--failures")
 	$(PY) -m tools.clients $(CLIENTS)
 
+differential: setup ## 1,000 made-up requests to llama-server and to the worker, compared field by field, and read by the SDKs' types (minutes: llama-server is built once)
+	$(PY) -m tools.differential $(DIFFERENTIAL)
+
 page-test: ui ## both pages in headless Chromium: used, stopped, attacked, read by axe (PICTURES=docs/pictures: README's anew)
 	$(VENV)/bin/pip install --quiet --require-hashes --requirement builds/locks/page.txt
 	$(VENV)/bin/pytest -m long tests/system/page
@@ -92,17 +95,17 @@ gpu-report: setup ## the half hour on a GPU: build, prove, try, measure (BACKEND
 chaos: setup ## ten minutes of kills, stops and aborts against a real worker
 	$(PY) -m tools.chaos --seconds 600
 
-image-cpu: ## build the image llorch-cpu with docker, podman or buildah
-	$(PYTHON) -m builds image cpu
+image-cpu: ## build the image llorch-cpu with docker, podman or buildah (REGISTRY=registry.example/team names it for one)
+	$(PYTHON) -m builds image cpu --registry=$(REGISTRY)
 
-image-cuda: ## build the image llorch-cuda (CUDA=12 for older drivers, ARCH=90 for one GPU generation)
-	$(PYTHON) -m builds image cuda --pin cuda$(CUDA) --build-arg ARCH=$(ARCH)
+image-cuda: ## build the image llorch-cuda (CUDA=12 for older drivers, ARCH=90 for one GPU generation, JOBS=8 compilers at once)
+	$(PYTHON) -m builds image cuda --registry=$(REGISTRY) --pin cuda$(CUDA) --build-arg ARCH=$(ARCH) --build-arg JOBS=$(JOBS)
 
 image-vulkan: ## build the image llorch-vulkan (DRIVERS=mesa-vulkan-drivers for AMD and Intel)
-	$(PYTHON) -m builds image vulkan --build-arg DRIVERS=$(DRIVERS)
+	$(PYTHON) -m builds image vulkan --registry=$(REGISTRY) --build-arg DRIVERS=$(DRIVERS)
 
 image-metal: ## build the image llorch-metal, the guest of a Mac's podman machine
-	$(PYTHON) -m builds image metal
+	$(PYTHON) -m builds image metal --registry=$(REGISTRY)
 
 image-test: setup ## build the CPU image on a bootstrapped Debian and try it over HTTP (long; needs podman)
 	$(VENV)/bin/pytest -m long tests/system/images

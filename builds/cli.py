@@ -40,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
         made.add_argument("--native", action="store_true", help="for this processor alone")
         made.add_argument("--blas", action="store_true", help="with an OpenBLAS plug-in")
         made.add_argument("--arch", action="append", default=[], help="a GPU architecture")
+        made.add_argument("--jobs", type=_positive, help="compilers at once, nvcc's among them")
         made.add_argument("--out", type=Path, help="another folder than dist/<backend>")
 
     page = commands.add_parser(
@@ -62,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     image.set_defaults(run=_image)
     image.add_argument("backend", choices=("cpu", "cuda", "vulkan", "metal"))
     image.add_argument("--tag", help="without it, llorch-<backend>")
+    image.add_argument(
+        "--registry", default="", help="what the name begins with: registry.example/team"
+    )
     image.add_argument("--pin", help="another set of base images of versions.toml, such as cuda12")
     image.add_argument("--tool", choices=images.TOOLS, help="without it, the first that works")
     image.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE")
@@ -93,6 +97,13 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+    return number
+
+
 def _build(options: argparse.Namespace) -> int:
     recipe = pinned.recipe(
         options.backend,
@@ -100,7 +111,7 @@ def _build(options: argparse.Namespace) -> int:
         blas=options.blas,
         architectures=tuple(options.arch),
     )
-    built = wheels.build(recipe, pinned.pins(), given_sdist=options.sdist)
+    built = wheels.build(recipe, pinned.pins(), given_sdist=options.sdist, jobs=options.jobs)
     target = options.out or environment.ROOT / "dist" / options.backend
     wheel = wheels.export(built.path, target)
     store.say(f"{wheel.stat().st_size / 1e6:.1f} MB")
@@ -126,6 +137,8 @@ def _smoke(options: argparse.Namespace) -> int:
 
 def _image(options: argparse.Namespace) -> int:
     tag = options.tag or f"llorch-{options.backend}"
+    if options.registry:
+        tag = f"{options.registry.rstrip('/')}/{tag}"
     built = images.build(
         options.backend,
         tag,

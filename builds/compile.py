@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from builds import cuda, processor, sdist, store, toolchain, vulkan
+from builds import cuda, processor, sdist, store, toolchain, variants, vulkan
 from builds.errors import BuildError
 from builds.pins import FOLDER, Pins, Recipe
 
@@ -51,6 +51,8 @@ def made_of(recipe: Recipe, pins: Pins) -> dict[str, Any]:
     machine: dict[str, str] = {}
     if recipe.cmake.get("GGML_NATIVE") == "ON":
         machine["processor"] = processor.features()
+    if left_out := _variants_left_out(recipe):
+        machine["without_variants_of"] = " ".join(left_out)
     if "GGML_CUDA" in recipe.cmake:
         machine["nvcc"] = cuda.compiler()
         code.append(Path(cuda.__file__))
@@ -72,6 +74,10 @@ def made_of(recipe: Recipe, pins: Pins) -> dict[str, Any]:
     }
 
 
+def _variants_left_out(recipe: Recipe) -> list[str]:
+    return variants.refused() if recipe.cmake.get("GGML_CPU_ALL_VARIANTS") == "ON" else []
+
+
 def tile_config_flag() -> str:
     return f"-DCMAKE_PROJECT_ggml_INCLUDE={TILE_CONFIG[0]}"
 
@@ -80,8 +86,14 @@ def tile_config_hashes() -> list[str]:
     return [store.sha256(path) for path in TILE_CONFIG]
 
 
-def compiled(recipe: Recipe, pins: Pins, given_sdist: Path | None = None) -> Path:
-    """The folder of this compile; several minutes the first time."""
+def compiled(
+    recipe: Recipe, pins: Pins, given_sdist: Path | None = None, jobs: int | None = None
+) -> Path:
+    """The folder of this compile; several minutes the first time.
+
+    `jobs` is the most compilers that run at once, nvcc's among them; without it as many as the
+    processors.
+    """
     inputs = made_of(recipe, pins)
     name = f"{recipe.backend}-{pins.version}-{store.key(inputs)}"
     home = store.folder("compiled") / name
@@ -99,7 +111,7 @@ def compiled(recipe: Recipe, pins: Pins, given_sdist: Path | None = None) -> Pat
                 tempfile.TemporaryDirectory(prefix="llorch-build-") as scratch,
             ):
                 work = Path(scratch).resolve()
-                wheel = _compile(archive, recipe, pins, work)
+                wheel = _compile(archive, recipe, pins, work, jobs)
                 shutil.copy2(wheel, partial / wheel.name)
                 shutil.copy2(work / "source/vendor/llama.cpp/LICENSE", partial / LICENSE)
                 text = json.dumps(inputs | {"llama_cpp_commit": commit}, indent=2, sort_keys=True)
@@ -108,15 +120,19 @@ def compiled(recipe: Recipe, pins: Pins, given_sdist: Path | None = None) -> Pat
     return home
 
 
-def _compile(archive: Path, recipe: Recipe, pins: Pins, work: Path) -> Path:
+def _compile(archive: Path, recipe: Recipe, pins: Pins, work: Path, jobs: int | None) -> Path:
     """The wheel as upstream makes it, in a folder under `work`."""
     source, out = work / "source", work / "out"
     sdist.extract(archive, source, without=NOT_COMPILED)
+    if left_out := _variants_left_out(recipe):
+        variants.leave_out(source, left_out)
     python = toolchain.python(pins)
     log = work / "build.log"
     command = [str(python), "-m", "pip", "wheel", "--verbose", "--no-deps", "--no-build-isolation"]
     command += ["--no-cache-dir", "--disable-pip-version-check", f"--wheel-dir={out}", str(source)]
     environment = _environment(recipe, pins, python, work)
+    if jobs is not None:
+        environment["CMAKE_BUILD_PARALLEL_LEVEL"] = str(jobs)
     store.say(f"compiling the {recipe.backend} wheel of llama-cpp-python {pins.version}")
     started = time.monotonic()
     if _run(command, environment, log) != 0:

@@ -22,16 +22,35 @@ COMPILES = ("cmake", "ninja", "scikit-build-core")
 
 def compiler() -> str:
     """The first line of the C++ compiler's version; raises BuildError if there is none."""
-    command = os.environ.get("CXX", "c++")
-    if shutil.which(command.split()[0]) is None:
+    return _asked("--version").splitlines()[0].strip()
+
+
+def target() -> str:
+    """What the C++ compiler compiles for, such as `aarch64-linux-gnu`."""
+    return _asked("-dumpmachine").strip()
+
+
+def accepts(flag: str) -> bool:
+    """Whether the C++ compiler knows a flag."""
+    line = [*_cxx(), flag, "-x", "c++", "-c", os.devnull, "-o", os.devnull]
+    return subprocess.run(line, capture_output=True).returncode == 0
+
+
+def _asked(flag: str) -> str:
+    shown = subprocess.run([*_cxx(), flag], capture_output=True, text=True)
+    if shown.returncode != 0:
+        raise BuildError(f"{' '.join(_cxx())} {flag} failed: {shown.stderr.strip()}")
+    return shown.stdout
+
+
+def _cxx() -> list[str]:
+    command = os.environ.get("CXX", "c++").split()
+    if shutil.which(command[0]) is None:
         raise BuildError(
-            f"No C++ compiler found (looked for {command}). Install one: "
+            f"No C++ compiler found (looked for {' '.join(command)}). Install one: "
             "'apt-get install g++' on Debian and Ubuntu, 'xcode-select --install' on macOS."
         )
-    shown = subprocess.run([*command.split(), "--version"], capture_output=True, text=True)
-    if shown.returncode != 0:
-        raise BuildError(f"{command} --version failed: {shown.stderr.strip()}")
-    return shown.stdout.splitlines()[0].strip()
+    return command
 
 
 def make_venv(path: Path) -> Path:

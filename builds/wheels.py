@@ -43,13 +43,16 @@ def is_built(recipe: Recipe, pins: Pins) -> bool:
     return store.is_whole(store.folder("wheels") / key(recipe, pins))
 
 
-def build(recipe: Recipe, pins: Pins, *, given_sdist: Path | None = None) -> BuiltWheel:
-    """Build the wheel for these choices; takes several minutes if it must be compiled."""
+def build(
+    recipe: Recipe, pins: Pins, *, given_sdist: Path | None = None, jobs: int | None = None
+) -> BuiltWheel:
+    """Build the wheel for these choices; takes several minutes if it must be compiled, by `jobs`
+    compilers at once."""
     name = key(recipe, pins)
     home = store.folder("wheels") / name
     with store.lock(name):
         if not store.is_whole(home):
-            compiled = compile.compiled(recipe, pins, given_sdist)
+            compiled = compile.compiled(recipe, pins, given_sdist, jobs)
             (upstream,) = compiled.glob("*.whl")
             stamp = json.loads((compiled / compile.MADE_OF).read_text())
             licenses = {compile.LICENSE: (compiled / compile.LICENSE).read_bytes()}

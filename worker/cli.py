@@ -47,6 +47,10 @@ def _obey(
         from worker.installation import check_engine
         from worker.settings import Settings
 
+        if name == "health":
+            from worker.commands.health import flags_of_first_process
+
+            argv = [*flags_of_first_process(f"llorch-{backend}"), *argv]
         flags = parse_flags(backend, argv, name)
         as_json = bool(flags.pop("json", False))
         settings = Settings.load(backend, flags)

@@ -10,6 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import gguf
+
 import worker
 
 ASSET = Path(next(iter(worker.__path__))) / "assets" / "tiny-model"
@@ -40,4 +42,22 @@ def bundled_with_template(target: Path, template: str | None) -> Path:
         [*command, str(bundled_gguf("q8_0")), str(target)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+    return target
+
+
+def bundled_pooling(target: Path, kind: str = "mean") -> Path:
+    """The bundled model in `target` with pooling declared: the same weights, another use."""
+    source = gguf.GGUFReader(bundled_gguf("f32"))
+    writer = gguf.GGUFWriter(target, "llama")
+    for name, field in source.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            of, *inner = field.types
+            writer.add_key_value(name, field.contents(), of, inner[0] if inner else None)
+    writer.add_pooling_type(gguf.PoolingType[kind.upper()])
+    for tensor in source.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     return target

@@ -100,14 +100,15 @@ def answer(command: Command, script: Path, black_box: BlackBox) -> list[Event]:
             if isinstance(prompt, ChatPrompt):
                 text = prompt.messages[-1]["content"]
             else:
-                text = "".join(map(chr, prompt)) if isinstance(prompt, tuple) else str(prompt)
+                parts = prompt if isinstance(prompt, tuple) else (str(prompt),)
+                text = "".join(part if isinstance(part, str) else chr(part) for part in parts)
             black_box.in_hand[SMALL_INTAKE] = 0 if text == "abort-unnoted" else request_id
             events = play(request_id, text, len(produced))
             black_box.in_hand[SMALL_INTAKE] = 0
             return [*events, stats()]
         case Cancel(request_id):
             return [Failed(request_id, Cancelled("Cancelled.")), stats()]
-        case Submit(request_id, Tokenize(text=text)):
+        case Submit(request_id, Tokenize(text=str(text))):
             if text == "silence":
                 return []
             if text == "trouble":
@@ -167,6 +168,8 @@ def info(config: LoadModel) -> EngineInfo:
         trained_context_length=64,
         embedding_length=1,
         bos_token_id=None,
+        bos_token="",
+        eos_token="",
         eog_token_ids=(0,),
         has_chat_template=True,
         template_takes_tools=False,
@@ -181,6 +184,7 @@ def info(config: LoadModel) -> EngineInfo:
         slots=config.engine.slots,
         batch=config.engine.batch,
         micro_batch=config.engine.micro_batch,
+        prefill_budget=config.engine.micro_batch,
         threads=1,
         threads_derivation="scripted",
         cpu_variant=None,

@@ -52,6 +52,17 @@ class Peers:
 
 def build_peers(pins: Pins, jobs: int, archive: Path | None = None, *, cuda: bool = False) -> Peers:
     """Return the built programs; the first call takes minutes, later ones nothing."""
+    peers = peers_of(pins, archive, cuda=cuda)
+    flags = CMAKE_FLAGS + (CUDA_FLAGS if cuda else ())
+    with store.lock("bench-peers"):
+        if not peers.folder.is_dir():
+            source = peers.sources / "vendor" / "llama.cpp"
+            _build(pins, source, peers.folder, jobs, flags)
+    return peers
+
+
+def peers_of(pins: Pins, archive: Path | None = None, *, cuda: bool = False) -> Peers:
+    """The programs, built or not."""
     sources = sdist.unpacked(pins, archive)
     compiler = toolchain.compiler()
     # A native build runs only on the CPU it was made for, so the CPU is part of the key.
@@ -60,11 +71,7 @@ def build_peers(pins: Pins, jobs: int, archive: Path | None = None, *, cuda: boo
     parts = "\n".join((*inputs, processor.features()))
     key = hashlib.sha256(parts.encode()).hexdigest()[:12]
     folder = store.folder("bench", "peers") / f"{pins.version}-{key}"
-    peers = Peers(sources, folder, pins.version, pins.llama_cpp_commit, compiler)
-    with store.lock("bench-peers"):
-        if not folder.is_dir():
-            _build(pins, sources / "vendor" / "llama.cpp", folder, jobs, flags)
-    return peers
+    return Peers(sources, folder, pins.version, pins.llama_cpp_commit, compiler)
 
 
 def _build(pins: Pins, source: Path, folder: Path, jobs: int, chosen: tuple[str, ...]) -> None:

@@ -232,7 +232,7 @@ def _port(settings: Settings) -> str:
 def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) -> Questions:
     """What native code shall try, with the files of the settings as far as they are here."""
     model = _model(settings, found, cache_fault)
-    adapter = draft = None
+    adapter = draft = projector = None
     if model is None:
         for name, given in (
             ("adapter", settings.lora),
@@ -265,6 +265,7 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
         settings.model or "bundled",
         adapter.size_bytes if adapter is not None else 0,
         draft.path if draft is not None else None,
+        projector.path if projector is not None else None,
         driver_cache=str(settings.cache_path / "drivers"),
     )
 

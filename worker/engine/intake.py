@@ -22,7 +22,7 @@ from worker.engine.pooling import Pooling
 from worker.engine.sequence import NO_LIMIT, Sequence
 from worker.engine.text.prompt import PromptBuilder
 from worker.errors import Cancelled, InferenceFailed, InvalidRequest, WorkerError
-from worker.llama.pooled import PooledContext
+from worker.llama.pooled import AS_IT_IS, PooledContext
 from worker.llama.reasoning import PROMPT_END_TOKENS
 from worker.llama.sampler import Sampler
 from worker.observability.logs import get_logger
@@ -149,10 +149,11 @@ class Intake:
                 )
                 if not taken:
                     sequence.sampler.close()
-            case Embed(inputs):
-                self._pool(request_id, (self._prompts.build(text) for text in inputs))
+            case Embed(inputs, norm):
+                self._pool(request_id, (self._prompts.build(text) for text in inputs), norm)
             case Rank(query, documents):
-                self._pool(request_id, (self._prompts.pair(query, text) for text in documents))
+                pairs = (self._prompts.pair(query, text) for text in documents)
+                self._pool(request_id, pairs, AS_IT_IS)
             case Tokenize():
                 self._end(request_id, Answered(request_id, self._prompts.tokenized(work)))
             case Detokenize(tokens):
@@ -224,7 +225,7 @@ class Intake:
             self._preparing.remove(request_id)
             return True
 
-    def _pool(self, request_id: int, texts: Iterable[list[int]]) -> None:
+    def _pool(self, request_id: int, texts: Iterable[list[int]], norm: int) -> None:
         """Give texts, which are tokenised as they are read, to the engine thread."""
         pooling = self._pooling
         if pooling is None:
@@ -233,7 +234,7 @@ class Intake:
             )
         tokens = list(texts)
         n_tokens = sum(map(len, tokens))
-        self._hand_over(request_id, n_tokens, b"", lambda: pooling.take(request_id, tokens))
+        self._hand_over(request_id, n_tokens, b"", lambda: pooling.take(request_id, tokens, norm))
 
 
 def size_of(work: Any) -> int:
@@ -244,7 +245,7 @@ def size_of(work: Any) -> int:
         case bytes():  # of a medium, which takes far longer to decode than to send
             return LONG_WORK + 1
         case tuple() if work and isinstance(work[0], int):
-            return len(work)
+            return len(work) + sum(len(part) for part in work if isinstance(part, str))
         case list() | tuple():
             return sum(map(size_of, work))
         case Mapping():

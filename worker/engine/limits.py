@@ -13,6 +13,11 @@ _CPU_COPY_RATE, _GPU_COPY_RATE = 4e9, 100e9
 """Assumed rates of copies inside the device's memory, in bytes per second."""
 
 
+_STEP_SECONDS = 0.25
+"""A step of prompts alone takes no longer by default if it has more than one micro-batch: nothing
+can be cancelled within a step, and who arrives waits for its end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     n_slots: int
@@ -62,6 +67,19 @@ class Limits:
         return self.unified and not self.recurrent
 
 
+def prompt_tokens(settings: EngineSettings, seconds_per_token: float) -> int:
+    """The most prompt tokens of a step: the chosen number, or as many micro-batches of a batch as
+    are soon computed, so that a fast device has few steps to wait for.
+
+    `seconds_per_token` is what the device takes for a token of a micro-batch; 0 if unknown.
+    """
+    if settings.prefill_budget is not None:
+        return settings.prefill_budget
+    most, piece = settings.batch, min(settings.micro_batch, settings.batch)
+    soon = int(_STEP_SECONDS / seconds_per_token) if seconds_per_token else piece
+    return max(min(soon, most) // piece, 1) * piece
+
+
 def limits_of(info: EngineInfo, settings: EngineSettings, backend: Backend) -> tuple[Limits, ...]:
     """The limits of an engine that has started, for each layout of its cells, the best first."""
     # llama.cpp copies a slot's whole part of a split cache, however few tokens are wanted.
@@ -71,7 +89,7 @@ def limits_of(info: EngineInfo, settings: EngineSettings, backend: Backend) -> t
         n_slots=info.slots,
         n_cells=info.kv_cells,
         batch=info.batch,
-        prefill_budget=settings.prefill_budget or info.micro_batch,
+        prefill_budget=info.prefill_budget,
         inter_token_target=settings.inter_token_ms / 1000,
         prefix_cache=settings.prefix_cache,
         unified=info.kv_unified,

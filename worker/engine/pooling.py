@@ -21,6 +21,7 @@ class _Texts:
     """The texts of one request and their outputs so far."""
 
     tokens: list[list[int]]
+    norm: int
     vectors: list[tuple[int, bytes]] = field(default_factory=list)
 
 
@@ -35,8 +36,9 @@ class Pooling:
         self._loop, self._compute, self._send, self._in_hand = loop, compute, send, in_hand
         self._requests: dict[int, _Texts] = {}
 
-    def take(self, request_id: int, texts: list[list[int]]) -> None:
-        self._requests[request_id] = _Texts(texts)
+    def take(self, request_id: int, texts: list[list[int]], norm: int) -> None:
+        """`norm` is what vectors are scaled by; `work.Embed` says how."""
+        self._requests[request_id] = _Texts(texts, norm)
         self._loop.call(lambda: self._compute_next(request_id))
 
     def cancel(self, request_id: int) -> bool:
@@ -53,7 +55,7 @@ class Pooling:
         self._in_hand[LOOP] = request_id
         try:
             group = self._group(texts.tokens[n_done : n_done + self._compute.most_texts])
-            texts.vectors += zip(map(len, group), self._compute(group), strict=True)
+            texts.vectors += zip(map(len, group), self._compute(group, texts.norm), strict=True)
         except WorkerError as error:
             self._requests.pop(request_id, None)
             events.append(Failed(request_id, error))

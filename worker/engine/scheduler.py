@@ -127,11 +127,11 @@ class Scheduler:
         return step
 
     def advance(self, step: Step) -> list[Sequence]:
-        """Record that the step was computed, and its copies with it; returns the sequences
-        to take a snapshot of."""
+        """Record that the step's chunks were computed, and earlier copies with them; returns the
+        sequences to take a snapshot of."""
         for sequence, _, n_tokens in step.chunks:
             sequence.n_computed += n_tokens
-        if step.moves:
+        if step.chunks:
             self.cache.settled()
         if not self.cache.takes_snapshots:
             return []

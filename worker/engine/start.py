@@ -24,7 +24,7 @@ from worker.engine.backend import LlamaBackend
 from worker.engine.cache.opening import open_disk
 from worker.engine.drafters import start_guessing
 from worker.engine.intake import Intake
-from worker.engine.limits import limits_of
+from worker.engine.limits import limits_of, prompt_tokens
 from worker.engine.loop import Loop
 from worker.engine.media.reader import MediaReader
 from worker.engine.media.start import start_projector
@@ -40,7 +40,7 @@ from worker.llama.adapter import LoraAdapter
 from worker.llama.constraint import GrammarVocabulary
 from worker.llama.context import Context, rows_with_logits
 from worker.llama.model import LoadOptions, Model
-from worker.llama.pooled import PooledContext
+from worker.llama.pooled import AS_IT_IS, PooledContext
 from worker.llama.sampler import Sampler
 from worker.models.gguf.header import GgufHeader, current_header, parts_beside, read_header
 from worker.observability.logs import get_logger
@@ -109,10 +109,11 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     prompts = PromptBuilder(model, template, plan.context_length, embeds=embeds, media=reader)
     pool = PooledContext(context) if embeds else None
     channel.send([Progress("warmup", 0.0)])
+    seconds_per_token = 0.0
     if pool is not None:
-        pool([prompts.build("warm-up")])
+        pool([prompts.build("warm-up")], AS_IT_IS)
     else:
-        warmup.warm_up(model, context)
+        seconds_per_token = warmup.warm_up(model, context)
     info = EngineInfo(
         model=_model_info(config, header, model, template, plan.context_length),
         residency=senses.residency,
@@ -121,6 +122,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         slots=1 if embeds else settings.slots,
         batch=context.options.n_batch,
         micro_batch=context.options.n_ubatch,
+        prefill_budget=prompt_tokens(settings, seconds_per_token),
         threads=budget.threads,
         threads_derivation=budget.derivation,
         cpu_variant=selected.cpu_variant,
@@ -271,6 +273,8 @@ def _model_info(
         trained_context_length=model.trained_context_length,
         embedding_length=model.n_embd,
         bos_token_id=model.bos,
+        bos_token="" if model.bos is None else model.token_text(model.bos),
+        eos_token="" if model.eos is None else model.token_text(model.eos),
         eog_token_ids=tuple(sorted(model.eog)),
         has_chat_template=template is not None,
         template_takes_tools=template is not None and template.takes_tools,

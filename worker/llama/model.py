@@ -214,6 +214,11 @@ class Model:
     def adds_bos(self) -> bool:
         return self.bos is not None and bool(self._flat.llama_vocab_get_add_bos(self.vocab))
 
+    @property
+    def eos(self) -> int | None:
+        token = int(self._flat.llama_vocab_eos(self.vocab))
+        return token if token >= 0 else None
+
     @cached_property
     def eog(self) -> frozenset[int]:
         """All end-of-generation tokens: EOS, EOT, end of turn…"""

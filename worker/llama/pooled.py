@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import numpy.typing as npt
+
 from worker.errors import InferenceFailed
 from worker.llama.batch import Batch
 from worker.llama.context import Context
 from worker.llama.draw import not_a_number
 
+AS_IT_IS = -1
+"""The norm of what is not scaled."""
+LARGEST = 32760.0
+"""What norm 0 makes of the largest number."""
 SHARED_TOKENS = 1024
 """The most tokens of texts that share a decode. Attention reads all of them for each text, so with
 more, a second decode would be faster."""
@@ -25,8 +32,8 @@ class PooledContext:
         self.most_tokens = min(SHARED_TOKENS, context.options.n_ubatch)
         """The most tokens of all texts in one decode; a longer text is computed alone."""
 
-    def __call__(self, texts: list[list[int]]) -> list[bytes]:
-        """Embeddings scaled to length one, or ranks as they are, as 32-bit floats.
+    def __call__(self, texts: list[list[int]], norm: int) -> list[bytes]:
+        """Embeddings scaled by their `norm`, or ranks as they are, as 32-bit floats.
 
         Raises `InferenceFailed` if the device cannot compute the texts, or computes NaN.
         """
@@ -44,7 +51,14 @@ class PooledContext:
                 raise not_a_number()
         finally:
             context.clear()
-        if context.ranks:
-            return [vector.tobytes() for vector in vectors]
-        lengths = [float((vector @ vector) ** 0.5) or 1.0 for vector in vectors]
-        return [(v / n).tobytes() for v, n in zip(vectors, lengths, strict=True)]
+        return [(vector / _length(vector, norm)).tobytes() for vector in vectors]
+
+
+def _length(vector: npt.NDArray[np.float32], norm: int) -> float:
+    """What a vector is divided by, as llama.cpp's `embd_normalize` has it; never 0."""
+    if norm == AS_IT_IS:
+        return 1.0
+    sizes = abs(vector.astype("f8"))
+    if norm == 0:
+        return float(sizes.max()) / LARGEST or 1.0
+    return float((sizes**norm).sum() ** (1 / norm)) or 1.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from worker.errors import InsufficientVram
 from worker.llama.batch import Batch
 from worker.llama.context import Context
@@ -9,8 +11,11 @@ from worker.llama.model import Model
 from worker.wire.messages import DecodeOutcome
 
 
-def warm_up(model: Model, context: Context) -> int:
-    """Compute a prompt and, on a GPU, one token of every slot; returns a token that was drawn.
+def warm_up(model: Model, context: Context) -> float:
+    """Compute a prompt and, on a GPU, one token of every slot.
+
+    Returns the seconds of a prompt token in a full micro-batch on a GPU; 0 on a CPU, where they are
+    not measured.
 
     On a GPU, the prompt is a full micro-batch, the largest step that the engine ever takes. It
     loads kernels and allocates workspaces, so a device that cannot hold them fails now and not
@@ -30,13 +35,18 @@ def warm_up(model: Model, context: Context) -> int:
         _check(context.decode(batch))
         drawn = int(context.logits(row).argmax())
         if not options.offload:
-            return drawn
+            return 0.0
+        context.clear()  # the same once more: the first one also loaded the kernels
+        began = time.perf_counter()
+        _check(context.decode(batch))
+        context.logits(row)  # waits for the device
+        seconds = time.perf_counter() - began
         batch.clear()
         for slot in range(min(options.n_seq_max, options.n_batch)):
             row = batch.add(slot, n_first if slot == 0 else 0, [drawn], logits=True)
         _check(context.decode(batch))
-        drawn = int(context.logits(row).argmax())
-        return drawn
+        context.logits(row)
+        return seconds / n_first
     finally:
         context.clear()
         batch.close()

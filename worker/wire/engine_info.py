@@ -91,6 +91,9 @@ class ModelInfo:
     trained_context_length: int
     embedding_length: int
     bos_token_id: int | None
+    bos_token: str
+    eos_token: str
+    """Spellings; empty where the model has no such token."""
     eog_token_ids: tuple[int, ...]
     has_chat_template: bool
     template_takes_tools: bool
@@ -166,6 +169,8 @@ class EngineInfo:
     slots: int
     batch: int
     micro_batch: int
+    prefill_budget: int
+    """Prompt tokens in a step at most."""
     threads: int
     threads_derivation: str
     cpu_variant: str | None

@@ -58,14 +58,16 @@ class MarkedPrompt(Struct, frozen=True, tag=True):
     """The request's field of the text, for errors."""
 
 
-Prompt = str | tuple[int, ...] | ChatPrompt | InfillPrompt | MarkedPrompt
+MixedTokens = tuple[int | str, ...]
+"""Token ids, and texts among them."""
+Prompt = str | MixedTokens | ChatPrompt | InfillPrompt | MarkedPrompt
 
 
 class InferenceRequest(Struct, frozen=True, tag=True):
     """One checked job. Nothing after this object sees a request body.
 
     `prompt` is raw text (special tokens in it are recognised, and BOS is added once if the model
-    wants it), token ids (used as they are), a chat or a text with a gap.
+    wants it), token ids (used as they are) with texts among them, a chat or a text with a gap.
     """
 
     job_id: str
@@ -94,8 +96,10 @@ class InferenceRequest(Struct, frozen=True, tag=True):
 class Tokenize(Struct, frozen=True, tag=True):
     """Tokenize a text; the answer is a `Tokenized`."""
 
-    text: str
+    text: str | MixedTokens
     add_special: bool = False
+    parse_special: bool = True
+    """Whether special tokens are recognised in the text."""
     with_pieces: bool = False
 
 
@@ -111,9 +115,9 @@ class Tokenized(Struct, frozen=True, tag=True):
 
 
 class Detokenize(Struct, frozen=True, tag=True):
-    """Detokenize ids, special tokens included. The answer is a string."""
+    """Detokenize ids, special tokens included; texts among them stay. The answer is a string."""
 
-    tokens: tuple[int, ...]
+    tokens: MixedTokens
 
 
 class CountPrompt(Struct, frozen=True, tag=True):
@@ -130,9 +134,12 @@ class ApplyTemplate(Struct, frozen=True, tag=True):
 
 
 class Embed(Struct, frozen=True, tag=True):
-    """Embed texts or token lists. The answer is a list of (tokens, 32-bit floats), in order."""
+    """Embed texts or tokens. The answer is a list of (tokens, 32-bit floats), in order."""
 
-    inputs: tuple[str | tuple[int, ...], ...]
+    inputs: tuple[str | MixedTokens, ...]
+    norm: int = 2
+    """What a vector is divided by: its p-norm of this p; 0 makes its largest number 32,760 and -1
+    leaves it as it is."""
 
 
 class Rank(Struct, frozen=True, tag=True):

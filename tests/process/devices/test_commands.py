@@ -16,6 +16,8 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.devices import rpc
+from tests.support.random_models import random_model
+from tests.support.random_projectors import random_projector
 from tests.support.worker import environment, installed
 from worker.commands import served
 from worker.commands.doctor import Diagnosis
@@ -208,6 +210,12 @@ def test_doctor_finds_a_missing_file_beside_the_model(
     ended = run("doctor", "--port", "0", *given, cache=warm_cache)
     assert ended.returncode == code
     assert re.search(rf"^FAILED +{name} ", ended.stdout, re.MULTILINE)
+
+
+def test_doctor_plans_the_projector_too(warm_cache: Path) -> None:
+    given = {"model": str(random_model("dense")), "mmproj": str(random_projector("gemma3"))}
+    report = diagnose(warm_cache, preflight.CHILD, **given)
+    assert report.plan is not None and report.plan.parts["projector"] > 0
 
 
 def diagnose(cache: Path, child: Sequence[str], **given: Any) -> Diagnosis:

@@ -1,7 +1,8 @@
-"""The CPU image: a given one (`LLORCH_TEST_IMAGE`), else built here from its Dockerfile.
+"""The images: given ones (`LLORCH_TEST_IMAGE`, `LLORCH_TEST_VULKAN_IMAGE`), else built here from
+their Dockerfiles.
 
-Its base is Debian's own, made with debootstrap, so that no image registry is needed. Packages come
-from the machine's package index, whose certificate is lent to the build and to nothing else.
+Their base is Debian's own, made with debootstrap, so that no image registry is needed. Packages
+come from the machine's package index, whose certificate is lent to the build and to nothing else.
 """
 
 from __future__ import annotations
@@ -20,39 +21,51 @@ import pytest
 from builds import images
 from tests.system.images.container import environment, podman
 
-BASE = "localhost/llorch-base:bookworm"
-IMAGE = "localhost/llorch-cpu:test"
+RELEASE = "trixie"
+BASE = f"localhost/llorch-base:{RELEASE}"
 FIGURES: dict[str, float] = {}
 
 
 @pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory) -> str:
-    if given := os.environ.get("LLORCH_TEST_IMAGE"):
+    return os.environ.get("LLORCH_TEST_IMAGE") or _built("cpu", [], tmp_path_factory.mktemp("cpu"))
+
+
+@pytest.fixture(scope="session")
+def vulkan_image(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """With Mesa's drivers, among which is the software device."""
+    if given := os.environ.get("LLORCH_TEST_VULKAN_IMAGE"):
         return given
+    drivers = ["DRIVERS=mesa-vulkan-drivers"]
+    return _built("vulkan", drivers, tmp_path_factory.mktemp("vulkan"))
+
+
+def _built(backend: str, given: list[str], folder: Path) -> str:
     needs_tools()
     if subprocess.run(["podman", "image", "exists", BASE], env=environment()).returncode != 0:
         _bootstrap(BASE)
     podman("run", "--rm", "--network=none", BASE, "true")  # minutes before a build would need it
-    pip = tmp_path_factory.mktemp("pip") / "pip.conf"
+    pip = folder / "pip.conf"
     pip.write_text("[global]\ncert = /etc/lent-ca.crt\n")
     bundle = os.environ.get("PIP_CERT") or ssl.get_default_verify_paths().cafile
-    npm = pip.with_name("npmrc")
+    npm = folder / "npmrc"
     npm.write_text("cafile = /etc/lent-ca.crt\n")
     files = {bundle: "/etc/lent-ca.crt", pip: "/etc/pip.conf", npm: "/root/.npmrc"}
     lent = [f"--volume={ours}:{theirs}:ro" for ours, theirs in files.items()]
+    tag = f"localhost/llorch-{backend}:test"
     line = images.command(
         "podman",
-        "cpu",
-        IMAGE,
-        images.arguments("cpu", given=[f"BASE_IMAGE={BASE}"]),
+        backend,
+        tag,
+        images.arguments(backend, given=[f"BASE_IMAGE={BASE}", *given]),
         # No intermediate layers: this storage driver copies the whole image for each.
         ["--network=host", "--layers=false", *(lent if bundle else [])],
     )
     started = time.monotonic()
     done = subprocess.run(line, env=environment())
     assert done.returncode == 0, "the image could not be built; podman's words are above"
-    FIGURES["build_s"] = time.monotonic() - started
-    return IMAGE
+    FIGURES[f"{backend}_build_s"] = time.monotonic() - started
+    return tag
 
 
 def needs_tools() -> None:
@@ -68,7 +81,7 @@ def needs_tools() -> None:
 def _bootstrap(tag: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
-            ["debootstrap", "--variant=minbase", "bookworm", folder],
+            ["debootstrap", "--variant=minbase", RELEASE, folder],
             check=True,
             capture_output=True,
         )

@@ -15,7 +15,7 @@ import pytest
 import tokenizers
 
 from tests.conftest import StartWorker
-from tests.support.bundled import bundled_gguf
+from tests.support.bundled import bundled_pooling
 from tests.support.worker import WorkerProcess
 from tests.unit.convert import engine
 from tests.unit.convert.test_reranker import converted, reranker
@@ -24,21 +24,7 @@ from tests.unit.convert.test_reranker import converted, reranker
 @pytest.fixture(scope="module")
 def pooling_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled model with mean pooling declared: the same weights, another use."""
-    source = gguf.GGUFReader(bundled_gguf("f32"))
-    path = tmp_path_factory.mktemp("pooling") / "pooling.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    for name, field in source.fields.items():
-        if not name.startswith("GGUF.") and name != "general.architecture":
-            kind, *inner = field.types
-            writer.add_key_value(name, field.contents(), kind, inner[0] if inner else None)
-    writer.add_pooling_type(gguf.PoolingType.MEAN)
-    for tensor in source.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return bundled_pooling(tmp_path_factory.mktemp("pooling") / "pooling.gguf")
 
 
 def client_of(worker: WorkerProcess) -> openai.OpenAI:

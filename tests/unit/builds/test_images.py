@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 import yaml
 
-from builds import images
+from builds import cli, images
 from builds import pins as pinned
 from builds.errors import BuildError
 from worker.flags import parse_flags
@@ -39,6 +39,21 @@ def test_base_images_are_the_pinned_ones(backend: str) -> None:
         if re.match(r"ARG (\w+_IMAGE|CUBLAS)=", line)
     )
     assert defaults == pinned.versions()["images"][backend]
+
+
+@pytest.mark.parametrize("backend", DOCKERFILES)
+def test_an_image_stops_gently_and_its_check_follows_the_worker(backend: str) -> None:
+    lines = instructions(backend)
+    assert "STOPSIGNAL SIGTERM" in lines
+    assert any(line.endswith(f'CMD ["llorch-{backend}", "health"]') for line in lines)
+
+
+def test_an_images_name_begins_with_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[str] = []
+    monkeypatch.setattr(images, "build", lambda _backend, tag, **_options: built.append(tag))
+    for given in ([], ["--registry="], ["--registry", "registry.example/team/"]):
+        assert cli.main(["image", "cpu", *given]) == 0
+    assert built == ["llorch-cpu", "llorch-cpu", "registry.example/team/llorch-cpu"]
 
 
 def test_given_arguments_win_over_the_pin() -> None:
@@ -109,7 +124,7 @@ def test_a_line_that_runs_an_image_fits_the_image(line: str) -> None:
 
 def test_the_compose_file_fits_the_image() -> None:
     (worker,) = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))["services"].values()
-    backend = worker["image"].removeprefix("llorch-")
+    backend = worker["image"].removeprefix("${REGISTRY:-}llorch-")
     assert worker["build"]["dockerfile"] == DOCKERFILES[backend].name
     assert all(each.rsplit(":", 1)[1] == port(backend) for each in worker["ports"])
     assert {each.split(":")[1] for each in worker["volumes"]} == folders(backend)

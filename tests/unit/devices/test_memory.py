@@ -167,17 +167,23 @@ def test_the_automatic_context_length_is_the_models_own(config: MakeConfig) -> N
     assert not plan.capped
 
 
-def test_the_cache_that_nobody_chose_shrinks_to_what_fits(
+def test_the_cache_that_nobody_chose_is_as_large_as_a_gpu_has_room_for(
     config: MakeConfig, gpu: int, small_gpu: int
 ) -> None:
+    """The trained length for every slot in half of what is left, for one in all of it."""
+    ample, _ = planned(config("cuda", "tied-q4", cuda_device=gpu, slots=8))
+    assert not ample.capped and ample.kv_cells == 8 * ample.trained_context_length
     given = config("cuda", "tied-q4", cuda_device=small_gpu, slots=8)
     plan, _ = planned(given)
     assert plan.capped and plan.fits
     assert plan.kv_unified and 0 < plan.kv_cells < 8 * plan.trained_context_length == 8 * 2048
     assert plan.context_length == min(plan.kv_cells, plan.trained_context_length)
     assert f"cells: {plan.kv_cells:,} cells in one pool" in plan.as_table()
-    with pytest.raises(InsufficientVram):
-        planned(given.but(kv_cells=plan.kv_cells + 256))
+    left = plan.available_bytes - plan.needed_bytes + plan.parts["kv"]
+    assert plan.kv_cells >= plan.trained_context_length
+    assert 0.4 * left < plan.parts["kv"] <= 0.55 * left
+    alone, _ = planned(given.but(slots=1, kv_type="f32"))
+    assert alone.kv_cells == alone.trained_context_length
 
 
 @pytest.mark.parametrize(

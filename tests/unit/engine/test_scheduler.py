@@ -275,3 +275,18 @@ def test_a_stream_moves_next_to_one_that_goes_on_in_its_own_cells() -> None:
     (returns,) = added(scheduler, some(60, 500))
     goes_on(scheduler, 2)
     assert returns.slot == 3 and stream.slot in (2, 4)
+
+
+def test_a_copy_is_settled_by_the_next_batch_and_not_by_a_step_without_one() -> None:
+    """A step loses all its chunks where their moves fail."""
+    scheduler = scheduler_of(2)
+    (first,) = added(scheduler, some(64))
+    goes_on(scheduler)
+    added(scheduler, [*first.tokens[:48], 1, 2])
+    step = scheduler.plan()
+    assert [type(move) for move in step.moves] == [Copy]
+    step.chunks.clear()
+    scheduler.advance(step)
+    assert not scheduler.cache.is_settled
+    goes_on(scheduler)
+    assert scheduler.cache.is_settled

@@ -12,11 +12,12 @@ from pydantic import AliasChoices, BaseModel, Discriminator, Field, Tag, model_v
 from pydantic_core import PydanticCustomError
 
 from worker.api.chat.format import Choices, Expression, Format, Grammar, JsonSchema
+from worker.api.chat.media import MAX_MEDIA, medium_of
 from worker.api.chat.request import UNASKED, Chat, Generate, Reasoning
 from worker.api.chat.sampling import MAX_TOKEN_ID, SamplingFields
 from worker.api.http.body import Flag, Integer, JsonObject, OpenBody, parse_json
 from worker.api.http.state import AppState
-from worker.wire.work import Prompt
+from worker.wire.work import MarkedPrompt, MixedTokens, Prompt
 
 MAX_CHOICES = 32
 MAX_PROMPTS = 256
@@ -67,38 +68,73 @@ Schema = TextOr[JsonObject]
 ANY_OBJECT = {"type": "object"}
 
 
-def _kind_of_input(value: object) -> str:
-    if isinstance(value, str):
-        return "~text"
-    if not isinstance(value, list | tuple) or not value:
-        return "~texts"
-    if isinstance(value[0], str):
-        return "~texts"
-    return "~many" if isinstance(value[0], list | tuple) else "~ids"
+_MixedTokens = Annotated[
+    tuple[Annotated[Text | Annotated[TokenId, Tag("~other")], ByKind], ...], Field(fail_fast=True)
+]
+Mixed = Annotated[Text | Annotated[_MixedTokens, Tag("~list")], ByKind]
+"""A text, or token ids with texts among them."""
+
+
+class MarkedText(OpenBody):
+    """A text, with a `<__media__>` in the place of each medium."""
+
+    prompt_string: str
+    multimodal_data: Many[str] = Field(
+        (), max_length=MAX_MEDIA, description="pictures and sounds in base64"
+    )
+
+
+def _kind_of_prompt(value: object) -> str:
+    if not isinstance(value, list | tuple):
+        return "~object" if isinstance(value, Mapping | BaseModel) else "~text"
+    return "~mixed" if any(isinstance(part, str) for part in value) else "~ids"
+
+
+def _kind_of_prompts(value: object) -> str:
+    if isinstance(value, list | tuple) and not any(type(part) is int for part in value):
+        return "~many"
+    return _kind_of_prompt(value)
 
 
 def prompts_of_at_most(most: int) -> Any:
-    """A text, token ids, or a list of either."""
-    many = [Field(fail_fast=True, min_length=1, max_length=most)]
-    return Annotated[
+    """A prompt or a list of them, each a text, a text with media, or token ids with texts among
+    them. A list with a number in it is one prompt."""
+    one = (
         Text
-        | Annotated[tuple[str, ...], *many, Tag("~texts")]
         | Annotated[TokenIds, Tag("~ids")]
-        | Annotated[tuple[TokenIds, ...], *many, Tag("~many")],
-        Discriminator(_kind_of_input),
+        | Annotated[_MixedTokens, Tag("~mixed")]
+        | Annotated[MarkedText, Tag("~object")]
+    )
+    each = Annotated[one, Discriminator(_kind_of_prompt)]
+    many = Annotated[
+        tuple[each, ...], Field(fail_fast=True, min_length=1, max_length=most), Tag("~many")
     ]
+    return Annotated[one | many, Discriminator(_kind_of_prompts)]
 
 
-Inputs = str | tuple[str, ...] | tuple[int, ...] | tuple[tuple[int, ...], ...]
+def prompts_of(given: Any, path: str = "prompt") -> tuple[str | MixedTokens | MarkedPrompt, ...]:
+    """The prompts of a field `path` of that type.
+
+    Raises:
+        InvalidRequest: a medium is no base64.
+    """
+    if not isinstance(given, tuple) or any(isinstance(part, int) for part in given):
+        return (_prompt_of(given, path),)
+    return tuple(_prompt_of(each, f"{path}[{index}]") for index, each in enumerate(given))
 
 
-def inputs_of(given: Inputs) -> tuple[str | tuple[int, ...], ...]:
-    """The inputs as texts or token ids."""
-    if isinstance(given, str):
-        return (given,)
-    if isinstance(given[0], int):
-        return (given,)
-    return given
+def _prompt_of(
+    given: str | MixedTokens | MarkedText, path: str
+) -> str | MixedTokens | MarkedPrompt:
+    if not isinstance(given, MarkedText):
+        return given
+    if not given.multimodal_data:
+        return given.prompt_string
+    media = (
+        medium_of(None, encoded, f"{path}.multimodal_data[{index}]")
+        for index, encoded in enumerate(given.multimodal_data)
+    )
+    return MarkedPrompt(given.prompt_string, tuple(media), f"{path}.prompt_string")
 
 
 class StreamOptions(OpenBody):
@@ -157,7 +193,13 @@ class GenerationFields(SamplingFields, ReasoningFields):
         ),
         description="cut to what the context leaves; -1 is all of it",
     )
-    n: Integer = Field(1, ge=1, le=MAX_CHOICES)
+    n: Integer = Field(
+        1,
+        ge=1,
+        le=MAX_CHOICES,
+        validation_alias=AliasChoices("n", "n_cmpl"),
+        description="choices for each prompt",
+    )
     stop: Stops | None = Field(None, validation_alias=AliasChoices("stop", "stopping_strings"))
     stream: Flag = False
     stream_options: StreamOptions = StreamOptions()

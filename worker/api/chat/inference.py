@@ -96,7 +96,9 @@ def digest_of(prompt: Prompt) -> str:
         case str():
             return digest(prompt)
         case tuple():
-            return digest(array("i", prompt).tobytes())
+            ids = [part for part in prompt if not isinstance(part, str)]
+            is_mixed = len(ids) < len(prompt)
+            return digest(repr(prompt) if is_mixed else array("i", ids).tobytes())
         case MarkedPrompt(text, media):
             return digest("\0".join([text, *map(_digest_of_medium, media)]))
         case ChatPrompt(messages, media=media):

@@ -21,9 +21,11 @@ def timings(choice: Choice) -> dict[str, float]:
         "cache_n": job.cached_tokens,
         "prompt_n": n_prompt,
         "prompt_ms": round(prompt_ms, 3),
+        "prompt_per_token_ms": round(prompt_ms / n_prompt, 3) if n_prompt else 0.0,
         "prompt_per_second": round(n_prompt * 1000 / prompt_ms, 3) if prompt_ms else 0.0,
         "predicted_n": n_out,
         "predicted_ms": round(predicted_ms, 3),
+        "predicted_per_token_ms": round(predicted_ms / n_out, 3) if n_out else 0.0,
         "predicted_per_second": round(n_out * 1000 / predicted_ms, 3) if predicted_ms else 0.0,
     }
 

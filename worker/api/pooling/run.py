@@ -16,7 +16,7 @@ from worker.api.chat.run import answered
 from worker.api.http.faults import fault, invalid
 from worker.api.http.state import AppState
 from worker.wire.engine_info import ModelInfo
-from worker.wire.work import Embed, Rank
+from worker.wire.work import Embed, MixedTokens, Rank
 
 
 class Embedding(NamedTuple):
@@ -45,10 +45,12 @@ class Ranks(NamedTuple):
 async def embed(
     request: Request,
     state: AppState,
-    inputs: Sequence[str | tuple[int, ...]],
+    inputs: Sequence[str | MixedTokens],
     dimensions: int | None = None,
+    norm: int = 2,
 ) -> list[Embedding]:
-    """
+    """Vectors that are scaled by their `norm`; `work.Embed` says how.
+
     Raises:
         InvalidRequest: the model makes no embeddings, or none of so many dimensions.
         NotReady: the model is still loading.
@@ -58,7 +60,8 @@ async def embed(
     if dimensions is not None and dimensions > model.embedding_length:
         message = f"dimensions must be at most {model.embedding_length} with this model"
         raise invalid([fault("dimensions", "maximum", message, dimensions)])
-    return [Embedding(*each) for each in await answered(request, state, Embed(tuple(inputs)))]
+    work = Embed(tuple(inputs), norm)
+    return [Embedding(*each) for each in await answered(request, state, work)]
 
 
 async def rank(request: Request, state: AppState, query: str, documents: Sequence[str]) -> Ranks:

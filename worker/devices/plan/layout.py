@@ -21,6 +21,8 @@ class Layout:
     compute: tuple[int, ...]
     host_compute: int
     output: int
+    largest_kv: int
+    """Of one tensor of cells."""
     cuts_anywhere: bool
     """Not a size: every beginning of a sequence can be gone on from."""
     moves_states: bool
@@ -101,6 +103,7 @@ class Unloaded:
             compute=compute,
             host_compute=sum(computes.values()) - sum(compute),
             output=max(report.bytes_of("output"), self._pooled_output_bytes(options)),
+            largest_kv=report.largest_kv_bytes,
             cuts_anywhere=cuts_anywhere,
             moves_states=moves_states,
         )

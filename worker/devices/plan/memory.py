@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from worker.devices.cpu.budget import CpuBudget
+from worker.devices.plan import placement
 from worker.devices.plan.cells import (
     CELLS_STEP,
     LARGEST_SHARE,
@@ -38,16 +39,19 @@ _MIB = 1 << 20
 _EXACT_CELLS = 1 << 21
 """A context with up to this many KV cells is laid out exactly for its plan."""
 _AUTOMATIC_SHARE = 0.5
-"""The share of a host's available memory that a default KV cache may use."""
-_DEFAULT_LENGTH = 16384
-"""A default KV cache holds one sequence of the trained length, up to this length…"""
-_DEFAULT_BYTES = 128 * _MIB
+"""The share of the memory that is left beside the rest of the plan which a default KV cache may
+use; on a GPU of its own memory, one sequence of the trained length may use all of it."""
+_HOST_LENGTH = 16384
+"""In a host's memory, a default KV cache holds one sequence of the trained length, up to this
+length…"""
+_HOST_BYTES = 128 * _MIB
 """…and sequences of all slots, as long as these bytes hold them."""
 _STATES_SHARE, _MOST_STATES_BYTES = 0.25, 8 << 30
 """By default, states that requests may go on from get this share of the host's memory that is left,
 up to these bytes."""
 _SNAPSHOT_BYTES = 256 * _MIB
 """What they need at least where the memory is recurrent or windowed."""
+_ANY_CELLS = 1 << 40
 _MOST_CELLS = 1 << 20
 """The limit for recurrent memory, whose size does not depend on the sequence's length."""
 
@@ -117,6 +121,7 @@ class _Planner:
         self._draft_bytes = cache(self._of_draft)
         self._projector = beside.projector if not self._embeds else None
         self._layout = cache(self._lay_out)
+        self._most_cells = self._addressable_cells()
 
     def close(self) -> None:
         self._model.close()
@@ -143,32 +148,50 @@ class _Planner:
     def _fitted(self, wanted: int, plan_of: Callable[[int], Plan], is_chosen: bool) -> Plan:
         """The plan for `wanted`; if that is a default and does not fit, the largest that fits."""
         plan = plan_of(wanted)
+        if is_chosen and plan.kv_cells > self._most_cells:
+            raise ConfigError(
+                f"{plan.kv_cells:,} KV cells are more than {', '.join(self._names)} can address: "
+                f"--slots × --context-length, or --kv-cells, may be {self._most_cells:,} at most.",
+                field="kv_cells" if self._settings.kv_cells else "context_length",
+            )
         if plan.fits and (is_chosen or self._leaves_room(plan)):
             return plan
         if is_chosen:
             raise self._too_large(plan)
 
-        def largest(is_good: Callable[[Plan], bool]) -> int:
+        def largest(most: int, is_good: Callable[[Plan], bool]) -> int:
             return CELLS_STEP * _largest(
-                wanted // CELLS_STEP, lambda n: is_good(plan_of(n * CELLS_STEP))
+                most // CELLS_STEP, lambda n: is_good(plan_of(n * CELLS_STEP))
             )
 
-        found = largest(lambda plan: plan.fits and self._leaves_room(plan))
-        found = found or largest(lambda plan: plan.fits)
+        found = largest(wanted, lambda plan: plan.fits and self._leaves_room(plan))
+        if found < (least := self._longest_alone(wanted) if found else wanted):
+            found = max(found, largest(least, lambda plan: plan.fits))
         if not found:
             shortest = min(CELLS_STEP, self._model.trained_context_length)
             raise self._too_large(self._at(shortest, self._settings.slots))
         return replace(plan_of(found), capped=True)
 
+    @property
+    def _is_gpus_own(self) -> bool:
+        """Whether the model lies in memory that is there for GPUs alone."""
+        return bool(self._devices) and not any(each.uses_host_memory for each in self._devices)
+
+    def _longest_alone(self, wanted: int) -> int:
+        """The cells for one sequence that may take more than a default share of the memory."""
+        return min(self._model.trained_context_length, wanted) if self._is_gpus_own else 0
+
     def _default_cells(self) -> int:
         trained, slots = self._model.trained_context_length, self._settings.slots
+        if self._is_gpus_own:
+            return min(slots * trained, max(trained, _MOST_CELLS), self._most_cells)
         few, many = (sum(self._layout(n, slots, True).kv) for n in (1 << 13, 1 << 14))
         for_all = slots * trained
         if many > few:
             for_all = min(
-                for_all, _DEFAULT_BYTES * (1 << 13) // (many - few) // CELLS_STEP * CELLS_STEP
+                for_all, _HOST_BYTES * (1 << 13) // (many - few) // CELLS_STEP * CELLS_STEP
             )
-        return max(min(trained, _DEFAULT_LENGTH), min(for_all, _MOST_CELLS))
+        return max(min(trained, _HOST_LENGTH), min(for_all, _MOST_CELLS))
 
     def _shared_out(self, cells: int) -> KvCache:
         """A part of the cells for each slot if the parts are long enough; otherwise one pool."""
@@ -317,16 +340,18 @@ class _Planner:
         return computed, draft.weights.host_bytes + layout.host_compute + layout.output
 
     def _lay_out(self, cells: int, slots: int, unified: bool) -> Layout:
-        if cells <= _EXACT_CELLS:
+        exact = min(_EXACT_CELLS, self._most_cells)
+        if cells <= exact:
             length = cells if unified or self._embeds else cells // slots
             kv = KvCache(cells, length, unified)
             settings = replace(self._settings, slots=slots)
             options = context_options(settings, kv, threads=1, embeds=self._embeds)
             return self._model.lay_out(options)
         # llama.cpp keeps a record of every cell even without allocating it, so a far too large
-        # cache would take minutes to lay out. Beyond this size, all parts grow evenly.
+        # cache would take minutes to lay out, and it ends the process where a device cannot address
+        # the cells. Beyond this size, all parts grow evenly.
         unit = CELLS_STEP if unified else CELLS_STEP * slots
-        nearer = max(_EXACT_CELLS // 2 // unit, 1) * unit
+        nearer = max(exact // 2 // unit, 1) * unit
         first, second = (self._layout(nearer * n, slots, unified) for n in (1, 2))
         steps = (cells - 2 * nearer) / nearer
 
@@ -340,6 +365,18 @@ class _Planner:
             host_compute=grown(first.host_compute, second.host_compute),
             output=grown(first.output, second.output),
         )
+
+    def _addressable_cells(self) -> int:
+        """How many cells the devices can have: the keys of a layer are one tensor."""
+        if not self._devices or self._embeds:
+            return _ANY_CELLS
+        least = CELLS_STEP * self._settings.slots
+        kv = KvCache(least, CELLS_STEP)
+        options = context_options(self._settings, kv, threads=1, embeds=False)
+        tensor = self._model.lay_out(options).largest_kv
+        if not tensor:
+            return _ANY_CELLS
+        return placement.largest_tensor_bytes(self._devices) * least // tensor // least * least
 
     # --- what fits -----------------------------------------------------------------------
 
@@ -361,10 +398,7 @@ class _Planner:
         return [device.name for device in self._devices] or ["CPU"]
 
     def _leaves_room(self, plan: Plan) -> bool:
-        """Whether a default plan that fits takes no more than half of what the host has left; a
-        GPU's own memory is for the model alone."""
-        if self._devices and not any(device.uses_host_memory for device in self._devices):
-            return True
+        """Whether the KV cache of a plan takes no more than half of what the rest leaves."""
         available = plan.available_bytes
         if plan.needed_bytes <= available * _AUTOMATIC_SHARE:
             return True  # so it is without a layout of the smallest context
@@ -377,20 +411,22 @@ class _Planner:
         trained = self._model.trained_context_length
         most = max(trained, plan.context_length)
         length = CELLS_STEP * _largest(
-            most // CELLS_STEP,
+            min(most, self._most_cells // plan.slots) // CELLS_STEP,
             lambda n: self._at(n * CELLS_STEP, plan.slots).fits,
         )
         slots = _largest(
-            plan.slots - 1,
+            min(plan.slots - 1, self._most_cells // plan.context_length),
             lambda n: self._at(plan.context_length, n).fits,
         )
         return replace(plan, largest_context_length=length, largest_slots=slots).refusal()
 
 
 def _divided(plan: Plan) -> Plan:
-    """With what is said of the parts of its pool, if memory has room for all that is in the cells
-    while they are divided anew."""
-    if not plan.kv_divisions or plan.memory_bytes < plan.parts["kv"]:
+    """With what is said of the parts of its pool, if memory has room for what is in the longest of
+    them while the cells are divided anew; what finds no room then is computed again."""
+    if not plan.kv_divisions:
+        return plan
+    if plan.memory_bytes < plan.parts["kv"] // min(plan.kv_divisions):
         return replace(plan, kv_divisions=())
     parts = [
         f"{n} parts of {divided(plan.kv_cells, n).context_length:,}" for n in plan.kv_divisions

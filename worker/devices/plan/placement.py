@@ -37,6 +37,7 @@ _BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.")
 _EXPERTS = re.compile(r"_exps\.weight$")
 _PROBED_ROWS = 512
 _META_BYTES = 1 << 20
+_MOST_TENSOR_MIB = 1 << 24
 _BUFFER_OFFSET = 8
 """The offset of `buffer` in `ggml_tensor`, after the 4-byte type and padding."""
 _TYPE_F32, _TYPE_I32 = 0, 26
@@ -101,6 +102,20 @@ def shared_out(header: GgufHeader, available: Sequence[int]) -> tuple[int, ...]:
         layers.append(min(max(wanted, 1), n_layers - first - n_after))
         first += layers[-1]
     return (*layers, n_layers - first)
+
+
+def largest_tensor_bytes(devices: Devices) -> int:
+    """The largest tensor, to a MiB, that each of the devices takes: with Vulkan, a driver may say
+    how much of a buffer a kernel can reach. llama.cpp ends the process at a larger one."""
+    with closing(_Meta()) as meta:
+        low, high = 0, _MOST_TENSOR_MIB
+        while low < high:
+            middle = (low + high + 1) // 2
+            if all(meta.takes(middle << 20, device) for device in devices):
+                low = middle
+            else:
+                high = middle - 1
+    return low << 20
 
 
 def _n_layers(header: GgufHeader) -> int:
@@ -218,6 +233,10 @@ class _Meta:
         size = int(lib.ggml_backend_buft_get_alloc_size(buffer_type, self._tensor(tensor)))
         lib.ggml_reset(self._context)
         return padded(size, int(lib.ggml_backend_buft_get_alignment(buffer_type)))
+
+    def takes(self, n_bytes: int, device: library.Device) -> bool:
+        """Whether a tensor of so many bytes can lie on the device."""
+        return self._supports(device, self._new(_TYPE_F32, (n_bytes // 4,)))
 
     def takes_rows(self, tensor: TensorEntry, device: library.Device, buffer_type: int) -> bool:
         """Whether the device can look up rows in a tensor of this type and shape."""

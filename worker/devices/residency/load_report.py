@@ -74,6 +74,8 @@ class LoadReport:
     """The device of each layer; the output layer is the last one."""
     kv_bytes: int = 0
     """The caches' own sums, which are right even if nothing is allocated."""
+    largest_kv_bytes: int = 0
+    """Of a tensor of cells: the keys or the values of one layer."""
     splits: int = 0
     """Parts of the compute graph; neighbouring parts run on different devices."""
     unused_bytes: int = 0
@@ -121,6 +123,11 @@ def _read(line: str, report: LoadReport) -> bool:
                 report.cache_devices[int(match["layer"])] = match["device"]
                 report._now_cached.append(match["device"])
             case "cells":
+                n_layers = len(report._now_cached) or 1
+                largest = max(
+                    map(_bytes, re.findall(r", [KV] \(\w+\): +([\d.]+) MiB", line)), default=0
+                )
+                report.largest_kv_bytes = max(report.largest_kv_bytes, largest // n_layers)
                 report.add_cache(_bytes(match["size"]))
             case "splits":
                 report.splits = max(int(count) for count in match["splits"].split(" / "))
@@ -141,6 +148,7 @@ def _bytes(mebibytes: str) -> int:
 Fact = Literal["layer", "cached", "cells", "splits", "unused", "not locked"]
 _BUFFER = r"+(?P<device>\S+)"
 _SIZE = r"size = +(?P<size>[\d.]+) MiB"
+_KEYS_OR_VALUES = re.compile(r", [KV] \(\w+\): +([\d.]+) MiB")
 _TELLING: list[tuple[BufferKind | Fact, re.Pattern[str]]] = [
     ("weights", re.compile(rf"load_tensors: {_BUFFER} model buffer {_SIZE}$")),
     ("weights", re.compile(rf"llama_adapter_lora_init_impl: {_BUFFER} LoRA buffer {_SIZE}$")),

@@ -10,7 +10,7 @@ import secrets
 from array import array
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from msgspec import structs
 
@@ -28,6 +28,7 @@ from worker.wire.work import (
     InfillPrompt,
     MarkedPrompt,
     Medium,
+    MixedTokens,
     Prompt,
     Tokenize,
     Tokenized,
@@ -81,8 +82,7 @@ class PromptBuilder:
             case str():
                 return PromptTokens(self.tokenize(prompt))
             case tuple():
-                self.check_ids(prompt, "prompt")
-                return PromptTokens(list(prompt))
+                return PromptTokens(self._mixed(prompt))
             case InfillPrompt():
                 return PromptTokens(self._infill(prompt))
             case MarkedPrompt(text, media, field):
@@ -102,7 +102,20 @@ class PromptBuilder:
             )
         return tokens
 
-    def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
+    def _mixed(self, given: MixedTokens, *, add_special: bool = True) -> list[int]:
+        """Token ids with those of the texts among them; BOS is added to a text that comes first."""
+        found: list[int] = []
+        for index, part in enumerate(given):
+            if isinstance(part, str):
+                found += self.tokenize(part, add_special=add_special and index == 0)
+            else:
+                found.append(part)
+        self.check_ids(found, "prompt")
+        return found
+
+    def tokenize(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
         """Token ids of a text in which special tokens are recognised.
 
         For a text to be continued, BOS is added here. llama.cpp would add it even to a text that
@@ -112,9 +125,10 @@ class PromptBuilder:
             InvalidRequest: the text has half of a surrogate pair, which is not a character.
         """
         _check_characters(text, "prompt")
+        tokenize = partial(self._vocabulary.tokenize, text, parse_special=parse_special)
         if self._embeds:
-            return self._vocabulary.tokenize(text, add_special=add_special, parse_special=True)
-        tokens = self._vocabulary.tokenize(text, add_special=False, parse_special=True)
+            return tokenize(add_special=add_special)
+        tokens = tokenize(add_special=False)
         return self._with_bos(tokens) if add_special else tokens
 
     def pair(self, query: str, document: str) -> list[int]:
@@ -152,7 +166,11 @@ class PromptBuilder:
         return tuple(map(self._vocabulary.token_text, self._vocabulary.control))
 
     def tokenized(self, work: Tokenize) -> Tokenized:
-        tokens = self.tokenize(work.text, add_special=work.add_special)
+        given, add_special = work.text, work.add_special
+        if isinstance(given, str):
+            tokens = self.tokenize(given, add_special=add_special, parse_special=work.parse_special)
+        else:
+            tokens = self._mixed(given, add_special=add_special)
         ids = array("i", tokens).tobytes()
         if not work.with_pieces:
             return Tokenized(ids)
@@ -291,13 +309,18 @@ class PromptBuilder:
             prompt = structs.replace(prompt, messages=tuple(messages))
         return self._template.read(prompt)
 
-    def detokenize(self, tokens: tuple[int, ...]) -> str:
-        """The text of token ids, special tokens included."""
-        self.check_ids(tokens, "tokens")
-        pieces = (self._vocabulary.piece(token, special=True) for token in tokens)
+    def detokenize(self, tokens: MixedTokens) -> str:
+        """The text of token ids, special tokens included, and of the texts among them."""
+        self.check_ids((each for each in tokens if not isinstance(each, str)), "tokens")
+        pieces = (
+            each.encode("utf-8", "replace")
+            if isinstance(each, str)
+            else self._vocabulary.piece(each, special=True)
+            for each in tokens
+        )
         return b"".join(pieces).decode("utf-8", "replace")
 
-    def check_ids(self, tokens: tuple[int, ...], field: str) -> None:
+    def check_ids(self, tokens: Iterable[int], field: str) -> None:
         for token in tokens:
             if not 0 <= token < self._vocabulary.n_vocab:
                 raise InvalidRequest(

@@ -9,8 +9,7 @@ from typing import Any
 
 from worker.api.chat.delta import Delta, Text
 from worker.api.chat.dialect import Answer
-from worker.api.chat.fields import MAX_TOP_LOGPROBS, inputs_of
-from worker.api.chat.media import medium_of
+from worker.api.chat.fields import MAX_TOP_LOGPROBS, prompts_of
 from worker.api.chat.message import Choice
 from worker.api.chat.operations import generation
 from worker.api.chat.request import Generate
@@ -23,7 +22,6 @@ from worker.api.dialects.llama_server.schema import (
     REFERENCE,
     CompletionBody,
     InfillBody,
-    MediaPrompt,
     TextBody,
 )
 from worker.api.http.encoding import data_event
@@ -36,22 +34,14 @@ from worker.api.http.operation import (
 from worker.api.http.state import AppState
 from worker.wire.messages import Finished, PromptProgress, Started, TokenLogprob
 from worker.wire.sampling import PARAMETERS
-from worker.wire.work import InferenceRequest, InfillPrompt, MarkedPrompt, Prompt
+from worker.wire.work import InferenceRequest, InfillPrompt, Prompt
 
 STREAM = nested_events(lambda event: b'"stop":true' in event)
 _STOP_TYPES = {"EOS": "eos", "MAX_TOKENS": "limit", "STOP_SEQUENCE": "word"}
 
 
 def read_completion(body: CompletionBody, state: AppState) -> Generate:
-    prompt = body.prompt
-    if not isinstance(prompt, MediaPrompt):
-        return _read(body, state, inputs_of(prompt))
-    media = (
-        medium_of(None, encoded, f"prompt.multimodal_data[{index}]")
-        for index, encoded in enumerate(prompt.multimodal_data)
-    )
-    marked = MarkedPrompt(prompt.prompt_string, tuple(media), "prompt.prompt_string")
-    return _read(body, state, (marked,))
+    return _read(body, state, prompts_of(body.prompt))
 
 
 def read_infill(body: InfillBody, state: AppState) -> Generate:
@@ -159,7 +149,10 @@ class TextAnswer(Answer[TextBody]):
             "model": self.state.model_name,
             "tokens_predicted": finished.tokens_out,
             "tokens_evaluated": job.prompt_tokens,
-            "tokens_cached": job.prompt_tokens + finished.tokens_out,
+            # The last token that is shown was not computed.
+            "tokens_cached": job.prompt_tokens
+            + finished.tokens_out
+            - (finished.stop_reason != "EOS"),
             "generation_settings": _settings(job.work, self.body),
             "has_new_line": "\n" in choice.text,
             "truncated": False,
@@ -193,6 +186,7 @@ def _settings(request: InferenceRequest, body: TextBody) -> dict[str, Any]:
         "logit_bias": [
             {"token": token, "bias": max(bias, LOWEST)} for token, bias in sampling.logit_bias
         ],
+        "grammar": body.grammar or "",
         "n_probs": sampling.logprobs or 0,
         "post_sampling_probs": sampling.post_sampling_probs,
         "stream": body.stream,

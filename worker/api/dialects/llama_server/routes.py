@@ -13,7 +13,7 @@ from starlette.responses import Response
 from worker.api.chat.chat_fields import ChatFields
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.run import answered
-from worker.api.chat.sampling import defaults_of
+from worker.api.chat.sampling import LLAMA_CPP_WINDOW, defaults_of
 from worker.api.dialects.llama_server.schema import (
     REFERENCE,
     DetokenizeBody,
@@ -44,8 +44,12 @@ async def tokenize(request: Request, state: AppState) -> Response:
     text = body.content or ""
     if chat is not None:
         text = await answered(request, state, ApplyTemplate(chat))
-    add_special = body.add_special or chat is not None
-    work = Tokenize(text, add_special=add_special, with_pieces=body.with_pieces)
+    work = Tokenize(
+        text,
+        add_special=body.add_special or chat is not None,
+        parse_special=body.parse_special,
+        with_pieces=body.with_pieces,
+    )
     tokens: Tokenized = await answered(request, state, work)
     return await sliced(_encoded(tokens, state.supervisor.status().context_length))
 
@@ -96,9 +100,10 @@ async def apply_template(request: Request, state: AppState) -> Response:
 
 
 async def props(request: Request, state: AppState) -> Response:
-    status = state.supervisor.status()
+    status, info = state.supervisor.status(), state.loaded()
     others = {"n_predict": -1, "max_tokens": -1}
     sampling = {known.theirs: known.default for known in PARAMETERS.values()}
+    sampling["repeat_last_n"] = LLAMA_CPP_WINDOW
     sampling |= {
         PARAMETERS[name].theirs if name in PARAMETERS else name: value
         for name, value in defaults_of(state).items()
@@ -111,10 +116,17 @@ async def props(request: Request, state: AppState) -> Response:
             },
             "total_slots": _n_slots(state, status),
             "model_alias": state.model_name,
+            "model_ftype": info.model.quant_kind,
             "model_path": state.model_file,  # A folder of this machine is not for clients.
             "chat_template": state.served.metadata.get("tokenizer.chat_template", ""),
             "media_marker": MEDIA_MARKER,
             "modalities": {**state.served.modalities, "video": False},
+            "bos_token": info.model.bos_token,
+            "eos_token": info.model.eos_token,
+            "endpoint_slots": True,
+            "endpoint_props": False,
+            "endpoint_metrics": True,
+            "ui": state.settings.page,
             "build_info": state.served.build,
             "is_sleeping": state.supervisor.state == "sleeping",
         }
@@ -151,6 +163,7 @@ async def slots(request: Request, state: AppState) -> Response:
             {
                 "id": i,
                 "n_ctx": status.context_length,
+                "speculative": status.info is not None and status.info.speculation.kind != "off",
                 "is_processing": i < len(running),
                 **(_busy(running[i]) if i < len(running) else {}),
             }
@@ -186,7 +199,8 @@ OPERATIONS = [
         body=ChatFields, errors=JOB_ERRORS,
     ),
     Operation(
-        "GET", "/props", props, "The model's defaults", asks="groups", joined=_of_models,
+        "GET", "/props", props, "The model's defaults",
+        errors=(503,), asks="groups", joined=_of_models,
     ),
     Operation("GET", "/tools", tools, "The worker's own tools, of which there are none"),
     Operation(

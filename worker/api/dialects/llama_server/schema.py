@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated
-
-from pydantic import AliasChoices, BaseModel, Discriminator, Field, Tag
+from pydantic import AliasChoices, Field
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, ChatFields, MessageFields
 from worker.api.chat.fields import (
     MAX_PROMPTS,
     GenerationFields,
     Many,
+    Mixed,
     TokenId,
     prompts_of_at_most,
 )
-from worker.api.chat.media import MAX_MEDIA
 from worker.api.chat.sampling import LLAMA_CPP_WINDOW
 from worker.api.http.body import Flag, Integer, OpenBody
 
@@ -28,13 +25,18 @@ REFERENCE = "https://github.com/ggml-org/llama.cpp/tree/master/tools/server"
 class TokenizeBody(ChatFields):
     """A text, or as vLLM takes it a chat."""
 
-    content: str | None = Field(None, validation_alias=AliasChoices("content", "prompt"))
+    content: Mixed | None = Field(
+        None,
+        validation_alias=AliasChoices("content", "prompt"),
+        description="a text, or token ids with texts among them",
+    )
     messages: Many[MessageFields] = Field((), max_length=MAX_MESSAGES)
     add_special: Flag = Field(
         False,
         validation_alias=AliasChoices("add_special", "add_special_tokens"),
         description="add BOS as the model wants it; a chat has it anyway",
     )
+    parse_special: Flag = Field(True, description="special tokens are recognised in the text")
     with_pieces: Flag = Field(False, description="answer each token's text beside its id")
 
 
@@ -65,31 +67,14 @@ class TextBody(GenerationFields):
     counted_tokens = LLAMA_CPP_WINDOW
 
 
-class MediaPrompt(OpenBody):
-    """A text with a `<__media__>` in the place of each medium."""
-
-    prompt_string: str
-    multimodal_data: Many[str] = Field(
-        (), max_length=MAX_MEDIA, description="pictures and sounds in base64"
-    )
-
-
-def _kind_of_prompt(value: object) -> str:
-    return "~object" if isinstance(value, Mapping | BaseModel) else "~plain"
-
-
 class CompletionBody(TextBody):
     """`POST /completion`."""
 
-    prompt: Annotated[
-        Annotated[prompts_of_at_most(MAX_PROMPTS), Tag("~plain")]  # type: ignore[valid-type]
-        | Annotated[MediaPrompt, Tag("~object")],
-        Discriminator(_kind_of_prompt),
-    ]
+    prompt: prompts_of_at_most(MAX_PROMPTS)  # type: ignore[valid-type]
 
 
 class ProjectFile(OpenBody):
-    filename: str
+    filename: str = "tmp"
     text: str
 
 

@@ -102,6 +102,7 @@ def _engine(engine: EngineInfo, settings: EngineSettings) -> dict[str, Any]:
         "projector": asdict(engine.projector) if engine.projector is not None else None,
         "batch": engine.batch,
         "micro_batch": engine.micro_batch,
+        "prefill_budget": engine.prefill_budget,
         "inter_token_target_ms": engine.inter_token_target_ms,
         "threads": engine.threads,
         "threads_derivation": engine.threads_derivation,

@@ -4,38 +4,80 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal, Self
 
 import pydantic_core
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.chat.fields import inputs_of, prompts_of_at_most
-from worker.api.http.body import Integer, OpenBody, read
+from worker.api.chat.fields import prompts_of, prompts_of_at_most
+from worker.api.http.body import Integer, OpenBody, read_as
 from worker.api.http.encoding import dumps, sliced
+from worker.api.http.faults import fault, invalid
 from worker.api.http.operation import MODEL_ERRORS, Operation
 from worker.api.http.state import AppState
 from worker.api.pooling.run import Embedding, embed
+from worker.wire.work import MarkedPrompt, MixedTokens
 
 MAX_INPUTS = 2048
+OWN_PATH = "/embedding"
+"""Where llama-server answers in its own form alone."""
+Prompts: Any = prompts_of_at_most(MAX_INPUTS)
 
 
 class EmbeddingBody(OpenBody):
-    """`POST /v1/embeddings`."""
+    """`POST /v1/embeddings`; with `content`, the answer has llama-server's own form."""
 
-    input: prompts_of_at_most(MAX_INPUTS)  # type: ignore[valid-type]
+    input: Prompts | None = None
+    content: Prompts | None = None
     model: str | None = Field(None, max_length=1024)
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Integer | None = Field(None, ge=1)
+    embd_normalize: Integer = Field(
+        2,
+        ge=-1,
+        le=16,
+        description="the p of the p-norm that vectors are scaled by; -1 is none, 0 the largest",
+    )
     user: str | None = None
+
+    @model_validator(mode="after")
+    def _has_texts(self) -> Self:
+        if self.input is None and self.content is None:
+            raise PydanticCustomError("body.required", "needs input")
+        return self
+
+    def inputs(self) -> tuple[str | MixedTokens, ...]:
+        """
+        Raises:
+            InvalidRequest: there are pictures or sounds, of which no embeddings are made.
+        """
+        given, path = (self.input, "input") if self.content is None else (self.content, "content")
+        found = prompts_of(given, path)
+        texts = tuple(each for each in found if not isinstance(each, MarkedPrompt))
+        if len(texts) < len(found):
+            message = f"{path}: embeddings are made of texts and tokens, without multimodal_data"
+            raise invalid([fault(path, "unsupported", message)])
+        return texts
 
 
 async def embeddings(request: Request, state: AppState) -> Response:
-    body = await read(request, state, EmbeddingBody)
+    body, inputs = await read_as(request, state, EmbeddingBody, lambda body: (body, body.inputs()))
     state.require_model(body.model)
-    found = await embed(request, state, inputs_of(body.input), body.dimensions)
+    found = await embed(request, state, inputs, body.dimensions, body.embd_normalize)
+    if body.content is not None or request.url.path == OWN_PATH:
+        return await sliced(_in_their_form(found, body))
     return await sliced(_encoded(found, body, state.model_name))
+
+
+def _in_their_form(found: Sequence[Embedding], body: EmbeddingBody) -> Iterator[bytes]:
+    """llama-server's own: a list of vectors for each text, which is one of them where it pools."""
+    for index, each in enumerate(found):
+        entry = {"index": index, "embedding": [each.values(body.dimensions).tolist()]}
+        yield (b"," if index else b"[") + pydantic_core.to_json(entry)
+    yield b"]"
 
 
 def _encoded(found: Sequence[Embedding], body: EmbeddingBody, model_name: str) -> Iterator[bytes]:
@@ -55,8 +97,7 @@ def _encoded(found: Sequence[Embedding], body: EmbeddingBody, model_name: str) -
 
 OPERATIONS = [
     Operation(
-        "POST", f"{prefix}/embeddings", embeddings, "OpenAI's embeddings",
-        body=EmbeddingBody, errors=MODEL_ERRORS,
+        "POST", path, embeddings, "OpenAI's embeddings", body=EmbeddingBody, errors=MODEL_ERRORS
     )
-    for prefix in ("/v1", "")
+    for path in ("/v1/embeddings", "/embeddings", OWN_PATH)
 ]  # fmt: skip

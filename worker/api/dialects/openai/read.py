@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import uuid
 
-from worker.api.chat.fields import inputs_of
+from worker.api.chat.fields import prompts_of
 from worker.api.chat.request import Chat, Generate, OneTool
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody, FunctionChoice
 from worker.api.http.faults import fault, invalid
 from worker.api.http.state import AppState
-from worker.wire.work import InfillPrompt, Prompt
+from worker.wire.work import InfillPrompt, MarkedPrompt, MixedTokens, Prompt
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for plain completions."""
@@ -53,11 +53,15 @@ def read_completion(body: CompletionBody, state: AppState) -> Generate:
     Raises:
         InvalidRequest: the fields do not fit together.
     """
+    prompts = tuple(_with_suffix(prompt, body.suffix) for prompt in prompts_of(body.prompt))
+    if body.echo and not all(isinstance(prompt, str | tuple) for prompt in prompts):
+        message = "echo goes with a prompt of text and tokens, without media and suffix"
+        raise invalid([fault("echo", "conflict", message)])
     wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
     return body.generate(
         state,
         f"cmpl-{uuid.uuid4().hex}",
-        tuple(_with_suffix(prompt, body.suffix) for prompt in inputs_of(body.prompt)),
+        prompts,
         logprobs=body.logprobs,
         prompt_logprobs=max((n for n in wanted if n is not None), default=None),
         echo=body.echo,
@@ -65,10 +69,10 @@ def read_completion(body: CompletionBody, state: AppState) -> Generate:
     )
 
 
-def _with_suffix(prompt: str | tuple[int, ...], suffix: str | None) -> Prompt:
+def _with_suffix(prompt: str | MixedTokens | MarkedPrompt, suffix: str | None) -> Prompt:
     if not suffix:
         return prompt
-    if isinstance(prompt, tuple):
+    if not isinstance(prompt, str):
         message = "suffix goes with a prompt of text only"
         raise invalid([fault("suffix", "conflict", message)])
     return InfillPrompt(prompt, suffix)

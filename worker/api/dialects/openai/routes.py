@@ -38,6 +38,8 @@ def _model(state: AppState, name: str) -> dict[str, Any]:
     info = state.loaded()
     return {
         "id": name,
+        "aliases": state.model_names,
+        "tags": [],
         "object": "model",
         "created": int(time.time() - state.supervisor.status().uptime_seconds),
         "owned_by": "llorch-worker",
@@ -46,6 +48,7 @@ def _model(state: AppState, name: str) -> dict[str, Any]:
         "root": state.model_name,
         "parent": None,
         "meta": {
+            "ftype": info.model.quant_kind,
             "n_vocab": info.model.vocab_size,
             "n_ctx": info.model.context_length,
             "n_ctx_train": info.model.trained_context_length,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from worker.api.chat.blocks import BlockAnswer, BlockStep, Event
+from worker.api.chat.timings import timings
 from worker.api.dialects.responses.schema import NamedChoice, ResponsesBody
 from worker.api.http.encoding import sse
 from worker.api.http.errors import error_object
@@ -47,7 +48,8 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
 
     def last_events(self) -> Iterator[Event]:
         status = self._end_status
-        yield {"type": f"response.{status}", "response": self._response(status)}
+        paced = {"timings": timings(self.choice)}
+        yield {"type": f"response.{status}", "response": self._response(status), **paced}
 
     def step_events(self, step: BlockStep) -> Iterator[Event]:
         index, block = step.at, step.block
@@ -115,6 +117,7 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
             "id": self.asked.id,
             "object": "response",
             "created_at": self._created,
+            "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "model": self.state.model_name,
             "output": [self._ended_item(index) for index in range(n_blocks)],
@@ -144,7 +147,10 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         choice, job = self.choice, self.choice.job
         return {
             "input_tokens": job.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": job.cached_tokens},
+            "input_tokens_details": {
+                "cached_tokens": job.cached_tokens,
+                "cache_write_tokens": 0,
+            },
             "output_tokens": choice.tokens_out,
             "output_tokens_details": {"reasoning_tokens": choice.reasoning_tokens},
             "total_tokens": job.prompt_tokens + choice.tokens_out,

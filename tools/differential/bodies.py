@@ -1,0 +1,346 @@
+"""Made-up requests: for each path its plain and odd fields, greedy. Pure functions.
+
+The same numbers make the same requests. What is drawn is in the form that clients send, nulls and
+empty lists included, and now and then a value that no server should take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle
+from random import Random
+from typing import Any
+
+from tools.differential.asking import Asked
+
+TEXTS = (
+    "Once upon a time", "The fox", "What is 3 plus 4?", "Ünïcode: 媽 🤗", " leading blank",
+    "a\nb\n\nc", "<|im_start|>user\nHi<|im_end|>\n", "The capital of France is", "1, 2, 3, 4",
+)  # fmt: skip
+GRAMMAR = 'root ::= ("yes" | "no") " " [a-z]+ "."'
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+_Fields = Mapping[str, Sequence[Any]]
+
+SAMPLING: _Fields = {
+    "top_k": (0, 1, 40, None, -1),
+    "top_p": (0.1, 0.95, 1, 1.0, None),
+    "min_p": (0, 0.05, 0.5),
+    "typical_p": (0.2, 1),
+    "top_n_sigma": (-1, 1.0),
+    "repeat_penalty": (1.0, 1.3, 1.8),
+    "repeat_last_n": (0, 4, 64),
+    "presence_penalty": (0, 0.7, -0.5),
+    "frequency_penalty": (0, 0.7, -0.5),
+    "dry_multiplier": (0, 0.8, 2.0),
+    "dry_base": (1.75, 1.1),
+    "dry_allowed_length": (1, 2),
+    "dry_penalty_last_n": (0, 64, 16),
+    "dry_sequence_breakers": (["\n"], [".", " the"]),
+    "xtc_probability": (0,),
+    "mirostat": (0,),
+    "mirostat_tau": (5.0,),
+    "dynatemp_range": (0,),
+    "min_keep": (0, 3),
+    "samplers": (["top_k", "temperature"], ["penalties", "dry", "temperature"], "kt", "epdt"),
+    "seed": (1, -1, 42, None),
+    "logit_bias": (
+        {"100": 5.0}, [[100, -5.5], [101, False]], [["fox", 3]], {"fox": 2.5}, {}, None, [],
+    ),
+    "ignore_eos": (True, False),
+    "stop": ("the", ["the", "fox"], [], None, ["zzz"], [""], "."),
+}  # fmt: skip
+FORMS: _Fields = {
+    "grammar": (GRAMMAR, ""),
+    "json_schema": (SCHEMA, {"type": "boolean"}, {"enum": ["fox", "bird"]}),
+}
+RUNNING: _Fields = {
+    "cache_prompt": (True, False),
+    "timings_per_token": (True, False),
+    "return_progress": (True, False),
+    "n_keep": (0, -1),
+    "n_discard": (0,),
+    "id_slot": (-1,),
+    "lora": ([],),
+    "sse_ping_interval": (30,),
+    "speculative.n_max": (4,),
+    "user": ("somebody", ""),
+}
+OPENAI: _Fields = {
+    "model": ("any", None),
+    "n": (1, 2),
+    "stream_options": ({"include_usage": True}, {"include_usage": False}, None),
+    "max_completion_tokens": (7,),
+    "store": (False,),
+    "metadata": ({},),
+    "service_tier": ("auto",),
+}
+
+
+def drawn(rng: Random, least: int, *pools: _Fields) -> dict[str, Any]:
+    """Some of the fields of these pools; often only a few."""
+    fields = {name: values for pool in pools for name, values in pool.items()}
+    n_fields = min(len(fields), rng.choice((least, least + 1, least + 3, least + 8)))
+    return {name: rng.choice(fields[name]) for name in rng.sample(sorted(fields), n_fields)}
+
+
+def completion(rng: Random) -> dict[str, Any]:
+    prompts: Sequence[Any] = (
+        *TEXTS, [0, 100, 101, 102], ["Once upon a time", "The fox"], [[0, 100], [0, 101, 102]],
+        [100, "The fox", 101], ["The fox", [0, 100, 101]], [12, "a"],
+        {"prompt_string": "The fox"},
+    )  # fmt: skip
+    return {
+        "prompt": rng.choice(prompts),
+        "n_predict": rng.choice((1, 6, 12)),
+        "temperature": 0,
+        **drawn(rng, 0, SAMPLING, RUNNING, FORMS),
+        **drawn(
+            rng, 0, {
+                "n_probs": (0, 1, 3, None),
+                "post_sampling_probs": (True, False),
+                "return_tokens": (True, False),
+                "n_indent": (0,),
+                "t_max_predict_ms": (0, 60_000),
+                "response_fields": (["content", "generation_settings/n_predict"], []),
+                "stream": (True, False),
+                "n_cmpl": (1, 2),
+            },
+        ),
+    }  # fmt: skip
+
+
+def infill(rng: Random) -> dict[str, Any]:
+    return {
+        "input_prefix": rng.choice(TEXTS),
+        "input_suffix": rng.choice(TEXTS),
+        "n_predict": rng.choice((1, 6)),
+        "temperature": 0,
+        **drawn(
+            rng, 0, SAMPLING, RUNNING, {
+                "prompt": TEXTS,
+                "stream": (True, False),
+                "input_extra": ([], [{"filename": "a.py", "text": "a = 1\n"}], [{"text": "x"}]),
+            },
+        ),
+    }  # fmt: skip
+
+
+def openai_completion(rng: Random) -> dict[str, Any]:
+    return {
+        "prompt": rng.choice((*TEXTS, [0, 100, 101], ["The fox", "Once"])),
+        "max_tokens": rng.choice((1, 6, 12)),
+        "temperature": 0,
+        **drawn(rng, 0, SAMPLING, RUNNING, FORMS, OPENAI),
+        **drawn(rng, 0, {"stream": (True, False), "logprobs": (1, 3, None)}),
+    }
+
+
+def message(rng: Random, role: str = "user") -> dict[str, Any]:
+    text = rng.choice(TEXTS)
+    parts = [{"type": "text", "text": text}, {"type": "text", "text": "And you?"}]
+    return {"role": role, "content": rng.choice((text, text, parts))}
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a place",
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"type": "string", "maxLength": 6}},
+            "required": ["place"],
+        },
+    },
+}
+
+
+def messages(rng: Random) -> list[dict[str, Any]]:
+    found = [message(rng)]
+    if rng.random() < 0.4:
+        found += [message(rng, "assistant"), message(rng)]
+    if rng.random() < 0.3:
+        found.insert(0, {"role": rng.choice(("system", "developer")), "content": "Be brief."})
+    return found
+
+
+CHAT: _Fields = {
+    "response_format": (
+        {"type": "text"}, {"type": "json_object"},
+        {"type": "json_object", "schema": SCHEMA},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}, None,
+    ),
+    "tools": ([], None),
+    "add_generation_prompt": (True,),
+    "chat_template_kwargs": ({}, {"enable_thinking": False}),
+    "reasoning_format": ("none", "auto", "deepseek"),
+    "reasoning_effort": ("low", "none"),
+    "parallel_tool_calls": (True, False),
+    "thinking_budget_tokens": (0, 100),
+    "return_tokens": (True, False),
+}  # fmt: skip
+
+
+def chat(rng: Random) -> dict[str, Any]:
+    scored = rng.choice(({}, {}, {"logprobs": True, "top_logprobs": 2}, {"logprobs": False}))
+    return {
+        "messages": messages(rng),
+        "max_tokens": rng.choice((1, 6, 12)),
+        "temperature": 0,
+        **drawn(rng, 0, SAMPLING, RUNNING, FORMS, OPENAI, CHAT, {"stream": (True, False)}),
+        **scored,
+        **rng.choice(({}, {}, {"tools": [TOOL], "tool_choice": "required"})),
+    }
+
+
+def responses(rng: Random) -> dict[str, Any]:
+    text = rng.choice(TEXTS)
+    inputs: Sequence[Any] = (
+        text,
+        [{"role": "user", "content": text}],
+        [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}],
+        [
+            {"role": "user", "content": text},
+            {"type": "message", "role": "assistant", "status": "completed",
+             "content": [{"type": "output_text", "text": "Yes.", "annotations": []}]},
+            {"role": "user", "content": "Go on"},
+        ],
+    )  # fmt: skip
+    return {
+        "input": rng.choice(inputs),
+        "max_output_tokens": rng.choice((4, 16)),
+        "temperature": 0,
+        **drawn(
+            rng, 0, {
+                "instructions": ("Be brief.", None, ""),
+                "stream": (True, False),
+                "model": ("any", None),
+                "top_p": (0.5, 1.0),
+                "tools": ([], None),
+                "store": (False,),
+                "reasoning": ({"effort": "low"}, {}),
+                "metadata": ({},),
+                "parallel_tool_calls": (True,),
+            },
+        ),
+    }  # fmt: skip
+
+
+def anthropic(rng: Random) -> dict[str, Any]:
+    turns = [each for each in messages(rng) if each["role"] in ("user", "assistant")]
+    return {
+        "messages": turns,
+        "max_tokens": rng.choice((4, 16)),
+        "temperature": 0,
+        **drawn(
+            rng, 0, {
+                "model": ("any",),
+                "system": ("Be brief.", [{"type": "text", "text": "Be brief."}], None),
+                "stream": (True, False),
+                "stop_sequences": ([], ["the"]),
+                "top_k": (0, 5),
+                "top_p": (0.5, 1),
+                "metadata": ({"user_id": "somebody"}, {}),
+                "thinking": ({"type": "disabled"}, {"type": "enabled", "budget_tokens": 1024}),
+                "tools": ([],),
+            },
+        ),
+    }  # fmt: skip
+
+
+def counted(make: Callable[[Random], dict[str, Any]]) -> Callable[[Random], dict[str, Any]]:
+    def body(rng: Random) -> dict[str, Any]:
+        return {name: value for name, value in make(rng).items() if name != "stream"}
+
+    return body
+
+
+def tokenize(rng: Random) -> dict[str, Any]:
+    contents = (*TEXTS, "", ["The fox", 100, "ran"], [1, 2, 3])
+    flags = {name: (True, False) for name in ("add_special", "parse_special", "with_pieces")}
+    return {"content": rng.choice(contents), **drawn(rng, 0, flags)}
+
+
+def detokenize(rng: Random) -> dict[str, Any]:
+    return {"tokens": [rng.randrange(1024) for _ in range(rng.randrange(6))]}
+
+
+def apply_template(rng: Random) -> dict[str, Any]:
+    pools = {name: CHAT[name] for name in ("tools", "chat_template_kwargs")}
+    return {"messages": messages(rng), **drawn(rng, 0, pools)}
+
+
+_OF_TEXT: dict[str, Callable[[Random], Any]] = {
+    "/completion": completion,
+    "/completions": completion,
+    "/v1/completions": openai_completion,
+    "/chat/completions": chat,
+    "/v1/chat/completions": chat,
+    "/v1/responses": responses,
+    "/responses": responses,
+    "/v1/messages": anthropic,
+    "/infill": infill,
+    "/tokenize": tokenize,
+    "/detokenize": detokenize,
+    "/apply-template": apply_template,
+    "/v1/chat/completions/input_tokens": counted(chat),
+    "/chat/completions/input_tokens": counted(chat),
+    "/v1/responses/input_tokens": counted(responses),
+    "/responses/input_tokens": counted(responses),
+    "/v1/messages/count_tokens": counted(anthropic),
+    "/v1/chat/completions/control": lambda rng: {"id": "chatcmpl-none", "action": "reasoning_end"},
+    "/v1/streams/lookup": lambda rng: {"conversation_ids": ["none"]},
+}
+
+
+def ollama_chat(rng: Random) -> dict[str, Any]:
+    return {"model": "any", "messages": messages(rng), **_ollama(rng)}
+
+
+def ollama_text(rng: Random) -> dict[str, Any]:
+    return {"model": "any", "prompt": rng.choice(TEXTS), **_ollama(rng)}
+
+
+def _ollama(rng: Random) -> dict[str, Any]:
+    options = {"temperature": 0, "num_predict": rng.choice((1, 8)), **drawn(rng, 0, SAMPLING)}
+    fields = {"stream": (True, False), "format": ("json", SCHEMA, ""), "think": (True, False)}
+    return {"options": options, **drawn(rng, 0, fields)}
+
+
+OF_THE_SDKS: Mapping[str, Callable[[Random], Any]] = {
+    "/v1/chat/completions": chat,
+    "/v1/completions": openai_completion,
+    "/v1/responses": responses,
+    "/v1/messages": anthropic,
+    "/v1/messages/count_tokens": counted(anthropic),
+    "/api/chat": ollama_chat,
+    "/api/generate": ollama_text,
+    "/api/show": lambda rng: {"model": "any"},
+}
+"""Those whose answers the SDKs' own types read."""
+_STATES = ("/health", "/v1/health", "/props", "/slots", "/models", "/v1/models")
+
+
+def generating(rng: Random) -> Iterator[Asked]:
+    for path in _STATES:
+        yield Asked(path)
+    for path in cycle(_OF_TEXT):
+        yield Asked(path, _OF_TEXT[path](rng))
+
+
+EMBEDDING: _Fields = {
+    "encoding_format": ("float", "base64"),
+    "model": ("any",),
+    "embd_normalize": (2, -1, 0, 1),
+}
+
+
+def embedding(rng: Random) -> Iterator[Asked]:
+    inputs = (*TEXTS, list(TEXTS[:3]), [0, 100, 101], [[0, 100]], ["The fox", [0, 100]], [7, "a"])
+    for path in cycle(("/embedding", "/embeddings", "/v1/embeddings")):
+        name = rng.choice(("input", "content"))
+        yield Asked(path, {name: rng.choice(inputs), **drawn(rng, 0, EMBEDDING)})

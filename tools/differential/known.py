@@ -1,0 +1,290 @@
+"""What differs from llama-server, each with its reason; all else is a fault.
+
+A field is named by its path in the answer, with `*` for any part of it; items of a list have its
+name. A stream is named by the sum of its events of each kind.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from tools.differential.asking import Asked
+    from tools.differential.compare import Difference
+
+Has = Literal["both", "theirs", "ours"]
+ABSENT = "(absent)"
+
+
+def always(asked: Asked, found: Difference) -> bool:
+    return True
+
+
+class Known(NamedTuple):
+    why: str
+    fields: tuple[str, ...]
+    has: Has | None = None
+    """Who has the field."""
+    paths: tuple[str, ...] = ("*",)
+    when: Callable[[Asked, Difference], bool] = always
+
+
+def _two_forms(asked: Asked, found: Difference) -> bool:
+    """Whether the request has two of a grammar, a schema and a forced call."""
+    forms = ("grammar", "json_schema", "response_format", "tools")
+    return len({*forms} & set(asked.body or ())) > 1
+
+
+def _typical_behind_sigma(asked: Asked, found: Difference) -> bool:
+    return {"typical_p", "top_n_sigma"} <= set(asked.body or ())
+
+
+def _numbers(asked: Asked, found: Difference) -> bool:
+    return all(isinstance(each, int | float) for each in (found.theirs, found.ours))
+
+
+def _says(*names: str) -> Callable[[Asked, Difference], bool]:
+    """Whether the request has one of these fields, or such a text somewhere."""
+
+    def check(asked: Asked, found: Difference) -> bool:
+        text = json.dumps(asked.body, ensure_ascii=False)
+        return any(name in (asked.body or ()) or name in text for name in names)
+
+    return check
+
+
+def _several(*names: str) -> Callable[[Asked, Difference], bool]:
+    """Whether the request has several of these: texts to embed, prompts, choices."""
+
+    def check(asked: Asked, found: Difference) -> bool:
+        given = [asked.body.get(name) for name in names]
+        return any(
+            each > 1 if isinstance(each, int) else isinstance(each, list) and len(each) > 1
+            for each in given
+        )
+
+    return check
+
+
+def _null(asked: Asked, found: Difference) -> bool:
+    return isinstance(asked.body, dict) and None in asked.body.values()
+
+
+def _ends_more(asked: Asked, found: Difference) -> bool:
+    """Whether llama-server has the same, and one token more."""
+    ours = [] if found.ours == ABSENT else found.ours
+    are_lists = isinstance(found.theirs, list) and isinstance(ours, list)
+    return are_lists and len(found.theirs) == len(ours) + 1
+
+
+def _one_less(asked: Asked, found: Difference) -> bool:
+    return _numbers(asked, found) and found.theirs == found.ours + 1
+
+
+CHATS = ("*/chat/completions*", "*/responses*", "/v1/messages*", "/apply-template")
+OPENAI = ("*/chat/completions", "/v1/completions")
+OWN = ("/completion", "/infill")
+_OF_TEXT = (
+    "*.content*", "*.text", "*.tokens*", "*.delta*", "*finish_reason", "*.usage.*", "*.stop_type",
+    "*.timings.*", "*completion_probabilities*", "*.tokens_*", "*.has_new_line", "*.message*",
+)  # fmt: skip
+"""What is another where the text is."""
+CONTROL = "<|im_start|>"
+
+KNOWN = (
+    # --- what is each server's own ---
+    Known(
+        "made anew for each answer",
+        ("*.id", "*.created", "*.created_at", "*.item_id", "*.call_id", "*.correlation_id"),
+    ),
+    Known("times are measured", ("*.timings.*_ms", "*.timings.*_per_second"), when=_numbers),
+    Known(
+        "the model has the name of its file, never a path",
+        ("*.model", "*.model_alias", "*.model_path", "*.data.aliases"),
+    ),
+    Known("it begins with llama.cpp's build, and names this worker", ("*.system_fingerprint",
+          "*.build_info"), "both"),
+    Known("llama-server draws one for each start", ("*.media_marker",), "both"),
+    Known(
+        "what is cached depends on what came before, and where it is kept",
+        ("*.cached_tokens", "*.cache_n", "*.prompt_n", "*.cache_read_input_tokens",
+         "*.usage.input_tokens", "*.prompt_progress.*"),
+        "both",
+        when=_numbers,
+    ),
+    Known("progress is told as often as steps are computed", ("*.prompt_progress",)),
+    Known(
+        "llama-server tells a token 0 with each progress",
+        ("stream.event*.tokens",),
+        "both",
+        when=_says('"return_progress": true'),
+    ),
+    Known("a slot is not named: none is anybody's", ("*.id_slot",), "both"),
+    Known("a drawn seed is told, not -1", ("*.generation_settings.seed",), "both"),
+    Known("this project's name", ("*.owned_by",), "both"),
+    # --- states: each server's own words ---
+    Known("the health of a worker is its own", ("answer.*",), paths=("/health", "/v1/health")),
+    Known(
+        "settings of a request stand in its answer alone",
+        ("*.default_generation_settings.params.*",),
+        "theirs",
+    ),
+    Known("/api/tags lists it for Ollama's clients", ("answer.models",), "theirs"),
+    Known("what routers and pickers read", ("answer.data.root", "answer.data.parent",
+          "answer.data.architecture", "answer.data.status"), "ours"),
+    Known("named as everywhere here", ("*.ftype", "*.model_ftype"), "both"),
+    Known("llama.cpp's number of a tokenizer's kind; /info has its name", ("*.vocab_type",)),
+    Known("this worker has them always", ("answer.endpoint_metrics", "answer.ui"), "both"),
+    Known("a page's or a proxy's, which are not here", ("answer.ui_settings",
+          "answer.cors_proxy_enabled"), "theirs"),
+    Known("what a template takes, each message is made to fit", ("*.chat_template_caps",)),
+    # --- forms ---
+    Known(
+        "/completions is OpenAI's, as with /v1: clients send there whose base URL is without it",
+        ("answer*", "stream*"),
+        paths=("/completions",),
+    ),
+    Known(
+        "/embeddings is OpenAI's, as with /v1; /embedding has llama-server's form",
+        ("answer*",),
+        paths=("/embeddings",),
+    ),
+    Known("OpenAI's own form of log-probabilities", ("*.choices.logprobs*",), paths=OPENAI),
+    Known("OpenAI's SDK has the field", ("*.refusal", "*.cache_write_tokens",
+          "*.output_tokens_details",
+          "*.completion_tokens_details", "*.cache_creation_input_tokens"), "ours"),
+    Known("a response has all fields that OpenAI's have", ("*",), "ours", ("*/responses",)),
+    Known("usage comes in a stream where it is asked for, as OpenAI's", ("*.usage",), "theirs",
+          OPENAI),
+    Known("the end of a message tells all of its usage", ("stream.message_delta.usage.*",), "ours"),
+    Known("a vector's form is the one that was asked for", ("*.encoding_format",), "theirs"),
+    Known("vLLM's, beside llama-server's", ("answer.count", "answer.max_model_len"), "ours"),
+    Known("a grammar, a parser or a draft of llama-server's own", (
+        *(f"*.generation_settings.{name}" for name in (
+            "n_keep", "n_discard", "grammar_lazy", "grammar_triggers", "preserved_tokens",
+            "chat_format", "reasoning_format", "reasoning_in_content", "generation_prompt",
+            "speculative.types", "backend_sampling", "lora",
+        )),
+    ), "theirs"),
+    Known("the prompt is told as it was sent", ("*.prompt",), paths=OWN),
+    Known(
+        "ignore_eos forbids the ends of generation without a list of them",
+        ("*.logit_bias",),
+        "both",
+        when=_says("ignore_eos"),
+    ),
+    # --- counts ---
+    Known(
+        "the token that ends an answer is not counted as one of its own",
+        ("*.tokens_predicted", "*.predicted_n", "*.completion_tokens", "*.total_tokens",
+         "*.output_tokens"),
+        "both",
+        when=_one_less,
+    ),
+    Known(
+        "all prompts and choices of an answer are counted together",
+        ("*.usage.*", "*.timings.*"),
+        "both",
+        when=_several("n", "n_cmpl", "prompt"),
+    ),
+    Known(
+        "what looks like a control token in a message is a text: nobody writes turns for others",
+        ("*",),
+        "both",
+        CHATS,
+        when=_says(CONTROL),
+    ),
+    Known(
+        "an empty text of instructions is none, and so is null",
+        ("*",),
+        "both",
+        ("*/responses*",),
+        when=_says('"instructions": ""', '"instructions": null'),
+    ),
+    Known(
+        "the token that ends an answer is not one of its own",
+        ("*.tokens", "*.completion_probabilities"),
+        when=_ends_more,
+    ),
+    Known(
+        "a control token is spelled out among the likely ones, not left empty",
+        ("*.top_logprobs.token", "*.top_logprobs.bytes", "*.top_probs.token", "*.top_probs.bytes"),
+        "both",
+    ),
+    Known("an event without anything in it is not sent", ("stream.None",), "theirs"),
+    Known(
+        "the bias of a text is told as it was sent",
+        ("*.generation_settings.logit_bias*",),
+        "both",
+        when=_says("logit_bias"),
+    ),
+    # --- what is computed ---
+    Known(
+        "where a grammar allows one text alone, it is written in the tokenizer's own tokens",
+        _OF_TEXT,
+        when=_says('"grammar": "root'),
+    ),
+    Known(
+        "a template that knows no tools is told of them in words",
+        (*_OF_TEXT, "*.input_tokens", "*.prompt"),
+        paths=CHATS,
+        when=_says('"tools": [{'),
+    ),
+    Known(
+        "llama.cpp's typical_p computes with NaN behind top_n_sigma, which leaves zeros behind",
+        _OF_TEXT,
+        when=_typical_behind_sigma,
+    ),
+    Known("an empty text stops nothing", _OF_TEXT, when=_says('"stop": [""]')),
+    Known(
+        "JSON may have white space where a schema allows it; llama-server's grammars forbid it",
+        (*_OF_TEXT, "*.generation_settings.grammar"),
+        when=_says("json_schema", '"schema"', "json_object"),
+    ),
+    Known(
+        "several texts have the vectors that each has alone; not in llama-server",
+        ("*.embedding*",),
+        "both",
+        when=_several("input", "content"),
+    ),
+    Known(
+        "other files of a project come whole, or are refused as too long; llama-server cuts",
+        ("*",),
+        "both",
+        ("/infill",),
+        when=_says("filename", "input_extra"),
+    ),
+    # --- what is taken ---
+    Known(
+        "of two forms for an answer one counts: a forced call, else the first",
+        ("status",),
+        paths=CHATS,
+        when=_two_forms,
+    ),
+    Known("null is absent, everywhere", ("status",), when=_null),
+    Known(
+        "an answer that max_output_tokens ended is incomplete",
+        ("*.status", "*.completed_at", "stream.response.completed", "stream.response.incomplete"),
+        paths=("*/responses",),
+    ),
+)  # fmt: skip
+
+
+def reason_of(asked: Asked, found: Difference) -> str | None:
+    """Why it differs; `None` for a fault."""
+    path = found.path.replace("[]", "")
+    has = "theirs" if found.ours == ABSENT else "ours" if found.theirs == ABSENT else "both"
+    return next(
+        (
+            each.why
+            for each in KNOWN
+            if each.has in (None, has)
+            and any(fnmatchcase(asked.path, pattern) for pattern in each.paths)
+            and any(fnmatchcase(path, pattern) for pattern in each.fields)
+            and each.when(asked, found)
+        ),
+        None,
+    )

@@ -1,0 +1,105 @@
+"""The pairs of servers that are asked the same: llama-server and the worker, on one model each.
+
+Both compute in single precision, so that the last bits of a sum decide nothing.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from types import TracebackType
+
+import httpx
+
+from builds.pins import pins
+from tests.support.bundled import bundled_gguf, bundled_pooling
+from tools.bench.peer_build import build_peers
+from tools.bench.servers import (
+    HOST,
+    RunningServer,
+    ServerKind,
+    Shape,
+    llama_server_kind,
+    worker_kind,
+)
+from tools.differential import bodies
+from tools.differential.asking import Answered, Asked, answered
+
+SHAPE = Shape(slots=4, context_per_slot=512)
+PATIENCE_S = 60.0
+EXACT_THEIRS = ("-fa", "off", "-ctk", "f32", "-ctv", "f32", "--threads", "1", "-tb", "1")
+EXACT_OURS = ("--flash-attention", "off", "--kv-type", "f32", "--threads", "1")
+
+
+@dataclass
+class Pair:
+    """Two servers on one model, and the requests that are asked of them."""
+
+    name: str
+    model: Path
+    scratch: Path
+    requests: Callable[[Random], Iterator[Asked]]
+    """One for each path, over and over."""
+    theirs: tuple[str, ...] = ()
+    """More flags of llama-server."""
+
+    def __enter__(self) -> Pair:
+        peers = build_peers(pins(), jobs=2)
+        their_kind = llama_server_kind(peers, [*EXACT_THEIRS, *self.theirs])
+        our_kind = worker_kind("worker", list(EXACT_OURS))
+        self._servers = [self._started(kind) for kind in (their_kind, our_kind)]
+        self._client = httpx.Client(trust_env=False, timeout=PATIENCE_S)
+        return self
+
+    def _started(self, kind: ServerKind) -> RunningServer:
+        return RunningServer(kind, self.model, SHAPE, self.scratch)
+
+    def answers(self, asked: Asked) -> tuple[Answered, Answered]:
+        """llama-server's and the worker's. One that ended over it is started anew."""
+        theirs, ours = (self._answer(index, asked) for index in range(2))
+        return theirs, ours
+
+    def _answer(self, index: int, asked: Asked) -> Answered:
+        server = self._servers[index]
+        try:
+            return answered(self._client, f"http://{HOST}:{server.port}", asked)
+        except httpx.TransportError:
+            if server.process.poll() is None:
+                raise
+            self._servers[index] = self._started(server.kind)
+            return Answered("ended", server.log_tail())
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._client.close()
+        for server in self._servers:
+            server.stop()
+
+
+def pairs(scratch: Path) -> Iterator[Pair]:
+    yield Pair("generates", _with_gap_tokens(scratch), scratch, bodies.generating)
+    pooling = ("--pooling", "mean", "--embeddings")
+    yield Pair(
+        "embeds", bundled_pooling(scratch / "pools.gguf"), scratch, bodies.embedding, pooling
+    )
+
+
+def _with_gap_tokens(scratch: Path) -> Path:
+    """The bundled model with three of its tokens declared as those for a gap in a text."""
+    path = scratch / "generates.gguf"
+    names = ("fim_pre", "90"), ("fim_suf", "91"), ("fim_mid", "92")
+    return _edited(path, [each for pair in names for each in ("--special-token-by-id", *pair)])
+
+
+def _edited(path: Path, flags: list[str]) -> Path:
+    command = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", "--force", *flags]
+    subprocess.run([*command, bundled_gguf("f32"), path], capture_output=True, check=True)
+    return path
