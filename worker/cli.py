@@ -21,6 +21,7 @@ from worker.errors import WorkerError
 from worker.supervisor.engine_process import EngineProcess
 
 if TYPE_CHECKING:
+    from worker.settings import Settings
     from worker.wire.backends import BackendName
 
 
@@ -63,7 +64,7 @@ def _obey(
             return int(command.run(settings, as_json=as_json))
         from worker.lifecycle import run
 
-        run(settings, engine)
+        run(settings, engine, partial(_room_bytes, settings))
         return 0
     except WorkerError as error:
         return _report(f"llorch-{backend}", error)
@@ -74,6 +75,12 @@ def _obey(
         return _report(
             f"llorch-{backend}", WorkerError(f"Unexpected {type(error).__name__}: {error}")
         )
+
+
+def _room_bytes(settings: Settings) -> int:
+    from worker.devices.room import room_bytes  # only some models ask for it
+
+    return room_bytes(settings.engine)
 
 
 def _open_standard_files() -> None:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,11 @@ EXIT_MARGIN_SECONDS = 4.5
 """Time for the exit after the drain timeout; then the process is ended by force."""
 
 
-def run(settings: Settings, engine: EngineProcess) -> None:
+def run(settings: Settings, engine: EngineProcess, room: Callable[[], int]) -> None:
     """Serve until stopped; raises the `WorkerError` that ended the worker, if one did.
 
-    `engine` is for the first load; it may be spawned already.
+    `engine` is for the first load; it may be spawned already. `room` tells the bytes of memory
+    that a model may count on, where that decides which file is downloaded.
     """
     check_certificate(settings.certificate)
     if settings.api_key_file is not None:
@@ -77,7 +79,7 @@ def run(settings: Settings, engine: EngineProcess) -> None:
     loop_factory = uvicorn.Config(_nothing, log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         try:
-            error = runner.run(Lifecycle(settings, listener, engine).serve())
+            error = runner.run(Lifecycle(settings, listener, engine, room).serve())
         finally:
             if path is not None:
                 Path(path).unlink(missing_ok=True)
@@ -86,9 +88,16 @@ def run(settings: Settings, engine: EngineProcess) -> None:
 
 
 class Lifecycle:
-    def __init__(self, settings: Settings, listener: socket.socket, engine: EngineProcess) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        engine: EngineProcess,
+        room: Callable[[], int],
+    ) -> None:
         self._settings = settings
         self._engine = engine
+        self._room = room
         self._listener = listener
         self._log = get_logger()
         self._started_at = time.monotonic()
@@ -175,7 +184,7 @@ class Lifecycle:
         def on_progress(progress: Progress) -> None:  # helper threads call it, too
             loop.call_soon_threadsafe(set_progress, progress)
 
-        resolved = await resolve_for(settings, settings.model, on_progress)
+        resolved = await resolve_for(settings, settings.model, on_progress, self._room)
         self._log.info("model.resolved", model_ref=resolved.model_ref, kind=resolved.kind)
         adapter = await resolve_adapter(
             settings.lora, resolved.gguf_path, settings.cache_path, on_progress

@@ -137,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
         if found is None:
             return
         repo, commit = found
-        siblings = [{"rfilename": name} for name in repo.files]
+        siblings = [{"rfilename": name, "size": len(data)} for name, data in repo.files.items()]
         body = json.dumps({"id": repo_id, "sha": commit, "siblings": siblings}).encode()
         self.reply(200, {"Content-Type": "application/json"}, body)
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 
 from worker.devices import preflight
 from worker.devices.plan.plan import Plan
+from worker.devices.room import room_bytes
 from worker.errors import InsufficientVram, ModelError
 from worker.models.adapter import resolve_adapter
 from worker.models.draft import resolve_draft
@@ -28,7 +30,8 @@ def run(settings: Settings, *, as_json: bool) -> int:
         InsufficientVram: the model does not fit; the plan is printed before.
         WorkerError: as at a start.
     """
-    resolved = asyncio.run(resolve_for(settings, settings.model))
+    room = partial(room_bytes, settings.engine)
+    resolved = asyncio.run(resolve_for(settings, settings.model, room=room))
     path = str(resolved.gguf_path)
     adapter = asyncio.run(resolve_adapter(settings.lora, resolved.gguf_path, settings.cache_path))
     draft = asyncio.run(resolve_draft(settings, resolved.gguf_path))

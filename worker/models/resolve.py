@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import importlib.resources
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -49,7 +50,10 @@ def bundled_folder() -> Path:
 
 
 async def resolve_for(
-    settings: Settings, ref: str | None, on_progress: OnProgress = lambda progress: None
+    settings: Settings,
+    ref: str | None,
+    on_progress: OnProgress = lambda progress: None,
+    room: Callable[[], int] | None = None,
 ) -> ResolvedModel:
     """As `resolve`, with the places and the weight type that the settings name."""
     return await resolve(
@@ -58,6 +62,7 @@ async def resolve_for(
         cache_dir=settings.cache_path,
         outtype=settings.outtype,
         on_progress=on_progress,
+        room=room,
     )
 
 
@@ -68,8 +73,11 @@ async def resolve(
     cache_dir: Path | None = None,
     outtype: str = "q8_0",
     on_progress: OnProgress = lambda progress: None,
+    room: Callable[[], int] | None = None,
 ) -> ResolvedModel:
     """Find, download or convert the model that `ref` names; `None` means the bundled model.
+
+    `room` tells the bytes of memory by which one of a repository's quantisations is chosen.
 
     Raises `ModelError` (missing, corrupt, unsupported), `DownloadError` or `ConfigError`.
     """
@@ -83,7 +91,7 @@ async def resolve(
         return await resolve(None, cache_dir=cache, outtype=outtype, on_progress=on_progress)
     if isinstance(place, Path):
         return await _resolve_path(place.absolute(), ref, cache, outtype, on_progress)
-    path = await _download(place, sha256, cache, on_progress)
+    path = await _download(place, sha256, cache, on_progress, room=room)
     local = await _resolve_path(path, ref, cache, outtype, on_progress)
     return replace(local, kind="hub")
 
@@ -120,6 +128,7 @@ async def _download(
     on_progress: OnProgress,
     *,
     safetensors_only: bool = False,
+    room: Callable[[], int] | None = None,
 ) -> Path:
     # A model on this machine does not need these imports.
     from worker.models.hub.download import download
@@ -130,6 +139,7 @@ async def _download(
         sha256=sha256,
         on_progress=on_progress,
         safetensors_only=safetensors_only,
+        room=room,
     )
     return found.path
 

@@ -84,3 +84,14 @@ def test_a_stop_signal_does_not_wait_for_the_download(
     started = time.monotonic()
     assert worker.stop() == 0
     assert time.monotonic() - started < 20
+
+
+def test_of_several_quantisations_the_worker_takes_one_and_says_why(
+    hub: Hub, tiny_gguf: bytes, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    hub.repos["o/r"] = Repo({"m-Q4_K_M.gguf": b"no model", "m-Q8_0.gguf": tiny_gguf})
+    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+    worker = start_worker("--model", "hf:o/r", env=env, cache_dir=tmp_path / "cache")
+    (chosen,) = worker.logs("model.quantisation_chosen")
+    assert chosen["file"] == "m-Q8_0.gguf" and chosen["others"] == ["Q4_K_M"]
+    assert chosen["size_bytes"] == len(tiny_gguf) < chosen["memory_bytes"] / 2

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from worker.errors import DownloadError, ModelError
 from worker.models.checkpoint_files import CONFIG_FILES, INDEX, TEMPLATES, weight_names
 from worker.models.gguf.header import split_names
 from worker.models.hub.cache import RepoCache
+from worker.models.hub.quantisation import SHARE, fitting, quantisations
 from worker.models.hub.remote import DISK_FULL, list_files, remote_file
 from worker.models.hub.transfer import Transfer
 from worker.models.reference import HubReference
@@ -52,10 +53,12 @@ async def download(
     sha256: str | None,
     on_progress: OnProgress,
     safetensors_only: bool = False,
+    room: Callable[[], int] | None = None,
 ) -> Downloaded:
     """Download what `ref` names; raises `DownloadError`, or `ModelError` if it names no model.
 
-    With `safetensors_only`, a GGUF counts as no model and is not downloaded.
+    With `safetensors_only`, a GGUF counts as no model and is not downloaded. Of one model's
+    quantisations the one is taken that suits the bytes of `room`; without it a file must be named.
     """
     loop = asyncio.get_running_loop()
 
@@ -65,7 +68,11 @@ async def download(
 
     return await _in_daemon_thread(
         lambda stop: _Download(
-            ref, sha256, safetensors_only, Transfer(RepoCache(cache_dir, ref.repo), report, stop)
+            ref,
+            sha256,
+            safetensors_only,
+            room,
+            Transfer(RepoCache(cache_dir, ref.repo), report, stop),
         ).run()
     )
 
@@ -96,6 +103,7 @@ class _Download:
     ref: HubReference
     sha256: str | None
     safetensors_only: bool
+    room: Callable[[], int] | None
     transfer: Transfer
 
     @property
@@ -160,18 +168,19 @@ class _Download:
 
     def repository(self) -> Downloaded:
         """What a repository holds, if no file is named."""
-        commit, names = list_files(self.ref.repo, self.revision)
+        commit, files = list_files(self.ref.repo, self.revision)
         folder = self.cache.find_checkpoint(commit)
         if folder is None:
-            chosen = self.choose(commit, set(names))
+            chosen = self.choose(commit, files)
             if chosen[0].endswith(".gguf"):
                 return self.gguf(chosen[0], commit)
             self.transfer.fetch_all([remote_file(self.ref.repo, name, commit) for name in chosen])
             folder = self.cache.snapshot(commit)
         return Downloaded(folder, commit)
 
-    def choose(self, commit: str, present: set[str]) -> list[str]:
-        """The files of a SafeTensors checkpoint, weights last, or the repository's only GGUF."""
+    def choose(self, commit: str, files: Mapping[str, int | None]) -> list[str]:
+        """The files of a SafeTensors checkpoint, weights last, or a GGUF."""
+        present = set(files)
         if INDEX in present:
             self.transfer.fetch_all([remote_file(self.ref.repo, INDEX, commit)])
         weights = weight_names(present, self.cache.snapshot(commit) / INDEX)
@@ -179,13 +188,33 @@ class _Download:
             small = [name for name in CONFIG_FILES if name in present]
             small += sorted(name for name in present if _TEMPLATE.fullmatch(name))
             return [*small, *weights]
-        return [self.only_gguf(present)]
+        return [self.one_gguf(files)]
 
-    def only_gguf(self, present: set[str]) -> str:
-        ggufs = sorted(name for name in present if name.endswith(".gguf"))
+    def one_gguf(self, files: Mapping[str, int | None]) -> str:
+        """The repository's only one, or the quantisation that suits this machine."""
+        ggufs = sorted(name for name in files if name.endswith(".gguf"))
         models = [name for name in ggufs if split_names(name)[0] == name]
+        choice = quantisations(files) if len(models) > 1 and self.room is not None else []
         if not models:
             what = "neither SafeTensors with a config.json nor a GGUF file."
+        elif self.room is not None and choice and not self.safetensors_only:
+            room_bytes = self.room()
+            chosen = fitting(choice, room_bytes)
+            if chosen is not None:
+                get_logger().info(
+                    "model.quantisation_chosen",
+                    file=chosen.file,
+                    size_bytes=chosen.size_bytes,
+                    memory_bytes=room_bytes,
+                    why=f"the largest up to Q8_0 that fills at most {SHARE:.0%} of the memory",
+                    others=[each.label for each in choice if each is not chosen],
+                )
+                return chosen.file
+            what = (
+                f"no quantisation that fills at most {SHARE:.0%} of {room_bytes:,} bytes here; "
+                f"the smallest has {choice[0].size_bytes:,}, and is served if it is named: "
+                f"hf:{self.ref.repo}::file={choice[0].file}."
+            )
         elif len(models) > 1:
             what = (
                 f"{len(models)} GGUF files; name one, as in hf:{self.ref.repo}::file={models[0]} "

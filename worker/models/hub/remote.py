@@ -78,16 +78,21 @@ def remote_file(repo: str, name: str, revision: str) -> RemoteFile:
     )
 
 
-def list_files(repo: str, revision: str) -> tuple[str, list[str]]:
-    """The commit of a revision and the names of all its files; raises `DownloadError`."""
+def list_files(repo: str, revision: str) -> tuple[str, dict[str, int | None]]:
+    """The commit of a revision and the sizes of all its files by name, where the hub tells them;
+    raises `DownloadError`."""
     api = HfApi(library_name=LIBRARY)
     info = _with_retries(
-        repo, None, lambda: api.model_info(repo, revision=revision, timeout=TIMEOUT_SECONDS)
+        repo,
+        None,
+        lambda: api.model_info(
+            repo, revision=revision, timeout=TIMEOUT_SECONDS, files_metadata=True
+        ),
     )
     if info.sha is None:
         raise _not_a_hub(repo)
-    names = [sibling.rfilename for sibling in info.siblings or []]
-    for name in names:
+    files = {sibling.rfilename: sibling.size for sibling in info.siblings or []}
+    for name in files:
         if not is_inside_repository(name):
             raise DownloadError(
                 f"The hub lists the file {name!r} for {repo!r}, which is no path inside a "
@@ -95,7 +100,7 @@ def list_files(repo: str, revision: str) -> tuple[str, list[str]]:
                 reason="listing",
                 repo=repo,
             )
-    return info.sha, names
+    return info.sha, files
 
 
 def _not_a_hub(repo: str) -> DownloadError:
