@@ -78,7 +78,9 @@ class Intake:
         self._prove_residency, self._kv_unified = prove_residency, kv_unified
         self._scored_rows, self._takes_snapshots = scored_rows, takes_snapshots
         self._in_hand = black_box.in_hand
-        self._pooling = Pooling(loop, pool, send, self._in_hand) if pool is not None else None
+        self._pooling: Pooling | None = None
+        if pool is not None:
+            self._pooling = Pooling(loop.call, pool, send, loop.stats, self._in_hand)
         self._lock = threading.Lock()
         self._preparing: set[int] = set()
         """Requests that are not with the loop yet and have not ended; guarded by the lock."""
@@ -113,8 +115,7 @@ class Intake:
     def _cancel(self, request_id: int) -> None:
         with self._lock:
             if request_id not in self._preparing:
-                if self._pooling is None or not self._pooling.cancel(request_id):
-                    self._loop.cancel(request_id)
+                (self._pooling or self._loop).cancel(request_id)
                 return
             self._preparing.remove(request_id)
         self._send([Failed(request_id, Cancelled("the request was cancelled"))])

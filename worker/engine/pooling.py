@@ -1,79 +1,151 @@
-"""Computes embeddings and ranks: several texts share a decode.
+"""Computes embeddings and ranks: several texts share a decode, whichever request they are of.
 
-Intake threads submit the texts, the engine thread computes them between two steps of the loop.
-After each group of texts, other waiting work gets its turn.
+Intake threads submit the texts, the engine thread computes a group of them between two steps of the
+loop, after which other waiting work gets its turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol
 
-from worker.engine.loop import Loop
 from worker.errors import Cancelled, WorkerError
-from worker.llama.pooled import PooledContext
+from worker.llama.pooled import Vector, scaled
 from worker.wire.black_box import LOOP
 from worker.wire.messages import Answered, Event, Failed, Started
+
+
+class Compute(Protocol):
+    """`PooledContext`, or a model of it in tests."""
+
+    most_texts: int
+    most_tokens: int
+
+    def __call__(self, texts: list[list[int]]) -> list[Vector]: ...
 
 
 @dataclass(slots=True)
 class _Texts:
     """The texts of one request and their outputs so far."""
 
+    request_id: int
     tokens: list[list[int]]
     norm: int
+    n_left: int
+    """Tokens of the texts that are not computed yet."""
     vectors: list[tuple[int, bytes]] = field(default_factory=list)
 
 
 class Pooling:
     def __init__(
         self,
-        loop: Loop,
-        compute: PooledContext,
+        call: Callable[[Callable[[], None]], None],
+        compute: Compute,
         send: Callable[[list[Event]], None],
+        stats: Callable[[], Event],
         in_hand: memoryview[int],
     ) -> None:
-        self._loop, self._compute, self._send, self._in_hand = loop, compute, send, in_hand
+        """`call` runs an action on the engine thread between two steps; any thread may use it."""
+        self._call, self._compute, self._send, self._stats = call, compute, send, stats
+        self._in_hand = in_hand
         self._requests: dict[int, _Texts] = {}
+        """In the order of arrival."""
+        self._oldest_first = True
+        self._is_due = False
+        """Whether a turn was asked for."""
+
+    # --- called by other threads --------------------------------------------------------------
 
     def take(self, request_id: int, texts: list[list[int]], norm: int) -> None:
         """`norm` is what vectors are scaled by; `work.Embed` says how."""
-        self._requests[request_id] = _Texts(texts, norm)
-        self._loop.call(lambda: self._compute_next(request_id))
+        request = _Texts(request_id, texts, norm, sum(map(len, texts)))
+        self._call(lambda: self._add(request))
 
-    def cancel(self, request_id: int) -> bool:
-        """Forget the request, which then fails at its next turn; returns whether it was here."""
-        return self._requests.pop(request_id, None) is not None
+    def cancel(self, request_id: int) -> None:
+        """Drop the texts that are left of a request; one that has ended is ignored."""
+        self._call(lambda: self._cancel(request_id))
 
-    def _compute_next(self, request_id: int) -> None:
-        texts = self._requests.get(request_id)
-        if texts is None:
+    # --- the engine thread -------------------------------------------------------------------
+
+    def _add(self, request: _Texts) -> None:
+        self._requests[request.request_id] = request
+        self._ask_for_turn()
+
+    def _cancel(self, request_id: int) -> None:
+        if self._requests.pop(request_id, None) is not None:
             self._send([Failed(request_id, Cancelled("the request was cancelled"))])
-            return
-        n_done = len(texts.vectors)
-        events: list[Event] = [] if n_done else [Started(request_id, 0)]
-        self._in_hand[LOOP] = request_id
-        try:
-            group = self._group(texts.tokens[n_done : n_done + self._compute.most_texts])
-            texts.vectors += zip(map(len, group), self._compute(group, texts.norm), strict=True)
-        except WorkerError as error:
-            self._requests.pop(request_id, None)
-            events.append(Failed(request_id, error))
-        else:
-            if len(texts.vectors) < len(texts.tokens):
-                self._loop.call(lambda: self._compute_next(request_id))
-            elif self._requests.pop(request_id, None) is not None:
-                events.append(Answered(request_id, texts.vectors))
-            else:
-                events.append(Failed(request_id, Cancelled("the request was cancelled")))
-        self._in_hand[LOOP] = 0
-        self._send([*events, self._loop.stats()])
 
-    def _group(self, texts: list[list[int]]) -> list[list[int]]:
-        """As many of the texts as one decode can compute, at least one."""
-        n_tokens = 0
-        for index, text in enumerate(texts):
-            n_tokens += len(text)
-            if index and n_tokens > self._compute.most_tokens:
-                return texts[:index]
-        return texts
+    def _ask_for_turn(self) -> None:
+        """Behind what has arrived meanwhile."""
+        if self._requests and not self._is_due:
+            self._is_due = True
+            self._call(self._turn)
+
+    def _turn(self) -> None:
+        """Compute one group of texts."""
+        self._is_due = False
+        group = self._group()
+        if group:
+            started = [each for each, _ in group if not each.vectors]
+            self._send([Started(each.request_id, 0) for each in started])
+            events = self._computed(group)
+            self._send([*events, self._stats()])
+        self._ask_for_turn()
+
+    def _group(self) -> list[tuple[_Texts, int]]:
+        """Requests, and how many of each one's texts are computed now.
+
+        The requests with the least left come first, so that one short text does not wait for a
+        hundred long ones. In every other turn the oldest request is the first: each moves on.
+        """
+        oldest = next(iter(self._requests.values()), None)
+        self._oldest_first = not self._oldest_first
+        first = oldest if self._oldest_first else None
+        order = sorted(self._requests.values(), key=lambda each: (each is not first, each.n_left))
+        group: list[tuple[_Texts, int]] = []
+        n_texts = n_tokens = 0
+        for request in order:
+            n_taken = 0
+            for text in islice(request.tokens, len(request.vectors), None):
+                is_full = n_tokens + len(text) > self._compute.most_tokens
+                if n_texts == self._compute.most_texts or (n_texts and is_full):
+                    break
+                n_taken, n_texts, n_tokens = n_taken + 1, n_texts + 1, n_tokens + len(text)
+            if not n_taken:
+                break
+            group.append((request, n_taken))
+        return group
+
+    def _computed(self, group: list[tuple[_Texts, int]]) -> Iterable[Event]:
+        """Compute the texts of a group. One that cannot be computed costs its own request alone."""
+        self._in_hand[LOOP] = group[0][0].request_id if len(group) == 1 else 0
+        try:
+            vectors = self._compute([text for each, n in group for text in _next(each, n)])
+        except WorkerError as error:
+            if len(group) > 1:
+                return [event for one in group for event in self._computed([one])]
+            ((request, _),) = group
+            del self._requests[request.request_id]
+            return [Failed(request.request_id, error)]
+        finally:
+            self._in_hand[LOOP] = 0
+        return list(self._ended(group, iter(vectors)))
+
+    def _ended(
+        self, group: list[tuple[_Texts, int]], vectors: Iterator[Vector]
+    ) -> Iterator[Answered]:
+        for request, n_taken in group:
+            lengths = [len(text) for text in _next(request, n_taken)]
+            request.n_left -= sum(lengths)
+            found = [scaled(vector, request.norm) for vector in islice(vectors, n_taken)]
+            request.vectors += zip(lengths, found, strict=True)
+            if len(request.vectors) == len(request.tokens):
+                del self._requests[request.request_id]
+                yield Answered(request.request_id, request.vectors)
+
+
+def _next(request: _Texts, n_texts: int) -> list[list[int]]:
+    n_done = len(request.vectors)
+    return request.tokens[n_done : n_done + n_texts]

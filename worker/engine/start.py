@@ -40,7 +40,7 @@ from worker.llama.adapter import LoraAdapter
 from worker.llama.constraint import GrammarVocabulary
 from worker.llama.context import Context, rows_with_logits
 from worker.llama.model import LoadOptions, Model
-from worker.llama.pooled import AS_IT_IS, PooledContext
+from worker.llama.pooled import PooledContext
 from worker.llama.sampler import Sampler
 from worker.models.gguf.header import GgufHeader, current_header, parts_beside, read_header
 from worker.observability.logs import get_logger
@@ -111,7 +111,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     channel.send([Progress("warmup", 0.0)])
     seconds_per_token = 0.0
     if pool is not None:
-        pool([prompts.build("warm-up")], AS_IT_IS)
+        pool([prompts.build("warm-up")])
     else:
         seconds_per_token = warmup.warm_up(model, context)
     info = EngineInfo(

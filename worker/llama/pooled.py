@@ -16,6 +16,7 @@ AS_IT_IS = -1
 """The norm of what is not scaled."""
 LARGEST = 32760.0
 """What norm 0 makes of the largest number."""
+Vector = npt.NDArray[np.float32]
 SHARED_TOKENS = 1024
 """The most tokens of texts that share a decode. Attention reads all of them for each text, so with
 more, a second decode would be faster."""
@@ -32,8 +33,8 @@ class PooledContext:
         self.most_tokens = min(SHARED_TOKENS, context.options.n_ubatch)
         """The most tokens of all texts in one decode; a longer text is computed alone."""
 
-    def __call__(self, texts: list[list[int]], norm: int) -> list[bytes]:
-        """Embeddings scaled by their `norm`, or ranks as they are, as 32-bit floats.
+    def __call__(self, texts: list[list[int]]) -> list[Vector]:
+        """Embeddings or ranks as they come.
 
         Raises `InferenceFailed` if the device cannot compute the texts, or computes NaN.
         """
@@ -51,10 +52,15 @@ class PooledContext:
                 raise not_a_number()
         finally:
             context.clear()
-        return [(vector / _length(vector, norm)).tobytes() for vector in vectors]
+        return vectors
 
 
-def _length(vector: npt.NDArray[np.float32], norm: int) -> float:
+def scaled(vector: Vector, norm: int) -> bytes:
+    """A vector scaled by its norm, as 32-bit floats; `work.Embed` says how."""
+    return (vector / _length(vector, norm)).tobytes()
+
+
+def _length(vector: Vector, norm: int) -> float:
     """What a vector is divided by, as llama.cpp's `embd_normalize` has it; never 0."""
     if norm == AS_IT_IS:
         return 1.0

@@ -1,0 +1,150 @@
+"""Texts of several requests share a decode: who comes when, and what a fault costs. No model."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.engine.pooling import Pooling
+from worker.errors import InferenceFailed
+from worker.llama.pooled import Vector
+from worker.wire.black_box import BlackBox
+from worker.wire.messages import Answered, Event, Failed, Started
+
+AS_IT_IS = -1
+BAD = 13
+"""A text that begins with this token cannot be computed."""
+
+
+class Fake:
+    """Computes a text as its own tokens' sum and number, and remembers the groups."""
+
+    most_texts, most_tokens = 4, 20
+
+    def __init__(self) -> None:
+        self.groups: list[list[list[int]]] = []
+
+    def __call__(self, texts: list[list[int]]) -> list[Vector]:
+        assert 1 <= len(texts) <= self.most_texts
+        assert len(texts) == 1 or sum(map(len, texts)) <= self.most_tokens
+        self.groups.append(texts)
+        if any(text[0] == BAD for text in texts):
+            raise InferenceFailed("the device cannot compute the texts")
+        return [np.array([sum(text), len(text)], "f4") for text in texts]
+
+
+class Bench:
+    def __init__(self) -> None:
+        self.compute, self.events = Fake(), list[Event]()
+        self.inbox: deque[Callable[[], None]] = deque()
+        self.pooling = Pooling(
+            self.inbox.append,
+            self.compute,
+            self.events.extend,
+            lambda: Started(0, 0),
+            BlackBox().in_hand,
+        )
+
+    def take(self, request_id: int, *texts: list[int]) -> None:
+        self.pooling.take(request_id, list(texts), AS_IT_IS)
+
+    def turn(self) -> None:
+        self.inbox.popleft()()
+
+    def run(self) -> None:
+        while self.inbox:
+            self.turn()
+
+    def ended(self) -> list[int]:
+        return [e.request_id for e in self.events if isinstance(e, Answered | Failed)]
+
+
+def texts(n_texts: int, n_tokens: int, first: int = 1) -> list[list[int]]:
+    return [[first + n, *range(20, 19 + n_tokens)] for n in range(n_texts)]
+
+
+def test_calls_that_wait_share_a_decode() -> None:
+    bench = Bench()
+    for request_id in range(1, 6):
+        bench.take(request_id, [request_id, 20])
+    bench.run()
+    assert [len(group) for group in bench.compute.groups] == [4, 1]
+    assert sorted(bench.ended()) == [1, 2, 3, 4, 5]
+
+
+def test_a_short_text_does_not_wait_for_many_long_ones() -> None:
+    bench = Bench()
+    for request_id in range(1, 25):
+        bench.take(request_id, *texts(1, 50))
+    for _ in range(26):
+        bench.turn()
+    bench.take(99, [1])
+    before = len(bench.compute.groups)
+    while 99 not in bench.ended():
+        bench.turn()
+    assert len(bench.compute.groups) - before <= 3
+
+
+def test_a_long_request_moves_on_while_short_ones_come() -> None:
+    bench = Bench()
+    bench.take(1, *texts(5, 20))
+    for request_id in range(2, 40):
+        bench.take(request_id, *texts(4, 5))
+        bench.turn()
+        bench.turn()
+        if 1 in bench.ended():
+            break
+    assert 1 in bench.ended() and request_id < 15
+
+
+def test_a_text_that_cannot_be_computed_costs_its_own_request_alone() -> None:
+    bench = Bench()
+    bench.take(1, [1, 2], [3])
+    bench.take(2, [BAD, 2])
+    bench.take(3, [4])
+    bench.run()
+    kinds = {e.request_id: type(e) for e in bench.events if isinstance(e, Answered | Failed)}
+    assert kinds == {1: Answered, 2: Failed, 3: Answered}
+
+
+request = st.lists(st.integers(1, 30), min_size=1, max_size=9)
+
+
+@given(
+    st.lists(
+        st.one_of(request, st.just("turn"), st.integers(0, 20)),
+        max_size=40,
+    )
+)
+def test_each_request_gets_its_own_vectors_once(steps: list[list[int] | str | int]) -> None:
+    """Requests of random texts come, are cancelled and are computed, in any order."""
+    bench = Bench()
+    asked: list[list[list[int]]] = []
+    cancelled: set[int] = set()
+    for step in steps:
+        if isinstance(step, list):
+            asked.append([[100 * len(asked) + n, *[1] * (size - 1)] for n, size in enumerate(step)])
+            bench.take(len(asked), *asked[-1])
+        elif step == "turn":
+            if bench.inbox:
+                bench.turn()
+        elif isinstance(step, int) and step < len(asked):
+            cancelled.add(step + 1)
+            bench.pooling.cancel(step + 1)
+    bench.run()
+    assert sorted(bench.ended()) == list(range(1, len(asked) + 1))
+    for event in bench.events:
+        if isinstance(event, Answered):
+            own, value = asked[event.request_id - 1], event.value
+            assert isinstance(value, list)
+            vectors = [np.frombuffer(data, "f4").tolist() for _, data in value]
+            assert vectors == [[sum(text), len(text)] for text in own]
+            assert [n for n, _ in value] == [len(text) for text in own]
+        elif isinstance(event, Failed):
+            assert event.request_id in cancelled or any(
+                text[0] == BAD for text in asked[event.request_id - 1]
+            )
