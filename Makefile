@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV   := .venv
 PY     := $(VENV)/bin/python
 
+# A Vulkan wheel has a venv of its own, so that the tests keep theirs.
+REPORT_VENV = $(VENV)$(if $(filter vulkan,$(BACKEND)),-vulkan)
+
 # The backend of this machine's wheel: Metal on an Apple GPU, Accelerate on an Intel Mac, else the CPU.
 UNAME := $(shell uname -s)-$(shell uname -m)
 ifeq ($(UNAME),Darwin-arm64)
@@ -89,8 +92,9 @@ ray: setup ## install Ray Serve into .venv, for llorch-ray
 fleet-test: ray ## a real fleet on one machine: kills, rolls, load, overload, cancels, with figures (ROUNDS=20 for the full number)
 	$(VENV)/bin/pytest -m long -rP tests/unit/fleet tests/system/fleet
 
-gpu-report: setup ## the half hour on a GPU: build, prove, try, measure (BACKEND=cpu GPU=--short rehearses it)
-	$(PY) -m tools.gpu --backend $(BACKEND) $(GPU)
+gpu-report: ## the half hour on a GPU: build, prove, try, measure (BACKEND=cpu GPU=--short, or BACKEND=vulkan CARDS=discrete:2000, rehearses it)
+	@$(PYTHON) -m builds setup --venv $(REPORT_VENV) --backend $(BACKEND) $(if $(filter vulkan,$(BACKEND)),--native)
+	$(if $(CARDS),$(REPORT_VENV)/bin/python -m tests.system.vulkan.cards $(CARDS)) $(REPORT_VENV)/bin/python -m tools.gpu --backend $(BACKEND) $(GPU)
 
 chaos: setup ## ten minutes of kills, stops and aborts against a real worker
 	$(PY) -m tools.chaos --seconds 600

@@ -1,7 +1,9 @@
 """GPUs for tests on any machine: Mesa's software device, which `layer.c` makes look like cards.
 
-`Cards.environment()` has all that a process needs to see them. On Debian the loader and the driver
-are unpacked into the build cache where the system has none; nothing is installed.
+`Cards.environment()` has all that a process needs to see them;
+`python -m tests.system.vulkan.cards discrete:2000 COMMAND…` runs a command with it. On Debian the
+loader and the driver are unpacked into the build cache where the system has none; nothing is
+installed.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import os
 import platform
 import re
 import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -123,3 +127,9 @@ def _unpack_newest(release: str, target: Path) -> None:
         vulkan.unpack_debian(f"{release}-backports", ["mesa-vulkan-drivers"], target)
     except BuildError:
         vulkan.unpack_debian(release, ["mesa-vulkan-drivers"], target)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="llorch-cards-") as folder:
+        described = Cards(sys.argv[1], Path(folder, "state"))
+        sys.exit(subprocess.call(sys.argv[2:], env=os.environ | described.environment()))
