@@ -58,9 +58,10 @@ def plan_and_memory(bench: Bench) -> dict[str, Any]:
 
 def must_not_fit(bench: Bench) -> str:
     """More cells than any device holds."""
-    flags = ("--slots", "256", "--context-length", "100000000")
+    flags = ("--kv-cells", "130000000")
     left = run_to_exit(*flags, cache_dir=bench.cache, backend=bench.backend, timeout_s=50)
-    assert left.code in (2, 5), left.sentence
+    is_refused = left.code == 5 or "KV cells are more than" in left.sentence
+    assert is_refused, left.sentence
     return f"exit code {left.code}: {left.sentence}"
 
 

@@ -69,8 +69,8 @@ class Container:
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.base_url + path, timeout=10, trust_env=False)
 
-    def post(self, path: str, body: Any) -> httpx.Response:
-        return httpx.post(self.base_url + path, json=body, timeout=60, trust_env=False)
+    def post(self, path: str, body: Any, timeout_s: float = 60) -> httpx.Response:
+        return httpx.post(self.base_url + path, json=body, timeout=timeout_s, trust_env=False)
 
     def answers(self, path: str, status: int = 200) -> bool:
         try:

@@ -1,0 +1,70 @@
+"""The Vulkan image on a GPU that Mesa's software device plays: whole on it, or no start at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.system.images.container import Container, podman, running
+from tests.system.vulkan.cards import LAYER, layer
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
+SHADER_SECONDS = 1800
+"""The driver compiles each shader once, at its first use."""
+CHAT = {
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+    "max_tokens": 32,
+}
+
+
+@pytest.fixture(scope="module")
+def worker(vulkan_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+    """On one card of 600 MiB. The layer is the host's, loader and driver are the image's."""
+    cards = tmp_path_factory.mktemp("cards")
+    driver = podman(
+        *("run", "--rm", "--entrypoint=python", vulkan_image, "-c"),
+        "import pathlib as p; print(*p.Path('/usr/lib').glob('*/libvulkan_lvp.so'))",
+    )
+    icd = {"library_path": driver, "api_version": "1.3.0"}
+    (cards / "card.json").write_text(json.dumps({"file_format_version": "1.0.0", "ICD": icd}))
+    for folder in (cards, layer().parent):
+        folder.chmod(0o755)
+    environment = {
+        "VK_DRIVER_FILES": "/cards/card.json",
+        "VK_LAYER_PATH": "/layer",
+        "VK_INSTANCE_LAYERS": LAYER,
+        "VK_TEST_CARDS": "discrete:600",
+        "VK_TEST_STATE": "/cache/cards",
+        "LP_NUM_THREADS": "2",
+    }
+    options = [f"--env={name}={value}" for name, value in environment.items()]
+    options += [f"--volume={cards}:/cards:ro", f"--volume={layer().parent}:/layer:ro"]
+    flags = ("--slots", "2", "--context-length", "512", "--stall-timeout", str(SHADER_SECONDS))
+    with running(vulkan_image, *flags, options=tuple(options)) as container:
+        container.wait_for("/ready", SHADER_SECONDS)
+        yield container
+
+
+def test_the_whole_model_is_on_the_card(worker: Container) -> None:
+    health = worker.get("/health").json()
+    assert health["resident"] is True and health["device"] == "Vulkan0"
+    assert worker.get("/info").json()["engine"]["build"]["backend"] == "vulkan"
+
+
+def test_it_answers_as_on_a_cpu(worker: Container) -> None:
+    answer = worker.post("/v1/chat/completions", CHAT, SHADER_SECONDS).json()
+    assert "Paris" in answer["choices"][0]["message"]["content"]
+
+
+def test_podman_sees_it_healthy(worker: Container) -> None:
+    podman("healthcheck", "run", worker.name)
+
+
+def test_without_a_gpu_it_does_not_start(vulkan_image: str) -> None:
+    """Mesa's software device is in the image, and no GPU."""
+    with running(vulkan_image) as container:
+        assert podman("wait", container.name) == "4"
+        assert "needs a Vulkan device and there is none" in container.logs()
