@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import os
-import platform
 import shutil
 import socket
 from collections.abc import Iterator, Sequence
@@ -133,20 +132,16 @@ def diagnose(
     found = Diagnosis(f"llorch-{settings.backend}")
     budget = cpu_budget(settings.engine.threads, root)
     limit = budget.memory_limit_bytes
+    told = machine.findings(budget, root)
     with found.check("machine"):
-        text = f"{platform.platform()}, {machine.cpu_model(root)}"
+        text = told["machine"]
         try:
             instructions.check()
         except WorkerError as error:
             raise type(error)(f"{text}: {error.message}") from None
         found.ok("machine", text)
-    found.ok("threads", budget.derivation)
-    found.ok(
-        "memory",
-        f"{budget.memory_available_bytes / _GIB:.1f} GiB available "
-        f"({budget.memory_derivation}), "
-        + (f"limit {limit / _GIB:.1f} GiB" if limit else "no limit set"),
-    )
+    found.ok("threads", told["threads"])
+    found.ok("memory", told["memory"])
     files = Diagnosis(found.command)
     cache, cache_fault = _cache(settings)
     questions = _questions(settings, files, cache_fault)

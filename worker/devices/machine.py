@@ -10,6 +10,9 @@ import platform
 import re
 from pathlib import Path
 
+from worker.devices.cpu.budget import CpuBudget
+
+_GIB = 1 << 30
 _NVIDIA_VERSION = re.compile(r"\b(\d+\.\d+(?:\.\d+)?)\b")
 
 
@@ -41,6 +44,18 @@ def _cuda_version() -> str | None:
 def cpu_features(system_info: str) -> list[str]:
     """The instruction sets in llama.cpp's line `CPU : SSE3 = 1 | AVX = 1 | …`."""
     return re.findall(r"(\w+) = 1", system_info)
+
+
+def findings(budget: CpuBudget, root: Path = Path("/")) -> dict[str, str]:
+    """What `doctor` and a worker's `/info` say of this machine, by the names of doctor's checks."""
+    limit = budget.memory_limit_bytes
+    available = f"{budget.memory_available_bytes / _GIB:.1f} GiB available"
+    return {
+        "machine": f"{platform.platform()}, {cpu_model(root)}",
+        "threads": budget.derivation,
+        "memory": f"{available} ({budget.memory_derivation}), "
+        + (f"limit {limit / _GIB:.1f} GiB" if limit else "no limit set"),
+    }
 
 
 def cpu_model(root: Path = Path("/")) -> str:

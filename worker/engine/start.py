@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worker.confinement.walls import Walls
+from worker.devices import machine
 from worker.devices.cpu.budget import CpuBudget, cpu_budget
 from worker.devices.plan import memory
 from worker.devices.plan.cells import KvCache, context_options, divided
@@ -114,6 +115,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         pool([prompts.build("warm-up")])
     else:
         seconds_per_token = warmup.warm_up(model, context)
+    findings = machine.findings(budget)  # while its files can still be read
     info = EngineInfo(
         model=_model_info(config, header, model, template, plan.context_length),
         residency=senses.residency,
@@ -142,6 +144,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         speculation=guessing.info,
         projector=senses.info,
         walls=walls.close(),
+        findings=findings,
     )
     backend = LlamaBackend(model, context, plan.context_length, senses.projector)
     projector_path = Path(config.projector.path) if config.projector is not None else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from worker.wire.backends import BackendName
@@ -202,3 +202,5 @@ class EngineInfo:
     speculation: SpeculationInfo = SpeculationInfo("off")
     projector: ProjectorInfo | None = None
     walls: tuple[Wall, ...] = ()
+    findings: Mapping[str, str] = field(default_factory=dict)
+    """What `doctor` says of the machine, as it was at the start."""

@@ -7,12 +7,13 @@ import json
 import os
 import re
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.worker import WorkerProcess
+from tests.support.worker import WorkerProcess, environment, installed
 from tests.system.page.keyboard import is_focus_seen, tab_to
 from tests.system.page.watching import expect, faults_of, hide, own_hosts, violations
 
@@ -39,6 +40,16 @@ def test_facts_are_those_of_info(page: Any, worker: WorkerProcess) -> None:
     assert info["model"]["name"] in facts and info["engine"]["threads_derivation"] in facts
     assert page.locator("#buffers tr").count() == len(info["residency"]["buffers"])
     expect(page.locator("#restarts-text")).to_contain_text("None")
+
+
+def test_what_doctor_finds_is_there_too(page: Any, worker: WorkerProcess, tmp_path: Path) -> None:
+    command = [*installed(), "doctor", "--slots", "64", "--port", "0", "--json"]
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, check=True)
+    checks = {each["name"]: each["text"] for each in json.loads(done.stdout)["checks"]}
+    facts = page.locator("#facts")
+    for name in ("machine", "threads", "confined"):
+        expect(facts).to_contain_text(f"{name}\n{checks[name]}", use_inner_text=True)
+    expect(facts.locator("dt", has_text="memory")).to_be_visible()
 
 
 def test_numbers_are_those_of_the_metrics(page: Any, worker: WorkerProcess) -> None:

@@ -107,6 +107,7 @@ def _engine(engine: EngineInfo, settings: EngineSettings) -> dict[str, Any]:
         "threads": engine.threads,
         "threads_derivation": engine.threads_derivation,
         "cpu_variant": engine.cpu_variant,
+        "findings": dict(engine.findings),
         "confinement": {each.name: {"holds": each.holds, "how": each.how} for each in engine.walls},
         "versions": dict(engine.versions),
         "build": dict(engine.build),
