@@ -99,6 +99,8 @@ def test_one_chats_with_the_model_chosen(
     tab: Any, fleet: str, workers: dict[str, list[WorkerProcess]]
 ) -> None:
     """First with that of the link, then with another, which the page's own list names."""
+    failed: list[str] = []
+    tab.on("response", lambda each: failed.append(each.url) if each.status >= 400 else None)
     tab.goto(fleet)
     tab.get_by_role("button", name="south-0").click()
     expect(tab.locator("#chat-link")).to_have_attribute("href", "chat/?model=south")
@@ -109,6 +111,7 @@ def test_one_chats_with_the_model_chosen(
     chat.page.get_by_role("option", name="north").click()
     answer = chat.ask("What is the capital of Italy?")
     assert "Rome" in answer and "north" in answer
+    assert failed == []
 
 
 def test_a_reload_in_mid_answer_goes_on_at_the_worker_that_has_it(tab: Any, fleet: str) -> None:

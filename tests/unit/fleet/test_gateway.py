@@ -426,5 +426,6 @@ async def test_a_page_sees_several_models_as_those_of_a_router() -> None:
         assert got.json == {"model_alias": workers[1].uri[7:]}
         assert "/chat" not in workers[1].requests[-1].line, "a worker may have no page"
         assert (await call(gateway, "/props", query=b"model=three")).status == 404
+        assert (await call(gateway, "/chat/models/sse")).status == 204
     async with fleet_of(props, props) as (gateway, _, _):
         assert "role" not in (await call(gateway, "/chat/props")).json
