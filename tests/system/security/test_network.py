@@ -51,9 +51,12 @@ def test_a_page_cannot_stop_the_worker(worker: WorkerProcess) -> None:
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
-        ({}, 403),
-        ({"content_type": "text/plain"}, 403),
-        ({"content_type": "application/x-www-form-urlencoded"}, 403),
+        ({}, 200),
+        ({"content_type": "text/plain"}, 200),
+        ({"content_type": "application/x-www-form-urlencoded"}, 200),
+        ({"content_type": "text/plain", "origin": "http://127.0.0.1:3000"}, 403),
+        ({"content_type": "text/plain", "referer": "https://evil.example/"}, 403),
+        ({"content_type": "application/x-www-form-urlencoded", "sec_fetch_site": "none"}, 403),
         ({"content_type": "application/json"}, 200),
         ({"content_type": "Application/JSON; charset=utf-8"}, 200),
         ({"content_type": "application/json", "host": "evil.example"}, 403),

@@ -24,6 +24,9 @@ Head = Mapping[bytes, Sequence[bytes]]
 """A request's headers: the values of each by its name in lower case."""
 _PRIVATE_ENDS = {"local", "internal", "localhost", "svc", "lan", "home", "corp", "test"}
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+_OF_BROWSERS = {b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode", b"cookie"}
+"""Each browser of the last years sends one of these with a page's POST; `curl -d` sends none, and
+its content type is that of a form."""
 _EXPOSED = b"x-correlation-id, x-request-id, x-ignored-fields, x-llorch-resume, retry-after"
 
 
@@ -99,7 +102,7 @@ class OriginRules:
         self._needs_json = not settings.needs_key
 
     def check(self, method: str, version: str, head: Head, *, always_json: bool = False) -> None:
-        """Check a request; with `always_json`, a POST without a body needs its content type too.
+        """Check a request; with `always_json`, it needs its content type whoever sends it.
 
         Raises:
             Forbidden: a web page may have sent the request.
@@ -119,7 +122,7 @@ class OriginRules:
                     "Origin is not one that may use this worker; --allow-origin adds it"
                 )
         if self._needs_json and method == "POST" and not _is_json(head):
-            if always_json or _has_body(head):
+            if always_json or (_has_body(head) and not head.keys().isdisjoint(_OF_BROWSERS)):
                 raise Forbidden("a POST needs Content-Type: application/json")
 
     def cors(self, head: Head) -> list[tuple[bytes, bytes]]:
