@@ -149,8 +149,8 @@ class Survival:
             )
 
 
-def alone(worker: WorkerProcess, text: str, n_tokens: int = N_TOKENS) -> Alone:
-    fields = FIELDS | {"max_tokens": n_tokens, "deterministic": True}
+def alone(worker: WorkerProcess, text: str, n_tokens: int = N_TOKENS, **more: Any) -> Alone:
+    fields = FIELDS | {"max_tokens": n_tokens, "deterministic": True} | more
     ids = worker.execute(text, **fields).ids
     answer = worker.post("/v1/completions", {"prompt": text, **fields, "logprobs": 4}).json()
     shown = answer["choices"][0]["logprobs"]

@@ -37,7 +37,7 @@ from worker.api.http.state import AppState
 from worker.confinement.walls import forbid_core_dumps
 from worker.errors import WorkerError
 from worker.installation import own_version
-from worker.models.adapter import resolve_adapter
+from worker.models.adapter import resolve_adapters
 from worker.models.draft import resolve_draft
 from worker.models.gguf.header import packed
 from worker.models.in_use import hold
@@ -116,7 +116,7 @@ class Lifecycle:
     async def serve(self) -> WorkerError | None:
         """Run the worker to its end; returns the error that ended it, `None` if it was told to."""
         settings = self._settings
-        self._metrics = Metrics(settings.worker_id)
+        self._metrics = Metrics(settings.worker_id, len(settings.adapters))
         self._supervisor = Supervisor(settings, self._metrics, self._engine)
         self._install_signals()
         server = self._http_server()
@@ -186,12 +186,12 @@ class Lifecycle:
 
         resolved = await resolve_for(settings, settings.model, on_progress, self._room)
         self._log.info("model.resolved", model_ref=resolved.model_ref, kind=resolved.kind)
-        adapter = await resolve_adapter(
-            settings.lora, resolved.gguf_path, settings.cache_path, on_progress
+        adapters = await resolve_adapters(
+            settings.adapters, resolved.gguf_path, settings.cache_path, on_progress
         )
         draft = await resolve_draft(settings, resolved.gguf_path, on_progress)
         projector = await resolve_projector(settings.mmproj, resolved.gguf_path)
-        beside = (adapter, draft, projector)
+        beside = (*adapters, draft, projector)
         companions = [Path(each.path) for each in beside if each is not None]
         # Until this process ends: a later engine loads them again.
         self._held = [hold(path) for path in (resolved.gguf_path, *companions)]
@@ -203,7 +203,7 @@ class Lifecycle:
             worker_id=settings.worker_id,
             log_level=settings.log_level,
             log_format=settings.log_format,
-            adapter=adapter,
+            adapters=adapters,
             draft=draft,
             projector=projector,
             driver_cache=str(settings.cache_path / "drivers"),

@@ -48,6 +48,7 @@ from worker.setting_faults import (
     read_toml,
     variable_of,
 )
+from worker.wire.adapters import Adapter, parse_adapter
 from worker.wire.backends import BACKENDS, BackendName
 from worker.wire.engine_settings import EngineSettings
 from worker.wire.sampling import PARAMETERS, order_of
@@ -154,7 +155,7 @@ class Settings(_TableFields):
 
     # fmt: off
     model: str | None = _setting(None, "model", "an alias of the models file, a .gguf file, a folder of SafeTensors, or hf:owner/repo@revision::file=name.gguf; without it the bundled tiny model")
-    lora: str | None = _setting(None, "model", "FILE[=SCALE]: a LoRA adapter to serve the model with, a GGUF or a folder of PEFT's; scale 1 without it")
+    lora: Names = _setting((), "model", "[NAME=]FILE[:SCALE], repeatable: a LoRA adapter, a GGUF or a folder of PEFT's, for requests that ask for NAME as their model; without a name, for all that ask for none; scale 1 without it")
     draft: str | None = _setting(None, "model", "a small model of the same vocabulary, named as --model's, that guesses ahead for a stream that runs alone")
     mmproj: str | None = _setting(None, "model", "FILE: the projector with which the model sees and hears; without it the only one beside the model that fits; none or --no-mmproj: text only")
     models_file: Path | None = _setting(None, "model", "the models.toml to look aliases up in")
@@ -257,6 +258,19 @@ class Settings(_TableFields):
             default_cache_dir() if chosen is None else Path(os.path.expanduser(chosen)).absolute()
         )
 
+    @cached_property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """Those of `lora`, in its order; their sizes are not known yet."""
+        return tuple(map(parse_adapter, self.lora))
+
+    @field_validator("lora")
+    @classmethod
+    def _are_adapters(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        names = [parse_adapter(each).name for each in given]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"must name each adapter once; {twice[0]!r} is there twice")
+        return given
+
     @field_validator("callback_url", "heartbeat_url")
     @classmethod
     def _is_http_url(cls, url: str | None) -> str | None:
@@ -291,6 +305,9 @@ class Settings(_TableFields):
             yield BACKENDS[self.backend].fields[0], "it names a device twice"
         if self.backend == "metal" and len(engine.device_indices) > 1:
             yield "metal_device", "a Mac has one GPU: only one can be named"
+        for adapter in self.adapters:
+            if adapter.name in self.served_model_name:
+                yield "lora", f"{adapter.name!r} is a name of the model itself"
         if engine.kv_store is not None and not engine.prefix_cache:
             yield "kv_store", "it keeps what the prefix cache has: --no-prefix-cache has nothing"
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):

@@ -11,6 +11,7 @@ batch that fails leaves garbage behind until it is rolled back.
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections import defaultdict
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from worker.engine.media.span import Span
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk
 from worker.llama.sampler import Sampler
+from worker.wire.adapters import Applied
 from worker.wire.messages import DecodeOutcome, TokenLogprob
 from worker.wire.sampling import Sampling
 from worker.wire.work import InferenceRequest
@@ -29,17 +31,25 @@ from worker.wire.work import InferenceRequest
 EOG = 256
 
 
+def under(adapters: Applied, tokens: Rows[int]) -> list[int]:
+    """What cells hold of tokens that were computed with these adapters."""
+    mark = zlib.crc32(repr(adapters).encode()) % 100 + 1 if adapters else 0
+    return [token + 512 * mark for token in tokens]
+
+
 def answer_byte(tokens: Rows[int]) -> int:
-    """The token that follows `tokens`: a function of all of them. Rarely the end."""
+    """The token that follows cells: a function of all of them. Rarely the end."""
     digest = hashlib.blake2b(b"".join(t.to_bytes(2, "big") for t in tokens), digest_size=2)
     value = int.from_bytes(digest.digest(), "big")
     return EOG if value % 97 == 0 else ord("a") + value % 26
 
 
-def expected_answer(prompt: Rows[int], max_tokens: int, context_length: int) -> bytes:
+def expected_answer(
+    prompt: Rows[int], max_tokens: int, context_length: int, adapters: Applied = ()
+) -> bytes:
     tokens = list(prompt)
     while True:
-        token = answer_byte(tokens)
+        token = answer_byte(under(adapters, tokens))
         if token == EOG:
             break
         tokens.append(token)
@@ -111,6 +121,8 @@ class ByteBackend:
 
     def fill(self, chunks: Rows[Chunk], draft: Rows[int] = ()) -> None:
         assert not draft or len(chunks) == 1, "one stream alone is guessed for"
+        adapters = {chunk.sequence.request.adapters for chunk in chunks}
+        assert len(adapters) == 1, "a batch has one set of adapters"
         self._chunks, self._draft = tuple(chunks), list(draft)
 
     def decode(self) -> DecodeOutcome:
@@ -138,10 +150,11 @@ class ByteBackend:
             assert len(self.held[slot]) == chunk.start, "positions follow each other"
             if not self.cuts_anywhere:
                 assert self.states[slot] == self.tokens_of(slot), "a state is of its cells"
-            self._extend(slot, sequence.tokens[chunk.start : chunk.end])
+            adapters = sequence.request.adapters
+            self._extend(slot, under(adapters, sequence.tokens[chunk.start : chunk.end]))
             self._sampled_from.append(self.tokens_of(slot))
             for guess in self._draft:
-                self._extend(slot, [guess])
+                self._extend(slot, under(adapters, [guess]))
                 self._sampled_from.append(self.tokens_of(slot))
             assert self.unified or len(self.held[slot]) <= self.part
         self.batches.append([(c.sequence.request_id, c.start, c.n_tokens) for c in chunks])
@@ -297,6 +310,7 @@ def make_sequence(
     max_tokens: int = 16,
     stop: tuple[str, ...] = (),
     cache_salt: str | None = None,
+    adapters: Applied = (),
     deterministic: bool = False,
     deadline: float | None = None,
     produced: tuple[int, ...] = (),
@@ -308,6 +322,7 @@ def make_sequence(
         max_tokens=max_tokens,
         stop=stop,
         cache_salt=cache_salt,
+        adapters=adapters,
         deterministic=deterministic,
         deadline=deadline,
         produced=produced,

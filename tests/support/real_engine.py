@@ -23,6 +23,8 @@ from worker.llama.constraint import GrammarVocabulary
 from worker.llama.context import Context, ContextOptions
 from worker.llama.model import Model
 from worker.llama.sampler import Sampler
+from worker.models.checksum import sha256_of_file
+from worker.wire.adapters import Applied
 from worker.wire.messages import (
     Event,
     Finished,
@@ -53,9 +55,12 @@ class RealEngine:
         binding: str = "of this model and layout",
         drafter: Drafter | None = None,
         batch: int = 2048,
+        adapters: tuple[Path, ...] = (),
         **limits: Any,
     ) -> None:
         self.model = Model(str(path or bundled_gguf("f32")))
+        for adapter in adapters:
+            self.model.load_adapter(str(adapter))
         n_cells = n_cells or CONTEXT * slots
         options = ContextOptions(
             n_ctx=n_cells,
@@ -77,7 +82,13 @@ class RealEngine:
         disk = None
         if store is not None:
             cuts_anywhere = self.backend.cuts_anywhere
-            disk = Disk(store, 64 << 20, cuts_anywhere=cuts_anywhere, bind=lambda _: binding)
+            disk = Disk(
+                store,
+                64 << 20,
+                cuts_anywhere=cuts_anywhere,
+                bind=lambda _: binding,
+                hash_adapters=lambda _: [sha256_of_file(each, store) for each in adapters],
+            )
         limits = {"n_slots": slots, "n_cells": n_cells, "batch": batch} | settings | limits
         pool = Limits(**limits)
         layouts = [
@@ -109,6 +120,7 @@ class RealEngine:
         stop: tuple[str, ...] = (),
         deterministic: bool = False,
         cache_salt: str | None = None,
+        adapters: Applied = (),
         produced: tuple[int, ...] = (),
         learned: tuple[float, ...] = (),
         **sampling: Any,
@@ -122,6 +134,7 @@ class RealEngine:
             stop=stop,
             deterministic=deterministic,
             cache_salt=cache_salt,
+            adapters=adapters,
             produced=produced,
         )
         tokens = self.prompts.build(prompt)

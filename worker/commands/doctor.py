@@ -34,7 +34,7 @@ from worker.errors import (
     WorkerError,
 )
 from worker.models import reference
-from worker.models.adapter import resolve_adapter
+from worker.models.adapter import resolve_adapters
 from worker.models.checkpoint_files import check_checkpoint
 from worker.models.draft import resolve_draft
 from worker.models.projector import NONE, resolve_projector
@@ -227,10 +227,10 @@ def _port(settings: Settings) -> str:
 def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) -> Questions:
     """What native code shall try, with the files of the settings as far as they are here."""
     model = _model(settings, found, cache_fault)
-    adapter = draft = projector = None
+    adapters, draft, projector = settings.adapters, None, None
     if model is None:
         for name, given in (
-            ("adapter", settings.lora),
+            *(("adapter", adapter.path) for adapter in adapters),
             ("draft", settings.draft),
             ("projector", settings.mmproj),
         ):
@@ -239,8 +239,8 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
                 found.unknown(name, text)
     else:
         with found.check("adapter"):
-            adapter = asyncio.run(resolve_adapter(settings.lora, model, settings.cache_path))
-            if adapter is not None:
+            adapters = asyncio.run(resolve_adapters(adapters, model, settings.cache_path))
+            for adapter in adapters:
                 found.ok("adapter", f"{adapter.name} at scale {adapter.scale:g}")
         with found.check("draft"):
             draft = asyncio.run(resolve_draft(settings, model))
@@ -258,7 +258,7 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
         trial,
         str(model) if model is not None else None,
         settings.model or "bundled",
-        adapter.size_bytes if adapter is not None else 0,
+        sum(adapter.size_bytes for adapter in adapters),
         draft.path if draft is not None else None,
         projector.path if projector is not None else None,
         driver_cache=str(settings.cache_path / "drivers"),

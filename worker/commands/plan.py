@@ -13,7 +13,7 @@ from worker.devices import preflight
 from worker.devices.plan.plan import Plan
 from worker.devices.room import room_bytes
 from worker.errors import InsufficientVram, ModelError
-from worker.models.adapter import resolve_adapter
+from worker.models.adapter import resolve_adapters
 from worker.models.draft import resolve_draft
 from worker.models.projector import resolve_projector
 from worker.models.resolve import resolve_for
@@ -33,14 +33,16 @@ def run(settings: Settings, *, as_json: bool) -> int:
     room = partial(room_bytes, settings.engine)
     resolved = asyncio.run(resolve_for(settings, settings.model, room=room))
     path = str(resolved.gguf_path)
-    adapter = asyncio.run(resolve_adapter(settings.lora, resolved.gguf_path, settings.cache_path))
+    adapters = asyncio.run(
+        resolve_adapters(settings.adapters, resolved.gguf_path, settings.cache_path)
+    )
     draft = asyncio.run(resolve_draft(settings, resolved.gguf_path))
     projector = asyncio.run(resolve_projector(settings.mmproj, resolved.gguf_path))
     questions = preflight.Questions(
         settings.engine,
         plan_path=path,
         model_ref=resolved.model_ref,
-        adapter_bytes=adapter.size_bytes if adapter else 0,
+        adapter_bytes=sum(adapter.size_bytes for adapter in adapters),
         draft_path=draft.path if draft else None,
         projector_path=projector.path if projector else None,
     )

@@ -64,7 +64,9 @@ def _environment(settings: Settings, n_slots: int) -> dict[str, str]:
         is_served = group_of(info) not in ("server", "pool") or name in own
         is_ours = BACKEND_FIELDS.get(name, settings.backend) == settings.backend
         if is_served and is_ours and value is not None:
-            kept[variable_of(name)] = str(value)
+            between = ";" if name == "samplers" else ","
+            text = between.join(map(str, value)) if isinstance(value, tuple) else str(value)
+            kept[variable_of(name)] = text
     return kept
 
 

@@ -44,7 +44,7 @@ class Questions(msgspec.Struct, frozen=True):
     model_ref: str = ""
     """The plan's name for the model."""
     adapter_bytes: int = 0
-    """Of an adapter that is served with it."""
+    """Of all adapters that are served with it."""
     draft_path: str | None = None
     """The model that guesses for it."""
     projector_path: str | None = None

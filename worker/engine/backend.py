@@ -34,8 +34,9 @@ class Backend(Protocol):
         from an earlier request with this salt."""
 
     def fill(self, chunks: Sequence[Chunk], draft: Sequence[int] = ()) -> None:
-        """Make the chunks' tokens the batch that `decode` computes. A draft may follow a single
-        chunk. A chunk of a medium, whose part was just encoded, is the only one."""
+        """Make the chunks' tokens the batch that `decode` computes, with the adapters that all of
+        them have. A draft may follow a single chunk. A chunk of a medium, whose part was just
+        encoded, is the only one."""
 
     def decode(self) -> DecodeOutcome:
         """Compute the batch; blocks until the device is done."""
@@ -195,6 +196,7 @@ class LlamaBackend:
     def fill(self, chunks: Sequence[Chunk], draft: Sequence[int] = ()) -> None:
         batch = self._batch
         sequence, start, n_tokens = chunks[0]
+        self._context.apply(sequence.request.adapters)
         if sequence.spans and (span := sequence.next_span) is not None:
             embeddings = self._embeddings.get((sequence.request.cache_salt, span.key))
             assert embeddings is not None, "what was encoded last is kept"

@@ -12,6 +12,7 @@ import queue
 import threading
 from array import array
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -26,6 +27,7 @@ from worker.llama.pooled import AS_IT_IS, PooledContext
 from worker.llama.reasoning import PROMPT_END_TOKENS
 from worker.llama.sampler import Sampler
 from worker.observability.logs import get_logger
+from worker.wire.adapters import Applied
 from worker.wire.black_box import LONG_INTAKE, SMALL_INTAKE, BlackBox
 from worker.wire.messages import (
     Accepted,
@@ -150,11 +152,12 @@ class Intake:
                 )
                 if not taken:
                     sequence.sampler.close()
-            case Embed(inputs, norm):
-                self._pool(request_id, (self._prompts.build(text) for text in inputs), norm)
-            case Rank(query, documents):
-                pairs = (self._prompts.pair(query, text) for text in documents)
-                self._pool(request_id, pairs, AS_IT_IS)
+            case Embed(inputs, norm, adapters):
+                texts = (self._prompts.build(text) for text in inputs)
+                self._pool(request_id, texts, norm, adapters)
+            case Rank(query, documents, adapters):
+                texts = (self._prompts.pair(query, text) for text in documents)
+                self._pool(request_id, texts, AS_IT_IS, adapters)
             case Tokenize():
                 self._end(request_id, Answered(request_id, self._prompts.tokenized(work)))
             case Detokenize(tokens):
@@ -226,7 +229,9 @@ class Intake:
             self._preparing.remove(request_id)
             return True
 
-    def _pool(self, request_id: int, texts: Iterable[list[int]], norm: int) -> None:
+    def _pool(
+        self, request_id: int, texts: Iterable[list[int]], norm: int, adapters: Applied
+    ) -> None:
         """Give texts, which are tokenised as they are read, to the engine thread."""
         pooling = self._pooling
         if pooling is None:
@@ -235,7 +240,8 @@ class Intake:
             )
         tokens = list(texts)
         n_tokens = sum(map(len, tokens))
-        self._hand_over(request_id, n_tokens, b"", lambda: pooling.take(request_id, tokens, norm))
+        take = partial(pooling.take, request_id, tokens, norm, adapters)
+        self._hand_over(request_id, n_tokens, b"", take)
 
 
 def size_of(work: Any) -> int:

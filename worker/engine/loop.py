@@ -121,7 +121,8 @@ class Loop:
             self._announce(step.started)
         if step.span is not None and step.chunks:
             step.chunks = self._encode(step.chunks, step.span)
-        alone = step.chunks[0].sequence if len(step.chunks) == 1 else None
+        is_alone = len(step.chunks) == len(self._scheduler.running) == 1
+        alone = step.chunks[0].sequence if is_alone else None
         # A drafter knows tokens alone.
         may_guess = alone is not None and alone.is_decoding and alone.n_left == 1
         may_guess = may_guess and alone is not None and not alone.spans

@@ -22,7 +22,7 @@ _NEWEST = 0.3
 class Pace:
     def __init__(self, target_seconds: float, most: int) -> None:
         """Keep steps below `target_seconds`, with at most `most` prompt tokens."""
-        self._target, self._most = target_seconds, most
+        self.target_seconds, self._most = target_seconds, most
         self._decode: dict[int, float] = {}
         """Seconds of a step without prompts, by the bit length of its number of rows."""
         self._beside: float | None = None
@@ -78,7 +78,7 @@ class Pace:
         if not n_decoding or not cost:
             return self._most
         # Small steps cost throughput, and throughput is what helps requests that wait.
-        target = self._target * (1 + n_waiting / n_decoding)
+        target = self.target_seconds * (1 + n_waiting / n_decoding)
         decode = self.decode_seconds(n_decoding)
         tokens = int(max(target - decode, PROMPT_SHARE * decode) / cost)
         return min(max(tokens // TILE_TOKENS, 1) * TILE_TOKENS, self._most)

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from worker.errors import Cancelled, WorkerError
 from worker.llama.pooled import Vector, scaled
+from worker.wire.adapters import Applied
 from worker.wire.black_box import LOOP
 from worker.wire.messages import Answered, Event, Failed, Started
 
@@ -23,7 +24,7 @@ class Compute(Protocol):
     most_texts: int
     most_tokens: int
 
-    def __call__(self, texts: list[list[int]]) -> list[Vector]: ...
+    def __call__(self, texts: list[list[int]], adapters: Applied = ()) -> list[Vector]: ...
 
 
 @dataclass(slots=True)
@@ -33,6 +34,7 @@ class _Texts:
     request_id: int
     tokens: list[list[int]]
     norm: int
+    adapters: Applied
     n_left: int
     """Tokens of the texts that are not computed yet."""
     vectors: list[tuple[int, bytes]] = field(default_factory=list)
@@ -58,9 +60,9 @@ class Pooling:
 
     # --- called by other threads --------------------------------------------------------------
 
-    def take(self, request_id: int, texts: list[list[int]], norm: int) -> None:
+    def take(self, request_id: int, texts: list[list[int]], norm: int, adapters: Applied) -> None:
         """`norm` is what vectors are scaled by; `work.Embed` says how."""
-        request = _Texts(request_id, texts, norm, sum(map(len, texts)))
+        request = _Texts(request_id, texts, norm, adapters, sum(map(len, texts)))
         self._call(lambda: self._add(request))
 
     def cancel(self, request_id: int) -> None:
@@ -98,7 +100,8 @@ class Pooling:
         """Requests, and how many of each one's texts are computed now.
 
         The requests with the least left come first, so that one short text does not wait for a
-        hundred long ones. In every other turn the oldest request is the first: each moves on.
+        hundred long ones. In every other turn the oldest request is the first: each moves on. All
+        have the adapters of the first.
         """
         oldest = next(iter(self._requests.values()), None)
         self._oldest_first = not self._oldest_first
@@ -107,6 +110,8 @@ class Pooling:
         group: list[tuple[_Texts, int]] = []
         n_texts = n_tokens = 0
         for request in order:
+            if request.adapters != order[0].adapters:
+                continue
             n_taken = 0
             for text in islice(request.tokens, len(request.vectors), None):
                 is_full = n_tokens + len(text) > self._compute.most_tokens
@@ -122,7 +127,8 @@ class Pooling:
         """Compute the texts of a group. One that cannot be computed costs its own request alone."""
         self._in_hand[LOOP] = group[0][0].request_id if len(group) == 1 else 0
         try:
-            vectors = self._compute([text for each, n in group for text in _next(each, n)])
+            texts = [text for each, n in group for text in _next(each, n)]
+            vectors = self._compute(texts, group[0][0].adapters)
         except WorkerError as error:
             if len(group) > 1:
                 return [event for one in group for event in self._computed([one])]

@@ -17,18 +17,23 @@ class Prompts:
         self._oldest_first = True
 
     def chunks(
-        self, prefilling: list[Sequence], *, beside: list[Chunk], n_waiting: int
+        self,
+        prefilling: list[Sequence],
+        *,
+        beside: list[Chunk],
+        n_waiting: int,
+        n_elsewhere: int = 0,
     ) -> list[Chunk]:
         """The prompts' part of a step with the decode rows `beside`; `n_waiting` requests have no
-        slot yet.
+        slot yet, and `n_elsewhere` streams wait for a step of their own.
 
         Beside running streams, their pace limits it too.
         """
-        limits = self._limits
+        limits, n_streams = self._limits, len(beside) + n_elsewhere
         budget = min(limits.prefill_budget, limits.batch - len(beside))
-        if beside:
+        if n_streams:
             n_behind = n_waiting + len(prefilling) - 1
-            budget = min(self._pace.budget(len(beside), n_behind), budget)
+            budget = min(self._pace.budget(n_streams, n_behind), budget)
         self._oldest_first = not self._oldest_first
         return share(prefilling, budget, oldest_first=self._oldest_first)
 

@@ -16,6 +16,7 @@ from worker.engine.pace import Pace
 from worker.engine.prompts import Prompts
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk, Step
+from worker.engine.turns import Turns
 
 _MORE_TOKENS = 32
 """A sequence gets a longer part before it needs it: a step may draw several tokens."""
@@ -40,9 +41,7 @@ class Scheduler:
         """No sequence has started or ended since the last search for holes between them."""
         self._may_improve = False
         """A sequence has ended since the last search for a better layout of the cells."""
-        self._n_alone = 0
-        """Running sequences that must be alone in their batch."""
-        self._alone_last = False
+        self._turns = Turns(self.pace)
 
     # --- state ---------------------------------------------------------------------------
 
@@ -104,7 +103,8 @@ class Scheduler:
             step.moves = self.cache.take_moves()
         prefilling: list[Sequence] = []
         chunks = step.chunks
-        group = self._next_group() if self._n_alone else self.running
+        are_shared = self._turns.are_shared
+        group = self._turns.next() if are_shared else self.running
         # In a split pool, sequences with unlike numbers of rows would take a pass each.
         together = self.limits.one_pass or len(group) == 1
         for sequence in group:
@@ -118,12 +118,25 @@ class Scheduler:
         if prefilling and any([s.spans for s in prefilling]):
             at_media = [s for s in prefilling if s.next_span is not None]
             prefilling = [s for s in prefilling if s.next_span is None]
-            if at_media and (self.pace.may_encode or not (chunks or prefilling)):
+            is_beside = bool(chunks or prefilling) or (
+                are_shared and any([s.next_span is None for s in self.running])
+            )
+            if at_media and (self.pace.may_encode or not is_beside):
                 self._plan_medium(at_media[0], step)
-                return step
+                prefilling = []
         if prefilling:
             step.has_prompts = True
-            chunks += self._prompts.chunks(prefilling, beside=chunks, n_waiting=len(self.waiting))
+            n_elsewhere = 0
+            if are_shared:
+                n_elsewhere = sum([s.is_decoding for s in self.running]) - len(chunks)
+            chunks += self._prompts.chunks(
+                prefilling,
+                beside=chunks,
+                n_waiting=len(self.waiting),
+                n_elsewhere=n_elsewhere,
+            )
+        if are_shared and (step.has_prompts or not step.chunks):
+            self._turns.end()
         return step
 
     def advance(self, step: Step) -> list[Sequence]:
@@ -220,28 +233,16 @@ class Scheduler:
     def _start(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence)
         self.running.append(sequence)
-        self._n_alone += sequence.request.deterministic
+        self._turns.join(sequence)
         self._is_placed = False
         self._admissions += 1
         sequence.admission = self._admissions
 
     def _stop(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._n_alone -= sequence.request.deterministic
+        self._turns.leave(sequence)
         self._is_full = self._is_placed = False
         self._may_improve = True
-
-    # --- the batch ---------------------------------------------------------------------------
-
-    def _next_group(self) -> list[Sequence]:
-        """The sequences of this step while some must be alone in their batch.
-
-        Deterministic sequences alternate with the rest: every other step is theirs.
-        """
-        alone = [s for s in self.running if s.request.deterministic]
-        rest = [s for s in self.running if not s.request.deterministic]
-        self._alone_last = not self._alone_last or not rest
-        return alone[:1] if self._alone_last else rest
 
 
 def _needs(sequence: Sequence) -> int:

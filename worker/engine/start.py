@@ -37,7 +37,6 @@ from worker.engine.text.prompt import PromptBuilder
 from worker.engine.text.renderer import renderer
 from worker.errors import InsufficientVram, ModelError, VramOom
 from worker.llama import library, warmup
-from worker.llama.adapter import LoraAdapter
 from worker.llama.constraint import GrammarVocabulary
 from worker.llama.context import Context, rows_with_logits
 from worker.llama.model import LoadOptions, Model
@@ -69,7 +68,7 @@ class Engine:
 def walls_for(config: LoadModel) -> Walls:
     """The walls around an engine that serves this model."""
     settings = config.engine
-    beside = (config.adapter, config.draft, config.projector)
+    beside = (*config.adapters, config.draft, config.projector)
     models = [Path(config.model_path), *(Path(each.path) for each in beside if each is not None)]
     files = [part for path in models for part in parts_beside(path)]
     if settings.chat_template is not None:
@@ -202,7 +201,7 @@ def _cpu_budget(settings: EngineSettings) -> CpuBudget:
 def _plan(config: LoadModel, header: GgufHeader, selected: Selected, budget: CpuBudget) -> Plan:
     draft = read_header(Path(config.draft.path)) if config.draft else None
     projector = read_header(Path(config.projector.path)) if config.projector else None
-    adapter_bytes = config.adapter.size_bytes if config.adapter else 0
+    adapter_bytes = sum(adapter.size_bytes for adapter in config.adapters)
     beside = memory.Beside(adapter_bytes, draft, projector)
     plan = memory.plan(header, config.engine, selected.devices, budget, config.model_ref, beside)
     log.info("engine.plan", **plan.as_dict())
@@ -233,28 +232,24 @@ def _load_model(
         mlock=config.engine.mlock,
         tensor_placement=tensor_placement(header, selected.devices),
     )
-    return Model(config.model_path, options, progressed)
+    model = Model(config.model_path, options, progressed)
+    for adapter in config.adapters:
+        model.load_adapter(adapter.path)
+    return model
 
 
 def _create_context(
     config: LoadModel, model: Model, plan: Plan, threads: int, embeds: bool
 ) -> Context:
-    """With the adapter, which llama.cpp wants loaded before the context is there."""
-    adapter = None
-    if config.adapter is not None:
-        adapter = LoraAdapter(model, config.adapter.path, config.adapter.scale)
     kv, slots = KvCache(plan.kv_cells, plan.context_length, plan.kv_unified), plan.slots
     if plan.kv_divisions:
         slots = plan.kv_divisions[0]
         kv = divided(plan.kv_cells, slots)
     options = context_options(config.engine, kv, slots=slots, threads=threads, embeds=embeds)
     try:
-        context = Context(model, options)
+        return Context(model, options)
     except VramOom as error:
         raise InsufficientVram(error.message, parts=dict(plan.parts)) from error
-    if adapter is not None:
-        adapter.use_in(context)
-    return context
 
 
 def _model_info(
@@ -283,5 +278,5 @@ def _model_info(
         template_takes_tools=template is not None and template.takes_tools,
         pooling=header.pooling,
         metadata={**header.summary(), **template_metadata(template)},
-        adapter=config.adapter,
+        adapters=config.adapters,
     )

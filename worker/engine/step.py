@@ -24,7 +24,8 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True)
 class Step:
-    """The moves, in order, followed by the chunks as one batch."""
+    """The moves, in order, followed by the chunks as one batch. All chunks have the same
+    adapters."""
 
     moves: list[Move] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)

@@ -6,8 +6,10 @@ is refused here, in the worker's own words.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -19,6 +21,7 @@ from worker.errors import ConfigError, WorkerError
 from worker.models.reference import PathReference, parse
 from worker.setting_faults import ENV_ONLY, closest, first_fault, flag, read_toml
 from worker.settings import FIELDS, Settings
+from worker.wire.adapters import with_path
 from worker.wire.backends import BACKENDS, BackendName
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
@@ -34,7 +37,7 @@ OURS = frozenset(
 )
 """Settings of a worker that the fleet chooses; the file's `settings` may not name them."""
 _REFERENCES = ("model", "draft")
-_READ = ("lora", "chat_template", "models_file")
+_READ = ("chat_template", "models_file")
 _GATEWAYS = ("ssl_certfile", "ssl_keyfile", "token_file")
 _WRITTEN = ("kv_store", "cache_dir")
 """Fields and settings that name a place; a relative one is relative to the fleet's file."""
@@ -114,7 +117,12 @@ class WorkerGroup(BaseModel):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of models that go to this group."""
+        """The names of models that go to this group: its model's, and its adapters'."""
+        adapters = (adapter.name for adapter in self._worker_settings.adapters)
+        return (*self._model_names, *adapters)
+
+    @property
+    def _model_names(self) -> tuple[str, ...]:
         return self._worker_settings.served_model_name or (self.name,)
 
     @property
@@ -148,7 +156,7 @@ class WorkerGroup(BaseModel):
 
     def arguments(self) -> list[str]:
         """The command-line flags that all workers of this group share."""
-        given = {**self.settings, "served_model_name": list(self.names)}
+        given = {**self.settings, "served_model_name": list(self._model_names)}
         if self.model is not None:
             given["model"] = self.model
         line: list[str] = []
@@ -239,15 +247,21 @@ def _make_absolute(table: dict[str, Any], folder: Path, place: str) -> None:
 
     Raises `ConfigError` if it is not.
     """
-    for name in (*_REFERENCES, *_READ, *_WRITTEN, *_GATEWAYS):
-        given = table.get(name)
-        if not isinstance(given, str):
-            continue
+
+    def absolute(given: str, name: str) -> str:
         local = Path(os.path.abspath(folder / os.path.expanduser(given)))
-        # A LoRA adapter may have its scale behind it.
-        is_there = local.exists() or Path(str(local).rpartition("=")[0] or "?").exists()
+        is_there = local.exists()
         if name in _REFERENCES and not is_there and not isinstance(parse(given), PathReference):
-            continue  # an alias, or a model on the hub
+            return given  # an alias, or a model on the hub
         if name not in _WRITTEN and not is_there and not os.path.isabs(os.path.expanduser(given)):
             raise ConfigError(f"{place}{name}: there is no file {local}")
-        table[name] = str(local)
+        return str(local)
+
+    for name in (*_REFERENCES, *_READ, *_WRITTEN, *_GATEWAYS):
+        if isinstance(given := table.get(name), str):
+            table[name] = absolute(given, name)
+    adapters = table.get("lora", [])
+    adapters = adapters.split(",") if isinstance(adapters, str) else adapters
+    if adapters and all(isinstance(each, str) for each in adapters):
+        with contextlib.suppress(ValueError):  # the settings say what is wrong with one
+            table["lora"] = [with_path(each, partial(absolute, name="lora")) for each in adapters]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -19,6 +19,7 @@ from worker.errors import InferenceFailed, VramOom
 from worker.llama import library
 from worker.llama.batch import Batch
 from worker.llama.model import Model
+from worker.wire.adapters import Applied
 from worker.wire.engine_settings import KvType
 from worker.wire.messages import DecodeOutcome
 
@@ -78,8 +79,6 @@ class Context:
     def __init__(self, model: Model, options: ContextOptions) -> None:
         self._flat = library.load()
         self.model = model
-        self.uses: list[Callable[[Context], None]] = []
-        """What is in use in every computation, and is set anew in `remake`."""
         # Native code calls this before each graph node. A Python callback would take the GIL each
         # time. libc's `strlen` on a flag byte gives the same answer: zero while the byte is NUL,
         # non-zero once it is set.
@@ -94,8 +93,6 @@ class Context:
         """
         self.close()
         self._make(options)
-        for use in self.uses:
-            use(self)
 
     def _make(self, options: ContextOptions) -> None:
         flat, model, self.options = self._flat, self.model, options
@@ -130,6 +127,7 @@ class Context:
             raise VramOom(f"llama.cpp cannot create a context: {reason}")
         self.pointer = pointer
         self._memory = flat.llama_get_memory(pointer)
+        self._applied: Applied = ()
         self._unsettled: set[int] = set()
         """Slots between which a copy waits for the next `decode`."""
         self._rows: dict[int, npt.NDArray[np.float32]] = {}
@@ -151,6 +149,22 @@ class Context:
         return int(self._flat.llama_n_ctx(self.pointer))
 
     # --- compute -----------------------------------------------------------------------
+
+    def apply(self, adapters: Applied) -> None:
+        """Compute with these of the model's adapters from now on.
+
+        NOTE: after a change, the next `decode` lays out its compute graphs anew, which takes
+        milliseconds.
+        """
+        if adapters == self._applied:
+            return
+        flat, n = self._flat, len(adapters)
+        pointers = (flat.llama_adapter_lora_p_ctypes * n)(
+            *(self.model.adapters[number] for number, _ in adapters)
+        )
+        scales = (ctypes.c_float * n)(*(scale for _, scale in adapters))
+        flat.llama_set_adapters_lora(self.pointer, pointers, n, scales)
+        self._applied = adapters
 
     def decode(self, batch: Batch) -> DecodeOutcome:
         """Compute the batch's rows; blocks until the device is done, without the GIL."""

@@ -137,12 +137,32 @@ class Model:
             raise ModelError(f"llama.cpp cannot load {path}: {_reason(lines)}", path=path)
         self.pointer = pointer
         self.vocab = flat.llama_model_get_vocab(pointer)
+        self.adapters: list[Any] = []
+        """Pointers to the adapters that are loaded; llama.cpp frees them with the model."""
 
     def close(self) -> None:
         """Free the weights. All contexts of this model must be closed before."""
         if self.pointer:
             self._flat.llama_model_free(self.pointer)
             self.pointer = None
+
+    def load_adapter(self, path: str) -> None:
+        """Load a LoRA adapter beside the weights.
+
+        NOTE: llama.cpp requires it before the context is created.
+
+        Raises:
+            ModelError: llama.cpp refuses the file.
+        """
+        with library.log.capture() as lines:
+            pointer = self._flat.llama_adapter_lora_init(self.pointer, path.encode())
+        # The residency proof reads the lines about its buffers.
+        self.load_log += tuple(lines)
+        if not pointer:
+            raise ModelError(
+                f"llama.cpp cannot load the adapter {path}: {_reason(lines)}", path=path
+            )
+        self.adapters.append(pointer)
 
     # --- properties ------------------------------------------------------------------
 

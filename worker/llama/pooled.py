@@ -11,6 +11,7 @@ from worker.errors import InferenceFailed
 from worker.llama.batch import Batch
 from worker.llama.context import Context
 from worker.llama.draw import not_a_number
+from worker.wire.adapters import Applied
 
 AS_IT_IS = -1
 """The norm of what is not scaled."""
@@ -33,12 +34,13 @@ class PooledContext:
         self.most_tokens = min(SHARED_TOKENS, context.options.n_ubatch)
         """The most tokens of all texts in one decode; a longer text is computed alone."""
 
-    def __call__(self, texts: list[list[int]]) -> list[Vector]:
+    def __call__(self, texts: list[list[int]], adapters: Applied = ()) -> list[Vector]:
         """Embeddings or ranks as they come.
 
         Raises `InferenceFailed` if the device cannot compute the texts, or computes NaN.
         """
         context, batch = self._context, self._batch
+        context.apply(adapters)
         batch.clear()
         for slot, tokens in enumerate(texts):
             batch.add(slot, 0, tokens, logits=True)

@@ -12,7 +12,8 @@ from worker.wire.messages import DecodeOutcome
 
 
 def warm_up(model: Model, context: Context) -> float:
-    """Compute a prompt and, on a GPU, one token of every slot.
+    """Compute a prompt and, on a GPU, one token of every slot. Where adapters are loaded, with all
+    of them, which is the largest graph, and with none.
 
     Returns the seconds of a prompt token in a full micro-batch on a GPU; 0 on a CPU, where they are
     not measured.
@@ -25,6 +26,15 @@ def warm_up(model: Model, context: Context) -> float:
     Raises:
         InsufficientVram: the device ran out of memory.
     """
+    everything = tuple((number, 1.0) for number in range(len(model.adapters)))
+    if everything:
+        context.apply(everything)
+        _warm_up(model, context)
+        context.apply(())
+    return _warm_up(model, context)
+
+
+def _warm_up(model: Model, context: Context) -> float:
     options = context.options
     n_per_slot = context.n_ctx if options.kv_unified else context.n_ctx // options.n_seq_max
     n_first = min(options.n_ubatch, options.n_batch, n_per_slot - 1) if options.offload else 1

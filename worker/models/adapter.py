@@ -1,4 +1,4 @@
-"""Resolves `--lora FILE[=SCALE]` to a local GGUF adapter that fits the model.
+"""Resolves the files of `--lora` to local GGUF adapters that fit the model.
 
 Runs on the API process's event loop; reading goes to a thread, a conversion to a child process.
 """
@@ -9,56 +9,44 @@ import asyncio
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from worker.errors import ConfigError, ModelError
+from worker.errors import ModelError
 from worker.models.conversion import content_key, convert_once
 from worker.models.gguf.constants import constants
 from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.servable import check_types
 from worker.models.stored import CONVERTED
-from worker.wire.engine_settings import Adapter
+from worker.wire.adapters import Adapter
 from worker.wire.messages import OnProgress, Progress
 
 FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
-def parse_adapter(text: str) -> Adapter:
-    """Parse `FILE` or `FILE=SCALE`; raises `ConfigError`."""
-    path, separator, scale = text.rpartition("=")
-    if not separator:
-        return Adapter(text, 1.0)
-    try:
-        number = float(scale)
-    except ValueError:
-        return Adapter(text, 1.0)
-    if not path or not -100 <= number <= 100:
-        raise ConfigError(f"--lora must be FILE or FILE=SCALE, not {text!r}.", field="lora")
-    return Adapter(path, number)
-
-
-async def resolve_adapter(
-    text: str | None,
+async def resolve_adapters(
+    wanted: Sequence[Adapter],
     model_path: Path,
     cache_dir: Path,
     on_progress: OnProgress = lambda progress: None,
-) -> Adapter | None:
-    """The adapter as a GGUF, or `None` without one; a PEFT adapter is converted into the cache.
+) -> tuple[Adapter, ...]:
+    """The adapters as GGUFs; one of PEFT's is converted into the cache.
 
-    Raises `ConfigError`, or `ModelError` if there is no such adapter or it does not fit the model.
+    Raises `ModelError` if there is no such adapter or it does not fit the model.
     """
-    if text is None:
-        return None
-    wanted = parse_adapter(text)
-    path = Path(os.path.expanduser(wanted.path)).absolute()
-    name = path.name
+    if not wanted:
+        return ()
     base = await asyncio.to_thread(read_header, model_path)
-    if await asyncio.to_thread(os.path.isdir, path):
-        path = await _converted(path, base, cache_dir, on_progress)
-    header = await asyncio.to_thread(read_header, path)
-    check_adapter(header, base)
-    return Adapter(str(path), wanted.scale, header.size_bytes, name)
+    found = []
+    for adapter in wanted:
+        path = Path(os.path.expanduser(adapter.path)).absolute()
+        if await asyncio.to_thread(os.path.isdir, path):
+            path = await _converted(path, base, cache_dir, on_progress)
+        header = await asyncio.to_thread(read_header, path)
+        check_adapter(header, base)
+        found.append(replace(adapter, path=str(path), size_bytes=header.size_bytes))
+    return tuple(found)
 
 
 def check_adapter(header: GgufHeader, base: GgufHeader) -> None:
@@ -72,6 +60,12 @@ def check_adapter(header: GgufHeader, base: GgufHeader) -> None:
         raise ModelError(
             f"{path!r} is no usable LoRA adapter: its alpha is {alpha}, which must be a "
             "floating-point number.",
+            path=path,
+        )
+    if keys.Adapter.ALORA_INVOCATION_TOKENS in header.metadata:
+        raise ModelError(
+            f"The adapter {path!r} begins to apply at tokens of its own (aLoRA), which is not "
+            "supported; train one that always applies.",
             path=path,
         )
     check_types(header)

@@ -7,6 +7,7 @@ set at a scrape. Nothing here waits for the engine.
 # ruff: noqa: E501 - the series are tables, one a line
 from __future__ import annotations
 
+import time
 from functools import partial
 from operator import attrgetter
 from typing import Any, Literal, get_args
@@ -67,11 +68,11 @@ _GAUGES = (
 class Metrics:
     """The worker's counters, histograms and gauges; one instance per process."""
 
-    def __init__(self, worker_id: str) -> None:
+    def __init__(self, worker_id: str, n_adapters: int = 0) -> None:
         # Otherwise each counter adds a second series that nobody reads.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self._worker_id = worker_id
+        self._worker_id, self._n_adapters = worker_id, n_adapters
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry)
@@ -105,6 +106,7 @@ class Metrics:
         self._hit_rate = gauge("vllm:gpu_prefix_cache_hit_rate", "Prompt tokens that were not computed again, of all since the start; 1 is all.")
         self._gauges = [(gauge(name, text), attrgetter(path)) for name, text, path in _GAUGES]
         self._cache = gauge("vllm:cache_config_info", "1; a block is one KV cell.", ("block_size", "num_gpu_blocks"))
+        self._adapters = gauge("vllm:lora_requests_info", "Unix time of this; LoRA adapters by name, and how many are loaded.", ("max_lora", "running_lora_adapters", "waiting_lora_adapters"))
         self._vram = gauge("worker_vram_bytes", "Bytes that the model holds on its device.", ("worker_id",))
         # fmt: on
         for outcome in get_args(Outcome):
@@ -150,4 +152,8 @@ class Metrics:
         self._hit_rate.set(self._n_hits / max(self._n_queries, 1))
         self._cache.clear()
         self._cache.labels("1", str(status.stats.kv_cells_total)).set(1)
+        if self._n_adapters:
+            names = (",".join(each) for each in (status.running_adapters, status.waiting_adapters))
+            self._adapters.clear()
+            self._adapters.labels(str(self._n_adapters), *names).set(time.time())
         return generate_latest(self.registry)

@@ -14,6 +14,7 @@ from worker.errors import DuplicateJob, QueueFull
 from worker.settings import Settings
 from worker.supervisor.job import Job, Stage, StreamEvent
 from worker.wire.messages import Answered, Failed, Finished
+from worker.wire.work import Embed, InferenceRequest, Rank
 
 _ENDED_NAMES_KEPT = 65536
 _PACE_SAMPLES = 64
@@ -49,6 +50,12 @@ class JobTable:
     @property
     def queued_prompt_tokens(self) -> int:
         return sum(job.prompt_tokens for job in self.by_id.values() if not job.has_slot)
+
+    def adapters(self, *, with_slot: bool) -> set[int]:
+        """The numbers of the LoRA adapters of jobs with or without a slot."""
+        works = (job.work for job in self.by_id.values() if job.has_slot == with_slot)
+        asking = (work for work in works if isinstance(work, InferenceRequest | Embed | Rank))
+        return {number for work in asking for number, _ in work.adapters}
 
     def stalled_seconds(self, intake_at: float, step_at: float) -> float:
         """How long the engine has owed a job its acceptance or a step; 0 if it owes none.

@@ -66,6 +66,10 @@ class WorkerStatus:
     """Of the engine that serves; all 0 without one."""
     crashes: tuple[Crash, ...]
     """The engine's last crashes, newest last."""
+    running_adapters: tuple[str, ...] = ()
+    """Names of the LoRA adapters of requests that hold a slot."""
+    waiting_adapters: tuple[str, ...] = ()
+    """Of those that only queued requests have."""
 
     @property
     def is_ready(self) -> bool:

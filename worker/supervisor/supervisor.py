@@ -121,7 +121,13 @@ class Supervisor:
             info=info,
             stats=self._stats,
             crashes=self._guardian.crashes.latest,
+            running_adapters=self._names(running := self._jobs.adapters(with_slot=True)),
+            waiting_adapters=self._names(self._jobs.adapters(with_slot=False) - running),
         )
+
+    def _names(self, adapters: set[int]) -> tuple[str, ...]:
+        loaded = self._settings.adapters
+        return tuple(loaded[number].name for number in sorted(adapters))
 
     def activities(self, most_waiting: int) -> list[Activity]:
         """What is done with each client's request that has a slot, and with so many others."""

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from worker.wire.adapters import Adapter
 from worker.wire.backends import BackendName
-from worker.wire.engine_settings import Adapter
 
 _HOST_TYPE = re.compile(r"CPU(_\w+)?$|AMX$|\w+_Host$")
 BufferKind = Literal["weights", "kv", "compute", "output", "recurrent"]
@@ -101,7 +101,7 @@ class ModelInfo:
     """`mean`, `cls`, `last` or `rank` for a model that pools; `None` for one that generates."""
     metadata: Mapping[str, Any]
     """GGUF metadata; arrays are summarised as `[n items]`."""
-    adapter: Adapter | None = None
+    adapters: tuple[Adapter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,14 +128,3 @@ class EngineSettings:
     def maps_file(self) -> bool:
         """Whether the model file is mapped instead of read."""
         return self.mmap if self.mmap is not None else not self.on_gpu
-
-
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """A LoRA adapter that is applied to the model's weights in every computation."""
-
-    path: str
-    scale: float
-    size_bytes: int = 0
-    name: str = ""
-    """The name of the user's file or folder."""

@@ -14,8 +14,9 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from worker.errors import WorkerError
+from worker.wire.adapters import Adapter
 from worker.wire.engine_info import EngineInfo
-from worker.wire.engine_settings import Adapter, EngineSettings
+from worker.wire.engine_settings import EngineSettings
 from worker.wire.work import Answer, Work
 
 Count = Annotated[int, Meta(ge=0)]
@@ -61,7 +62,7 @@ class LoadModel(Message, frozen=True):
     worker_id: str
     log_level: str = "info"
     log_format: Literal["auto", "json", "console"] = "json"
-    adapter: Adapter | None = None
+    adapters: tuple[Adapter, ...] = ()
     header: bytes | None = None
     """The model's `GgufHeader`, packed, if the API process has it: a large one takes 0.1 s to
     read."""

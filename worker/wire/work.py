@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from worker.wire.adapters import Applied, Scope
 from worker.wire.sampling import Sampling
 
 MEDIA_MARKER = "<__media__>"
@@ -84,6 +85,7 @@ class InferenceRequest(Struct, frozen=True, tag=True):
     reports_progress: bool = False
     """Whether the last step of the prompt, too, is followed by a `PromptProgress`."""
     cache_salt: str | None = None
+    adapters: Applied = ()
     deterministic: bool = False
     produced: tuple[int, ...] = ()
     """Tokens that an earlier engine sent; the answer continues after them."""
@@ -91,6 +93,11 @@ class InferenceRequest(Struct, frozen=True, tag=True):
     """The state of its sampler after these."""
     deadline: float | None = None
     """A time of `time.monotonic()` in seconds, which is the same in both processes."""
+
+    @property
+    def scope(self) -> Scope:
+        """Whose cells it may go on from."""
+        return Scope(self.cache_salt, self.adapters)
 
 
 class Tokenize(Struct, frozen=True, tag=True):
@@ -140,6 +147,7 @@ class Embed(Struct, frozen=True, tag=True):
     norm: int = 2
     """What a vector is divided by: its p-norm of this p; 0 makes its largest number 32,760 and -1
     leaves it as it is."""
+    adapters: Applied = ()
 
 
 class Rank(Struct, frozen=True, tag=True):
@@ -148,6 +156,7 @@ class Rank(Struct, frozen=True, tag=True):
 
     query: str
     documents: tuple[str, ...]
+    adapters: Applied = ()
 
 
 class ProveResidency(Struct, frozen=True, tag=True):

@@ -312,7 +312,13 @@ def test_bench_measures_a_worker_of_its_own(warm_cache: Path) -> None:
 
 def test_bench_serves_what_the_settings_say_and_joins_no_pool() -> None:
     """Each setting reaches the measured worker, or is one of the server's and the pool's."""
-    given = {"lora": "a.gguf", "draft": "b.gguf", "chat_template": "c.jinja", "kv_cells": 4096}
+    given = {
+        "lora": "a.gguf,b=b.gguf:2",
+        "samplers": "top_k;min_p",
+        "draft": "b.gguf",
+        "chat_template": "c.jinja",
+        "kv_cells": 4096,
+    }
     settings = Settings.load("cpu", {**given, "callback_url": NOBODY, "port": 9000})
     environment = served._environment(settings, 16)
     for name, value in given.items():

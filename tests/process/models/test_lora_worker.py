@@ -1,40 +1,233 @@
-"""`--lora` on the real process: another text, named in /info; what is no adapter is refused."""
+"""`--lora` on the real process: each request is computed with the adapters that it asks for, beside
+others; what is no adapter is refused."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import StartWorker
-from tests.support.worker import run_to_exit, shown
-from worker.models.adapter import resolve_adapter
+from tests.support import sse
+from tests.support.bundled import bundled_gguf
+from tests.support.random_adapters import random_adapters
+from tests.support.worker import WorkerProcess, run_to_exit, shown
+from tools.survival import EXACT, FIELDS, ROUNDING, Alone, alone, prompt
+from worker.models.adapter import resolve_adapters
 from worker.models.resolve import resolve
+from worker.wire.adapters import parse_adapter
 
 ADAPTER = Path(__file__).parents[2] / "data/adapter"
-PROMPT = "Once upon a time"
+STORY = "Once upon a time"
+N_TOKENS = 32
+ASKED: list[list[dict[str, Any]]] = [
+    [],
+    [{"id": 0, "scale": 1.0}],
+    [{"id": "blue", "scale": 1.0}],
+    [{"id": "red", "scale": 0.5}, {"id": 1, "scale": -0.5}],
+]
 
 
-def text(start_worker: StartWorker, *flags: str) -> tuple[str, dict[str, object] | None, int]:
-    """A greedy text, what /info says of the adapter, and the bytes planned for weights."""
+def two_adapters() -> list[str]:
+    red, blue = random_adapters(bundled_gguf("f32"))
+    return ["--model", str(bundled_gguf("f32")), "--lora", f"red={red}", "--lora", f"blue={blue}"]
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory, warm_cache: Path) -> Iterator[WorkerProcess]:
+    flags = ("--slots", "16", "--crash-limit", "1000", *EXACT, *two_adapters())
+    started = WorkerProcess.start(
+        *flags, folder=tmp_path_factory.mktemp("worker"), cache_dir=warm_cache
+    )
+    yield started
+    assert started.stop() == 0
+
+
+def completion(worker: WorkerProcess, text: str, **fields: Any) -> dict[str, Any]:
+    body = {"prompt": text, "temperature": 0, "max_tokens": N_TOKENS} | fields
+    answer = worker.post("/v1/completions", body)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def said(worker: WorkerProcess, text: str, **fields: Any) -> str:
+    return str(completion(worker, text, **fields)["choices"][0]["text"])
+
+
+def test_two_adapters_and_none_in_16_streams_are_each_as_alone(worker: WorkerProcess) -> None:
+    cases = [(prompt(name), lora) for name in ("Ada", "Bo", "Cy", "Di") for lora in ASKED]
+    expected = [alone(worker, text, N_TOKENS, lora=lora) for text, lora in cases]
+    assert len({tuple(each.ids) for each in expected}) > 8, "the adapters change what is said"
+
+    def stream(case: tuple[str, list[dict[str, Any]]]) -> list[int]:
+        text, lora = case
+        return worker.execute(text, **FIELDS | {"max_tokens": N_TOKENS, "lora": lora}).ids
+
+    with ThreadPoolExecutor(len(cases)) as pool:
+        streams = list(pool.map(stream, cases))
+    for ids, whole in zip(streams, expected, strict=True):
+        assert_same(ids, whole)
+
+
+def assert_same(ids: list[int], whole: Alone) -> None:
+    """Equal but for what rounding decides."""
+    assert len(ids) == len(whole.ids)
+    first = whole.parting(ids)
+    assert first is None or whole.margins[first] < ROUNDING
+
+
+def test_a_stream_keeps_its_adapters_when_the_engine_dies(worker: WorkerProcess) -> None:
+    text, lora = prompt("Eve"), ASKED[3]
+    whole = alone(worker, text, N_TOKENS, lora=lora)
+    fields = FIELDS | {"max_tokens": N_TOKENS, "lora": lora}
+    with worker.streaming(text, **fields) as response:
+        chunks = []
+        for chunk in response.iter_raw():
+            chunks.append(chunk)
+            if len(chunks) == 4:
+                os.kill(worker.engine_pid, signal.SIGKILL)
+    stream = sse.collect(chunks)
+    assert_same(stream.ids, whole)
+    assert stream.events[-1].get("engine_restarts") == 1
+    worker.wait_ready()
+
+
+def test_an_adapter_is_a_model_of_every_dialect(worker: WorkerProcess) -> None:
+    texts = {name: said(worker, STORY, model=name) for name in ("tiny-f32", "red", "blue")}
+    assert len(set(texts.values())) == 3
+    assert said(worker, STORY) == texts["tiny-f32"]
+    assert said(worker, STORY, model="red", lora=[]) == texts["tiny-f32"], "its own list counts"
+    assert completion(worker, STORY, model="red")["model"] == "red"
+    listed = {each["id"]: each["parent"] for each in worker.get("/v1/models").json()["data"]}
+    assert listed == {"tiny-f32": None, "red": "tiny-f32", "blue": "tiny-f32"}
+    assert worker.get("/v1/models/blue").json()["root"] == "blue"
+    tags = worker.get("/api/tags").json()["models"]
+    assert [each["name"] for each in tags] == ["tiny-f32:latest", "red:latest", "blue:latest"]
+    assert tags[1]["details"]["parent_model"] == "tiny-f32:latest"
+
+    fields = {"prompt": STORY, "raw": True, "stream": False}
+    options = {"temperature": 0, "num_predict": N_TOKENS}
+    for name, model in (("red", "red:latest"), ("blue", "blue")):
+        body = fields | {"model": model, "options": options}
+        answer = worker.post("/api/generate", body).json()
+        assert (answer["response"], answer["model"]) == (texts[name], f"{name}:latest")
+    body = {"prompt": STORY, "temperature": 0, "n_predict": N_TOKENS, "lora": ASKED[2]}
+    answer = worker.post("/completion", body).json()
+    assert answer["content"] == texts["blue"]
+    assert answer["generation_settings"]["lora"] == [{"id": 1, "scale": 1.0}]
+
+    chat = {"messages": [{"role": "user", "content": "Who?"}], "temperature": 0, "max_tokens": 8}
+    answers = {}
+    for name in texts:
+        openai = worker.post("/v1/chat/completions", chat | {"model": name}).json()
+        anthropic = worker.post("/v1/messages", chat | {"model": name}).json()
+        told = {"input": "Who?", "temperature": 0, "max_output_tokens": 8, "model": name}
+        responses = worker.post("/v1/responses", told).json()
+        ollama = {"options": {"temperature": 0, "num_predict": 8}, "stream": False, "model": name}
+        of_ollama = worker.post("/api/chat", {"messages": chat["messages"]} | ollama).json()
+        assert openai["model"] == anthropic["model"] == responses["model"] == name
+        answers[name] = openai["choices"][0]["message"]["content"]
+        assert anthropic["content"][0]["text"] == answers[name]
+        assert responses["output"][-1]["content"][0]["text"] == answers[name]
+        assert of_ollama["message"]["content"] == answers[name]
+    assert len(set(answers.values())) == 3
+
+
+def test_cells_of_other_adapters_are_not_reused(worker: WorkerProcess) -> None:
+    text = prompt("Fay") + " walk and to sing and to read all the books that there are in the town."
+    cached = {}
+    for number, lora in enumerate([*ASKED, [{"id": 0, "scale": 0.25}], *ASKED]):
+        usage = completion(worker, text, lora=lora)["usage"]
+        cached[number] = usage["prompt_tokens_details"]["cached_tokens"]
+    assert [cached[n] for n in range(5)] == [0] * 5
+    assert all(cached[n] > 32 for n in range(5, 9))
+
+
+def test_scales_of_requests_that_name_no_adapter(worker: WorkerProcess) -> None:
+    """llama-server's paths: what is listed is on, and all else is off."""
+    plain, red = said(worker, STORY), said(worker, STORY, model="red")
+    assert said(worker, STORY, lora=[{"id": 0, "scale": 0}]) == plain
+    assert said(worker, STORY, lora=[{"id": 0, "scale": 1e-60}]) == plain, "no float32 holds it"
+    before = worker.get("/lora-adapters").json()
+    assert [(each["id"], each["name"], each["scale"]) for each in before] == [
+        (0, "red", 0.0),
+        (1, "blue", 0.0),
+    ]
+    assert all("/" not in each["path"] for each in before)
+    assert worker.post("/lora-adapters", [{"id": 0, "scale": 1.0}]).json() == {"success": True}
+    assert [each["scale"] for each in worker.get("/lora-adapters").json()] == [1.0, 0.0]
+    assert said(worker, STORY) == red and said(worker, STORY, lora=[]) == plain
+    assert worker.post("/lora-adapters", []).json() == {"success": True}
+    assert said(worker, STORY) == plain
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "field", "words"),
+    [
+        ("/v1/completions", {"model": "green"}, 404, "model", "'tiny-f32' or 'red' or 'blue'"),
+        ("/v1/completions", {"lora": [{"id": 2, "scale": 1}]}, 400, "lora[0].id", "1 ('blue')"),
+        ("/v1/completions", {"lora": [{"id": "x", "scale": 1}]}, 400, "lora[0].id", "0 ('red')"),
+        ("/v1/completions", {"lora": [{"id": 0}]}, 400, "lora[0].scale", "required"),
+        ("/v1/completions", {"lora": [{"id": 0, "scale": 1e9}]}, 400, "lora[0].scale", "-100 to"),
+        ("/execute", {"job_id": "j", "lora": [{"id": 0, "scale": 1, "x": 1}]}, 400, "lora", "x"),
+        ("/lora-adapters", {"lora": [{"id": -1, "scale": 1}]}, 400, "lora[0].id", "must be"),
+    ],
+)
+def test_what_is_wrong_with_an_adapter_is_told(
+    worker: WorkerProcess, path: str, body: dict[str, Any], status: int, field: str, words: str
+) -> None:
+    answer = worker.post(path, {"prompt": STORY} | body)
+    assert answer.status_code == status
+    assert field in answer.text and words in answer.text.replace("\\u0027", "'")
+
+
+def test_routers_read_which_adapters_are_at_work(worker: WorkerProcess) -> None:
+    def at_work() -> list[str]:
+        series = next(
+            family
+            for family in text_string_to_metric_families(worker.get("/metrics").text)
+            if family.name == "vllm:lora_requests_info"
+        )
+        (sample,) = series.samples
+        labels = dict(sample.labels)
+        assert labels.pop("max_lora") == "2" and abs(time.time() - sample.value) < 60
+        return [labels["running_lora_adapters"], labels["waiting_lora_adapters"]]
+
+    assert at_work() == ["", ""]
+    lora = [{"id": 0, "scale": 1.0}]
+    with worker.streaming(STORY, max_tokens=400, ignore_eos=True, lora=lora) as response:
+        next(response.iter_raw())
+        assert at_work() == ["red", ""]
+    worker.wait_idle()
+    assert at_work() == ["", ""]
+
+
+def text(start_worker: StartWorker, *flags: str) -> tuple[str, list[dict[str, object]], int]:
+    """A greedy text, what /info says of the adapters, and the bytes planned for weights."""
     worker = start_worker(*flags, wait_ready=True)
     info = worker.get("/info").json()
-    said = worker.execute(PROMPT, max_tokens=24, temperature=0.0)
+    stream = worker.execute(STORY, max_tokens=24, temperature=0.0)
     assert worker.stop() == 0
-    return said.text, info["model"]["adapter"], info["engine"]["plan"]["weights"]
+    return stream.text, info["model"]["adapters"], info["engine"]["plan"]["weights"]
 
 
-def test_an_adapter_changes_the_text_and_is_named(
-    start_worker: StartWorker, warm_cache: Path
-) -> None:
+def test_an_adapter_without_a_name_is_for_all(start_worker: StartWorker, warm_cache: Path) -> None:
     """A folder of PEFT's is converted for the model that is served; at scale 0 nothing changes."""
-    plain, no_adapter, weights = text(start_worker)
-    assert no_adapter is None
-    adapted, adapter, more_weights = text(start_worker, "--lora", str(ADAPTER))
+    plain, no_adapters, weights = text(start_worker)
+    assert no_adapters == []
+    adapted, [adapter], more_weights = text(start_worker, "--lora", str(ADAPTER))
     assert adapted != plain
-    assert adapter is not None and (adapter["name"], adapter["scale"]) == ("adapter", 1.0)
+    assert (adapter["name"], adapter["scale"], adapter["is_default"]) == ("adapter", 1.0, True)
     assert "path" not in adapter
     size = adapter["size_bytes"]
     assert isinstance(size, int) and more_weights == weights + size
@@ -43,9 +236,8 @@ def test_an_adapter_changes_the_text_and_is_named(
     assert report["plan"]["parts"]["weights"] == more_weights
     assert ("adapter", "ok") in [(check["name"], check["status"]) for check in report["checks"]]
     (converted,) = warm_cache.glob("converted/*/adapter.gguf")
-    off, adapter, _ = text(start_worker, "--lora", f"{converted}=0")
-    assert off == plain
-    assert adapter is not None and adapter["scale"] == 0.0
+    off, [adapter], _ = text(start_worker, "--lora", f"{converted}=0")
+    assert off == plain and adapter["scale"] == 0.0
 
 
 def test_the_doctor_tells_an_adapter_that_a_start_would_refuse(warm_cache: Path) -> None:
@@ -55,22 +247,34 @@ def test_the_doctor_tells_an_adapter_that_a_start_would_refuse(warm_cache: Path)
 
 
 @pytest.mark.parametrize(
-    ("value", "code", "words"),
+    ("values", "code", "words"),
     [
-        ("nowhere.gguf", 3, "does not exist"),
-        ("x.gguf=1e9", 2, "FILE=SCALE"),
-        ("empty", 3, "no adapter_config.json"),
-        ("broken", 3, "lora_alpha above 0"),
+        (["nowhere.gguf"], 3, "does not exist"),
+        (["n=nowhere.gguf:0.5"], 3, "does not exist"),
+        (["x.gguf=1e9"], 2, "[NAME=]FILE[:SCALE]"),
+        (["n=a.gguf", "n=b.gguf"], 2, "'n' is there twice"),
+        (["empty"], 3, "no adapter_config.json"),
+        (["broken"], 3, "lora_alpha above 0"),
+        (["saves"], 3, "whole modules"),
     ],
 )
 def test_what_is_no_adapter_ends_with_a_sentence(
-    tmp_path: Path, warm_cache: Path, value: str, code: int, words: str
+    tmp_path: Path, warm_cache: Path, values: list[str], code: int, words: str
 ) -> None:
     (tmp_path / "empty").mkdir()
     shutil.copytree(ADAPTER, tmp_path / "broken")
     (tmp_path / "broken/adapter_config.json").write_text('{"peft_type": "LORA"}')
-    lora = str(tmp_path / value)
-    ended = run_to_exit("--port", "0", "--lora", lora, cache_dir=warm_cache)
+    shutil.copytree(ADAPTER, tmp_path / "saves")
+    settings = tmp_path / "saves/adapter_config.json"
+    whole = '"modules_to_save": ["lm_head"]'
+    settings.write_text(settings.read_text().replace('"modules_to_save": null', whole))
+    flags = [
+        flag
+        for value in values
+        for name, _, file in [value.rpartition("=")]
+        for flag in ("--lora", f"{name}={tmp_path / file}" if name == "n" else tmp_path / value)
+    ]
+    ended = run_to_exit("--port", "0", *map(str, flags), cache_dir=warm_cache)
     assert ended.code == code
     assert words in ended.sentence
     assert "Traceback" not in ended.stderr
@@ -84,13 +288,14 @@ def test_a_folder_is_converted_once_and_again_when_its_file_is_damaged(
     async def resolved() -> tuple[set[str], set[str]]:
         base = (await resolve(None, cache_dir=warm_cache)).gguf_path
         phases: set[str] = set()
+        wanted = [parse_adapter(str(ADAPTER))]
         found = await asyncio.gather(
             *(
-                resolve_adapter(str(ADAPTER), base, tmp_path, lambda told: phases.add(told.phase))
+                resolve_adapters(wanted, base, tmp_path, lambda told: phases.add(told.phase))
                 for _ in range(2)
             )
         )
-        return {each.path for each in found if each is not None}, phases
+        return {adapter.path for adapters in found for adapter in adapters}, phases
 
     (path,), phases = asyncio.run(resolved())
     assert "waiting for another worker's conversion" in phases

@@ -16,15 +16,14 @@ from tests.unit.convert.test_failures import edit
 from tests.unit.convert.test_parity import checkpoint
 from worker.commands import convert as cli
 from worker.convert.adapter import convert_adapter
-from worker.errors import ConfigError, ModelError
-from worker.llama.adapter import LoraAdapter
+from worker.errors import ModelError
 from worker.llama.batch import Batch
 from worker.llama.context import Context, ContextOptions
 from worker.llama.model import LoadOptions, Model
-from worker.models.adapter import check_adapter, parse_adapter
+from worker.models.adapter import check_adapter
 from worker.models.gguf.header import read_header
 from worker.models.resolve import bundled_folder
-from worker.wire.engine_settings import Adapter
+from worker.wire.adapters import Adapter, applied, parse_adapter
 
 ADAPTER = Path(__file__).parents[2] / "data/adapter"
 EXPECTED: dict[str, list[Any]] = json.loads((ADAPTER / "expected.json").read_text())
@@ -46,13 +45,13 @@ def copy(tmp_path: Path) -> Path:
 
 def adapted_logits(gguf: Path, adapter: Path, scale: float, tokens: Sequence[int]) -> Any:
     model = Model(str(gguf), LoadOptions(extra_buffer_types=False))
-    loaded = LoraAdapter(model, str(adapter), scale)
+    model.load_adapter(str(adapter))
     n = len(tokens)
     options = ContextOptions(
         n_ctx=64, n_batch=n, n_ubatch=n, kv_types=("f32", "f32"), flash_attention="off"
     )
     context, batch = Context(model, options), Batch(n)
-    loaded.use_in(context)
+    context.apply(applied({0: scale}))
     batch.add(0, 0, list(tokens), logits=True)
     assert context.decode(batch) == "ok"
     found = context.logits(n - 1).copy()
@@ -176,9 +175,12 @@ def test_names_go_by_the_familys_table(
 
 
 def test_what_the_flag_means() -> None:
-    assert parse_adapter("a.gguf") == Adapter("a.gguf", 1.0)
-    assert parse_adapter("a.gguf=0.5") == Adapter("a.gguf", 0.5)
-    assert parse_adapter("x=y/a.gguf") == Adapter("x=y/a.gguf", 1.0)
-    for wrong in ("=1", "a.gguf=nan", "a.gguf=1e9"):
-        with pytest.raises(ConfigError, match="FILE=SCALE"):
+    assert parse_adapter("a.gguf") == Adapter("a", "a.gguf", 1.0, is_default=True)
+    assert parse_adapter("x/a.gguf=0.5") == Adapter("a", "x/a.gguf", 0.5, is_default=True)
+    assert parse_adapter("x/a/:0") == Adapter("a", "x/a/", 0.0, is_default=True)
+    assert parse_adapter("./x=y/a.gguf") == Adapter("a", "./x=y/a.gguf", is_default=True)
+    assert parse_adapter("sql=x/a.gguf") == Adapter("sql", "x/a.gguf")
+    assert parse_adapter("sql=x=y:z.gguf:-2") == Adapter("sql", "x=y:z.gguf", -2.0)
+    for wrong in ("=1", "", "a=", "=a", "a.gguf=nan", "n=a.gguf:1e9"):
+        with pytest.raises(ValueError, match="NAME=.FILE"):
             parse_adapter(wrong)

@@ -19,6 +19,7 @@ from worker.engine.cache.moves import Copy, Restore, Save, Snapshot, State, Trun
 from worker.engine.cache.slots import Slot, share
 from worker.engine.limits import Limits
 from worker.engine.sequence import Awaited, Sequence
+from worker.wire.adapters import Scope
 from worker.wire.sampling import Sampling
 from worker.wire.work import InferenceRequest
 
@@ -81,7 +82,7 @@ def run_in(cache: Cache, index: int, tokens: list[int], n_computed: int | None =
 
 
 def state_of(tokens: list[int], n_bytes: int = 100, **more: Any) -> State:
-    return State(tokens, None, n_bytes, memoryview(bytes(1)), **more)
+    return State(tokens, Scope(), n_bytes, memoryview(bytes(1)), **more)
 
 
 def some(n: int, first: int = 0) -> list[int]:
@@ -436,14 +437,15 @@ def test_a_stream_that_moves_pushes_out_what_its_new_slot_keeps(
     first, last = run_in(cache, 0, some(40)), run_in(cache, 2, some(40, 100))
     for stream in (first, last):
         stream.n_most = 1000
-    first.n_prompt, cache.slots[0].salt = 30, "tenant"
+    first.n_prompt, cache.slots[0].scope = 30, Scope("tenant")
     put(cache, 1, some(40, 200))
     assert cache.close_hole(1.0)
     state = next(iter(cache.memory.states), None)
     saved = [Save(1, state)] if state is not None else []
     assert cache.moves == [*saved, Truncate(1, 0), Copy(0, 1, 40), Truncate(0, 0)]
     assert bool(saved) == saves
-    assert first.slot == 1 and cache.slots[1].owner is first and cache.slots[1].salt == "tenant"
+    assert first.slot == 1 and cache.slots[1].owner is first
+    assert cache.slots[1].scope == Scope("tenant")
     assert cache.slots[1].last_used == cache.now
     # The copy is made with the next batch: until then, nobody writes where it reads from, or reads
     # where it writes to.
@@ -622,7 +624,7 @@ def test_what_is_saved(
     cache = cache_of(memory_bytes=memory_bytes)
     cache.prices.per_byte = per_byte
     slot = put(cache, 0, some(n_tokens), last_used=7)
-    slot.snapshots, slot.is_new, slot.salt = [Snapshot(9, b"")], True, "one"
+    slot.snapshots, slot.is_new, slot.scope = [Snapshot(9, b"")], True, Scope("one")
     locked = state_of(some(9, 500), n_locked, n_locks=1)
     if n_locked:
         cache.memory.states.append(locked)
@@ -635,7 +637,7 @@ def test_what_is_saved(
     assert cache.moves == ([Save(0, state)] if state is not None else [])
     if state is not None:
         assert (state.tokens, state.n_bytes, state.last_used) == (slot.kept, 2 * n_tokens, 7)
-        assert (state.n_locks, state.is_new, state.salt) == (awaited, True, "one")
+        assert (state.n_locks, state.is_new, state.scope) == (awaited, True, Scope("one"))
         assert state.snapshots == slot.snapshots and state.snapshots is not slot.snapshots
         assert state in cache.memory.states
 
@@ -851,7 +853,7 @@ def test_the_least_recently_used_gives_way_until_the_rest_fits(
         else:
             locks = int(what == "locked")
             memory.states.append(
-                State([last_used], None, n_bytes, last_used=last_used, n_locks=locks)
+                State([last_used], Scope(), n_bytes, last_used=last_used, n_locks=locks)
             )
     memory.fit()
     n_bytes, gone = sum(n for _, n, _ in things), set()
@@ -869,7 +871,7 @@ def test_the_least_recently_used_gives_way_until_the_rest_fits(
 @given(
     st.lists(st.integers(0, 2), max_size=4),
     st.lists(st.integers(0, 2), max_size=4),
-    st.sampled_from([None, "one"]),
+    st.sampled_from([Scope(), Scope("one", ((0, 1.0),)), Scope("one", ((0, 0.5),)), Scope("one")]),
     st.booleans(),
     st.booleans(),
     st.lists(st.integers(1, 4), max_size=2),
@@ -877,25 +879,26 @@ def test_the_least_recently_used_gives_way_until_the_rest_fits(
 def test_a_state_replaces_those_that_it_makes_superfluous(
     new: list[int],
     old: list[int],
-    salt: str | None,
+    scope: Scope,
     locked: bool,
     anywhere: bool,
     cuts: list[int],
 ) -> None:
     memory = Memory(1000, [])
-    before = State(old, "one", 10, n_locks=int(locked))
+    one = Scope("one", ((0, 1.0),))
+    before = State(old, one, 10, n_locks=int(locked))
     memory.states = [before]
-    state = State(new, salt, 10, snapshots=[Snapshot(length, b"") for length in cuts])
+    state = State(new, scope, 10, snapshots=[Snapshot(length, b"") for length in cuts])
     assert memory.keep(state, cuts_anywhere=anywhere)
     reachable = anywhere or len(old) in {len(new), *cuts}
-    superfluous = new[: len(old)] == old and reachable and salt == "one" and not locked
+    superfluous = new[: len(old)] == old and reachable and scope == one and not locked
     assert (before in memory.states) == (not superfluous)
-    found = memory.find(new, salt, len(new))
+    found = memory.find(new, scope, len(new))
     assert state in found
     for asked in (new + [9], [9, *new]):
-        held = before in memory.states and salt == "one" and old[: len(asked)] == asked
+        held = before in memory.states and scope == one and old[: len(asked)] == asked
         expected = [before] if held else []
-        assert memory.find(asked, salt, len(asked)) == expected
+        assert memory.find(asked, scope, len(asked)) == expected
     memory.drop(state)
     memory.drop(state)
     assert state not in memory.states

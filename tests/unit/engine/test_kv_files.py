@@ -14,19 +14,31 @@ from worker.engine.cache.disk import Disk
 from worker.engine.cache.disk_file import Damaged, Prefix, read, read_entry, write
 from worker.engine.cache.moves import Snapshot
 from worker.errors import ConfigError
+from worker.wire.adapters import Applied, Scope
 
 KEY = b"k" * 32
 PREFIX = Prefix(array("i", range(40)), memoryview(b"state" * 20), (Snapshot(33, b"window"),))
 
 
-def opened(folder: Path, limit_bytes: int = 1 << 20, binding: str = "b" * 64) -> Disk:
-    return Disk(folder, limit_bytes, cuts_anywhere=True, bind=lambda _: binding)
+def opened(
+    folder: Path,
+    limit_bytes: int = 1 << 20,
+    binding: str = "b" * 64,
+    adapters: tuple[str, ...] = (),
+) -> Disk:
+    return Disk(
+        folder,
+        limit_bytes,
+        cuts_anywhere=True,
+        bind=lambda _: binding,
+        hash_adapters=lambda _: adapters,
+    )
 
 
-def stored(store: Disk, prefix: Prefix, salt: str | None = None) -> None:
+def stored(store: Disk, prefix: Prefix, salt: str | None = None, adapters: Applied = ()) -> None:
     """Write a prefix, and wait for that."""
     written: list[bool] = []
-    store.write(prefix, salt, lambda: written.append(True))
+    store.write(prefix, Scope(salt, adapters), lambda: written.append(True))
     until(lambda: bool(written))
 
 
@@ -101,11 +113,11 @@ def test_the_longest_prefix_of_the_same_tenant_is_found(tmp_path: Path) -> None:
     stored(store, Prefix(array("i", range(40)), memoryview(b"a")), "tenant")
     stored(store, Prefix(array("i", [*range(20), 7, 8]), memoryview(b"b")), "tenant")
     for again in (store, opened(tmp_path)):
-        found = again.longest([*range(30), 99], "tenant")
+        found = again.longest([*range(30), 99], Scope("tenant"))
         assert found is not None and found[1] == 30 and len(found[0].tokens) == 40
-        assert again.longest(range(30), None) is None
-        assert again.longest(range(30), "other") is None
-        assert again.has(range(40), "tenant") and not again.has(range(41), "tenant")
+        assert again.longest(range(30), Scope()) is None
+        assert again.longest(range(30), Scope("other")) is None
+        assert again.has(range(40), Scope("tenant")) and not again.has(range(41), Scope("tenant"))
     assert b"tenant" not in b"".join(path.read_bytes() for path in files(tmp_path))
 
 
@@ -117,15 +129,25 @@ def test_a_longer_prefix_takes_the_place_of_its_beginning(tmp_path: Path) -> Non
     assert store.counts.evicted == 0
 
 
+def test_a_prefix_is_of_its_adapters_wherever_another_worker_has_them(tmp_path: Path) -> None:
+    store = opened(tmp_path, adapters=("hash of a", "hash of b"))
+    stored(store, PREFIX, adapters=((1, 0.5),))
+    other = opened(tmp_path, adapters=("hash of b",))
+    assert other.has(PREFIX.tokens, Scope(None, ((0, 0.5),)))
+    for scope in (Scope(), Scope("a", ((0, 0.5),)), Scope(None, ((0, 1.0),))):
+        assert not other.has(PREFIX.tokens, scope)
+    assert not store.has(PREFIX.tokens, Scope(None, ((0, 0.5),)))
+
+
 def test_the_longest_unused_gives_way(tmp_path: Path) -> None:
     store = opened(tmp_path, limit_bytes=3500)
     for first in range(3):
         tokens = array("i", range(first, first + 10))
         stored(store, Prefix(tokens, memoryview(bytes(1000))))
-        found = store.longest(tokens, None)
+        found = store.longest(tokens, Scope())
         assert found is not None
         os.utime(found[0].path, (first, first))
-    used = store.longest(range(10), None)
+    used = store.longest(range(10), Scope())
     assert used is not None
     got: list[Prefix | None] = []
     store.read(used[0], got.append)
@@ -133,19 +155,19 @@ def test_the_longest_unused_gives_way(tmp_path: Path) -> None:
     stored(store, Prefix(array("i", range(9, 19)), memoryview(bytes(1000))))
     assert sum(path.stat().st_size for path in files(tmp_path)) <= 3500
     assert used[0].path in files(tmp_path)
-    assert store.longest(range(1, 11), None) is None, "the second was the longest unused"
+    assert store.longest(range(1, 11), Scope()) is None, "the second was the longest unused"
     assert 1000 < store.counts.evicted < 1200
 
 
 def test_another_models_files_are_neither_used_nor_removed(tmp_path: Path) -> None:
     stored(opened(tmp_path), PREFIX)
     other = opened(tmp_path, binding="c" * 64)
-    assert other.longest(PREFIX.tokens, None) is None
+    assert other.longest(PREFIX.tokens, Scope()) is None
     assert len(files(tmp_path)) == 1
     # Not even under a name of its own.
     files(tmp_path)[0].rename(tmp_path / f"{'c' * 16}-1.kv")
     other = opened(tmp_path, binding="c" * 64)
-    found = other.longest(PREFIX.tokens, None)
+    found = other.longest(PREFIX.tokens, Scope())
     assert found is not None
     got: list[Prefix | None] = []
     other.read(found[0], got.append)
@@ -159,7 +181,7 @@ def test_a_damaged_file_is_told_of_and_removed(
     stored(opened(tmp_path), PREFIX)
     path = files(tmp_path)[0]
     path.write_bytes(b"LLORCHKV but nothing else that is right" * 3)
-    assert opened(tmp_path).longest(PREFIX.tokens, None) is None
+    assert opened(tmp_path).longest(PREFIX.tokens, Scope()) is None
     told = capsys.readouterr()
     assert "kv_store.ignored" in told.out + told.err and path.name in told.out + told.err
     assert files(tmp_path) == []

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.byte_backend import ByteBackend, expected_answer, make_sequence
+from tests.support.byte_backend import ByteBackend, expected_answer, make_sequence, under
 from tests.support.frames import by_request
 from worker.engine.cache.disk import Disk
 from worker.engine.cache.moves import Divide
@@ -20,6 +20,7 @@ from worker.engine.loop import Loop
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Drafter
 from worker.errors import Cancelled, InferenceTimeout, VramOom
+from worker.wire.adapters import Applied
 from worker.wire.messages import (
     DecodeOutcome,
     Event,
@@ -93,7 +94,13 @@ class Engine:
         disk = None
         if self.folder is not None:
             anywhere = self.backend.cuts_anywhere
-            disk = Disk(self.folder, 1 << 20, cuts_anywhere=anywhere, bind=lambda _: "bytes")
+            disk = Disk(
+                self.folder,
+                1 << 20,
+                cuts_anywhere=anywhere,
+                bind=lambda _: "bytes",
+                hash_adapters=lambda _: ["of one", "of another"],
+            )
         self.loop = Loop(
             self.backend,
             self.scheduler,
@@ -137,7 +144,8 @@ class Engine:
         """The books say what the backend has."""
         self.cache.check(self.backend.last_position)
         for slot in self.cache.slots:
-            assert self.backend.tokens_of(slot.index) == slot.tokens[: slot.n_cells]
+            tokens = under(slot.scope.adapters, slot.tokens[: slot.n_cells])
+            assert self.backend.tokens_of(slot.index) == tokens
         assert self.cache.cells_running + self.cache.cells_cached == self.backend.n_used
 
     def text(self, request_id: int) -> str:
@@ -180,6 +188,7 @@ jobs = st.lists(
         st.sampled_from([None, None, "a", "b"]),  # cache_salt
         st.sampled_from([None, None, None, 0, 3, 9]),  # cancelled after so many turns
         st.booleans(),  # deterministic
+        st.sampled_from([(), (), ((0, 1.0),), ((0, 0.5), (1, 1.0))]),  # adapters
     ),
     min_size=1,
     max_size=12,
@@ -198,7 +207,7 @@ jobs = st.lists(
     st.lists(st.sampled_from(["ok", "no_room", "aborted"]), max_size=30),
 )
 def test_every_request_ends_once_with_its_own_text_and_leaves_nothing(
-    jobs: list[tuple[bytes, int, int, str | None, int | None, bool]],
+    jobs: list[tuple[bytes, int, int, str | None, int | None, bool, Applied]],
     n_slots: int,
     n_cells: int,
     prefix_cache: bool,
@@ -210,9 +219,14 @@ def test_every_request_ends_once_with_its_own_text_and_leaves_nothing(
     engine = Engine(n_slots, n_cells, prefix_cache, recurrent, window, unified=unified)
     engine.backend.outcomes = [o for o in outcomes if not (recurrent and o == "aborted")]
     cancels: list[tuple[int, int]] = []
-    for request_id, (prompt, max_tokens, pause, salt, cancel, alone) in enumerate(jobs):
+    for request_id, (prompt, max_tokens, pause, salt, cancel, alone, applied) in enumerate(jobs):
         engine.submit(
-            request_id, prompt, max_tokens=max_tokens, cache_salt=salt, deterministic=alone
+            request_id,
+            prompt,
+            max_tokens=max_tokens,
+            cache_salt=salt,
+            deterministic=alone,
+            adapters=applied,
         )
         if cancel is not None:
             cancels.append((cancel, request_id))
@@ -222,9 +236,9 @@ def test_every_request_ends_once_with_its_own_text_and_leaves_nothing(
             if left <= pause:
                 engine.loop.cancel(cancelled)
     engine.run()
-    for request_id, (prompt, max_tokens, *_rest) in enumerate(jobs):
+    for request_id, (prompt, max_tokens, *_rest, applied) in enumerate(jobs):
         engine.check_order(request_id)
-        expected = expected_answer(prompt, max_tokens, CONTEXT).decode()
+        expected = expected_answer(prompt, max_tokens, CONTEXT, applied).decode()
         end = engine.end(request_id)
         if isinstance(end, Finished):
             assert engine.text(request_id) == expected

@@ -12,12 +12,14 @@ import random
 import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
 from tests.support.random_models import KINDS, Kind, random_model
 from tests.support.real_engine import RealEngine
 from worker.errors import Cancelled
+from worker.wire.adapters import Applied
 from worker.wire.messages import Failed, Finished
 
 ROUNDING = 1e-4
@@ -35,22 +37,30 @@ PLAIN_CASES = [(kind, unified) for kind, unified in CASES if kind != "experts"]
 class Alone:
     """Greedy answers, each computed by itself from its first token on."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, adapters: tuple[Path, ...] = ()) -> None:
         self._engine = RealEngine(
-            slots=1, path=random_model(kind), flash_attention="off", prefix_cache=False
+            slots=1,
+            path=random_model(kind),
+            flash_attention="off",
+            prefix_cache=False,
+            adapters=adapters,
         )
         self.answer = functools.cache(self._answer)
 
-    def _answer(self, prompt: tuple[int, ...]) -> tuple[list[int], list[float]]:
+    def _answer(self, prompt: tuple[int, ...], adapters: Applied) -> tuple[list[int], list[float]]:
         """Token ids, and the margin of each over the second best."""
-        request_id = self._engine.submit(prompt, max_tokens=ANSWER, ignore_eos=True, logprobs=2)
+        request_id = self._engine.submit(
+            prompt, max_tokens=ANSWER, ignore_eos=True, logprobs=2, adapters=adapters
+        )
         self._engine.run()
         tops = [entry.top for entry in self._engine.logprobs(request_id)]
         return self._engine.ids(request_id), [first[2] - second[2] for first, second in tops]
 
-    def differs(self, prompt: tuple[int, ...], ids: list[int]) -> str | None:
+    def differs(
+        self, prompt: tuple[int, ...], ids: list[int], adapters: Applied = ()
+    ) -> str | None:
         """What is wrong with an answer, if anything is."""
-        expected, margins = self.answer(prompt)
+        expected, margins = self.answer(prompt, adapters)
         for index, (own, other) in enumerate(zip(expected, ids, strict=False)):
             if own != other:
                 margin = margins[index]

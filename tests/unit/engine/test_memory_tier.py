@@ -19,6 +19,7 @@ from tests.unit.engine.test_memory_kinds import ANSWER, PLAIN_CASES, Alone
 from worker.engine.cache.memory import MOST_STATES, Memory
 from worker.engine.cache.moves import Snapshot, State
 from worker.engine.cache.slots import Slot, count_cells, share, unshare
+from worker.wire.adapters import Scope
 from worker.wire.messages import Finished, Started
 
 SECOND_PER_TOKEN = 1.0
@@ -227,12 +228,16 @@ def test_memory_that_cannot_be_cut_keeps_the_shorter_state_too() -> None:
 
 def test_a_locked_state_stays() -> None:
     memory = Memory(100, [])
-    states = [State([number], None, 40, memoryview(b""), last_used=number) for number in range(4)]
+    states = [
+        State([number], Scope(), 40, memoryview(b""), last_used=number) for number in range(4)
+    ]
     states[0].n_locks = 1
     kept = [memory.keep(state, cuts_anywhere=True) for state in states]
     assert kept == [True] * 4
     assert memory.states == [states[0], states[3]]
-    assert not memory.keep(State([9], None, 70, memoryview(b""), last_used=9), cuts_anywhere=True)
+    assert not memory.keep(
+        State([9], Scope(), 70, memoryview(b""), last_used=9), cuts_anywhere=True
+    )
     assert memory.states == [states[0]]
 
 
@@ -241,7 +246,7 @@ def test_no_request_is_compared_with_more_states_than_that() -> None:
     slots[0].snapshots = [Snapshot(1, b"old")]
     memory = Memory(1 << 30, slots)
     for number in range(MOST_STATES + 10):
-        state = State([number], None, 40, memoryview(b""), last_used=number + 1)
+        state = State([number], Scope(), 40, memoryview(b""), last_used=number + 1)
         assert memory.keep(state, cuts_anywhere=True)
     assert [state.tokens[0] for state in memory.states] == list(range(10, MOST_STATES + 10))
     assert slots[0].snapshots, "it takes no state's place"
@@ -249,11 +254,11 @@ def test_no_request_is_compared_with_more_states_than_that() -> None:
 
 def test_a_state_is_found_by_all_of_a_beginning() -> None:
     memory = Memory(1 << 20, [])
-    state = State([1, 2, 3, 4], None, 40, memoryview(b""))
+    state = State([1, 2, 3, 4], Scope(), 40, memoryview(b""))
     assert memory.keep(state, cuts_anywhere=True)
-    assert memory.find([1, 2, 3, 9], None, 3) == [state]
-    assert memory.find([1, 9, 3], None, 3) == [], "its last token alone is the same"
-    assert memory.find([1, 2, 3, 4, 5], None, 5) == [], "it is too short"
+    assert memory.find([1, 2, 3, 9], Scope(), 3) == [state]
+    assert memory.find([1, 9, 3], Scope(), 3) == [], "its last token alone is the same"
+    assert memory.find([1, 2, 3, 4, 5], Scope(), 5) == [], "it is too short"
 
 
 def test_a_slow_state_is_not_brought_back() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from worker.engine.pooling import Pooling
 from worker.errors import InferenceFailed
 from worker.llama.pooled import Vector
+from worker.wire.adapters import Applied
 from worker.wire.black_box import BlackBox
 from worker.wire.messages import Answered, Event, Failed, Started
 
@@ -21,20 +22,21 @@ BAD = 13
 
 
 class Fake:
-    """Computes a text as its own tokens' sum and number, and remembers the groups."""
+    """Computes a text as its own tokens' sum and number and the number of adapters, and remembers
+    the groups."""
 
     most_texts, most_tokens = 4, 20
 
     def __init__(self) -> None:
         self.groups: list[list[list[int]]] = []
 
-    def __call__(self, texts: list[list[int]]) -> list[Vector]:
+    def __call__(self, texts: list[list[int]], adapters: Applied = ()) -> list[Vector]:
         assert 1 <= len(texts) <= self.most_texts
         assert len(texts) == 1 or sum(map(len, texts)) <= self.most_tokens
         self.groups.append(texts)
         if any(text[0] == BAD for text in texts):
             raise InferenceFailed("the device cannot compute the texts")
-        return [np.array([sum(text), len(text)], "f4") for text in texts]
+        return [np.array([sum(text), len(text), len(adapters)], "f4") for text in texts]
 
 
 class Bench:
@@ -49,8 +51,9 @@ class Bench:
             BlackBox().in_hand,
         )
 
-    def take(self, request_id: int, *texts: list[int]) -> None:
-        self.pooling.take(request_id, list(texts), AS_IT_IS)
+    def take(self, request_id: int, *texts: list[int], n_adapters: int = 0) -> None:
+        adapters = tuple((number, 1.0) for number in range(n_adapters))
+        self.pooling.take(request_id, list(texts), AS_IT_IS, adapters)
 
     def turn(self) -> None:
         self.inbox.popleft()()
@@ -124,11 +127,13 @@ def test_each_request_gets_its_own_vectors_once(steps: list[list[int] | str | in
     """Requests of random texts come, are cancelled and are computed, in any order."""
     bench = Bench()
     asked: list[list[list[int]]] = []
+    n_adapters: list[int] = []
     cancelled: set[int] = set()
     for step in steps:
         if isinstance(step, list):
             asked.append([[100 * len(asked) + n, *[1] * (size - 1)] for n, size in enumerate(step)])
-            bench.take(len(asked), *asked[-1])
+            bench.take(len(asked), *asked[-1], n_adapters=step[0] % 3)
+            n_adapters.append(step[0] % 3)
         elif step == "turn":
             if bench.inbox:
                 bench.turn()
@@ -142,7 +147,8 @@ def test_each_request_gets_its_own_vectors_once(steps: list[list[int] | str | in
             own, value = asked[event.request_id - 1], event.value
             assert isinstance(value, list)
             vectors = [np.frombuffer(data, "f4").tolist() for _, data in value]
-            assert vectors == [[sum(text), len(text)] for text in own]
+            n_own = n_adapters[event.request_id - 1]
+            assert vectors == [[sum(text), len(text), n_own] for text in own]
             assert [n for n, _ in value] == [len(text) for text in own]
         elif isinstance(event, Failed):
             assert event.request_id in cancelled or any(

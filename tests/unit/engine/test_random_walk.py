@@ -16,12 +16,14 @@ from typing import Any, Literal, get_args
 
 import pytest
 
-from tests.support.byte_backend import EOG, answer_byte
+from tests.support.byte_backend import EOG, answer_byte, under
+from tests.support.random_adapters import random_adapters
 from tests.support.random_models import Kind, random_model
 from tests.support.real_engine import RealEngine
 from tests.unit.engine.test_loop import CONTEXT, Engine
 from tests.unit.engine.test_memory_kinds import ANSWER, Alone
 from worker.errors import Cancelled
+from worker.wire.adapters import Applied
 from worker.wire.messages import Event, Failed, Finished, Token
 
 KINDS: list[Kind] = ["dense", "windowed", "hybrid", "recurrent"]
@@ -32,6 +34,7 @@ LAYOUTS: list[tuple[Cells, bool]] = [
     (cells, stores) for cells in get_args(Cells) for stores in (False, True)
 ]
 """How the cells are laid out, and whether there are files."""
+ADAPTERS: list[Applied] = [(), (), ((0, 1.0),), ((1, 1.0),), ((0, 0.5), (1, 1.0))]
 
 
 def cases(kinds: Iterable[str]) -> list[tuple[Any, tuple[Cells, bool]]]:
@@ -52,6 +55,7 @@ class Asked:
     max_tokens: int
     cache_salt: str | None
     deterministic: bool
+    adapters: Applied = ()
     request_id: int = -1
     said: list[int] = field(default_factory=list)
     """What earlier engines have sent."""
@@ -133,7 +137,8 @@ class Walk:
         prompt = choose.choice(self.begun) + self.some(choose.randint(*self.n_own))
         n_out = choose.randint(*self.n_out)
         salt = choose.choice([None, None, "a"])
-        asked = Asked(prompt[: self.context - n_out - 1], n_out, salt, choose.random() < 0.08)
+        is_alone, adapters = choose.random() < 0.08, choose.choice(ADAPTERS)
+        asked = Asked(prompt[: self.context - n_out - 1], n_out, salt, is_alone, adapters)
         self.asked.append(asked)
         self.ask(asked)
 
@@ -191,18 +196,20 @@ class ByteWalk(Walk):
             max_tokens=asked.max_tokens,
             cache_salt=asked.cache_salt,
             deterministic=asked.deterministic,
+            adapters=asked.adapters,
             produced=tuple(asked.said),
         )
 
     def fault(self, asked: Asked, said: list[int]) -> str | None:
         tokens = list(asked.prompt)
         for token in said:
-            if token != answer_byte(tokens):
+            if token != answer_byte(under(asked.adapters, tokens)):
                 return f"token {len(tokens)} of {asked}"
             tokens.append(token)
         last = self.events(asked)[-1]
         whole = isinstance(last, Failed) or len(said) == asked.max_tokens
-        return None if whole or answer_byte(tokens) == EOG else f"{asked} ended early"
+        at_end = answer_byte(under(asked.adapters, tokens)) == EOG
+        return None if whole or at_end else f"{asked} ended early"
 
     def disturb(self) -> None:
         assert isinstance(self.engine, Engine)
@@ -217,13 +224,15 @@ class RealWalk(Walk):
     first_token, n_tokens = 300, 600
 
     def __init__(self, seed: int, folder: Path | None, kind: Kind, *, cells: Cells) -> None:
-        self.kind, self.cells, self.alone = kind, cells, Alone(kind)
+        self.adapters = random_adapters(random_model(kind))
+        self.kind, self.cells, self.alone = kind, cells, Alone(kind, self.adapters)
         super().__init__(seed, folder)
 
     def start(self) -> RealEngine:
         return RealEngine(
             4,
             path=random_model(self.kind),
+            adapters=self.adapters,
             flash_attention="off",
             kv_unified=self.cells != "parts",
             divisions=(4, 2) if self.cells == "divided" else (),
@@ -240,6 +249,7 @@ class RealWalk(Walk):
             max_tokens=asked.max_tokens,
             cache_salt=asked.cache_salt,
             deterministic=asked.deterministic and self.cells == "parts",
+            adapters=asked.adapters,
             produced=tuple(asked.said),
             ignore_eos=True,
         )
@@ -248,7 +258,7 @@ class RealWalk(Walk):
         last = self.events(asked)[-1]
         if isinstance(last, Finished) and last.tokens_out != asked.max_tokens:
             return f"{last.tokens_out} of {asked.max_tokens} tokens"
-        return self.alone.differs(asked.prompt, said)
+        return self.alone.differs(asked.prompt, said, asked.adapters)
 
     def end(self) -> None:
         self.engine.close()  # type: ignore[union-attr]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from worker.engine.limits import Limits
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Awaited, Sequence
 from worker.engine.step import Chunk, Step
+from worker.engine.turns import MOST_STEPS
 
 
 def scheduler_of(n_slots: int = 4, **more: Any) -> Scheduler:
@@ -70,29 +72,66 @@ def test_a_prompt_of_one_token_is_a_prompt() -> None:
     assert not scheduler.plan().has_prompts
 
 
-@given(st.lists(st.booleans(), min_size=1, max_size=6))
-def test_who_must_be_alone_has_every_other_step_in_turn_with_the_rest(alone: list[bool]) -> None:
-    scheduler = scheduler_of(6)
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"adapters": ((0, 1.0),)},
+    {"adapters": ((0, 0.5),)},
+    {"adapters": ((0, 1.0), (1, 1.0))},
+    {"deterministic": True},
+    {"deterministic": True, "adapters": ((0, 1.0),)},
+]
+
+
+@given(st.lists(st.sampled_from(KINDS), min_size=1, max_size=6), st.sampled_from([0.001, 0.5]))
+def test_groups_of_equal_adapters_take_turns_of_a_few_steps(
+    kinds: list[dict[str, Any]], seconds: float
+) -> None:
+    """A batch has one set of adapters, and all of the group; nobody waits for longer than one turn
+    of each other group. Where steps take long, a turn is one step."""
+    scheduler = scheduler_of(6, inter_token_target=0.2)
+    for n_rows in range(1, 7):
+        scheduler.pace.measured(n_rows, 0, seconds)
     sequences = [
-        added(scheduler, some(5, 100 * number), deterministic=is_alone)[0]
-        for number, is_alone in enumerate(alone)
+        added(scheduler, some(5, 100 * number), **kind)[0] for number, kind in enumerate(kinds)
     ]
-    goes_on(scheduler, 12)
-    first = next((s for s in sequences if s.request.deterministic), None)
-    rest = [s for s in sequences if not s.request.deterministic]
-    steps = [[chunk.sequence for chunk in goes_on(scheduler).chunks] for _ in range(6)]
-    if first is None:
-        assert steps == [rest] * 6
-    elif not rest:
-        assert steps == [[first]] * 6
-    else:
-        assert steps in ([[first], rest] * 3, [rest, [first]] * 3)
+    groups: dict[object, list[Sequence]] = {}
+    for sequence, kind in zip(sequences, kinds, strict=True):
+        alone = id(sequence) if kind.get("deterministic") else None
+        groups.setdefault((kind.get("adapters"), alone), []).append(sequence)
+    goes_on(scheduler, 2 * len(groups))
+    steps = [[c.sequence for c in goes_on(scheduler).chunks] for _ in range(12 * len(groups))]
+    assert all(step in groups.values() for step in steps)
+    n_steps = MOST_STEPS if seconds == 0.001 else 1
+    for group in groups.values() if len(groups) > 1 else ():
+        runs = [(mine, len(list(run))) for mine, run in groupby(steps, group.__eq__)]
+        turns = [n for mine, n in runs[1:-1] if mine]
+        waits = [n for mine, n in runs if not mine]
+        assert set(turns) == {n_steps} and max(waits) == (len(groups) - 1) * n_steps
     for sequence in sequences:
+        assert sequence.slot is not None
+        slot = scheduler.cache.slots[sequence.slot]
         scheduler.remove(sequence, keep_cells=True)
-        was_alone = sequence.request.deterministic
-        assert bool(scheduler.cache.slots[sequences.index(sequence)].kept) == (not was_alone)
+        assert bool(slot.kept) == (not sequence.request.deterministic)
     (last,) = added(scheduler, some(5, 900))
     assert [chunk.sequence for chunk in goes_on(scheduler).chunks] == [last]
+
+
+def test_a_prompt_keeps_the_pace_of_streams_with_other_adapters() -> None:
+    """It has no rows of theirs beside it, and they wait for its step all the same."""
+    scheduler = scheduler_of(2, prefill_budget=256, inter_token_target=0.1)
+    (stream,) = added(scheduler, some(5))
+    goes_on(scheduler, 3)
+    scheduler.pace.measured(1, 0, 0.05)
+    scheduler.pace.measured(0, 512, 0.512)
+    added(scheduler, some(700, 1000), adapters=((0, 1.0),))
+    prompt_steps = []
+    for _ in range(12):
+        step = goes_on(scheduler)
+        if step.has_prompts:
+            prompt_steps.append([chunk.n_tokens for chunk in step.chunks])
+        else:
+            assert [chunk.sequence for chunk in step.chunks] == [stream]
+    assert prompt_steps[:3] == [[64]] * 3
 
 
 def test_cells_are_kept_only_if_that_was_asked_for() -> None:

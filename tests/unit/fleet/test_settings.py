@@ -225,7 +225,7 @@ cache_dir = "/absolute"
     assert group.model == str(tmp_path / "a.gguf")
     assert group.settings == {
         "draft": str(tmp_path / "draft.gguf"),
-        "lora": f"{tmp_path}/lora.gguf=0.5",
+        "lora": [f"{tmp_path}/lora.gguf:0.5"],
         "chat_template": str(tmp_path / "chat.jinja"),
         "kv_store": str(tmp_path / "made/later"),
         "cache_dir": "/absolute",
@@ -244,6 +244,23 @@ def test_a_relative_path_of_nothing_is_refused_before_anything_changes(
         load(written(tmp_path, text))
     said = f"workers[0].{place}{name}: there is no file {tmp_path}/nothing.gguf"
     assert said in raised.value.message
+
+
+def test_the_adapters_of_a_group_are_models_that_go_to_it(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").touch()
+    lora = '["sql=./a.gguf:0.5", "/elsewhere/law.gguf", "law2=/else=where.gguf"]'
+    (group,) = load(written(tmp_path, WORKERS + f"settings.lora = {lora}")).workers
+    assert group.names == (group.name, "sql", "law", "law2")
+    line = group.arguments()
+    assert [line[at + 1] for at, each in enumerate(line) if each == "--lora"] == [
+        f"sql={tmp_path}/a.gguf:0.5",
+        "/elsewhere/law.gguf:1",
+        "law2=/else=where.gguf:1",
+    ]
+    assert line[line.index("--served-model-name") + 1] == group.name
+    assert line.count("--served-model-name") == 1
+    with pytest.raises(ConfigError, match="NAME="):
+        load(written(tmp_path, WORKERS + 'settings.lora = ["sql="]'))
 
 
 def test_a_running_fleet_keeps_its_token() -> None:

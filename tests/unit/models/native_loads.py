@@ -22,7 +22,6 @@ from pathlib import Path
 
 from worker.errors import ModelError, VramOom
 from worker.llama import library
-from worker.llama.adapter import LoraAdapter
 from worker.llama.batch import Batch
 from worker.llama.context import Context, ContextOptions
 from worker.llama.model import Model
@@ -81,10 +80,10 @@ def load_and_decode(path: Path, adapter_path: Path | None) -> None:
     """The exit code says how far it came: 0 decoded, 3 refused."""
     try:
         model = Model(str(path))
-        adapter = LoraAdapter(model, str(adapter_path), 1.0) if adapter_path else None
+        if adapter_path is not None:
+            model.load_adapter(str(adapter_path))
         context = Context(model, ContextOptions(n_ctx=64, n_batch=32, n_ubatch=32))
-        if adapter is not None:
-            adapter.use_in(context)
+        context.apply(tuple((number, 1.0) for number in range(len(model.adapters))))
     except (ModelError, VramOom):
         os._exit(3)
     batch = Batch(32)

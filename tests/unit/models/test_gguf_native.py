@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from worker.models.adapter import resolve_adapter
+from worker.models.adapter import resolve_adapters
 from worker.models.resolve import resolve
+from worker.wire.adapters import parse_adapter
 
 ROOT = Path(__file__).parents[3]
 ADAPTER = ROOT / "tests/data/adapter"
@@ -26,8 +27,8 @@ def model(warm_cache: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def adapter(model: Path, warm_cache: Path) -> Path:
-    found = asyncio.run(resolve_adapter(str(ADAPTER), model, warm_cache))
-    assert found is not None
+    wanted = [parse_adapter(str(ADAPTER))]
+    [found] = asyncio.run(resolve_adapters(wanted, model, warm_cache))
     return Path(found.path)
 
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from tests.support.supervised import CONFIG, request, run, script, supervised
 from worker.errors import InvalidRequest, ModelError, WorkerError
+from worker.wire.adapters import Adapter
 from worker.wire.async_channel import AsyncChannel
 from worker.wire.codec import MALFORMED
-from worker.wire.engine_settings import Adapter
 from worker.wire.messages import (
     Accepted,
     Answered,
@@ -62,7 +62,7 @@ SCORED = TokenLogprob(7, b"\xff", -0.5, ((7, b"\xff", -0.5), (8, b" a", float("-
 CHAT = ChatPrompt(({"role": "user", "content": ["é", 1, None, 2.5, {"a": True}]},))
 SAMPLING = Sampling(2**64 - 1, logit_bias=((1, -2.0),), constraint=Constraint("start: x", "f"))
 COMMANDS: list[Command] = [
-    msgspec.structs.replace(CONFIG, adapter=Adapter("/a", 1.0), draft=DraftFile("/d", "d")),
+    msgspec.structs.replace(CONFIG, adapters=(Adapter("a", "/a"),), draft=DraftFile("/d", "d")),
     Submit(1, InferenceRequest("j", "text", SAMPLING, 5, stop=("a",), produced=(1, 2))),
     Submit(2, InferenceRequest("k", (1, 2, 3), Sampling(1), 5, deadline=1.5)),
     Submit(3, InferenceRequest("l", CHAT, Sampling(1), 5)),

@@ -15,7 +15,7 @@ from worker.api.chat.format import Choices, Expression, Format, Grammar, JsonSch
 from worker.api.chat.media import MAX_MEDIA, medium_of
 from worker.api.chat.request import UNASKED, Chat, Generate, Reasoning
 from worker.api.chat.sampling import MAX_TOKEN_ID, SamplingFields
-from worker.api.http.body import Flag, Integer, JsonObject, OpenBody, parse_json
+from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody, parse_json
 from worker.api.http.state import AppState
 from worker.wire.work import MarkedPrompt, MixedTokens, Prompt
 
@@ -141,6 +141,18 @@ class StreamOptions(OpenBody):
     include_usage: Flag = False
 
 
+class AdapterFields(OpenBody):
+    """A LoRA adapter of a request."""
+
+    id: Annotated[Text | Annotated[Integer, Tag("~other")], ByKind] = Field(
+        description="its number or its name"
+    )
+    scale: Number
+
+
+MAX_ADAPTERS = 256
+
+
 class ReasoningFields(OpenBody):
     """How much a model reasons before its answer, and where that goes."""
 
@@ -203,6 +215,11 @@ class GenerationFields(SamplingFields, ReasoningFields):
     stop: Stops | None = Field(None, validation_alias=AliasChoices("stop", "stopping_strings"))
     stream: Flag = False
     stream_options: StreamOptions = StreamOptions()
+    lora: Many[AdapterFields] | None = Field(
+        None,
+        max_length=MAX_ADAPTERS,
+        description="the adapters that are applied, and no other; without it, those of model",
+    )
     user: str | None = Field(None, description="prompt prefixes are reused only for the same user")
     prompt_cache_key: str | None = Field(
         None, description="prompt prefixes are reused only under the same key"
@@ -257,6 +274,7 @@ class GenerationFields(SamplingFields, ReasoningFields):
             echo=echo,
             streams=self.stream,
             reports_progress=self.return_progress and self.stream,
+            adapters=None if self.lora is None else tuple((a.id, a.scale) for a in self.lora),
             salt=" ".join(salts) or None,
             deterministic=self.deterministic,
         )

@@ -154,6 +154,7 @@ def _requests(
     state: AppState,
     deadline: float | None,
 ) -> tuple[InferenceRequest, ...]:
+    adapters = state.adapters.of(asked.model, asked.adapters)
     limit = state.served.max_tokens_out
     most = state.settings.engine.slots + state.settings.max_queued_requests
     if (n_wanted := len(prompts) * asked.n) > most:
@@ -176,6 +177,7 @@ def _requests(
             shown_tokens=shown_tokens,
             reports_progress=asked.reports_progress,
             cache_salt=asked.salt,
+            adapters=adapters,
             deterministic=asked.deterministic,
             deadline=deadline,
         )

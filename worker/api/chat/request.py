@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from worker.api.chat.format import Format
+from worker.api.http.adapters import Asked
 from worker.wire.sampling import Sampling
 from worker.wire.work import Medium, Prompt
 
@@ -137,6 +138,8 @@ class Generate:
     streams: bool = False
     reports_progress: bool = False
     """Whether a stream tells how far the prompt is."""
+    adapters: Asked | None = None
+    """LoRA adapters that it lists; `None` leaves them to `model`."""
     salt: str | None = None
     """Prompt prefixes are reused only under the same one."""
     deterministic: bool = False

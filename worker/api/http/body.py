@@ -102,6 +102,8 @@ class OpenBody(_Object):
 
     model_config = ConfigDict(extra="allow")
     _null_is_absent = True
+    list_field: ClassVar[str | None] = None
+    """The field that a body is which is a list; `None`: a body is an object."""
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -174,6 +176,8 @@ def _read(
     if not text or text.isspace():
         raise invalid([fault("", "type", "the body is empty; it must be a JSON object")])
     value = parse_json(text)
+    if isinstance(value, list) and issubclass(model, OpenBody) and model.list_field is not None:
+        value = {model.list_field: value}
     if not isinstance(value, dict):
         raise invalid([fault("", "type", "the body must be a JSON object", value)])
     try:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from worker.api.http.adapters import AdapterScales
 from worker.api.http.faults import fault
 from worker.api.http.stream_log import Streams
 from worker.api.http.turnstile import Turnstile
@@ -111,6 +112,8 @@ class AppState:
     """All names that the model is listed by: its aliases, or else its file's."""
     model_name: str = field(init=False)
     """The model's name in answers of all dialects."""
+    adapters: AdapterScales = field(init=False)
+    """The LoRA adapters that requests may name."""
     streams: Streams = field(init=False)
     """Those that outlive their readers."""
     _served: ServedModel | None = field(init=False, default=None)
@@ -122,6 +125,7 @@ class AppState:
         own = self.model_file.removesuffix(".gguf")
         self.model_names = self.settings.served_model_name or (own,)
         self.model_name = self.model_names[0]
+        self.adapters = AdapterScales(self.settings.adapters)
         self.streams = Streams(self.settings)
 
     @property
@@ -133,14 +137,20 @@ class AppState:
 
     def require_model(self, name: str | None) -> None:
         """Refuse any other model's name than the configured ones: no model stands in for another.
+        An adapter's name is a model's name, too.
 
         Raises:
             ModelNotFound: the name is not one that this worker answers to.
         """
-        served = self.settings.served_model_name
-        if name is not None and served and name not in served:
-            message = f"model must be {' or '.join(map(repr, self.model_names))}"
+        is_strict = bool(self.settings.served_model_name or self.adapters.on_request)
+        known = (*self.model_names, *self.adapters.names)
+        if name is not None and is_strict and name not in known:
+            message = f"model must be {' or '.join(map(repr, known))}"
             raise ModelNotFound(message, errors=[fault("model", "unknown", message)])
+
+    def name_of(self, model: str | None) -> str:
+        """The name in an answer to a request for this model."""
+        return model if model is not None and model in self.adapters.names else self.model_name
 
     def loaded(self) -> EngineInfo:
         """

@@ -45,11 +45,13 @@ class Ranks(NamedTuple):
 async def embed(
     request: Request,
     state: AppState,
+    model_name: str | None,
     inputs: Sequence[str | MixedTokens],
     dimensions: int | None = None,
     norm: int = 2,
 ) -> list[Embedding]:
-    """Vectors that are scaled by their `norm`; `work.Embed` says how.
+    """Vectors that are scaled by their `norm`; `work.Embed` says how. `model_name` is as the client
+    named it; an adapter's is applied.
 
     Raises:
         InvalidRequest: the model makes no embeddings, or none of so many dimensions.
@@ -60,18 +62,26 @@ async def embed(
     if dimensions is not None and dimensions > model.embedding_length:
         message = f"dimensions must be at most {model.embedding_length} with this model"
         raise invalid([fault("dimensions", "maximum", message, dimensions)])
-    work = Embed(tuple(inputs), norm)
+    work = Embed(tuple(inputs), norm, state.adapters.of(model_name, None))
     return [Embedding(*each) for each in await answered(request, state, work)]
 
 
-async def rank(request: Request, state: AppState, query: str, documents: Sequence[str]) -> Ranks:
-    """
+async def rank(
+    request: Request,
+    state: AppState,
+    model_name: str | None,
+    query: str,
+    documents: Sequence[str],
+) -> Ranks:
+    """`model_name`: as in `embed`.
+
     Raises:
         InvalidRequest: the model ranks nothing.
         NotReady: the model is still loading.
     """
     _require(state.loaded().model, "ranks")
-    vectors: list[tuple[int, bytes]] = await answered(request, state, Rank(query, tuple(documents)))
+    work = Rank(query, tuple(documents), state.adapters.of(model_name, None))
+    vectors: list[tuple[int, bytes]] = await answered(request, state, work)
     # The first output of a classifier is the score for "this answers the query".
     scores = [array("f", data)[0] for _, data in vectors]
     return Ranks(scores, sum(n_tokens for n_tokens, _ in vectors))

@@ -61,7 +61,7 @@ class Beside:
     """What is loaded together with the model."""
 
     adapter_bytes: int = 0
-    """Of an adapter's tensors, which lie beside the weights."""
+    """Of all adapters' tensors, which lie beside the weights."""
     draft: GgufHeader | None = None
     """The draft model."""
     projector: GgufHeader | None = None

@@ -5,7 +5,7 @@ It decides and writes down `moves`; the `Carrier` carries them out. Engine threa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
 from worker.engine.cache.memory import Memory
@@ -115,7 +115,7 @@ class Cache:
 
         Its last token is always computed: the next one is drawn from its logits.
         """
-        tokens, salt, most = sequence.tokens, sequence.request.cache_salt, len(sequence.tokens) - 1
+        tokens, scope, most = sequence.tokens, sequence.request.scope, len(sequence.tokens) - 1
         slots: list[Match] = []
         matches: list[Match] = []
         if sequence.saved is not None:
@@ -125,10 +125,10 @@ class Cache:
             slots = [
                 self._of_slot(slot, common_length(slot.tokens, tokens, most))
                 for slot in self.slots
-                if slot.salt == salt and slot.tokens[:MIN_SHARED_TOKENS] == head
+                if slot.scope == scope and slot.tokens[:MIN_SHARED_TOKENS] == head
                 if slot.owner is None or not slot.owner.request.deterministic
             ]
-            states = self.memory.find(tokens, salt, MIN_SHARED_TOKENS)
+            states = self.memory.find(tokens, scope, MIN_SHARED_TOKENS)
             matches += slots + [self._of_state(state, tokens, most) for state in states]
         if sequence.spans:
             matches = [each for each in matches if sequence.can_go_on_from(each.n_ready)]
@@ -200,8 +200,9 @@ class Cache:
             if n_ready < len(slot.kept):
                 self._truncate(slot, n_ready, snapshot)
         else:
-            running = self._running()
-            slot = min(others, key=lambda each: self._order(each, running))
+            partners = self._partners(sequence)
+            strangers = self._running() - partners
+            slot = min(others, key=lambda each: self._order(each, partners, strangers))
             if slot.kept:
                 self._push_out(slot, is_busy=is_busy)
             if isinstance(source, State):
@@ -215,7 +216,7 @@ class Cache:
                 if self.limits.unified:
                     share(source, slot, n_ready, self.slots)
         slot.owner, slot.kept, slot.is_new = sequence, [], False
-        slot.salt, slot.last_used = sequence.request.cache_salt, self._tick()
+        slot.scope, slot.last_used = sequence.request.scope, self._tick()
         snapshots: list[Snapshot] = [] if source is None else source.snapshots
         slot.snapshots = [each for each in snapshots if each.length <= n_ready]
         sequence.slot = slot.index
@@ -289,16 +290,17 @@ class Cache:
     def close_hole(self, seconds_per_pass: float) -> bool:
         """Move a stream of a split pool next to the others, if that saves passes over all weights
         that take longer than the copy (see `_order`). False if none is moved."""
-        running, touched = self._running(), self._read | self._written
+        touched = self._read | self._written
         untouched = [slot for slot in self.slots if slot.index not in touched]
         idle = [slot for slot in untouched if slot.is_idle]
         moves: list[tuple[int, bool, int, int, int]] = []
         for source in untouched:
-            if self._is_worth_a_copy(source, seconds_per_pass):
-                others = running - {source.index}
-                now = _runs_beside(others, source.index)
+            stream = source.owner
+            if stream is not None and self._is_worth_a_copy(stream, seconds_per_pass):
+                partners = self._partners(stream) - {source.index}
+                now = _runs_beside(partners, source.index)
                 for target in idle:
-                    then, is_kept, last_used = self._order(target, others)
+                    then, _, is_kept, last_used = self._order(target, partners)
                     moves.append((then - now, is_kept, last_used, source.index, target.index))
         change, _, _, source_index, target_index = min(moves, default=(0, False, 0, 0, 0))
         if change >= 0:
@@ -312,15 +314,14 @@ class Cache:
         self._read.add(source.index)
         self._written.add(target.index)
         target.owner, source.owner, stream.slot = stream, None, target.index
-        target.salt, target.last_used = source.salt, self._tick()
+        target.scope, target.last_used = source.scope, self._tick()
         self._truncate(source, 0)
         return True
 
-    def _is_worth_a_copy(self, slot: Slot, seconds_per_pass: float) -> bool:
-        """Whether a slot's stream is expected to go on for longer than the copy takes, if each of
-        its steps takes one pass less."""
-        stream = slot.owner
-        if stream is None or not stream.n_out or stream.request.deterministic:
+    def _is_worth_a_copy(self, stream: Sequence, seconds_per_pass: float) -> bool:
+        """Whether a stream is expected to go on for longer than the copy takes, if each of its
+        steps takes one pass less."""
+        if not stream.n_out or stream.request.deterministic:
             return False  # a prompt that is being computed is not moved
         n_more = min(stream.n_most - len(stream.tokens), stream.n_out + _MORE_TOKENS)
         return n_more * seconds_per_pass > self.limits.copy_seconds
@@ -365,7 +366,7 @@ class Cache:
         tokens, memory, limits = slot.kept, self.memory, self.limits
         if len(tokens) < (1 if is_awaited else MIN_SHARED_TOKENS) or slot.index in self._written:
             return None
-        for state in () if is_awaited else memory.find(tokens, slot.salt, len(tokens)):
+        for state in () if is_awaited else memory.find(tokens, slot.scope, len(tokens)):
             if limits.cuts_anywhere or len(state.tokens) == len(tokens):
                 state.last_used = max(state.last_used, slot.last_used)
                 return state
@@ -373,7 +374,7 @@ class Cache:
         most = MOST_SECONDS if is_busy else _MOST_SECONDS_ALONE
         if not is_awaited and self._copying_seconds + seconds > most:
             return None
-        state = State(tokens, slot.salt, int(self._bytes_per_cell * len(tokens)))
+        state = State(tokens, slot.scope, int(self._bytes_per_cell * len(tokens)))
         state.snapshots, state.last_used = list(slot.snapshots), slot.last_used
         state.n_locks, state.is_new = int(is_awaited), slot.is_new
         if state.n_bytes > memory.most_bytes - memory.locked_bytes:
@@ -491,15 +492,27 @@ class Cache:
         """The indices of the slots that have an owner."""
         return {slot.index for slot in self.slots if slot.owner is not None}
 
-    def _order(self, slot: Slot, running: set[int]) -> tuple[int, bool, int]:
+    def _partners(self, sequence: Sequence) -> set[int]:
+        """The indices of the slots whose owners may share a batch with a sequence."""
+        adapters = sequence.request.adapters
+        owned = ((slot.index, slot.owner) for slot in self.slots)
+        return {i for i, owner in owned if owner and owner.request.adapters == adapters}
+
+    def _order(
+        self, slot: Slot, partners: set[int], strangers: Set[int] = frozenset()
+    ) -> tuple[int, int, bool, int]:
         """The order in which idle slots are used for something else, beside the running ones.
 
         With a split pool, llama.cpp computes one pass over all weights for each run of neighbouring
-        slots: eight streams in every other slot take eight passes a step. So those come first that
-        close a hole between running ones, and those last that begin a run.
+        slots in a batch: eight streams in every other slot take eight passes a step. So those come
+        first that close a hole between `partners`, and those last that begin a run, far from
+        `strangers`, so that it can grow.
         """
-        runs = 0 if self.limits.unified else _runs_beside(running, slot.index)
-        return runs, bool(slot.kept), slot.last_used
+        runs = near = 0
+        if not self.limits.unified:
+            runs = _runs_beside(partners, slot.index)
+            near = -min((abs(each - slot.index) for each in strangers), default=0)
+        return runs, near, bool(slot.kept), slot.last_used
 
     def _truncate(self, slot: Slot, length: int, snapshot: Snapshot | None = None) -> None:
         unshare(slot, length, self.slots)

@@ -130,7 +130,7 @@ class Carrier:
         """Have the disk read what an arriving sequence can go on from, if that saves time."""
         if self._disk is None or self._hangs or not sequence.may_reuse:
             return
-        found = self._disk.longest(sequence.tokens[:-1], sequence.request.cache_salt)
+        found = self._disk.longest(sequence.tokens[:-1], sequence.request.scope)
         if found is not None and self._saves_time(sequence, *found):
             sequence.awaits_disk = True
             self._due.append((sequence, *found))
@@ -198,8 +198,8 @@ class Carrier:
         if prefix is None:
             return
         cache.prices.read(prefix.n_bytes, self._clock() - began)
-        salt, snapshots = sequence.request.cache_salt, list(prefix.snapshots)
-        state = State(prefix.tokens.tolist(), salt, len(prefix.state), prefix.state, snapshots)
+        scope, snapshots = sequence.request.scope, list(prefix.snapshots)
+        state = State(prefix.tokens.tolist(), scope, len(prefix.state), prefix.state, snapshots)
         state.last_used, state.n_locks, state.is_from_disk = cache.now, int(is_awaited), True
         cut = cache.limits.cuts_anywhere
         if cache.memory.keep(state, cuts_anywhere=cut) and is_awaited:
@@ -212,7 +212,7 @@ class Carrier:
             if not slot.is_new or (is_busy and cache.expected_seconds(slot) > MOST_SECONDS):
                 continue
             slot.is_new = False
-            if disk.has(slot.kept, slot.salt):
+            if disk.has(slot.kept, slot.scope):
                 continue
             state = cache.save(slot, is_busy=is_busy)
             self.carry_out(cache.take_moves())
@@ -228,10 +228,10 @@ class Carrier:
         state.is_new = False
         assert state.data is not None
         prefix = Prefix(array("i", state.tokens), state.data, tuple(state.snapshots))
-        if prefix.n_bytes <= disk.largest_bytes and not disk.has(state.tokens, state.salt):
+        if prefix.n_bytes <= disk.largest_bytes and not disk.has(state.tokens, state.scope):
             state.n_locks += 1
             self.is_writing = True
-            disk.write(prefix, state.salt, lambda: self._call(lambda: self._wrote(state)))
+            disk.write(prefix, state.scope, lambda: self._call(lambda: self._wrote(state)))
 
     def _wrote(self, state: State) -> None:
         state.n_locks -= 1

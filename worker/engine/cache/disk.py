@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import json
 import os
 import secrets
 import threading
@@ -35,6 +36,7 @@ from worker.engine.tokens import common_length
 from worker.errors import ConfigError
 from worker.observability.logs import get_logger
 from worker.setting_faults import check_store
+from worker.wire.adapters import Scope
 
 log = get_logger()
 
@@ -56,9 +58,16 @@ class Counts:
 
 class Disk:
     def __init__(
-        self, folder: Path, limit_bytes: int, *, cuts_anywhere: bool, bind: Callable[[Path], str]
+        self,
+        folder: Path,
+        limit_bytes: int,
+        *,
+        cuts_anywhere: bool,
+        bind: Callable[[Path], str],
+        hash_adapters: Callable[[Path], Sequence[str]] = lambda folder: (),
     ) -> None:
-        """`bind` hashes what this engine's states depend on; a thread of the store calls it.
+        """`bind` hashes what all of this engine's states depend on, `hash_adapters` each adapter
+        that is loaded; a thread of the store calls them.
 
         Raises:
             ConfigError: the folder cannot be used, or other users could put files into it.
@@ -66,6 +75,7 @@ class Disk:
         self._folder, self._limit_bytes = folder, limit_bytes
         self._cuts_anywhere = cuts_anywhere
         self._secret = _open(folder)
+        self._adapters: Sequence[str] = ()
         self._key, self._beginning = b"", ""
         """The key and the name prefix of this engine's files; empty until its model is hashed."""
         self._entries: dict[Path, Entry] = {}
@@ -75,7 +85,7 @@ class Disk:
             background_thread(f"kv-store-{name}") for name in ("reader", "writer")
         )
         # If the model was hashed before, this ends at once and the prefixes are known.
-        wait([self._writer.submit(self._find_entries, bind)], _OPENING_SECONDS)
+        wait([self._writer.submit(self._find_entries, bind, hash_adapters)], _OPENING_SECONDS)
 
     @property
     def largest_bytes(self) -> int:
@@ -84,30 +94,32 @@ class Disk:
 
     # --- on the engine thread --------------------------------------------------------------
 
-    def longest(self, prompt: Sequence[int], salt: str | None) -> tuple[Entry, int] | None:
+    def longest(self, prompt: Sequence[int], scope: Scope) -> tuple[Entry, int] | None:
         """The entry with the most reusable tokens of a prompt, and their number."""
-        tokens, salt = array("i", prompt), self._salted(salt)
+        if not self._key:
+            return None
+        tokens, salt = array("i", prompt), self._salted(scope)
         with self._lock:
             entries = [each for each in self._entries.values() if each.salt == salt]
         found = [(entry, self._usable(entry, tokens)) for entry in entries]
         best = max(found, key=lambda pair: pair[1], default=None)
         return best if best is not None and best[1] else None
 
-    def has(self, tokens: Sequence[int], salt: str | None) -> bool:
+    def has(self, tokens: Sequence[int], scope: Scope) -> bool:
         """Whether a stored prefix allows to reuse all of these tokens."""
-        found = self.longest(tokens, salt)
+        found = self.longest(tokens, scope)
         return found is not None and found[1] == len(tokens)
 
     def read(self, entry: Entry, done: Callable[[Prefix | None], None]) -> None:
         """Read a prefix. `done` gets it on the store's thread, or `None` if it cannot be used."""
         self._reader.submit(lambda: done(self._read(entry)))
 
-    def write(self, prefix: Prefix, salt: str | None, done: Callable[[], None]) -> None:
+    def write(self, prefix: Prefix, scope: Scope, done: Callable[[], None]) -> None:
         """Write a prefix. `done` is called on the store's thread in any case."""
 
         def task() -> None:
             try:
-                self._write(prefix, self._salted(salt))
+                self._write(prefix, scope)
             finally:
                 done()
 
@@ -119,15 +131,22 @@ class Disk:
             return n_common
         return longest_cut((length for length, _ in entry.snapshots), n_common)
 
-    def _salted(self, salt: str | None) -> str:
-        """A salt as it is stored: hashed with a key, because it may be a secret."""
-        return "" if salt is None else hmac.digest(self._secret, salt.encode(), "sha256").hex()
+    def _salted(self, scope: Scope) -> str:
+        """A scope as it is stored: hashed with a key, because a salt may be a secret."""
+        if scope == Scope():
+            return ""
+        adapters = [(self._adapters[number], scale) for number, scale in scope.adapters]
+        content = json.dumps([scope.salt, adapters]).encode()
+        return hmac.digest(self._secret, content, "sha256").hex()
 
     # --- on the store's threads ------------------------------------------------------------
 
-    def _find_entries(self, bind: Callable[[Path], str]) -> None:
+    def _find_entries(
+        self, bind: Callable[[Path], str], hash_adapters: Callable[[Path], Sequence[str]]
+    ) -> None:
         try:
             binding = bind(self._folder)
+            self._adapters = hash_adapters(self._folder)
             self._key = hmac.digest(self._secret, binding.encode(), "sha256")
             self._beginning = binding[:16] + "-"
             for path in self._folder.iterdir():
@@ -160,9 +179,10 @@ class Disk:
         self.counts.read += entry.size_bytes
         return prefix
 
-    def _write(self, prefix: Prefix, salt: str) -> None:
+    def _write(self, prefix: Prefix, scope: Scope) -> None:
         if not self._key:
             return  # the reason was logged
+        salt = self._salted(scope)
         path = self._folder / f"{self._beginning}{secrets.token_hex(8)}{SUFFIX}"
         try:
             self._make_room(prefix.n_bytes)

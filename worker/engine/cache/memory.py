@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from worker.engine.cache.moves import Snapshot, State
 from worker.engine.cache.slots import Slot
+from worker.wire.adapters import Scope
 
 MOST_STATES = 1024
 """A request is compared with all of them, while streams wait. Only states of a few MiB, which are
@@ -32,10 +33,10 @@ class Memory:
     def locked_bytes(self) -> int:
         return sum([state.n_bytes for state in self.states if state.n_locks])
 
-    def find(self, tokens: list[int], salt: str | None, n_same: int) -> list[State]:
+    def find(self, tokens: list[int], scope: Scope, n_same: int) -> list[State]:
         """The states that begin with at least the first `n_same` of these tokens."""
         head = tokens[:n_same]
-        return [s for s in self.states if s.salt == salt and _begins(s.tokens, head)]
+        return [s for s in self.states if s.scope == scope and _begins(s.tokens, head)]
 
     def keep(self, state: State, *, cuts_anywhere: bool) -> bool:
         """Keep a state, in place of those that it makes superfluous; false if it finds no room."""
@@ -43,7 +44,7 @@ class Memory:
             each
             for each in self.states
             if each.n_locks
-            or each.salt != state.salt
+            or each.scope != state.scope
             or not _contains(state, each, cuts_anywhere=cuts_anywhere)
         ]
         self.states.append(state)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from worker.wire.adapters import Scope
+
 
 @dataclass(slots=True, eq=False)
 class Snapshot:
@@ -25,7 +27,7 @@ class State:
     """
 
     tokens: list[int]
-    salt: str | None
+    scope: Scope
     n_bytes: int
     """Of `data`; expected until it is there."""
     data: memoryview | None = None

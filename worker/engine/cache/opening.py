@@ -15,7 +15,7 @@ from worker.models.gguf.header import GgufHeader
 from worker.wire.engine_info import EngineInfo
 from worker.wire.engine_settings import EngineSettings
 
-_FORMAT = 1
+_FORMAT = 2
 """The format's version; it must change with the content of the files."""
 
 
@@ -40,6 +40,9 @@ def open_disk(
         bind=lambda folder: _binding(
             header, settings, info, folder, projector, backend.moves_states
         ),
+        hash_adapters=lambda folder: [
+            sha256_of_file(Path(adapter.path), folder) for adapter in info.model.adapters
+        ],
     )
 
 
@@ -51,7 +54,7 @@ def _binding(
     projector: Path | None,
     moves_states: bool,
 ) -> str:
-    """A hash of everything that the states depend on; only engines with the same one may read them.
+    """A hash of what all states depend on; only engines with the same one may read them.
 
     Hashes the model, which takes seconds per gigabyte, or finds the hash that was stored under
     `hashes`.
@@ -59,7 +62,7 @@ def _binding(
     Raises:
         OSError: a file of the model cannot be read.
     """
-    adapter, n_parts = info.model.adapter, 1 if info.kv_unified else info.slots
+    n_parts = 1 if info.kv_unified else info.slots
     longest = info.kv_cells // n_parts
     parts = {
         "format": _FORMAT,
@@ -67,7 +70,6 @@ def _binding(
         "versions": {name: v for name, v in info.versions.items() if name != "python"},
         "backend": info.backend,
         "model": [sha256_of_file(path, hashes) for path in header.parts],
-        "adapter": [sha256_of_file(Path(adapter.path), hashes), adapter.scale] if adapter else None,
         "projector": [sha256_of_file(projector, hashes)] if projector is not None else None,
         "kv_types": settings.kv_types,
         "rope": settings.rope,

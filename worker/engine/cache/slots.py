@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from worker.engine.cache.moves import Snapshot
 from worker.engine.sequence import Sequence
+from worker.wire.adapters import Scope
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +29,7 @@ class Slot:
     owner: Sequence | None = None
     kept: list[int] = field(default_factory=list)
     """The tokens whose cells an idle slot keeps; empty while the slot has an owner."""
-    salt: str | None = None
+    scope: Scope = Scope()
     snapshots: list[Snapshot] = field(default_factory=list)
     """Snapshots of these cells, or of those that they were copied from."""
     shared: list[Shared] = field(default_factory=list)

@@ -59,7 +59,7 @@ class MessageAnswer(BlockAnswer[MessagesBody]):
             "id": self.asked.id,
             "type": "message",
             "role": "assistant",
-            "model": self.state.model_name,
+            "model": self.model_name,
             "content": content,
             "stop_reason": reason,
             "stop_sequence": stop_sequence,

@@ -146,7 +146,7 @@ class TextAnswer(Answer[TextBody]):
             "tokens": choice.token_ids if self.body.return_tokens else [],
             "id_slot": -1,
             "stop": True,
-            "model": self.state.model_name,
+            "model": self.model_name,
             "tokens_predicted": finished.tokens_out,
             "tokens_evaluated": job.prompt_tokens,
             # The last token that is shown was not computed.
@@ -190,6 +190,7 @@ def _settings(request: InferenceRequest, body: TextBody) -> dict[str, Any]:
         "n_probs": sampling.logprobs or 0,
         "post_sampling_probs": sampling.post_sampling_probs,
         "stream": body.stream,
+        "lora": [{"id": number, "scale": scale} for number, scale in request.adapters],
         "timings_per_token": body.timings_per_token,
     }
 

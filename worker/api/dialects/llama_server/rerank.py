@@ -50,7 +50,7 @@ async def rerank(request: Request, state: AppState) -> Response:
     if not texts:
         message = "documents is required: an array of at least 1 text"
         raise invalid([fault("documents", "required", message)])
-    scores, n_tokens = await rank(request, state, body.query, texts)
+    scores, n_tokens = await rank(request, state, body.model, body.query, texts)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
     if body.texts is not None:  # the form of text-embeddings-inference
         text = {index: {"text": texts[index]} for index in best} if body.return_text else {}
@@ -61,7 +61,7 @@ async def rerank(request: Request, state: AppState) -> Response:
     if body.return_documents:
         for result in results:
             result["document"] = {"text": texts[result["index"]]}
-    whole = {"object": "list", "model": state.model_name, "results": results}
+    whole = {"object": "list", "model": state.name_of(body.model), "results": results}
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
     return json_response(whole | {"usage": usage})
 

@@ -16,6 +16,7 @@ from worker.api.chat.run import answered
 from worker.api.chat.sampling import LLAMA_CPP_WINDOW, defaults_of
 from worker.api.dialects.llama_server.schema import (
     REFERENCE,
+    AdaptersBody,
     DetokenizeBody,
     TokenizeBody,
 )
@@ -177,6 +178,32 @@ async def slots(request: Request, state: AppState) -> Response:
     )
 
 
+async def adapters(request: Request, state: AppState) -> Response:
+    """Those that are loaded, each with its scale for requests that say nothing of adapters."""
+    return json_response(
+        [
+            {
+                "id": number,
+                "name": adapter.name,
+                "path": adapter.path.rstrip("/").rsplit("/", 1)[-1],
+                "scale": scale,
+                "task_name": "",
+                "prompt_prefix": "",
+            }
+            for number, (adapter, scale) in enumerate(
+                zip(state.adapters.loaded, state.adapters.scales, strict=True)
+            )
+        ]
+    )
+
+
+async def set_adapters(request: Request, state: AppState) -> Response:
+    """Set these scales, and those of all other adapters to 0."""
+    body = await read(request, state, AdaptersBody)
+    state.adapters.set(tuple((each.id, each.scale) for each in body.lora))
+    return json_response({"success": True})
+
+
 def _n_slots(state: AppState, status: WorkerStatus) -> int:
     return status.info.slots if status.info is not None else state.settings.engine.slots
 
@@ -216,5 +243,10 @@ OPERATIONS = [
         status=204, quiet=True, asks="none",
     ),
     Operation("GET", "/slots", slots, "The sequences that run at once"),
+    Operation("GET", "/lora-adapters", adapters, "The adapters that are loaded"),
+    Operation(
+        "POST", "/lora-adapters", set_adapters, "Adapters of requests that name none",
+        body=AdaptersBody, errors=(400, 413),
+    ),
 ]  # fmt: skip
 DIALECT = Dialect(OPERATIONS, FLAT, reference=REFERENCE)

@@ -6,7 +6,9 @@ from pydantic import AliasChoices, Field
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, ChatFields, MessageFields
 from worker.api.chat.fields import (
+    MAX_ADAPTERS,
     MAX_PROMPTS,
+    AdapterFields,
     GenerationFields,
     Many,
     Mixed,
@@ -65,6 +67,14 @@ class TextBody(GenerationFields):
     )
 
     counted_tokens = LLAMA_CPP_WINDOW
+
+
+class AdaptersBody(OpenBody):
+    """`POST /lora-adapters`: a list."""
+
+    lora: Many[AdapterFields] = Field((), max_length=MAX_ADAPTERS)
+
+    list_field = "lora"
 
 
 class CompletionBody(TextBody):

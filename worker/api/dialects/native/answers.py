@@ -58,17 +58,18 @@ class ConversionAnswer(TypedDict):
 
 
 class AdapterAnswer(TypedDict):
-    """The LoRA adapter that the model is served with."""
+    """A LoRA adapter that is loaded."""
 
     name: str
     scale: float
+    is_default: bool
     size_bytes: Count
 
 
 class ModelAnswer(TypedDict):
     metadata_sha256: str
     conversion: ConversionAnswer | None
-    adapter: AdapterAnswer | None
+    adapters: list[AdapterAnswer]
 
 
 class EngineCrash(TypedDict):

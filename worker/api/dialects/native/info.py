@@ -68,8 +68,8 @@ def _limits(state: AppState) -> dict[str, Any]:
 
 def _model(state: AppState, engine: EngineInfo) -> dict[str, Any]:
     model = asdict(engine.model)
-    if model["adapter"] is not None:
-        del model["adapter"]["path"]  # A path of this machine is not for clients.
+    for adapter in model["adapters"]:
+        del adapter["path"]  # A path of this machine is not for clients.
     return {
         **model,
         "metadata_sha256": state.served.metadata_sha256,

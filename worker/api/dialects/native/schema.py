@@ -10,9 +10,10 @@ import uuid
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, Field, create_model
+from pydantic import AfterValidator, Field, Tag, create_model
 from pydantic_core import PydanticCustomError
 
+from worker.api.chat.fields import MAX_ADAPTERS, ByKind, Text
 from worker.api.chat.request import Generate, Reasoning
 from worker.api.chat.sampling import MAX_BREAKERS, MAX_SEED
 from worker.api.http.body import Body, Flag, Integer, Number
@@ -64,6 +65,15 @@ else:
     )
 
 
+class AdapterBody(Body):
+    """A LoRA adapter of a job."""
+
+    id: Annotated[Text | Annotated[Integer, Tag("~other")], ByKind] = Field(
+        description="its number or its name"
+    )
+    scale: Number
+
+
 class InferenceBody(_Numbers):
     """A job in the worker's native form; an absent field has the contract's default."""
 
@@ -91,6 +101,12 @@ class InferenceBody(_Numbers):
     ignore_eos: Flag = False
     reasoning_budget: Integer = Field(
         -1, ge=-1, le=2**31 - 1, description="tokens of reasoning at most; -1 is any number"
+    )
+    lora: tuple[AdapterBody, ...] | None = Field(
+        None,
+        fail_fast=True,
+        max_length=MAX_ADAPTERS,
+        description="the adapters that are applied, and no other; without it, the default ones",
     )
     cache_salt: str | None = Field(
         None,
@@ -146,6 +162,7 @@ def read_inference(body: InferenceBody, state: AppState) -> Generate:
         max_tokens=body.max_tokens,
         stop=body.stop,
         reasoning=Reasoning(budget=body.reasoning_budget),
+        adapters=None if body.lora is None else tuple((a.id, a.scale) for a in body.lora),
         salt=body.cache_salt,
         deterministic=body.deterministic,
     )

@@ -52,10 +52,10 @@ class EmbeddingsBody(OpenBody):
 async def embeddings(request: Request, state: AppState) -> Response:
     began = time.monotonic()
     body = await read(request, state, EmbedBody)
-    state.require_model(served(body.model, state))
+    state.require_model(model := served(body.model, state))
     inputs = [body.input] if isinstance(body.input, str) else list(body.input)
-    found = await embed(request, state, inputs, body.dimensions) if body.input else []
-    return await sliced(_encoded(found, body.dimensions, tagged(state.model_name), began))
+    found = await embed(request, state, model, inputs, body.dimensions) if body.input else []
+    return await sliced(_encoded(found, body.dimensions, tagged(state.name_of(model)), began))
 
 
 def _encoded(
@@ -75,8 +75,8 @@ def _encoded(
 
 async def embedding(request: Request, state: AppState) -> Response:
     body = await read(request, state, EmbeddingsBody)
-    state.require_model(served(body.model, state))
-    found = await embed(request, state, [body.prompt]) if body.prompt else []
+    state.require_model(model := served(body.model, state))
+    found = await embed(request, state, model, [body.prompt]) if body.prompt else []
     return json_response({"embedding": found[0].values().tolist() if found else []})
 
 

@@ -33,7 +33,8 @@ class ShowBody(OpenBody):
 
 async def tags(request: Request, state: AppState) -> Response:
     modified_at = _started_at(state)
-    entries = [_entry(state, name) | {"modified_at": modified_at} for name in state.model_names]
+    names = (*state.model_names, *state.adapters.names)
+    entries = [_entry(state, name) | {"modified_at": modified_at} for name in names]
     return json_response({"models": entries})
 
 
@@ -51,7 +52,7 @@ async def running(request: Request, state: AppState) -> Response:
 
 async def show(request: Request, state: AppState) -> Response:
     body = await read(request, state, ShowBody)
-    state.require_model(served(body.model, state))
+    state.require_model(name := served(body.model, state))
     model = state.loaded().model
     lines = [
         f"{PARAMETERS[name].theirs:<30} {value:g}"
@@ -69,7 +70,7 @@ async def show(request: Request, state: AppState) -> Response:
             "modelfile": "",
             "parameters": "\n".join(lines),
             "template": str(state.served.metadata.get("tokenizer.chat_template", "")),
-            "details": _details(state),
+            "details": _details(state, name),
             "model_info": {**_metadata(state), **facts},
             "capabilities": _capabilities(state),
             "modified_at": _started_at(state),
@@ -91,7 +92,7 @@ def _entry(state: AppState, name: str) -> dict[str, Any]:
         "model": tagged(name),
         "size": state.loaded().model.size_bytes,
         "digest": state.served.metadata_sha256,
-        "details": _details(state),
+        "details": _details(state, name),
     }
 
 
@@ -100,11 +101,11 @@ def _metadata(state: AppState) -> dict[str, Any]:
     return {key: each for key, each in state.served.metadata.items() if "chat_template" not in key}
 
 
-def _details(state: AppState) -> dict[str, Any]:
+def _details(state: AppState, name: str) -> dict[str, Any]:
     model = state.loaded().model
     millions = model.n_params / 1e6
     return {
-        "parent_model": "",
+        "parent_model": tagged(state.model_name) if name in state.adapters.names else "",
         "format": "gguf",
         "family": model.architecture,
         "families": [model.architecture],

@@ -20,7 +20,8 @@ def untagged(name: str) -> str:
 
 def served(name: str, state: AppState) -> str:
     """The worker's own name for a model that a client names, with or without the tag."""
-    return name if name in state.model_names else untagged(name)
+    known = (*state.model_names, *state.adapters.names)
+    return name if name in known else untagged(name)
 
 
 def rfc3339(moment: datetime) -> str:

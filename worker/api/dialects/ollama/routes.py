@@ -41,7 +41,8 @@ def _loaded(body: ChatBody | GenerateBody, state: AppState, empty: dict[str, obj
     """The answer to a request that only wants the model loaded, which it always is."""
     state.require_model(served(body.model, state))
     state.loaded()
-    head = {"model": tagged(state.model_name), "created_at": now()}
+    name = state.name_of(served(body.model, state))
+    head = {"model": tagged(name), "created_at": now()}
     return json_response({**head, **empty, "done": True, "done_reason": "load"})
 
 

@@ -27,7 +27,7 @@ class _Lines(Answer[Body]):
 
     def __post_init__(self) -> None:
         [self._choice] = self.choices
-        self._model = tagged(self.state.model_name)
+        self._model = tagged(self.model_name)
         self._n_calls = 0
         """Those that were sent; a call is one line, so it waits until it is whole."""
 

@@ -66,10 +66,10 @@ class EmbeddingBody(OpenBody):
 async def embeddings(request: Request, state: AppState) -> Response:
     body, inputs = await read_as(request, state, EmbeddingBody, lambda body: (body, body.inputs()))
     state.require_model(body.model)
-    found = await embed(request, state, inputs, body.dimensions, body.embd_normalize)
+    found = await embed(request, state, body.model, inputs, body.dimensions, body.embd_normalize)
     if body.content is not None or request.url.path == OWN_PATH:
         return await sliced(_in_their_form(found, body))
-    return await sliced(_encoded(found, body, state.model_name))
+    return await sliced(_encoded(found, body, state.name_of(body.model)))
 
 
 def _in_their_form(found: Sequence[Embedding], body: EmbeddingBody) -> Iterator[bytes]:

@@ -21,21 +21,21 @@ from worker.errors import ModelNotFound
 
 
 async def models(request: Request, state: AppState) -> Response:
-    return json_response(
-        {"object": "list", "data": [_model(state, name) for name in state.model_names]}
-    )
+    names = (*state.model_names, *state.adapters.names)
+    return json_response({"object": "list", "data": [_model(state, name) for name in names]})
 
 
 async def model(request: Request, state: AppState) -> Response:
     name = request.path_params["model"]
-    if name not in state.model_names:
-        served = " and ".join(map(repr, state.model_names))
+    names = (*state.model_names, *state.adapters.names)
+    if name not in names:
+        served = " and ".join(map(repr, names))
         raise ModelNotFound(f"this worker serves {served} and no other model")
     return json_response(_model(state, name))
 
 
 def _model(state: AppState, name: str) -> dict[str, Any]:
-    info = state.loaded()
+    info, is_adapter = state.loaded(), name in state.adapters.names
     return {
         "id": name,
         "aliases": state.model_names,
@@ -45,8 +45,8 @@ def _model(state: AppState, name: str) -> dict[str, Any]:
         "owned_by": "llorch-worker",
         # As a router of llama-server has it, whose page chooses among a fleet's models by it.
         "status": {"value": "sleeping" if state.supervisor.state == "sleeping" else "loaded"},
-        "root": state.model_name,
-        "parent": None,
+        "root": name if is_adapter else state.model_name,
+        "parent": state.model_name if is_adapter else None,
         "meta": {
             "ftype": info.model.quant_kind,
             "n_vocab": info.model.vocab_size,

@@ -49,7 +49,7 @@ class _Choices(Answer[Any]):
             "id": self.asked.id,
             "object": self.chunk_object if self.asked.streams else self.answer_object,
             "created": int(time.time()),
-            "model": self.state.model_name,
+            "model": self.model_name,
             "system_fingerprint": self.state.served.build,
         }
         self._begin = f'data: {dumps(self._head)[:-1]},"choices":[{{"index":'

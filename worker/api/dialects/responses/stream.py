@@ -119,7 +119,7 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
             "created_at": self._created,
             "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
-            "model": self.state.model_name,
+            "model": self.model_name,
             "output": [self._ended_item(index) for index in range(n_blocks)],
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"}

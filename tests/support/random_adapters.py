@@ -1,0 +1,46 @@
+"""Random LoRA adapters, as GGUF files, that change what a model says."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFReader, GGUFType, GGUFWriter
+from gguf.constants import Keys
+from gguf.quants import dequantize
+
+
+@functools.cache
+def random_adapters(base: Path, n: int = 2) -> tuple[Path, ...]:
+    """Adapters of `base`, beside it."""
+    return tuple(random_adapter(base, base.with_suffix(f".lora{i}.gguf"), i) for i in range(n))
+
+
+def random_adapter(
+    base: Path, target: Path, seed: int, *, rank: int = 4, strength: float = 2.0
+) -> Path:
+    """Write an adapter of all matrices in the layers of `base`, whose changes are about `strength`
+    times as large as the weights themselves."""
+    model = GGUFReader(str(base))
+    architecture = model.fields["general.architecture"].contents()
+    writer = GGUFWriter(str(target), architecture)
+    writer.add_type(GGUFType.ADAPTER)
+    writer.add_string(Keys.Adapter.TYPE, "lora")
+    writer.add_float32(Keys.Adapter.LORA_ALPHA, float(rank))
+    dice = np.random.default_rng(seed)
+    for tensor in model.tensors:
+        width, *heights = (int(n) for n in tensor.shape)
+        if not tensor.name.startswith("blk.") or len(heights) != 1 or min(width, *heights) < 16:
+            continue
+        size = float(dequantize(tensor.data, tensor.tensor_type).std())
+        each = (size * strength / rank**0.5) ** 0.5
+        a = dice.standard_normal((rank, width), np.float32) * each
+        b = dice.standard_normal((heights[0], rank), np.float32) * each
+        writer.add_tensor(f"{tensor.name}.lora_a", a)
+        writer.add_tensor(f"{tensor.name}.lora_b", b)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target

@@ -1,0 +1,59 @@
+"""The LoRA adapters that are loaded, and which of them a request has. On the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from worker.api.http.faults import fault, invalid
+from worker.wire.adapters import MOST_SCALE, Adapter, Applied, applied
+
+Asked = tuple[tuple[int | str, float], ...]
+"""Adapters by number or name, and their scales, as a request lists them."""
+
+
+class AdapterScales:
+    def __init__(self, loaded: Sequence[Adapter]) -> None:
+        self.loaded = tuple(loaded)
+        self.names = tuple(adapter.name for adapter in loaded)
+        self.on_request = any(not adapter.is_default for adapter in loaded)
+        """Whether there is one that a request has to name."""
+        self.scales = [adapter.scale if adapter.is_default else 0.0 for adapter in loaded]
+        """Of each, for requests that say nothing of adapters."""
+
+    def of(self, model: str | None, asked: Asked | None) -> Applied:
+        """A request's own list, if it has one; else the adapter that its model names; else those
+        of `scales`.
+
+        Raises:
+            InvalidRequest: one in the list is not there, or has no usable scale.
+        """
+        if asked is not None:
+            return applied(self._listed(asked))
+        if model is not None and model in self.names:
+            number = self.names.index(model)
+            return applied({number: self.loaded[number].scale})
+        return applied(dict(enumerate(self.scales))) if self.loaded else ()
+
+    def set(self, asked: Asked) -> None:
+        """Set `scales`; one that is not in the list is off from now on. Raises as `of`."""
+        listed = self._listed(asked)
+        self.scales = [listed.get(number, 0.0) for number in range(len(self.loaded))]
+
+    def names_of(self, adapters: Iterable[int]) -> list[str]:
+        return [self.names[number] for number in adapters]
+
+    def _listed(self, asked: Asked) -> dict[int, float]:
+        found: dict[int, float] = {}
+        for place, (id, scale) in enumerate(asked):
+            number = self.names.index(id) if id in self.names else id
+            if isinstance(number, str) or not 0 <= number < len(self.loaded):
+                known = " or ".join(f"{n} ({name!r})" for n, name in enumerate(self.names))
+                field = f"lora[{place}].id"
+                message = f"{field} must be {known}" if known else f"{field}: no adapter is loaded"
+                raise invalid([fault(field, "unknown", message, id)])
+            if not abs(scale) <= MOST_SCALE:
+                field = f"lora[{place}].scale"
+                message = f"{field} must be from {-MOST_SCALE:g} to {MOST_SCALE:g}"
+                raise invalid([fault(field, "maximum", message, scale)])
+            found[number] = scale
+        return found

@@ -1,0 +1,79 @@
+"""LoRA adapters: those that are loaded beside a model, and those that a computation has."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+MOST_SCALE = 100.0
+FORM = f"[NAME=]FILE[:SCALE], with a scale from {-MOST_SCALE:g} to {MOST_SCALE:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One that is loaded."""
+
+    name: str
+    path: str
+    scale: float = 1.0
+    """Where a request names it."""
+    is_default: bool = False
+    """Whether requests have it that say nothing of adapters."""
+    size_bytes: int = 0
+
+
+Applied = tuple[tuple[int, float], ...]
+"""The adapters of a computation: the number of each among those that are loaded, in their order,
+and its scale. None has the scale 0."""
+
+
+class Scope(NamedTuple):
+    """What cells depend on beside their tokens: only requests of the same scope share them."""
+
+    salt: str | None = None
+    adapters: Applied = ()
+
+
+def applied(scales: Mapping[int, float]) -> Applied:
+    """Scales as llama.cpp takes them, which are 32-bit floats."""
+    rounded = ((n, struct.unpack("f", struct.pack("f", s))[0]) for n, s in sorted(scales.items()))
+    return tuple((number, scale) for number, scale in rounded if scale)
+
+
+def parse_adapter(text: str) -> Adapter:
+    """Parse a value of `--lora`.
+
+    A number behind the last `:` or `=` is the scale. What is before the first `=` is the name,
+    unless it has a `/`. Without a name, the adapter is applied by default, and is called as its
+    file.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    file, scale = text, 1.0
+    at = max(text.rfind(":"), text.rfind("="))
+    if (number := _number(text[at + 1 :])) is not None and at >= 0:
+        file, scale = text[:at], number
+    name, is_named, path = file.partition("=")
+    if not is_named or "/" in name:
+        is_named, path = "", file
+        name = file.rstrip("/").rsplit("/", 1)[-1].removesuffix(".gguf")
+    if not name or not path or not abs(scale) <= MOST_SCALE:
+        raise ValueError(f"must be {FORM}, not {text!r}")
+    return Adapter(name, path, scale, is_default=not is_named)
+
+
+def with_path(text: str, made: Callable[[str], str]) -> str:
+    """A value of `--lora` with another path. Raises as `parse_adapter`."""
+    adapter = parse_adapter(text)
+    name = "" if adapter.is_default else f"{adapter.name}="
+    return f"{name}{made(adapter.path)}:{adapter.scale:g}"
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
