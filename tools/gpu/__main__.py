@@ -30,6 +30,7 @@ STEPS: list[tuple[str, float, Callable[[Bench], Any]]] = [
     ("doctor", 60, steps.doctor),
     ("plan against what the driver says", 180, steps.plan_and_memory),
     ("a start that must not fit", 60, steps.must_not_fit),
+    ("the engine inside its walls", 120, steps.confined),
     ("greedy text as on the CPU", 120, steps.greedy_text),
     ("sixteen streams as alone", 120, steps.streams_as_alone),
     ("deterministic requests bit for bit", 60, steps.deterministic),

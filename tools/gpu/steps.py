@@ -56,6 +56,20 @@ def plan_and_memory(bench: Bench) -> dict[str, Any]:
     return found
 
 
+def confined(bench: Bench) -> dict[str, str]:
+    """Which walls hold around the engine; the driver computes inside them, and without them too."""
+    found = {}
+    for flags in ((), ("--no-confine",)):
+        with bench.worker(*flags) as worker:
+            assert worker.execute(STORY, max_tokens=4).end
+            walls = worker.get("/info").json()["engine"]["confinement"]
+        found[" ".join(flags) or "default"] = ", ".join(
+            f"{name}: {'' if wall['holds'] else 'no, '}{wall['how']}"
+            for name, wall in walls.items()
+        )
+    return found
+
+
 def must_not_fit(bench: Bench) -> str:
     """More cells than any device holds."""
     flags = ("--kv-cells", "130000000")

@@ -192,7 +192,17 @@ def test_biases_in_all_their_forms(dialect: Dialect) -> None:
     ]
     for given_bias, expected in forms:
         assert dialect.sampling(logit_bias=given_bias).logit_bias == expected
-    for wrong in ("5", [5], [[5]], {"5": True}, {"5": 101}, {"5": "much"}, [[1.5, 2]], 7):
+    for wrong in (
+        "5",
+        [5],
+        [[5]],
+        {"5": True},
+        {"5": 101},
+        {"5": "much"},
+        [[1.5, 2]],
+        7,
+        {"x" * 20_000: 1},
+    ):
         (message,) = dialect.faults(logit_bias=wrong).values()
         assert "logit_bias must be" in message
 

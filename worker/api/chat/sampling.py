@@ -38,6 +38,8 @@ from worker.wire.sampling import (
 
 MAX_SEED = 2**64 - 1
 MAX_BIASES = 1024
+MAX_BIAS_CHARS = 16 * 1024
+"""Of all texts in `logit_bias`: each is a word or so, and is tokenised."""
 MAX_BIAS = 100
 MAX_BREAKERS = 32
 MAX_TOKEN_ID = 2**31 - 1
@@ -86,6 +88,8 @@ def _biases(given: Any) -> tuple[tuple[int | str, float], ...]:
     found = [_bias(pair) for pair in pairs]
     if len(found) > MAX_BIASES:
         raise _must(f"of at most {MAX_BIASES} tokens")
+    if sum(len(token) for token, _ in found if isinstance(token, str)) > MAX_BIAS_CHARS:
+        raise _must(f"by texts of at most {MAX_BIAS_CHARS} characters together")
     return tuple(found)
 
 
