@@ -233,9 +233,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
         "bfloat16",
     ),
-    "gpt-bigcode": (
-        "GPTBigCodeConfig",
-        {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32, "n_inner": 256},
+    "mistral-4": (
+        "Mistral4Config",
+        LATENT | {"first_k_dense_replace": 0, "rope_parameters": MINISTRAL_ROPE},
         "bfloat16",
     ),
     "llama-4": (
@@ -257,7 +257,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"num_hidden_layers": 4, "head_dim": 32, "intermediate_size": 48} | LINEAR,
         "bfloat16",
     ),
-    "gpt-neox": ("GPTNeoXConfig", {"rotary_pct": 0.25}, "bfloat16"),
+    "deepseek-v3.2": ("DeepseekV32Config", LATENT | INDEXER, "bfloat16"),
     "granite-hybrid": (
         "GraniteMoeHybridConfig",
         {"layer_types": ["mamba", "attention"], "num_local_experts": 4, "num_experts_per_tok": 2}
@@ -326,12 +326,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         | {"final_logit_softcapping": 30.0},
         "bfloat16",
     ),
-    "bloom": ("BloomConfig", {"n_layer": 2, "n_head": 4, "seq_length": 256}, "bfloat16"),
-    "falcon": (
-        "FalconConfig",
-        {"new_decoder_architecture": True, "num_kv_heads": 2},
-        "bfloat16",
-    ),
+    "glm-dsa": ("GlmMoeDsaConfig", LATENT | INDEXER, "bfloat16"),
+    "qwen3-vl-moe": ("Qwen3VLMoeConfig", QWEN3_VL_MOE, "bfloat16"),
     "internlm-3": ("InternLM3Config", INTERNLM_3, "bfloat16"),
     "phi-4-mini": ("Phi3Config", PHI_4_MINI, "bfloat16"),
     "arcee": ("ArceeConfig", {}, "bfloat16"),
@@ -375,15 +371,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         SPARSE | {"head_dim": 16, "first_k_dense_replace": 0},
         "bfloat16",
     ),
-    "mistral-4": (
-        "Mistral4Config",
-        LATENT | {"first_k_dense_replace": 0, "rope_parameters": MINISTRAL_ROPE},
-        "bfloat16",
-    ),
-    "deepseek-v3.2": ("DeepseekV32Config", LATENT | INDEXER, "bfloat16"),
-    "glm-dsa": ("GlmMoeDsaConfig", LATENT | INDEXER, "bfloat16"),
-    "qwen3-vl-moe": ("Qwen3VLMoeConfig", QWEN3_VL_MOE, "bfloat16"),
 }
 """New ones at the end: the position is the seed. `pooling` makes an embedding model, `dense` two
-matrices behind it; the weights of one that is `drawn` are not committed; `saved_as` is what
+matrices behind it; `saved_as` is what
 published configurations call an architecture that transformers has under another name."""

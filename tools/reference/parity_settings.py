@@ -96,8 +96,7 @@ QWEN3_VL_MOE: dict[str, Any] = {
 }
 # llama.cpp looks GELU up in a half-precision table; small activations keep that out of sight.
 GAIN = {
-    **dict.fromkeys(("GPT2Config", "GPTBigCodeConfig", "GPTNeoXConfig"), 0.2),
-    **dict.fromkeys(("BloomConfig", "FalconConfig"), 0.2),
+    "GPT2Config": 0.2,
     "GemmaConfig": 0.9,
     "Gemma4TextConfig": 0.9,
     "Gemma2Config": 0.9,

@@ -21,7 +21,6 @@ DATA = Path(__file__).parents[2] / "data/parity"
 MODELS = sorted(p.name for p in DATA.iterdir() if p.name != "tokenizer")
 LOOSE = {"gemma", "gemma-2", "gemma-3", "starcoder-2", "phi-2"}
 LOOSE |= {"bert", "xlm-roberta", "modern-bert", "gemma-4", "gemma-4-moe", "embedding-gemma"}
-LOOSE |= {"bloom", "falcon", "gpt-bigcode", "gpt-neox"}
 """llama.cpp rounds their soft-capping, the scale of their embedding and GELU."""
 
 

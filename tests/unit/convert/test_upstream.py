@@ -24,20 +24,29 @@ HAS_TORCH = importlib.util.find_spec("torch") and importlib.util.find_spec("tran
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="needs llorch-worker[torch]")
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_experts": 4}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "apertus": ("ApertusConfig", {}),
     "bloom": ("BloomConfig", {"n_layer": 2, "n_head": 4}),
     "falcon": ("FalconConfig", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-h1": (
+        "FalconH1Config",
+        {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1}
+        | {"mamba_d_state": 16, "mamba_chunk_size": 8, "head_dim": 16, "key_multiplier": 0.7},
+    ),
     "falcon-mamba": ("FalconMambaConfig", {"state_size": 8, "intermediate_size": 128}),
     "gpt-bigcode": ("GPTBigCodeConfig", {"n_layer": 2, "n_head": 4, "n_embd": 64}),
     "gpt-neox": ("GPTNeoXConfig", {}),
-    "hunyuan": ("HunYuanDenseV1Config", {"head_dim": 16}),
     "jamba": ("JambaConfig", {"num_hidden_layers": 8, "use_mamba_kernels": False, **EXPERTS}),
     "mamba": ("MambaConfig", {"state_size": 8, "intermediate_size": 128}),
+    "mamba-2": (
+        "Mamba2Config",
+        {"num_heads": 4, "head_dim": 32, "state_size": 16, "n_groups": 2}
+        | {"chunk_size": 8, "expand": 2, "intermediate_size": 128},
+    ),
     "mpt": (
         "MptConfig",
         {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}
         | {"saved_as": "MPTForCausalLM"},
     ),
-    "olmo": ("OlmoConfig", {}),
 }
 PUBLISHED: dict[str, dict[str, Any]] = {"gpt-neox": {"rotary_pct": 0.25}}
 """Keys that published configurations have and transformers no longer saves."""
