@@ -69,6 +69,7 @@ def _convert(options: argparse.Namespace, report: Reporter) -> None:
         name=options.name,
         imatrix=options.imatrix,
         n_threads=options.threads,
+        projector=options.mmproj,
     )
     destination = _destination(options)
     report.finished(convert(_source(options, report), destination, given, report))
@@ -157,6 +158,9 @@ def _parser() -> argparse.ArgumentParser:
     convert.add_argument("--outtype", choices=[*FORMATS], default="q8_0")
     convert.add_argument("--imatrix", type=Path, help="importance matrix, for K-quants")
     convert.add_argument("--name", help="the model's name in the file (default: its folder's)")
+    convert.add_argument(
+        "--mmproj", action="store_true", help="the projector of pictures and sounds instead"
+    )
     _add_pre_tokenizer(convert)
     convert.add_argument(
         "--threads", type=_n_threads, metavar="N", help="default: one more than processors"

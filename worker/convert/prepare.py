@@ -6,7 +6,6 @@ Runs on the converter's main thread, before any weight is read.
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from worker.convert.malformed import told
 from worker.convert.output_types import FORMATS, OutputFormat
 from worker.convert.pooling import read_pooling
 from worker.convert.quantize import TensorType, tensor_type
+from worker.convert.scratch import Scratch
 from worker.convert.tensor_plan import OutputTensor, plan_tensors
 from worker.convert.tokenizer.check import TokenCheck
 from worker.convert.tokenizer.read import read_vocabulary
@@ -44,6 +44,8 @@ class Options:
     n_threads: int | None = None
     scratch: Path | None = None
     """Where llama.cpp's own converter may leave a file for as long as the conversion takes."""
+    projector: bool = False
+    """Convert what maps pictures and sounds into the model, instead of the model."""
 
     @property
     def format(self) -> OutputFormat:
@@ -61,7 +63,7 @@ class Conversion:
     tensors: list[tuple[OutputTensor, TensorType]]
     notes: list[str]
     """Known differences between llama.cpp and the source's own framework."""
-    scratch: tempfile.TemporaryDirectory[str] | None = None
+    scratch: Scratch | None = None
     """Where llama.cpp's own converter left its file."""
 
     def close(self) -> None:
@@ -72,6 +74,8 @@ class Conversion:
 
 def prepare_checked(source: Path, options: Options) -> Conversion:
     """Run `prepare`, and let llama.cpp load the result and give the source's own token ids."""
+    if options.projector:
+        return prepare(source, options)
     with TokenCheck(source) as tokens:
         conversion = prepare(source, options)
         try:
@@ -108,7 +112,9 @@ def _prepare(source: Path, options: Options) -> Conversion:
     checkpoint = Checkpoint.open(source)
     config = Config(checkpoint.config)
     family = architectures.family_of(config)
-    if family is not None:
+    if options.projector:
+        model = _projector(checkpoint, config, options)
+    elif family is not None:
         model = _by_family(checkpoint, family, config, options)
     elif upstream.classes().intersection(map(str, config.items("architectures"))):
         model = _by_script(checkpoint, options)
@@ -117,7 +123,7 @@ def _prepare(source: Path, options: Options) -> Conversion:
     written = options.format.tensor_type or _lossless(checkpoint)
     tensors = [(t, t.kind or tensor_type(written, t.shape, t.keep_f32)) for t in model.tensors]
     metadata: Metadata = {
-        Keys.General.TYPE: "model",
+        Keys.General.TYPE: "mmproj" if options.projector else "model",
         Keys.General.NAME: _safe_name(options.name or name_of(source), model.vocabulary),
         Keys.General.FILE_TYPE: options.format.file_type,
         Keys.General.QUANTIZATION_VERSION: 2,
@@ -148,7 +154,7 @@ class _Model:
     vocabulary: Vocabulary | None
     chat_template: str | list[dict[str, str]] | None
     notes: list[str]
-    scratch: tempfile.TemporaryDirectory[str] | None = None
+    scratch: Scratch | None = None
 
 
 def _by_family(checkpoint: Checkpoint, family: Family, config: Config, options: Options) -> _Model:
@@ -189,9 +195,9 @@ def _by_family(checkpoint: Checkpoint, family: Family, config: Config, options: 
 def _by_script(checkpoint: Checkpoint, options: Options) -> _Model:
     """By llama.cpp's own converter; the vocabulary is ours where the tokenizer is of a known
     kind."""
-    scratch = upstream.scratch_in(options.scratch)
+    scratch = Scratch(options.scratch)
     try:
-        file = upstream.convert(checkpoint, Path(scratch.name))
+        file = upstream.convert(checkpoint, scratch.path)
         architecture, metadata = upstream.metadata(file)
         tensors = upstream.tensors(file)
         (n_vocab,) = (t.shape[0] for t in tensors if t.name == "token_embd.weight")
@@ -213,6 +219,24 @@ def _by_script(checkpoint: Checkpoint, options: Options) -> _Model:
         scratch.cleanup()
         raise
     return _Model(architecture, tensors, metadata, vocabulary, template, notes, scratch)
+
+
+def _projector(checkpoint: Checkpoint, config: Config, options: Options) -> _Model:
+    """By llama.cpp's own converter, whose tensors are copied as they are."""
+    if not upstream.classes(projector=True).intersection(map(str, config.items("architectures"))):
+        raise ModelError(f"{config.name}: no projector of this architecture can be converted")
+    if options.format.tensor_type is None:
+        raise ModelError(f"a projector can be f32, f16, bf16 or q8_0, not {options.outtype}")
+    scratch = Scratch(options.scratch)
+    try:
+        file = upstream.convert(checkpoint, scratch.path, options.outtype)
+        architecture, metadata = upstream.metadata(file)
+        metadata[manifest.SCRIPT] = "convert_hf_to_gguf.py"
+        tensors = upstream.tensors(file, as_they_are=True)
+    except BaseException:
+        scratch.cleanup()
+        raise
+    return _Model(architecture, tensors, metadata, None, None, [], scratch)
 
 
 def _importance(options: Options) -> Metadata:

@@ -17,7 +17,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache
@@ -40,7 +39,7 @@ _FILES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".safetensors"}
 _SECONDS, _SECONDS_PER_GB = 600, 120
 _BYTES = 6 << 30
 """Of memory for PyTorch and its threads; the largest layer in float32 comes to it three times."""
-_TABLE = "TEXT_MODEL_MAP"
+_TABLES = {False: "TEXT_MODEL_MAP", True: "MMPROJ_MODEL_MAP"}
 
 
 def folder() -> Path | None:
@@ -53,20 +52,24 @@ def folder() -> Path | None:
 
 
 @cache
-def classes() -> frozenset[str]:
-    """The values of `architectures` in `config.json` that the script knows."""
+def classes(projector: bool = False) -> frozenset[str]:
+    """The values of `architectures` in `config.json` that the script knows, or of which it knows
+    the projector."""
     if (scripts := folder()) is None:
         return frozenset()
     tree = ast.parse((scripts / "conversion/__init__.py").read_text("utf-8"))
     for node in tree.body:
-        if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == _TABLE:
+        if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == _TABLES[projector]:
             assert node.value is not None
             return frozenset(ast.literal_eval(node.value))
     return frozenset()
 
 
-def convert(checkpoint: Checkpoint, scratch: Path) -> Path:
+def convert(checkpoint: Checkpoint, scratch: Path, projector: str = "") -> Path:
     """Run the script on a checkpoint; returns the GGUF that it wrote below `scratch`.
+
+    Of the checkpoint's projector, if its type is given: the script decides which of its tensors
+    have another one, because their operations know few.
 
     Raises:
         ModelError: PyTorch is absent, the script fails or exceeds its bounds, or a tensor in the
@@ -88,8 +91,9 @@ def convert(checkpoint: Checkpoint, scratch: Path) -> Path:
     for path in checkpoint.folder.iterdir():
         if path.suffix in _FILES or path.is_dir():
             (readable / path.name).symlink_to(path.absolute())
-    target = scratch / "upstream.gguf"
-    meant = _run(scripts, readable, target, _lossless(checkpoint), checkpoint)
+    outtype = projector or _lossless(checkpoint)
+    meant = _run(scripts, readable, scratch / "upstream.gguf", outtype, checkpoint, projector)
+    target = scratch / ("mmproj-upstream.gguf" if projector else "upstream.gguf")
     _check(target, meant)
     return target
 
@@ -100,13 +104,19 @@ def _lossless(checkpoint: Checkpoint) -> str:
 
 
 def _run(
-    scripts: Path, source: Path, target: Path, outtype: str, checkpoint: Checkpoint
+    scripts: Path,
+    source: Path,
+    target: Path,
+    outtype: str,
+    checkpoint: Checkpoint,
+    projector: str,
 ) -> Mapping[str, str]:
     size = sum(info.size_bytes for info in checkpoint.tensors.values())
     seconds = _SECONDS + _SECONDS_PER_GB * size // 10**9
     limit = str(_BYTES + 3 * _largest_layer(checkpoint))
     command = [sys.executable, "-m", "worker.convert.upstream_child", limit]
     command += [str(scripts), str(source), str(target), outtype]
+    command += ["--mmproj"] if projector else []
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     try:
         done = subprocess.run(
@@ -149,12 +159,12 @@ def metadata(file: Path) -> tuple[str, Metadata]:
     return str(fields["general.architecture"].contents()), found
 
 
-def tensors(file: Path) -> list[OutputTensor]:
+def tensors(file: Path, *, as_they_are: bool = False) -> list[OutputTensor]:
     """What becomes of the file's tensors."""
     outputs = []
     for entry in read_header(file).tensors:
         shape = tuple(reversed(entry.shape))
-        if entry.type_name in READABLE:
+        if entry.type_name in READABLE and not as_they_are:
             info = TensorInfo(entry.name, entry.type_name, shape, file, entry.offset, entry.n_bytes)
             piece = RowSpan(info, 0, info.n_rows)
             keeps = entry.type_name == "F32" and _is_small(entry)
@@ -175,10 +185,3 @@ def _is_small(entry: TensorEntry) -> bool:
 
 def _first(sources: list[Any]) -> Any:
     return sources[0]
-
-
-def scratch_in(folder: Path | None) -> tempfile.TemporaryDirectory[str]:
-    """A folder of its own in the first that exists of `folder` and those above it."""
-    while folder is not None and not folder.is_dir():
-        folder = folder.absolute().parent
-    return tempfile.TemporaryDirectory(prefix=".llorch-convert-", dir=folder)

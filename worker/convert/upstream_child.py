@@ -23,7 +23,7 @@ _NETWORK = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname")
 
 
 def main() -> None:
-    limit, scripts, source, target, outtype = sys.argv[1:]
+    limit, scripts, source, target, outtype, *flags = sys.argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_DATA, (int(limit), int(limit)))
@@ -35,6 +35,7 @@ def main() -> None:
     _forgive_vocabularies()
     _keep_settings()
     sys.argv = ["convert_hf_to_gguf.py", source, "--outfile", target, "--outtype", outtype]
+    sys.argv += flags
     runpy.run_path(f"{scripts}/convert_hf_to_gguf.py", run_name="__main__")
     print(json.dumps(meant))
 
@@ -91,6 +92,8 @@ def _forgive_vocabularies() -> None:
 
     def forgiving(name: str, mmproj: bool = False) -> Any:
         kind = original(name, mmproj)
+        if mmproj:
+            return kind
         read = kind.set_vocab
 
         def set_vocab(self: Any) -> None:

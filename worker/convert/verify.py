@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from gguf.constants import Keys
 
 from worker.convert import chunks, manifest, weights
 from worker.convert.checkpoint import read_bytes
@@ -27,6 +28,7 @@ from worker.convert.output_types import FORMATS
 from worker.convert.prepare import Conversion, Options, prepare_checked
 from worker.convert.progress import Reporter
 from worker.convert.quantize import decode, encode, to_float32
+from worker.convert.scratch import Scratch
 from worker.convert.tensor_plan import OutputTensor
 from worker.errors import ModelError
 from worker.models.checksum import sha256_of_range
@@ -58,7 +60,8 @@ def check_file(source: Path, file: Path, options: Options, report: Reporter) -> 
         raise ModelError(
             f"{file} does not say what it was converted to: {manifest.OUTTYPE} is {outtype!r}"
         )
-    options = replace(options, outtype=str(outtype), scratch=file.parent)
+    is_projector = recorded.get(Keys.General.TYPE) == "mmproj"
+    options = replace(options, outtype=str(outtype), scratch=file.parent, projector=is_projector)
     if manifest.IMATRIX in recorded and options.imatrix is None:
         raise ModelError(
             f"{file} was quantised with an importance matrix, which verify needs: give the file "
@@ -112,8 +115,8 @@ def _quantise_again(conversion: Conversion, file: Path, options: Options, report
     """
     own = file.absolute().parent
     folder = own if os.access(own, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix=".llorch-verify-", dir=folder) as temporary:
-        target = Path(temporary) / "again.gguf"
+    with Scratch(folder) as temporary:
+        target = temporary / "again.gguf"
         weights.check_space(target, conversion, options)
         with OutputFile(target) as out:
             weights.write_quantised(conversion, out, options, report)

@@ -240,6 +240,22 @@ def test_an_adapter_without_a_name_is_for_all(start_worker: StartWorker, warm_ca
     assert off == plain and adapter["scale"] == 0.0
 
 
+def test_four_workers_that_start_with_one_new_adapter_at_once_all_serve_it(
+    start_worker: StartWorker, warm_cache: Path, tmp_path: Path
+) -> None:
+    cache = Path(shutil.copytree(warm_cache, tmp_path / "own-cache"))
+    for converted in cache.glob("converted/*/adapter.gguf"):
+        shutil.rmtree(converted.parent)
+    workers = [start_worker("--lora", str(ADAPTER), cache_dir=cache) for _ in range(4)]
+    for worker in workers:
+        worker.wait_ready()
+    said = {worker.execute(PROMPT, max_tokens=8, temperature=0.0).text for worker in workers}
+    assert len(said) == 1
+    assert [worker.stop() for worker in workers] == [0, 0, 0, 0]
+    assert len(list(cache.glob("converted/*/adapter.gguf"))) == 1
+    assert not list(cache.rglob("*.partial"))
+
+
 def test_the_doctor_tells_an_adapter_that_a_start_would_refuse(warm_cache: Path) -> None:
     report = shown("doctor", warm_cache, "--lora", str(warm_cache / "nowhere.gguf"), code=3)
     (check,) = [each for each in report["checks"] if each["name"] == "adapter"]

@@ -15,11 +15,14 @@ import pytest
 from tests.unit.convert import engine
 from tests.unit.convert.test_failures import edit, fails
 from tests.unit.convert.test_parity import DATA, checkpoint
+from tools.reference.parity_settings import COMMON, QWEN2_VL, QWEN3_VL
 from worker.commands import convert as cli
 from worker.convert import upstream
 from worker.convert.architectures import FAMILIES
 from worker.models.gguf.header import read_header
 
+VISION: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+VISION |= {"num_attention_heads": 2}
 HAS_TORCH = importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="needs llorch-worker[torch]")
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_experts": 4}
@@ -98,6 +101,70 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert difference <= 3e-3
     assert read_header(target).metadata["llorch.convert.script"] == "convert_hf_to_gguf.py"
     assert {path.name for path in tmp_path.iterdir()} == {"model.gguf", name}
+
+
+PROJECTORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma-3": (
+        "Gemma3Config",
+        {"vision_config": {**VISION, "image_size": 28, "patch_size": 14}, "mm_tokens_per_image": 1}
+        | {"text_config": {**COMMON, "head_dim": 16}},
+    ),
+    "idefics-3": (
+        "Idefics3Config",
+        {"vision_config": {**VISION, "image_size": 56, "patch_size": 14}, "scale_factor": 2}
+        | {"text_config": {"model_type": "llama", **COMMON}},
+    ),
+    "internvl": (
+        "InternVLConfig",
+        {"vision_config": {**VISION, "image_size": [56, 56], "patch_size": [14, 14]}}
+        | {"text_config": {"model_type": "qwen2", **COMMON}},
+    ),
+    "llava": (
+        "LlavaConfig",
+        {"vision_config": {**VISION, "image_size": 56, "patch_size": 14}}
+        | {"text_config": {"model_type": "llama", **COMMON}},
+    ),
+    "pixtral": (
+        "Mistral3Config",
+        {"vision_config": {**VISION, "model_type": "pixtral", "image_size": 56, "patch_size": 14}}
+        | {"text_config": {"model_type": "mistral", **COMMON, "head_dim": 16}},
+    ),
+    "qwen2-vl": ("Qwen2VLConfig", QWEN2_VL),
+    "qwen3-vl": ("Qwen3VLConfig", QWEN3_VL),
+}
+PREPROCESSOR: dict[str, Any] = {
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+    "size": {"longest_edge": 56},
+}
+PREPROCESSOR |= {"min_pixels": 784, "max_pixels": 12544, "patch_size": 14, "merge_size": 2}
+
+
+@needs_torch
+@pytest.mark.long
+@pytest.mark.parametrize("name", PROJECTORS)
+def test_a_projector_is_what_the_script_means_and_loads(name: str, tmp_path: Path) -> None:
+    import transformers  # type: ignore[import-not-found]
+
+    kind, settings = PROJECTORS[name]
+    source, target = tmp_path / name, tmp_path / "mmproj.gguf"
+    config = getattr(transformers, kind)(**settings)
+    transformers.AutoModelForImageTextToText.from_config(config).bfloat16().save_pretrained(source)
+    shutil.copytree(DATA / "tokenizer", source, dirs_exist_ok=True)
+    (source / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
+    for outtype in ("q8_0", "f16"):
+        arguments = [str(source), str(target), "--mmproj", "--outtype", outtype]
+        assert cli.run([*arguments, "--progress", "none"]) == 0
+    assert cli.run(["verify", str(source), str(target), "--progress", "none"]) == 0
+    header = read_header(target)
+    assert (header.architecture, header.metadata["general.type"]) == ("clip", "mmproj")
+    print(f"{name} {header.metadata.get('clip.projector_type')} {len(header.tensors)} tensors")
+    assert {path.name for path in tmp_path.iterdir()} == {"mmproj.gguf", name}
+
+
+def test_what_has_no_projector_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = checkpoint("llama", tmp_path)
+    assert "no projector" in fails(source, capsys, "--mmproj")
 
 
 @needs_torch

@@ -90,7 +90,7 @@ def test_one_bit_of_a_k_quant_is_found_and_its_importance_matrix_asked_for(
         file.write(bytes([last ^ 1]))
     assert cli.run(["verify", str(source), str(target), *given]) == 3
     assert f"{name} failed: its bytes" in capsys.readouterr().err
-    assert not list(tmp_path.glob(".llorch-verify-*"))
+    assert not list(tmp_path.glob(".llorch-convert-*"))
 
 
 def test_a_pre_tokenizer_and_a_name_that_were_given_are_given_again(
