@@ -18,6 +18,7 @@ from worker.convert.config import Config
 from worker.convert.family import metadata as family_metadata
 from worker.convert.family.rules import Family, Metadata
 from worker.convert.malformed import told
+from worker.convert.output import ChatTemplate
 from worker.convert.output_types import FORMATS, OutputFormat
 from worker.convert.pooling import read_pooling
 from worker.convert.quantize import TensorType, tensor_type
@@ -59,7 +60,7 @@ class Conversion:
     checkpoint: Checkpoint
     architecture: str
     metadata: Metadata
-    chat_template: str | list[dict[str, str]] | None
+    chat_template: ChatTemplate
     tensors: list[tuple[OutputTensor, TensorType]]
     notes: list[str]
     """Known differences between llama.cpp and the source's own framework."""
@@ -112,14 +113,17 @@ def _prepare(source: Path, options: Options) -> Conversion:
     checkpoint = Checkpoint.open(source)
     config = Config(checkpoint.config)
     family = architectures.family_of(config)
-    if options.projector:
-        model = _projector(checkpoint, config, options)
-    elif family is not None:
+    scripts = upstream.classes(options.projector)
+    if options.projector and options.format.tensor_type is None:
+        raise ModelError(f"a projector can be f32, f16, bf16 or q8_0, not {options.outtype}")
+    if family is not None and not options.projector:
         model = _by_family(checkpoint, family, config, options)
-    elif upstream.classes().intersection(map(str, config.items("architectures"))):
+    elif scripts.intersection(map(str, config.items("architectures"))):
         model = _by_script(checkpoint, options)
+    elif options.projector:
+        raise ModelError(f"{config.name}: no projector of this architecture can be converted")
     else:
-        raise architectures.unknown(config, upstream.classes())
+        raise architectures.unknown(config, scripts)
     written = options.format.tensor_type or _lossless(checkpoint)
     tensors = [(t, t.kind or tensor_type(written, t.shape, t.keep_f32)) for t in model.tensors]
     metadata: Metadata = {
@@ -152,7 +156,7 @@ class _Model:
     tensors: list[OutputTensor]
     metadata: Metadata
     vocabulary: Vocabulary | None
-    chat_template: str | list[dict[str, str]] | None
+    chat_template: ChatTemplate
     notes: list[str]
     scratch: Scratch | None = None
 
@@ -193,50 +197,43 @@ def _by_family(checkpoint: Checkpoint, family: Family, config: Config, options: 
 
 
 def _by_script(checkpoint: Checkpoint, options: Options) -> _Model:
-    """By llama.cpp's own converter; the vocabulary is ours where the tokenizer is of a known
-    kind."""
+    """By llama.cpp's own converter. A projector's tensors are copied as they are; a model's
+    vocabulary is ours where the tokenizer is of a known kind."""
     scratch = Scratch(options.scratch)
     try:
-        file = upstream.convert(checkpoint, scratch.path)
+        file = upstream.convert(
+            checkpoint, scratch.path, options.outtype if options.projector else ""
+        )
         architecture, metadata = upstream.metadata(file)
-        tensors = upstream.tensors(file)
-        (n_vocab,) = (t.shape[0] for t in tensors if t.name == "token_embd.weight")
-        template, notes, vocabulary = None, ["llama.cpp's own converter read the weights"], None
         metadata[manifest.SCRIPT] = "convert_hf_to_gguf.py"
-        try:
-            vocabulary = read_vocabulary(checkpoint, n_vocab, options.pre_tokenizer)
-        except ModelError as error:
-            if Keys.Tokenizer.LIST not in metadata:
-                raise
-            notes.append(f"and the vocabulary: {error.message}")
-        else:
-            embeds = Keys.LLM.POOLING_TYPE.format(arch=architecture) in metadata
-            metadata = {k: v for k, v in metadata.items() if not k.startswith("tokenizer.")}
-            metadata |= vocabulary.metadata()
-            metadata |= special_tokens(checkpoint, vocabulary, embeds=embeds)
-            template, notes = chat_templates(checkpoint), [*notes, *vocabulary.notes]
+        tensors = upstream.tensors(file, as_they_are=options.projector)
+        notes = ["llama.cpp's own converter read the weights"]
+        model = _Model(architecture, tensors, metadata, None, None, notes, scratch)
+        return model if options.projector else _with_vocabulary(model, checkpoint, options)
     except BaseException:
         scratch.cleanup()
         raise
-    return _Model(architecture, tensors, metadata, vocabulary, template, notes, scratch)
 
 
-def _projector(checkpoint: Checkpoint, config: Config, options: Options) -> _Model:
-    """By llama.cpp's own converter, whose tensors are copied as they are."""
-    if not upstream.classes(projector=True).intersection(map(str, config.items("architectures"))):
-        raise ModelError(f"{config.name}: no projector of this architecture can be converted")
-    if options.format.tensor_type is None:
-        raise ModelError(f"a projector can be f32, f16, bf16 or q8_0, not {options.outtype}")
-    scratch = Scratch(options.scratch)
+def _with_vocabulary(model: _Model, checkpoint: Checkpoint, options: Options) -> _Model:
+    (n_vocab,) = (t.shape[0] for t in model.tensors if t.name == "token_embd.weight")
     try:
-        file = upstream.convert(checkpoint, scratch.path, options.outtype)
-        architecture, metadata = upstream.metadata(file)
-        metadata[manifest.SCRIPT] = "convert_hf_to_gguf.py"
-        tensors = upstream.tensors(file, as_they_are=True)
-    except BaseException:
-        scratch.cleanup()
-        raise
-    return _Model(architecture, tensors, metadata, None, None, [], scratch)
+        vocabulary = read_vocabulary(checkpoint, n_vocab, options.pre_tokenizer)
+    except ModelError as error:
+        if Keys.Tokenizer.LIST not in model.metadata:
+            raise
+        return replace(model, notes=[*model.notes, f"and the vocabulary: {error.message}"])
+    embeds = Keys.LLM.POOLING_TYPE.format(arch=model.architecture) in model.metadata
+    metadata = {k: v for k, v in model.metadata.items() if not k.startswith("tokenizer.")}
+    metadata |= vocabulary.metadata()
+    metadata |= special_tokens(checkpoint, vocabulary, embeds=embeds)
+    return replace(
+        model,
+        metadata=metadata,
+        vocabulary=vocabulary,
+        chat_template=chat_templates(checkpoint),
+        notes=[*model.notes, *vocabulary.notes],
+    )
 
 
 def _importance(options: Options) -> Metadata:

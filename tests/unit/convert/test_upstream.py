@@ -21,7 +21,7 @@ from worker.convert import upstream
 from worker.convert.architectures import FAMILIES
 from worker.models.gguf.header import read_header
 
-VISION: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+VISION: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
 VISION |= {"num_attention_heads": 2}
 HAS_TORCH = importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="needs llorch-worker[torch]")
@@ -98,7 +98,7 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     got, wanted = engine.logits(target, expected["tokens"].tolist()), expected["logits"]
     difference = np.abs(got - wanted).max() / np.abs(wanted).max()
     print(f"{name} {read_header(target).architecture} {difference:.0e}")
-    assert difference <= 3e-3
+    assert difference <= 5e-3  # Of Falcon-H1 the script rounds what it multiplies.
     assert read_header(target).metadata["llorch.convert.script"] == "convert_hf_to_gguf.py"
     assert {path.name for path in tmp_path.iterdir()} == {"model.gguf", name}
 
@@ -114,22 +114,15 @@ PROJECTORS: dict[str, tuple[str, dict[str, Any]]] = {
         {"vision_config": {**VISION, "image_size": 56, "patch_size": 14}, "scale_factor": 2}
         | {"text_config": {"model_type": "llama", **COMMON}},
     ),
-    "internvl": (
-        "InternVLConfig",
-        {"vision_config": {**VISION, "image_size": [56, 56], "patch_size": [14, 14]}}
-        | {"text_config": {"model_type": "qwen2", **COMMON}},
-    ),
-    "llava": (
-        "LlavaConfig",
-        {"vision_config": {**VISION, "image_size": 56, "patch_size": 14}}
-        | {"text_config": {"model_type": "llama", **COMMON}},
-    ),
     "pixtral": (
         "Mistral3Config",
         {"vision_config": {**VISION, "model_type": "pixtral", "image_size": 56, "patch_size": 14}}
         | {"text_config": {"model_type": "mistral", **COMMON, "head_dim": 16}},
     ),
-    "qwen2-vl": ("Qwen2VLConfig", QWEN2_VL),
+    "qwen2-vl": (
+        "Qwen2VLConfig",
+        {**QWEN2_VL, "vision_config": {**QWEN2_VL["vision_config"], "depth": 3}},
+    ),
     "qwen3-vl": ("Qwen3VLConfig", QWEN3_VL),
 }
 PREPROCESSOR: dict[str, Any] = {
@@ -138,6 +131,14 @@ PREPROCESSOR: dict[str, Any] = {
     "size": {"longest_edge": 56},
 }
 PREPROCESSOR |= {"min_pixels": 784, "max_pixels": 12544, "patch_size": 14, "merge_size": 2}
+
+
+def rename(file: Path, old: str, new: str) -> None:
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    text = json.dumps({name.replace(old, new): entry for name, entry in header.items()}).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
 
 
 @needs_torch
@@ -151,6 +152,10 @@ def test_a_projector_is_what_the_script_means_and_loads(name: str, tmp_path: Pat
     config = getattr(transformers, kind)(**settings)
     transformers.AutoModelForImageTextToText.from_config(config).bfloat16().save_pretrained(source)
     shutil.copytree(DATA / "tokenizer", source, dirs_exist_ok=True)
+    if name == "gemma-3":  # As it is published; transformers drops a part of the names.
+        rename(source / "model.safetensors", "vision_tower.", "vision_tower.vision_model.")
+    token = {"content": "[IMG_BREAK]", "special": True}
+    edit(source / "tokenizer_config.json", added_tokens_decoder={"3": token})
     (source / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
     for outtype in ("q8_0", "f16"):
         arguments = [str(source), str(target), "--mmproj", "--outtype", outtype]

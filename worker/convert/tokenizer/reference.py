@@ -29,6 +29,8 @@ def reference(folder: Path) -> Tokenizer:
         if (folder / tekken.FILE).is_file():
             return tekken.reference(folder / tekken.FILE)
         source = folder / "tokenizer.model"
+        if not source.is_file():
+            raise ModelError(f"{folder} has no tokenizer whose ids can be compared")
         return _from_sentencepiece(read_model(source.read_bytes(), str(source)))
     try:
         tokenizer = Tokenizer.from_file(str(path))
