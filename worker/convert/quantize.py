@@ -49,8 +49,9 @@ def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def is_copied(source: np.dtype[Any], kind: TensorType) -> bool:
-    """Whether the output type is the source's type, so that the bytes are copied."""
-    return kind != "Q8_0" and _STORED.get(kind, source) == source
+    """Whether the output type is the source's type, so that the bytes are copied; as bytes come
+    what has its type already."""
+    return source == np.uint8 or kind != "Q8_0" and _STORED.get(kind, source) == source
 
 
 def encode(values: npt.NDArray[Any], kind: TensorType) -> npt.NDArray[np.uint8]:

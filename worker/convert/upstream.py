@@ -91,10 +91,8 @@ def convert(checkpoint: Checkpoint, scratch: Path, projector: str = "") -> Path:
     for path in checkpoint.folder.iterdir():
         if path.suffix in _FILES or path.is_dir():
             (readable / path.name).symlink_to(path.absolute())
-    outtype = projector or _lossless(checkpoint)
-    meant = _run(scripts, readable, scratch / "upstream.gguf", outtype, checkpoint, projector)
-    target = scratch / ("mmproj-upstream.gguf" if projector else "upstream.gguf")
-    _check(target, meant)
+    target, outtype = scratch / "upstream.gguf", projector or _lossless(checkpoint)
+    _check(target, _run(scripts, readable, target, outtype, checkpoint, projector))
     return target
 
 
@@ -171,7 +169,7 @@ def tensors(file: Path, *, as_they_are: bool = False) -> list[OutputTensor]:
             outputs.append(OutputTensor(entry.name, shape, (piece,), keep_f32=keeps))
         else:
             info = TensorInfo(entry.name, "U8", (entry.n_bytes,), file, entry.offset, entry.n_bytes)
-            n_rows = info.size_bytes and entry.n_elements // shape[-1]
+            n_rows = entry.n_elements // shape[-1] if len(shape) > 1 else entry.n_elements
             piece = RowSpan(info, 0, n_rows, make=_first)
             outputs.append(OutputTensor(entry.name, shape, (piece,), kind=entry.type_name))
     return outputs

@@ -12,7 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.convert import engine
+from builds import sdist
+from builds.pins import pins
+from tests.unit.convert import engine, rebuild
+from tests.unit.convert.test_definitions import DATA as DEFINITIONS
+from tests.unit.convert.test_definitions import N_VOCAB
 from tests.unit.convert.test_failures import edit, fails
 from tests.unit.convert.test_parity import DATA, checkpoint
 from tools.reference.parity_settings import COMMON, QWEN2_VL, QWEN3_VL
@@ -25,6 +29,7 @@ VISION: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidde
 VISION |= {"num_attention_heads": 2}
 HAS_TORCH = importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="needs llorch-worker[torch]")
+TEKKEN = Path(__file__).parents[2] / "data/tekken"
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_experts": 4}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("ApertusConfig", {}),
@@ -101,6 +106,36 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert difference <= 5e-3  # Of Falcon-H1 the script rounds what it multiplies.
     assert read_header(target).metadata["llorch.convert.script"] == "convert_hf_to_gguf.py"
     assert {path.name for path in tmp_path.iterdir()} == {"model.gguf", name}
+
+
+@needs_torch
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*N_VOCAB, "tekken", "llama-spm"])
+def test_real_tokenizers_go_that_way(name: str, tmp_path: Path) -> None:
+    import transformers  # type: ignore[import-not-found]
+
+    source, target = tmp_path / name, tmp_path / "model.gguf"
+    n_vocab = N_VOCAB.get(name, 32000)
+    if name == "tekken":
+        n_vocab = json.loads((TEKKEN / "tekken.json").read_text())["config"]["default_vocab_size"]
+    settings = {**COMMON, "vocab_size": n_vocab, "hidden_size": 32, "state_size": 8}
+    settings |= {"intermediate_size": 64}
+    config = transformers.MambaConfig(**settings)
+    transformers.MambaForCausalLM(config).bfloat16().save_pretrained(source)
+    if name == "llama-spm":
+        models = sdist.unpacked(pins()) / "vendor/llama.cpp/models"
+        rebuild.write_model(rebuild.Source(models / "ggml-vocab-llama-spm.gguf"), source)
+    for file in (TEKKEN / "tekken.json", *(DEFINITIONS / name).glob("*")):
+        if name == "tekken" or file.parent.name == name:
+            shutil.copy(file, source)
+    arguments = [str(source), str(target), "--outtype", "bf16", "--progress", "none"]
+    assert cli.run(arguments) == 0
+    header = read_header(target)
+    assert header.vocab_size == n_vocab
+    assert header.metadata["llorch.convert.script"] == "convert_hf_to_gguf.py"
+    print(
+        f"{name}: {n_vocab} tokens, {header.metadata.get('llorch.convert.difference', 'same ids')}"
+    )
 
 
 PROJECTORS: dict[str, tuple[str, dict[str, Any]]] = {
