@@ -97,7 +97,7 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     edit(source / "config.json", **PUBLISHED.get(name, {}))
     expected = np.load(source / "expected.npz")
     for outtype in ("q4_k_m", "f32"):
-        arguments = [str(source), str(target), "--outtype", outtype, "--progress", "none"]
+        arguments = [str(source), str(target), "--overwrite", "--outtype", outtype]
         assert cli.run(arguments) == 0
     assert cli.run(["verify", str(source), str(target), "--progress", "none"]) == 0
     got, wanted = engine.logits(target, expected["tokens"].tolist()), expected["logits"]
@@ -193,7 +193,7 @@ def test_a_projector_is_what_the_script_means_and_loads(name: str, tmp_path: Pat
     edit(source / "tokenizer_config.json", added_tokens_decoder={"3": token})
     (source / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
     for outtype in ("q8_0", "f16"):
-        arguments = [str(source), str(target), "--mmproj", "--outtype", outtype]
+        arguments = [str(source), str(target), "--mmproj", "--overwrite", "--outtype", outtype]
         assert cli.run([*arguments, "--progress", "none"]) == 0
     assert cli.run(["verify", str(source), str(target), "--progress", "none"]) == 0
     header = read_header(target)
