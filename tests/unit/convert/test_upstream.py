@@ -180,7 +180,7 @@ def rename(file: Path, old: str, new: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("name", PROJECTORS)
 def test_a_projector_is_what_the_script_means_and_loads(name: str, tmp_path: Path) -> None:
-    import transformers  # type: ignore[import-not-found]
+    import transformers
 
     kind, settings = PROJECTORS[name]
     source, target = tmp_path / name, tmp_path / "mmproj.gguf"
