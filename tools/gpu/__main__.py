@@ -61,12 +61,13 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     expected = json.loads(EXPECTED.read_text("utf-8"))
-    bench = Bench(options.backend, options.out.resolve(), expected, options.short)
+    out = options.out.resolve()
+    bench = Bench(options.backend, out, expected, options.short, options.patience)
     end = time.monotonic() + options.within
     wanted = [step for step in STEPS if options.only in step[0]]
     left = [step for step in wanted if step[0] not in recorded(bench)]
     for name, limit_s, step in left:
-        limit_s *= options.patience
+        limit_s *= bench.patience
         if time.monotonic() + limit_s > end:
             break
         run(bench, name, limit_s, step)

@@ -24,6 +24,8 @@ class Bench:
     out: Path
     expected: dict[str, Any]
     short: bool
+    patience: float = 1.0
+    """Times what a quiet machine with a GPU may take."""
 
     @cached_property
     def cache(self) -> Path:

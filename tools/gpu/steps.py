@@ -36,7 +36,7 @@ def build_llama_server(bench: Bench) -> str:
 
 def doctor(bench: Bench) -> str:
     command = [*installed(bench.backend), "doctor"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50 * bench.patience)
     (bench.out / "doctor.txt").write_text(done.stdout + done.stderr, "utf-8")
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-1000:]
     return "would start"
@@ -72,8 +72,9 @@ def confined(bench: Bench) -> dict[str, str]:
 
 def must_not_fit(bench: Bench) -> str:
     """More cells than any device holds."""
-    flags = ("--kv-cells", "130000000")
-    left = run_to_exit(*flags, cache_dir=bench.cache, backend=bench.backend, timeout_s=50)
+    flags = ("--slots", "256", "--context-length", "16000000")
+    limit_s = 50 * bench.patience
+    left = run_to_exit(*flags, cache_dir=bench.cache, backend=bench.backend, timeout_s=limit_s)
     is_refused = left.code == 5 or "KV cells are more than" in left.sentence
     assert is_refused, left.sentence
     return f"exit code {left.code}: {left.sentence}"
@@ -137,7 +138,8 @@ def draft_model(bench: Bench) -> dict[str, Any]:
 def engine_comes_back(bench: Bench) -> dict[str, Any]:
     """After SIGKILL, and after a stop that makes it count as stalled; memory is given back."""
     found: dict[str, Any] = {}
-    with bench.worker("--stall-timeout", "10") as worker:
+    wait_s = 60 * bench.patience
+    with bench.worker("--stall-timeout", str(10 * bench.patience)) as worker:
         before = used_bytes()
         for number in (signal.SIGKILL, signal.SIGSTOP):
             pid = worker.engine_pid
@@ -145,8 +147,8 @@ def engine_comes_back(bench: Bench) -> dict[str, Any]:
             os.kill(pid, number)
             if number == signal.SIGSTOP:
                 _ask_in_vain(worker)
-            until(lambda pid=pid: worker.engine_pid != pid, 60, lambda: worker.stderr[-1000:])
-            worker.wait_ready(60)
+            until(lambda pid=pid: worker.engine_pid != pid, wait_s, lambda: worker.stderr[-1000:])
+            worker.wait_ready(wait_s)
             found[f"{number.name}_to_ready_s"] = round(time.monotonic() - began, 1)
         after = used_bytes()
     if before is not None and after is not None:
