@@ -5,11 +5,19 @@ from __future__ import annotations
 import re
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from builds import pins, sdist
 from tools import settings_page
+from worker.api.dialects.anthropic.schema import MessagesBody
+from worker.api.dialects.llama_server import schema as llama_server
+from worker.api.dialects.llama_server.rerank import RerankBody
+from worker.api.dialects.llama_server.running import LookupBody
+from worker.api.dialects.openai.embeddings import EmbeddingBody
+from worker.api.dialects.openai.schema import ChatBody, CompletionBody
+from worker.api.dialects.responses.schema import ResponsesBody
 from worker.flags import _parser
 from worker.setting_faults import ENV_ONLY, flag
 from worker.settings import FIELDS
@@ -117,3 +125,58 @@ def test_each_flag_of_llama_server_has_an_answer() -> None:
     assert len(declared) > 300
     named = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w.-]*", TEXTS["docs/from-llama-server.md"]))
     assert not declared - named
+
+
+INTERNAL = {"caps", "elem", "err", "error_data", "event_obj", "rank"}
+"""Variables of llama-server that hold no request."""
+
+
+def test_each_field_of_llama_servers_routes_has_an_answer() -> None:
+    """As its sources read them: in the schema of completions, and by name out of bodies."""
+    declared: set[str] = set()
+    with tarfile.open(sdist.fetch(pins.pins())) as archive:
+        for member in archive.getnames():
+            folder, _, name = member.rpartition("/")
+            if not (folder.endswith("/tools/server") and name.endswith(".cpp")):
+                continue
+            if name in ("server-models.cpp", "server-mcp.cpp", "server-tools.cpp"):
+                continue  # of several models, and of tools: by decision not
+            file = archive.extractfile(member)
+            assert file is not None
+            source = re.sub(r"//.*$", "", file.read().decode(), flags=re.MULTILINE)
+            source = re.sub(r"^#if 0$.*?^#endif$", "", source, flags=re.MULTILINE | re.DOTALL)
+            declared |= set(re.findall(r'(?:\(new field_\w+|add_alias)\("(\w+)"', source))
+            if name not in ("server-task.cpp", "server-queue.cpp", "server-http.cpp"):
+                read = r'(?:json_value\((\w+), *|\b(\w+)\.(?:at|contains|count)\()"(\w+)"'
+                found = re.findall(read, source)
+                declared |= {field for a, b, field in found if (a or b) not in INTERNAL}
+    assert len(declared) > 140
+    _, _, section = TEXTS["docs/from-llama-server.md"].partition("## The fields of its routes")
+    missing = declared - set(re.findall(r"`(\w+)`", section))
+    assert not missing
+
+
+BODIES = (
+    llama_server.CompletionBody, llama_server.InfillBody, llama_server.TokenizeBody,
+    llama_server.DetokenizeBody, ChatBody, CompletionBody, EmbeddingBody, RerankBody, LookupBody,
+    MessagesBody, ResponsesBody,
+)  # fmt: skip
+
+
+def test_a_field_that_is_said_to_be_the_same_is_one() -> None:
+    """Of the bodies that the routes read, by name or another of its names."""
+    known: set[str] = set()
+    for body in BODIES:
+        known |= _properties(body.model_json_schema())
+    _, _, section = TEXTS["docs/from-llama-server.md"].partition("## The fields of its routes")
+    for theirs, ours in re.findall(r"^\| (`.*) \| the same\b.* \|$()", section, re.MULTILINE):
+        assert not set(re.findall(r"`(\w+)`", theirs)) - known, ours
+
+
+def _properties(schema: Any) -> set[str]:
+    """All names of properties in a JSON schema, however deep."""
+    if isinstance(schema, list):
+        return set().union(*map(_properties, schema))
+    if not isinstance(schema, dict):
+        return set()
+    return set(schema.get("properties", ())).union(*map(_properties, schema.values()))

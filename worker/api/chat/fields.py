@@ -227,6 +227,7 @@ class GenerationFields(SamplingFields, ReasoningFields):
     cache_salt: str | None = Field(
         None, description="prompt prefixes are reused only under the same salt"
     )
+    cache_prompt: Flag = Field(True, description="false: nothing is reused")
     deterministic: Flag = Field(False, description="alone in its batch, nothing reused")
     timings_per_token: Flag = Field(False, description="timings in every chunk of a stream")
     return_progress: Flag = Field(
@@ -260,6 +261,8 @@ class GenerationFields(SamplingFields, ReasoningFields):
         limit = max_tokens if self.max_tokens is None else self.max_tokens
         names = ("prompt_cache_key", "user", "cache_salt")
         salts = [f"{name}={value}" for name in names if (value := getattr(self, name))]
+        if not self.cache_prompt:
+            salts.append(f"id={id}")
         return Generate(
             id=id,
             input=input,
