@@ -31,8 +31,6 @@ from tools.differential.asking import Answered, Asked, answered
 
 SHAPE = Shape(slots=4, context_per_slot=512)
 PATIENCE_S = 60.0
-EXACT_THEIRS = ("-fa", "off", "-ctk", "f32", "-ctv", "f32", "--threads", "1", "-tb", "1")
-EXACT_OURS = ("--flash-attention", "off", "--kv-type", "f32", "--threads", "1")
 
 
 @dataclass
@@ -46,11 +44,18 @@ class Pair:
     """One for each path, over and over."""
     theirs: tuple[str, ...] = ()
     """More flags of llama-server."""
+    kv_types: tuple[str, str] = ("f32", "f32")
+    """Of keys and values."""
 
     def __enter__(self) -> Pair:
         peers = build_peers(pins(), jobs=2)
-        their_kind = llama_server_kind(peers, [*EXACT_THEIRS, *self.theirs])
-        our_kind = worker_kind("worker", list(EXACT_OURS))
+        k, v = self.kv_types
+        # Quantised values need flash attention.
+        attention = "off" if v in ("f32", "f16", "bf16") else "on"
+        theirs = ["-fa", attention, "-ctk", k, "-ctv", v, "--threads", "1", "-tb", "1"]
+        ours = ["--flash-attention", attention, "--kv-type-k", k, "--kv-type-v", v]
+        their_kind = llama_server_kind(peers, [*theirs, *self.theirs])
+        our_kind = worker_kind("worker", [*ours, "--threads", "1"])
         self._servers = [self._started(kind) for kind in (their_kind, our_kind)]
         self._client = httpx.Client(trust_env=False, timeout=PATIENCE_S)
         return self

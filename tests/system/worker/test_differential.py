@@ -10,12 +10,13 @@ import httpx
 import pytest
 
 from builds.pins import pins
+from tests.support.bundled import bundled_gguf
 from tests.support.worker import WorkerProcess
 from tools.bench.peer_build import peers_of
 from tools.differential import bodies, sdk_types
 from tools.differential.asking import Asked, answered
 from tools.differential.compare import Report
-from tools.differential.servers import pairs
+from tools.differential.servers import Pair, pairs
 
 
 def test_made_up_requests_have_llama_servers_answers(tmp_path: Path) -> None:
@@ -27,6 +28,25 @@ def test_made_up_requests_have_llama_servers_answers(tmp_path: Path) -> None:
         with pair:
             report.add(pair, 40, seed=1)
     assert not report.faults, report.text(1)
+
+
+KV_TYPES = (
+    *((each, each) for each in ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "iq4_nl", "bf16", "f16")),
+    ("q8_0", "q4_0"), ("q4_0", "f16"), ("f16", "iq4_nl"), ("bf16", "q5_1"), ("f32", "q8_0"),
+)  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("types", KV_TYPES, ids="-".join)
+def test_a_kv_type_has_llama_servers_greedy_texts(types: tuple[str, str], tmp_path: Path) -> None:
+    """Alone and from the prompt's first token, so that both compute the same batches."""
+    pair = Pair("kv", bundled_gguf("f32"), tmp_path, bodies.generating, kv_types=types)
+    with pair:
+        for text in bodies.TEXTS:
+            body = {"prompt": text * 3, "n_predict": 48, "temperature": 0, "ignore_eos": True}
+            asked = Asked("/completion", {**body, "cache_prompt": False})
+            theirs, ours = (each.whole["content"] for each in pair.answers(asked))
+            assert ours == theirs, text
 
 
 @pytest.mark.parametrize("path", bodies.OF_THE_SDKS)
