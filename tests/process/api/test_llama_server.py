@@ -48,6 +48,12 @@ def test_odds_after_the_samplers_and_all_that_there_are(worker: WorkerProcess) -
     assert len(entry["top_logprobs"]) == 1024
 
 
+def test_no_token_with_its_odds_is_the_next_one(worker: WorkerProcess) -> None:
+    (entry,) = completed(worker, n_predict=0, n_probs=5)["completion_probabilities"]
+    assert len(entry["top_logprobs"]) == 5
+    assert completed(worker, n_predict=0)["content"] == ""
+
+
 def test_an_unknown_sampler_is_named(worker: WorkerProcess) -> None:
     refused = worker.post("/completion", {"prompt": PROMPT, "samplers": ["top_k", "mystery"]})
     assert refused.status_code == 400 and "'mystery', which is no sampler here" in refused.text
@@ -287,3 +293,34 @@ def test_answers_name_llama_cpp_s_build_first(worker: WorkerProcess) -> None:
     answer = worker.post("/v1/chat/completions", body).json()
     assert re.match(r"b\d+-[0-9a-z]+-", answer["system_fingerprint"])
     assert worker.get("/props").json()["build_info"] == answer["system_fingerprint"]
+
+
+def test_a_prompt_mixes_tokens_and_texts(worker: WorkerProcess) -> None:
+    """BOS stands before a text that comes first; a list with a number in it is one prompt."""
+
+    def tokens(content: Any, **fields: Any) -> list[int]:
+        found: list[int] = worker.post("/tokenize", {"content": content, **fields}).json()["tokens"]
+        return found
+
+    once, fox = tokens("Once"), tokens(" fox")
+    assert tokens(["Once", 100, " fox"]) == [*once, 100, *fox]
+    mixed = completed(worker, prompt=["Once", 100, " fox"])
+    plain = completed(worker, prompt=[0, *once, 100, *fox])
+    assert mixed["content"] == plain["content"]
+    assert mixed["tokens_evaluated"] == plain["tokens_evaluated"]
+    several = completed(worker, prompt=["Once", [100, " fox"], {"prompt_string": "Once"}])
+    assert [each["tokens_evaluated"] for each in several] == [2, 2, 2]
+    echoed = worker.post(
+        "/v1/completions", {"prompt": ["Once", 16, " fox"], "echo": True, "max_tokens": 1}
+    ).json()
+    assert echoed["choices"][0]["text"].startswith("Once. fox")
+    assert len(tokens("<|im_start|>", parse_special=False)) > len(tokens("<|im_start|>")) == 1
+    refused = worker.post("/completion", {"prompt": [1.5, "a"]})
+    assert refused.status_code == 400 and "prompt" in refused.text
+
+
+def test_what_is_cached_is_not_reused_where_it_is_not_wanted(worker: WorkerProcess) -> None:
+    text = "The fox and the bird met again at the old bridge. " * 4
+    assert completed(worker, prompt=text)["timings"]["cache_n"] == 0
+    assert completed(worker, prompt=text)["timings"]["cache_n"] > 0
+    assert completed(worker, prompt=text, cache_prompt=False)["timings"]["cache_n"] == 0

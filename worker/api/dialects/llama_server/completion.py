@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from worker.api.chat.delta import Delta, Text
@@ -69,9 +70,13 @@ def _read(body: TextBody, state: AppState, prompts: tuple[Prompt, ...]) -> Gener
         message = f"n_probs must be at most {most} for {n_tokens} tokens; lower n_predict for more"
         raise invalid([fault("n_probs", "maximum", message, logprobs)])
     id = f"cmpl-{uuid.uuid4().hex}"
-    return body.generate(
+    asked = body.generate(
         state, id, prompts, logprobs=logprobs, post_sampling_probs=body.post_sampling_probs
     )
+    if logprobs is not None and asked.max_tokens == 0:
+        # Front ends ask so for the odds of the next token.
+        return replace(asked, max_tokens=1)
+    return asked
 
 
 class TextAnswer(Answer[TextBody]):
