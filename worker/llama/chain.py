@@ -9,6 +9,7 @@ count of those that are left although they cannot be drawn. Engine thread.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -34,6 +35,10 @@ _DIVISIBLE = 1e-30
 """A lower temperature is zero: the division would overflow."""
 _LOWEST = np.finfo(np.float32).min
 _ADAPTIVE_WIDTH, _ADAPTIVE_PEAK, _ADAPTIVE_SHARPNESS = 0.3, 5.0, 10.0
+_SURE = 0.2
+"""The least share of a token that a text in a gap goes on with."""
+_INFILL_TOKENS = 1024
+"""The likeliest so many can be joined with others; it is used behind top_k or top_p."""
 _MIROSTAT_M = 100
 """The number of likeliest tokens by which mirostat 1 estimates how fast probabilities fall."""
 
@@ -63,6 +68,16 @@ class Kept(NamedTuple):
 
 
 Step = Callable[[Kept], Kept]
+
+
+class Gap(NamedTuple):
+    """What `infill` knows of the vocabulary."""
+
+    ends: frozenset[int]
+    """The tokens that end an answer."""
+    end: int
+    """The one that is drawn where no text is sure."""
+    piece: Callable[[int], bytes]
 
 
 def top_k(count: int, kept: Kept) -> Kept:
@@ -113,6 +128,50 @@ def top_n_sigma(n: float, kept: Kept) -> Kept:
     least = kept.logits.max() - n * float(possible.std(dtype=np.float64))
     # llama.cpp forbids the others and leaves them in the count.
     return kept.at(np.flatnonzero(kept.logits >= least), is_sorted=kept.is_sorted, size=kept.size)
+
+
+def infill(gap: Gap, kept: Kept) -> Kept:
+    """Those that a text in a gap goes on with surely, or the end: llama.cpp's `infill`.
+
+    A token that begins as another does counts with it. Where no text is sure, the text ends.
+    """
+    order = largest(kept.logits, min(len(kept.logits), _INFILL_TOKENS))
+    shares = weights_of(kept.logits)
+    shares = (shares / shares.sum(dtype=np.float64))[order].astype(np.float64)
+    tokens = [kept.token(index) for index in order.tolist()]
+    is_end = np.array([token in gap.ends for token in tokens])
+    p_end, p_text = float(shares[is_end].sum()), float(shares[~is_end].sum())
+    if 3 * p_end * kept.size > p_text:
+        return kept.at(order[is_end], is_sorted=True)
+    _join(shares, [gap.piece(token) for token in tokens])
+    stays = (shares >= _SURE) | is_end
+    n_texts = int((stays & ~is_end).sum())
+    if n_texts == 0:
+        return Kept(np.ones(1, np.float32), np.array([gap.end]), is_sorted=True, size=1)
+    shares = np.where(stays, shares, 0) / shares[stays].sum()
+    stays &= (shares >= 1 / (n_texts + 1)) | is_end
+    return kept.at(order[stays], is_sorted=True)
+
+
+def _join(shares: Indices, pieces: list[bytes]) -> None:
+    """Give the share of each token to the likelier one of two of which one begins the other."""
+    by_piece = sorted(range(len(pieces)), key=pieces.__getitem__)
+    sorted_pieces = [pieces[at] for at in by_piece]
+    for first, piece in enumerate(pieces):
+        if not piece or not shares[first]:
+            continue
+        start = bisect_left(sorted_pieces, piece)
+        stop = start
+        while stop < len(by_piece) and sorted_pieces[stop].startswith(piece):
+            stop += 1
+        for second in sorted(by_piece[start:stop]):
+            if second == first or not shares[second]:
+                continue
+            to, of = (second, first) if shares[second] > shares[first] else (first, second)
+            shares[to] += shares[of]
+            shares[of] = 0
+            if of == first:
+                break
 
 
 def xtc(threshold: float, min_keep: int, kept: Kept) -> Kept:

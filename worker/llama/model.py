@@ -240,6 +240,12 @@ class Model:
         return token if token >= 0 else None
 
     @cached_property
+    def end_of_turn(self) -> int:
+        """The token that ends a turn, or else a text."""
+        token = int(self._flat.llama_vocab_eot(self.vocab))
+        return token if token >= 0 else min(self.eog, default=0) if self.eos is None else self.eos
+
+    @cached_property
     def eog(self) -> frozenset[int]:
         """All end-of-generation tokens: EOS, EOT, end of turn…"""
         told = (_EOG_LINE.search(line) for line in self.load_log)

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
 
 from worker.errors import InferenceFailed, InvalidRequest
 from worker.llama.breakers import breakers_of
-from worker.llama.chain import Chain, Step, Undo
+from worker.llama.chain import Chain, Gap, Step, Undo, infill
 from worker.llama.constraint import Follower, GrammarVocabulary
 from worker.llama.context import Context
 from worker.llama.draw import dice, largest, likeliest
@@ -76,12 +76,13 @@ class Sampler:
         undo = Undo()
         self._memories = _memories(model, sampling, prompt, undo)
         changes: dict[str, Step] = {**self._memories}
+        if "infill" in sampling.samplers:
+            changes["infill"] = partial(infill, Gap(model.eog, model.end_of_turn, model.piece))
         if bias := _bias(model, sampling):
             changes["bias"] = Bias(bias, undo)
         self._chain = Chain(sampling, changes, undo, model.n_vocab)
         self._is_plain = self._without_text.is_greedy and not (
-            self._memories
-            or sampling.logit_bias
+            changes
             or constraint is not None
             or self._reasoning is not None
             or sampling.min_tokens

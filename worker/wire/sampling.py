@@ -44,7 +44,7 @@ class Parameter:
 
 ORDER = tuple("penalties dry top_n_sigma top_k typ_p top_p min_p xtc temperature".split())
 """llama.cpp's samplers, in its own order."""
-LETTERS = dict(zip("edskypmxt", ORDER, strict=True)) | {"a": "adaptive_p"}
+LETTERS = dict(zip("edskypmxt", ORDER, strict=True)) | {"i": "infill", "a": "adaptive_p"}
 """The letters of llama.cpp's `--sampling-seq`."""
 SAMPLERS = tuple(LETTERS.values())
 MAX_SAMPLERS = 64

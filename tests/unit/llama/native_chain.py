@@ -84,6 +84,8 @@ def _samplers(
             case "xtc" if s.xtc_probability and not without_xtc:
                 # Always, so that chance has no part in what is left.
                 yield flat.llama_sampler_init_xtc(1.0, s.xtc_threshold, s.min_keep, 1)
+            case "infill":
+                yield flat.llama_sampler_init_infill(vocab)
             case "temperature":
                 parts = s.temperature, s.dynatemp_range, s.dynatemp_exponent
                 yield flat.llama_sampler_init_temp_ext(*parts)

@@ -8,6 +8,7 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from tests.unit.llama.native_chain import applied, native_chain
 from worker.errors import InferenceFailed
 from worker.llama import library
 from worker.llama.breakers import breakers_of
-from worker.llama.chain import Chain, Undo
+from worker.llama.chain import Chain, Gap, Undo, infill
 from worker.llama.draw import dice
 from worker.llama.model import Model
 from worker.llama.penalties import Bias, Dry, Penalties
@@ -59,6 +60,8 @@ def chain_of(
     if model is not None and sampling.dry_multiplier and sampling.dry_penalty_last_n != 0:
         breakers = breakers_of(model, sampling.dry_sequence_breakers)
         changes["dry"] = Dry(sampling, said, breakers, n_vocab, undo)
+    if model is not None and "infill" in sampling.samplers:
+        changes["infill"] = partial(infill, Gap(model.eog, model.end_of_turn, model.piece))
     return Chain(sampling, changes, undo, n_vocab)
 
 
@@ -186,7 +189,7 @@ def samplings(draw: st.DrawFn) -> Sampling:
         steps = st.integers(math.ceil(low * 128), math.floor(high * 128))
         return draw(st.just(off) | steps.map(lambda n: n / 128))
 
-    names = draw(st.permutations(sorted(SAMPLERS)))
+    names = draw(st.permutations(sorted(set(SAMPLERS) - {"infill"})))
     sampling = Sampling(
         seed=1,
         samplers=tuple(names[: draw(st.integers(0, len(names)))]),
@@ -226,6 +229,28 @@ def test_any_chain_is_llama_cpp_s(
         theirs = applied(chain, logits)[0]
     note(str(to_builtins(sampling)))
     assert_alike(shares(chain_of(sampling, said, model.n_vocab, model), logits), theirs)
+
+
+@given(
+    st.sampled_from([1, 2, 5, 40, 300]),
+    st.sampled_from([0.3, 0.9, 1.0]),
+    st.floats(1, 8),
+    st.sampled_from([-10.0, -3.0, 0.0, 3.0, 8.0]),
+    st.integers(0, 10**6),
+)
+@settings(max_examples=200, derandomize=True)
+def test_a_gap_is_filled_as_by_llama_cpp(
+    model: Model, count: int, share: float, spread: float, end: float, seed: int
+) -> None:
+    """Behind the samplers that plug-ins of editors send with it, with likely and unlikely ends."""
+    order = ("top_k", "top_p", "infill")
+    ends = tuple((token, end) for token in sorted(model.eog))
+    sampling = Sampling(1, samplers=order, top_k=count, top_p=share, logit_bias=ends)
+    sampling = replace(sampling, post_sampling_probs=True)
+    logits = row(model.n_vocab, spread, seed)
+    with native_chain(sampling, (), model.n_vocab, model.vocab) as chain:
+        theirs = applied(chain, logits)[0]
+    assert_alike(shares(chain_of(sampling, (), model.n_vocab, model), logits), theirs)
 
 
 LEARNING = ("adaptive_p", "mirostat 1", "mirostat 2")
