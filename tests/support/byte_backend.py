@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Any
 
+from worker.engine.backend import NO_DRAFTS, Drafts
 from worker.engine.cache.moves import Divide
 from worker.engine.media.span import Span
 from worker.engine.sequence import Sequence
@@ -65,6 +66,7 @@ class ByteSampler(Sampler):
     """Counts itself, and has nothing native to free."""
 
     may_give = False
+    _may_force = False
 
     def __init__(self, open_samplers: set[int]) -> None:
         self.open_samplers, self.closed = open_samplers, False
@@ -107,8 +109,8 @@ class ByteBackend:
     copies: list[tuple[int, int]] = field(default_factory=list)
     """Between parts of a split pool, as (from, to), which the next batch makes."""
     _chunks: Rows[Chunk] = ()
-    _draft: list[int] = field(default_factory=list)
-    _sampled_from: list[list[int]] = field(default_factory=list)
+    _drafts: Drafts = field(default_factory=dict)
+    _sampled_from: list[list[list[int]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.part = self.n_cells // self.n_slots
@@ -119,16 +121,16 @@ class ByteBackend:
     def encode(self, span: Span, salt: str | None) -> bool:
         raise AssertionError("bytes have no media")
 
-    def fill(self, chunks: Rows[Chunk], draft: Rows[int] = ()) -> None:
-        assert not draft or len(chunks) == 1, "one stream alone is guessed for"
+    def fill(self, chunks: Rows[Chunk], drafts: Drafts = NO_DRAFTS) -> None:
+        assert not drafts or self.unified or len(chunks) == 1, "all rows are one pass"
         adapters = {chunk.sequence.request.adapters for chunk in chunks}
         assert len(adapters) == 1, "a batch has one set of adapters"
-        self._chunks, self._draft = tuple(chunks), list(draft)
+        self._chunks, self._drafts = tuple(chunks), drafts
 
     def decode(self) -> DecodeOutcome:
         self._make_copies()
         chunks = self._chunks
-        n_tokens = sum(chunk.n_tokens for chunk in chunks) + len(self._draft)
+        n_tokens = sum(chunk.n_tokens for chunk in chunks) + sum(map(len, self._drafts.values()))
         assert 0 < n_tokens <= self.batch, "the batch fits its budget"
         slots = [chunk.sequence.slot for chunk in chunks]
         assert len(set(slots)) == len(slots), "a slot has one sequence"
@@ -152,17 +154,17 @@ class ByteBackend:
                 assert self.states[slot] == self.tokens_of(slot), "a state is of its cells"
             adapters = sequence.request.adapters
             self._extend(slot, under(adapters, sequence.tokens[chunk.start : chunk.end]))
-            self._sampled_from.append(self.tokens_of(slot))
-            for guess in self._draft:
+            self._sampled_from.append([self.tokens_of(slot)])
+            for guess in self._drafts.get(sequence, ()):
                 self._extend(slot, under(adapters, [guess]))
-                self._sampled_from.append(self.tokens_of(slot))
+                self._sampled_from[-1].append(self.tokens_of(slot))
             assert self.unified or len(self.held[slot]) <= self.part
         self.batches.append([(c.sequence.request_id, c.start, c.n_tokens) for c in chunks])
         return "ok"
 
     def sample(self, sampler: Sampler, chunk: int, guesses: int = 0) -> int:
         assert isinstance(sampler, ByteSampler) and not sampler.closed
-        return answer_byte(self._sampled_from[chunk + guesses])
+        return answer_byte(self._sampled_from[chunk][guesses])
 
     def logprobs(self, chunk: int, token: int, n_top: int, before: int = 0) -> TokenLogprob:
         return TokenLogprob(token, self.piece(token), 0.0)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from tools.bench import agents, cancel, open_arrivals
+from tools.bench import agents, cancel, forms, open_arrivals
 from tools.bench.client import drive
 from tools.bench.errors import BenchError
 from tools.bench.limit import limit_of
@@ -74,7 +74,7 @@ class Runner:
 
     def run_round(self, number: int) -> None:
         order = self._rotated(self.subjects, number)
-        known = LOADS | agents.LOADS
+        known = LOADS | agents.LOADS | forms.LOADS
         if "start" in self.loads:
             for subject in order:
                 if subject.flavour == "completions":

@@ -117,7 +117,10 @@ def token_stream(recording: Recording) -> TokenStream:
         if kind == "end":
             finish, n_tokens = message.get("stop_reason"), message.get("tokens_out")
         for choice in message.get("choices") or ():
-            text += choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+            delta = choice.get("delta") or {}
+            text += choice.get("text") or delta.get("content") or ""
+            for call in delta.get("tool_calls") or ():
+                text += call.get("function", {}).get("arguments") or ""
             finish = choice.get("finish_reason") or finish
         usage = message.get("usage")
         if usage:

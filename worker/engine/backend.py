@@ -5,7 +5,7 @@ Engine thread, except `abort`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -14,6 +14,7 @@ from worker.devices.plan.projector import EMBEDDINGS_BYTES
 from worker.engine.cache.moves import Divide
 from worker.engine.media.embeddings import Embeddings
 from worker.engine.media.span import Span
+from worker.engine.sequence import Sequence as EngineSequence
 from worker.engine.step import Chunk
 from worker.llama.batch import Batch
 from worker.llama.context import Context
@@ -21,6 +22,10 @@ from worker.llama.media import Projector
 from worker.llama.model import Model
 from worker.llama.sampler import Sampler, log_probabilities
 from worker.wire.messages import DecodeOutcome, TokenLogprob
+
+Drafts = Mapping[EngineSequence, Sequence[int]]
+"""Guessed tokens that follow a sequence's chunk."""
+NO_DRAFTS: Drafts = {}
 
 
 class Backend(Protocol):
@@ -33,10 +38,10 @@ class Backend(Protocol):
         """Have the embeddings of a part of a medium at hand for `fill`; false if they were kept
         from an earlier request with this salt."""
 
-    def fill(self, chunks: Sequence[Chunk], draft: Sequence[int] = ()) -> None:
-        """Make the chunks' tokens the batch that `decode` computes, with the adapters that all of
-        them have. A draft may follow a single chunk. A chunk of a medium, whose part was just
-        encoded, is the only one."""
+    def fill(self, chunks: Sequence[Chunk], drafts: Drafts = NO_DRAFTS) -> None:
+        """Make the chunks' tokens the batch that `decode` computes, each with the draft that
+        follows it, with the adapters that all of them have. A chunk of a medium, whose part was
+        just encoded, is the only one."""
 
     def decode(self) -> DecodeOutcome:
         """Compute the batch; blocks until the device is done."""
@@ -193,7 +198,7 @@ class LlamaBackend:
             self._embeddings.put(key, self._projector.encode(span.chunk))
         return is_new
 
-    def fill(self, chunks: Sequence[Chunk], draft: Sequence[int] = ()) -> None:
+    def fill(self, chunks: Sequence[Chunk], drafts: Drafts = NO_DRAFTS) -> None:
         batch = self._batch
         sequence, start, n_tokens = chunks[0]
         self._context.apply(sequence.request.adapters)
@@ -212,15 +217,8 @@ class LlamaBackend:
             )
             self._slots, self._rows = [], [n_tokens - 1]
             return
-        if draft:
-            ((sequence, start, _),) = chunks
-            batch.clear()
-            batch.add(sequence.slot or 0, start, [sequence.tokens[start], *draft], logits=True)
-            batch.want_all_logits()
-            self._slots, self._rows = [], [0]
-            return
         slots = [chunk.sequence.slot or 0 for chunk in chunks]
-        if sum([n for _, _, n in chunks]) == len(chunks):
+        if not drafts and sum([n for _, _, n in chunks]) == len(chunks):
             # Single rows are the usual case, mostly with the slots of the step before.
             if slots != self._slots:
                 self._slots, self._order = slots, sorted(range(len(slots)), key=slots.__getitem__)
@@ -243,6 +241,7 @@ class LlamaBackend:
             sequence, start, n_tokens = chunks[index]
             end = start + n_tokens
             position = sequence.position(start) if sequence.spans else start
+            draft = drafts.get(sequence)
             if n_tokens == 1:  # most are, and slices take several times as long
                 tokens.append(sequence.tokens[start])
                 positions.append(position)
@@ -255,6 +254,12 @@ class LlamaBackend:
             logits += bytes([is_scored]) * (n_tokens - 1)
             logits.append(is_scored or end == len(sequence.tokens))
             self._rows[index] = len(tokens) - 1
+            if draft is not None:
+                n = len(draft)
+                tokens += draft
+                positions += range(position + n_tokens, position + n_tokens + n)
+                row_slots += [slots[index]] * n
+                logits += b"\1" * n
         batch.set_slots(row_slots, logits)
         batch.set_rows(positions, tokens)
 

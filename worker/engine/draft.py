@@ -6,7 +6,10 @@ where both models see it alike, both draw the same token.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Rows
+
 from worker.engine.sequence import Sequence
+from worker.engine.speculation import Guess
 from worker.engine.tokens import common_length
 from worker.llama.batch import Batch
 from worker.llama.context import Context
@@ -21,7 +24,7 @@ class DraftModel:
     Nothing of another tenant (`cache_salt`) does: the time to the first guess would tell of it.
     """
 
-    first_acceptance = 0.6
+    kinds: Rows[float] = (0.6,)
     computes = True
 
     def __init__(self, context: Context, n_vocab: int, *, keeps: bool = True) -> None:
@@ -52,14 +55,16 @@ class DraftModel:
             self._compute(tokens[n_known : n_known + n_now])
         return len(tokens) - len(self._tokens) <= self._most_behind
 
-    def guess(self, sequence: Sequence, most: int) -> list[int]:
+    def guess(self, sequence: Sequence, most: int) -> list[Guess]:
         guesses: list[int] = []
         behind = sequence.tokens[len(self._tokens) :]
         while len(guesses) < most and self._compute(behind):
             logits = self._context.logits(self._batch.n_rows - 1)[: self._n_vocab]
             behind = [sequence.sampler.guess(logits, len(guesses))]
             guesses += behind
-        return guesses
+        return [Guess(token, 0) for token in guesses]
+
+    def forget(self, sequence: Sequence) -> None: ...
 
     def _compute(self, tokens: list[int]) -> bool:
         """Take tokens in, with logits behind the last; false where that cannot be."""

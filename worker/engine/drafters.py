@@ -49,12 +49,14 @@ def start_guessing(
     """
     wanted = config.engine.speculate
     if wanted == "auto":
-        wanted = "draft" if config.draft is not None else "off"
+        wanted = "draft" if config.draft is not None else "ngram"
     if wanted != "off" and (reason := _why_not(context)):
-        log.warning("engine.speculation_off", reason=reason)
+        if config.engine.speculate != "auto" or config.draft is not None:
+            log.warning("engine.speculation_off", reason=reason)
         return Guessing(None, SpeculationInfo("off", reason), residency)
     if wanted == "ngram":
-        return Guessing(Lookup(), SpeculationInfo("ngram"), residency)
+        lookup = Lookup(keeps=config.engine.prefix_cache)
+        return Guessing(lookup, SpeculationInfo("ngram"), residency)
     if wanted == "off" or config.draft is None:
         return Guessing(None, SpeculationInfo("off"), residency)
     settings = config.engine

@@ -121,17 +121,16 @@ class Loop:
             self._announce(step.started)
         if step.span is not None and step.chunks:
             step.chunks = self._encode(step.chunks, step.span)
-        is_alone = len(step.chunks) == len(self._scheduler.running) == 1
-        alone = step.chunks[0].sequence if is_alone else None
-        # A drafter knows tokens alone.
-        may_guess = alone is not None and alone.is_decoding and alone.n_left == 1
-        may_guess = may_guess and alone is not None and not alone.spans
-        if self.speculation is not None and alone is not None and may_guess:
-            self._in_hand[LOOP] = alone.request_id
-            step.draft = self.speculation.draft(alone)
-            self._native_seconds += self.speculation.seconds
-        step.chunks = self._decode(step.chunks, step.draft)
-        drawn = self._sample(step.chunks, step.draft)
+        speculation = self.speculation
+        if speculation is not None and not step.has_prompts and step.chunks:
+            is_alone = len(step.chunks) == len(self._scheduler.running) == 1
+            # In a split pool, sequences with unlike numbers of rows would take a pass each.
+            if is_alone or (self._scheduler.limits.one_pass and not speculation.for_one):
+                self._in_hand[LOOP] = step.chunks[0].sequence.request_id
+                step.drafts = speculation.drafts(step.chunks)
+                self._native_seconds += speculation.seconds
+        step.chunks = self._decode(step.chunks, step.drafts)
+        drawn = self._sample(step.chunks, step.drafts)
         if step.has_prompts:
             self._events += prompt_events(self._backend, step.chunks, self._clock())
         with_snapshots = self._scheduler.advance(step)
@@ -173,10 +172,10 @@ class Loop:
 
     # --- decode and its failures -------------------------------------------------------------
 
-    def _decode(self, chunks: list[Chunk], draft: list[int]) -> list[Chunk]:
-        """Compute as many chunks as possible and return those; clears an uncomputed draft."""
+    def _decode(self, chunks: list[Chunk], drafts: dict[Sequence, list[int]]) -> list[Chunk]:
+        """Compute as many chunks as possible and return those; clears uncomputed drafts."""
         while chunks:
-            self._backend.fill(chunks, draft)
+            self._backend.fill(chunks, drafts)
             sizes = [n for _, _, n in chunks]
             n_rows = sum(sizes)
             # A batch that is mostly one prompt is aborted when that request is cancelled.
@@ -191,16 +190,18 @@ class Loop:
                 self._computing = None
                 self._backend.resume()
             if outcome == "ok":
-                if draft:
-                    self._draft_seconds = seconds
-                else:
-                    n_decoding = n_rows
-                    if n_rows > len(sizes):
-                        n_decoding = sum([n for s, start, n in chunks if start >= s.n_prompt])
+                n_decoding = n_rows
+                if n_rows > len(sizes):
+                    n_decoding = sum([n for s, start, n in chunks if start >= s.n_prompt])
+                self._draft_seconds = seconds
+                if not drafts:
                     self._pace.measured(n_decoding, n_rows - n_decoding, seconds)
+                if self.speculation is not None and n_rows == len(sizes):
+                    n_drafted = sum(map(len, drafts.values()))
+                    self.speculation.measured(n_rows + n_drafted, seconds)
                 return chunks
-            if draft:
-                draft.clear()
+            if drafts:
+                drafts.clear()
                 self._roll_back(chunks)
                 continue
             if outcome == "no_room":
@@ -235,7 +236,7 @@ class Loop:
         youngest = max((c.sequence for c in chunks), key=lambda s: s.admission)
         self._fail(youngest, VramOom("the device has no memory left for this request"))
 
-    def _sample(self, chunks: list[Chunk], draft: list[int]) -> list[Drawn]:
+    def _sample(self, chunks: list[Chunk], drafts: dict[Sequence, list[int]]) -> list[Drawn]:
         """Draw a token for each chunk that ends its sequence, and one more for each right guess;
         tokens that are given follow without a row.
 
@@ -244,6 +245,7 @@ class Loop:
         """
         began = self._clock()
         drawn = []
+        right: dict[int, int] = {}
         for index, chunk in enumerate(chunks):
             sequence, start, n_tokens = chunk
             if start + n_tokens == len(sequence.tokens):
@@ -251,29 +253,33 @@ class Loop:
                 try:
                     token = self._backend.sample(sequence.sampler, index)
                     drawn.append((sequence, index, token))
-                    if draft:
-                        drawn += self._verify(sequence, draft, token)
+                    if draft := drafts.get(sequence):
+                        more = self._verify(sequence, index, draft, token)
+                        right[sequence.request_id] = len(more)
+                        drawn += more
                     sampler = sequence.sampler
                     if sampler.may_give and sequence.request.sampling.logprobs is None:
                         # A token whose log-probabilities are wanted needs a row before it.
                         drawn += [(sequence, index, given) for given in sampler.take_given()]
                 except WorkerError as error:
                     self._fail(sequence, error)
+        if right and self.speculation is not None:
+            self.speculation.verified(right, self._draft_seconds)
         seconds = self._clock() - began
         self._sample_seconds += seconds
         self._native_seconds += seconds
         return drawn
 
-    def _verify(self, sequence: Sequence, draft: list[int], token: int) -> list[Drawn]:
-        """Draw on while the guesses are right, and free the cells of the wrong ones."""
+    def _verify(self, sequence: Sequence, index: int, draft: list[int], token: int) -> list[Drawn]:
+        """Draw on while the guesses behind chunk number `index` are right, and free the cells of
+        the wrong ones. Those of the right ones belong to the sequence."""
         drawn: list[Drawn] = []
         while len(drawn) < len(draft) and token == draft[len(drawn)]:
-            token = self._backend.sample(sequence.sampler, 0, len(drawn) + 1)
-            drawn.append((sequence, 0, token))
+            token = self._backend.sample(sequence.sampler, index, len(drawn) + 1)
+            drawn.append((sequence, index, token))
         if len(drawn) < len(draft) and sequence.slot is not None:
-            self.carrier.carry_out([Truncate(sequence.slot, sequence.n_computed + 1 + len(drawn))])
-        assert self.speculation is not None
-        self.speculation.verified(sequence, len(draft), len(drawn), self._draft_seconds)
+            self.carrier.carry_out([Truncate(sequence.slot, len(sequence.tokens) + len(drawn))])
+        sequence.n_computed += len(drawn)
         return drawn
 
     # --- one sequence --------------------------------------------------------------------------
@@ -301,6 +307,8 @@ class Loop:
             sequence.n_computed = len(sequence.tokens)
             self.carrier.carry_out([Truncate(sequence.slot, sequence.n_computed)])
         del self._sequences[sequence.request_id]
+        if self.speculation is not None:
+            self.speculation.forget(sequence)
         self._deadlines -= sequence.request.deadline is not None
         self._scheduler.remove(sequence, keep_cells=keep_cells)
         self.carrier.carry_out(self._scheduler.cache.take_moves())

@@ -1,29 +1,39 @@
-"""Speculation: tokens are guessed for a stream that runs alone, and verified beside its next one.
+"""Speculation: tokens are guessed for running streams, and verified beside their next ones.
 
-Such a stream leaves most of the device idle: each pass over the weights brings one token. So a few
-guessed tokens go along as rows of their own, and the token after each is drawn as it would be
-without: from the model's own logits, by the request's own dice. While the draws equal the guesses,
-a step brings more than one token; at the first that does not, the rest is cut off. Nothing about
-the answer changes: greedy ones stay what they are, and drawn ones keep their distribution and seed.
+Where a pass over the weights takes longer than its rows, guessed tokens go along as rows of their
+own, and the token behind each is drawn as it would be without: from the model's own logits, by the
+request's own dice. While the draws equal the guesses, a step brings more than one token; at the
+first that does not, the rest is cut off. Nothing about the answer changes: greedy ones stay what
+they are, and drawn ones keep their distribution and seed.
 
 Where the guesses come from is the drafter's business (`lookup`, `draft`); how many are tried is
-decided here. They go along while their measured hits are worth their measured rows, and an account
+decided here. They go along while their measured hits are worth their measured rows, and one account
 of what they won and lost bounds what all of them together can cost. Engine thread.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import accumulate
+from operator import mul
+from typing import NamedTuple, Protocol
 
 from worker.engine.pace import Pace
 from worker.engine.sequence import Sequence
+from worker.engine.step import Chunk
 
-MOST_GUESSES = 15
-_ROW_COST = 0.25
-"""The expected time of one more row, as a share of a plain step."""
+MOST_GUESSES = 31
+"""For a stream alone…"""
+_MOST_EACH = 7
+"""…and for each of several: llama.cpp has room for the logits of eight rows of each."""
+_ROW_COST = 1.5
+"""The expected time of one more row, in prompt tokens of a long prompt."""
+_LEAST_ROW_COST = 0.02
+"""The same, as a share of a plain step."""
 _NEWEST = 0.1
 """The weight of one guess in the mean acceptance of its stream."""
 _NEWEST_OF_ALL = 0.02
@@ -32,38 +42,59 @@ _FORGOTTEN = 0.001
 """The share of the measured cost of rows that each step without guesses forgets."""
 _MARGIN = 1.2
 """Guesses must be worth so many times their cost, because measurements are not exact."""
-_MOST_ACCEPTANCE = 0.98
+_MOST_ACCEPTANCE = 0.99
 _STAKE = 0.01
 """The share of all time that guesses may lose for good."""
-_MOST_CREDIT = 8
-"""The largest loss at any time, in plain steps, and the largest win that is remembered."""
+_FIRST_CREDIT, _MOST_CREDIT = 4, 32
+"""What guesses may lose in the beginning, in plain steps, and the largest win that is remembered.
+"""
+
+
+class Guess(NamedTuple):
+    token: int
+    kind: int
+    """How the drafter came by it."""
+    is_forced: bool = False
+    """Whether it is certain behind the guesses before it. It then needs no step of its own, and
+    brings no more than its row would cost there."""
 
 
 class Drafter(Protocol):
     """Guesses what a stream says next."""
 
-    first_acceptance: float
-    """The share of its guesses that is expected to be right before any was seen."""
+    kinds: Rows[float]
+    """For each kind of guess, the share that is expected to be right before any was seen."""
     computes: bool
-    """Whether a guess takes time; otherwise it is looked up."""
+    """Whether a guess takes time, and one stream at a time can be guessed for; otherwise it is
+    looked up."""
 
     def follow(self, sequence: Sequence) -> bool:
         """Take in what was said so far; false while there is more of it than fits one step."""
 
-    def guess(self, sequence: Sequence, most: int) -> list[int]:
+    def guess(self, sequence: Sequence, most: int) -> Iterable[Guess]:
         """The tokens that may follow, `most` at most."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """The stream has ended."""
+
+
+class _Row(NamedTuple):
+    """A guess that may be tried."""
+
+    chance: float
+    """That it is right, and all before it in its stream."""
+    is_forced: bool
+    request_id: int
 
 
 @dataclass(slots=True)
 class _Stream:
-    """The stream that is guessed for."""
+    """A stream that is guessed for."""
 
-    request_id: int
-    acceptance: float
-    """The share of guesses that were right."""
-    is_allowed: bool = True
-    untried: int | None = None
-    """The next token, if it was guessed and not tried."""
+    acceptance: list[float]
+    """Of each kind of guess."""
+    untried: tuple[int, Guess] | None = None
+    """A guess that was not tried, and the number of tokens before it."""
 
 
 class Speculation:
@@ -75,91 +106,147 @@ class Speculation:
         batch: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`batch`: the most rows of one batch, of which the stream's own token has one."""
+        """`batch`: the most rows of one batch, of which the streams' own tokens have some."""
         self._drafter, self._is_eog, self._pace, self._clock = drafter, is_eog, pace, clock
-        self._most = min(MOST_GUESSES, batch - 1)
-        self._stream = _Stream(-1, 0.0)
-        self._acceptance = drafter.first_acceptance
-        """The mean of all streams."""
+        self._batch = batch
+        self._streams: dict[int, _Stream] = {}
+        self._acceptance = list(drafter.kinds)
+        """The means of all streams."""
         self._guess_cost = 0.0
         """The time to make a guess, as a share of a plain step."""
-        self._more: dict[int, float] = {}
-        """The time to verify so many guesses, as a share of a plain step. The first guess is the
-        dearest: a single row has kernels of its own."""
-        self._account = float(_MOST_CREDIT)
+        self._curve = _Curve()
+        self._account = float(_FIRST_CREDIT)
         """The plain steps that guesses have won, less those that they have lost."""
+        self._tried: dict[int, list[Guess]] = {}
+        """The guesses of this step, by request."""
+        self._n_streams, self._plain = 1, 0.0
+        """Of this step, and the seconds of one that brings each of them a token."""
         self.n_drafted = self.n_accepted = 0
         """Tokens since the start."""
         self.seconds = 0.0
-        """The time that the drafter computed for the last draft."""
+        """The time that the drafter computed in the last step."""
 
-    def draft(self, sequence: Sequence) -> list[int]:
-        """Guesses for the tokens that follow, as many as are worth it; none for a request whose
-        rows must be its own."""
-        plain, self.seconds = self._pace.decode_seconds(1), 0.0
-        room = min(self._most, sequence.n_most - len(sequence.tokens) - 1)
-        request = sequence.request
-        sampling = request.sampling
-        is_fixed = request.deterministic or sampling.logprobs is not None or sampling.learns
-        if is_fixed or room < 1 or not plain:
-            return []
-        stream = self._stream
-        if stream.request_id != sequence.request_id:
-            stream = self._stream = _Stream(sequence.request_id, self._acceptance)
-            stream.is_allowed = self._account > -_MOST_CREDIT
+    @property
+    def for_one(self) -> bool:
+        """Whether one stream at a time can be guessed for."""
+        return self._drafter.computes
+
+    def drafts(self, chunks: Rows[Chunk]) -> dict[Sequence, list[int]]:
+        """Guesses for what follows the chunks, which are computed in one pass: as many as are worth
+        it, none for a request whose rows must be its own, and none beside given tokens, whose rows
+        have no logits and so another price."""
+        self.seconds, self._tried, self._n_streams = 0.0, {}, len(chunks)
+        n_rows = len(chunks)
+        plain = self._plain = self._curve.at(n_rows)
+        if not plain or (self._drafter.computes and n_rows > 1):
+            return {}
+        if any([n > 1 for _, _, n in chunks]):
+            return {}
         self._book(_STAKE)
-        if stream.untried is not None:
-            self._learn(int(sequence.tokens[-1] == stream.untried), 1)
-            stream.untried = None
-        n_worth = self._worth(stream.acceptance, room) if stream.is_allowed else 0
-        if not n_worth:
-            # What rows cost is slowly forgotten: one bad moment of the machine is not for good.
-            for count, more in self._more.items():
-                self._more[count] = more + _FORGOTTEN * (_ROW_COST * count - more)
-        if not self._drafter.computes:
-            guesses = self._guessed(sequence, n_worth or 1)
-            if not n_worth and guesses:
-                stream.untried = guesses[0]
-            return guesses if n_worth else []
-        if not n_worth and self._account < _MOST_CREDIT:
-            return []
-        return self._computed(sequence, n_worth or 1, plain)
+        row = _ROW_COST * self._pace.seconds_per_prompt_token
+        self._curve.expected = max(row, _LEAST_ROW_COST * plain)
+        costs = _Costs(self._curve, n_rows)
+        most = min(MOST_GUESSES if len(chunks) == 1 else _MOST_EACH, self._batch - n_rows)
+        if n_rows > 1 and not costs.may_pay(0, 0.0, 1.0, most):
+            costs.forget()
+            return {}
+        room = {}
+        for sequence, start, n_tokens in chunks:
+            n = min(most, sequence.n_most - len(sequence.tokens) - 1)
+            if n > 0 and start + n_tokens == len(sequence.tokens) and _may_guess(sequence):
+                room[sequence] = n
+        if self._drafter.computes:
+            drafts = {s: self._computed(s, n, costs) for s, n in room.items()}
+        else:
+            drafts = self._looked_up(room, costs)
+        self._tried = {s.request_id: guesses for s, guesses in drafts.items() if guesses}
+        if not self._tried:
+            costs.forget()
+        return {s: [g.token for g in guesses] for s, guesses in drafts.items() if guesses}
 
-    def verified(self, sequence: Sequence, n_drafted: int, n_right: int, seconds: float) -> None:
-        """Record that `n_right` guesses of a draft were right; their cells belong to the
-        sequence."""
-        sequence.n_computed += n_right
-        self.n_drafted += n_drafted
-        self.n_accepted += n_right
-        self._learn(n_right, min(n_right + 1, n_drafted))
-        if plain := self._pace.decode_seconds(1):
-            more = max(seconds / plain - 1, 0.0)
-            known = self._more.get(n_drafted, more)
-            self._more[n_drafted] = known + 2 * _NEWEST * (more - known)
-            self._book(n_right - more)
+    def measured(self, n_rows: int, seconds: float) -> None:
+        """Record the time of a step whose rows, guesses among them, all have logits."""
+        self._curve.measured(n_rows, seconds)
+
+    def verified(self, right: dict[int, int], seconds: float) -> None:
+        """Record how many guesses of each draft were right."""
+        n_tried = sum(map(len, self._tried.values()))
+        self.n_drafted += n_tried
+        self.n_accepted += sum(right.values())
+        more = max(seconds / self._plain - 1.0, 0.0)
+        a_row = min(more * self._n_streams / n_tried, 1.0)
+        n_won = 0.0
+        for request_id, n in right.items():
+            for index, guess in enumerate(self._tried[request_id][: n + 1]):
+                self._learn(self._streams[request_id], guess.kind, index < n)
+                if index < n:
+                    n_won += a_row if guess.is_forced else 1.0
+        self._book(n_won / self._n_streams - more)
+
+    def forget(self, sequence: Sequence) -> None:
+        """The stream has ended."""
+        if self._streams.pop(sequence.request_id, None) is not None:
+            self._drafter.forget(sequence)
 
     # --- guesses -----------------------------------------------------------------------------
 
-    def _guessed(self, sequence: Sequence, most: int) -> list[int]:
-        if not self._drafter.follow(sequence):
-            return []
-        guesses = self._drafter.guess(sequence, most)
-        for index, token in enumerate(guesses):
-            if self._is_eog(token):  # nothing follows it
-                return guesses[:index]
-        return guesses
+    def _stream(self, sequence: Sequence) -> _Stream:
+        stream = self._streams.get(sequence.request_id)
+        if stream is None:
+            stream = self._streams[sequence.request_id] = _Stream(list(self._acceptance))
+        return stream
 
-    def _computed(self, sequence: Sequence, most: int, plain: float) -> list[int]:
+    def _looked_up(self, room: dict[Sequence, int], costs: _Costs) -> dict[Sequence, list[Guess]]:
+        """The likeliest of all streams' guesses, as many as are worth it."""
+        found: dict[Sequence, list[Guess]] = {}
+        rows: list[_Row] = []
+        for sequence, most in room.items():
+            stream = self._stream(sequence)
+            if stream.untried is not None:
+                at, guess = stream.untried
+                self._learn(stream, guess.kind, sequence.tokens[at] == guess.token)
+                stream.untried = None
+            self._drafter.follow(sequence)
+            guesses = found[sequence] = []
+            chance, tokens = 1.0, 0.0
+            for guess in self._drafter.guess(sequence, most):
+                if self._is_eog(guess.token):  # nothing follows it
+                    break
+                guesses.append(guess)
+                chance *= stream.acceptance[guess.kind]
+                tokens += chance
+                rows.append(_Row(chance, guess.is_forced, sequence.request_id))
+                if not costs.may_pay(len(guesses), tokens, chance, most):
+                    break
+        rows.sort(key=lambda row: row.chance, reverse=True)
+        counts = Counter(row.request_id for row in rows[: self._worth(rows, costs)])
+        for sequence, guesses in found.items():
+            count = counts[sequence.request_id]
+            if guesses and not count:
+                self._stream(sequence).untried = len(sequence.tokens), guesses[0]
+            del guesses[count:]
+        return found
+
+    def _computed(self, sequence: Sequence, most: int, costs: _Costs) -> list[Guess]:
+        stream = self._stream(sequence)
+        chances = accumulate([stream.acceptance[0]] * most, mul)
+        rows = [_Row(chance, False, sequence.request_id) for chance in chances]
+        n_worth = self._worth(rows, costs)
+        if self._account < (0 if n_worth else _FIRST_CREDIT):
+            return []
         began = self._clock()
         is_ready = self._drafter.follow(sequence)
         followed = self._clock()
-        guesses = self._guessed(sequence, most) if is_ready else []
+        guesses = list(self._drafter.guess(sequence, min(n_worth or 1, most))) if is_ready else []
+        ends = [at for at, guess in enumerate(guesses) if self._is_eog(guess.token)]
+        del guesses[min(ends, default=most) :]
         ended = self._clock()
         if guesses:
-            cost = (ended - followed) / plain / len(guesses)
-            self._guess_cost += (2 * _NEWEST if self._guess_cost else 1) * (cost - self._guess_cost)
+            cost = (ended - followed) / self._plain / len(guesses)
+            weight = 2 * _NEWEST if self._guess_cost else 1.0
+            self._guess_cost = _moved(self._guess_cost, cost, weight)
         self.seconds = ended - began
-        self._book((began - ended) / plain)
+        self._book((began - ended) / self._plain)
         return guesses
 
     # --- what they are worth -------------------------------------------------------------------
@@ -167,34 +254,90 @@ class Speculation:
     def _book(self, won: float) -> None:
         self._account = min(self._account + won, _MOST_CREDIT)
 
-    def _learn(self, n_right: int, n_tried: int) -> None:
-        """So many of the guesses that were reached were right."""
-        stream = self._stream
-        stream.acceptance = _moved(stream.acceptance, n_right, n_tried, _NEWEST)
-        self._acceptance = _moved(self._acceptance, n_right, n_tried, _NEWEST_OF_ALL)
+    def _learn(self, stream: _Stream, kind: int, is_right: bool) -> None:
+        for known, weight in ((stream.acceptance, _NEWEST), (self._acceptance, _NEWEST_OF_ALL)):
+            known[kind] = min(_moved(known[kind], is_right, weight), _MOST_ACCEPTANCE)
 
-    def _worth(self, acceptance: float, most: int) -> int:
-        """The number of guesses that brings most tokens a second; each next one is right less
-        often."""
-        best, best_rate = 0, 1.0
-        tokens = chance = 1.0
-        for count in range(1, most + 1):
-            chance *= acceptance
-            tokens += chance
-            cost = self._verifying(count) + self._guess_cost * count
-            rate = tokens / (1 + _MARGIN * cost)
+    def _worth(self, rows: list[_Row], costs: _Costs) -> int:
+        """The number of guesses that brings most tokens a second, where each is right with its
+        chance; what may be lost, times how likely that is, must be on the account."""
+        best, best_rate, tokens = 0, 1.0, 1.0
+        for count, row in enumerate(rows, 1):
+            more = costs.of(count) + self._guess_cost * count
+            value = min(more * self._n_streams / count, 1.0) if row.is_forced else 1.0
+            tokens += row.chance * value / self._n_streams
+            if more * (1 - rows[0].chance) > self._account:
+                break
+            rate = tokens / (1 + _MARGIN * more)
             if rate > best_rate:
                 best, best_rate = count, rate
         return best
 
-    def _verifying(self, count: int) -> float:
-        """As measured of so many guesses, or of the nearest number and rows as they are
-        expected."""
-        if count in self._more or not self._more:
-            return self._more.get(count, _ROW_COST * count)
-        nearest = min(self._more, key=lambda known: abs(known - count))
-        return max(self._more[nearest] + _ROW_COST * (count - nearest), 0.0)
+
+class _Curve:
+    """The seconds of a step without prompts by its number of rows, as measured; between and beyond
+    what was measured as rows are expected. The second row is the dearest on a CPU: a single one has
+    kernels of its own."""
+
+    def __init__(self) -> None:
+        self.expected = 0.0
+        """The seconds of one more row."""
+        self._known: dict[int, float] = {}
+
+    def measured(self, n_rows: int, seconds: float) -> None:
+        self._known[n_rows] = _moved(self._known.get(n_rows, seconds), seconds, 2 * _NEWEST)
+
+    def at(self, n_rows: int) -> float:
+        """0 before anything was measured."""
+        known = self._known
+        if n_rows in known or not known:
+            return known.get(n_rows, 0.0)
+        below = max((n for n in known if n < n_rows), default=0)
+        above = min((n for n in known if n > n_rows), default=0)
+        if below and above:
+            share = (n_rows - below) / (above - below)
+            return _moved(known[below], known[above], share)
+        nearest = below or above
+        return max(known[nearest] + self.expected * (n_rows - nearest), 0.0)
+
+    def forget_beyond(self, n_rows: int) -> None:
+        """The cost of more rows is forgotten slowly: one bad moment of the machine passes."""
+        first = self.at(n_rows)
+        for n, seconds in self._known.items():
+            if n > n_rows:
+                expected = first + self.expected * (n - n_rows)
+                self._known[n] = _moved(seconds, expected, _FORGOTTEN)
 
 
-def _moved(acceptance: float, n_right: int, n_tried: int, weight: float) -> float:
-    return min(max(acceptance + weight * (n_right - acceptance * n_tried), 0.0), _MOST_ACCEPTANCE)
+class _Costs(NamedTuple):
+    """Of guesses beside a row of each stream, as shares of a step without guesses."""
+
+    curve: _Curve
+    n_streams: int
+
+    def of(self, count: int) -> float:
+        plain = self.curve.at(self.n_streams)
+        return max(self.curve.at(self.n_streams + count) / plain - 1.0, 0.0)
+
+    def may_pay(self, n_guessed: int, tokens: float, chance: float, most: int) -> bool:
+        """Whether guesses for a stream would be worth it if all further ones were right, behind
+        some that bring `tokens` and are right together with this chance."""
+        n = self.n_streams
+        return any(
+            tokens + chance * (count - n_guessed) > _MARGIN * n * self.of(count)
+            for count in (n_guessed + 1, most)
+        )
+
+    def forget(self) -> None:
+        self.curve.forget_beyond(self.n_streams)
+
+
+def _may_guess(sequence: Sequence) -> bool:
+    request = sequence.request
+    sampling = request.sampling
+    is_fixed = request.deterministic or sampling.logprobs is not None or sampling.learns
+    return not (is_fixed or sequence.spans)  # a drafter knows tokens alone
+
+
+def _moved(mean: float, newest: float, weight: float) -> float:
+    return mean + weight * (newest - mean)

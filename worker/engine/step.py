@@ -31,8 +31,8 @@ class Step:
     chunks: list[Chunk] = field(default_factory=list)
     started: list[Sequence] = field(default_factory=list)
     """Sequences that got a slot in this step."""
-    draft: list[int] = field(default_factory=list)
-    """Guessed tokens after the only chunk, each a row with logits."""
+    drafts: dict[Sequence, list[int]] = field(default_factory=dict)
+    """Guessed tokens behind the chunks that end their sequences, each a row with logits."""
     has_prompts: bool = False
     """Whether some chunks are parts of prompts."""
     span: Span | None = None

@@ -120,11 +120,11 @@ class DraftInfo:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationInfo:
-    """Who guesses for a stream that runs alone."""
+    """Who guesses what streams say next."""
 
     kind: Literal["off", "ngram", "draft"]
     reason: str = ""
-    """Why nobody does although it was asked for."""
+    """Why nobody does, unless that was asked for."""
     draft: DraftInfo | None = None
 
 

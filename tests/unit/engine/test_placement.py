@@ -11,6 +11,7 @@ import pytest
 from tests.support.byte_backend import expected_answer
 from tests.support.real_engine import RealEngine
 from tests.unit.engine.test_loop import CONTEXT, Engine
+from worker.engine.backend import NO_DRAFTS, Drafts
 from worker.engine.step import Chunk
 from worker.wire.messages import DecodeOutcome, Started
 
@@ -29,9 +30,9 @@ def test_arrivals_and_ends_leave_hardly_a_hole_among_64_slots() -> None:
     engine = Engine(n_slots=64, prefill_budget=31)
     fill, counted = engine.backend.fill, list[int]()
 
-    def counting(chunks: Rows[Chunk], draft: Rows[int] = ()) -> None:
+    def counting(chunks: Rows[Chunk], drafts: Drafts = NO_DRAFTS) -> None:
         counted.append(n_runs(slots_used(engine)))
-        fill(chunks, draft)
+        fill(chunks, drafts)
 
     engine.backend.fill = counting  # type: ignore[method-assign]
     engine.loop._clock = count(0.0, 0.001).__next__  # every step takes some time

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Rows
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,14 @@ from tests.support.random_models import random_model
 from tests.support.real_engine import CONTEXT as CONTEXT_OF_REAL
 from tests.support.real_engine import RealEngine
 from tests.unit.engine.test_loop import CONTEXT, Engine
+from worker.api.chat.constrain.constrain import constrain
+from worker.api.chat.format import JsonSchema
 from worker.engine.draft import DraftModel
 from worker.engine.lookup import Lookup
 from worker.engine.pace import Pace
 from worker.engine.sequence import Sequence
-from worker.engine.speculation import Drafter, Speculation
+from worker.engine.speculation import Drafter, Guess, Speculation
+from worker.engine.step import Chunk
 from worker.engine.tokens import common_length
 from worker.llama.context import Context, ContextOptions
 from worker.llama.model import Model
@@ -35,22 +39,24 @@ LIST = "1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3, 4, 5, 6, 7, 8. 
 class Prophet:
     """Guesses right up to a chosen token, and wrong from there on."""
 
-    first_acceptance = 1.0
+    kinds: Rows[float] = (1.0,)
 
     def __init__(self, seed: int, *, computes: bool = False) -> None:
         self._random, self.computes = random.Random(seed), computes
 
+    def forget(self, sequence: Sequence) -> None: ...
+
     def follow(self, sequence: Sequence) -> bool:
         return self._random.random() < 0.9
 
-    def guess(self, sequence: Sequence, most: int) -> list[int]:
+    def guess(self, sequence: Sequence, most: int) -> list[Guess]:
         tokens = list(sequence.tokens)
-        guesses: list[int] = []
+        guesses: list[Guess] = []
         right = self._random.randint(0, most)
         for index in range(most):
             token = answer_byte(tokens)
-            guesses.append(token if index < right else ord("!"))
-            tokens.append(guesses[-1])
+            guesses.append(Guess(token if index < right else ord("!"), 0))
+            tokens.append(guesses[-1].token)
         return guesses
 
 
@@ -58,9 +64,10 @@ def guessed(engine: Engine | RealEngine) -> Speculation:
     """An engine that tries all guesses, whatever they are worth and however slow the machine is."""
     speculation = engine.loop.speculation
     assert speculation is not None
-    speculation._worth = lambda acceptance, most: most  # type: ignore[method-assign]
+    speculation._worth = lambda rows, costs: len(rows)  # type: ignore[method-assign]
     speculation._book = lambda won: None  # type: ignore[method-assign]
-    engine.scheduler.pace.measured(1, 0, 1.0)
+    speculation.measured = lambda n_rows, seconds: None  # type: ignore[method-assign]
+    speculation._curve.measured(1, 1.0)
     return speculation
 
 
@@ -74,14 +81,16 @@ def guessed(engine: Engine | RealEngine) -> Speculation:
     st.sampled_from([(), ("ab",), ("e", "zq", "a")]),
     st.lists(st.sampled_from(["ok", "ok", "no_room", "aborted"]), max_size=30),
     st.integers(0, 1000),
+    st.booleans(),
 )
 def test_answers_are_what_they_are_without_guesses(
     jobs: list[tuple[bytes, int, int]],
     stop: tuple[str, ...],
     outcomes: list[DecodeOutcome],
     seed: int,
+    unified: bool,
 ) -> None:
-    engine = Engine(n_slots=2, drafter=Prophet(seed, computes=bool(seed % 2)))
+    engine = Engine(n_slots=2, unified=unified, drafter=Prophet(seed, computes=bool(seed % 2)))
     speculation = guessed(engine)
     engine.backend.outcomes = list(outcomes)
     for request_id, (prompt, max_tokens, pause) in enumerate(jobs):
@@ -255,25 +264,32 @@ def test_a_draft_model_reads_along_and_keeps_nothing_for_other_tenants() -> None
     assert not any(drafter.follow(of(4, CONTEXT_OF_REAL)) for _ in range(20)), "it has no room"
 
 
+def drafted(speculation: Speculation, sequence: Sequence) -> list[int]:
+    """For a stream that is alone in its step."""
+    n = sequence.n_computed = len(sequence.tokens) - 1
+    return speculation.drafts([Chunk(sequence, n, 1)]).get(sequence, [])
+
+
 def played(row_cost: float, hits: float, n_tokens: int = 1500) -> float:
     """Tokens in the time of a plain step, on a machine where a row more takes `row_cost` of one, in
     a text that goes in a circle and leaves it again and again."""
     pace, dice = Pace(1.0, 8), random.Random(1)
-    pace.measured(1, 0, 1.0)
     engine = Engine()
     sequence = make_sequence(engine.backend, 1, bytes(range(12)) * 2, max_tokens=9999)
     sequence.n_most = 9999
     speculation = Speculation(Lookup(), engine.backend.is_eog, pace, 2048)
+    speculation.measured(1, 1.0)
     text = [i % 12 if dice.random() < hits else dice.randrange(12) for i in range(n_tokens)]
     at, seconds = 0, 0.0
     while at < n_tokens:
-        draft = speculation.draft(sequence)
+        draft = drafted(speculation, sequence)
         n_right = 0
         while n_right < len(draft) and text[at + n_right : at + n_right + 1] == [draft[n_right]]:
             n_right += 1
         step = 1.0 + row_cost * len(draft)
+        speculation.measured(1 + len(draft), step)
         if draft:
-            speculation.verified(sequence, len(draft), n_right, step)
+            speculation.verified({1: n_right}, step)
         seconds += step
         sequence.tokens += text[at : at + n_right + 1]
         at += n_right + 1
@@ -297,7 +313,7 @@ def test_guesses_that_are_right_win() -> None:
 class Guesser:
     """Guesses one token again and again, on a clock that shows what that takes."""
 
-    first_acceptance = 0.6
+    kinds: Rows[float] = (0.6,)
     computes = True
 
     def __init__(self, seconds_to_read: float, seconds_a_guess: float) -> None:
@@ -310,27 +326,30 @@ class Guesser:
         self._request_id = sequence.request_id
         return True
 
-    def guess(self, sequence: Sequence, most: int) -> list[int]:
+    def guess(self, sequence: Sequence, most: int) -> list[Guess]:
         self.now += self._a_guess * most
-        return [7] * most
+        return [Guess(7, 0)] * most
+
+    def forget(self, sequence: Sequence) -> None: ...
 
 
 def served(to_read: float, a_guess: float, hits: float, n_out: int, n_requests: int = 60) -> float:
     """Tokens in the time of a plain step, where a row more takes 0.2 of one."""
     pace, dice = Pace(1.0, 8), random.Random(1)
-    pace.measured(1, 0, 1.0)
     engine, guesser = Engine(), Guesser(to_read, a_guess)
     speculation = Speculation(guesser, engine.backend.is_eog, pace, 2048, lambda: guesser.now)
+    speculation.measured(1, 1.0)
     for request_id in range(n_requests):
         sequence = make_sequence(engine.backend, request_id, b"abc", max_tokens=n_out)
         sequence.n_most = n_out + 3
         while len(sequence.tokens) < sequence.n_most:
-            draft = speculation.draft(sequence)
+            draft = drafted(speculation, sequence)
             right = [dice.random() < hits for _ in draft]
             n_right = (*right, False).index(False)
             guesser.now += 1.0 + 0.2 * len(draft)
+            speculation.measured(1 + len(draft), 1.0 + 0.2 * len(draft))
             if draft:
-                speculation.verified(sequence, len(draft), n_right, 1.0 + 0.2 * len(draft))
+                speculation.verified({request_id: n_right}, 1.0 + 0.2 * len(draft))
             sequence.tokens += [7] * (n_right + 1)
     return n_requests * n_out / guesser.now
 
@@ -357,7 +376,92 @@ def test_nothing_is_guessed_where_it_cannot_be() -> None:
     speculation = guessed(engine)
     alone = make_sequence(engine.backend, 1, b"abcabcabcabc", deterministic=True)
     alone.n_most = 100
-    assert not speculation.draft(alone)
+    assert not drafted(speculation, alone)
     other = make_sequence(engine.backend, 2, b"abcabcabcabc")
     other.n_most = 100
-    assert speculation.draft(other)
+    assert drafted(speculation, other)
+
+
+def answered(speculation: Speculation, answer: bytes, request_id: int, salt: str) -> None:
+    """A stream of a tenant says these bytes, and ends."""
+    sequence = make_sequence(Engine().backend, request_id, b"?", max_tokens=999, cache_salt=salt)
+    sequence.n_most = 999
+    for byte in answer:
+        sequence.tokens.append(byte)
+        drafted(speculation, sequence)
+    speculation.forget(sequence)
+
+
+def test_answers_are_looked_up_for_later_streams_of_their_tenant_alone() -> None:
+    engine = Engine(drafter=Lookup())
+    speculation = guessed(engine)
+    text = b"a text that comes twice"
+    answered(speculation, text, 1, "one")
+    for salt, found in (("one", text[9:]), ("another", b"")):
+        again = make_sequence(engine.backend, 2, b"?" + text[:9], cache_salt=salt)
+        again.n_most = 999
+        assert bytes(drafted(speculation, again)) == found
+        speculation.forget(again)
+
+
+def test_many_answers_are_kept_within_bounds() -> None:
+    lookup, backend = Lookup(), Engine().backend
+    for request_id in range(40):
+        sequence = make_sequence(backend, request_id, b"?", cache_salt=str(request_id % 20))
+        lookup.follow(sequence)
+        sequence.tokens += [request_id % 256] * 9000
+        lookup.forget(sequence)
+        sequence = make_sequence(backend, request_id, b"?")
+        lookup.follow(sequence)
+        sequence.tokens += list(range(256)) * 40
+        lookup.forget(sequence)
+    assert len(lookup._answers) <= 8 and not lookup._texts
+    assert max(len(text.tokens) for text in lookup._answers.values()) < 60_000
+
+
+def test_a_schema_is_guessed_from_key_to_key() -> None:
+    """What the schema forces needs no guess, and what stands between keys and values comes again:
+    once a stream has said two of them, a value's end brings all up to the next one."""
+    plain, guessing = RealEngine(slots=1), RealEngine(slots=1, drafter=Lookup())
+    guessed(guessing)
+    names = [f"{name}_number" for name in ("first", "second", "third", "fourth", "fifth")]
+    value = {"type": "integer", "maximum": 9}
+    schema = {"type": "object", "properties": dict.fromkeys(names, value), "required": names}
+    form = constrain(JsonSchema(schema, "schema")).constraint
+    for temperature in (0.0, 0.8):
+        n_steps = []
+        texts = []
+        for engine in (plain, guessing, guessing):
+            before = engine.loop._steps
+            texts.append(
+                engine.generate(STORY, max_tokens=99, constraint=form, temperature=temperature)
+            )
+            n_steps.append(engine.loop._steps - before)
+        assert texts == [texts[0]] * 3
+        assert n_steps[1] < 0.8 * n_steps[0] and n_steps[2] < 0.5 * n_steps[0], n_steps
+    plain.close()
+    guessing.close()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_several_streams_in_one_pool_are_guessed_for(temperature: float) -> None:
+    """A step takes the likeliest of all streams' guesses, and each stream says what it says
+    without."""
+    texts = []
+    for drafter in (None, Lookup()):
+        engine = RealEngine(3, n_cells=3 * CONTEXT_OF_REAL, kv_unified=True, drafter=drafter)
+        if drafter is not None:
+            guessed(engine)
+        for _ in range(2):  # the second time, the answers are known
+            asked = [
+                engine.submit(
+                    prompt, max_tokens=40, ignore_eos=True, temperature=temperature, seed=n
+                )
+                for n, prompt in enumerate((LIST, STORY, LIST[3:]))
+            ]
+            engine.run()
+            texts.append([engine.text(each) for each in asked])
+        if engine.loop.speculation is not None:
+            assert engine.loop.speculation.n_accepted > 60
+        engine.close()
+    assert texts == [texts[0]] * 4
