@@ -322,7 +322,7 @@ OF_THE_SDKS: Mapping[str, Callable[[Random], Any]] = {
     "/api/show": lambda rng: {"model": "any"},
 }
 """Those whose answers the SDKs' own types read."""
-_STATES = ("/health", "/v1/health", "/props", "/slots", "/models", "/v1/models")
+_STATES = ("/health", "/v1/health", "/props", "/slots", "/models", "/v1/models", "/lora-adapters")
 
 
 def generating(rng: Random) -> Iterator[Asked]:

@@ -42,6 +42,13 @@ def _typical_behind_sigma(asked: Asked, found: Difference) -> bool:
     return {"typical_p", "top_n_sigma"} <= set(asked.body or ())
 
 
+def _keeps_the_end(asked: Asked, found: Difference) -> bool:
+    """Whether there are stops, and the worker has llama-server's text and a little more."""
+    stops = asked.body.get("stop") or asked.body.get("stop_sequences")
+    texts = isinstance(found.theirs, str) and isinstance(found.ours, str)
+    return bool(stops) and texts and found.ours.startswith(found.theirs)
+
+
 def _numbers(asked: Asked, found: Difference) -> bool:
     return all(isinstance(each, int | float) for each in (found.theirs, found.ours))
 
@@ -238,6 +245,11 @@ KNOWN = (
         _OF_TEXT,
         when=_typical_behind_sigma,
     ),
+    Known(
+        "what only begins as a stop does is sent when the answer ends; llama-server keeps it",
+        _OF_TEXT,
+        when=_keeps_the_end,
+    ),
     Known("an empty text stops nothing", _OF_TEXT, when=_says('"stop": [""]')),
     Known(
         "JSON may have white space where a schema allows it; llama-server's grammars forbid it",
@@ -263,6 +275,11 @@ KNOWN = (
         ("status",),
         paths=CHATS,
         when=_two_forms,
+    ),
+    Known(
+        "llama-server fails in itself, such as over a grammar that ends where no end may come",
+        ("status",),
+        when=lambda asked, found: found.theirs == 500,
     ),
     Known("null is absent, everywhere", ("status",), when=_null),
     Known(
