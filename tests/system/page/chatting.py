@@ -38,7 +38,8 @@ class Chat:
 
     def send(self, text: str) -> None:
         self.box.fill(text)
-        self.page.get_by_role("button", name="Send", exact=True).click()
+        # While the page chooses a model, the button has a hint around it, and waits.
+        self.page.get_by_role("button", name="Send", exact=True).last.click()
 
     def ask(self, text: str) -> str:
         """Send a text; returns the answer once it is complete."""
