@@ -250,7 +250,12 @@ KNOWN = (
         _OF_TEXT,
         when=_keeps_the_end,
     ),
-    Known("an empty text stops nothing", _OF_TEXT, when=_says('"stop": [""]')),
+    Known("tokens are guessed here without being asked", ("answer.speculative",), "both"),
+    Known(
+        "an empty text stops nothing",
+        (*_OF_TEXT, "*.generation_settings.stop"),
+        when=_says('"stop": [""]'),
+    ),
     Known(
         "JSON may have white space where a schema allows it; llama-server's grammars forbid it",
         (*_OF_TEXT, "*.generation_settings.grammar"),
