@@ -67,7 +67,7 @@ class Figures:
     heartbeat_breaches: list[str] = field(default_factory=list)
     fds: tuple[int, int] = (0, 0)
     rss_mib: tuple[float, float] = (0, 0)
-    children: int = 0
+    engines: int = 0
     ready_at_the_end: bool = False
     accepted_by_worker: float = 0
     ended_by_worker: float = 0
@@ -175,7 +175,7 @@ class Chaos:
     def attacker(self) -> None:
         dice = random.Random(self._seed)
         while not self.stop.wait(dice.uniform(1, 5)):
-            engines = self.worker.children()
+            engines = self.worker.engines()
             if not engines or not self.worker.is_ready():
                 continue
             name = dice.choice(["SIGKILL", "SIGABRT", "SIGSTOP"])
@@ -191,7 +191,7 @@ class Chaos:
     def _measure_recovery(self, name: str, engine: psutil.Process, before: float) -> None:
         """Until another engine serves."""
         while time.monotonic() - before < 60:
-            pids = {child.pid for child in self.worker.children()}
+            pids = {child.pid for child in self.worker.engines()}
             if pids and engine.pid not in pids and self.worker.is_ready():
                 with self._lock:
                     times = self.figures.recovery_seconds.setdefault(name, [])
@@ -241,7 +241,7 @@ def _run(chaos: Chaos, seconds: float, port: int, messages: list[PoolMessage]) -
     figures.ready_at_the_end = worker.is_ready()
     after = sizes(worker)
     figures.fds, figures.rss_mib = (before[0], after[0]), (before[1], after[1])
-    figures.children = len(worker.children())
+    figures.engines = len(worker.engines())
     figures.ended_by_worker = sum(
         worker.metric(f'worker_requests_total{{outcome="{outcome}"}}')
         for outcome in ("success", "error", "cancelled", "timeout")

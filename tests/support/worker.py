@@ -165,6 +165,10 @@ class WorkerProcess:
 
         until(are_free, PATIENCE_S, lambda: self.get("/metrics").text)
 
+    def engines(self) -> list[psutil.Process]:
+        """The engine processes; each has two more that render its templates."""
+        return [each for each in self.children() if "worker.engine.process" in each.cmdline()]
+
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.pid).children(recursive=True)
 

@@ -250,7 +250,6 @@ KNOWN = (
         _OF_TEXT,
         when=_keeps_the_end,
     ),
-    Known("tokens are guessed here without being asked", ("answer.speculative",), "both"),
     Known(
         "an empty text stops nothing",
         (*_OF_TEXT, "*.generation_settings.stop"),

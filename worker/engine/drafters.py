@@ -49,7 +49,7 @@ def start_guessing(
     """
     wanted = config.engine.speculate
     if wanted == "auto":
-        wanted = "draft" if config.draft is not None else "ngram"
+        wanted = "draft" if config.draft is not None else "off"
     if wanted != "off" and (reason := _why_not(context)):
         if config.engine.speculate != "auto" or config.draft is not None:
             log.warning("engine.speculation_off", reason=reason)

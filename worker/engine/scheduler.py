@@ -106,7 +106,7 @@ class Scheduler:
         are_shared = self._turns.are_shared
         group = self._turns.next() if are_shared else self.running
         # In a split pool, sequences with unlike numbers of rows would take a pass each.
-        together = self.limits.one_pass or len(group) == 1
+        together = len(group) == 1 or self.limits.one_pass
         for sequence in group:
             n_computed, n_tokens = sequence.n_computed, len(sequence.tokens)
             if n_tokens - n_computed == 1 and n_tokens > sequence.n_prompt:  # most are so
@@ -144,8 +144,9 @@ class Scheduler:
         sequences to take a snapshot of."""
         for sequence, _, n_tokens in step.chunks:
             sequence.n_computed += n_tokens
-        if step.chunks:
-            self.cache.settled()
+        cache = self.cache
+        if step.chunks and (cache.read or cache.written):
+            cache.settled()
         if not self.cache.takes_snapshots:
             return []
         return [s for s, _, _ in step.chunks if s.n_computed in s.snapshot_at]

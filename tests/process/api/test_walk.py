@@ -10,7 +10,7 @@ from tests.support.supervised import script
 
 __all__ = ["script"]
 
-FUNCTIONS_IN = 99
+FUNCTIONS_IN = 103
 OBJECTS_IN = 14
 FUNCTIONS_OUT = 16
 OBJECTS_OUT = 1

@@ -48,7 +48,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: Hub) -> Path:
 
 def converted(ref: str) -> dict[str, object]:
     """What the manifest says."""
-    assert cli.run([ref, "out.gguf", "--progress", "none"]) == 0
+    assert cli.run([ref, "out.gguf", "--overwrite", "--progress", "none"]) == 0
     metadata = read_header("out.gguf").metadata
     return {key: value for key, value in metadata.items() if key.startswith("llorch.convert.")}
 
@@ -179,7 +179,7 @@ def test_the_token_opens_a_private_repository_and_is_shown_nowhere(here: Path, h
     storage = [headers for path, headers in hub.bodies() if path.startswith("/blobs/")]
     assert storage and not any("authorization" in headers for headers in storage)
     hub.fail_with = (500, {})
-    stale = run("hf:o/tiny", "out.gguf", HF_TOKEN=TOKEN)
+    stale = run("hf:o/tiny", "out.gguf", "--overwrite", HF_TOKEN=TOKEN)
     assert stale.returncode == 0 and "model.revision_unchecked" in stale.stderr
     texts = done.stdout + done.stderr + stale.stdout + stale.stderr
     assert TOKEN not in texts + str(read_header("out.gguf").metadata)

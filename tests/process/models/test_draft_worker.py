@@ -22,7 +22,7 @@ def test_a_draft_model_is_planned_resident_and_guesses(
     text = plain.execute(PROMPT, max_tokens=48, temperature=0.0).text
     alone = plain.get("/info").json()
     assert plain.stop() == 0
-    assert alone["engine"]["speculation"] == {"kind": "ngram", "reason": "", "draft": None}
+    assert alone["engine"]["speculation"] == {"kind": "off", "reason": "", "draft": None}
     draft = ("--draft", str(random_model("dense")), "--no-mmap")
     worker = start_worker(*draft, wait_ready=True)
     assert worker.execute(PROMPT, max_tokens=48, temperature=0.0).text == text

@@ -113,11 +113,14 @@ def test_the_kit_watches_a_real_worker_and_says_conforms(start_worker: StartWork
         assert verdict()["conforms"] is True, verdict()
         stray = httpx.post(f"{url}/heartbeat", json={"status": "?"}, trust_env=False)
         assert stray.status_code == 200
-        assert verdict()["conforms"] is False
+        until(lambda: verdict()["conforms"] is False, 20, lambda: str(verdict()))
         kit.send_signal(signal.SIGINT)
         out, _ = kit.communicate(timeout=20)
     finally:
         kit.kill()
+        kit.wait()
+        assert kit.stdout is not None
+        kit.stdout.close()
     assert kit.returncode == 1
     lines = out.splitlines()
     assert any(line.startswith("callback") and running.base_url in line for line in lines)

@@ -26,6 +26,6 @@ def test_a_little_chaos(warm_cache: Path, tmp_path: Path) -> None:
     assert figures.outcomes["error ENGINE_CRASHED"] <= figures.survivors / 10, shown
     assert figures.accepted_by_worker == figures.ended_by_worker, shown
     assert figures.heartbeat_breaches == [], shown
-    assert figures.ready_at_the_end and figures.children == 1, shown
+    assert figures.ready_at_the_end and figures.engines == 1, shown
     assert figures.fds[1] <= figures.fds[0] + FDS_OF_LIVE_STREAMS, shown
     assert figures.rss_mib[1] <= figures.rss_mib[0] + 40, shown

@@ -84,6 +84,10 @@ class MarkedText(OpenBody):
     )
 
 
+_BOTH: dict[str, Any] = {"allOf": [{"contains": {"type": each}} for each in ("string", "integer")]}
+"""Otherwise a list of texts, or of ids, would be described twice."""
+
+
 def _kind_of_prompt(value: object) -> str:
     if not isinstance(value, list | tuple):
         return "~object" if isinstance(value, Mapping | BaseModel) else "~text"
@@ -102,7 +106,7 @@ def prompts_of_at_most(most: int) -> Any:
     one = (
         Text
         | Annotated[TokenIds, Tag("~ids")]
-        | Annotated[_MixedTokens, Tag("~mixed")]
+        | Annotated[_MixedTokens, Field(json_schema_extra=_BOTH), Tag("~mixed")]
         | Annotated[MarkedText, Tag("~object")]
     )
     each = Annotated[one, Discriminator(_kind_of_prompt)]

@@ -79,8 +79,8 @@ class Cache:
         )
         self.moves: list[Move] = []
         """Planned, in order, and not carried out yet."""
-        self._read: set[int] = set()
-        self._written: set[int] = set()
+        self.read: set[int] = set()
+        self.written: set[int] = set()
         """Slots that moves have read or written since the last batch was computed."""
         self._bytes_per_cell = limits.cell_bytes
         self._copying_seconds = 0.0
@@ -99,7 +99,7 @@ class Cache:
     @property
     def is_settled(self) -> bool:
         """Whether no copy waits for the next batch."""
-        return not self._read and not self._written
+        return not self.read and not self.written
 
     @property
     def cells_running(self) -> int:
@@ -174,10 +174,10 @@ class Cache:
         batch has settled yet, or if running streams would wait too long for this step's copies.
         """
         source, n_ready, snapshot = match.source, match.n_ready, match.snapshot
-        touched = self._read | self._written
+        touched = self.read | self.written
         idle = [slot for slot in self.slots if slot.is_idle and slot.index not in touched]
         others = [slot for slot in idle if slot is not source]
-        if isinstance(source, Slot) and source.index in self._written:
+        if isinstance(source, Slot) and source.index in self.written:
             return False
         takes_over = False
         if isinstance(source, Slot) and source in idle:
@@ -208,11 +208,11 @@ class Cache:
             if isinstance(source, State):
                 self._make_cells(len(source.tokens), is_busy=is_busy)
                 self.moves.append(Restore(slot.index, source, n_ready, snapshot))
-                self._written.add(slot.index)
+                self.written.add(slot.index)
             elif source is not None:
                 self.moves.append(Copy(source.index, slot.index, n_ready, snapshot))
-                self._written.add(slot.index)
-                self._read.add(source.index)
+                self.written.add(slot.index)
+                self.read.add(source.index)
                 if self.limits.unified:
                     share(source, slot, n_ready, self.slots)
         slot.owner, slot.kept, slot.is_new = sequence, [], False
@@ -290,7 +290,7 @@ class Cache:
     def close_hole(self, seconds_per_pass: float) -> bool:
         """Move a stream of a split pool next to the others, if that saves passes over all weights
         that take longer than the copy (see `_order`). False if none is moved."""
-        touched = self._read | self._written
+        touched = self.read | self.written
         untouched = [slot for slot in self.slots if slot.index not in touched]
         idle = [slot for slot in untouched if slot.is_idle]
         moves: list[tuple[int, bool, int, int, int]] = []
@@ -311,8 +311,8 @@ class Cache:
         stream = source.owner
         assert stream is not None
         self.moves.append(Copy(source.index, target.index, stream.n_computed))
-        self._read.add(source.index)
-        self._written.add(target.index)
+        self.read.add(source.index)
+        self.written.add(target.index)
         target.owner, source.owner, stream.slot = stream, None, target.index
         target.scope, target.last_used = source.scope, self._tick()
         self._truncate(source, 0)
@@ -364,7 +364,7 @@ class Cache:
         a request that awaits it, any copy is shorter than to compute it again.
         """
         tokens, memory, limits = slot.kept, self.memory, self.limits
-        if len(tokens) < (1 if is_awaited else MIN_SHARED_TOKENS) or slot.index in self._written:
+        if len(tokens) < (1 if is_awaited else MIN_SHARED_TOKENS) or slot.index in self.written:
             return None
         for state in () if is_awaited else memory.find(tokens, slot.scope, len(tokens)):
             if limits.cuts_anywhere or len(state.tokens) == len(tokens):
@@ -417,8 +417,8 @@ class Cache:
 
     def settled(self) -> None:
         """A batch was computed, and the copies before it with it."""
-        self._read.clear()
-        self._written.clear()
+        self.read.clear()
+        self.written.clear()
 
     def saved(self, state: State, seconds: float) -> None:
         """A copy to memory was made, of `n_bytes` in this time."""
@@ -519,7 +519,7 @@ class Cache:
         if not length:
             slot.kept, slot.snapshots, slot.is_new = [], [], False
         if snapshot is not None:
-            self._written.add(slot.index)
+            self.written.add(slot.index)
         self.moves.append(Truncate(slot.index, length, snapshot))
 
     def _make_cells(self, n_cells: int, *, is_busy: bool) -> None:
