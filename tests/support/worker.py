@@ -167,7 +167,7 @@ class WorkerProcess:
 
     def engines(self) -> list[psutil.Process]:
         """The engine processes; each has two more that render its templates."""
-        return [each for each in self.children() if "worker.engine.process" in each.cmdline()]
+        return [each for each in self.children() if _is_engine(each)]
 
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.pid).children(recursive=True)
@@ -224,6 +224,13 @@ class WorkerProcess:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(PATIENCE_S)
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    try:
+        return "worker.engine.process" in process.cmdline()
+    except psutil.NoSuchProcess:  # or it has ended and nobody has looked
+        return False
 
 
 @dataclass(frozen=True, slots=True)
