@@ -181,9 +181,9 @@ def other_settings(bench: Bench) -> str:
 
 
 def speculation(bench: Bench) -> str:
-    """Guesses by a draft model that is right, and by lookup as by default, against none."""
+    """Guesses by a draft model that is right, and by lookup, against none as by default."""
     loads = "guessed1" if bench.short else "guessed1,guessed4,guessed16"
-    variants = ["--variant", "draft=--draft {draft}", "--variant", "off=--speculate off"]
+    variants = ["--variant", "draft=--draft {draft}", "--variant", "lookup=--speculate ngram"]
     return _table(bench, "speculation", "--only", "worker", *variants, "--loads", loads)
 
 

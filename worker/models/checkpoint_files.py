@@ -19,10 +19,7 @@ TEMPLATES = "additional_chat_templates"
 """A folder of `*.jinja` files beside the weights."""
 DENSE_MODULES = ("2_Dense", "3_Dense")
 """Folders with matrices that sentence-transformers multiplies an embedding by."""
-TOKENIZERS = (
-    *("tokenizer.json", "tokenizer.model", "tiktoken.model"),
-    *("tekken.json", "rwkv_vocab_v20230424.txt"),
-)
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "tekken.json")
 """Files that may hold the vocabulary."""
 CONFIG_FILES = [*TOKENIZERS]
 CONFIG_FILES += (
