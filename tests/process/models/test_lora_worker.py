@@ -206,7 +206,8 @@ def test_routers_read_which_adapters_are_at_work(worker: WorkerProcess) -> None:
     assert at_work() == ["", ""]
     lora = [{"id": 0, "scale": 1.0}]
     with worker.streaming(STORY, max_tokens=900, ignore_eos=True, lora=lora) as response:
-        next(response.iter_raw())
+        parts = response.iter_raw()  # kept: httpx closes the connection with its iterator
+        next(parts)
         worker.freeze_engine()  # so that the stream does not end before it is counted
         assert at_work() == ["red", ""]
         worker.thaw_engine()
