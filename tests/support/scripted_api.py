@@ -26,7 +26,7 @@ from worker.api.http.state import AppState
 from worker.errors import WorkerError
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
-from worker.supervisor.job import Job, StreamEvent
+from worker.supervisor.job import Inbox, Job, StreamEvent
 from worker.supervisor.status import WorkerStatus
 from worker.supervisor.supervisor import Supervisor
 from worker.wire.engine_info import EngineInfo
@@ -69,12 +69,12 @@ class ScriptedSupervisor:
         self.progresses: list[Progress] = []
         self._players: set[asyncio.Task[None]] = set()
 
-    async def submit(self, work: Work) -> Job:
+    async def submit(self, work: Work, inbox: Inbox | None = None) -> Job:
         if self.refusal is not None:
             raise self.refusal
         assert isinstance(work, InferenceRequest)
         self.requests.append(work)
-        job = Job(len(self.requests), work, self.metrics, self._dropped)
+        job = Job(len(self.requests), work, self.metrics, self._dropped, inbox or Inbox())
         job.accept(Accepted(job.request_id, 3))
         self.jobs[work.job_id] = job
         player = asyncio.get_running_loop().create_task(self._play(job, self.script))
@@ -107,7 +107,7 @@ class ScriptedSupervisor:
         self.jobs[job_id].cancel()
         return True
 
-    def open(self, work: Work, deadline: float | None) -> Job:
+    def open(self, work: Work, deadline: float | None = None) -> Job:
         job = Job(1, work, self.metrics, self._dropped)
         job.feed([Answered(1, self.replies(work))])
         return job
@@ -115,7 +115,7 @@ class ScriptedSupervisor:
     def status(self) -> WorkerStatus:
         return ready_status(info=self.info)
 
-    async def watch_progress(self) -> AsyncIterator[Progress]:
+    async def watch_progress(self, silence_seconds: float = 0.0) -> AsyncIterator[Progress]:
         for progress in self.progresses:
             yield progress
 

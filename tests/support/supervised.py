@@ -78,7 +78,7 @@ def request(order: str, job_id: str = "j", **fields: Any) -> InferenceRequest:
 
 
 async def all_of(job: Job) -> list[StreamEvent]:
-    return [event for frame in [f async for f in job] for event in frame]
+    return [event for frame in [f async for f in job.inbox] for event in frame]
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -1,7 +1,7 @@
-"""One request on the API side, from its submission to its one terminal event.
+"""One job on the API side, from its submission to its one terminal event.
 
-The supervisor feeds it with the engine's events, and one task reads it. It keeps the request's
-times and counts it in the metrics exactly once.
+The supervisor feeds it with the engine's events, and one task reads them from its inbox. It keeps
+the job's times and counts it in the metrics exactly once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import time
 from array import array
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -50,18 +50,85 @@ class Stage(IntEnum):
     PRODUCING = 4
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class Job:
-    """Iterating a job gives lists of events, one per engine frame; the last event is terminal.
+class Inbox:
+    """The events of one request's jobs, for the one task that reads them.
 
-    Frames that arrive while the reader is busy are joined.
+    Iterating gives lists of events, one per engine frame, until each job has had its terminal
+    event. Frames that arrive while the reader is busy are joined. An empty list says that nothing
+    has come for `silence_seconds`.
     """
 
+    def __init__(self, silence_seconds: float = 0.0) -> None:
+        """0 is any time."""
+        self._silence_seconds = silence_seconds
+        self.n_running = 0
+        """Jobs that have not ended."""
+        self.events: list[StreamEvent] = []
+        """Those that were not read yet."""
+        self._news = asyncio.Event()
+        self._read_at = 0.0
+        """When the reader last began to wait."""
+        self._is_silent = False
+
+    def put(self, events: Sequence[StreamEvent] = ()) -> None:
+        """Add events, and wake the reader also without any."""
+        self.events += events
+        self._news.set()
+
+    async def news(self) -> None:
+        """Wait until the next call of `put`."""
+        self._news.clear()
+        await self._news.wait()
+
+    async def begun(self) -> None:
+        """Wait until a token or an end has come, and read nothing.
+
+        Raises:
+            WorkerError: a job failed before that.
+        """
+        while True:
+            for event in self.events:
+                if isinstance(event, Failed):
+                    raise event.error
+                if isinstance(event, Token | Finished):
+                    return
+            await self.news()
+
+    def __aiter__(self) -> AsyncIterator[list[StreamEvent]]:
+        return self
+
+    async def __anext__(self) -> list[StreamEvent]:
+        while not self.events:
+            if not self.n_running:
+                raise StopAsyncIteration
+            if self._silence_seconds and not self._read_at:
+                self._look()
+            self._read_at = time.monotonic()
+            await self.news()
+            if self._is_silent:
+                break
+        self._is_silent = False
+        events, self.events = self.events, []
+        return events
+
+    def _look(self) -> None:
+        """Break a silence. It looks after each period, at no cost per event."""
+        if self.n_running:
+            asyncio.get_running_loop().call_later(self._silence_seconds, self._look)
+        if self._read_at and time.monotonic() - self._read_at >= 0.99 * self._silence_seconds:
+            self._is_silent = True
+            self._news.set()
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Job:
     request_id: int
     work: Work
     _metrics: Metrics
     _drop: Callable[[Job, WorkerError], None]
     """Ends the job with an error and makes the engine forget it."""
+    inbox: Inbox = field(default_factory=Inbox)
+    """Where its events go."""
     is_accepted: bool = False
     has_ended: bool = False
     prompt_tokens: int = 0
@@ -93,9 +160,11 @@ class Job:
     _learned: tuple[float, ...] = ()
     """The state of its sampler after those."""
     _to_replay: list[int] = field(default_factory=list)
-    _events: list[StreamEvent] = field(default_factory=list)
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when `_events` or `is_accepted` may have changed."""
+    _error: WorkerError | None = None
+    """What it ended with."""
+
+    def __post_init__(self) -> None:
+        self.inbox.n_running += 1
 
     @property
     def job_id(self) -> str | None:
@@ -154,16 +223,15 @@ class Job:
 
     async def accepted(self) -> None:
         """Wait until the engine has accepted the job; raises its refusal."""
-        while not self.is_accepted and not self._events:
-            self._news.clear()
-            await self._news.wait()
-        if not self.is_accepted and isinstance(last := self._events[-1], Failed):
-            raise last.error
+        while not self.is_accepted and not self.has_ended:
+            await self.inbox.news()
+        if not self.is_accepted and self._error is not None:
+            raise self._error
 
     async def answer(self) -> Any:
         """The value that the engine answers; raises the error that ended the job."""
-        async for frame in self:
-            match frame[-1]:
+        async for events in self.inbox:
+            match events[-1]:
                 case Answered(value=value):
                     return value
                 case Failed(error=error):
@@ -173,18 +241,6 @@ class Job:
     def cancel(self) -> None:
         """End the job with `Cancelled`, unless it has ended already."""
         self._drop(self, Cancelled("The client gave the request up."))
-
-    def __aiter__(self) -> AsyncIterator[list[StreamEvent]]:
-        return self
-
-    async def __anext__(self) -> list[StreamEvent]:
-        while not self._events:
-            if self.has_ended:
-                raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
-        events, self._events = self._events, []
-        return events
 
     # --- the supervisor's side ---
 
@@ -200,7 +256,7 @@ class Job:
         if not self.is_accepted:
             self.is_accepted = True
             self._metrics.tokens_in.inc(event.prompt_tokens)
-            self._news.set()
+            self.inbox.put()
 
     def submission(self) -> Work:
         """The work to send to the engine; after a crash, what is left of it.
@@ -282,9 +338,9 @@ class Job:
                 self.is_accepted = True
                 self._end("success", None)
             case Failed(error=error):
+                self._error = error
                 self._end(_OUTCOMES.get(error.code, "error"), error.code)
-        self._events += events
-        self._news.set()
+        self.inbox.put(events)
 
     def _start(self, event: Started) -> None:
         self.enter(Stage.STARTED)
@@ -295,6 +351,7 @@ class Job:
 
     def _end(self, outcome: Outcome, reason: str | None) -> None:
         self.has_ended = True
+        self.inbox.n_running -= 1
         if self.is_internal:
             return
         if not self.is_accepted and reason is not None:

@@ -28,7 +28,7 @@ from worker.settings import Settings
 from worker.supervisor import recovery
 from worker.supervisor.engine_process import EngineProcess
 from worker.supervisor.guardian import Guardian
-from worker.supervisor.job import Job, Stage, StreamEvent
+from worker.supervisor.job import Inbox, Job, Stage, StreamEvent
 from worker.supervisor.job_table import JobTable
 from worker.supervisor.quarantine import Quarantine
 from worker.supervisor.status import NO_STATS, Activity, State, WorkerStatus
@@ -140,14 +140,16 @@ class Supervisor:
         """Set once, when the worker cannot serve any more and must leave with that error."""
         return self._guardian.fatal
 
-    async def watch_progress(self) -> AsyncIterator[Progress]:
-        """The current phase and each later one, until the worker is ready or has failed."""
+    async def watch_progress(self, silence_seconds: float = 0.0) -> AsyncIterator[Progress]:
+        """The current phase and each later one, until the worker is ready or has failed; one that
+        lasts for longer than `silence_seconds`, if this is not 0, comes again."""
         while True:
             changed = self.changed
             yield self._progress
             if self.state not in ("loading", "recovering"):
                 return
-            await changed.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), silence_seconds or None)
 
     def set_progress(self, progress: Progress) -> None:
         """Set the phase and percentage; `lifecycle` reports the phases before the engine's."""
@@ -157,9 +159,9 @@ class Supervisor:
 
     # --- requests ------------------------------------------------------------------------
 
-    async def submit(self, work: Work, deadline: float | None = None) -> Job:
+    async def submit(self, work: InferenceRequest, inbox: Inbox | None = None) -> Job:
         """Open a job and wait until the engine has accepted it; raises its refusal."""
-        job = self.open(work, deadline)
+        job = self.open(work, inbox=inbox)
         try:
             await job.accepted()
         except asyncio.CancelledError:  # the client left before that
@@ -193,12 +195,13 @@ class Supervisor:
             self._guardian.engine.send(EndReasoning(job.request_id))
         return True
 
-    def open(self, work: Work, deadline: float | None) -> Job:
+    def open(self, work: Work, deadline: float | None = None, inbox: Inbox | None = None) -> Job:
         """Admit the work and send it to the engine; raises if it is not admitted.
 
-        `deadline` is a time of `time.monotonic()`.
+        `deadline` is a time of `time.monotonic()`; an `InferenceRequest` has its own. Without an
+        `inbox`, the job has one of its own.
         """
-        job = Job(self._next_request_id, work, self._metrics, self._drop)
+        job = Job(self._next_request_id, work, self._metrics, self._drop, inbox or Inbox())
         state = self.state
         try:
             self._check_admission(work, state)

@@ -54,7 +54,7 @@ async def next_token(job: Job) -> list[StreamEvent]:
     """The job's events up to its next token."""
     events: list[StreamEvent] = []
     while not any(isinstance(event, Token) for event in events):
-        events += await anext(job)
+        events += await anext(job.inbox)
     return events
 
 

@@ -1,13 +1,13 @@
 """Runs what a request asks for: its jobs, and their events as one answer, streamed or whole.
 
-There is one piece of a stream for each engine frame, whatever its number of tokens. On the event
-loop.
+There is one piece of a stream for each engine frame, whatever its number of tokens, and a comment
+after a silence. On the event loop.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -18,29 +18,22 @@ from worker.api.chat.inference import Inference, inference_of
 from worker.api.chat.message import Choice
 from worker.api.chat.request import Generate
 from worker.api.http.body import deadline_of, read_as
-from worker.api.http.encoding import json_response
-from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect, watching
+from worker.api.http.encoding import KEEPALIVE, json_response
+from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect
+from worker.api.http.operation import SSE
 from worker.api.http.resume import RESUME, names_asked, owner_of, reading
 from worker.api.http.state import AppState
 from worker.api.http.stream_log import StreamLog
 from worker.errors import WorkerError
 from worker.observability.logs import get_logger
-from worker.supervisor.job import Job, StreamEvent
-from worker.wire.messages import Failed, Finished, Token
-from worker.wire.work import (
-    Detokenize,
-    InferenceRequest,
-    Work,
-)
+from worker.supervisor.job import Inbox, Job, StreamEvent
+from worker.wire.work import Detokenize, InferenceRequest, Work
 
 LATE_HEAD = "x-llorch-late-head"
 """With this header set to 1, a stream's head comes with the first token: until then an error is a
 status."""
 
 _log = get_logger()
-Frame = list[StreamEvent]
-"""The events of one choice in one engine frame."""
-AnswerOf = Callable[[Body, Generate, Sequence[Choice], AppState], Answer[Any]]
 
 
 async def respond(
@@ -48,7 +41,7 @@ async def respond(
     state: AppState,
     body: type[Body],
     read: Read[Body],
-    answer_of: AnswerOf[Body],
+    answer_of: type[Answer[Any]],
 ) -> Response:
     """Answer a request to generate in a dialect; `dialect.py` says what it brings.
 
@@ -71,48 +64,53 @@ async def respond(
     requests = inference.requests
     echoes = await _echoes(request, state, asked, requests) if asked.echo else [""] * len(requests)
     scores_echo = asked.echo and asked.sampling.logprobs is not None
-    jobs = await _start_jobs(state, inference)
+    is_sse = answer_of.media_type.startswith(SSE)
+    inbox = Inbox(state.settings.keepalive if asked.streams and is_sse else 0)
+    jobs = await _start_jobs(state, inference, inbox)
     choices = [
         Choice(index, job, inference.parser_of, echo, scores_echo=scores_echo)
         for index, (job, echo) in enumerate(zip(jobs, echoes, strict=True))
     ]
     answer = answer_of(found, asked, choices, state)
-    frames = aiter(jobs[0]) if len(jobs) == 1 else _pumped(jobs)
-    if asked.streams:
-        if request.headers.get(LATE_HEAD) == "1":
-            frames = await _begun(request, jobs, frames)
-        chunks = _streamed(answer, frames)
-        if names := names_asked(request, asked.id, state):
-            log = StreamLog(jobs, answer.media_type, answer.is_numbered, answer.failure)
-            state.streams.open(owner_of(request), names, log, chunks)
-            stream = reading(log, 0, state)
-            stream.headers[RESUME] = asked.id
-            return stream
-        return EventStream(chunks, state, jobs, answer.media_type)
-    by_id = {choice.job.request_id: choice for choice in choices}
-    async with closing_on_disconnect(request, *jobs):
-        async for frame in frames:
-            choice = by_id[frame[0].request_id]
-            for event in frame:
-                for delta in choice.read(event):
-                    choice.add(delta)
-    return json_response(answer.whole())
+    if not asked.streams:
+        async with closing_on_disconnect(request, *jobs):
+            by_id = {choice.job.request_id: choice for choice in choices}
+            async for events in inbox:
+                for event in events:
+                    choice = by_id[event.request_id]
+                    for delta in choice.read(event):
+                        choice.add(delta)
+        return json_response(answer.whole())
+    if request.headers.get(LATE_HEAD) == "1":
+        async with closing_on_disconnect(request, *jobs):
+            await inbox.begun()
+    chunks = _streamed(answer, inbox)
+    if names := names_asked(request, asked.id, state):
+        log = StreamLog(jobs, answer.media_type, answer.is_numbered, answer.failure)
+        state.streams.open(owner_of(request), names, log, chunks)
+        stream = reading(log, 0, state)
+        stream.headers[RESUME] = asked.id
+        return stream
+    return EventStream(chunks, partial(cancel_all, jobs), answer.media_type)
 
 
-async def _streamed(answer: Answer[Any], frames: AsyncIterable[Frame]) -> AsyncIterator[bytes]:
+async def _streamed(
+    answer: Answer[Any], frames: AsyncIterable[list[StreamEvent]]
+) -> AsyncIterator[bytes]:
+    """An empty frame is a silence."""
     by_id = {choice.job.request_id: choice for choice in answer.choices}
-    async for frame in frames:
-        choice = by_id[frame[0].request_id]
+    async for events in frames:
         parts: list[bytes] = []
         try:
-            for event in frame:
+            for event in events:
+                choice = by_id[event.request_id]
                 for delta in choice.read(event):
                     choice.add(delta)
                     parts.append(answer.encode(choice, delta))
         except WorkerError as error:
             yield b"".join(parts) + answer.failure(error)
             return
-        if chunk := b"".join(parts):
+        if chunk := b"".join(parts) if events else KEEPALIVE:
             yield chunk
     if ending := answer.ending():
         yield ending
@@ -141,7 +139,7 @@ async def _echoes(
     return texts
 
 
-async def _start_jobs(state: AppState, inference: Inference) -> list[Job]:
+async def _start_jobs(state: AppState, inference: Inference, inbox: Inbox) -> list[Job]:
     """Start all jobs or none: if one is refused, the others are cancelled.
 
     Returns once the engine has accepted them, before any status line.
@@ -149,7 +147,7 @@ async def _start_jobs(state: AppState, inference: Inference) -> list[Job]:
     jobs: list[Job] = []
     try:
         for request, digest in zip(inference.requests, inference.digests, strict=True):
-            job = await state.supervisor.submit(request)
+            job = await state.supervisor.submit(request, inbox)
             jobs.append(job)
             await state.accepted.enter()
             _log.info(
@@ -163,65 +161,6 @@ async def _start_jobs(state: AppState, inference: Inference) -> list[Job]:
         cancel_all(jobs)
         raise
     return jobs
-
-
-# --- frames --------------------------------------------------------------------------------
-
-
-async def _pumped(jobs: Sequence[Job]) -> AsyncIterator[Frame]:
-    """The frames of all jobs, in the order of their arrival."""
-    frames: asyncio.Queue[Frame | None] = asyncio.Queue()
-
-    async def pump(job: Job) -> None:
-        try:
-            async for frame in job:
-                frames.put_nowait(frame)
-        finally:
-            frames.put_nowait(None)
-
-    pumps = [asyncio.create_task(pump(job)) for job in jobs]
-    try:
-        running = len(pumps)
-        while running:
-            frame = await frames.get()
-            if frame is None:
-                running -= 1
-            else:
-                yield frame
-        await asyncio.gather(*pumps)
-    finally:
-        for task in pumps:
-            task.cancel()
-
-
-async def _begun(
-    request: Request, jobs: Sequence[Job], frames: AsyncIterator[Frame]
-) -> AsyncIterator[Frame]:
-    """The same frames, once the first token or end has come.
-
-    Raises:
-        WorkerError: the jobs failed before that.
-    """
-    held: list[Frame] = []
-    try:
-        async with watching(request, *jobs):
-            async for frame in frames:
-                held.append(frame)
-                if any(isinstance(event, Token | Finished) for event in frame):
-                    break
-                if isinstance(last := frame[-1], Failed):
-                    raise last.error
-    except BaseException:
-        cancel_all(jobs)
-        raise
-    return _chained(held, frames)
-
-
-async def _chained(held: list[Frame], frames: AsyncIterator[Frame]) -> AsyncIterator[Frame]:
-    for frame in held:
-        yield frame
-    async for frame in frames:
-        yield frame
 
 
 # --- work that generates no text -------------------------------------------------------------

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.requests import Request
 
 from worker.api.http.event_stream import EventStream
 from worker.api.http.faults import fault, invalid
 from worker.api.http.gate import head_of, tokens_in
 from worker.api.http.state import AppState
-from worker.api.http.stream_log import Reader, StreamLog
+from worker.api.http.stream_log import StreamLog
 from worker.observability.logs import digest
 
 RESUME = "x-llorch-resume"
@@ -38,8 +40,9 @@ def owner_of(request: Request) -> str:
 
 def reading(log: StreamLog, offset: int, state: AppState) -> EventStream:
     """The stream from an offset on; it ends without harm to the log."""
-    reader = Reader(state.streams, log, offset)
-    return EventStream(reader.chunks, state, (reader,), log.media_type, keeps_alive=False)
+    chunks = log.read(offset)
+    state.streams.reading(log, 1)
+    return EventStream(chunks, partial(state.streams.reading, log, -1), log.media_type)
 
 
 def go_on(request: Request, state: AppState, name: str) -> EventStream:

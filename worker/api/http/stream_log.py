@@ -1,6 +1,6 @@
 """Streams that outlive their readers: what was encoded is kept, and a reader goes on where it was.
 
-A stream is kept only if its request asks for it. Its events then go into a log beside its jobs, and
+A stream is kept only if its request asks for it. Its bytes then go into a log beside its jobs, and
 each reader, the first one too, reads the log from a place of its own: a byte offset, or behind an
 event's id. A log is bounded in bytes; one that nobody reads goes after a time, and its jobs with
 it. Only who sends the credential of the request that made a log can read it. On the event loop.
@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from itertools import chain
 
-from worker.api.http.encoding import KEEPALIVE
 from worker.errors import InferenceFailed, InvalidRequest, JobNotFound, WorkerError
 from worker.observability.logs import get_logger
 from worker.settings import Settings
@@ -24,14 +23,13 @@ MOST_BYTES = 4 * 2**20
 """Of one log; what is older is dropped."""
 LEAST_BYTES = 16 * 1024
 """What a log counts at least: a short one is more than its bytes."""
-_EVENTS_AT_ONCE = 512
 _CHECKED_BYTES = 64 * 1024
 """A log may grow by so many bytes before its bounds are looked at."""
 _log = get_logger()
 
 
 class StreamLog:
-    """The events of one answer. Those that the dialect numbers have an id: 0, 1, 2…"""
+    """The bytes of one answer. The events that its dialect numbers have an id: 0, 1, 2…"""
 
     def __init__(
         self,
@@ -46,15 +44,15 @@ class StreamLog:
         """Unix seconds; the end is 0 until then."""
         self.dropped_bytes = 0
         self.n_readers = 0
+        self.timer: asyncio.TimerHandle | None = None
+        """Removes a log that nobody reads."""
         self._is_sse = media_type.startswith("text/event-stream")
         self._is_numbered, self._failure = is_numbered, failure
-        self._events: list[bytes] = []
+        self._kept = bytearray()
         self._ends: list[int] = []
-        """The byte offset behind each event."""
-        self._numbers: list[int] = []
-        """How many numbered events there are up to each event, itself included."""
-        self._n_numbered = self._n_dropped = 0
-        """Numbered events so far, and those of them that were dropped."""
+        """The byte offset behind each numbered event that was not dropped."""
+        self._n_dropped = 0
+        """Numbered events that were."""
         self._news = asyncio.Event()
 
     @property
@@ -64,40 +62,35 @@ class StreamLog:
     @property
     def total_bytes(self) -> int:
         """Of all events so far, dropped ones too."""
-        return self._ends[-1] if self._ends else self.dropped_bytes
+        return self.dropped_bytes + len(self._kept)
 
     @property
     def size_bytes(self) -> int:
-        return self.total_bytes - self.dropped_bytes
+        return len(self._kept)
+
+    @property
+    def counted_bytes(self) -> int:
+        return max(len(self._kept), LEAST_BYTES)
 
     def append(self, chunk: bytes) -> None:
         """Add whole events."""
-        end = self.total_bytes
-        for event in self._split(chunk):
-            is_comment = event.startswith(b":")
-            if self._is_sse and not is_comment and self._is_numbered(event):
-                event = b"%sid: %d\n\n" % (event[:-1], self._n_numbered)
-                self._n_numbered += 1
-            end += len(event)
-            self._events.append(event)
-            self._ends.append(end)
-            self._numbers.append(self._n_numbered)
+        if not self._is_sse:  # lines of JSON have no ids
+            self._kept += chunk
+        for event in filter(None, chunk.split(b"\n\n")) if self._is_sse else ():
+            is_numbered = not event.startswith(b":") and self._is_numbered(event + b"\n\n")
+            id = b"\nid: %d" % (self._n_dropped + len(self._ends)) if is_numbered else b""
+            self._kept += event + id + b"\n\n"
+            if is_numbered:
+                self._ends.append(self.total_bytes)
         self._tell()
 
-    def _split(self, chunk: bytes) -> Iterator[bytes]:
-        border = b"\n\n" if self._is_sse else b"\n"
-        for event in chunk.split(border):
-            if event:
-                yield event + border
-
     def drop(self, n_bytes: int) -> None:
-        """Drop the oldest events, so many bytes of them at least."""
-        n_events = bisect_left(self._ends, self.dropped_bytes + n_bytes) + 1
-        n_events = min(n_events, len(self._ends))
-        self.dropped_bytes = self._ends[n_events - 1]
-        self._n_dropped = self._numbers[n_events - 1]
-        for column in (self._events, self._ends, self._numbers):
-            del column[:n_events]
+        """Drop so many of the oldest bytes."""
+        del self._kept[:n_bytes]
+        self.dropped_bytes += n_bytes
+        n_events = bisect_left(self._ends, self.dropped_bytes)
+        del self._ends[:n_events]
+        self._n_dropped += n_events
 
     def cancel(self) -> None:
         for job in self.jobs:
@@ -117,95 +110,60 @@ class StreamLog:
         Raises:
             InvalidRequest: there is no such event, or it was dropped.
         """
-        if not 0 <= event_id < self._n_numbered:
+        index = event_id - self._n_dropped
+        if index >= len(self._ends):
             raise InvalidRequest(
                 f"Last-Event-ID: the stream has no event {event_id} so far", field="Last-Event-ID"
             )
-        n_seen = event_id + 1
-        if n_seen < self._n_dropped:
+        if index < 0:
             raise _lost()
-        if n_seen == self._n_dropped:
-            return self.dropped_bytes
-        return self._ends[bisect_left(self._numbers, n_seen)]
+        return self._ends[index]
 
-    async def read(self, offset: int) -> AsyncIterator[bytes]:
-        """What follows an offset, until the stream ends."""
+    def read(self, offset: int) -> AsyncIterator[bytes]:
+        """What follows an offset, until the stream ends.
+
+        Raises:
+            InvalidRequest: it has no such offset, or not any more.
+        """
+        if offset < self.dropped_bytes:
+            raise _lost()
+        if offset > self.total_bytes:
+            message = f"from: the stream has {self.total_bytes} bytes so far"
+            raise InvalidRequest(message, field="from")
+        return self._read(offset)
+
+    async def _read(self, offset: int) -> AsyncIterator[bytes]:
         while offset >= self.dropped_bytes:
             news = self._news
-            first = bisect_right(self._ends, offset)
-            some = self._events[first : first + _EVENTS_AT_ONCE]
-            if some:
-                end = self._ends[first + len(some) - 1]
-                yield b"".join(some)[offset - end :]
-                offset = end
+            if some := bytes(self._kept[offset - self.dropped_bytes :]):
+                yield some
+                offset += len(some)
             elif self.is_done:
                 return
             else:
                 await news.wait()
         yield self._failure(_lost())
 
-    async def fill(
-        self, chunks: AsyncIterator[bytes], grown: Streams, keepalive_seconds: float
-    ) -> None:
-        """Keep what a stream says, to its end; silence is broken as on any other stream."""
-        silent = None
-        if keepalive_seconds and self._is_sse:
-            silent = asyncio.create_task(self._speak(keepalive_seconds))
+    async def fill(self, chunks: AsyncIterator[bytes], grown: Callable[[StreamLog], None]) -> None:
+        """Keep what a stream says, to its end; `grown` is called now and then meanwhile."""
         checked_bytes = 0
         try:
             async for chunk in chunks:
                 self.append(chunk)
                 if self.total_bytes - checked_bytes >= _CHECKED_BYTES:
                     checked_bytes = self.total_bytes
-                    grown.bound(self)
+                    grown(self)
         except Exception:
             _log.exception("stream.broken")
             fault = InferenceFailed("an internal error; the log names it by the correlation id")
             self.append(self._failure(fault))
         finally:
-            if silent is not None:
-                silent.cancel()
             self.cancel()
             self.end()
-
-    async def _speak(self, seconds: float) -> None:
-        while True:
-            before = self.total_bytes
-            await asyncio.sleep(seconds)
-            if self.total_bytes == before:
-                self.append(KEEPALIVE)
-
-
-def _counted(log: StreamLog) -> int:
-    return max(log.size_bytes, LEAST_BYTES)
 
 
 def _lost() -> InvalidRequest:
     return InvalidRequest("this part of the stream is not kept any more; begin anew")
-
-
-class Reader:
-    """One reader of a log, for an `EventStream`, which cancels it when the client leaves."""
-
-    def __init__(self, streams: Streams, log: StreamLog, offset: int) -> None:
-        if not log.dropped_bytes <= offset <= log.total_bytes:
-            raise (
-                _lost()
-                if offset < log.dropped_bytes
-                else InvalidRequest(
-                    f"from: the stream has {log.total_bytes} bytes so far", field="from"
-                )
-            )
-        self.log, self._streams, self._is_reading = log, streams, True
-        self.chunks = log.read(offset)
-        log.n_readers += 1
-        streams.watch(log)
-
-    def cancel(self) -> None:
-        if self._is_reading:
-            self._is_reading = False
-            self.log.n_readers -= 1
-            self._streams.watch(self.log)
 
 
 class Streams:
@@ -214,14 +172,15 @@ class Streams:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._logs: dict[tuple[str, str], StreamLog] = {}
-        self._timers: dict[StreamLog, asyncio.TimerHandle] = {}
-        self._kept: dict[StreamLog, tuple[tuple[str, str], ...]] = {}
-        """The logs in order of their beginning, and what each is found by."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def are_kept(self) -> bool:
         return self._settings.resume_seconds > 0
+
+    @property
+    def _oldest_first(self) -> list[StreamLog]:
+        return list(dict.fromkeys(self._logs.values()))
 
     def open(
         self,
@@ -233,13 +192,12 @@ class Streams:
         """Keep a stream under these names. An older one of the same name ends."""
         for name in names:
             self.remove(owner, name)
-        self._kept[log] = tuple((owner, name) for name in dict.fromkeys(names))
-        self._logs |= dict.fromkeys(self._kept[log], log)
-        self._make_room((len(self._kept) * LEAST_BYTES) - self._most_bytes)
-        task = asyncio.create_task(log.fill(chunks, self, self._settings.keepalive))
+        self._logs |= {(owner, name): log for name in names}
+        self._make_room(len(self._oldest_first) * LEAST_BYTES - self._most_bytes)
+        task = asyncio.create_task(log.fill(chunks, self._bound))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: self.watch(log))
+        task.add_done_callback(lambda _: self._watch(log))
 
     def find(self, owner: str, name: str) -> StreamLog:
         """
@@ -267,24 +225,29 @@ class Streams:
         if (log := self._logs.get((owner, name))) is not None:
             self._forget(log)
 
-    def watch(self, log: StreamLog) -> None:
-        """Start, or stop, the time after which a log without a reader goes."""
-        if (timer := self._timers.pop(log, None)) is not None:
-            timer.cancel()
-        if log.n_readers or log not in self._kept:
-            return
-        loop, seconds = asyncio.get_running_loop(), self._settings.resume_seconds
-        self._timers[log] = loop.call_later(seconds, self._forget, log)
+    def reading(self, log: StreamLog, change: int) -> None:
+        """A reader has come (1) or left (-1)."""
+        log.n_readers += change
+        self._watch(log)
 
-    def bound(self, log: StreamLog) -> None:
-        """Drop what is too much after a log has grown: its own oldest events; then whole logs that
-        have ended and that nobody reads; then the oldest events of the largest."""
+    def _watch(self, log: StreamLog) -> None:
+        """Start, or stop, the time after which a log without a reader goes."""
+        if log.timer is not None:
+            log.timer.cancel()
+        if not log.n_readers and log in self._logs.values():
+            loop, seconds = asyncio.get_running_loop(), self._settings.resume_seconds
+            log.timer = loop.call_later(seconds, self._forget, log)
+
+    def _bound(self, log: StreamLog) -> None:
+        """Drop what is too much after a log has grown: its own oldest bytes; then whole logs that
+        have ended and that nobody reads; then the oldest bytes of the largest."""
         if log.size_bytes > MOST_BYTES:
             log.drop(log.size_bytes - 3 * MOST_BYTES // 4)
-        excess = self._make_room(sum(map(_counted, self._kept)) - self._most_bytes)
+        logs = self._oldest_first
+        excess = self._make_room(sum(each.counted_bytes for each in logs) - self._most_bytes)
         if excess > 0:
-            largest = max(self._kept, key=lambda each: each.size_bytes)
-            largest.drop(max(excess, largest.size_bytes // 4))
+            largest = max(logs, key=lambda each: each.size_bytes)
+            largest.drop(min(max(excess, largest.size_bytes // 4), largest.size_bytes))
 
     @property
     def _most_bytes(self) -> int:
@@ -293,16 +256,14 @@ class Streams:
     def _make_room(self, excess: int) -> int:
         """Forget the oldest logs that have ended and that nobody reads; returns the bytes that are
         still too many."""
-        unread = (each for each in self._kept if each.is_done and not each.n_readers)
-        while excess > 0 and (oldest := next(unread, None)) is not None:
-            excess -= _counted(oldest)
-            self._forget(oldest)
-            unread = (each for each in self._kept if each.is_done and not each.n_readers)
+        for log in self._oldest_first:
+            if excess > 0 and log.is_done and not log.n_readers:
+                excess -= log.counted_bytes
+                self._forget(log)
         return excess
 
     def _forget(self, log: StreamLog) -> None:
-        for key in self._kept.pop(log, ()):
-            del self._logs[key]
-        if (timer := self._timers.pop(log, None)) is not None:
-            timer.cancel()
+        self._logs = {key: each for key, each in self._logs.items() if each is not log}
+        if log.timer is not None:
+            log.timer.cancel()
         log.cancel()

@@ -78,12 +78,12 @@ async def ready(request: Request, state: AppState) -> Response:
 async def loading_progress(request: Request, state: AppState) -> Response:
 
     async def chunks() -> AsyncIterator[bytes]:
-        async for progress in state.supervisor.watch_progress():
+        async for progress in state.supervisor.watch_progress(state.settings.keepalive):
             yield _progress_event(progress)
         if state.supervisor.status().is_ready:
             yield _progress_event(Progress(phase="ready", percent=100.0))
 
-    return EventStream(chunks(), state, jobs=())
+    return EventStream(chunks())
 
 
 def _progress_event(progress: Progress) -> bytes:
