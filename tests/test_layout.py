@@ -10,8 +10,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKER = ROOT / "worker"
-LEAVES = {"errors", "installation", "wire", "settings", "setting_faults", "observability"}
-LEAVES |= {"lean_imports", "background"}
+LEAVES = {
+    "errors",
+    "installation",
+    "wire",
+    "settings",
+    "setting_faults",
+    "setting_files",
+    "observability",
+}
+LEAVES |= {"observability", "lean_imports", "background"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -21,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "background": set(),
     "confinement": {"wire"},
     "setting_faults": {"errors"},
+    "setting_files": {"errors"},
     "settings": {"errors", "wire", "installation", "setting_faults"},
     "observability": {"errors", "wire", "settings", "lean_imports"},
     "assets": set(),

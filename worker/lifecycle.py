@@ -48,7 +48,7 @@ from worker.observability.metrics import Metrics
 from worker.observability.terminal import LiveLine, first_request, ready_text
 from worker.pool.client import PoolClient
 from worker.pool.heartbeat import Heartbeats
-from worker.setting_faults import check_certificate, check_store, read_keys
+from worker.setting_files import check_certificate, check_store, read_keys
 from worker.settings import Settings
 from worker.supervisor.engine_process import EngineProcess
 from worker.supervisor.supervisor import Supervisor

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
-import stat
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,84 +21,9 @@ ENV_PREFIX = "LLORCH_"
 ENV_ONLY = frozenset({"worker_token", "callback_token"})
 """Secrets: a flag would be visible in the process list, and a file would be committed."""
 
-_KEY_NAME, _KEY = re.compile(r"[A-Za-z0-9._-]{1,64}"), re.compile(r"[\x21-\x7e]+")
-
 
 def flag(field: str) -> str:
     return "--" + field.replace("_", "-")
-
-
-def check_certificate(certificate: tuple[str, str] | None) -> None:
-    """Raises `ConfigError` if the files hold no certificate chain and its key, both in PEM."""
-    import ssl
-
-    if certificate is None:
-        return
-    for path, field in zip(certificate, ("ssl_certfile", "ssl_keyfile"), strict=True):
-        if not os.access(path, os.R_OK) or not os.path.isfile(path):
-            message = f"{flag(field)} is {path!r}, which is no file that can be read."
-            raise ConfigError(message, field=field)
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*certificate)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"--ssl-certfile {certificate[0]!r} and --ssl-keyfile {certificate[1]!r} are no "
-            f"certificate with its key: {getattr(error, 'reason', None) or error}.",
-            field="ssl_certfile",
-        ) from None
-
-
-def check_store(folder: Path) -> None:
-    """Raises `ConfigError` if no engine could use this folder of `--kv-store`, or make it."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    status = existing.stat()
-    why = None
-    if not stat.S_ISDIR(status.st_mode):
-        why = f"{existing} is not a folder"
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        why = f"{existing} cannot be written to"
-    elif existing == folder and (
-        status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    ):
-        why = "others could put files into it: it must be this user's, and chmod 700"
-    if why is not None:
-        raise ConfigError(f"--kv-store {folder} cannot be used: {why}.", field="kv_store")
-
-
-def read_keys(path: str) -> dict[str, str]:
-    """The keys of a file and the name of each. A line without a name, as llama-server has them, is
-    named by its number.
-
-    Raises `ConfigError`, which quotes no key.
-    """
-    field = "api_key_file"
-    try:
-        lines = Path(os.path.expanduser(path)).read_text("utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        message = f"--api-key-file is {path!r}, which cannot be read: {why}."
-        raise ConfigError(message, field=field) from None
-    found: dict[str, str] = {}
-    for number, line in enumerate(map(str.strip, lines), start=1):
-        if not line or line.startswith("#"):
-            continue
-        name, _, key = map(str.strip, line.rpartition(":"))
-        name = name or f"line-{number}"
-        if not _KEY.fullmatch(key) or not _KEY_NAME.fullmatch(name):
-            raise ConfigError(
-                f"--api-key-file {path!r}, line {number}: it must be NAME:KEY, a name of up to 64 "
-                "letters, digits, dots, - or _, and a key of visible ASCII characters.",
-                field=field,
-            )
-        if key in found or name in found.values():
-            message = (
-                f"--api-key-file {path!r}, line {number}: its name or its key was there before."
-            )
-            raise ConfigError(message, field=field)
-        found[key] = name
-    if not found:
-        raise ConfigError(f"--api-key-file {path!r} has no key.", field=field)
-    return found
 
 
 def closest(name: str, candidates: list[str]) -> str:

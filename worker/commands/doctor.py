@@ -39,7 +39,7 @@ from worker.models.checkpoint_files import check_checkpoint
 from worker.models.draft import resolve_draft
 from worker.models.projector import NONE, resolve_projector
 from worker.models.resolve import resolve_for
-from worker.setting_faults import check_certificate, check_store, read_keys
+from worker.setting_files import check_certificate, check_store, read_keys
 from worker.settings import Settings
 
 _GIB = 1 << 30

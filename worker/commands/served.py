@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from worker.errors import WorkerError, rebuild_error
-from worker.setting_faults import ENV_PREFIX, read_keys, variable_of
+from worker.setting_faults import ENV_PREFIX, variable_of
+from worker.setting_files import read_keys
 from worker.settings import BACKEND_FIELDS, FIELDS, Settings, group_of
 
 

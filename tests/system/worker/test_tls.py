@@ -13,7 +13,7 @@ from tests.conftest import StartWorker
 from tests.support.certificate import own_certificate
 from tests.support.worker import until
 from worker.errors import ConfigError
-from worker.setting_faults import check_certificate
+from worker.setting_files import check_certificate
 
 
 def test_a_worker_with_a_certificate_streams_over_https(

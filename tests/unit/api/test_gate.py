@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from worker.api.http.gate import Gate, head_of
 from worker.errors import ConfigError, Forbidden, Unauthorized
-from worker.setting_faults import read_keys
+from worker.setting_files import read_keys
 from worker.settings import Settings
 
 ADDRESSES = ["10.0.0.7", "192.168.1.2:8080", "[fd00::1]:8080", "127.0.0.1", "0.0.0.0:8080"]

@@ -17,7 +17,7 @@ from starlette.types import Scope
 
 from worker.api.http.operation import Operation
 from worker.errors import Forbidden, Unauthorized
-from worker.setting_faults import read_keys
+from worker.setting_files import read_keys
 from worker.settings import Settings
 
 Head = Mapping[bytes, Sequence[bytes]]

@@ -35,7 +35,7 @@ from worker.engine.cache.memory import longest_cut
 from worker.engine.tokens import common_length
 from worker.errors import ConfigError
 from worker.observability.logs import get_logger
-from worker.setting_faults import check_store
+from worker.setting_files import check_store
 from worker.wire.adapters import Scope
 
 log = get_logger()
