@@ -300,14 +300,14 @@ def _tie_head(family: Family, outputs: dict[str, OutputTensor], config: Config) 
 def _check_complete(
     instances: Sequence[Instance], outputs: Mapping[str, OutputTensor], checkpoint: Checkpoint
 ) -> None:
-    for instance in instances:
-        if not instance.rule.optional and instance.name not in outputs:
-            sources = (source for member in instance.members for source in member)
-            missing = next(source for source in sources if source not in checkpoint.tensors)
-            raise ModelError(
-                f"{checkpoint.folder} lacks tensor {missing}, which becomes {instance.name}",
-                tensor=missing,
-            )
+    missing = next((i for i in instances if not i.rule.optional and i.name not in outputs), None)
+    if missing is not None:
+        named = [i.members[0][0] for i in instances if i.name == missing.name]
+        forms = {re.sub(r"\d+", "", name) for name in checkpoint.tensors}  # In any layer.
+        name = next((n for n in named if re.sub(r"\d+", "", n) in forms), named[0])
+        raise ModelError(
+            f"{checkpoint.folder} lacks tensor {name}, which becomes {missing.name}", tensor=name
+        )
 
 
 def _check_surplus(

@@ -154,13 +154,6 @@ DEEPSEEK_V32 = replace(
     names=("DeepseekV32ForCausalLM",),
     layers={**DEEPSEEK_V3.by_kind(), "": f"{DEEPSEEK_V3.by_kind()['']} {_INDEXER}"},
     multimodal=(),
-    sources={
-        **DEEPSEEK_V3.sources,
-        "indexer.attn_k": "self_attn.indexer.wk",
-        "indexer.attn_q_b": "self_attn.indexer.wq_b",
-        "indexer.k_norm": "self_attn.indexer.k_norm",
-        "indexer.proj": "self_attn.indexer.weights_proj",
-    },
     metadata={
         **DEEPSEEK_V3.metadata,
         "{arch}.attention.indexer.head_count": integer("index_n_heads"),

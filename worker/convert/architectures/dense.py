@@ -304,7 +304,7 @@ PHI2 = Family(
     ("PhiForCausalLM",),
     f"attn_norm+ {QKV} attn_output~ ffn_up+ ffn_down+",
     model="token_embd output_norm+ output? output.bias",
-    sources={"output_norm": "model.final_layernorm", "output.bias": "lm_head.bias"},
+    sources={"output.bias": "lm_head.bias"},
     norm="layer",
     rotary=0.5,
     head="always",
@@ -315,7 +315,6 @@ HUNYUAN = Family(
     "hunyuan-dense",
     ("HunYuanDenseV1ForCausalLM",),
     f"attn_norm {ATTENTION} {HEAD_NORMS} ffn_norm {GATED}",
-    sources={"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
 )
 
 JAIS2 = Family(
@@ -352,16 +351,6 @@ GPT2 = Family(
     model="token_embd position_embd output_norm+ output?",
     layer="transformer.h.{i}",
     roots=("transformer.", ""),
-    sources={
-        "attn_norm": "ln_1",
-        "ffn_norm": "ln_2",
-        "attn_qkv": "attn.c_attn",
-        "attn_output": "attn.c_proj",
-        "ffn_up": "mlp.c_fc",
-        "ffn_down": "mlp.c_proj",
-        "token_embd": "transformer.wte",
-        "output_norm": "transformer.ln_f",
-    },
     makes=dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), transposed),
     common=_gpt2,
     dims=_gpt2_dims,

@@ -61,10 +61,6 @@ _SOURCES: Sources = {
     "token_embd": "embeddings.word_embeddings",
     "position_embd": From("embeddings.position_embeddings.weight", make=_positions),
     "token_embd_norm": "embeddings.LayerNorm",
-    "attn_output_norm": "attention.output.LayerNorm",
-    "layer_output_norm": "output.LayerNorm",
-    "ffn_up": "intermediate.dense",
-    "ffn_down": "output.dense",
 }
 
 BERT = Family(
@@ -135,10 +131,6 @@ NOMIC_BERT = Family(
     sources={
         "token_embd": "embeddings.word_embeddings",
         "token_embd_norm": "emb_ln",
-        "attn_qkv": "attn.Wqkv",
-        "attn_output": "attn.out_proj",
-        "ffn_up": "mlp.fc11",
-        "ffn_down": "mlp.fc2",
     },
     common=_nomic,
     metadata={Keys.Tokenizer.TOKEN_TYPE_COUNT: integer("type_vocab_size", default=2)},
@@ -198,11 +190,6 @@ MODERN_BERT = Family(
         "token_embd": "embeddings.tok_embeddings",
         "token_embd_norm": "embeddings.norm",
         "output_norm": "final_norm",
-        "attn_norm": "attn_norm",
-        "attn_output": "attn.Wo",
-        "ffn_norm": "mlp_norm",
-        "ffn_up": "mlp.Wi",
-        "ffn_down": "mlp.Wo",
     },
     common=_modern_bert,
     dims=_dims,

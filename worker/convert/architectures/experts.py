@@ -62,17 +62,10 @@ def halves_of(experts: str) -> Sources:
     }
 
 
-BY_NUMBER: Sources = {
-    f"ffn_{name}_exps": f"block_sparse_moe.experts.{{e}}.{source}"
-    for name, source in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
-}
-"""Experts as Mixtral has them."""
-
 MIXTRAL = replace(
     LLAMA,
     names=("MixtralForCausalLM",),
     layers=f"attn_norm {ATTENTION} ffn_norm {EXPERTS}",
-    sources={"ffn_gate_inp": ("block_sparse_moe.gate", "mlp.gate"), **BY_NUMBER},
     dims=with_experts("num_local_experts", width="intermediate_size"),
 )
 
@@ -145,13 +138,6 @@ MINIMAX_M2 = Family(
     "minimax-m2",
     ("MiniMaxM2ForCausalLM",),
     f"attn_norm {PLAIN_ATTENTION} {HEAD_NORMS} ffn_norm {EXPERTS} exp_probs_b.bias",
-    sources={
-        **MIXTRAL.sources,
-        "exp_probs_b.bias": (
-            "block_sparse_moe.e_score_correction_bias",
-            "mlp.e_score_correction_bias",
-        ),
-    },
     metadata={
         Keys.Rope.DIMENSION_COUNT: lambda config, d: config.integer(
             "rotary_dim", default=rotated(config, d.head_dim, 1.0)
@@ -196,7 +182,6 @@ HUNYUAN_MOE = replace(
     architecture="hunyuan-moe",
     names=("HunYuanMoEV1ForCausalLM",),
     layers=f"attn_norm {ATTENTION} {HEAD_NORMS} ffn_norm {EXPERTS} {SHARED}",
-    sources={**HUNYUAN.sources, "ffn_gate_inp": "mlp.gate.wg"},
     metadata=SHARED_WIDTH,
     n_used="moe_topk",
     dims=with_experts("num_experts", width="intermediate_size", shared_width="intermediate_size"),
@@ -229,7 +214,6 @@ ERNIE4_5_MOE = Family(
         "dense": GATED,
         "experts": f"{EXPERTS} {SHARED} exp_probs_b.bias",
     },
-    sources={"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
     metadata={
         Keys.LLM.EXPERT_SHARED_COUNT: integer("moe_num_shared_experts"),
         **SHARED_WIDTH,
@@ -270,7 +254,6 @@ GRANITE_MOE = replace(
     sources={
         "ffn_gate_exps": From("block_sparse_moe.input_linear.weight", part=(0, 2)),
         "ffn_up_exps": From("block_sparse_moe.input_linear.weight", part=(1, 2)),
-        "ffn_down_exps": "block_sparse_moe.output_linear",
         "ffn_gate_shexp": From("shared_mlp.input_linear.weight", part=(0, 2)),
         "ffn_up_shexp": From("shared_mlp.input_linear.weight", part=(1, 2)),
     },
@@ -314,11 +297,7 @@ LLAMA4 = Family(
     },
     multimodal=("Llama4ForConditionalGeneration",),
     sources={
-        "ffn_gate": "feed_forward.gate_proj",
-        "ffn_up": "feed_forward.up_proj",
-        "ffn_down": "feed_forward.down_proj",
         **halves_of("feed_forward.experts"),
-        "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
     },
     metadata={Keys.LLM.INTERLEAVE_MOE_LAYER_STEP: integer("interleave_moe_layer_step", default=1)},
     dims=_llama4_dims,

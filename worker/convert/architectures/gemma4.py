@@ -127,11 +127,8 @@ GEMMA4 = Family(
     multimodal=("Gemma4ForConditionalGeneration",),
     sources={
         **gemma.SOURCES,
-        "ffn_gate_inp": "router.proj",
         "ffn_gate_inp.scale": "router.scale",
-        "ffn_down_exps": "experts.down_proj",
         "ffn_down_exps.scale": "router.per_expert_scale",
-        "ffn_gate_up_exps": "experts.gate_up_proj",
     },
     common=_metadata,
     metadata={Keys.LLM.FINAL_LOGIT_SOFTCAPPING: if_given("final_logit_softcapping")},

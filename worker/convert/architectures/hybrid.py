@@ -221,19 +221,6 @@ LFM2 = Family(
     ("Lfm2ForCausalLM",),
     {**_LFM2_LAYERS, "": f"{_LFM2_LAYERS['']} {GATED}"},
     model="token_embd token_embd_norm output?",
-    sources={
-        "attn_norm": "operator_norm",
-        "ffn_norm": "ffn_norm",
-        "attn_output": "self_attn.out_proj",
-        "ffn_gate": "feed_forward.w1",
-        "ffn_up": "feed_forward.w3",
-        "ffn_down": "feed_forward.w2",
-        "ffn_gate_inp": "feed_forward.gate",
-        "ffn_gate_exps": "feed_forward.experts.{e}.w1",
-        "ffn_up_exps": "feed_forward.experts.{e}.w3",
-        "ffn_down_exps": "feed_forward.experts.{e}.w2",
-        "exp_probs_b.bias": "feed_forward.expert_bias",
-    },
     norm="none",
     metadata={
         Keys.Attention.HEAD_COUNT_KV: by_kind("attention", lambda d: d.n_head_kv),
@@ -267,6 +254,10 @@ LFM2_MOE = replace(
             lambda d: sum("dense" in kind.split() for kind in d.kinds)
         ),
         Keys.LLM.EXPERT_GATING_FUNC: 2,  # Sigmoid.
+    },
+    sources={
+        f"ffn_{name}_exps": f"feed_forward.experts.{{e}}.{source}"
+        for name, source in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
     },
     dims=_lfm2_moe_dims,
     requires={

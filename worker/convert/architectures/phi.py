@@ -68,7 +68,6 @@ PHI3 = Family(
     "phi3",
     ("Phi3ForCausalLM",),
     "attn_norm attn_qkv attn_output ffn_norm ffn_up ffn_down",
-    sources={"ffn_up": "mlp.gate_up_proj"},
     common=_metadata,
     ignores_window=True,
     extra_tensors=_factors,

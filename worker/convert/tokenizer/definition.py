@@ -8,13 +8,14 @@ from typing import Any
 
 from gguf.constants import TokenType
 
-from worker.convert.tokenizer import pre_tokenizers
+from worker.convert.tokenizer import pre_tokenizers, tekken
 from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 from worker.llama.source_tokenizer import WHOLE_WORDS
 
 _NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 _WORD_START = "\u2581"
+_ROLES = {"<s>": "bos", "</s>": "eos", "<unk>": "unk", "<pad>": "pad"}
 
 
 def byte_level(tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
@@ -25,6 +26,10 @@ def byte_level(tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
         pre=pre or pre_tokenizers.recognise(tokenizer),
         merges=[m if isinstance(m, str) else " ".join(m) for m in model.get("merges", [])],
     )
+    if vocabulary.pre == tekken.PRE_TOKENIZER:  # Its own file gives no token a role.
+        added = tokenizer.get("added_tokens") or ()
+        roles = ((_ROLES.get(token["content"]), int(token["id"])) for token in added)
+        vocabulary.special_ids = {role: i for role, i in roles if role}
     for text, i in sorted(model["vocab"].items(), key=lambda item: item[1]):
         vocabulary.put(i, text, TokenType.NORMAL)
     for step in steps_of(tokenizer.get("normalizer")):

@@ -7,13 +7,14 @@ Every length is checked against the bytes that are there.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TypeVar
 
 from worker.errors import ModelError
 
-_TRAINER = {3: "algorithm", 40: "unk_id", 41: "bos_id", 42: "eos_id"}
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_Fields = dict[int, list[int | float | bytes]]
+_Value = TypeVar("_Value", int, float, bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +25,17 @@ class Piece:
     """Numbered as in `tokenizer.ggml.token_type`."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class SentencePieceModel:
-    pieces: list[Piece] = field(default_factory=list)
-    algorithm: int = 1
+    pieces: list[Piece]
+    algorithm: int
     """1 is Unigram, 2 is BPE."""
-    add_dummy_prefix: bool = True
-    remove_extra_whitespaces: bool = True
-    charsmap: bytes = b""
-    unk_id: int = 0
-    bos_id: int = 1
-    eos_id: int = 2
+    add_dummy_prefix: bool
+    remove_extra_whitespaces: bool
+    charsmap: bytes
+    unk_id: int
+    bos_id: int
+    eos_id: int
 
 
 def read_model(data: bytes, name: str) -> SentencePieceModel:
@@ -49,61 +50,60 @@ def read_model(data: bytes, name: str) -> SentencePieceModel:
 
 
 def _model(data: bytes) -> SentencePieceModel:
-    model = SentencePieceModel()
-    for number, value in _fields(data):
-        if number == 1 and isinstance(value, bytes):
-            model.pieces.append(_piece(value))
-        elif number == 2 and isinstance(value, bytes):
-            for key, setting in _fields(value):
-                if key in _TRAINER and isinstance(setting, int):
-                    # A negative int32 is stored as 64 bits in two's complement.
-                    setattr(model, _TRAINER[key], setting - (1 << 64) if setting >> 63 else setting)
-        elif number == 3 and isinstance(value, bytes):
-            for key, setting in _fields(value):
-                if key == 2 and isinstance(setting, bytes):
-                    model.charsmap = setting
-                elif isinstance(setting, int) and key == 3:
-                    model.add_dummy_prefix = bool(setting)
-                elif isinstance(setting, int) and key == 4:
-                    model.remove_extra_whitespaces = bool(setting)
+    found = _fields(data)
+    # Messages that are there more than once are merged, which is what joining their bytes does.
+    trainer, normalizer = (_fields(b"".join(_all(found, i, b""))) for i in (2, 3))
+    model = SentencePieceModel(
+        [_piece(_fields(each)) for each in _all(found, 1, b"")],
+        _last(trainer, 3, 1),
+        bool(_last(normalizer, 3, 1)),
+        bool(_last(normalizer, 4, 1)),
+        _last(normalizer, 2, b""),
+        *(_last(trainer, number, i) for i, number in enumerate((40, 41, 42))),
+    )
     if not model.pieces:
         raise ValueError("no pieces")
     return model
 
 
-def _piece(data: bytes) -> Piece:
-    text, score, kind = "", 0.0, 1
-    for number, value in _fields(data):
-        if number == 1 and isinstance(value, bytes):
-            text = value.decode("utf-8")
-        elif number == 2 and isinstance(value, float):
-            score = value
-        elif number == 3 and isinstance(value, int):
-            kind = value
-    return Piece(text, score, kind)
+def _piece(fields: _Fields) -> Piece:
+    return Piece(_last(fields, 1, b"").decode("utf-8"), _last(fields, 2, 0.0), _last(fields, 3, 1))
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes | float]]:
+def _all(fields: _Fields, number: int, default: _Value) -> list[_Value]:
+    """The values of a field that are of the default's type."""
+    return [value for value in fields.get(number, ()) if isinstance(value, type(default))]
+
+
+def _last(fields: _Fields, number: int, default: _Value) -> _Value:
+    return (_all(fields, number, default) or [default])[-1]
+
+
+def _fields(data: bytes) -> _Fields:
+    """The values of each field, in the order in which they come."""
+    found: _Fields = {}
     position = 0
     while position < len(data):
         key, position = _varint(data, position)
-        number, wire = key >> 3, key & 7
+        value: int | float | bytes
+        wire = key & 7
         if wire == _VARINT:
             value, position = _varint(data, position)
-            yield number, value
+            # A negative int32 is stored as 64 bits in two's complement.
+            value -= value >> 63 << 64
         elif wire == _BYTES:
             length, position = _varint(data, position)
             if position + length > len(data):
                 raise ValueError("a field is longer than the message")
-            yield number, data[position : position + length]
-            position += length
-        elif wire == _FIXED32:
-            yield number, float(struct.unpack_from("<f", data, position)[0])
-            position += 4
-        elif wire == _FIXED64:
-            position += 8
+            value, position = data[position : position + length], position + length
+        elif wire in (_FIXED32, _FIXED64):
+            code = "<f" if wire == _FIXED32 else "<d"
+            (value,) = struct.unpack_from(code, data, position)
+            position += struct.calcsize(code)
         else:
             raise ValueError("unknown wire type")
+        found.setdefault(key >> 3, []).append(value)
+    return found
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:

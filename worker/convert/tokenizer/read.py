@@ -28,8 +28,9 @@ def read_vocabulary(checkpoint: Checkpoint, vocab_size: int, pre: str | None = N
         ModelError: the tokenizer is absent, malformed or of a kind that llama.cpp does not have.
     """
     try:
-        vocabulary = _read(checkpoint, pre)
-        vocabulary.add(_added_tokens(checkpoint), vocab_size)
+        tokenizer = checkpoint.json("tokenizer.json") or other_definition(checkpoint.folder)
+        vocabulary = _read(checkpoint, tokenizer, pre)
+        vocabulary.add(_added_tokens(checkpoint, tokenizer), vocab_size)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(
             f"the tokenizer in {checkpoint.folder} is malformed: {type(error).__name__} {error}",
@@ -40,43 +41,48 @@ def read_vocabulary(checkpoint: Checkpoint, vocab_size: int, pre: str | None = N
     return vocabulary
 
 
-def _read(checkpoint: Checkpoint, pre: str | None) -> Vocabulary:
-    tokenizer = checkpoint.json("tokenizer.json")
-    model = tokenizer.get("model")
+def other_definition(folder: Path) -> dict[str, Any]:
+    """What another file says than `tokenizer.json`, in its form; empty if there is none."""
+    for kind in (tiktoken, tekken):
+        if (folder / kind.FILE).is_file():
+            found: dict[str, Any] = kind.read(folder)
+            return found
+    return {}
+
+
+def _read(checkpoint: Checkpoint, tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
+    folder, model = checkpoint.folder, tokenizer.get("model")
     if tokenizer and not isinstance(model, dict):
-        raise ModelError(f"{checkpoint.folder / 'tokenizer.json'} has no model")
+        raise ModelError(f"{folder / 'tokenizer.json'} has no model")
+    if not checkpoint.json("tokenizer.json") and (folder / tiktoken.FILE).is_file():
+        if checkpoint.config.get("model_type") not in _CUT_AS_KIMI:
+            raise ModelError(
+                f"{folder}: how texts are cut is said in Python code alone, beside its "
+                f"{tiktoken.FILE}; that of {', '.join(_CUT_AS_KIMI)} is known"
+            )
     if model and model.get("type") == "WordPiece":
         return definition.wordpiece(tokenizer)
     if model and model.get("type") == "BPE" and not sentencepiece.is_sentencepiece_bpe(tokenizer):
         return definition.byte_level(tokenizer, pre)
-    path = checkpoint.folder / "tokenizer.model"
+    path = folder / "tokenizer.model"
     if path.is_file():
         vocabulary = sentencepiece.from_model(read_model(path.read_bytes(), str(path)))
         if tokenizer:
             sentencepiece.set_space_prefix(vocabulary, tokenizer)
         return vocabulary
-    if not model and (checkpoint.folder / tiktoken.FILE).is_file():
-        if checkpoint.config.get("model_type") not in _CUT_AS_KIMI:
-            raise ModelError(
-                f"{checkpoint.folder}: how texts are cut is said in Python code alone, beside its "
-                f"{tiktoken.FILE}; that of {', '.join(_CUT_AS_KIMI)} is known"
-            )
-        return tiktoken.read(checkpoint.folder / tiktoken.FILE)
-    if not model and (checkpoint.folder / tekken.FILE).is_file():
-        return tekken.read(checkpoint.folder / tekken.FILE)
     if not model:
-        raise ModelError(f"{checkpoint.folder} has none of {', '.join(TOKENIZERS)}")
+        raise ModelError(f"{folder} has none of {', '.join(TOKENIZERS)}")
     if sentencepiece.is_sentencepiece_bpe(tokenizer):
         return sentencepiece.from_bpe_json(tokenizer)
     if model.get("type") == "Unigram":
         return sentencepiece.from_unigram_json(tokenizer)
     raise ModelError(
-        f"{checkpoint.folder / 'tokenizer.json'}: a tokenizer of type {model.get('type')} cannot "
+        f"{folder / 'tokenizer.json'}: a tokenizer of type {model.get('type')} cannot "
         "be converted; byte-level BPE, SentencePiece BPE, Unigram and WordPiece can"
     )
 
 
-def _added_tokens(checkpoint: Checkpoint) -> dict[int, AddedToken]:
+def _added_tokens(checkpoint: Checkpoint, tokenizer: Mapping[str, Any]) -> dict[int, AddedToken]:
     """The added tokens of every file that may list them; `tokenizer.json` overrides the others."""
     found: dict[int, AddedToken] = {}
     for text, i in checkpoint.json("added_tokens.json").items():
@@ -84,7 +90,7 @@ def _added_tokens(checkpoint: Checkpoint) -> dict[int, AddedToken]:
     decoder = checkpoint.json("tokenizer_config.json").get("added_tokens_decoder") or {}
     for i, entry in decoder.items():
         found[int(i)] = _added(entry)
-    for entry in checkpoint.json("tokenizer.json").get("added_tokens") or []:
+    for entry in tokenizer.get("added_tokens") or []:
         found[int(entry["id"])] = _added(entry)
     return found
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.convert.tokenizer import tekken, tiktoken
 from worker.convert.tokenizer.protobuf import SentencePieceModel, read_model
+from worker.convert.tokenizer.read import other_definition
 from worker.errors import ModelError
-from worker.models.checkpoint_files import read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -18,24 +18,23 @@ def reference(folder: Path) -> Tokenizer:
     """The tokenizer of a checkpoint's folder; raises `ModelError` if the library refuses it."""
     from tokenizers import Tokenizer
 
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        if (folder / tiktoken.FILE).is_file():
-            settings = read_json(folder / "tokenizer_config.json")
-            entries = (settings.get("added_tokens_decoder") or {}).items()
-            added = {str(entry["content"]): int(i) for i, entry in entries}
-            ranks = tiktoken.read_ranks(folder / tiktoken.FILE)
-            return tiktoken.reference(ranks, tiktoken.PRE_TOKENIZER, added)
-        if (folder / tekken.FILE).is_file():
-            return tekken.reference(folder / tekken.FILE)
-        source = folder / "tokenizer.model"
-        if not source.is_file():
-            raise ModelError(f"{folder} has no tokenizer whose ids can be compared")
-        return _from_sentencepiece(read_model(source.read_bytes(), str(source)))
+    path, source = folder / "tokenizer.json", folder / "tokenizer.model"
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        if path.is_file():
+            tokenizer = Tokenizer.from_file(str(path))
+        elif other := other_definition(folder):
+            other["model"]["vocab"] |= {t["content"]: t["id"] for t in other["added_tokens"]}
+            tokenizer = Tokenizer.from_str(json.dumps(other))
+        elif source.is_file():
+            tokenizer = _from_sentencepiece(read_model(source.read_bytes(), str(source)))
+        else:
+            raise ModelError(f"{folder} has no tokenizer whose ids can be compared")
+    except ModelError:
+        raise
     except Exception as error:  # The library raises no narrower class.
-        raise ModelError(f"{path} is refused by the tokenizers library: {error}") from None
+        raise ModelError(
+            f"the tokenizer in {folder} is refused by the tokenizers library: {error}"
+        ) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

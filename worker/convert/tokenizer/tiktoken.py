@@ -8,22 +8,16 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from gguf.constants import TokenType
+from typing import Any
 
 from worker.convert.tokenizer import pre_tokenizers
-from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
-from worker.llama.source_tokenizer import WHOLE_WORDS
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from worker.models.checkpoint_files import read_json
 
 FILE = "tiktoken.model"
-PRE_TOKENIZER = "kimi-k2"
+_PRE_TOKENIZER = "kimi-k2"
 
 _PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in set(_PLAIN)]
@@ -31,31 +25,47 @@ _LETTERS = {byte: chr(byte) for byte in _PLAIN} | {
     byte: chr(256 + i) for i, byte in enumerate(_OTHERS)
 }
 """GPT-2's character for each byte."""
+_ADDED = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
 
 
-def read(path: Path) -> Vocabulary:
-    """
+def read(folder: Path) -> dict[str, Any]:
+    """The folder's vocabulary in the form of a `tokenizer.json`.
+
     Raises:
         ModelError: a line is not a byte string and a rank.
     """
-    return of_ranks(read_ranks(path), PRE_TOKENIZER)
+    settings = folder / "tokenizer_config.json"
+    decoder = read_json(settings).get("added_tokens_decoder") if settings.is_file() else {}
+    added = [{**entry, "id": int(i)} for i, entry in (decoder or {}).items()]
+    return of_ranks(_read_ranks(folder / FILE), _PRE_TOKENIZER, added)
 
 
-def of_ranks(ranks: Mapping[bytes, int], pre: str, first_id: int = 0) -> Vocabulary:
-    """With ids that follow the ranks, the lowest being `first_id`."""
-    vocabulary = Vocabulary(
-        model="gpt2",
-        pre=pre,
-        merges=[f"{letters(left)} {letters(right)}" for left, right in merges(ranks)],
-        split=pre_tokenizers.split_of(pre),
-        steps=[WHOLE_WORDS],
-    )
-    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
-        vocabulary.put(first_id + rank, letters(token), TokenType.NORMAL)
-    return vocabulary
+def of_ranks(
+    ranks: Mapping[bytes, int], pre: str, added: Sequence[Mapping[str, Any]], first_id: int = 0
+) -> dict[str, Any]:
+    """In the form of a `tokenizer.json`, with ids that follow the ranks from `first_id` on."""
+    cuts = [
+        {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+        for expression in pre_tokenizers.split_of(pre)
+    ]
+    letters = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    return {
+        "version": "1.0",
+        "added_tokens": [{**_ADDED, **token} for token in added],
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [*cuts, {**letters, "use_regex": False}],
+        },
+        "model": {
+            "type": "BPE",
+            "ignore_merges": True,
+            "vocab": {_letters(token): first_id + rank for token, rank in ranks.items()},
+            "merges": [f"{_letters(left)} {_letters(right)}" for left, right in merges(ranks)],
+        },
+    }
 
 
-def read_ranks(path: Path) -> dict[bytes, int]:
+def _read_ranks(path: Path) -> dict[bytes, int]:
     found: dict[bytes, int] = {}
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         try:
@@ -68,7 +78,7 @@ def read_ranks(path: Path) -> dict[bytes, int]:
     return found
 
 
-def letters(token: bytes) -> str:
+def _letters(token: bytes) -> str:
     return "".join(_LETTERS[byte] for byte in token)
 
 
@@ -90,22 +100,3 @@ def merges(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
         if len(parts) == 2:
             found.append((parts[0], parts[1]))
     return found
-
-
-def reference(
-    ranks: Mapping[bytes, int], pre: str, added: Mapping[str, int], first_id: int = 0
-) -> Tokenizer:
-    """A tokenizer of the `tokenizers` library for the same ranks and added tokens."""
-    from tokenizers import AddedToken, Regex, Tokenizer, models
-    from tokenizers import pre_tokenizers as steps
-
-    vocab = {letters(token): first_id + rank for token, rank in ranks.items()}
-    pairs = [(letters(left), letters(right)) for left, right in merges(ranks)]
-    vocab |= added
-    tokenizer = Tokenizer(models.BPE(vocab, pairs, ignore_merges=True))
-    cuts = [
-        steps.Split(Regex(expression), "isolated") for expression in pre_tokenizers.split_of(pre)
-    ]
-    tokenizer.pre_tokenizer = steps.Sequence([*cuts, steps.ByteLevel(False, use_regex=False)])
-    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in added])
-    return tokenizer
