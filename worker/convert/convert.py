@@ -7,6 +7,7 @@ weights (`chunks`).
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def convert(source: Path, destination: Path, options: Options, report: Reporter)
     if destination.is_dir():
         raise ModelError(f"{destination} is a folder; name the GGUF file to write")
     report.step("check", 0, 1)
-    hashing = manifest.Hashing(source)  # It has a processor to itself while tokens are compared.
+    hashing = manifest.hashing(source)  # It has a processor to itself while tokens are compared.
     conversion = prepare_checked(source, replace(options, scratch=destination.parent))
     try:
         for sentence in conversion.notes:
@@ -52,7 +53,7 @@ def _write(
     destination: Path,
     options: Options,
     report: Reporter,
-    hashing: manifest.Hashing,
+    hashing: Future[str],
 ) -> str:
     """Write and verify the file; returns the digest of the source."""
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 
 from worker.convert.family.rules import Metadata
@@ -53,23 +54,15 @@ def digest(folder: Path) -> str:
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-class Hashing:
-    """Computes `digest` on a thread of its own; `result` waits for it."""
+def hashing(folder: Path) -> Future[str]:
+    """Computes `digest` on a thread of its own, which a conversion that fails leaves behind."""
+    future: Future[str] = Future()
 
-    def __init__(self, folder: Path) -> None:
-        self._digest = ""
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(folder,), daemon=True)
-        self._thread.start()
-
-    def _run(self, folder: Path) -> None:
+    def run() -> None:
         try:
-            self._digest = digest(folder)
-        except BaseException as error:  # Raised again by `result`.
-            self._error = error
+            future.set_result(digest(folder))
+        except BaseException as error:  # The one who asks for the result gets it.
+            future.set_exception(error)
 
-    def result(self) -> str:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._digest
+    threading.Thread(target=run, daemon=True).start()
+    return future

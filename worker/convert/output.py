@@ -86,10 +86,10 @@ class OutputFile:
         self,
         architecture: str,
         metadata: Metadata,
-        tensors: Sequence[tuple[OutputTensor, TensorType]],
-        chat_template: ChatTemplate,
+        template: ChatTemplate,
+        tensors: Sequence[OutputTensor],
     ) -> None:
-        self.placed = write_layout(self.partial, architecture, metadata, chat_template, tensors)
+        self.placed = write_layout(self.partial, architecture, metadata, template, tensors)
         self._magic = os.pread(self._file, 4, 0)
         os.pwrite(self._file, bytes(4), 0)
 
@@ -140,7 +140,7 @@ def write_layout(
     architecture: str,
     metadata: Metadata,
     chat_template: ChatTemplate = None,
-    tensors: Sequence[tuple[OutputTensor, TensorType]] = (),
+    tensors: Sequence[OutputTensor] = (),
 ) -> list[PlacedTensor]:
     """Write a GGUF of the right length whose tensors are holes; returns their places."""
     # The package logs every tensor.
@@ -150,22 +150,22 @@ def write_layout(
         _add(writer, key.format(arch=architecture), value)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
-    for tensor, kind in tensors:
+    for tensor in tensors:
         writer.add_tensor_info(
             tensor.name,
             tensor.shape,
             np.dtype(np.float32),
-            size_bytes(kind, tensor.n_elements),
-            raw_dtype=gguf.GGMLQuantizationType[kind],
+            size_bytes(tensor.kind, tensor.n_elements),
+            raw_dtype=gguf.GGMLQuantizationType[tensor.kind],
         )
     writer.write_header_to_file(path)
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     writer.close()
     placed, position = [], _aligned(path.stat().st_size)
-    for tensor, kind in tensors:
-        size = size_bytes(kind, tensor.n_elements)
-        placed.append(PlacedTensor(tensor, kind, position, size))
+    for tensor in tensors:
+        size = size_bytes(tensor.kind, tensor.n_elements)
+        placed.append(PlacedTensor(tensor, tensor.kind, position, size))
         position = _aligned(position + size)
     if tensors:
         os.truncate(path, position)

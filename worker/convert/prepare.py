@@ -60,10 +60,12 @@ class Conversion:
     checkpoint: Checkpoint
     architecture: str
     metadata: Metadata
-    chat_template: ChatTemplate
-    tensors: list[tuple[OutputTensor, TensorType]]
+    tensors: list[OutputTensor]
     notes: list[str]
     """Known differences between llama.cpp and the source's own framework."""
+    vocabulary: Vocabulary | None = None
+    """If it is one that this package read."""
+    chat_template: ChatTemplate = None
     scratch: Scratch | None = None
     """Where llama.cpp's own converter left its file."""
 
@@ -117,51 +119,35 @@ def _prepare(source: Path, options: Options) -> Conversion:
     if options.projector and options.format.tensor_type is None:
         raise ModelError(f"a projector can be f32, f16, bf16 or q8_0, not {options.outtype}")
     if family is not None and not options.projector:
-        model = _by_family(checkpoint, family, config, options)
+        conversion = _by_family(checkpoint, family, config, options)
     elif scripts.intersection(map(str, config.items("architectures"))):
-        model = _by_script(checkpoint, options)
+        conversion = _by_script(checkpoint, options)
     elif options.projector:
         raise ModelError(f"{config.name}: no projector of this architecture can be converted")
     else:
         raise architectures.unknown(config, scripts)
-    written = options.format.tensor_type or _lossless(checkpoint)
-    tensors = [(t, t.kind or tensor_type(written, t.shape, t.keep_f32)) for t in model.tensors]
-    metadata: Metadata = {
+    checkpoint.forget_json()
+    wanted = options.format.tensor_type or _lossless(checkpoint)
+    conversion.tensors = [
+        replace(t, kind=t.kind or tensor_type(wanted, t.shape, t.keep_f32))
+        for t in conversion.tensors
+    ]
+    conversion.metadata = {
         Keys.General.TYPE: "mmproj" if options.projector else "model",
-        Keys.General.NAME: _safe_name(options.name or name_of(source), model.vocabulary),
+        Keys.General.NAME: _safe_name(options.name or name_of(source), conversion.vocabulary),
         Keys.General.FILE_TYPE: options.format.file_type,
         Keys.General.QUANTIZATION_VERSION: 2,
         # Before the vocabulary, so that `patch` finds the digest's placeholder near the beginning.
         **manifest.provenance(source, options.outtype, options.name),
         **_importance(options),
-        **model.metadata,
+        **conversion.metadata,
     }
-    checkpoint.forget_json()
-    return Conversion(
-        checkpoint,
-        model.architecture,
-        metadata,
-        model.chat_template,
-        tensors,
-        model.notes,
-        model.scratch,
-    )
+    return conversion
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """What a checkpoint gives by one of the two ways."""
-
-    architecture: str
-    tensors: list[OutputTensor]
-    metadata: Metadata
-    vocabulary: Vocabulary | None
-    chat_template: ChatTemplate
-    notes: list[str]
-    scratch: Scratch | None = None
-
-
-def _by_family(checkpoint: Checkpoint, family: Family, config: Config, options: Options) -> _Model:
+def _by_family(
+    checkpoint: Checkpoint, family: Family, config: Config, options: Options
+) -> Conversion:
     if config.has(family.section):  # A text model alone may have everything on one level.
         whole, config = config, config.section(family.section)
         if whole.has(tie := "tie_word_embeddings"):  # It is the whole model that ties its head.
@@ -186,17 +172,18 @@ def _by_family(checkpoint: Checkpoint, family: Family, config: Config, options: 
         **vocabulary.metadata(),
         **special_tokens(checkpoint, vocabulary, embeds=pooling is not None),
     }
-    return _Model(
+    return Conversion(
+        checkpoint,
         family.architecture,
-        plan_tensors(checkpoint, family, config, dims),
         metadata,
+        plan_tensors(checkpoint, family, config, dims),
+        [*vocabulary.notes, *_notes(family, config)],
         vocabulary,
         reranker.with_prompt(template) if ranks else template,
-        [*vocabulary.notes, *_notes(family, config)],
     )
 
 
-def _by_script(checkpoint: Checkpoint, options: Options) -> _Model:
+def _by_script(checkpoint: Checkpoint, options: Options) -> Conversion:
     """By llama.cpp's own converter. A projector's tensors are copied as they are; a model's
     vocabulary is ours where the tokenizer is of a known kind."""
     scratch = Scratch(options.scratch)
@@ -208,32 +195,30 @@ def _by_script(checkpoint: Checkpoint, options: Options) -> _Model:
         metadata[manifest.SCRIPT] = "convert_hf_to_gguf.py"
         tensors = upstream.tensors(file, as_they_are=options.projector)
         notes = ["llama.cpp's own converter read the weights"]
-        model = _Model(architecture, tensors, metadata, None, None, notes, scratch)
-        return model if options.projector else _with_vocabulary(model, checkpoint, options)
+        made = Conversion(checkpoint, architecture, metadata, tensors, notes, scratch=scratch)
+        if not options.projector:
+            _set_vocabulary(made, options)
+        return made
     except BaseException:
         scratch.cleanup()
         raise
 
 
-def _with_vocabulary(model: _Model, checkpoint: Checkpoint, options: Options) -> _Model:
-    (n_vocab,) = (t.shape[0] for t in model.tensors if t.name == "token_embd.weight")
+def _set_vocabulary(made: Conversion, options: Options) -> None:
+    (n_vocab,) = (t.shape[0] for t in made.tensors if t.name == "token_embd.weight")
     try:
-        vocabulary = read_vocabulary(checkpoint, n_vocab, options.pre_tokenizer)
+        vocabulary = read_vocabulary(made.checkpoint, n_vocab, options.pre_tokenizer)
     except ModelError as error:
-        if Keys.Tokenizer.LIST not in model.metadata:
+        if Keys.Tokenizer.LIST not in made.metadata:
             raise
-        return replace(model, notes=[*model.notes, f"and the vocabulary: {error.message}"])
-    embeds = Keys.LLM.POOLING_TYPE.format(arch=model.architecture) in model.metadata
-    metadata = {k: v for k, v in model.metadata.items() if not k.startswith("tokenizer.")}
+        made.notes.append(f"and the vocabulary: {error.message}")
+        return
+    embeds = Keys.LLM.POOLING_TYPE.format(arch=made.architecture) in made.metadata
+    metadata = {k: v for k, v in made.metadata.items() if not k.startswith("tokenizer.")}
     metadata |= vocabulary.metadata()
-    metadata |= special_tokens(checkpoint, vocabulary, embeds=embeds)
-    return replace(
-        model,
-        metadata=metadata,
-        vocabulary=vocabulary,
-        chat_template=chat_templates(checkpoint),
-        notes=[*model.notes, *vocabulary.notes],
-    )
+    made.metadata = metadata | special_tokens(made.checkpoint, vocabulary, embeds=embeds)
+    made.vocabulary, made.chat_template = vocabulary, chat_templates(made.checkpoint)
+    made.notes += vocabulary.notes
 
 
 def _importance(options: Options) -> Metadata:

@@ -66,7 +66,7 @@ class OutputTensor:
     plus: float = 0.0
     keep_f32: bool = False
     kind: str = ""
-    """The ggml type of the bytes in the pieces; if empty, the output type decides."""
+    """The ggml type to write; in a plan it is empty where the output type decides."""
     values: npt.NDArray[np.float32] | None = None
     """Values computed from the configuration; such a tensor has no pieces."""
 

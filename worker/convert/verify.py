@@ -140,11 +140,10 @@ def check_tensors(
     Raises:
         ModelError: the file lacks a tensor, or one differs.
     """
-    placed = _placed([tensor for tensor, _ in conversion.tensors], path)
-    wanted = {tensor.name: kind for tensor, kind in conversion.tensors}
+    placed = _placed(conversion.tensors, path)
     for p in placed:
-        if options.format.tensor_type is not None and p.kind != wanted[p.tensor.name]:
-            kinds = f"{p.kind} instead of {wanted[p.tensor.name]}"
+        if options.format.tensor_type is not None and p.kind != p.tensor.kind:
+            kinds = f"{p.kind} instead of {p.tensor.kind}"
             raise ModelError(f"{path}: {p.tensor.name} is of type {kinds}")
     total = sum(p.size_bytes for p in placed)
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

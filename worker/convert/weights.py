@@ -22,8 +22,8 @@ def write_tensors(
     out.write_header(
         conversion.architecture,
         conversion.metadata,
-        conversion.tensors,
         conversion.chat_template,
+        conversion.tensors,
     )
     total = sum(p.size_bytes for p in out.placed)
 
@@ -67,8 +67,8 @@ def write_quantised(
 
 
 def check_space(destination: Path, conversion: Conversion, options: Options) -> None:
-    needed = _HEADROOM_BYTES + sum(size_bytes(kind, t.n_elements) for t, kind in conversion.tensors)
-    weights = sum(tensor.n_elements for tensor, _ in conversion.tensors)
+    needed = _HEADROOM_BYTES + sum(size_bytes(t.kind, t.n_elements) for t in conversion.tensors)
+    weights = sum(tensor.n_elements for tensor in conversion.tensors)
     needed += int(weights * options.format.bits_per_weight / 8)
     folder = destination.absolute().parent
     while not folder.exists():

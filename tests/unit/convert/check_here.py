@@ -12,7 +12,6 @@ from pathlib import Path
 
 from worker.convert.family.rules import Metadata
 from worker.convert.output import write_layout
-from worker.convert.quantize import TensorType
 from worker.convert.tensor_plan import OutputTensor
 from worker.convert.tokenizer import check
 from worker.convert.tokenizer.reference import reference
@@ -29,7 +28,7 @@ class CheckHere(check.TokenCheck):
         self,
         architecture: str,
         metadata: Metadata,
-        tensors: Sequence[tuple[OutputTensor, TensorType]] = (),
+        tensors: Sequence[OutputTensor] = (),
     ) -> check.CheckedTokens:
         with tempfile.TemporaryDirectory() as temporary:
             file = Path(temporary) / "model.gguf"

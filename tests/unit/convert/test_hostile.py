@@ -98,7 +98,7 @@ def test_a_readme_makes_no_reranker_of_a_chat_model(tmp_path: Path) -> None:
     (source / "README.md").write_text("# A chat model, unlike Qwen3-Reranker\n")
     conversion = prepare(source, Options())
     conversion.close()
-    assert "cls.output.weight" not in {tensor.name for tensor, _ in conversion.tensors}
+    assert "cls.output.weight" not in {tensor.name for tensor in conversion.tensors}
 
 
 # --- generated ---------------------------------------------------------------------------

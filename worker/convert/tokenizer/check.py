@@ -21,7 +21,6 @@ from gguf.constants import Keys
 
 from worker.convert.family.rules import Metadata
 from worker.convert.output import write_layout
-from worker.convert.quantize import TensorType
 from worker.convert.tensor_plan import OutputTensor
 from worker.convert.tokenizer import corpus
 from worker.convert.tokenizer.reference import reference
@@ -72,7 +71,7 @@ class TokenCheck:
         self,
         architecture: str,
         metadata: Metadata,
-        tensors: Sequence[tuple[OutputTensor, TensorType]] = (),
+        tensors: Sequence[OutputTensor] = (),
     ) -> CheckedTokens:
         """Let llama.cpp load a file with these tensors, whose values are holes, and compare the
         texts of `corpus`; may be called once only.
