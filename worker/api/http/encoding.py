@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import asdict
 from json.encoder import encode_basestring
 
 from starlette.responses import Response, StreamingResponse
@@ -21,7 +22,8 @@ _LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
 def dumps(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """A record in it, which is a dataclass, is written as an object."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=asdict)
     return text if text.isascii() else text.translate(_LINE_BREAKS)
 
 

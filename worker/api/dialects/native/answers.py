@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from worker.supervisor.status import Doing, State
+from worker.api.http.state import Refusal
+from worker.supervisor.status import Activity, State
 from worker.wire.backends import BackendName
 from worker.wire.engine_info import DeviceNames
 from worker.wire.messages import StopReason
@@ -95,30 +96,9 @@ class Info(TypedDict):
     """The engine's last 16 crashes, newest last."""
 
 
-class ActivityAnswer(TypedDict):
-    """One request, without anything of its text."""
-
-    doing: Doing
-    prompt_tokens: Count
-    cached_tokens: Count
-    computed_tokens: Count
-    tokens_out: Count
-    seconds: Amount
-    """Since it came."""
-
-
 class MemoryPart(TypedDict):
     part: str
     bytes: Count
-
-
-class RefusalAnswer(TypedDict):
-    at: float
-    """Unix time in seconds."""
-    path: str
-    status: int
-    code: str
-    reason: str
 
 
 class Status(TypedDict):
@@ -134,7 +114,7 @@ class Status(TypedDict):
     running: Count
     queued: Count
     queued_prompt_tokens: Count
-    requests: list[ActivityAnswer]
+    requests: list[Activity]
     """Those with a slot, then the first 32 that wait."""
     kv_cells: dict[str, Count]
     """`used` by running requests, `cached` for reuse, `total`."""
@@ -146,7 +126,7 @@ class Status(TypedDict):
     """Of started prompts: reused from `device`, `memory` and `disk`, and `computed`."""
     tokens_out: Amount
     engine_crashes: Amount
-    refusals: list[RefusalAnswer]
+    refusals: list[Refusal]
     """The last 16 requests that were refused, newest first."""
 
 

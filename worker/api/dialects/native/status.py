@@ -7,19 +7,12 @@ from the counters of `/metrics`.
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
-from typing import cast, get_args
+from typing import get_args
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.dialects.native.answers import (
-    ActivityAnswer,
-    History,
-    MemoryPart,
-    RefusalAnswer,
-    Status,
-)
+from worker.api.dialects.native.answers import History, MemoryPart, Status
 from worker.api.http.encoding import json_response
 from worker.api.http.operation import JSON, Operation
 from worker.api.http.state import AppState
@@ -43,9 +36,7 @@ async def status(request: Request, state: AppState) -> Response:
         "running": now.running,
         "queued": now.queued,
         "queued_prompt_tokens": now.queued_prompt_tokens,
-        "requests": [
-            cast(ActivityAnswer, asdict(each)) for each in state.supervisor.activities(MOST_WAITING)
-        ],
+        "requests": state.supervisor.activities(MOST_WAITING),
         "kv_cells": {
             "used": now.stats.kv_cells_used - now.stats.kv_cells_cached,
             "cached": now.stats.kv_cells_cached,
@@ -56,7 +47,7 @@ async def status(request: Request, state: AppState) -> Response:
         "prompt_tokens": _prompt_tokens(state),
         "tokens_out": state.metrics.value("worker_tokens_generated_total"),
         "engine_crashes": state.metrics.value("worker_engine_crashes_total"),
-        "refusals": [cast(RefusalAnswer, asdict(each)) for each in reversed(state.refusals)],
+        "refusals": [*reversed(state.refusals)],
     }
     return json_response(body)
 
