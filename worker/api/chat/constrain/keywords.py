@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from worker.api.http.faults import is_number
 
 TYPES = frozenset("object array string number integer boolean null".split())
 NOT_ENFORCED = frozenset(
@@ -30,8 +26,6 @@ OF_TYPE = {
     "number": frozenset("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split()),
 }
 """The type that a schema without `type` means if it has only keywords of that type."""
-COUNTS = frozenset("minLength maxLength minItems maxItems".split())
-BOUNDS = frozenset("minimum maximum exclusiveMinimum exclusiveMaximum".split())
 
 LARGEST = 2**53 - 1
 """The largest integer that all JSON readers represent exactly; wider bounds become it."""
@@ -43,39 +37,18 @@ _ZODS_DURATION = r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)"
 _IMPLIED_BY_EMAIL = re.compile(r"^(\^)?(?:\(\?!\\\.\)|\(\?!\.\*\\\.\\\.\))+")
 
 
-def _is_filled_list(value: object) -> bool:
+def is_filled_list(value: object) -> bool:
     return isinstance(value, list) and len(value) > 0
 
 
-def _is_type(value: object) -> bool:
+def is_type(value: object) -> bool:
     kinds = value if isinstance(value, list) else [value]
     return len(kinds) > 0 and all(isinstance(kind, str) and kind in TYPES for kind in kinds)
 
 
-def _is_required(value: object) -> bool:
+def is_required(value: object) -> bool:
     names = value if isinstance(value, list) else [] if isinstance(value, bool) else [None]
     return all(isinstance(name, str) for name in names)
-
-
-_SHAPES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("type", _is_type, f"one of {', '.join(sorted(TYPES))}, or a list of them"),
-    ("enum anyOf oneOf allOf prefixItems", _is_filled_list, "a list with at least one in it"),
-    ("items", lambda v: v != [], "a schema, or a list with at least one in it"),
-    ("properties patternProperties", lambda v: isinstance(v, Mapping), "an object of schemas"),
-    ("required", _is_required, "a list of property names"),
-    ("pattern format", lambda v: isinstance(v, str), "a string"),
-    ("minimum maximum", is_number, "a number"),
-    # In draft 4, a boolean says how the other bound is meant.
-    (
-        "exclusiveMinimum exclusiveMaximum",
-        lambda v: isinstance(v, bool) or is_number(v),
-        "a number",
-    ),
-    ("multipleOf", lambda v: is_number(v) and v > 0, "a number above 0"),
-    (" ".join(COUNTS), lambda v: is_number(v) and v >= 0 and v == int(v), "a whole number from 0"),
-)
-SHAPES = {name: (takes, noun) for names, takes, noun in _SHAPES for name in names.split()}
-"""What the value of each keyword must be, and what a fault calls that."""
 
 
 def says_nothing(name: str, value: object) -> bool:

@@ -9,8 +9,8 @@ functions, any thread.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from worker.api.chat.constrain import keywords
 from worker.api.chat.constrain.disjoint import are_disjoint, constants_in
@@ -91,7 +91,7 @@ class Schemas:
         given = {name: value for name, value in schema.items() if value is not None}
         if "const" in schema:
             given["const"] = schema["const"]
-        beside = _ASSERTIONS & given.keys()
+        beside = _KEYWORDS.keys() & given.keys()
         merged = merged or len(beside & _COMBINED) > (1 if beside <= _COMBINED else 0)
         parts = given.get("allOf")
         merged = merged or (isinstance(parts, list) and len(parts) > 1)
@@ -155,15 +155,6 @@ def _resolved(document: object, pointer: str) -> object:
 
 
 _COMBINED = frozenset(("$ref", "anyOf", "oneOf", "allOf"))
-_ASSERTIONS = (
-    _COMBINED
-    | keywords.COUNTS
-    | keywords.BOUNDS
-    | frozenset(
-        "type const enum properties patternProperties additionalProperties required items "
-        "prefixItems additionalItems pattern format multipleOf".split()
-    )
-)
 
 
 class _Part:
@@ -180,31 +171,15 @@ class _Part:
 
     def add(self, name: str, value: Any) -> None:
         path = below(self._path, name)
-        takes, noun = keywords.SHAPES.get(name, (None, ""))
-        if takes is not None and not takes(value):
-            self._report.fault(path, "type", f"{path} must be {noun}")
-        elif name in keywords.NOT_ENFORCED:
+        if name in keywords.NOT_ENFORCED:
             is_closed = name == "unevaluatedProperties" and self._closes
             if not is_closed and not keywords.says_nothing(name, value):
                 self._report.leave_out(path)
-        elif name == "$ref":
-            self._out |= self._schemas.target(value, path, self._depth, merged=self._merged)
-        elif name in ("anyOf", "oneOf", "allOf"):
-            self._combination(name, value, path)
-        elif name == "type":
-            self._out[name] = value if isinstance(value, str) else list(dict.fromkeys(value))
-        elif name in ("const", "enum"):
-            self._values(name, value)
-        elif name in ("properties", "patternProperties"):
-            self._members(name, value, path)
-        elif name == "required":
-            self._required(value)
-        elif name in ("items", "prefixItems", "additionalItems", "additionalProperties"):
-            self._items(name, value, path)
-        elif name in keywords.COUNTS or name in keywords.BOUNDS or name == "multipleOf":
-            self._number(name, value, path)
-        elif name in ("pattern", "format"):
-            self._text(name, value, path)
+        elif (keyword := _KEYWORDS.get(name)) is not None:
+            if keyword.takes(value):
+                keyword.add(self, name, value, path)
+            else:
+                self._report.fault(path, "type", f"{path} must be {keyword.noun}")
 
     def finished(self) -> Any:
         given, out = self._given, self._out
@@ -247,6 +222,12 @@ class _Part:
     def _visit_all(self, schemas: Sequence[object], path: str) -> list[Any]:
         return [self._visit(part, f"{path}[{index}]") for index, part in enumerate(schemas)]
 
+    def _reference(self, name: str, value: Any, path: str) -> None:
+        self._out |= self._schemas.target(value, path, self._depth, merged=self._merged)
+
+    def _type(self, name: str, value: Any, path: str) -> None:
+        self._out[name] = value if isinstance(value, str) else list(dict.fromkeys(value))
+
     def _combination(self, name: str, parts: Any, path: str) -> None:
         visited = self._visit_all(parts, path)
         if name == "oneOf":
@@ -261,7 +242,7 @@ class _Part:
         else:
             self._out[name] = visited
 
-    def _values(self, name: str, value: Any) -> None:
+    def _values(self, name: str, value: Any, path: str) -> None:
         self._report.count(len(value) if name == "enum" else 1, "values in enum and const")
         self._out[name] = value
 
@@ -276,7 +257,7 @@ class _Part:
                 members[text] = self._visit(part, below(path, key))
         self._out[name] = members
 
-    def _required(self, value: list[str] | bool) -> None:
+    def _required(self, name: str, value: list[str] | bool, path: str) -> None:
         if not isinstance(value, bool):  # only draft 3 had it in the property
             self._report.count_names(len(value), "required names")
             self._out["required"] = list(dict.fromkeys(value))
@@ -290,13 +271,15 @@ class _Part:
         else:
             self._out[name] = self._visit(value, path)
 
-    def _number(self, name: str, value: Any, path: str) -> None:
-        if name in keywords.COUNTS:
-            self._keep(name, int(value) if value <= keywords.MAX_COUNT else None, path)
-        elif name == "multipleOf":
-            is_enforced = not self._merged and keywords.is_small_multiple(value)
-            self._keep(name, value if is_enforced else None, path)
-        elif not isinstance(value, bool):
+    def _count(self, name: str, value: float, path: str) -> None:
+        self._keep(name, int(value) if value <= keywords.MAX_COUNT else None, path)
+
+    def _multiple(self, name: str, value: float, path: str) -> None:
+        is_enforced = not self._merged and keywords.is_small_multiple(value)
+        self._keep(name, value if is_enforced else None, path)
+
+    def _exclusive(self, name: str, value: float | bool, path: str) -> None:
+        if not isinstance(value, bool):
             self._bound(name, value, path)
         elif value:
             inclusive: Any = self._given.get("minimum" if name.endswith("Minimum") else "maximum")
@@ -314,17 +297,15 @@ class _Part:
             value = pick(value, self._out[name])
         self._out[name] = value
 
-    @property
-    def _is_number(self) -> bool:
-        """For a number, `format` (`int32`, `double`…) says only how it is stored."""
-        return self._given.get("type") in ("integer", "number")
+    def _pattern(self, name: str, value: str, path: str) -> None:
+        self._keep(name, keywords.pattern(value, self._given.get("format")), path)
 
-    def _text(self, name: str, value: str, path: str) -> None:
-        if name == "pattern":
-            self._keep(name, keywords.pattern(value, self._given.get("format")), path)
-        elif value in keywords.FORMATS:
+    def _format(self, name: str, value: str, path: str) -> None:
+        """For a number, it (`int32`, `double`…) says only how it is stored."""
+        is_number = self._given.get("type") in ("integer", "number")
+        if value in keywords.FORMATS:
             self._out[name] = value
-        elif not {"pattern", "allOf"} & self._given.keys() and not self._is_number:
+        elif not {"pattern", "allOf"} & self._given.keys() and not is_number:
             self._report.leave_out(path)
 
     def _keep(self, name: str, value: object, path: str) -> None:
@@ -333,3 +314,44 @@ class _Part:
             self._report.leave_out(path)
         else:
             self._out[name] = value
+
+
+class _Keyword(NamedTuple):
+    """One that is enforced."""
+
+    add: Callable[[_Part, str, Any, str], None]
+    noun: str = ""
+    """What a fault calls a value of it."""
+    takes: Callable[[Any], bool] = lambda value: True
+
+
+_A_LIST = ("a list with at least one in it", keywords.is_filled_list)
+_AN_OBJECT = ("an object of schemas", lambda value: isinstance(value, Mapping))
+_A_STRING = ("a string", lambda value: isinstance(value, str))
+_TYPES = f"one of {', '.join(sorted(keywords.TYPES))}, or a list of them"
+_TABLE: Mapping[str, _Keyword] = {
+    "$ref": _Keyword(_Part._reference),
+    "anyOf oneOf allOf": _Keyword(_Part._combination, *_A_LIST),
+    "type": _Keyword(_Part._type, _TYPES, keywords.is_type),
+    "const": _Keyword(_Part._values),
+    "enum": _Keyword(_Part._values, *_A_LIST),
+    "properties patternProperties": _Keyword(_Part._members, *_AN_OBJECT),
+    "required": _Keyword(_Part._required, "a list of property names", keywords.is_required),
+    "prefixItems": _Keyword(_Part._items, *_A_LIST),
+    "items": _Keyword(
+        _Part._items, "a schema, or a list with at least one in it", lambda value: value != []
+    ),
+    "additionalItems additionalProperties": _Keyword(_Part._items),
+    "minLength maxLength minItems maxItems": _Keyword(
+        _Part._count, "a whole number from 0", lambda n: is_number(n) and n >= 0 and n == int(n)
+    ),
+    "minimum maximum": _Keyword(_Part._bound, "a number", is_number),
+    # In draft 4, a boolean says how the other bound is meant.
+    "exclusiveMinimum exclusiveMaximum": _Keyword(
+        _Part._exclusive, "a number", lambda n: isinstance(n, bool) or is_number(n)
+    ),
+    "multipleOf": _Keyword(_Part._multiple, "a number above 0", lambda n: is_number(n) and n > 0),
+    "pattern": _Keyword(_Part._pattern, *_A_STRING),
+    "format": _Keyword(_Part._format, *_A_STRING),
+}
+_KEYWORDS = {name: keyword for names, keyword in _TABLE.items() for name in names.split()}
