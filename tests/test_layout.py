@@ -19,7 +19,7 @@ LEAVES = {
     "setting_files",
     "observability",
 }
-LEAVES |= {"observability", "lean_imports", "background"}
+LEAVES |= {"observability", "lean_imports", "background", "expectations"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -27,8 +27,9 @@ ALLOWED: dict[str, set[str]] = {
     "installation": {"errors"},
     "lean_imports": set(),
     "background": set(),
+    "expectations": set(),
     "confinement": {"wire"},
-    "setting_faults": {"errors"},
+    "setting_faults": {"errors", "expectations"},
     "setting_files": {"errors"},
     "settings": {"errors", "wire", "installation", "setting_faults"},
     "observability": {"errors", "wire", "settings", "lean_imports"},

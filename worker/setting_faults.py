@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from worker.errors import ConfigError
+from worker.expectations import expectation
 
 ENV_PREFIX = "LLORCH_"
 ENV_ONLY = frozenset({"worker_token", "callback_token"})
@@ -66,7 +67,7 @@ def first_fault(error: ValidationError, model: type[BaseModel]) -> str:
             closest(name, known) or f"; known are {', '.join(known)}"
         )
     is_ours = fault["type"] == "value_error"
-    what = str(fault["ctx"]["error"]) if is_ours else _expectation(fault)
+    what = str(fault["ctx"]["error"]) if is_ours else _expectation(fault, "a table")
     return (f"{place}: {what}" if place else what).rstrip(".")
 
 
@@ -116,32 +117,13 @@ def _sentence(fault: ErrorDetails, flags: Mapping[str, Any]) -> str:
     return f"{origin} is {given}; {_expectation(fault)}."
 
 
-def _expectation(fault: ErrorDetails) -> str:
-    context = fault.get("ctx", {})
+def _expectation(fault: ErrorDetails, an_object: str = "an object") -> str:
     match fault["type"]:
-        case "less_than_equal":
-            return f"it must be at most {context['le']}"
-        case "greater_than_equal":
-            return f"it must be at least {context['ge']}"
-        case "greater_than":
-            return f"it must be more than {context['gt']}"
-        case "int_parsing" | "int_from_float" | "int_type":
-            return "it must be a whole number"
-        case "float_parsing" | "float_type" | "finite_number":
-            return "it must be a number"
-        case "bool_parsing" | "bool_type":
-            return "it must be true or false"
-        case "literal_error":
-            return f"it must be one of {context['expected']}"
         case "missing":
             return "it is missing"
-        case "string_type" | "string_too_short":
-            return "it must be a text"
-        case "model_type" | "dict_type":
-            return "it must be a table"
         case "string_pattern_mismatch":
             return "it must consist of visible ASCII characters without spaces"
         case "value_error":
-            return "it " + str(context["error"])
+            return f"it {fault['ctx']['error']}"
         case _:
-            return fault["msg"][0].lower() + fault["msg"][1:]
+            return f"it must be {expectation(fault)}".replace("an object", an_object)

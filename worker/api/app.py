@@ -6,7 +6,6 @@ import asyncio
 from importlib import import_module
 
 from worker.api.http.app import Application
-from worker.api.http.faults import schema_of
 from worker.api.http.operation import Dialect
 from worker.api.http.page import pages
 from worker.api.http.routes import Routes
@@ -44,5 +43,4 @@ async def build_schemas(state: AppState) -> None:
         for operation in dialect.operations:
             if (body := operation.body_of(state)) is not None:
                 body.model_rebuild()
-                schema_of(body)
                 await asyncio.sleep(0)

@@ -112,4 +112,4 @@ def test_a_bad_request_is_the_clients_own_error(client: Anthropic) -> None:
         ask(client, max_tokens=0)
     body: Any = caught.value.body
     assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
-    assert "max_tokens must be an integer of at least 1" in body["error"]["message"]
+    assert "max_tokens must be at least 1" in body["error"]["message"]

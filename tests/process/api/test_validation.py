@@ -55,7 +55,7 @@ def test_all_faults_come_at_once(worker: WorkerProcess) -> None:
         "ignore_eos": "type",
         "max_token": "unknown",
     }
-    assert faults["max_tokens"]["message"] == "max_tokens must be an integer from 1 to 1024"
+    assert faults["max_tokens"]["message"] == "max_tokens must be at most 1024"
     assert faults["max_tokens"]["value"] == 1025 and "value" not in faults["prompt"]
     assert "max_tokens" in faults["max_token"]["message"], "the closest name is told"
 

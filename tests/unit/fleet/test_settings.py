@@ -70,7 +70,7 @@ model = "hf:owner/repo@main::file=model.gguf"
     [
         ("", "workers: it is missing"),
         ("workers = [", "is not valid TOML"),
-        ("workers = []", "workers: list should have at least 1 item"),
+        ("workers = []", "workers: it must be a list of at least 1 item"),
         (WORKERS + "replica = 2", "workers[0].replica is not a field; did you mean replicas?"),
         (WORKERS + "replicas = 0", "workers[0].replicas"),
         (WORKERS + 'backend = "gpu"', "workers[0].backend: it must be one of 'cpu', 'cuda'"),

@@ -90,7 +90,7 @@ _BOTH: dict[str, Any] = {"allOf": [{"contains": {"type": each}} for each in ("st
 
 def _kind_of_prompt(value: object) -> str:
     if not isinstance(value, list | tuple):
-        return "~object" if isinstance(value, Mapping | BaseModel) else "~text"
+        return json_kind(value)
     return "~mixed" if any(isinstance(part, str) for part in value) else "~ids"
 
 

@@ -1,0 +1,67 @@
+"""What a field takes, in words: of requests, settings and files that a user writes.
+
+Only this module and those two that call it know pydantic's errors. Pure functions, any thread.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pydantic_core import ErrorDetails
+
+_NOUNS = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "a text",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+}
+_BRANCHES = {
+    "~text": "a text",
+    "~list": "a list",
+    "~object": "an object",
+    "~ids": "a list of token ids",
+    "~mixed": "a list of token ids and texts",
+    "~many": "a list of these",
+}
+"""The branches of unions by their tags."""
+
+
+def expectation(error: ErrorDetails) -> str:
+    """What would be right, to stand behind "must be"."""
+    limits = error.get("ctx", {})
+    match error["type"]:
+        case "less_than_equal":
+            return f"at most {_plain(limits['le'])}"
+        case "greater_than_equal":
+            return f"at least {_plain(limits['ge'])}"
+        case "greater_than":
+            return f"more than {_plain(limits['gt'])}"
+        case "string_too_short" | "string_too_long" | "too_short" | "too_long" as kind:
+            noun, unit = ("text", "character") if "string" in kind else ("list", "item")
+            side, name = ("least", "min") if kind.endswith("short") else ("most", "max")
+            return f"a {noun} of at {side} {counted(limits[f'{name}_length'], unit)}"
+        case "literal_error":
+            expected = str(limits["expected"])
+            return f"one of {expected}" if " or " in expected else expected
+        case "union_tag_invalid":
+            tags = re.findall(r"~\w+", limits["expected_tags"])
+            return " or ".join(_BRANCHES[tag] for tag in tags if tag in _BRANCHES)
+        case kind:
+            return _NOUNS.get(kind) or error["msg"].removeprefix("Input should be ").lower()
+
+
+def _plain(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else str(bound)
+
+
+def counted(n: int, unit: str) -> str:
+    return f"{n} {unit}" if n == 1 else f"{n} {unit}s"
