@@ -16,7 +16,7 @@ from builds.errors import BuildError
 from tools.bench import agents, forms, report
 from tools.bench.errors import BenchError
 from tools.bench.loads import JOIN_SHAPE, LOADS, SAMPLINGS, STREAMS_SHAPE
-from tools.bench.model import bench_model
+from tools.bench.model import N_LAYERS, N_LAYERS_QUICK, bench_model
 from tools.bench.peer_build import CMAKE_FLAGS, Peers, build_peers
 from tools.bench.runner import OPEN, STARTS, Runner, Subject
 from tools.bench.servers import example_kind, llama_server_kind, worker_kind
@@ -38,10 +38,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="this worker against the worker of another checkout, in turn, and against nothing "
         f"else unless --only says so; without --loads: {', '.join(SHORT)} (about 3 minutes)",
     )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="each load once with a quarter of its tokens, random models of two layers, worker and "
+        "llama-server alone (five minutes on two cores): shows what has become slow",
+    )
     parser.add_argument("--backend", choices=("cpu", "cuda", "vulkan", "metal"), default="cpu")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, help="3; 1 with --quick")
     parser.add_argument("--repeats", type=int, default=1, help="of each load within a round")
-    parser.add_argument("--arrivals", type=int, default=60, help="requests of each open load")
+    parser.add_argument(
+        "--arrivals", type=int, help="requests of each open load: 60; 8 with --quick"
+    )
     parser.add_argument("--quant", default="Q4_K_M", help="Q4_K_M, Q8_0, F16 …")
     parser.add_argument("--sampling", choices=sorted(SAMPLINGS), default="greedy")
     parser.add_argument("--worker-flags", default="", help="more flags for the worker")
@@ -58,7 +66,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--sdist", type=Path, help="the pinned sdist, when it is not to be fetched")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="for the build")
     options = parser.parse_args(argv)
-    only, loads = (("worker",), SHORT) if options.before else (PEERS, ALL_LOADS)
+    options.rounds = options.rounds if options.rounds is not None else 1 if options.quick else 3
+    if options.arrivals is None:
+        options.arrivals = 8 if options.quick else 60
+    only: tuple[str, ...] = ("worker",) if options.before else PEERS
+    loads = SHORT if options.before and not options.quick else ALL_LOADS
+    if options.quick and not options.before:
+        only = ("worker", "llama-server")
     options.only = list(only) if options.only is None else _chosen(options.only, PEERS, "--only")
     if options.loads is None:
         options.loads = list(loads)
@@ -108,7 +122,8 @@ def subjects_of(options: argparse.Namespace, peers: Peers) -> list[Subject]:
 
 def run(options: argparse.Namespace) -> None:
     peers = build_peers(pins.pins(), options.jobs, options.sdist, cuda=options.backend == "cuda")
-    models = cache(lambda name: bench_model(peers, name, options.quant))
+    n_layers = N_LAYERS_QUICK if options.quick else N_LAYERS
+    models = cache(lambda name: bench_model(peers, name, options.quant, n_layers))
     with tempfile.TemporaryDirectory(prefix="llorch-bench-") as scratch:
         runner = Runner(
             subjects_of(options, peers),
@@ -120,6 +135,7 @@ def run(options: argparse.Namespace) -> None:
             options.repeats,
             Path(scratch),
             options.arrivals,
+            options.quick,
         )
         machine = report.machine()
         for number in range(1, options.rounds + 1):

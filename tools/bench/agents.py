@@ -1,4 +1,4 @@
-"""Agents: conversations of ten turns with tools, eight at a time.
+"""Agents: conversations of ten turns with tools, as many at a time as there are slots, or more.
 
 Each turn sends all that was said before, the model's own words included, as agents do; so what
 counts is how much of a conversation a server has not to compute again.
@@ -7,18 +7,18 @@ counts is how much of a conversation a server has not to compute again.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tools.bench.client import Body, Recording, Request
 from tools.bench.errors import BenchError
 from tools.bench.loads import Flavour, Load, Metrics, Prompt, read_throughput, text_of
-from tools.bench.model import BIG_VOCABULARY, MEMORY_KINDS
+from tools.bench.model import BIG_VOCABULARY, INSTRUCT, MEMORY_KINDS
 from tools.bench.servers import Shape
 from tools.bench.stats import percentile
 from tools.bench.streams import TokenStream, token_stream
 
-CONVERSATIONS, TURNS = 8, 10
+TURNS = 10
 WORDS_A_TURN, TOKENS_A_TURN = 40, 32
 SHAPE = Shape(slots=8, context_per_slot=4096)
 TOOLS = [
@@ -42,10 +42,14 @@ TOOLS = [
 ]
 
 
-def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
+def talking(n_conversations: int) -> Callable[[random.Random, Sequence[str]], list[Prompt]]:
     """The user's words, turn by turn: conversation c, turn t is number c * TURNS + t."""
-    count = CONVERSATIONS * TURNS
-    return [Prompt(text_of(rng, words, WORDS_A_TURN), TOKENS_A_TURN) for _ in range(count)]
+
+    def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
+        count = n_conversations * TURNS
+        return [Prompt(text_of(rng, words, WORDS_A_TURN), TOKENS_A_TURN) for _ in range(count)]
+
+    return make
 
 
 def requests_of(
@@ -100,10 +104,21 @@ def read_turns(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
 
 
 LOADS = {
-    name: Load(name, SHAPE, make, read_turns, 900, model=model, requests_of=requests_of)
-    for name, model in (
-        ("agents", BIG_VOCABULARY),
-        *((f"agents-{kind}", kind) for kind in MEMORY_KINDS),
+    name: Load(
+        name,
+        SHAPE,
+        talking(n),
+        read_turns,
+        900,
+        model=model,
+        requests_of=requests_of,
+        divisible=True,
+    )
+    for name, n, model in (
+        ("agents", SHAPE.slots, BIG_VOCABULARY),
+        ("agents20", 20, INSTRUCT),
+        *((f"agents-{kind}", SHAPE.slots, kind) for kind in MEMORY_KINDS),
     )
 }
-"""`agents` is on a dense model, the others are on each kind of memory."""
+"""`agents` is on a dense model of random weights, `agents20` has more conversations than slots, the
+others are on each kind of memory."""

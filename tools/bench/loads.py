@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tools.bench.client import Driven, Request
@@ -62,6 +62,24 @@ class Load:
     busy: bool = False
     """Beside processes that burn half of the cores."""
     requests_of: RequestsOf | None = None
+    divisible: bool = False
+    """A quarter of its prompts is a load of its kind, too."""
+
+    def quick(self) -> Load:
+        """The same with fewer tokens: it shows what has become slow, not by how much."""
+
+        def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
+            prompts = self.make(rng, words)
+            if self.divisible:
+                prompts = prompts[: len(prompts) // 4]
+            return [
+                prompt
+                if prompt.n_out <= FEWEST_OUT or prompt.end_with is not None
+                else replace(prompt, n_out=max(FEWEST_OUT, prompt.n_out // 4))
+                for prompt in prompts
+            ]
+
+        return replace(self, make=make)
 
 
 def distinct(n_streams: int, n_words: int, n_out: int) -> Callable[..., list[Prompt]]:
@@ -248,7 +266,15 @@ LOADS: dict[str, Load] = {
             )
             for n in (1, 4, 16)
         ),
-        Load("arrivals", None, arriving(20, 0.5), read_throughput, 900, model=INSTRUCT),
+        Load(
+            "arrivals",
+            None,
+            arriving(20, 0.5),
+            read_throughput,
+            900,
+            model=INSTRUCT,
+            divisible=True,
+        ),
         Load("repetition", None, repeating(24, 6, 128), read_throughput, 300, model=INSTRUCT),
         Load("stranger", None, stranger(8, 700), read_stranger, 300, model=INSTRUCT),
         Load("join", JOIN_SHAPE, joining(4000, 64), read_join),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 RECIPE = 1
 """Raise it when the generated file changes; cached files of another recipe are left alone."""
 SEED = 20_240_229
-N_LAYERS = 12
+N_LAYERS, N_LAYERS_QUICK = 12, 2
 N_EMBD = 1024
 N_HEADS = 16
 N_KV_HEADS = 4
@@ -87,17 +87,20 @@ def draft_of(path: Path) -> Path:
     return path.with_name(path.name.replace("model-", "draft-"))
 
 
-def bench_model(peers: Peers, name: str, quant: str) -> BenchModel:
-    """Return a model in `quant` (F16, Q8_0, Q4_K_M …), making what is not cached yet."""
+def bench_model(peers: Peers, name: str, quant: str, n_layers: int = N_LAYERS) -> BenchModel:
+    """Return a model in `quant` (F16, Q8_0, Q4_K_M …), making what is not cached yet.
+
+    `random`, `vocabulary` and `guessable` have so many layers.
+    """
     if name == INSTRUCT:
         # Its prompts are of the other's words: plain English, a token each or little more.
-        return BenchModel(_instruct(), bench_model(peers, RANDOM, quant).words)
+        return BenchModel(_instruct(), bench_model(peers, RANDOM, quant, n_layers).words)
     if name in MEMORY_KINDS:
         path = random_model(name, width=_WIDTH, template=TEMPLATE)
-        return BenchModel(path, bench_model(peers, RANDOM, quant).words)
+        return BenchModel(path, bench_model(peers, RANDOM, quant, n_layers).words)
     if name == GEMMA:
-        return BenchModel(_gemma(peers), bench_model(peers, RANDOM, quant).words)
-    recipe = f"llama-{N_LAYERS}x{N_EMBD}-r{RECIPE}"
+        return BenchModel(_gemma(peers), bench_model(peers, RANDOM, quant, n_layers).words)
+    recipe = f"llama-{n_layers}x{N_EMBD}-r{RECIPE}"
     folder = store.folder("bench", "models", recipe + ("" if name == RANDOM else f"-{name}"))
     source, words_file = folder / "model-F16.gguf", folder / "words.json"
     path = folder / f"model-{quant}.gguf"
@@ -105,7 +108,7 @@ def bench_model(peers: Peers, name: str, quant: str) -> BenchModel:
     with store.lock("bench-models"):
         if not (source.is_file() and words_file.is_file()):
             store.say(f"generating the random model {source}")
-            _generate(vocab, source, words_file, N_LAYERS, 1 if name == GUESSABLE else N_LAYERS)
+            _generate(vocab, source, words_file, n_layers, 1 if name == GUESSABLE else n_layers)
         if not draft_of(source).is_file():
             _generate(vocab, draft_of(source), words_file, 1, 1)
         for unquantised, target in ((source, path), (draft_of(source), draft_of(path))):

@@ -68,6 +68,7 @@ class Runner:
     repeats: int
     scratch: Path
     n_arrivals: int = 60
+    quick: bool = False
     results: Results = field(default_factory=dict)
     capacities: list[float] = field(default_factory=list)
     """Requests a second that llama-server bore, as measured in each round."""
@@ -85,6 +86,8 @@ class Runner:
                     if subject.flavour == "completions":
                         self._keep(name, subject.name, number, self._default_start(subject, model))
         chosen = [known[name] for name in self.loads if name in known]
+        if self.quick:
+            chosen = [load.quick() for load in chosen]
         for model, shape in dict.fromkeys((load.model, load.shape) for load in chosen):
             loads = [load for load in chosen if (load.model, load.shape) == (model, shape)]
             self._run_shape(model, shape, loads, order, number)

@@ -37,8 +37,9 @@ from worker.wire.transport import SyncChannel
 log = get_logger()
 
 _PR_SET_PDEATHSIG = 1
-_EXPECTED_WARNINGS = ("training context overflow", "dummy tokens")
-"""Warnings for a pool that is larger than one sequence, and for a plan without a vocabulary."""
+_EXPECTED_WARNINGS = ("training context overflow", "dummy tokens", "failed to decode, ret = 2")
+"""Of a pool that is larger than one sequence, of a plan without a vocabulary, and of a step that a
+cancel ended."""
 
 
 def main() -> None:

@@ -122,7 +122,7 @@ def test_open_arrivals_come_at_their_rate_and_a_third_begin_alike() -> None:
 
 
 def test_a_turn_says_what_was_said_before() -> None:
-    prompts = agents.make(random.Random(1), WORDS)
+    prompts = agents.talking(8)(random.Random(1), WORDS)
     requests = agents.requests_of(prompts, "completions", "m", {}, "tag")
     assert [request.after_end for request in requests[:12]] == [None, *range(9), None, 10]
     answer = b'HTTP/1.1 200 OK\r\n\r\ndata: {"choices":[{"delta":{"content":"Yes."}}]}\n\n'

@@ -1,0 +1,34 @@
+"""What llama.cpp logs: its warnings and errors are told, but for those that are no trouble."""
+
+from __future__ import annotations
+
+import pytest
+
+from worker.engine import process
+
+
+class Log:
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, str]] = []
+
+    def __getattr__(self, level: str) -> object:
+        return lambda event, line: self.lines.append((level, line))
+
+
+@pytest.mark.parametrize(
+    ("level", "line", "told"),
+    [
+        ("error", "llama_decode: failed to decode, ret = -3", "error"),
+        ("error", "llama_decode: failed to decode, ret = 2", "debug"),  # a cancel within a step
+        ("warning", "n_ctx_seq > n_ctx_train: possible training context overflow", "debug"),
+        ("warning", "something else", "warning"),
+        ("info", "loaded", "debug"),
+    ],
+)
+def test_expected_lines_are_for_debugging(
+    monkeypatch: pytest.MonkeyPatch, level: str, line: str, told: str
+) -> None:
+    log = Log()
+    monkeypatch.setattr(process, "log", log)
+    process._forward_log(level, line)  # type: ignore[arg-type]
+    assert log.lines == [(told, line)]
