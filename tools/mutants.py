@@ -218,9 +218,8 @@ def function_of(module: str, qualname: str) -> FunctionType:
     found: Any = importlib.import_module(module)
     for name in qualname.split("."):
         found = vars(found)[name]
-    found = getattr(found, "fget", found)
-    found = getattr(found, "__func__", found)
-    found = getattr(found, "__wrapped__", found)  # of one whose results are kept
+    for decorated in ("fget", "func", "__func__", "__wrapped__"):
+        found = getattr(found, decorated, found)
     assert isinstance(found, FunctionType), qualname
     return found
 

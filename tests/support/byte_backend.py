@@ -14,7 +14,7 @@ import hashlib
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Any
 
@@ -23,6 +23,7 @@ from worker.engine.cache.moves import Divide
 from worker.engine.media.span import Span
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk
+from worker.llama.memory_kind import MemoryKind
 from worker.llama.sampler import Sampler
 from worker.wire.adapters import Applied
 from worker.wire.messages import DecodeOutcome, TokenLogprob
@@ -85,7 +86,6 @@ class ByteBackend:
     n_cells: int
     batch: int
     recurrent: bool = False
-    has_still_tokens: bool = False
     window: int = 0
     unified: bool = False
     contents: dict[int, int] = field(default_factory=dict)
@@ -102,6 +102,7 @@ class ByteBackend:
     batches: list[list[tuple[int, int, int]]] = field(default_factory=list)
     """(request, start, tokens) of each computed batch."""
     samplers: set[int] = field(default_factory=set)
+    n_vocab: int = EOG + 1
     layouts: list[Divide] = field(default_factory=list)
     """Those in which the cells were divided anew."""
     part: int = 0
@@ -114,6 +115,8 @@ class ByteBackend:
 
     def __post_init__(self) -> None:
         self.part = self.n_cells // self.n_slots
+        kind = MemoryKind(recurrent=self.recurrent, window=self.window)
+        self.memory_kind = replace(kind, moves_states=kind.cuts_anywhere)
 
     def sampler(self) -> ByteSampler:
         return ByteSampler(self.samplers)
@@ -150,7 +153,7 @@ class ByteBackend:
             sequence, slot = chunk.sequence, chunk.sequence.slot
             assert slot is not None
             assert len(self.held[slot]) == chunk.start, "positions follow each other"
-            if not self.cuts_anywhere:
+            if not self.memory_kind.cuts_anywhere:
                 assert self.states[slot] == self.tokens_of(slot), "a state is of its cells"
             adapters = sequence.request.adapters
             self._extend(slot, under(adapters, sequence.tokens[chunk.start : chunk.end]))
@@ -177,18 +180,6 @@ class ByteBackend:
 
     def piece(self, token: int, shown: tuple[str, ...] = ()) -> bytes:
         return bytes([token])
-
-    @property
-    def n_vocab(self) -> int:
-        return EOG + 1
-
-    @property
-    def cuts_anywhere(self) -> bool:
-        return not self.recurrent and not self.window
-
-    @property
-    def moves_states(self) -> bool:
-        return self.cuts_anywhere
 
     def first_position(self, slot: int) -> int:
         if not self.held[slot]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,15 +77,13 @@ class RealEngine:
         self.vocabulary = GrammarVocabulary(self.model)
         self.prompts = PromptBuilder(self.model, None, CONTEXT)
         settings: dict[str, Any] = dict(prefill_budget=64, memory_bytes=64 << 20, cell_bytes=2000)
-        settings |= {"unified": kv_unified}
-        settings |= {"recurrent": self.backend.recurrent, "window": self.backend.window}
+        settings |= {"unified": kv_unified} | asdict(self.backend.memory_kind)
         disk = None
         if store is not None:
-            cuts_anywhere = self.backend.cuts_anywhere
             disk = Disk(
                 store,
                 64 << 20,
-                cuts_anywhere=cuts_anywhere,
+                self.backend.memory_kind,
                 bind=lambda _: binding,
                 hash_adapters=lambda _: [sha256_of_file(each, store) for each in adapters],
             )

@@ -19,6 +19,7 @@ from worker.engine.step import Chunk
 from worker.llama.batch import Batch
 from worker.llama.context import Context
 from worker.llama.media import Projector
+from worker.llama.memory_kind import MemoryKind
 from worker.llama.model import Model
 from worker.llama.sampler import Sampler, log_probabilities
 from worker.wire.messages import DecodeOutcome, TokenLogprob
@@ -33,6 +34,8 @@ class Backend(Protocol):
     loop."""
 
     context_length: int
+    n_vocab: int
+    memory_kind: MemoryKind
 
     def encode(self, span: Span, salt: str | None) -> bool:
         """Have the embeddings of a part of a medium at hand for `fill`; false if they were kept
@@ -60,30 +63,6 @@ class Backend(Protocol):
 
     def piece(self, token: int, shown: tuple[str, ...] = ()) -> bytes:
         """The bytes of a token; empty for a control token that is not in `shown`."""
-
-    @property
-    def n_vocab(self) -> int: ...
-
-    @property
-    def cuts_anywhere(self) -> bool:
-        """Whether a sequence can be cut to any length: its memory is neither recurrent nor
-        windowed."""
-
-    @property
-    def moves_states(self) -> bool:
-        """Whether a state fits into every layout of the cells."""
-
-    @property
-    def recurrent(self) -> bool:
-        """Whether the memory has a recurrent state, which exists only for the last token."""
-
-    @property
-    def has_still_tokens(self) -> bool:
-        """Whether some of a medium's tokens do not advance the position of what follows."""
-
-    @property
-    def window(self) -> int:
-        """Tokens after which some layers give up a cell; 0 if none does."""
 
     def first_position(self, slot: int) -> int:
         """The first position that all layers have of a slot; -1 if there is none."""
@@ -147,7 +126,9 @@ class LlamaBackend:
         self._order: list[int] = []
         """The slots of the last batch of single rows, and the order of its rows."""
         self._eog = model.eog
-        self.context_length = context_length
+        self.context_length, self.n_vocab = context_length, model.n_vocab
+        has_still_tokens = projector is not None and projector.has_four_positions
+        self.memory_kind = replace(context.memory_kind, has_still_tokens=has_still_tokens)
         self.decode = partial(context.decode, self._batch)
         self.abort = context.abort
         self.resume = context.resume
@@ -169,26 +150,6 @@ class LlamaBackend:
                 kv_unified=layout.unified,
             )
         )
-
-    @property
-    def cuts_anywhere(self) -> bool:
-        return self._context.cuts_anywhere
-
-    @property
-    def moves_states(self) -> bool:
-        return self._context.moves_states
-
-    @property
-    def has_still_tokens(self) -> bool:
-        return self._projector is not None and self._projector.has_four_positions
-
-    @property
-    def recurrent(self) -> bool:
-        return not self._model.can_truncate
-
-    @property
-    def window(self) -> int:
-        return self._context.window
 
     def encode(self, span: Span, salt: str | None) -> bool:
         assert self._projector is not None, "without one, no prompt has media"
@@ -284,10 +245,6 @@ class LlamaBackend:
         if not piece and shown and (text := self._model.token_text(token)) in shown:
             return text.encode()
         return piece
-
-    @property
-    def n_vocab(self) -> int:
-        return self._model.n_vocab
 
     def close(self) -> None:
         self._batch.close()

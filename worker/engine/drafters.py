@@ -70,7 +70,7 @@ def start_guessing(
 def _why_not(context: Context) -> str:
     if context.options.embeddings:
         return "the model embeds texts and says nothing"
-    if not context.cuts_anywhere:
+    if not context.memory_kind.cuts_anywhere:
         return "the model's memory is recurrent or windowed: no guess could be taken out of it"
     return ""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from worker.devices.plan.cells import divided
 from worker.engine.backend import Backend
+from worker.llama.memory_kind import MemoryKind
 from worker.wire.engine_info import EngineInfo
 from worker.wire.engine_settings import EngineSettings
 
@@ -19,7 +20,7 @@ can be cancelled within a step, and who arrives waits for its end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(MemoryKind):
     n_slots: int
     n_cells: int
     """KV cells of all slots together."""
@@ -32,12 +33,6 @@ class Limits:
     prefix_cache: bool = True
     unified: bool = False
     """Whether slots share cells. Otherwise a copy always copies a slot's whole part of them."""
-    recurrent: bool = False
-    """Whether the memory has a recurrent state, which exists only for the last token."""
-    has_still_tokens: bool = False
-    """Whether some of a medium's tokens do not advance the position of what follows."""
-    window: int = 0
-    """Tokens after which some layers give up a cell; 0 if none does."""
     copy_seconds: float = 0.0
     """The time of a copy in a split pool."""
     memory_bytes: int = 0
@@ -49,11 +44,6 @@ class Limits:
     def longest(self) -> int:
         """The cells that one slot can have."""
         return self.n_cells if self.unified else self.n_cells // self.n_slots
-
-    @property
-    def cuts_anywhere(self) -> bool:
-        """Whether a sequence can be cut to any length."""
-        return not self.recurrent and not self.window
 
     @property
     def copies_streams(self) -> bool:
@@ -93,9 +83,7 @@ def limits_of(info: EngineInfo, settings: EngineSettings, backend: Backend) -> t
         inter_token_target=settings.inter_token_ms / 1000,
         prefix_cache=settings.prefix_cache,
         unified=info.kv_unified,
-        recurrent=backend.recurrent,
-        has_still_tokens=backend.has_still_tokens,
-        window=backend.window,
+        **asdict(backend.memory_kind),
         copy_seconds=copy_seconds,
         memory_bytes=info.memory_bytes,
         cell_bytes=info.plan["kv"] / info.kv_cells,

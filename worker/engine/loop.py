@@ -45,7 +45,7 @@ class Loop:
         self._send, self._clock, self.disk = send, clock, disk
         self.carrier = Carrier(scheduler.cache, backend, disk, self.call, clock)
         self.speculation: Speculation | None = None
-        self._cuts_anywhere = backend.cuts_anywhere
+        self._cuts_anywhere = backend.memory_kind.cuts_anywhere
         # Where memory cannot be cut back, a wrong guess could not be taken out again.
         if drafter is not None and self._cuts_anywhere:
             self.speculation = Speculation(

@@ -172,7 +172,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         prove_residency=prove_residency,
         kv_unified=info.kv_unified,
         scored_rows=rows_with_logits(model.n_vocab, info.slots),
-        takes_snapshots=not backend.cuts_anywhere,
+        takes_snapshots=not backend.memory_kind.cuts_anywhere,
         black_box=black_box,
     )
     library.trim_heap()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from worker.errors import InferenceFailed, VramOom
 from worker.llama import library
 from worker.llama.batch import Batch
+from worker.llama.memory_kind import MemoryKind
 from worker.llama.model import Model
 from worker.wire.adapters import Applied
 from worker.wire.engine_settings import KvType
@@ -132,7 +133,8 @@ class Context:
         """Slots between which a copy waits for the next `decode`."""
         self._rows: dict[int, npt.NDArray[np.float32]] = {}
         """Views of rows of logits by their address."""
-        if model.can_truncate:
+        self.memory_kind = self._memory_kind()
+        if not model.is_recurrent:
             # Half-updated recurrent state cannot be rolled back, so such a model is never aborted.
             flat.llama_set_abort_callback(
                 pointer, self._is_aborted, ctypes.cast(self._abort, ctypes.c_void_p)
@@ -222,30 +224,13 @@ class Context:
 
     # --- memory ------------------------------------------------------------------------
 
-    @cached_property
-    def window(self) -> int:
-        """The length of the sliding window; 0 if all layers keep all cells."""
+    def _memory_kind(self) -> MemoryKind:
+        window = 0
         if any("SWA KV cache" in line for line in self.load_log):
-            return int(self._flat.llama_model_n_swa(self.model.pointer))
-        return 0
-
-    @cached_property
-    def cuts_anywhere(self) -> bool:
-        """Whether a sequence can be cut to any length."""
-        return self.model.can_truncate and not self.window
-
-    def can_cut(self, slot: int, length: int) -> bool:
-        """Whether a sequence can be cut to its first `length` positions without a snapshot.
-
-        Recurrent state exists only for the last position, and newer cells overwrite the older ones
-        of a window.
-        """
-        if length and not self.model.can_truncate and length != self.last_position(slot) + 1:
-            return False
-        if not self.window:
-            return True
-        # -1 means that the sequence has none: all cells of its window were given to others.
-        return 0 <= self.first_position(slot) <= max(length - self.window, 0)
+            window = int(self._flat.llama_model_n_swa(self.model.pointer))
+        n_caches = sum("llama_kv_cache: size = " in line for line in self.load_log)
+        kind = MemoryKind(recurrent=self.model.is_recurrent, window=window)
+        return replace(kind, moves_states=kind.cuts_anywhere and n_caches == 1)
 
     def truncate(self, slot: int, length: int, snapshot: bytes | None = None) -> bool:
         """Keep the first `length` positions of a sequence, with a snapshot of that length if one is
@@ -256,8 +241,10 @@ class Context:
         only_partial = self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         if snapshot is not None and not (snapshot and self._put(slot, snapshot, only_partial)):
             return False
-        if length and not self.can_cut(slot, length):
-            return False
+        if length and not self.memory_kind.cuts_anywhere:
+            n_held, first = self.last_position(slot) + 1, self.first_position(slot)
+            if not self.memory_kind.can_cut(length, n_held, first):
+                return False
         return bool(self._flat.llama_memory_seq_rm(self._memory, slot, length, -1))
 
     def copy(self, source: int, target: int, length: int, snapshot: bytes | None = None) -> bool:
@@ -267,8 +254,8 @@ class Context:
         a split cache, `source` must not be written, nor `target` be read, before the next `decode`,
         which makes the copy.
         """
-        unified = self.options.kv_unified
-        if snapshot is not None and self.window and not unified:
+        unified, window = self.options.kv_unified, self.memory_kind.window
+        if snapshot is not None and window and not unified:
             # That copy would wait, and then overwrite the snapshot. A state does not wait, and has
             # all that the snapshot has not.
             state = self.state(source, self.state_bytes(source))
@@ -280,7 +267,7 @@ class Context:
         # With a split cache, llama.cpp copies only whole streams; the rest is cut off afterwards.
         end = length if unified else -1
         self._flat.llama_memory_seq_cp(self._memory, source, target, 0, end)
-        if snapshot is None and self.window and unified:
+        if snapshot is None and window and unified:
             # A window's cell that two sequences share is not reused while both live, and there are
             # only as many cells as the windows need. Each sequence therefore gets cells of its own.
             snapshot = self.snapshot(target)
@@ -291,15 +278,6 @@ class Context:
         only_partial = self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         size = self._flat.llama_state_seq_get_size_ext(self.pointer, slot, only_partial)
         return bytes(self._got(slot, size, only_partial) or b"")
-
-    @cached_property
-    def moves_states(self) -> bool:
-        """Whether a state fits into a context with another layout, too.
-
-        It does if the memory is a single cache that keeps all cells.
-        """
-        n_caches = sum("llama_kv_cache: size = " in line for line in self.load_log)
-        return self.cuts_anywhere and n_caches == 1
 
     def state_bytes(self, slot: int) -> int:
         """The size of the state of all memory of a sequence."""
@@ -339,7 +317,7 @@ class Context:
     @property
     def _n_empty_parts(self) -> int:
         """The parts of a split cache of which a state says only that they are empty."""
-        is_split = self.moves_states and not self.options.kv_unified
+        is_split = self.memory_kind.moves_states and not self.options.kv_unified
         return self.options.n_seq_max - 1 if is_split else 0
 
     def _got(self, slot: int, size: int, flags: int) -> memoryview | None:

@@ -204,12 +204,10 @@ class Model:
         return int(self._flat.llama_model_n_ctx_train(self.pointer))
 
     @cached_property
-    def can_truncate(self) -> bool:
-        """Whether a sequence's end can be dropped; recurrent state cannot be cut."""
-        flat = self._flat
-        return not (
-            flat.llama_model_is_recurrent(self.pointer) or flat.llama_model_is_hybrid(self.pointer)
-        )
+    def is_recurrent(self) -> bool:
+        """Whether some layers have a recurrent state, which cannot be cut."""
+        flat, model = self._flat, self.pointer
+        return bool(flat.llama_model_is_recurrent(model) or flat.llama_model_is_hybrid(model))
 
     # --- vocabulary --------------------------------------------------------------------
 

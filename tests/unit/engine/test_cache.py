@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from tests.support.byte_backend import ByteSampler
 from worker.engine.cache import cache as books
 from worker.engine.cache.cache import MIN_SHARED_TOKENS, Cache, Match, Prices
-from worker.engine.cache.memory import Memory, longest_cut
+from worker.engine.cache.memory import Memory
 from worker.engine.cache.moves import Copy, Restore, Save, Snapshot, State, Truncate
 from worker.engine.cache.slots import Slot, share
 from worker.engine.limits import Limits
 from worker.engine.sequence import Awaited, Sequence
+from worker.llama.memory_kind import MemoryKind
 from worker.wire.adapters import Scope
 from worker.wire.sampling import Sampling
 from worker.wire.work import InferenceRequest
@@ -238,7 +239,7 @@ def test_a_window_is_cut_where_all_of_its_cells_are_there(first: int, length: in
     slot.first = first
     needed = range(max(length - 8, 0), length)
     has_all = first >= 0 and first <= needed.start
-    assert cache._can_cut(slot, length) == has_all
+    assert cache.limits.can_cut(length, slot.n_cells, slot.first) == has_all
 
 
 # --- whether there is room -------------------------------------------------------------------
@@ -827,10 +828,13 @@ def test_a_copy_tells_what_a_token_takes() -> None:
 # --- memory ----------------------------------------------------------------------------------
 
 
-@given(st.lists(st.integers(0, 50)), st.integers(0, 50))
-def test_the_longest_cut(lengths: list[int], most: int) -> None:
-    found = longest_cut(lengths, most)
-    assert found == max([0, *(each for each in lengths if each <= most)])
+@given(st.lists(st.integers(0, 50)), st.integers(0, 50), st.integers(0, 9), st.booleans())
+def test_the_longest_cut(lengths: list[int], n_common: int, n_more: int, anywhere: bool) -> None:
+    kind = MemoryKind(recurrent=not anywhere)
+    whole = anywhere or n_more == 0
+    expected = max([0, *(each for each in lengths if each <= n_common)])
+    found = kind.longest_cut(n_common, n_common + n_more, lengths)
+    assert found == (n_common if whole else expected)
 
 
 @given(
@@ -846,7 +850,7 @@ def test_the_least_recently_used_gives_way_until_the_rest_fits(
     things: list[tuple[str, int, int]],
 ) -> None:
     slots = [Slot(0)]
-    memory = Memory(100, slots)
+    memory = Memory(100, slots, MemoryKind())
     for what, n_bytes, last_used in things:
         if what == "snapshot":
             slots[0].snapshots.append(Snapshot(last_used, bytes(n_bytes), last_used))
@@ -884,13 +888,13 @@ def test_a_state_replaces_those_that_it_makes_superfluous(
     anywhere: bool,
     cuts: list[int],
 ) -> None:
-    memory = Memory(1000, [])
+    memory = Memory(1000, [], MemoryKind(recurrent=not anywhere))
     one = Scope("one", ((0, 1.0),))
     before = State(old, one, 10, n_locks=int(locked))
     memory.states = [before]
     state = State(new, scope, 10, snapshots=[Snapshot(length, b"") for length in cuts])
-    assert memory.keep(state, cuts_anywhere=anywhere)
-    reachable = anywhere or len(old) in {len(new), *cuts}
+    assert memory.keep(state)
+    reachable = anywhere or len(old) in {0, len(new), *cuts}
     superfluous = new[: len(old)] == old and reachable and scope == one and not locked
     assert (before in memory.states) == (not superfluous)
     found = memory.find(new, scope, len(new))

@@ -14,6 +14,7 @@ from worker.engine.cache.disk import Disk
 from worker.engine.cache.disk_file import Damaged, Prefix, read, read_entry, write
 from worker.engine.cache.moves import Snapshot
 from worker.errors import ConfigError
+from worker.llama.memory_kind import MemoryKind
 from worker.wire.adapters import Applied, Scope
 
 KEY = b"k" * 32
@@ -29,7 +30,7 @@ def opened(
     return Disk(
         folder,
         limit_bytes,
-        cuts_anywhere=True,
+        MemoryKind(),
         bind=lambda _: binding,
         hash_adapters=lambda _: adapters,
     )

@@ -93,11 +93,10 @@ class Engine:
         self.cache = self.scheduler.cache
         disk = None
         if self.folder is not None:
-            anywhere = self.backend.cuts_anywhere
             disk = Disk(
                 self.folder,
                 1 << 20,
-                cuts_anywhere=anywhere,
+                self.backend.memory_kind,
                 bind=lambda _: "bytes",
                 hash_adapters=lambda _: ["of one", "of another"],
             )

@@ -19,6 +19,7 @@ from tests.unit.engine.test_memory_kinds import ANSWER, PLAIN_CASES, Alone
 from worker.engine.cache.memory import MOST_STATES, Memory
 from worker.engine.cache.moves import Snapshot, State
 from worker.engine.cache.slots import Slot, count_cells, share, unshare
+from worker.llama.memory_kind import MemoryKind
 from worker.wire.adapters import Scope
 from worker.wire.messages import Finished, Started
 
@@ -227,35 +228,33 @@ def test_memory_that_cannot_be_cut_keeps_the_shorter_state_too() -> None:
 
 
 def test_a_locked_state_stays() -> None:
-    memory = Memory(100, [])
+    memory = Memory(100, [], MemoryKind())
     states = [
         State([number], Scope(), 40, memoryview(b""), last_used=number) for number in range(4)
     ]
     states[0].n_locks = 1
-    kept = [memory.keep(state, cuts_anywhere=True) for state in states]
+    kept = [memory.keep(state) for state in states]
     assert kept == [True] * 4
     assert memory.states == [states[0], states[3]]
-    assert not memory.keep(
-        State([9], Scope(), 70, memoryview(b""), last_used=9), cuts_anywhere=True
-    )
+    assert not memory.keep(State([9], Scope(), 70, memoryview(b""), last_used=9))
     assert memory.states == [states[0]]
 
 
 def test_no_request_is_compared_with_more_states_than_that() -> None:
     slots = [Slot(0)]
     slots[0].snapshots = [Snapshot(1, b"old")]
-    memory = Memory(1 << 30, slots)
+    memory = Memory(1 << 30, slots, MemoryKind())
     for number in range(MOST_STATES + 10):
         state = State([number], Scope(), 40, memoryview(b""), last_used=number + 1)
-        assert memory.keep(state, cuts_anywhere=True)
+        assert memory.keep(state)
     assert [state.tokens[0] for state in memory.states] == list(range(10, MOST_STATES + 10))
     assert slots[0].snapshots, "it takes no state's place"
 
 
 def test_a_state_is_found_by_all_of_a_beginning() -> None:
-    memory = Memory(1 << 20, [])
+    memory = Memory(1 << 20, [], MemoryKind())
     state = State([1, 2, 3, 4], Scope(), 40, memoryview(b""))
-    assert memory.keep(state, cuts_anywhere=True)
+    assert memory.keep(state)
     assert memory.find([1, 2, 3, 9], Scope(), 3) == [state]
     assert memory.find([1, 9, 3], Scope(), 3) == [], "its last token alone is the same"
     assert memory.find([1, 2, 3, 4, 5], Scope(), 5) == [], "it is too short"
@@ -420,6 +419,7 @@ def test_shared_cells_are_counted_once_whoever_leaves_first(data: st.DataObject)
 def test_conversations_in_turn_say_what_each_says_alone(kind: Kind) -> None:
     choose, alone = random.Random(7), Alone(kind)
     engine = RealEngine(4, path=random_model(kind), flash_attention="off", kv_unified=True)
+    engine.loop.carrier._clock = lambda: 0.0  # a copy pays, however busy the machine is
 
     def some(n: int) -> tuple[int, ...]:
         return tuple(choose.randrange(300, 1000) for _ in range(n))

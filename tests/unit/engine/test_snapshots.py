@@ -16,6 +16,7 @@ from worker.engine.cache.moves import Snapshot
 from worker.engine.cache.slots import Slot
 from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.prompt import PromptBuilder
+from worker.llama.memory_kind import MemoryKind
 from worker.llama.model import Model
 from worker.wire.messages import Started
 from worker.wire.work import ChatPrompt
@@ -55,7 +56,7 @@ def test_a_prompt_that_leaves_another_in_its_middle(
 
 def test_what_is_unlikely_to_be_used_goes_first_then_what_was_not_used_for_longest() -> None:
     slots = [Slot(0), Slot(1)]
-    memory = Memory(30, slots)
+    memory = Memory(30, slots, MemoryKind())
 
     def keep(slot: int, length: int, last_used: int, n_bytes: int = 10) -> None:
         slots[slot].snapshots.append(Snapshot(length, bytes(n_bytes), last_used))

@@ -131,7 +131,7 @@ def test_states_go_from_one_layout_of_the_cells_to_another(model: Model) -> None
         return context.logits(row).copy()
 
     with closing(Context(model, options(4, kv_unified=False))) as context, closing(batch):
-        assert context.moves_states
+        assert context.memory_kind.moves_states
         batch.add(2, 0, tokens, logits=False)
         assert context.decode(batch) == "ok"
         state = context.state(2, context.state_bytes(2))

@@ -8,6 +8,7 @@ from worker.devices.plan import placement
 from worker.devices.residency.load_report import parse
 from worker.errors import ConfigError, VramOom
 from worker.llama.context import Context, ContextOptions
+from worker.llama.memory_kind import MemoryKind
 from worker.llama.model import LoadOptions, Model
 from worker.models.gguf.header import GgufHeader
 
@@ -23,10 +24,8 @@ class Layout:
     output: int
     largest_kv: int
     """Of one tensor of cells."""
-    cuts_anywhere: bool
-    """Not a size: every beginning of a sequence can be gone on from."""
-    moves_states: bool
-    """Not a size: a sequence's state fits into other layouts of the cells."""
+    memory_kind: MemoryKind
+    """Not a size."""
 
 
 class Unloaded:
@@ -86,8 +85,7 @@ class Unloaded:
                 f"and --flash-attention {options.flash_attention}: "
                 f"{error.message}."
             ) from error
-        report, cuts_anywhere = parse(context.load_log), context.cuts_anywhere
-        moves_states = context.moves_states
+        report = parse(context.load_log)
         context.close()
         # Backends that compute in the same memory (BLAS beside the CPU) share one buffer, but
         # each of them names it here.
@@ -104,6 +102,5 @@ class Unloaded:
             host_compute=sum(computes.values()) - sum(compute),
             output=max(report.bytes_of("output"), self._pooled_output_bytes(options)),
             largest_kv=report.largest_kv_bytes,
-            cuts_anywhere=cuts_anywhere,
-            moves_states=moves_states,
+            memory_kind=context.memory_kind,
         )

@@ -264,7 +264,9 @@ class _Planner:
         slots = slots or self._settings.slots
         cells = kv.context_length if self._embeds else kv.cells
         layout = self._layout(cells, slots, kv.unified)
-        divisions = kv.divisions if layout.moves_states and not self._lengths_differ else ()
+        divisions = (
+            kv.divisions if layout.memory_kind.moves_states and not self._lengths_differ else ()
+        )
         layouts = [layout, *(self._layout(divided(cells, n).cells, n, False) for n in divisions)]
         on_gpu = bool(self._devices)
         computes = [max(each) for each in zip(*(each.compute for each in layouts), strict=True)]
@@ -285,7 +287,7 @@ class _Planner:
             "compute": max(each.host_compute for each in layouts),
             "output": layout.output,
         }
-        if self._settings.prefix_cache and not layout.cuts_anywhere:
+        if self._settings.prefix_cache and not layout.memory_kind.cuts_anywhere:
             chosen = self._settings.snapshot_mib
             snapshots = _SNAPSHOT_BYTES if chosen is None else chosen * _MIB
             (host if on_gpu else parts)["states"] = snapshots
@@ -294,7 +296,7 @@ class _Planner:
             of_one = sum(layout.kv) // (1 if kv.unified else slots)
             states = STATES_AT_ONCE * min(of_one, store_bytes // LARGEST_SHARE)
             (host if on_gpu else parts)["kv_store"] = states
-        if self._draft is not None and layout.cuts_anywhere:
+        if self._draft is not None and layout.memory_kind.cuts_anywhere:
             parts["draft"], host["draft"] = self._draft_bytes(self._draft, kv.context_length)
         if self._projector is not None:
             parts["projector"] = device_bytes(self._projector)
@@ -327,7 +329,7 @@ class _Planner:
         """
         length = min(context_length, draft.trained_context_length)
         layout = draft.lay_out(draft_options(self._settings, length, threads=1))
-        if not layout.cuts_anywhere:
+        if not layout.memory_kind.cuts_anywhere:
             raise ModelError(
                 f"The draft model {draft.path!r} cannot guess: its memory is recurrent or "
                 "windowed, so a wrong guess could not be taken out of it. Give one whose layers "

@@ -73,7 +73,7 @@ class Cache:
     def __init__(self, limits: Limits) -> None:
         self.limits, self.prices = limits, Prices()
         self.slots = [Slot(index) for index in range(limits.n_slots)]
-        self.memory = Memory(limits.memory_bytes, self.slots)
+        self.memory = Memory(limits.memory_bytes, self.slots, limits)
         self.takes_snapshots = (
             limits.prefix_cache and not limits.cuts_anywhere and limits.memory_bytes > 0
         )
@@ -379,9 +379,9 @@ class Cache:
         state.n_locks, state.is_new = int(is_awaited), slot.is_new
         if state.n_bytes > memory.most_bytes - memory.locked_bytes:
             return None
-        if not self._can_cut(slot, len(tokens)):  # a window has lost cells
+        if not limits.can_cut(len(tokens), slot.n_cells, slot.first):  # a window has lost cells
             return None
-        if not memory.keep(state, cuts_anywhere=limits.cuts_anywhere):
+        if not memory.keep(state):
             return None
         self._copying_seconds += seconds
         self.moves.append(Save(slot.index, state))
@@ -445,7 +445,7 @@ class Cache:
         """What a slot has of a prompt's first `n_common` tokens."""
         n_ready, owner = min(n_common, slot.n_cells), slot.owner
         snapshot: Snapshot | None = None
-        if not self._can_cut(slot, n_ready):
+        if not self.limits.can_cut(n_ready, slot.n_cells, slot.first):
             n_ready, snapshot = _longest(slot.snapshots, n_ready)
         if n_ready < MIN_SHARED_TOKENS:
             n_ready, snapshot = 0, None
@@ -476,17 +476,6 @@ class Cache:
 
     def _takes_over(self, slot: Slot, n_ready: int) -> bool:
         return slot.is_idle and 2 * n_ready >= len(slot.kept)
-
-    def _can_cut(self, slot: Slot, length: int) -> bool:
-        """Whether a slot can be cut to its first `length` tokens without a snapshot.
-
-        Recurrent state exists only for the last token, and newer cells overwrite the older ones of
-        a window.
-        """
-        limits = self.limits
-        if limits.recurrent and length and length != slot.n_cells:
-            return False
-        return not limits.window or 0 <= slot.first <= max(length - limits.window, 0)
 
     def _running(self) -> set[int]:
         """The indices of the slots that have an owner."""

@@ -201,8 +201,7 @@ class Carrier:
         scope, snapshots = sequence.request.scope, list(prefix.snapshots)
         state = State(prefix.tokens.tolist(), scope, len(prefix.state), prefix.state, snapshots)
         state.last_used, state.n_locks, state.is_from_disk = cache.now, int(is_awaited), True
-        cut = cache.limits.cuts_anywhere
-        if cache.memory.keep(state, cuts_anywhere=cut) and is_awaited:
+        if cache.memory.keep(state) and is_awaited:
             sequence.saved = state
 
     def _save_new(self, disk: Disk, *, is_busy: bool) -> None:

@@ -31,9 +31,9 @@ from worker.engine.cache.disk_file import (
     read_entry,
     write,
 )
-from worker.engine.cache.memory import longest_cut
 from worker.engine.tokens import common_length
 from worker.errors import ConfigError
+from worker.llama.memory_kind import MemoryKind
 from worker.observability.logs import get_logger
 from worker.setting_files import check_store
 from worker.wire.adapters import Scope
@@ -61,8 +61,8 @@ class Disk:
         self,
         folder: Path,
         limit_bytes: int,
+        kind: MemoryKind,
         *,
-        cuts_anywhere: bool,
         bind: Callable[[Path], str],
         hash_adapters: Callable[[Path], Sequence[str]] = lambda folder: (),
     ) -> None:
@@ -72,8 +72,7 @@ class Disk:
         Raises:
             ConfigError: the folder cannot be used, or other users could put files into it.
         """
-        self._folder, self._limit_bytes = folder, limit_bytes
-        self._cuts_anywhere = cuts_anywhere
+        self._folder, self._limit_bytes, self._kind = folder, limit_bytes, kind
         self._secret = _open(folder)
         self._adapters: Sequence[str] = ()
         self._key, self._beginning = b"", ""
@@ -126,10 +125,8 @@ class Disk:
         self._writer.submit(task)
 
     def _usable(self, entry: Entry, tokens: array[int]) -> int:
-        n_common = common_length(entry.tokens, tokens)
-        if self._cuts_anywhere or n_common == len(entry.tokens):
-            return n_common
-        return longest_cut((length for length, _ in entry.snapshots), n_common)
+        n_common, cuts = common_length(entry.tokens, tokens), (n for n, _ in entry.snapshots)
+        return self._kind.longest_cut(n_common, len(entry.tokens), cuts)
 
     def _salted(self, scope: Scope) -> str:
         """A scope as it is stored: hashed with a key, because a salt may be a secret."""

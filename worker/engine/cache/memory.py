@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from worker.engine.cache.moves import Snapshot, State
 from worker.engine.cache.slots import Slot
+from worker.llama.memory_kind import MemoryKind
 from worker.wire.adapters import Scope
 
 MOST_STATES = 1024
@@ -19,8 +18,8 @@ class Memory:
     The least recently used gives way, be it a state or a snapshot; no locked state does.
     """
 
-    def __init__(self, most_bytes: int, slots: list[Slot]) -> None:
-        self.most_bytes, self._slots = most_bytes, slots
+    def __init__(self, most_bytes: int, slots: list[Slot], kind: MemoryKind) -> None:
+        self.most_bytes, self._slots, self._kind = most_bytes, slots, kind
         self.states: list[State] = []
 
     @property
@@ -38,14 +37,12 @@ class Memory:
         head = tokens[:n_same]
         return [s for s in self.states if s.scope == scope and _begins(s.tokens, head)]
 
-    def keep(self, state: State, *, cuts_anywhere: bool) -> bool:
+    def keep(self, state: State) -> bool:
         """Keep a state, in place of those that it makes superfluous; false if it finds no room."""
         self.states = [
             each
             for each in self.states
-            if each.n_locks
-            or each.scope != state.scope
-            or not _contains(state, each, cuts_anywhere=cuts_anywhere)
+            if each.n_locks or each.scope != state.scope or not self._contains(state, each)
         ]
         self.states.append(state)
         self.fit()
@@ -71,24 +68,18 @@ class Memory:
                 if oldest in holder.snapshots:
                     holder.snapshots = [each for each in holder.snapshots if each is not oldest]
 
+    def _contains(self, state: State, other: State) -> bool:
+        """Whether one can go on from a state wherever one can from the other."""
+        n_other, cuts = len(other.tokens), (each.length for each in state.snapshots)
+        return _begins(state.tokens, other.tokens) and (
+            self._kind.longest_cut(n_other, len(state.tokens), cuts) == n_other
+        )
+
     def _snapshots(self) -> list[Snapshot]:
         return list({id(s): s for each in self._holders() for s in each.snapshots}.values())
 
     def _holders(self) -> list[Slot | State]:
         return [*self._slots, *self.states]
-
-
-def longest_cut(lengths: Iterable[int], most: int) -> int:
-    """The longest of the lengths to which memory that cannot be cut anywhere can be cut."""
-    return max((length for length in lengths if length <= most), default=0)
-
-
-def _contains(state: State, other: State, *, cuts_anywhere: bool) -> bool:
-    """Whether one can go on from a state wherever one can from the other."""
-    if not _begins(state.tokens, other.tokens):
-        return False
-    lengths = {len(state.tokens), *(each.length for each in state.snapshots)}
-    return cuts_anywhere or len(other.tokens) in lengths
 
 
 def _begins(tokens: list[int], head: list[int]) -> bool:

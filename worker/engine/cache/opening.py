@@ -36,9 +36,9 @@ def open_disk(
     return Disk(
         Path(os.path.expanduser(settings.kv_store)),
         info.kv_store_bytes,
-        cuts_anywhere=backend.cuts_anywhere,
+        backend.memory_kind,
         bind=lambda folder: _binding(
-            header, settings, info, folder, projector, backend.moves_states
+            header, settings, info, folder, projector, backend.memory_kind.moves_states
         ),
         hash_adapters=lambda folder: [
             sha256_of_file(Path(adapter.path), folder) for adapter in info.model.adapters
