@@ -1,6 +1,6 @@
 """Writes and reads the file of one finished prefix, which is verified before it is used.
 
-The file has a magic, the length of a JSON header, the header, the tokens, the state of all memory,
+The file has a magic, the length of a header in MessagePack, the header, the state of all memory,
 the snapshots, and an HMAC-SHA256 of all that. Native code trusts the state, so the key is a secret
 of the folder: a file that was not written with it is not used. Blocking; runs on the disk's
 threads.
@@ -10,24 +10,35 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import json
 import os
 import stat
-import sys
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
+
+import msgspec
 
 from worker.engine.cache.moves import Snapshot
 
 SUFFIX, UNFINISHED = ".kv", ".part"
 _MAGIC = b"LLORCHKV"
-_MAC_BYTES = 32
-_MOST_HEADER_BYTES = 1 << 20
+_LENGTH_BYTES, _MAC_BYTES = 4, 32
 _PIECE = 8 << 20
 """Bytes that are written, read or hashed at once, without the GIL."""
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Header(msgspec.Struct, frozen=True):
+    salt: str
+    tokens: bytes
+    """32 bits each, as this machine has them; no other kind of machine reads the file."""
+    state_bytes: _Count
+    snapshots: tuple[tuple[_Count, _Count], ...]
+    """The number of tokens and the number of bytes of each."""
 
 
 class Damaged(Exception):
@@ -69,10 +80,8 @@ def write(path: Path, prefix: Prefix, salt: str, key: bytes) -> Entry:
     """
     state = prefix.state
     sizes = tuple((each.length, len(each.data)) for each in prefix.snapshots)
-    header = json.dumps(
-        {"salt": salt, "tokens": len(prefix.tokens), "state": len(state), "snapshots": sizes}
-    ).encode()
-    head = _MAGIC + len(header).to_bytes(4, "little") + header + _little_endian(prefix.tokens)
+    header = msgspec.msgpack.encode(_Header(salt, prefix.tokens.tobytes(), len(state), sizes))
+    head = _MAGIC + len(header).to_bytes(_LENGTH_BYTES, "little") + header
     parts = [memoryview(head), state, *(memoryview(each.data) for each in prefix.snapshots)]
     unfinished = path.with_suffix(UNFINISHED)
     descriptor = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -154,29 +163,22 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 def _entry(path: Path, size: int, take: Callable[[int], memoryview]) -> Entry:
     """Parse what precedes the state; `take` returns the next bytes."""
-    start = len(_MAGIC) + 4
+    start = len(_MAGIC) + _LENGTH_BYTES
     if size < start + _MAC_BYTES:
         raise Damaged("it is too short")
     head = take(start)
     header_bytes = int.from_bytes(head[len(_MAGIC) :], "little")
-    if head[: len(_MAGIC)] != _MAGIC or header_bytes > min(_MOST_HEADER_BYTES, size):
+    if head[: len(_MAGIC)] != _MAGIC or header_bytes > size:
         raise Damaged("it does not begin as a stored prefix")
     try:
-        fields = json.loads(bytes(take(header_bytes)))
-        salt, n_tokens, state_bytes = fields["salt"], fields["tokens"], fields["state"]
-        snapshots = tuple((length, n_bytes) for length, n_bytes in fields["snapshots"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+        header = msgspec.msgpack.decode(take(header_bytes), type=_Header)
+        tokens = array("i", header.tokens)
+    except (msgspec.DecodeError, ValueError):
         raise Damaged("its header is damaged") from None
-    counts = [n_tokens, state_bytes, *(n for pair in snapshots for n in pair)]
-    if not isinstance(salt, str) or not all(type(n) is int and n >= 0 for n in counts):
-        raise Damaged("its header is damaged")
-    body = 4 * n_tokens + state_bytes + sum(n_bytes for _, n_bytes in snapshots)
+    body = header.state_bytes + sum(n_bytes for _, n_bytes in header.snapshots)
     if start + header_bytes + body + _MAC_BYTES != size:
         raise Damaged("it is cut off, or longer than its header says")
-    tokens = array("i", bytes(take(4 * n_tokens)))
-    if sys.byteorder == "big":
-        tokens.byteswap()
-    return Entry(path, size, salt, tokens, state_bytes, snapshots)
+    return Entry(path, size, header.salt, tokens, header.state_bytes, header.snapshots)
 
 
 def _pieces(parts: list[memoryview]) -> Iterator[memoryview]:
@@ -202,10 +204,3 @@ def _read_into(file: BinaryIO, piece: memoryview) -> None:
         if not n_read:
             raise Damaged("it is cut off")
         piece = piece[n_read:]
-
-
-def _little_endian(tokens: array[int]) -> bytes:
-    copy = array("i", tokens)
-    if sys.byteorder == "big":
-        copy.byteswap()
-    return copy.tobytes()

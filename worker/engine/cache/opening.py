@@ -15,7 +15,7 @@ from worker.models.gguf.header import GgufHeader
 from worker.wire.engine_info import EngineInfo
 from worker.wire.engine_settings import EngineSettings
 
-_FORMAT = 2
+_FORMAT = 3
 """The format's version; it must change with the content of the files."""
 
 
