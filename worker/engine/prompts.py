@@ -1,41 +1,10 @@
-"""Shares a step's prompt tokens out. Engine thread.
-
-Plain Python.
-"""
+"""Shares a step's prompt tokens out. Plain Python."""
 
 from __future__ import annotations
 
-from worker.engine.limits import Limits
-from worker.engine.pace import TILE_TOKENS, Pace
+from worker.engine.pace import TILE_TOKENS
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk
-
-
-class Prompts:
-    def __init__(self, limits: Limits, pace: Pace) -> None:
-        self._limits, self._pace = limits, pace
-        self._oldest_first = True
-
-    def chunks(
-        self,
-        prefilling: list[Sequence],
-        *,
-        beside: list[Chunk],
-        n_waiting: int,
-        n_elsewhere: int = 0,
-    ) -> list[Chunk]:
-        """The prompts' part of a step with the decode rows `beside`; `n_waiting` requests have no
-        slot yet, and `n_elsewhere` streams wait for a step of their own.
-
-        Beside running streams, their pace limits it too.
-        """
-        limits, n_streams = self._limits, len(beside) + n_elsewhere
-        budget = min(limits.prefill_budget, limits.batch - len(beside))
-        if n_streams:
-            n_behind = n_waiting + len(prefilling) - 1
-            budget = min(self._pace.budget(n_streams, n_behind), budget)
-        self._oldest_first = not self._oldest_first
-        return share(prefilling, budget, oldest_first=self._oldest_first)
 
 
 def share(sequences: list[Sequence], budget: int, *, oldest_first: bool = True) -> list[Chunk]:

@@ -13,7 +13,7 @@ from itertools import islice
 from worker.engine.cache.cache import Cache
 from worker.engine.limits import Limits
 from worker.engine.pace import Pace
-from worker.engine.prompts import Prompts
+from worker.engine.prompts import share
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk, Step
 from worker.engine.turns import Turns
@@ -33,7 +33,8 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In the order of admission: the last is the youngest."""
-        self._prompts = Prompts(limits, self.pace)
+        self._oldest_first = True
+        """Whether an odd tile of the last step with prompts was the oldest one's."""
         self._admissions = 0
         self._is_full = False
         """The first that waits found no slot or too few cells, and nothing was freed since."""
@@ -126,15 +127,11 @@ class Scheduler:
                 prefilling = []
         if prefilling:
             step.has_prompts = True
-            n_elsewhere = 0
-            if are_shared:
-                n_elsewhere = sum([s.is_decoding for s in self.running]) - len(chunks)
-            chunks += self._prompts.chunks(
-                prefilling,
-                beside=chunks,
-                n_waiting=len(self.waiting),
-                n_elsewhere=n_elsewhere,
-            )
+            n_streams = sum([s.is_decoding for s in self.running])
+            n_behind = len(self.waiting) + len(prefilling) - 1
+            budget = min(self.pace.budget(n_streams, n_behind), self.limits.batch - len(chunks))
+            self._oldest_first = not self._oldest_first
+            chunks += share(prefilling, budget, oldest_first=self._oldest_first)
         if are_shared and (step.has_prompts or not step.chunks):
             self._turns.end()
         return step
@@ -185,7 +182,6 @@ class Scheduler:
             self._preempt(self.running[-1])
         self.cache.divide(limits)
         self.limits = limits
-        self._prompts = Prompts(limits, self.pace)
 
     # --- admission ---------------------------------------------------------------------------
 
