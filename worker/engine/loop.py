@@ -190,15 +190,13 @@ class Loop:
                 self._computing = None
                 self._backend.resume()
             if outcome == "ok":
-                n_decoding = n_rows
+                n_prompt = 0
                 if n_rows > len(sizes):
-                    n_decoding = sum([n for s, start, n in chunks if start >= s.n_prompt])
+                    n_prompt = sum([n for s, start, n in chunks if start < s.n_prompt])
+                if n_prompt or n_rows == len(sizes):  # rows of given tokens have another price
+                    n_rows += sum(map(len, drafts.values()))
+                    self._pace.measured(n_rows - n_prompt, n_prompt, seconds)
                 self._draft_seconds = seconds
-                if not drafts:
-                    self._pace.measured(n_decoding, n_rows - n_decoding, seconds)
-                if self.speculation is not None and n_rows == len(sizes):
-                    n_drafted = sum(map(len, drafts.values()))
-                    self.speculation.measured(n_rows + n_drafted, seconds)
                 return chunks
             if drafts:
                 drafts.clear()

@@ -15,8 +15,14 @@ PROMPT_SHARE = 1.0
 run at half of their pace, and no prompt waits for ever."""
 MEASURED_TOKENS = 64
 """The fewest prompt tokens whose time tells the cost of a prompt token."""
+_ROW_COST = 1.5
+"""The expected time of one more decode row, in prompt tokens of a long prompt…"""
+_LEAST_ROW_COST = 0.02
+"""…and the least, as a share of the nearest step that was measured."""
 _NEWEST = 0.3
 """Weight of the newest measurement in a running mean."""
+_FORGOTTEN = 0.001
+"""The share of the measured cost of further rows that `forget_beyond` forgets."""
 
 
 class Pace:
@@ -24,7 +30,7 @@ class Pace:
         """Keep steps below `target_seconds`, with at most `most` prompt tokens."""
         self.target_seconds, self._most = target_seconds, most
         self._decode: dict[int, float] = {}
-        """Seconds of a step without prompts, by the bit length of its number of rows."""
+        """Seconds of a step without prompts, by its number of rows."""
         self._beside: float | None = None
         """Seconds per prompt token in steps with decode rows."""
         self.seconds_per_prompt_token = 0.0
@@ -36,22 +42,20 @@ class Pace:
         """Record the time of a batch of `n_decoding` decode rows and `n_prompt` prompt tokens."""
         self._owed = max(self._owed - seconds, 0.0)
         if not n_prompt:
-            size = n_decoding.bit_length()
-            known = self._decode.get(size, seconds)
-            self._decode[size] = known + _NEWEST * (seconds - known)
+            known = self._decode.get(n_decoding, seconds)
+            self._decode[n_decoding] = moved(known, seconds, _NEWEST)
             return
         if n_prompt >= MEASURED_TOKENS and not (n_decoding and self.seconds_per_prompt_token):
             self.seconds_per_prompt_token = seconds / (n_decoding + n_prompt)
         if n_decoding:
-            size = n_decoding.bit_length()
-            if size not in self._decode and self.seconds_per_prompt_token:
+            if n_decoding not in self._decode and self.seconds_per_prompt_token:
                 # This many rows never ran alone: their time is what the prompts leave.
                 rest = seconds - n_prompt * self.seconds_per_prompt_token
-                self._decode[size] = max(rest, self.decode_seconds(n_decoding), 0.1 * seconds)
+                self._decode[n_decoding] = max(rest, self.decode_seconds(n_decoding), 0.1 * seconds)
             # The decode time comes from other steps; at least a tenth is counted for the prompts.
             taken = max(seconds - self.decode_seconds(n_decoding), seconds / 10) / n_prompt
             known = taken if self._beside is None else self._beside
-            self._beside = known + _NEWEST * (taken - known)
+            self._beside = moved(known, taken, _NEWEST)
 
     def encoded(self, seconds: float) -> None:
         """Record the time that a part of a picture or sound took in the projector, which nothing
@@ -83,9 +87,38 @@ class Pace:
         tokens = int(max(target - decode, PROMPT_SHARE * decode) / cost)
         return min(max(tokens // TILE_TOKENS, 1) * TILE_TOKENS, self._most)
 
-    def decode_seconds(self, n_decoding: int) -> float:
-        """The decode time with this many rows, or with the nearest number that was measured."""
-        size = n_decoding.bit_length()
-        if size in self._decode:
-            return self._decode[size]
-        return self._decode[min(self._decode, key=lambda s: abs(s - size))] if self._decode else 0.0
+    def decode_seconds(self, n_rows: int) -> float:
+        """The time of a step with this many rows and no prompt; 0 before the first.
+
+        Between two numbers that were measured it is between their times; beyond, each row takes
+        what rows are expected to. The second row is the dearest on a CPU: a single one has kernels
+        of its own.
+        """
+        known = self._decode
+        if n_rows in known or not known:
+            return known.get(n_rows, 0.0)
+        below = max((n for n in known if n < n_rows), default=0)
+        above = min((n for n in known if n > n_rows), default=0)
+        if below and above:
+            share = (n_rows - below) / (above - below)
+            return moved(known[below], known[above], share)
+        nearest = below or above
+        return max(self._expected(known[nearest], n_rows - nearest), 0.0)
+
+    def _expected(self, seconds: float, n_more: int) -> float:
+        """The time with so many rows more than a step has that takes `seconds`."""
+        row = max(_ROW_COST * self.seconds_per_prompt_token, _LEAST_ROW_COST * seconds)
+        return seconds + row * n_more
+
+    def forget_beyond(self, n_rows: int) -> None:
+        """The cost of more rows than are computed is forgotten slowly: one bad moment of the
+        machine passes."""
+        first = self.decode_seconds(n_rows)
+        for n, seconds in self._decode.items():
+            if n > n_rows:
+                self._decode[n] = moved(seconds, self._expected(first, n - n_rows), _FORGOTTEN)
+
+
+def moved(mean: float, newest: float, weight: float) -> float:
+    """A running mean with a new value in it."""
+    return mean + weight * (newest - mean)

@@ -22,7 +22,7 @@ from itertools import accumulate
 from operator import mul
 from typing import NamedTuple, Protocol
 
-from worker.engine.pace import Pace
+from worker.engine.pace import Pace, moved
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk
 
@@ -30,16 +30,10 @@ MOST_GUESSES = 31
 """For a stream alone…"""
 _MOST_EACH = 7
 """…and for each of several: llama.cpp has room for the logits of eight rows of each."""
-_ROW_COST = 1.5
-"""The expected time of one more row, in prompt tokens of a long prompt."""
-_LEAST_ROW_COST = 0.02
-"""The same, as a share of a plain step."""
 _NEWEST = 0.1
 """The weight of one guess in the mean acceptance of its stream."""
 _NEWEST_OF_ALL = 0.02
 """The weight of one guess in the mean acceptance of all streams, where the next one begins."""
-_FORGOTTEN = 0.001
-"""The share of the measured cost of rows that each step without guesses forgets."""
 _MARGIN = 1.2
 """Guesses must be worth so many times their cost, because measurements are not exact."""
 _MOST_ACCEPTANCE = 0.99
@@ -114,7 +108,6 @@ class Speculation:
         """The means of all streams."""
         self._guess_cost = 0.0
         """The time to make a guess, as a share of a plain step."""
-        self._curve = _Curve()
         self._account = float(_FIRST_CREDIT)
         """The plain steps that guesses have won, less those that they have lost."""
         self._tried: dict[int, list[Guess]] = {}
@@ -137,18 +130,15 @@ class Speculation:
         have no logits and so another price."""
         self.seconds, self._tried, self._n_streams = 0.0, {}, len(chunks)
         n_rows = len(chunks)
-        plain = self._plain = self._curve.at(n_rows)
-        if not plain or (self._drafter.computes and n_rows > 1):
+        self._plain = self._pace.decode_seconds(n_rows)
+        if not self._plain or (self._drafter.computes and n_rows > 1):
             return {}
         if any([n > 1 for _, _, n in chunks]):
             return {}
         self._book(_STAKE)
-        row = _ROW_COST * self._pace.seconds_per_prompt_token
-        self._curve.expected = max(row, _LEAST_ROW_COST * plain)
-        costs = _Costs(self._curve, n_rows)
         most = min(MOST_GUESSES if len(chunks) == 1 else _MOST_EACH, self._batch - n_rows)
-        if n_rows > 1 and not costs.may_pay(0, 0.0, 1.0, most):
-            costs.forget()
+        if n_rows > 1 and not self._may_pay(0, 0.0, 1.0, most):
+            self._pace.forget_beyond(n_rows)
             return {}
         room = {}
         for sequence, start, n_tokens in chunks:
@@ -156,17 +146,13 @@ class Speculation:
             if n > 0 and start + n_tokens == len(sequence.tokens) and _may_guess(sequence):
                 room[sequence] = n
         if self._drafter.computes:
-            drafts = {s: self._computed(s, n, costs) for s, n in room.items()}
+            drafts = {s: self._computed(s, n) for s, n in room.items()}
         else:
-            drafts = self._looked_up(room, costs)
+            drafts = self._looked_up(room)
         self._tried = {s.request_id: guesses for s, guesses in drafts.items() if guesses}
         if not self._tried:
-            costs.forget()
+            self._pace.forget_beyond(n_rows)
         return {s: [g.token for g in guesses] for s, guesses in drafts.items() if guesses}
-
-    def measured(self, n_rows: int, seconds: float) -> None:
-        """Record the time of a step whose rows, guesses among them, all have logits."""
-        self._curve.measured(n_rows, seconds)
 
     def verified(self, right: dict[int, int], seconds: float) -> None:
         """Record how many guesses of each draft were right."""
@@ -196,7 +182,7 @@ class Speculation:
             stream = self._streams[sequence.request_id] = _Stream(list(self._acceptance))
         return stream
 
-    def _looked_up(self, room: dict[Sequence, int], costs: _Costs) -> dict[Sequence, list[Guess]]:
+    def _looked_up(self, room: dict[Sequence, int]) -> dict[Sequence, list[Guess]]:
         """The likeliest of all streams' guesses, as many as are worth it."""
         found: dict[Sequence, list[Guess]] = {}
         rows: list[_Row] = []
@@ -216,10 +202,10 @@ class Speculation:
                 chance *= stream.acceptance[guess.kind]
                 tokens += chance
                 rows.append(_Row(chance, guess.is_forced, sequence.request_id))
-                if not costs.may_pay(len(guesses), tokens, chance, most):
+                if not self._may_pay(len(guesses), tokens, chance, most):
                     break
         rows.sort(key=lambda row: row.chance, reverse=True)
-        counts = Counter(row.request_id for row in rows[: self._worth(rows, costs)])
+        counts = Counter(row.request_id for row in rows[: self._worth(rows)])
         for sequence, guesses in found.items():
             count = counts[sequence.request_id]
             if guesses and not count:
@@ -227,11 +213,11 @@ class Speculation:
             del guesses[count:]
         return found
 
-    def _computed(self, sequence: Sequence, most: int, costs: _Costs) -> list[Guess]:
+    def _computed(self, sequence: Sequence, most: int) -> list[Guess]:
         stream = self._stream(sequence)
         chances = accumulate([stream.acceptance[0]] * most, mul)
         rows = [_Row(chance, False, sequence.request_id) for chance in chances]
-        n_worth = self._worth(rows, costs)
+        n_worth = self._worth(rows)
         if self._account < (0 if n_worth else _FIRST_CREDIT):
             return []
         began = self._clock()
@@ -244,7 +230,7 @@ class Speculation:
         if guesses:
             cost = (ended - followed) / self._plain / len(guesses)
             weight = 2 * _NEWEST if self._guess_cost else 1.0
-            self._guess_cost = _moved(self._guess_cost, cost, weight)
+            self._guess_cost = moved(self._guess_cost, cost, weight)
         self.seconds = ended - began
         self._book((began - ended) / self._plain)
         return guesses
@@ -256,14 +242,26 @@ class Speculation:
 
     def _learn(self, stream: _Stream, kind: int, is_right: bool) -> None:
         for known, weight in ((stream.acceptance, _NEWEST), (self._acceptance, _NEWEST_OF_ALL)):
-            known[kind] = min(_moved(known[kind], is_right, weight), _MOST_ACCEPTANCE)
+            known[kind] = min(moved(known[kind], is_right, weight), _MOST_ACCEPTANCE)
 
-    def _worth(self, rows: list[_Row], costs: _Costs) -> int:
+    def _more(self, count: int) -> float:
+        """What so many guesses take longer than a plain step, as a share of it."""
+        return max(self._pace.decode_seconds(self._n_streams + count) / self._plain - 1.0, 0.0)
+
+    def _may_pay(self, n_guessed: int, tokens: float, chance: float, most: int) -> bool:
+        """Whether guesses for a stream would be worth it if all further ones were right, behind
+        some that bring `tokens` and are right together with this chance."""
+        return any(
+            tokens + chance * (count - n_guessed) > _MARGIN * self._n_streams * self._more(count)
+            for count in (n_guessed + 1, most)
+        )
+
+    def _worth(self, rows: list[_Row]) -> int:
         """The number of guesses that brings most tokens a second, where each is right with its
         chance; what may be lost, times how likely that is, must be on the account."""
         best, best_rate, tokens = 0, 1.0, 1.0
         for count, row in enumerate(rows, 1):
-            more = costs.of(count) + self._guess_cost * count
+            more = self._more(count) + self._guess_cost * count
             value = min(more * self._n_streams / count, 1.0) if row.is_forced else 1.0
             tokens += row.chance * value / self._n_streams
             if more * (1 - rows[0].chance) > self._account:
@@ -274,70 +272,8 @@ class Speculation:
         return best
 
 
-class _Curve:
-    """The seconds of a step without prompts by its number of rows, as measured; between and beyond
-    what was measured as rows are expected. The second row is the dearest on a CPU: a single one has
-    kernels of its own."""
-
-    def __init__(self) -> None:
-        self.expected = 0.0
-        """The seconds of one more row."""
-        self._known: dict[int, float] = {}
-
-    def measured(self, n_rows: int, seconds: float) -> None:
-        self._known[n_rows] = _moved(self._known.get(n_rows, seconds), seconds, 2 * _NEWEST)
-
-    def at(self, n_rows: int) -> float:
-        """0 before anything was measured."""
-        known = self._known
-        if n_rows in known or not known:
-            return known.get(n_rows, 0.0)
-        below = max((n for n in known if n < n_rows), default=0)
-        above = min((n for n in known if n > n_rows), default=0)
-        if below and above:
-            share = (n_rows - below) / (above - below)
-            return _moved(known[below], known[above], share)
-        nearest = below or above
-        return max(known[nearest] + self.expected * (n_rows - nearest), 0.0)
-
-    def forget_beyond(self, n_rows: int) -> None:
-        """The cost of more rows is forgotten slowly: one bad moment of the machine passes."""
-        first = self.at(n_rows)
-        for n, seconds in self._known.items():
-            if n > n_rows:
-                expected = first + self.expected * (n - n_rows)
-                self._known[n] = _moved(seconds, expected, _FORGOTTEN)
-
-
-class _Costs(NamedTuple):
-    """Of guesses beside a row of each stream, as shares of a step without guesses."""
-
-    curve: _Curve
-    n_streams: int
-
-    def of(self, count: int) -> float:
-        plain = self.curve.at(self.n_streams)
-        return max(self.curve.at(self.n_streams + count) / plain - 1.0, 0.0)
-
-    def may_pay(self, n_guessed: int, tokens: float, chance: float, most: int) -> bool:
-        """Whether guesses for a stream would be worth it if all further ones were right, behind
-        some that bring `tokens` and are right together with this chance."""
-        n = self.n_streams
-        return any(
-            tokens + chance * (count - n_guessed) > _MARGIN * n * self.of(count)
-            for count in (n_guessed + 1, most)
-        )
-
-    def forget(self) -> None:
-        self.curve.forget_beyond(self.n_streams)
-
-
 def _may_guess(sequence: Sequence) -> bool:
     request = sequence.request
     sampling = request.sampling
     is_fixed = request.deterministic or sampling.logprobs is not None or sampling.learns
     return not (is_fixed or sequence.spans)  # a drafter knows tokens alone
-
-
-def _moved(mean: float, newest: float, weight: float) -> float:
-    return mean + weight * (newest - mean)

@@ -64,10 +64,11 @@ def guessed(engine: Engine | RealEngine) -> Speculation:
     """An engine that tries all guesses, whatever they are worth and however slow the machine is."""
     speculation = engine.loop.speculation
     assert speculation is not None
-    speculation._worth = lambda rows, costs: len(rows)  # type: ignore[method-assign]
+    speculation._worth = lambda rows: len(rows)  # type: ignore[method-assign]
     speculation._book = lambda won: None  # type: ignore[method-assign]
-    speculation.measured = lambda n_rows, seconds: None  # type: ignore[method-assign]
-    speculation._curve.measured(1, 1.0)
+    pace = engine.scheduler.pace
+    pace.measured(1, 0, 1.0)
+    pace.measured = lambda n_decoding, n_prompt, seconds: None  # type: ignore[method-assign]
     return speculation
 
 
@@ -278,7 +279,7 @@ def played(row_cost: float, hits: float, n_tokens: int = 1500) -> float:
     sequence = make_sequence(engine.backend, 1, bytes(range(12)) * 2, max_tokens=9999)
     sequence.n_most = 9999
     speculation = Speculation(Lookup(), engine.backend.is_eog, pace, 2048)
-    speculation.measured(1, 1.0)
+    pace.measured(1, 0, 1.0)
     text = [i % 12 if dice.random() < hits else dice.randrange(12) for i in range(n_tokens)]
     at, seconds = 0, 0.0
     while at < n_tokens:
@@ -287,7 +288,7 @@ def played(row_cost: float, hits: float, n_tokens: int = 1500) -> float:
         while n_right < len(draft) and text[at + n_right : at + n_right + 1] == [draft[n_right]]:
             n_right += 1
         step = 1.0 + row_cost * len(draft)
-        speculation.measured(1 + len(draft), step)
+        pace.measured(1 + len(draft), 0, step)
         if draft:
             speculation.verified({1: n_right}, step)
         seconds += step
@@ -338,7 +339,7 @@ def served(to_read: float, a_guess: float, hits: float, n_out: int, n_requests: 
     pace, dice = Pace(1.0, 8), random.Random(1)
     engine, guesser = Engine(), Guesser(to_read, a_guess)
     speculation = Speculation(guesser, engine.backend.is_eog, pace, 2048, lambda: guesser.now)
-    speculation.measured(1, 1.0)
+    pace.measured(1, 0, 1.0)
     for request_id in range(n_requests):
         sequence = make_sequence(engine.backend, request_id, b"abc", max_tokens=n_out)
         sequence.n_most = n_out + 3
@@ -347,7 +348,7 @@ def served(to_read: float, a_guess: float, hits: float, n_out: int, n_requests: 
             right = [dice.random() < hits for _ in draft]
             n_right = (*right, False).index(False)
             guesser.now += 1.0 + 0.2 * len(draft)
-            speculation.measured(1 + len(draft), 1.0 + 0.2 * len(draft))
+            pace.measured(1 + len(draft), 0, 1.0 + 0.2 * len(draft))
             if draft:
                 speculation.verified({request_id: n_right}, 1.0 + 0.2 * len(draft))
             sequence.tokens += [7] * (n_right + 1)
