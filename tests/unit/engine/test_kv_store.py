@@ -224,6 +224,7 @@ def test_nobody_waits_for_a_disk_that_hangs(
     begun[0]()
     while engine.loop.carrier.is_reading:
         engine.turn()
+    monkeypatch.setattr(carrier, "_LEAST_PATIENCE", 60.0)
     engine = Engine(folder=tmp_path, n_slots=1)
     engine.submit(5, b"c" * 40 + b"more", max_tokens=4)
     engine.drain()
