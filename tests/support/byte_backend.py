@@ -102,7 +102,6 @@ class ByteBackend:
     batches: list[list[tuple[int, int, int]]] = field(default_factory=list)
     """(request, start, tokens) of each computed batch."""
     samplers: set[int] = field(default_factory=set)
-    n_vocab: int = EOG + 1
     layouts: list[Divide] = field(default_factory=list)
     """Those in which the cells were divided anew."""
     part: int = 0

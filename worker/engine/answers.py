@@ -3,7 +3,7 @@ thread."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from worker.engine.backend import Backend
 from worker.engine.sequence import Sequence
@@ -11,8 +11,8 @@ from worker.wire.messages import Event, Finished, StopReason, Token, TokenLogpro
 
 Drawn = tuple[Sequence, int, int]
 """A sequence, the index of the chunk after which a token was drawn for it, and the token."""
-_MOST_TEXTS, _MOST_AHEAD = 1 << 17, 1 << 16
-"""Of the tokens whose texts are kept, and of those that are looked up ahead."""
+_MOST_TEXTS = 1 << 17
+"""Of tokens, that are kept."""
 
 
 class Answers:
@@ -21,16 +21,6 @@ class Answers:
         self._texts: dict[int, str] = {}
         """What a token adds to any answer; empty for one that ends it, is a part of a character
         or has no text."""
-        self._n_ahead = 0
-
-    def learn_while(self, is_idle: Callable[[], bool]) -> None:
-        """Look up the texts of the vocabulary's first tokens, so that no step waits for their first
-        lookup, which is native. In most vocabularies the frequent tokens come first."""
-        most = min(self._backend.n_vocab, _MOST_AHEAD)
-        while self._n_ahead < most and is_idle():
-            if self._n_ahead not in self._texts:
-                self._learn(self._n_ahead)
-            self._n_ahead += 1
 
     def take_plain(self, drawn: list[Drawn], events: list[Event]) -> Iterator[Drawn]:
         """Take the tokens that are whole text by themselves, as most are.

@@ -34,7 +34,6 @@ class Backend(Protocol):
     loop."""
 
     context_length: int
-    n_vocab: int
     memory_kind: MemoryKind
 
     def encode(self, span: Span, salt: str | None) -> bool:
@@ -126,7 +125,7 @@ class LlamaBackend:
         self._order: list[int] = []
         """The slots of the last batch of single rows, and the order of its rows."""
         self._eog = model.eog
-        self.context_length, self.n_vocab = context_length, model.n_vocab
+        self.context_length = context_length
         has_still_tokens = projector is not None and projector.has_four_positions
         self.memory_kind = replace(context.memory_kind, has_still_tokens=has_still_tokens)
         self.decode = partial(context.decode, self._batch)

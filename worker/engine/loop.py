@@ -144,7 +144,6 @@ class Loop:
         wait = not self._scheduler.has_work
         if wait and self._steps:  # not in the way of a start
             self.carrier.save_while(self._inbox.empty)
-            self._answers.learn_while(self._inbox.empty)
         while wait or not self._inbox.empty():  # this thread is the only reader
             action = self._inbox.get()
             if action is None:
