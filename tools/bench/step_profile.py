@@ -106,7 +106,6 @@ def profiled(
         wish = Sampling(seed=index, ignore_eos=True, **sampling)
         request = InferenceRequest(str(index), tuple(prompt), wish, max_tokens=CONTEXT)
         loop.submit(Sequence(index, request, prompt, Sampler(model, wish, prompt, vocabulary)))
-    loop._answers.learn_while(lambda: True)  # as after a worker's first request
     profile = Profile()
     profile.timed(loop, "turn", "whole step")
     profile.timed(scheduler, "plan", "plan")

@@ -43,7 +43,7 @@ class Pace:
         self._owed = max(self._owed - seconds, 0.0)
         if not n_prompt:
             known = self._decode.get(n_decoding, seconds)
-            self._decode[n_decoding] = moved(known, seconds, _NEWEST)
+            self._decode[n_decoding] = known + _NEWEST * (seconds - known)
             return
         if n_prompt >= MEASURED_TOKENS and not (n_decoding and self.seconds_per_prompt_token):
             self.seconds_per_prompt_token = seconds / (n_decoding + n_prompt)

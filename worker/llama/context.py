@@ -124,8 +124,7 @@ class Context:
             pointer = flat.llama_init_from_model(model.pointer, params)
         self.load_log: tuple[str, ...] = tuple(lines)
         if not pointer:
-            reason = lines[-1] if lines else "no reason was given"
-            raise VramOom(f"llama.cpp cannot create a context: {reason}")
+            raise VramOom(f"llama.cpp cannot create a context: {library.reason(lines)}")
         self.pointer = pointer
         self._memory = flat.llama_get_memory(pointer)
         self._applied: Applied = ()

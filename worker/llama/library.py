@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -97,6 +97,15 @@ class Log:
                     lines.append(line)
                 if self.listener is not None and line.strip(" ."):
                     self.listener(self._level, line)
+
+
+def reason(lines: Sequence[str]) -> str:
+    """Why a native call failed: the first line of its log that mentions an error, else the last."""
+    told = [line.strip() for line in lines if line.strip()]
+    for line in told:
+        if "error" in line or "failed" in line:
+            return line.split(": ", 1)[-1]
+    return told[-1] if told else "no reason was given"
 
 
 log = Log()

@@ -65,7 +65,7 @@ class Projector:
             pointer = self._mtmd.mtmd_init_from_file(path.encode(), model.pointer, params)
         self.load_log: tuple[str, ...] = tuple(lines)
         if not pointer:
-            raise ModelError(f"libmtmd cannot load {path}: {_reason(lines)}", path=path)
+            raise ModelError(f"libmtmd cannot load {path}: {library.reason(lines)}", path=path)
         self.pointer = pointer
         self.sees = bool(self._mtmd.mtmd_support_vision(pointer))
         self.hears = bool(self._mtmd.mtmd_support_audio(pointer))
@@ -101,7 +101,7 @@ class Projector:
             with library.log.capture() as lines:
                 result = mtmd.mtmd_tokenize_from_parts(self.pointer, chunks, parts, 1, False)
             if result != 0:
-                raise InferenceFailed(f"libmtmd cannot prepare it: {_reason(lines)}")
+                raise InferenceFailed(f"libmtmd cannot prepare it: {library.reason(lines)}")
             n_chunks = mtmd.mtmd_input_chunks_size(chunks)
             return [self._piece(mtmd.mtmd_input_chunks_get(chunks, at)) for at in range(n_chunks)]
         finally:
@@ -133,7 +133,7 @@ class Projector:
         with library.log.capture() as lines:
             result = self._mtmd.mtmd_encode_chunk(self.pointer, chunk.pointer.address)
         if result != 0:
-            raise InferenceFailed(f"the projector fails: {_reason(lines)}")
+            raise InferenceFailed(f"the projector fails: {library.reason(lines)}")
         rows = self._mtmd.mtmd_get_output_embd(self.pointer)
         return np.ctypeslib.as_array(rows, (chunk.n_tokens, self._width)).copy()
 
@@ -178,8 +178,3 @@ def _bindings() -> ModuleType:
         ) from error
     mtmd.mtmd_helper_log_set(log, None)  # the helpers' log and libmtmd's own
     return mtmd
-
-
-def _reason(lines: list[str]) -> str:
-    told = [line.strip() for line in lines if line.strip()]
-    return told[-1] if told else "no reason was given"

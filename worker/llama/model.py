@@ -134,7 +134,7 @@ class Model:
         self.load_log: tuple[str, ...] = tuple(lines)
         """llama.cpp's log of the load, which the residency proof reads."""
         if not pointer:
-            raise ModelError(f"llama.cpp cannot load {path}: {_reason(lines)}", path=path)
+            raise ModelError(f"llama.cpp cannot load {path}: {library.reason(lines)}", path=path)
         self.pointer = pointer
         self.vocab = flat.llama_model_get_vocab(pointer)
         self.adapters: list[Any] = []
@@ -160,7 +160,7 @@ class Model:
         self.load_log += tuple(lines)
         if not pointer:
             raise ModelError(
-                f"llama.cpp cannot load the adapter {path}: {_reason(lines)}", path=path
+                f"llama.cpp cannot load the adapter {path}: {library.reason(lines)}", path=path
             )
         self.adapters.append(pointer)
 
@@ -396,14 +396,6 @@ class Model:
         for token in range(self.n_vocab):
             length = to_piece(vocab, token, buffer, _MOST_PIECE_BYTES, 0, True)
             yield buffer.raw[:length] if length >= 0 else self.piece(token, special=True)
-
-
-def _reason(lines: Sequence[str]) -> str:
-    """The most useful line of a failed load: the first that mentions an error."""
-    for line in lines:
-        if "error" in line or "failed" in line:
-            return line.split(": ", 1)[-1].strip()
-    return lines[-1].strip() if lines else "no reason was given"
 
 
 def _tensor_overrides(placement: Sequence[tuple[str, int]]) -> Any:

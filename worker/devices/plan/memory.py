@@ -26,7 +26,7 @@ from worker.devices.plan.cells import (
     draft_options,
 )
 from worker.devices.plan.layout import Layout, Unloaded
-from worker.devices.plan.placement import Devices, shared_out
+from worker.devices.plan.placement import Devices, largest, shared_out
 from worker.devices.plan.plan import Plan, Share
 from worker.devices.plan.projector import EMBEDDINGS_BYTES, device_bytes
 from worker.errors import ConfigError, InsufficientVram, ModelError
@@ -159,14 +159,14 @@ class _Planner:
         if is_chosen:
             raise self._too_large(plan)
 
-        def largest(most: int, is_good: Callable[[Plan], bool]) -> int:
-            return CELLS_STEP * _largest(
+        def most_cells(most: int, is_good: Callable[[Plan], bool]) -> int:
+            return CELLS_STEP * largest(
                 most // CELLS_STEP, lambda n: is_good(plan_of(n * CELLS_STEP))
             )
 
-        found = largest(wanted, lambda plan: plan.fits and self._leaves_room(plan))
+        found = most_cells(wanted, lambda plan: plan.fits and self._leaves_room(plan))
         if found < (least := self._longest_alone(wanted) if found else wanted):
-            found = max(found, largest(least, lambda plan: plan.fits))
+            found = max(found, most_cells(least, lambda plan: plan.fits))
         if not found:
             shortest = min(CELLS_STEP, self._model.trained_context_length)
             raise self._too_large(self._at(shortest, self._settings.slots))
@@ -412,11 +412,11 @@ class _Planner:
     def _too_large(self, plan: Plan) -> InsufficientVram:
         trained = self._model.trained_context_length
         most = max(trained, plan.context_length)
-        length = CELLS_STEP * _largest(
+        length = CELLS_STEP * largest(
             min(most, self._most_cells // plan.slots) // CELLS_STEP,
             lambda n: self._at(n * CELLS_STEP, plan.slots).fits,
         )
-        slots = _largest(
+        slots = largest(
             min(plan.slots - 1, self._most_cells // plan.context_length),
             lambda n: self._at(plan.context_length, n).fits,
         )
@@ -435,15 +435,3 @@ def _divided(plan: Plan) -> Plan:
     ]
     reason = f"{plan.kv_reason}, or while all fit in {' or '.join(parts)}"
     return replace(plan, kv_reason=reason)
-
-
-def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `most` that fits, 0 if none does; `fits` must be monotonic."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import re
-from bisect import bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
@@ -108,14 +108,17 @@ def largest_tensor_bytes(devices: Devices) -> int:
     """The largest tensor, to a MiB, that each of the devices takes: with Vulkan, a driver may say
     how much of a buffer a kernel can reach. llama.cpp ends the process at a larger one."""
     with closing(_Meta()) as meta:
-        low, high = 0, _MOST_TENSOR_MIB
-        while low < high:
-            middle = (low + high + 1) // 2
-            if all(meta.takes(middle << 20, device) for device in devices):
-                low = middle
-            else:
-                high = middle - 1
-    return low << 20
+        return (
+            largest(
+                _MOST_TENSOR_MIB, lambda n: all(meta.takes(n << 20, device) for device in devices)
+            )
+            << 20
+        )
+
+
+def largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that fits, 0 if none does; `fits` must be monotonic."""
+    return bisect_left(range(1, most + 1), True, key=lambda n: not fits(n))
 
 
 def _n_layers(header: GgufHeader) -> int:
