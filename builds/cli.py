@@ -91,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     setup.add_argument(
         "--native", action="store_true", help="with a wheel for this processor alone"
     )
+    setup.add_argument("--sanitized", action="store_true", help="with a wheel for `make asan`")
     setup.add_argument(
         "--to-run", action="store_true", help="the quickest way to a running worker, without tests"
     )
@@ -167,8 +168,12 @@ def _install(options: argparse.Namespace) -> int:
 
 
 def _setup(options: argparse.Namespace) -> int:
-    venv, backend = options.venv, options.backend
     environment.setup(
-        venv, backend, to_run=options.to_run, native=options.native, given_sdist=options.sdist
+        options.venv,
+        options.backend,
+        to_run=options.to_run,
+        native=options.native,
+        sanitized=options.sanitized,
+        given_sdist=options.sdist,
     )
     return 0

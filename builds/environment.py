@@ -23,17 +23,20 @@ def setup(
     *,
     to_run: bool = False,
     native: bool = False,
+    sanitized: bool = False,
     given_sdist: Path | None = None,
 ) -> Path:
     """Bring the venv up to date and return its Python.
 
-    With `native`, its wheel is for this processor alone. With `to_run`, it is made for running the
+    With `native`, its wheel is for this processor alone; with `sanitized`, it looks for faults of
+    memory while it runs. With `to_run`, it is made for running the
     worker here as soon as possible: without test tools, and with such a wheel if the one for all
     processors is not built yet.
     """
     venv = venv.absolute()
     python = venv / "bin" / "python"
-    pins, recipe, lock = pinned.pins(), pinned.recipe(backend, native=native), locks.TEST
+    pins, lock = pinned.pins(), locks.TEST
+    recipe = pinned.recipe(backend, native=native, sanitized=sanitized)
     place = hashlib.sha256(str(venv).encode()).hexdigest()[:16]
     with store.lock(f"venv-{place}"):
         have = _stamp(venv) if python.exists() else {}

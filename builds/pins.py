@@ -1,6 +1,7 @@
 """Reads `versions.toml` and the flags of a backend; starts no process and uses no network."""
 
 import platform
+import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,7 +43,8 @@ class Recipe:
 
     @property
     def cmake_args(self) -> list[str]:
-        return [f"-D{name}={value}" for name, value in sorted(self.cmake.items())]
+        """As a shell would read them."""
+        return [shlex.quote(f"-D{name}={value}") for name, value in sorted(self.cmake.items())]
 
 
 @cache
@@ -66,6 +68,7 @@ def recipe(
     *,
     native: bool = False,
     blas: bool = False,
+    sanitized: bool = False,
     architectures: tuple[str, ...] = (),
 ) -> Recipe:
     """The backend's flags, overridden by those of the chosen variations."""
@@ -73,7 +76,7 @@ def recipe(
     layers = [table]
     if platform.system() == "Linux" and "linux" in table:
         layers.append(table["linux"])
-    for wanted, name in ((native, "native"), (blas, "blas")):
+    for wanted, name in ((native, "native"), (blas, "blas"), (sanitized, "sanitized")):
         if wanted and name not in table:
             raise BuildError(f"--{name} does not apply to the {backend} backend.")
         if wanted:

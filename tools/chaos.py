@@ -1,4 +1,5 @@
-"""Chaos: clients, kills, stops, aborts and a manager that restarts, all at once, for a while.
+"""Chaos: clients that reset and send nonsense, kills, stops, aborts, a disk that fills up and a
+manager that restarts, all at once, for a while.
 
 `python -m tools.chaos --seconds 600` (`make chaos`) prints the figures; `test_chaos` runs half
 a minute of the same. Every request carries something that tells it from the others, so that an
@@ -13,12 +14,16 @@ import math
 import os
 import random
 import signal
+import socket
+import struct
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +31,7 @@ import httpx
 import psutil
 
 from tests.support import sse
+from tests.support.disk import MountRefused, filled, mounted, remount
 from tests.support.pool_manager import serving
 from tests.support.worker import WorkerProcess, new_job_id
 from worker.pool.rules import PoolMessage, judge
@@ -43,6 +49,24 @@ FLAGS = (
     *("--slots", "8", "--threads", "1", "--stall-timeout", "5"),
     *("--crash-limit", "1000", "--survive-crashes", "1000"),
 )
+STORE_MIB = 24
+PATIENCE_S = 300.0
+"""Of a client: longer than a busy machine may suspend the run."""
+N_MEMORY_SAMPLES = 24
+MOST_GROWTH_MIB = 10
+BAD_BODIES: tuple[dict[str, Any], ...] = (
+    {"max_tokens": "many"},
+    {"prompt": None},
+    {"prompt": ["Once"]},
+    {"temperature": 7},
+    {"stop": [""] * 5},
+    {"seed": -1},
+    {"nowhere": 1},
+    {"grammar": "root ::= nowhere"},
+    {"json_schema": {"type": "nothing"}},
+    {"prompt": "a " * 5000},
+)
+"""Fields over a good body's, each of which makes it a bad one."""
 
 
 @dataclass(slots=True)
@@ -55,7 +79,7 @@ class Figures:
     lost: list[str] = field(default_factory=list)
     """Requests without exactly one terminal event or coded refusal."""
     wrong: list[str] = field(default_factory=list)
-    """Answers that were not the asked one's."""
+    """Answers that were not the asked one's, and bad bodies that were not refused as such."""
     twice: list[str] = field(default_factory=list)
     """Answers with another number of tokens than the engine counted."""
     survivors: int = 0
@@ -63,21 +87,32 @@ class Figures:
     attacks: Counter[str] = field(default_factory=Counter)
     recovery_seconds: dict[str, list[float]] = field(default_factory=dict)
     """By attack; after a SIGSTOP the stall timeout is part of it."""
+    disk_troubles: Counter[str] = field(default_factory=Counter)
+    """None where nobody may mount."""
     manager_restarts: int = 0
     heartbeat_breaches: list[str] = field(default_factory=list)
     fds: tuple[int, int] = (0, 0)
     rss_mib: tuple[float, float] = (0, 0)
+    memory_mib: list[float] = field(default_factory=list)
+    """Of the API process, at equal distances."""
     engines: int = 0
     ready_at_the_end: bool = False
     accepted_by_worker: float = 0
     ended_by_worker: float = 0
 
     @property
+    def growth_mib(self) -> float:
+        """Of the API process, from the second quarter of the time to the last."""
+        quarter = len(self.memory_mib) // 4
+        second, last = self.memory_mib[quarter : 2 * quarter], self.memory_mib[-quarter:]
+        return max(last) - max(second) if quarter else 0.0
+
+    @property
     def n_recoveries(self) -> int:
         return sum(map(len, self.recovery_seconds.values()))
 
     def summary(self) -> dict[str, Any]:
-        found = asdict(self) | {"outcomes": dict(self.outcomes), "attacks": dict(self.attacks)}
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
         found["recovery_seconds"] = {
             name: {"n": len(times), "p50": percentile(times, 0.5), "p95": percentile(times, 0.95)}
             for name, times in self.recovery_seconds.items()
@@ -108,14 +143,44 @@ class Chaos:
 
     def client(self, number: int) -> None:
         dice = random.Random(self._seed * 1000 + number)
-        with self.worker.client() as http:
+        with self.worker.client(timeout=PATIENCE_S) as http:
             while not self.stop.is_set():
-                outcome = self._one_request(http, dice)
+                request = dice.choices(
+                    [self._one_request, self._one_bad_body, self._one_reset], [8, 1, 1]
+                )[0]
+                outcome = request(http, dice)
                 with self._lock:
                     self.figures.requests += 1
                     self.figures.outcomes[outcome] += 1
                 if outcome.startswith("refused"):
                     self.stop.wait(dice.uniform(0.05, 0.3))
+
+    def _one_bad_body(self, http: httpx.Client, dice: random.Random) -> str:
+        good = {"job_id": new_job_id(), "prompt": "Once", "max_tokens": 1}
+        body = json.dumps(good | dice.choice(BAD_BODIES)).encode()
+        if dice.random() < 0.5:
+            body = json.dumps(good).encode()[: dice.randrange(20)] + dice.randbytes(20)
+        answer = http.post("/execute", content=body, headers={"Content-Type": "application/json"})
+        code = answer.json().get("code", "INVALID_REQUEST")
+        if answer.status_code not in (400, 503):
+            self._note(self.figures.wrong, f"{answer.status_code} for {body[:100]!r}")
+        return "bad body" if answer.status_code == 400 else f"refused {code}"
+
+    def _one_reset(self, http: httpx.Client, dice: random.Random) -> str:
+        """A connection that is reset in its request or in its answer."""
+        body = {"job_id": new_job_id(), "prompt": "Once upon a time", "max_tokens": 200}
+        content = json.dumps(body | {"ignore_eos": True}).encode()
+        head = f"POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
+        whole = f"{head}Content-Type: application/json\r\n\r\n".encode() + content
+        with socket.create_connection(("127.0.0.1", self.worker.port), timeout=60) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            if dice.random() < 0.3:
+                client.sendall(whole[: dice.randrange(len(whole))])
+                return "request reset by us"
+            client.sendall(whole)
+            for _ in range(dice.randrange(5)):
+                client.recv(1000)
+        return "answer reset by us"
 
     def _one_request(self, http: httpx.Client, dice: random.Random) -> str:
         job_id = new_job_id()
@@ -199,31 +264,60 @@ class Chaos:
                 return
             time.sleep(0.05)
 
+    def disk(self, store: Path) -> None:
+        """The store's disk is full, then read-only, then neither."""
+        dice = random.Random(self._seed)
+        while not self.stop.wait(dice.uniform(1, 5)):
+            with filled(store):
+                self.figures.disk_troubles["full"] += 1
+                self.stop.wait(dice.uniform(1, 5))
+            try:
+                remount(store, "ro")
+            except subprocess.CalledProcessError:  # the engine is writing
+                continue
+            self.figures.disk_troubles["read-only"] += 1
+            self.stop.wait(dice.uniform(1, 5))
+            remount(store, "rw")
+
+    def watch_memory(self, seconds: float) -> None:
+        while not self.stop.wait(seconds / N_MEMORY_SAMPLES):
+            self.figures.memory_mib.append(sizes(self.worker)[1])
+
 
 def run(seconds: float, folder: Path, cache_dir: Path, seed: int) -> Figures:
     """One run against a worker of its own; its figures."""
     messages: list[PoolMessage] = []
-    with serving() as manager:
-        port = int(manager.server_address[1])
-        worker = WorkerProcess.start(*FLAGS, *manager.flags(), folder=folder, cache_dir=cache_dir)
-        manager.wait_for(n_callbacks=1)
-        messages += manager.messages()
-    try:
-        chaos = Chaos(worker, seed)
-        return _run(chaos, seconds, port, messages)
-    finally:
-        worker.kill()
+    store: Path | None = folder.with_name("store")
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(mounted(folder.with_name("store"), f"size={STORE_MIB}m"))
+        except MountRefused:
+            store = None
+        with serving() as manager:
+            port = int(manager.server_address[1])
+            flags = (*FLAGS, *manager.flags(), "--kv-store", str(store or folder / "store"))
+            worker = WorkerProcess.start(*flags, folder=folder, cache_dir=cache_dir)
+            stack.callback(worker.kill)
+            manager.wait_for(n_callbacks=1)
+            messages += manager.messages()
+        return _run(Chaos(worker, seed), seconds, port, messages, store)
 
 
-def _run(chaos: Chaos, seconds: float, port: int, messages: list[PoolMessage]) -> Figures:
+def _run(
+    chaos: Chaos, seconds: float, port: int, messages: list[PoolMessage], store: Path | None
+) -> Figures:
     figures, worker = chaos.figures, chaos.worker
     threads = [threading.Thread(target=chaos.client, args=(n,)) for n in range(N_CLIENTS)]
     for thread in threads:
         thread.start()
     time.sleep(WARM_UP_SECONDS)
     before = sizes(worker)
-    attacker = threading.Thread(target=chaos.attacker)
-    attacker.start()
+    attackers = [threading.Thread(target=chaos.attacker)]
+    attackers.append(threading.Thread(target=chaos.watch_memory, args=(seconds,)))
+    if store is not None:
+        attackers.append(threading.Thread(target=chaos.disk, args=(store,)))
+    for attacker in attackers:
+        attacker.start()
     began = time.monotonic()
     dice = random.Random(port)
     while (left := seconds - (time.monotonic() - began)) > 0:
@@ -233,7 +327,7 @@ def _run(chaos: Chaos, seconds: float, port: int, messages: list[PoolMessage]) -
         figures.manager_restarts += 1
         time.sleep(dice.uniform(0.2, 2))
     chaos.stop.set()
-    for thread in [attacker, *threads]:
+    for thread in [*attackers, *threads]:
         thread.join(90)
     figures.seconds = round(time.monotonic() - began, 1)
     worker.wait_ready()
@@ -273,7 +367,7 @@ def main() -> int:
         figures = run(options.seconds, folder / "worker", folder / "cache", options.seed)
     print(json.dumps(figures.summary(), indent=2, ensure_ascii=False))
     bad = figures.lost or figures.wrong or figures.twice or not figures.ready_at_the_end
-    return 1 if bad else 0
+    return 1 if bad or figures.growth_mib > MOST_GROWTH_MIB else 0
 
 
 if __name__ == "__main__":

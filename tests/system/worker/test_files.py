@@ -6,8 +6,8 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.bundled import bundled_gguf
+from tests.support.disk import MountRefused, mounted, remount
 from tests.support.worker import installed, run_to_exit, shown, until
 
 Mount = Callable[..., Path]
@@ -24,24 +25,17 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Mount]:
     """`mount("size=1m")`: a file system in memory."""
-    mounted: list[Path] = []
+    with ExitStack() as mounts:
 
-    def make(options: str) -> Path:
-        folder = tmp_path / f"disk-{len(mounted)}"
-        folder.mkdir()
-        line = ["mount", "-t", "tmpfs", "-o", f"{options},mode=700", "tmpfs", str(folder)]
-        if os.geteuid() != 0 or subprocess.run(line, capture_output=True).returncode != 0:
-            pytest.skip("only root may mount")
-        mounted.append(folder)
-        return folder
+        def make(options: str) -> Path:
+            folder = tmp_path / f"disk-{len(list(tmp_path.glob('disk-*')))}"
+            try:
+                mounts.enter_context(mounted(folder, options))
+            except MountRefused:
+                pytest.skip("only root may mount")
+            return folder
 
-    yield make
-    for folder in mounted:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def remount(folder: Path, options: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
+        yield make
 
 
 def model_in(folder: Path) -> Path:

@@ -1,0 +1,46 @@
+"""A file system in memory, which fills up and becomes read-only when a test wants it to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class MountRefused(Exception):
+    """Only root may mount."""
+
+
+@contextmanager
+def mounted(folder: Path, options: str) -> Iterator[None]:
+    """`options` are those of tmpfs, such as `size=1m`; `folder` is made."""
+    folder.mkdir()
+    line = ["mount", "-t", "tmpfs", "-o", f"{options},mode=700", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(line, capture_output=True).returncode != 0:
+        raise MountRefused
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def remount(folder: Path, options: str) -> None:
+    """Raises `subprocess.CalledProcessError` for `ro` while a file is open for writing."""
+    line = ["mount", "-o", f"remount,{options}", str(folder)]
+    subprocess.run(line, check=True, capture_output=True)
+
+
+@contextmanager
+def filled(folder: Path) -> Iterator[None]:
+    """Without room for one more byte, as far as nobody else removes any."""
+    filler = folder / "filler"
+    try:
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 16))
+        yield
+    finally:
+        filler.unlink(missing_ok=True)
