@@ -96,8 +96,8 @@ gpu-report: ## the half hour on a GPU: build, prove, try, measure (BACKEND=cpu G
 	@$(PYTHON) -m builds setup --venv $(REPORT_VENV) --backend $(BACKEND) $(if $(filter vulkan,$(BACKEND)),--native)
 	$(if $(CARDS),$(REPORT_VENV)/bin/python -m tests.system.vulkan.cards $(CARDS)) $(REPORT_VENV)/bin/python -m tools.gpu --backend $(BACKEND) $(GPU)
 
-chaos: setup ## ten minutes of kills, stops and aborts against a real worker
-	$(PY) -m tools.chaos --seconds 600
+chaos: setup ## ten minutes of kills, stops, resets, nonsense and a full disk against a real worker (SECONDS=3600 for an hour)
+	$(PY) -m tools.chaos --seconds $(or $(SECONDS),600)
 
 image-cpu: ## build the image llorch-cpu with docker, podman or buildah (REGISTRY=registry.example/team names it for one)
 	$(PYTHON) -m builds image cpu --registry=$(REGISTRY)

@@ -16,10 +16,20 @@ from hypothesis import strategies as st
 from worker.api.http import connection
 from worker.api.http.connection import WorkerProtocol, protocol_with
 
+left: list[str] = []
+"""Paths of requests that were told that their client has left."""
+
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Reads the body unless the path says not to, and answers."""
-    if not scope["path"].startswith("/early"):
+    """Reads the body unless the path says not to, and answers; under /long only once its client
+    has left, and under /soon after a moment."""
+    if scope["path"].startswith("/long"):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.append(scope["path"])
+    elif scope["path"].startswith("/soon"):
+        await asyncio.sleep(0.05)
+    elif not scope["path"].startswith("/early"):
         while (await receive()).get("more_body"):
             pass
     await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -143,3 +153,55 @@ def test_a_body_that_pauses_is_given_up_before_its_whole_time(
             writer.close()
 
     asyncio.run(attack())
+
+
+async def exchanged(sent: bytes, *, closes: bool = False) -> bytes:
+    """All that is answered; a client that `closes` says at once that it sends nothing more."""
+    async with served() as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(sent)
+        if closes:
+            writer.write_eof()
+        async with asyncio.timeout(20):
+            answer = await reader.read()
+        writer.close()
+    return answer
+
+
+def test_each_pipelined_request_is_told_that_its_client_has_left() -> None:
+    left.clear()
+
+    async def attack() -> None:
+        async with served() as (port, connections):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /long HTTP/1.1\r\nHost: a\r\n\r\n" * 3)
+            while not any(each._unanswered for each in connections):
+                await asyncio.sleep(0.001)
+            (each,) = connections
+            each.transport.abort()
+            async with asyncio.timeout(20):
+                while not left:
+                    await asyncio.sleep(0.001)
+            writer.close()
+
+    asyncio.run(attack())
+    assert left == ["/long"], "those behind it have not begun, and never do"
+
+
+def test_a_client_that_sends_nothing_more_is_answered_but_not_waited_for() -> None:
+    """Health checks by `nc -N` do that; who has left looks the same."""
+    answer = asyncio.run(exchanged(b"GET /soon HTTP/1.1\r\nHost: a\r\n\r\n" * 2, closes=True))
+    assert answer.count(b"HTTP/1.1 200") == 2
+    left.clear()
+    answer = asyncio.run(exchanged(b"GET /long HTTP/1.1\r\nHost: a\r\n\r\n", closes=True))
+    assert (answer, left) == (b"", ["/long"])
+
+
+def test_a_refusal_is_never_taken_for_the_answer_to_an_earlier_request() -> None:
+    garbage = b"\0\r\n\r\n"
+    assert asyncio.run(exchanged(garbage)) == connection._BAD_REQUEST
+    earlier = b"GET /soon HTTP/1.1\r\nHost: a\r\n\r\n"
+    assert asyncio.run(exchanged(earlier + garbage)) == b""
+    chunked_badly = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
+    assert asyncio.run(exchanged(chunked_badly)) == connection._BAD_REQUEST
+    assert asyncio.run(exchanged(earlier + chunked_badly)) == b""

@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 import functools
 import resource
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, cast
 
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 MAX_HEAD_BYTES = 64 * 1024
 """The most bytes in a request's line and headers."""
@@ -28,6 +28,9 @@ SECONDS: Mapping[Phase, float] = {"idle": 20.0, "head": 20.0, "body": 20.0}
 in its body. uvicorn closes an idle connection earlier, unless it has answered before the body."""
 BODY_SECONDS = 120.0
 """The most for a whole body."""
+HALF_CLOSED_SECONDS = 1.0
+"""What is answered so soon is sent to a client that has closed its side after its request. One that
+has left looks the same, so nothing more is computed for it."""
 FRAMING_PER_BYTE = 8
 """Of a body, at most: a chunk of one byte has five around it."""
 PARSED_AT_ONCE = 8 * 1024
@@ -38,11 +41,18 @@ OTHER_FILES = 64
 MAX_UNREAD_BYTES = 256 * 2**20
 """Of all answers that wait for their clients to read them."""
 
-_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-    b"connection: close\r\ncontent-length: 0\r\n\r\n"
+
+def _refusal(status: str, text: str) -> bytes:
+    head = f"HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: text/plain\r\n"
+    return f"{head}content-length: {len(text)}\r\n\r\n{text}".encode()
+
+
+_BAD_REQUEST = _refusal("400 Bad Request", "This is not a request of HTTP/1.1.")
+_TOO_LARGE = _refusal(
+    "431 Request Header Fields Too Large",
+    f"A request's line and headers may have {MAX_HEAD_BYTES} bytes.",
 )
-_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_TOO_SLOW = _refusal("408 Request Timeout", "The rest of the request did not come in time.")
 
 _owing: OrderedDict[WorkerProtocol, None] = OrderedDict()
 """Connections whose client owes something, by the time since which it does."""
@@ -85,6 +95,7 @@ class WorkerProtocol(HttpToolsProtocol):
     """When the body must have come, whatever its pauses."""
     _n_head_bytes = 0
     _n_framing_bytes = 0
+    _is_half_closed = False
 
     def __init__(
         self,
@@ -99,6 +110,7 @@ class WorkerProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._most_connections = most_connections
         self._unparsed = bytearray()
+        self._unanswered: deque[RequestResponseCycle] = deque()
         self._patience_seconds, self._on_cut = patience_seconds, on_cut
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -106,17 +118,37 @@ class WorkerProtocol(HttpToolsProtocol):
         self.flow: _Flow = _Flow(transport)
         self._enter("idle")
         if len(self.connections) > self._most_connections:
-            victim, _ = _owing.popitem(last=False)
-            victim.transport.abort()
+            next(iter(_owing))._abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        _owing.pop(self, None)
+        self._leave()
         self._unparsed.clear()
-        self._due = None
         if self._timer is not None:
             self._timer.cancel()
-        self._stop_watching()
         super().connection_lost(exc)
+
+    def _leave(self) -> None:
+        """Nothing is written from here on: uvicorn tells that to the last request alone."""
+        _owing.pop(self, None)
+        self._due = None
+        self._stop_watching()
+        for cycle in self._unanswered:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._unanswered.clear()
+
+    def _abort(self) -> None:
+        """At once: closing politely would wait for bytes that are not taken."""
+        self._leave()
+        self.transport.abort()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether the connection stays open, for an answer that is due. Never with TLS."""
+        if self._phase != "answer" or self.scheme == "https":
+            return False
+        self._is_half_closed = True
+        self._wait(self.loop.time() + HALF_CLOSED_SECONDS)
+        return True
 
     def data_received(self, data: bytes) -> None:
         if len(data) <= PARSED_AT_ONCE and not self._unparsed:
@@ -152,11 +184,6 @@ class WorkerProtocol(HttpToolsProtocol):
         if n_bytes > MAX_HEAD_BYTES:
             self._refuse(_TOO_LARGE)
 
-    @property
-    def _has_answered(self) -> bool:
-        """Whether each request so far has its answer."""
-        return getattr(self.cycle, "response_complete", True)  # no cycle before the first request
-
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
         _owing.pop(self, None)
@@ -171,6 +198,7 @@ class WorkerProtocol(HttpToolsProtocol):
         self._enter("body")
         self._body_due = self.loop.time() + BODY_SECONDS
         super().on_headers_complete()
+        self._unanswered.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         left = self._n_framing_bytes - FRAMING_PER_BYTE * len(body)
@@ -180,13 +208,18 @@ class WorkerProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         # An answer may have come before the body, such as a refusal.
-        self._enter("idle" if self._has_answered else "answer")
+        self._enter("answer" if self._unanswered else "idle")
 
     def on_response_complete(self) -> None:
+        if self._unanswered:
+            self._unanswered.popleft()
         super().on_response_complete()
         # The answer of a pipelined request may still be due, or the rest of this one's body.
-        if self._phase == "answer" and self._has_answered and not self.transport.is_closing():
-            self._enter("idle")
+        if self._phase == "answer" and not self._unanswered and not self.transport.is_closing():
+            if self._is_half_closed:
+                self.transport.close()
+            else:
+                self._enter("idle")
 
     # --- answers that are not read ---
 
@@ -214,10 +247,8 @@ class WorkerProtocol(HttpToolsProtocol):
         self._unread_timer = self.loop.call_later(self._patience_seconds, look)
 
     def _cut(self) -> None:
-        """At once: closing politely would wait for the very bytes that are not taken."""
-        self._stop_watching()
         self._on_cut()
-        self.transport.abort()
+        self._abort()
 
     def _stop_watching(self) -> None:
         _unread.pop(self, None)
@@ -245,16 +276,20 @@ class WorkerProtocol(HttpToolsProtocol):
         else:
             self._refuse(_TOO_SLOW)
 
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(_BAD_REQUEST)
+
     def _refuse(self, answer: bytes) -> None:
-        """Close the connection, with this answer if no other has begun."""
-        self._due = None
+        """Close the connection, with this answer if it can be no other request's."""
         if self.transport.is_closing():
             return
-        if self._has_answered:
+        own = self._unanswered[-1] if self._phase == "body" and self._unanswered else None
+        if any(cycle.response_started or cycle is not own for cycle in self._unanswered):
+            self._abort()
+        else:
+            self._leave()
             self.transport.write(answer)
             self.transport.close()
-        else:
-            self.transport.abort()
 
 
 def protocol_with(patience_seconds: float, on_cut: Callable[[], None]) -> type[WorkerProtocol]:
