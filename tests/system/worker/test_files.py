@@ -132,8 +132,9 @@ def test_a_model_that_is_written_to_is_no_longer_served(
     with model.open("r+b") as file:
         file.seek(-4096, os.SEEK_END)
         file.write(bytes(4096))
-    until(lambda: worker.get("/health").status_code == 503, 60, lambda: worker.stderr, worker)
-    assert "model.gguf was written to while it was served" in worker.get("/health").text
+    lost = worker.wait_log("residency.lost")
+    assert "model.gguf was written to while it was served" in lost["message"]
+    assert worker.wait() == 5
 
 
 def test_a_model_that_is_cut_ends_the_worker_with_a_sentence(
