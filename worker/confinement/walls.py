@@ -56,7 +56,7 @@ class Walls:
             writes = [*writes, driver_cache]
             for variable in BACKENDS[settings.backend].cache_variables:
                 os.environ.setdefault(variable, str(driver_cache))
-        rules = list(_rules(settings.backend, reads, writes))
+        rules = set(_rules(settings.backend, reads, writes))
         self._raise("core_dumps", forbid_core_dumps)
         self._raise("files", lambda: _restrict_files(rules))
         if not settings.on_gpu:
@@ -127,7 +127,34 @@ def _rules(
 def _python() -> Iterator[str]:
     """The interpreter, installed packages and this one: some modules are imported when needed."""
     yield from (sys.prefix, sys.base_prefix, *worker.__path__)
-    yield from (each for each in sys.path if each.endswith(("site-packages", "dist-packages")))
+    for folder in sys.path:
+        if folder.endswith(("site-packages", "dist-packages")) and os.path.isdir(folder):
+            yield folder
+            yield from _linked(folder)
+
+
+def _linked(folder: str) -> Iterator[str]:
+    """Where the packages lie that an installer has only linked: each link, or each file of a
+    package, as `uv --link-mode=symlink` does it."""
+    with os.scandir(folder) as found:
+        entries = list(found)
+    for entry in entries:
+        if entry.is_symlink():
+            yield os.path.realpath(entry)
+        elif entry.is_dir() and entry.name != "__pycache__":
+            yield from _linked_package(entry.path)
+
+
+def _linked_package(package: str) -> Iterator[str]:
+    with os.scandir(package) as found:
+        files = [entry for entry in found if entry.is_symlink() or entry.is_file()]
+    links = [entry for entry in files if entry.is_symlink()]
+    if not files:  # a namespace, which has packages
+        yield from _linked(package)
+    for link in links:
+        real = os.path.realpath(link)
+        home = os.path.dirname(real)
+        yield home if os.path.basename(home) == os.path.basename(package) else real
 
 
 def _nodes(backend: BackendName) -> tuple[str, ...]:

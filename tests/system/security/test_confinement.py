@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import sys
+import sysconfig
+import venv
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +70,32 @@ def test_the_attempts_are_real(start_worker: StartWorker) -> None:
     refused = {name for (_, name), refusal in broken_out(worker).items() if refusal is not None}
     assert not refused - {name for name in ATTEMPTS if "the API" in name}
     assert (worker.folder / "written").exists()
+
+
+def linked_venv(home: Path) -> Path:
+    """The Python of a venv whose packages are links to the files of this one's."""
+    venv.create(home, symlinks=True)
+    (mine,) = home.glob("lib/python*/site-packages")
+    theirs = Path(sysconfig.get_path("purelib"))
+    for folder, _, names in os.walk(theirs):
+        place = mine / Path(folder).relative_to(theirs)
+        place.mkdir(exist_ok=True)
+        for name in names:
+            (place / name).symlink_to(Path(folder, name))
+    return home / "bin" / "python"
+
+
+def test_packages_that_are_only_linked_are_found(start_worker: StartWorker, tmp_path: Path) -> None:
+    """As `uv --link-mode=symlink` installs them."""
+    python = linked_venv(tmp_path / "venv")
+    worker = start_worker(command=[str(python), "-c", "from worker.cli import cpu; cpu()"])
+    holds(worker)
+    answer = worker.post(
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+    )
+    assert answer.status_code == 200, answer.text
+    assert worker.logs("engine.crashed") == []
 
 
 @pytest.mark.parametrize("confined", [True, False])
