@@ -62,11 +62,12 @@ VALID = {
     "metrics_interval_ms": "250",
     "n_gpu_layers": "0",
     "samplers": "top_k;temperature",
+    "override_kv": "general.name=str:a,b,llama.context_length=int:64",
     "speculate": "ngram",
     "chat_template_kwargs": '{"a": 1}',
 }
-TOGETHER = {"ssl_certfile", "ssl_keyfile"}
-"""Neither goes without the other."""
+TOGETHER = {"ssl_certfile", "ssl_keyfile", "control_vector_layer_range"}
+"""Each goes only with another one."""
 FLAGS = sorted(FIELDS.keys() - ENV_ONLY - BACKEND_FIELDS.keys() - {"config"} - TOGETHER)
 
 

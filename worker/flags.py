@@ -48,6 +48,7 @@ _OTHER_NAMES = {
     "--kv-type-k": ("-ctk", "--cache-type-k"),
     "--kv-type-v": ("-ctv", "--cache-type-v"),
     "--yarn-orig-ctx": ("--yarn-orig-context",),
+    "--control-vector": ("--control-vector-scaled",),
     "--ssl-certfile": ("--ssl-cert-file",),
     "--ssl-keyfile": ("--ssl-key-file",),
     "--temperature": ("--temp",),
@@ -142,6 +143,9 @@ def _add_flag(group: argparse._ArgumentGroup, field: str, info: FieldInfo) -> No
         return
     if get_origin(info.annotation) is tuple:
         group.add_argument(flag(field), action="append", metavar=_metavar(field, info), help=text)
+        return
+    if any(get_origin(each) is tuple for each in get_args(info.annotation)):
+        group.add_argument(flag(field), nargs="+", metavar="N", help=text)
         return
     choices = [each for each in get_args(info.annotation) if isinstance(each, str)]
     metavar = "{" + ",".join(choices) + "}" if choices else _metavar(field, info)

@@ -48,9 +48,10 @@ from worker.setting_faults import (
     read_toml,
     variable_of,
 )
-from worker.wire.adapters import Adapter, parse_adapter
+from worker.wire.adapters import Adapter, parse_adapter, parse_control_vector
 from worker.wire.backends import BACKENDS, BackendName
 from worker.wire.engine_settings import EngineSettings
+from worker.wire.overrides import parse_override, separated
 from worker.wire.sampling import PARAMETERS, order_of
 
 BACKEND_FIELDS: Mapping[str, BackendName] = {
@@ -89,6 +90,16 @@ def _indices(value: Any) -> Any:
     return _separated(value) if isinstance(value, str) else (value,)
 
 
+def _pair(value: Any) -> Any:
+    """Read `1,9`, or a list of both; `None` is no pair."""
+    if value is None:
+        return None
+    numbers = _indices(value)
+    if len(numbers) != 2:
+        raise ValueError("must be two numbers, such as 1,9")
+    return numbers
+
+
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -99,6 +110,11 @@ Indices = Annotated[
     BeforeValidator(_indices),
     Field(min_length=1, max_length=16),
 ]
+Range = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=512)], Annotated[int, Field(ge=1, le=512)]] | None,
+    NoDecode,
+    BeforeValidator(_pair),
+]
 JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_object)]
 Order = Annotated[tuple[str, ...], NoDecode, BeforeValidator(order_of)]
 OutputType = Literal[
@@ -107,6 +123,11 @@ OutputType = Literal[
 """Types of a converted file's weights; `convert.output_types` has the details of each."""
 
 
+_READ_FROM_TEXT: Mapping[Any, Any] = {
+    tuple[int, ...]: Indices,
+    tuple[str, ...]: Names,
+    tuple[int, int] | None: Range,
+}
 _ENGINE_FIELDS = {each.name: each for each in dataclasses.fields(EngineSettings)}
 if TYPE_CHECKING:
     _TableFields = BaseSettings
@@ -118,7 +139,7 @@ else:
         __base__=BaseSettings,
         **{
             name: (
-                Indices if annotation == tuple[int, ...] else annotation,
+                _READ_FROM_TEXT.get(annotation, annotation),
                 Field(_ENGINE_FIELDS[name].default, **_ENGINE_FIELDS[name].metadata),
             )
             for name, annotation in get_type_hints(EngineSettings).items()
@@ -271,6 +292,23 @@ class Settings(_TableFields):
             raise ValueError(f"must name each adapter once; {twice[0]!r} is there twice")
         return given
 
+    @field_validator("override_kv", mode="before", check_fields=False)
+    @classmethod
+    def _are_overrides(cls, given: Any) -> tuple[str, ...]:
+        texts = given if isinstance(given, list | tuple) else [given]
+        each = [one for text in texts for one in separated(str(text))]
+        keys = [parse_override(text)[0] for text in each]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise ValueError(f"must name each key once; {twice[0]!r} is there twice")
+        return tuple(each)
+
+    @field_validator("control_vector", check_fields=False)
+    @classmethod
+    def _are_control_vectors(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for each in given:
+            parse_control_vector(each)
+        return given
+
     @field_validator("callback_url", "heartbeat_url")
     @classmethod
     def _is_http_url(cls, url: str | None) -> str | None:
@@ -317,6 +355,11 @@ class Settings(_TableFields):
             yield "uds", "a pool manager cannot reach a worker there"
         if engine.rope_scale is not None and engine.rope_freq_scale is not None:
             yield "rope_scale", "--rope-freq-scale says the same as 1 divided by it: give one"
+        if (layers := engine.control_vector_layer_range) is not None:
+            if not engine.control_vector:
+                yield "control_vector_layer_range", "no --control-vector is there"
+            if layers[0] > layers[1]:
+                yield "control_vector_layer_range", "the first layer comes behind the last"
         if engine.speculate == "draft" and self.draft is None:
             yield "speculate", "no --draft names a model"
         if self.draft is not None and engine.speculate not in ("auto", "draft"):

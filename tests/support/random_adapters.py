@@ -1,4 +1,4 @@
-"""Random LoRA adapters, as GGUF files, that change what a model says."""
+"""Random LoRA adapters and control vectors, as GGUF files, that change what a model says."""
 
 from __future__ import annotations
 
@@ -39,6 +39,26 @@ def random_adapter(
         b = dice.standard_normal((heights[0], rank), np.float32) * each
         writer.add_tensor(f"{tensor.name}.lora_a", a)
         writer.add_tensor(f"{tensor.name}.lora_b", b)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def random_control_vector(
+    base: Path, target: Path, seed: int, *, strength: float = 0.5, width: int | None = None
+) -> Path:
+    """Write a direction for each layer of `base` that may have one; another `width` is wrong."""
+    fields = GGUFReader(str(base)).fields
+    architecture = fields["general.architecture"].contents()
+    n_layers = fields[f"{architecture}.block_count"].contents()
+    width = width or fields[f"{architecture}.embedding_length"].contents()
+    writer = GGUFWriter(str(target), "controlvector")
+    dice = np.random.default_rng(seed)
+    for layer in range(1, n_layers):
+        direction = dice.standard_normal(width, np.float32) * strength
+        writer.add_tensor(f"direction.{layer}", direction)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -344,3 +344,22 @@ def embedding(rng: Random) -> Iterator[Asked]:
     for path in cycle(("/embedding", "/embeddings", "/v1/embeddings")):
         name = rng.choice(("input", "content"))
         yield Asked(path, {name: rng.choice(inputs), **drawn(rng, 0, EMBEDDING)})
+
+
+RERANK: _Fields = {
+    "top_n": (1, 2, 9),
+    "return_text": (True, False),
+    "model": ("any",),
+}
+
+
+def ranking(rng: Random) -> Iterator[Asked]:
+    for path in cycle(("/rerank", "/v1/rerank", "/reranking", "/v1/reranking")):
+        name = rng.choice(("documents", "texts"))
+        documents = [rng.choice(TEXTS) for _ in range(rng.randint(0, 4))]
+        query = {} if rng.random() < 0.1 else {"query": rng.choice(TEXTS)}
+        yield Asked(path, {**query, name: documents, **drawn(rng, 0, RERANK)})
+
+
+OF_POOLING = {"mean": embedding, "last": embedding, "none": embedding, "rank": ranking}
+"""What is asked of a model whose outputs are pooled so."""

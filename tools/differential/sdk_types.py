@@ -56,6 +56,7 @@ def faults(asked: Asked, answer: Answered) -> Iterator[str]:
     path = asked.path.removeprefix("/v1")
     kind = (STREAMED if answer.events else WHOLE).get(path)
     in_their_form = {"content", "encoding_format"} & set(asked.body or ())
+    in_their_form = in_their_form or isinstance(answer.whole, list)
     if answer.status != 200 or kind is None or in_their_form:
         return
     for given in answer.events or [answer.whole]:

@@ -16,7 +16,7 @@ from types import TracebackType
 import httpx
 
 from builds.pins import pins
-from tests.support.bundled import bundled_gguf, bundled_pooling
+from tests.support.bundled import bundled_gguf
 from tools.bench.peer_build import build_peers
 from tools.bench.servers import (
     HOST,
@@ -42,8 +42,11 @@ class Pair:
     scratch: Path
     requests: Callable[[Random], Iterator[Asked]]
     """One for each path, over and over."""
+    flags: tuple[str, ...] = ()
+    """More flags of both."""
     theirs: tuple[str, ...] = ()
-    """More flags of llama-server."""
+    ours: tuple[str, ...] = ()
+    """More flags of one."""
     kv_types: tuple[str, str] = ("f32", "f32")
     """Of keys and values."""
 
@@ -54,8 +57,8 @@ class Pair:
         attention = "off" if v in ("f32", "f16", "bf16") else "on"
         theirs = ["-fa", attention, "-ctk", k, "-ctv", v, "--threads", "1", "-tb", "1"]
         ours = ["--flash-attention", attention, "--kv-type-k", k, "--kv-type-v", v]
-        their_kind = llama_server_kind(peers, [*theirs, *self.theirs])
-        our_kind = worker_kind("worker", [*ours, "--threads", "1"])
+        their_kind = llama_server_kind(peers, [*theirs, *self.flags, *self.theirs])
+        our_kind = worker_kind("worker", [*ours, *self.flags, *self.ours, "--threads", "1"])
         self._servers = [self._started(kind) for kind in (their_kind, our_kind)]
         self._client = httpx.Client(trust_env=False, timeout=PATIENCE_S)
         return self
@@ -90,11 +93,11 @@ class Pair:
 
 
 def pairs(scratch: Path) -> Iterator[Pair]:
-    yield Pair("generates", _with_gap_tokens(scratch), scratch, bodies.generating)
-    pooling = ("--pooling", "mean", "--embeddings")
-    yield Pair(
-        "embeds", bundled_pooling(scratch / "pools.gguf"), scratch, bodies.embedding, pooling
-    )
+    model = _with_gap_tokens(scratch)
+    yield Pair("generates", model, scratch, bodies.generating)
+    for pooling, asked in bodies.OF_POOLING.items():
+        flags = ("--pooling", pooling)
+        yield Pair(f"pools by {pooling}", model, scratch, asked, flags, ("--embeddings",))
 
 
 def _with_gap_tokens(scratch: Path) -> Path:

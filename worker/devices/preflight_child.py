@@ -36,7 +36,9 @@ from worker.errors import WorkerError
 from worker.llama import library, warmup
 from worker.llama.context import Context
 from worker.llama.model import LoadOptions, Model
+from worker.models.control_vectors import read_directions
 from worker.models.gguf.header import parts_beside, read_header
+from worker.models.gguf.servable import check_overridden
 from worker.wire.codec import to_data
 
 
@@ -68,6 +70,7 @@ def _walls(questions: Questions) -> Walls:
     models = (questions.trial_path, questions.plan_path)
     beside = (questions.draft_path, questions.projector_path)
     files = [part for path in (*models, *beside) if path for part in parts_beside(Path(path))]
+    files += [Path(os.path.expanduser(each.path)) for each in questions.settings.control_vectors]
     cache = Path(questions.driver_cache) if questions.driver_cache is not None else None
     return Walls(questions.settings, files, driver_cache=cache)
 
@@ -137,8 +140,10 @@ def _plan(questions: Questions, _walls: Walls) -> Plan:
     selected = select.select_device(settings)
     draft = read_header(questions.draft_path) if questions.draft_path else None
     projector = read_header(questions.projector_path) if questions.projector_path else None
+    header = check_overridden(read_header(path), settings.overrides)
+    read_directions(settings, header)  # whether they are there, and fit
     return memory.plan(
-        read_header(path),
+        header,
         settings,
         selected.devices,
         cpu_budget(settings.threads),

@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from worker.engine.loop import Loop
-from worker.engine.pooling import Pooling
+from worker.engine.pooling import MOST_OUTPUT_BYTES, Pooling
 from worker.engine.sequence import NO_LIMIT, Sequence
 from worker.engine.text.prompt import PromptBuilder
 from worker.errors import Cancelled, InferenceFailed, InvalidRequest, WorkerError
@@ -240,6 +240,12 @@ class Intake:
             )
         tokens = list(texts)
         n_tokens = sum(map(len, tokens))
+        if (n_bytes := n_tokens * pooling.token_bytes) > MOST_OUTPUT_BYTES:
+            raise InvalidRequest(
+                f"input: embeddings of {n_tokens:,} tokens have {n_bytes:,} bytes, more than "
+                f"{MOST_OUTPUT_BYTES:,}; send fewer texts at once",
+                field="input",
+            )
         take = partial(pooling.take, request_id, tokens, norm, adapters)
         self._hand_over(request_id, n_tokens, b"", take)
 

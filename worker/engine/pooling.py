@@ -17,10 +17,14 @@ from worker.wire.adapters import Applied
 from worker.wire.black_box import LOOP
 from worker.wire.messages import Answered, Event, Failed, Started
 
+MOST_OUTPUT_BYTES = 1 << 27
+"""Of an answer with a vector of each token; the pipe takes twice as much."""
+
 
 class Compute(Protocol):
     """`PooledContext`, or a model of it in tests."""
 
+    token_bytes: int
     most_texts: int
     most_tokens: int
 
@@ -51,6 +55,8 @@ class Pooling:
     ) -> None:
         """`call` runs an action on the engine thread between two steps; any thread may use it."""
         self._call, self._compute, self._send, self._stats = call, compute, send, stats
+        self.token_bytes = compute.token_bytes
+        """What each token adds to an answer where nothing is pooled; else 0."""
         self._in_hand = in_hand
         self._requests: dict[int, _Texts] = {}
         """In the order of arrival."""

@@ -5,9 +5,10 @@ Runs on the main thread of the engine process, which then is the engine thread.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from worker.confinement.walls import Walls
@@ -42,10 +43,12 @@ from worker.llama.context import Context, rows_with_logits
 from worker.llama.model import LoadOptions, Model
 from worker.llama.pooled import PooledContext
 from worker.llama.sampler import Sampler
+from worker.models.control_vectors import Directions, layers_of, read_directions
 from worker.models.gguf.header import GgufHeader, current_header, parts_beside, read_header
+from worker.models.gguf.servable import check_overridden
 from worker.observability.logs import get_logger
 from worker.wire.black_box import BlackBox
-from worker.wire.engine_info import EngineInfo, ModelInfo, named
+from worker.wire.engine_info import ControlInfo, EngineInfo, ModelInfo, named
 from worker.wire.engine_settings import EngineSettings
 from worker.wire.messages import LoadModel, Progress, StartFailed
 from worker.wire.transport import SyncChannel
@@ -71,8 +74,8 @@ def walls_for(config: LoadModel) -> Walls:
     beside = (*config.adapters, config.draft, config.projector)
     models = [Path(config.model_path), *(Path(each.path) for each in beside if each is not None)]
     files = [part for path in models for part in parts_beside(path)]
-    if settings.chat_template is not None:
-        files.append(Path(os.path.expanduser(settings.chat_template)))
+    given = (settings.chat_template, *(each.path for each in settings.control_vectors))
+    files += [Path(os.path.expanduser(each)) for each in given if each is not None]
     store, cache = settings.kv_store, Path(config.driver_cache) if config.driver_cache else None
     folders = [] if store is None else [Path(os.path.expanduser(store))]
     return Walls(settings, files, folders, cache)
@@ -88,6 +91,8 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     channel.send([Progress("preflight", 0.0)])
     settings = config.engine
     header = current_header(config.header, Path(config.model_path))
+    header = check_overridden(header, settings.overrides)
+    directions = read_directions(settings, header)
     embeds = header.pooling is not None
     budget = _cpu_budget(settings)
     selected = select_device(settings)
@@ -95,6 +100,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     plan = _plan(config, header, selected, budget)
     mapped = MappedFiles(header.parts if settings.maps_file else ())
     model = _load_model(config, channel, selected, plan, header)
+    model.directions = directions
     context = _create_context(config, model, plan, budget.threads, embeds)
     channel.send([Progress("residency", 0.0)])
     proof = residency.prove(model, context, selected, header, locked=settings.mlock)
@@ -109,6 +115,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     prompts = PromptBuilder(model, template, plan.context_length, embeds=embeds, media=reader)
     pool = PooledContext(context) if embeds else None
     channel.send([Progress("warmup", 0.0)])
+    warmup.check_directions(model, context)
     seconds_per_token = 0.0
     if pool is not None:
         pool([prompts.build("warm-up")])
@@ -231,6 +238,7 @@ def _load_model(
         mmap=config.engine.maps_file,
         mlock=config.engine.mlock,
         tensor_placement=tensor_placement(header, selected.devices),
+        metadata=header.overridden,
     )
     model = Model(config.model_path, options, progressed)
     for adapter in config.adapters:
@@ -250,6 +258,16 @@ def _create_context(
         return Context(model, options)
     except VramOom as error:
         raise InsufficientVram(error.message, parts=dict(plan.parts)) from error
+
+
+def _control_info(
+    settings: EngineSettings, header: GgufHeader, directions: Directions | None
+) -> ControlInfo | None:
+    if directions is None:
+        return None
+    vectors = tuple(replace(each, path=Path(each.path).name) for each in settings.control_vectors)
+    sha256 = hashlib.sha256(directions.tobytes()).hexdigest()
+    return ControlInfo(vectors, layers_of(settings, header), sha256)
 
 
 def _model_info(
@@ -279,4 +297,6 @@ def _model_info(
         pooling=header.pooling,
         metadata={**header.summary(), **template_metadata(template)},
         adapters=config.adapters,
+        overridden=header.overridden,
+        control=_control_info(config.engine, header, model.directions),
     )

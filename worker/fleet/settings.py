@@ -40,6 +40,7 @@ _REFERENCES = ("model", "draft")
 _READ = ("chat_template", "models_file")
 _GATEWAYS = ("ssl_certfile", "ssl_keyfile", "token_file")
 _WRITTEN = ("kv_store", "cache_dir")
+_SCALED = ("lora", "control_vector")
 """Fields and settings that name a place; a relative one is relative to the fleet's file."""
 
 
@@ -260,8 +261,9 @@ def _make_absolute(table: dict[str, Any], folder: Path, place: str) -> None:
     for name in (*_REFERENCES, *_READ, *_WRITTEN, *_GATEWAYS):
         if isinstance(given := table.get(name), str):
             table[name] = absolute(given, name)
-    adapters = table.get("lora", [])
-    adapters = adapters.split(",") if isinstance(adapters, str) else adapters
-    if adapters and all(isinstance(each, str) for each in adapters):
-        with contextlib.suppress(ValueError):  # the settings say what is wrong with one
-            table["lora"] = [with_path(each, partial(absolute, name="lora")) for each in adapters]
+    for name in _SCALED:
+        given = table.get(name, [])
+        files = given.split(",") if isinstance(given, str) else given
+        if files and all(isinstance(each, str) for each in files):
+            with contextlib.suppress(ValueError):  # the settings say what is wrong with one
+                table[name] = [with_path(each, partial(absolute, name=name)) for each in files]

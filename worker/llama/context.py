@@ -128,6 +128,8 @@ class Context:
         self.pointer = pointer
         self._memory = flat.llama_get_memory(pointer)
         self._applied: Applied = ()
+        if model.directions is not None:
+            self.steer(model.directions)
         self._unsettled: set[int] = set()
         """Slots between which a copy waits for the next `decode`."""
         self._rows: dict[int, npt.NDArray[np.float32]] = {}
@@ -167,6 +169,20 @@ class Context:
         flat.llama_set_adapters_lora(self.pointer, pointers, n, scales)
         self._applied = adapters
 
+    def steer(self, directions: npt.NDArray[np.float32] | None) -> None:
+        """Compute with these directions, (layers - 1, n_embd), or with none, from now on.
+
+        Raises `VramOom` if llama.cpp cannot allocate them.
+        """
+        flat = self._flat
+        if directions is None:
+            flat.llama_set_adapter_cvec(self.pointer, None, 0, 0, 0, 0)
+            return
+        n_layers, n_embd = directions.shape
+        data = directions.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        if flat.llama_set_adapter_cvec(self.pointer, data, directions.size, n_embd, 1, n_layers):
+            raise VramOom("llama.cpp cannot take the control vector")
+
     def decode(self, batch: Batch) -> DecodeOutcome:
         """Compute the batch's rows; blocks until the device is done, without the GIL."""
         if batch.at_once:
@@ -202,10 +218,21 @@ class Context:
         size = self.model.n_cls_out if self.ranks else self.model.n_embd
         return np.ctypeslib.as_array(pointer, (size,)).copy()
 
+    def of_tokens(self, rows: range) -> npt.NDArray[np.float32]:
+        """A copy of the outputs of these rows of the batch where nothing is pooled:
+        (rows, n_embd)."""
+        found = (self._flat.llama_get_embeddings_ith(self.pointer, row) for row in rows)
+        return np.stack([np.ctypeslib.as_array(each, (self.model.n_embd,)) for each in found])
+
     @cached_property
     def ranks(self) -> bool:
         """Whether the model ranks pairs of texts."""
         return self.pooling == int(self._flat.LLAMA_POOLING_TYPE_RANK)
+
+    @cached_property
+    def pools(self) -> bool:
+        """Whether a text has one output; otherwise, each of its tokens has one."""
+        return self.pooling != int(self._flat.LLAMA_POOLING_TYPE_NONE)
 
     @property
     def pooling(self) -> int:

@@ -10,9 +10,12 @@ import ctypes
 import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from worker.errors import ModelError
 from worker.llama import library
@@ -48,6 +51,8 @@ class LoadOptions:
     """Read the metadata and plan the buffers, but allocate and read no weights."""
     tensor_placement: Sequence[tuple[str, int]] = ()
     """Pairs of (tensor name pattern, native buffer type) that override the layer's device."""
+    metadata: Mapping[str, int | float | bool | str] = field(default_factory=dict)
+    """What replaces that of the file."""
     without_vocabulary: tuple[str, int] | None = None
     """(architecture, number of tokens): do not read the tokens, if only sizes are needed."""
     extra_buffer_types: bool = True
@@ -112,12 +117,16 @@ class Model:
         self._tensor_overrides = _tensor_overrides(options.tensor_placement)
         params.tensor_buft_overrides = ctypes.cast(self._tensor_overrides, ctypes.c_void_p)
         self._split = recorded(path, SPLIT)
-        instead: dict[str, int | str] = {"tokenizer.ggml.pre": NEUTRAL} if self._split else {}
+        instead: dict[str, int | float | bool | str] = {}
+        if self._split:
+            instead["tokenizer.ggml.pre"] = NEUTRAL
         if "space-" in (recorded(path, STEPS) or ""):
             instead["tokenizer.ggml.add_space_prefix"] = False
+        instead |= options.metadata
         if options.without_vocabulary is not None:
             architecture, n_tokens = options.without_vocabulary
-            instead = {"tokenizer.ggml.model": "no_vocab", f"{architecture}.vocab_size": n_tokens}
+            instead["tokenizer.ggml.model"] = "no_vocab"
+            instead[f"{architecture}.vocab_size"] = n_tokens
         self._metadata_overrides = _metadata_overrides(flat, instead)
         params.kv_overrides = self._metadata_overrides
 
@@ -139,6 +148,9 @@ class Model:
         self.vocab = flat.llama_model_get_vocab(pointer)
         self.adapters: list[Any] = []
         """Pointers to the adapters that are loaded; llama.cpp frees them with the model."""
+        self.directions: npt.NDArray[np.float32] | None = None
+        """What each layer from the second on adds to its output: (layers - 1, n_embd). Contexts
+        that are made later have it."""
 
     def close(self) -> None:
         """Free the weights. All contexts of this model must be closed before."""
@@ -168,6 +180,8 @@ class Model:
 
     def metadata(self, key: str) -> str | None:
         """A scalar of the GGUF header as text; `None` if the key is absent or an array."""
+        if (value := self.options.metadata.get(key)) is not None:
+            return str(value)
         read, name, size = self._flat.llama_model_meta_val_str, key.encode(), 256
         while True:
             buffer = ctypes.create_string_buffer(size)
@@ -180,6 +194,9 @@ class Model:
 
     def chat_template(self, name: str | None = None) -> str | None:
         """The template named `name` (`tool_use`…), or the default one."""
+        key = "tokenizer.chat_template" + (f".{name}" if name else "")
+        if (source := self.options.metadata.get(key)) is not None:
+            return str(source)
         text = self._flat.llama_model_chat_template(self.pointer, name.encode() if name else None)
         return text.decode("utf-8", "replace") if text else None
 
@@ -410,7 +427,7 @@ def _tensor_overrides(placement: Sequence[tuple[str, int]]) -> Any:
     return overrides
 
 
-def _metadata_overrides(flat: Any, values: Mapping[str, int | str]) -> Any:
+def _metadata_overrides(flat: Any, values: Mapping[str, int | float | bool | str]) -> Any:
     """llama.cpp's array of metadata that replaces the file's, terminated by an empty key."""
     overrides = (flat.llama_model_kv_override * (len(values) + 1))()
     for each, (key, value) in zip(overrides, values.items(), strict=False):
@@ -419,6 +436,8 @@ def _metadata_overrides(flat: Any, values: Mapping[str, int | str]) -> Any:
             each.tag, each.value.val_bool = flat.LLAMA_KV_OVERRIDE_TYPE_BOOL, value
         elif isinstance(value, str):
             each.tag, each.value.val_str = flat.LLAMA_KV_OVERRIDE_TYPE_STR, value.encode()
+        elif isinstance(value, float):
+            each.tag, each.value.val_f64 = flat.LLAMA_KV_OVERRIDE_TYPE_FLOAT, value
         else:
             each.tag, each.value.val_i64 = flat.LLAMA_KV_OVERRIDE_TYPE_INT, value
     return overrides

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -29,13 +30,16 @@ class PooledContext:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._batch = Batch(context.options.n_batch)
+        self.token_bytes = 0 if context.pools else 4 * context.model.n_embd
+        """Of each token's output, where nothing is pooled."""
         self.most_texts = context.options.n_seq_max
         """The most texts in one decode."""
         self.most_tokens = min(SHARED_TOKENS, context.options.n_ubatch)
         """The most tokens of all texts in one decode; a longer text is computed alone."""
 
     def __call__(self, texts: list[list[int]], adapters: Applied = ()) -> list[Vector]:
-        """Embeddings or ranks as they come.
+        """Embeddings or ranks as they come: a vector of each text, or of each of its tokens where
+        nothing is pooled.
 
         Raises `InferenceFailed` if the device cannot compute the texts, or computes NaN.
         """
@@ -49,12 +53,19 @@ class PooledContext:
             outcome = context.decode(batch)
             if outcome != "ok":
                 raise InferenceFailed(f"the device cannot compute the texts ({outcome})")
-            vectors = [context.pooled(slot) for slot in range(len(texts))]
+            vectors = self._outputs(texts)
             if any(math.isnan(vector.sum()) for vector in vectors):
                 raise not_a_number()
         finally:
             context.clear()
         return vectors
+
+    def _outputs(self, texts: list[list[int]]) -> list[Vector]:
+        context = self._context
+        if context.pools:
+            return [context.pooled(slot) for slot in range(len(texts))]
+        ends = accumulate(map(len, texts), initial=0)
+        return [context.of_tokens(range(*rows)) for rows in pairwise(ends)]
 
 
 def scaled(vector: Vector, norm: int) -> bytes:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 
-from worker.errors import InsufficientVram
+import numpy as np
+import numpy.typing as npt
+
+from worker.errors import InsufficientVram, ModelError
 from worker.llama.batch import Batch
 from worker.llama.context import Context
 from worker.llama.model import Model
@@ -32,6 +35,39 @@ def warm_up(model: Model, context: Context) -> float:
         _warm_up(model, context)
         context.apply(())
     return _warm_up(model, context)
+
+
+def check_directions(model: Model, context: Context) -> None:
+    """Refuse control vectors where they change nothing: some graphs of llama.cpp do not add them.
+
+    Raises:
+        ModelError: the output is the same with and without them.
+    """
+    if model.directions is None or not model.directions.any():
+        return
+    changed = _output(model, context)
+    context.steer(None)
+    plain = _output(model, context)
+    context.steer(model.directions)
+    if (changed == plain).all():
+        raise ModelError(
+            "The control vectors change nothing: llama.cpp does not apply them to the "
+            f"architecture {model.metadata('general.architecture')}, or they are too small."
+        )
+
+
+def _output(model: Model, context: Context) -> npt.NDArray[np.float32]:
+    """A copy of the output of a single token."""
+    batch = Batch(context.options.n_batch)
+    try:
+        row = batch.add(0, 0, [model.bos if model.bos is not None else 0], logits=True)
+        _check(context.decode(batch))
+        if not context.options.embeddings:
+            return context.logits(row).copy()
+        return context.pooled(0) if context.pools else context.of_tokens(range(1))
+    finally:
+        context.clear()
+        batch.close()
 
 
 def _warm_up(model: Model, context: Context) -> float:

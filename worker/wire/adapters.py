@@ -1,4 +1,5 @@
-"""LoRA adapters: those that are loaded beside a model, and those that a computation has."""
+"""LoRA adapters and control vectors: those that are loaded beside a model, and those that a
+computation has."""
 
 from __future__ import annotations
 
@@ -22,6 +23,14 @@ class Adapter:
     is_default: bool = False
     """Whether requests have it that say nothing of adapters."""
     size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ControlVector:
+    """A direction for each layer, which is added to what the layer puts out."""
+
+    path: str
+    scale: float = 1.0
 
 
 Applied = tuple[tuple[int, float], ...]
@@ -52,10 +61,7 @@ def parse_adapter(text: str) -> Adapter:
     Raises:
         ValueError: it has another form.
     """
-    file, scale = text, 1.0
-    at = max(text.rfind(":"), text.rfind("="))
-    if (number := _number(text[at + 1 :])) is not None and at >= 0:
-        file, scale = text[:at], number
+    file, scale = _scaled(text, ":=")
     name, is_named, path = file.partition("=")
     if not is_named or "/" in name:
         is_named, path = "", file
@@ -65,11 +71,31 @@ def parse_adapter(text: str) -> Adapter:
     return Adapter(name, path, scale, is_default=not is_named)
 
 
+def parse_control_vector(text: str) -> ControlVector:
+    """Parse a value of `--control-vector`: a file and behind the last `:` its scale.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    path, scale = _scaled(text, ":")
+    if not path or not abs(scale) <= MOST_SCALE:
+        scales = f"from {-MOST_SCALE:g} to {MOST_SCALE:g}"
+        raise ValueError(f"must be FILE[:SCALE], with a scale {scales}, not {text!r}")
+    return ControlVector(path, scale)
+
+
 def with_path(text: str, made: Callable[[str], str]) -> str:
-    """A value of `--lora` with another path. Raises as `parse_adapter`."""
+    """A value of `--lora` or `--control-vector` with another path. Raises as `parse_adapter`."""
     adapter = parse_adapter(text)
     name = "" if adapter.is_default else f"{adapter.name}="
     return f"{name}{made(adapter.path)}:{adapter.scale:g}"
+
+
+def _scaled(text: str, before_scale: str) -> tuple[str, float]:
+    """A file, and the number behind the last of these characters; 1 without one."""
+    at = max(map(text.rfind, before_scale))
+    number = _number(text[at + 1 :]) if at >= 0 else None
+    return (text, 1.0) if number is None else (text[:at], number)
 
 
 def _number(text: str) -> float | None:

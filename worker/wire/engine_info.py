@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from worker.wire.adapters import Adapter
+from worker.wire.adapters import Adapter, ControlVector
 from worker.wire.backends import BackendName
 
 _HOST_TYPE = re.compile(r"CPU(_\w+)?$|AMX$|\w+_Host$")
@@ -102,6 +102,21 @@ class ModelInfo:
     metadata: Mapping[str, Any]
     """GGUF metadata; arrays are summarised as `[n items]`."""
     adapters: tuple[Adapter, ...] = ()
+    overridden: Mapping[str, Any] = field(default_factory=dict)
+    """Metadata that replaces the file's."""
+    control: ControlInfo | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ControlInfo:
+    """What control vectors add to the outputs of layers."""
+
+    vectors: tuple[ControlVector, ...]
+    """Each with the name of its file."""
+    layers: tuple[int, int]
+    """The first and the last that are changed."""
+    sha256: str
+    """Of the sum that each layer adds."""
 
 
 @dataclass(frozen=True, slots=True)

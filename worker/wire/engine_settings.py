@@ -11,7 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from worker.wire.adapters import ControlVector, parse_control_vector
 from worker.wire.backends import BACKENDS, BackendName
+from worker.wire.overrides import Value, parse_override
 
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 
@@ -31,6 +33,10 @@ _ROPE_FIELDS = (
 """Settings that `llama_context_params` has under the same name."""
 _ROPE_SCALINGS = {"none": 0, "linear": 1, "yarn": 2}
 """`llama_rope_scaling_type`."""
+Pooling = Literal["none", "mean", "cls", "last", "rank"]
+_POOLINGS: tuple[Pooling, ...] = ("none", "mean", "cls", "last", "rank")
+"""In the order of llama.cpp's numbers."""
+_POOLING_KEY = "{arch}.pooling_type"
 
 
 def _setting(default: Any, group: str, text: str, **limits: Any) -> Any:
@@ -67,6 +73,10 @@ class EngineSettings:
     yarn_attn_factor: float | None = _setting(None, "model", "YaRN's factor of the attention's magnitude", gt=0, le=1e3)
     yarn_beta_slow: float | None = _setting(None, "model", "YaRN's correction for high dimensions", ge=0, le=1e3)
     yarn_beta_fast: float | None = _setting(None, "model", "YaRN's correction for low dimensions", ge=0, le=1e3)
+    override_kv: tuple[str, ...] = _setting((), "model", "KEY=TYPE:VALUE, repeatable: metadata in place of the file's; TYPE is int, float, bool or str")
+    pooling: Pooling | None = _setting(None, "model", "make embeddings by this kind of pooling, or with rank, ranks, also with a model that generates; none: an embedding of each token; without it as the file says")
+    control_vector: tuple[str, ...] = _setting((), "model", "FILE[:SCALE], repeatable: a control vector, a GGUF of a direction for each layer, whose sum is added to what the layers put out")
+    control_vector_layer_range: tuple[int, int] | None = _setting(None, "model", "first and last layer that control vectors change; without it all")
     slots: int = _setting(8, "engine", "sequences that run at once", ge=1, le=256)
     context_length: int | None = _setting(None, "engine", "tokens that one sequence may hold; without it the model's own, at most --kv-cells", ge=32, le=2**24)
     batch: int = _setting(2048, "engine", "tokens in one decode call at most", ge=1, le=2**20)
@@ -104,6 +114,20 @@ class EngineSettings:
         if self.rope_scale is not None:
             values["rope_freq_scale"] = 1 / self.rope_scale
         return tuple((name, value) for name, value in values.items() if value is not None)
+
+    @property
+    def overrides(self) -> dict[str, Value]:
+        """Metadata in place of the file's; `{arch}` in a key stands for its architecture."""
+        values = dict(map(parse_override, self.override_kv))
+        return (
+            values
+            if self.pooling is None
+            else values | {_POOLING_KEY: _POOLINGS.index(self.pooling)}
+        )
+
+    @property
+    def control_vectors(self) -> tuple[ControlVector, ...]:
+        return tuple(map(parse_control_vector, self.control_vector))
 
     @property
     def inter_token_ms(self) -> float:

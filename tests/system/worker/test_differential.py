@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import httpx
 import pytest
 
 from builds.pins import pins
 from tests.support.bundled import bundled_gguf
+from tests.support.random_adapters import random_control_vector
 from tests.support.worker import WorkerProcess
 from tools.bench.peer_build import peers_of
 from tools.differential import bodies, sdk_types
@@ -36,17 +38,58 @@ KV_TYPES = (
 )  # fmt: skip
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("types", KV_TYPES, ids="-".join)
-def test_a_kv_type_has_llama_servers_greedy_texts(types: tuple[str, str], tmp_path: Path) -> None:
-    """Alone and from the prompt's first token, so that both compute the same batches."""
-    pair = Pair("kv", bundled_gguf("f32"), tmp_path, bodies.generating, kv_types=types)
-    with pair:
+def greedy_texts(tmp_path: Path, **changes: Any) -> list[str]:
+    """The worker's, which are llama-server's: alone and from the prompt's first token, so that
+    both compute the same batches."""
+    found = []
+    with Pair("greedy", bundled_gguf("f32"), tmp_path, bodies.generating, **changes) as pair:
         for text in bodies.TEXTS:
             body = {"prompt": text * 3, "n_predict": 48, "temperature": 0, "ignore_eos": True}
             asked = Asked("/completion", {**body, "cache_prompt": False})
             theirs, ours = (each.whole["content"] for each in pair.answers(asked))
             assert ours == theirs, text
+            found.append(ours)
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("types", KV_TYPES, ids="-".join)
+def test_a_kv_type_has_llama_servers_greedy_texts(types: tuple[str, str], tmp_path: Path) -> None:
+    greedy_texts(tmp_path, kv_types=types)
+
+
+CHANGES: dict[str, tuple[str, ...]] = {
+    "metadata": (
+        "--override-kv",
+        "llama.attention.layer_norm_rms_epsilon=float:0.3,llama.rope.freq_base=float:150",
+    ),
+    "bos": ("--override-kv", "tokenizer.ggml.add_bos_token=bool:false"),
+    "rope": ("--rope-freq-base", "500", "--rope-freq-scale", "0.5"),
+    "yarn": ("--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "128"),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_model_has_llama_servers_greedy_texts(change: str, tmp_path: Path) -> None:
+    assert greedy_texts(tmp_path, flags=CHANGES[change]) != greedy_texts(tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layers", [(), ("2", "3")], ids=["all", "some"])
+def test_control_vectors_have_llama_servers_greedy_texts(
+    layers: tuple[str, ...], tmp_path: Path
+) -> None:
+    base = bundled_gguf("f32")
+    one, two = (random_control_vector(base, tmp_path / f"{n}.gguf", n) for n in range(2))
+    changed = greedy_texts(
+        tmp_path,
+        flags=("--control-vector", str(one))
+        + (("--control-vector-layer-range", *layers) if layers else ()),
+        theirs=("--control-vector-scaled", f"{two}:-0.4"),
+        ours=("--control-vector", f"{two}:-0.4"),
+    )
+    assert changed != greedy_texts(tmp_path)
 
 
 @pytest.mark.parametrize("path", bodies.OF_THE_SDKS)

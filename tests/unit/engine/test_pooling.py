@@ -25,7 +25,7 @@ class Fake:
     """Computes a text as its own tokens' sum and number and the number of adapters, and remembers
     the groups."""
 
-    most_texts, most_tokens = 4, 20
+    most_texts, most_tokens, token_bytes = 4, 20, 0
 
     def __init__(self) -> None:
         self.groups: list[list[list[int]]] = []

@@ -25,6 +25,14 @@ class Embedding(NamedTuple):
     n_tokens: int
     data: bytes
     """32-bit floats."""
+    n_vectors: int = 1
+    """One for each token where nothing is pooled."""
+
+    def vectors(self, n: int | None = None) -> list[array[float]]:
+        """As `values`, of all vectors."""
+        width = len(self.data) // self.n_vectors
+        parts = (self.data[at : at + width] for at in range(0, len(self.data), width))
+        return [Embedding(1, part).values(n) for part in parts]
 
     def values(self, n: int | None = None) -> array[float]:
         """The first `n` dimensions, scaled to length 1: some models are trained for shorter
@@ -49,21 +57,28 @@ async def embed(
     inputs: Sequence[str | MixedTokens],
     dimensions: int | None = None,
     norm: int = 2,
+    *,
+    of_tokens: bool = False,
 ) -> list[Embedding]:
     """Vectors that are scaled by their `norm`; `work.Embed` says how. `model_name` is as the client
-    named it; an adapter's is applied.
+    named it; an adapter's is applied. With `of_tokens`, each token may have a vector, as it comes.
 
     Raises:
-        InvalidRequest: the model makes no embeddings, or none of so many dimensions.
+        InvalidRequest: the model makes no embeddings, or none of so many dimensions, or of tokens.
         NotReady: the model is still loading.
     """
     model = state.loaded().model
     _require(model, "embeddings")
+    is_pooled = model.pooling != "none"
+    if not is_pooled and not of_tokens:
+        message = "model: with --pooling none each token has an embedding; send to /embedding"
+        raise invalid([fault("model", "unsupported", message)])
     if dimensions is not None and dimensions > model.embedding_length:
         message = f"dimensions must be at most {model.embedding_length} with this model"
         raise invalid([fault("dimensions", "maximum", message, dimensions)])
-    work = Embed(tuple(inputs), norm, state.adapters.of(model_name, None))
-    return [Embedding(*each) for each in await answered(request, state, work)]
+    work = Embed(tuple(inputs), norm if is_pooled else -1, state.adapters.of(model_name, None))
+    found: list[tuple[int, bytes]] = await answered(request, state, work)
+    return [Embedding(n, data, 1 if is_pooled else n) for n, data in found]
 
 
 async def rank(

@@ -49,6 +49,7 @@ class Unloaded:
             mmap=False,
             no_alloc=True,
             tensor_placement=self.weights.placed,
+            metadata=header.overridden,
             without_vocabulary=size,
         )
         self._model = Model(self.path, options)

@@ -36,6 +36,7 @@ from worker.wire.backends import BACKENDS
 from worker.wire.engine_settings import EngineSettings
 
 _MIB = 1 << 20
+_FLOAT_BYTES = 4
 _EXACT_CELLS = 1 << 21
 """A context with up to this many KV cells is laid out exactly for its plan."""
 _AUTOMATIC_SHARE = 0.5
@@ -111,7 +112,10 @@ class _Planner:
             self._layers = shared_out(header, left)
         self._model = Unloaded(header, devices, self._layers)
         layers = self._layers or (1,)
-        adapter = [beside.adapter_bytes * n // sum(layers) for n in layers]
+        added_bytes = beside.adapter_bytes
+        if settings.control_vector:
+            added_bytes += _FLOAT_BYTES * (header.embedding_length or 0) * (header.block_count or 0)
+        adapter = [added_bytes * n // sum(layers) for n in layers]
         self._weight_bytes = tuple(map(sum, zip(self._model.weight_bytes, adapter, strict=True)))
         mapped = self._model.weights.mapped_beside_bytes
         self._mapped_beside_bytes = mapped if settings.maps_file else 0

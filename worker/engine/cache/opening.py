@@ -73,6 +73,8 @@ def _binding(
         "projector": [sha256_of_file(projector, hashes)] if projector is not None else None,
         "kv_types": settings.kv_types,
         "rope": settings.rope,
+        "metadata": header.overridden,
+        "control": info.model.control.sha256 if info.model.control is not None else None,
         "flash_attention": settings.flash_attention,
         "split_into": 1 if moves_states else n_parts,
         "longest": longest if header.lengths_differ else None,

@@ -11,16 +11,18 @@ import contextlib
 import os
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
-from worker.errors import ModelError
+from worker.errors import ConfigError, ModelError
 from worker.models.gguf.constants import constants
 from worker.models.gguf.faults import unusable
-from worker.models.gguf.layout import GgufLayout, Scalar, read_layout
+from worker.models.gguf.layout import GgufLayout, Scalar, fits, read_layout
 from worker.models.gguf.tensors import TensorEntry
 
 TOKENIZER_KINDS = {
@@ -32,6 +34,8 @@ TOKENIZER_KINDS = {
 }
 """Where llama.cpp's name for the kind is not the file's."""
 
+_TYPES = {bool: "bool", int: "int64", float: "float32", str: "string"}
+"""Of a value that the file does not have."""
 _PART = re.compile(r"(?P<stem>.*[^/])-\d{5}-of-(?P<count>\d{5})\.gguf")
 
 
@@ -56,6 +60,8 @@ class GgufHeader(GgufLayout):
     head_count_kv: int | None
     chat_template: str | None
     pooling: str | None
+    overridden: dict[str, Scalar]
+    """What is in the metadata in place of the file's, or beside it."""
 
     def summary(self) -> dict[str, Scalar]:
         """The metadata in the file's order, each array as `[n items]`."""
@@ -154,7 +160,7 @@ def _header_of(layout: GgufLayout) -> GgufHeader:
     if tokens is not None and tokens.item_type != "string":
         raise unusable(layout.path, f"{tokenizer.LIST} is not an array of strings")
     return GgufHeader(
-        **{each.name: getattr(layout, each.name) for each in fields(layout)},
+        **{each.name: getattr(layout, each.name) for each in fields(GgufLayout)},
         parts=(layout.path,),
         architecture=architecture,
         name=layout.text(general.NAME),
@@ -168,7 +174,42 @@ def _header_of(layout: GgufLayout) -> GgufHeader:
         head_count_kv=layout.largest(keys.Attention.HEAD_COUNT_KV),
         chat_template=layout.text(tokenizer.CHAT_TEMPLATE),
         pooling=_pooling(layout.unsigned(llm.POOLING_TYPE), layout.path),
+        overridden={},
     )
+
+
+def with_metadata(header: GgufHeader, values: Mapping[str, Scalar]) -> GgufHeader:
+    """The header as if its file had these values; `{arch}` in a key stands for its architecture.
+
+    Raises `ConfigError` if the file has a value of another type, or llama.cpp would not read it.
+    """
+    if not values:
+        return header
+    given = {key.replace("{arch}", header.architecture): value for key, value in values.items()}
+    types = dict(header.types)
+    for key, value in given.items():
+        if key == constants().Keys.General.ALIGNMENT or key.startswith("split."):
+            _refuse_override(key, "it describes the file, not the model")
+        kind = types.setdefault(key, _TYPES[type(value)])
+        if kind == "array":
+            _refuse_override(
+                key, "the file has a list there, which llama.cpp takes from nowhere else"
+            )
+        if not fits(kind, value):
+            _refuse_override(key, f"{value!r} is no {kind}, which the file has there")
+    changed = _header_of(replace(header, metadata={**header.metadata, **given}, types=types))
+    pooling_key = constants().Keys.LLM.POOLING_TYPE.format(arch=changed.architecture)
+    return replace(
+        changed,
+        parts=header.parts,
+        pooling="none" if given.get(pooling_key) == 0 else changed.pooling,
+        overridden=given,
+    )
+
+
+def _refuse_override(key: str, why: str) -> NoReturn:
+    message = f"--override-kv cannot change {key}: {why}."
+    raise ConfigError(message, field="override_kv")
 
 
 def _join_parts(header: GgufHeader, count: int) -> GgufHeader:

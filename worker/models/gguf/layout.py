@@ -65,6 +65,24 @@ _NUMBERS = {
 }
 
 
+def fits(kind: str, value: Scalar) -> bool:
+    """Whether a value of this type of GGUF's can be `value`, without being another one."""
+    if isinstance(value, str):
+        return kind == "string"
+    if isinstance(value, bool):
+        return kind == "bool"
+    if isinstance(value, float):
+        return kind == "float32"  # llama.cpp reads no others
+    if "int" not in kind:
+        return False
+    form = next(form for name, form in _NUMBERS.values() if name == kind)
+    try:
+        form.pack(value)
+    except struct.error:
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class GgufArray:
     """The place of an array in the metadata; its items are read only on request."""

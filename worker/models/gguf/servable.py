@@ -7,11 +7,12 @@ but end its process, by an assertion or an exception that cannot be caught.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from worker.models.gguf.constants import constants
 from worker.models.gguf.faults import unusable
-from worker.models.gguf.header import GgufHeader
-from worker.models.gguf.layout import MAX_BLOCKS
+from worker.models.gguf.header import GgufHeader, with_metadata
+from worker.models.gguf.layout import MAX_BLOCKS, Scalar
 
 MAX_EXPERTS = 1024
 """llama.cpp's own limit on the experts of a layer."""
@@ -63,6 +64,14 @@ def check_servable(header: GgufHeader) -> None:
     _check_attention(header)
     _check_experts(header)
     _check_vocabulary(header)
+
+
+def check_overridden(header: GgufHeader, values: Mapping[str, Scalar]) -> GgufHeader:
+    """The header with these values in place of the file's, checked again if there are any."""
+    changed = with_metadata(header, values)
+    if values:
+        check_servable(changed)
+    return changed
 
 
 def check_types(header: GgufHeader) -> None:

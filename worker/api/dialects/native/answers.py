@@ -67,10 +67,27 @@ class AdapterAnswer(TypedDict):
     size_bytes: Count
 
 
+class ControlVectorAnswer(TypedDict):
+    path: str
+    """The name of its file."""
+    scale: float
+
+
+class ControlAnswer(TypedDict):
+    vectors: list[ControlVectorAnswer]
+    layers: list[Count]
+    """The first and the last that they change."""
+    sha256: str
+    """Of what they add."""
+
+
 class ModelAnswer(TypedDict):
     metadata_sha256: str
     conversion: ConversionAnswer | None
     adapters: list[AdapterAnswer]
+    overridden: dict[str, Any]
+    """Metadata that replaces the file's."""
+    control: ControlAnswer | None
 
 
 class EngineCrash(TypedDict):

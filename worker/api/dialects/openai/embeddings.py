@@ -22,8 +22,8 @@ from worker.api.pooling.run import Embedding, embed
 from worker.wire.work import MarkedPrompt, MixedTokens
 
 MAX_INPUTS = 2048
-OWN_PATH = "/embedding"
-"""Where llama-server answers in its own form alone."""
+SHORT_PATH, OWN_PATH = "/embeddings", "/embedding"
+"""The second is where llama-server answers in its own form alone."""
 Prompts: Any = prompts_of_at_most(MAX_INPUTS)
 
 
@@ -66,16 +66,21 @@ class EmbeddingBody(OpenBody):
 async def embeddings(request: Request, state: AppState) -> Response:
     body, inputs = await read_as(request, state, EmbeddingBody, lambda body: (body, body.inputs()))
     state.require_model(body.model)
-    found = await embed(request, state, body.model, inputs, body.dimensions, body.embd_normalize)
-    if body.content is not None or request.url.path == OWN_PATH:
+    path, pooling = request.url.path, state.loaded().model.pooling
+    is_own = body.content is not None or path == OWN_PATH
+    is_own |= path == SHORT_PATH and pooling == "none"  # OpenAI's form has no place for it
+    norm, dimensions = body.embd_normalize, body.dimensions
+    found = await embed(request, state, body.model, inputs, dimensions, norm, of_tokens=is_own)
+    if is_own:
         return await sliced(_in_their_form(found, body))
     return await sliced(_encoded(found, body, state.name_of(body.model)))
 
 
 def _in_their_form(found: Sequence[Embedding], body: EmbeddingBody) -> Iterator[bytes]:
-    """llama-server's own: a list of vectors for each text, which is one of them where it pools."""
+    """llama-server's own: a list of vectors for each text, which is one if the model pools."""
     for index, each in enumerate(found):
-        entry = {"index": index, "embedding": [each.values(body.dimensions).tolist()]}
+        vectors = [vector.tolist() for vector in each.vectors(body.dimensions)]
+        entry = {"index": index, "embedding": vectors}
         yield (b"," if index else b"[") + pydantic_core.to_json(entry)
     yield b"]"
 
@@ -99,5 +104,5 @@ OPERATIONS = [
     Operation(
         "POST", path, embeddings, "OpenAI's embeddings", body=EmbeddingBody, errors=MODEL_ERRORS
     )
-    for path in ("/v1/embeddings", "/embeddings", OWN_PATH)
+    for path in ("/v1/embeddings", SHORT_PATH, OWN_PATH)
 ]  # fmt: skip

@@ -1,0 +1,83 @@
+"""Reads control vectors, which are GGUFs with a direction for each layer, and adds them up.
+
+Runs in the engine process before the load, and where `doctor` asks whether they fit.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.errors import ConfigError, ModelError
+from worker.models.gguf.header import GgufHeader
+from worker.models.gguf.layout import GgufLayout, read_layout
+from worker.wire.engine_settings import EngineSettings
+
+Directions = npt.NDArray[np.float32]
+_NAME = re.compile(r"direction\.([1-9]\d{0,3})")
+
+
+def layers_of(settings: EngineSettings, model: GgufHeader) -> tuple[int, int]:
+    """The first and the last layer that control vectors change; the first one of all has none.
+
+    Raises `ConfigError` if the model has no such layers.
+    """
+    last = (model.block_count or 1) - 1
+    first, wanted = settings.control_vector_layer_range or (1, last)
+    if wanted > last + 1:  # llama-server's default is one too many
+        raise ConfigError(
+            f"--control-vector-layer-range ends at {wanted}, but the model's last layer is {last}.",
+            field="control_vector_layer_range",
+        )
+    return first, min(wanted, last)
+
+
+def read_directions(settings: EngineSettings, model: GgufHeader) -> Directions | None:
+    """What each layer from the second on adds to its output, scaled and added up, shape
+    (layers - 1, embedding_length); `None` without control vectors.
+
+    Raises:
+        ModelError: there is no such file, or it is no control vector of this model.
+        ConfigError: as `layers_of`.
+    """
+    if not settings.control_vector:
+        return None
+    first, last = layers_of(settings, model)
+    total = np.zeros(((model.block_count or 1) - 1, model.embedding_length or 0), np.float32)
+    for vector in settings.control_vectors:
+        path = Path(os.path.expanduser(vector.path))
+        _add(total, read_layout(path), vector.scale, model)
+    total[: first - 1] = 0
+    total[last:] = 0
+    return total
+
+
+def _add(total: Directions, layout: GgufLayout, scale: float, model: GgufHeader) -> None:
+    n_layers, width = total.shape
+    path = str(layout.path)
+    if not layout.tensors:
+        raise ModelError(f"{path!r} is no control vector: it has no direction.", path=path)
+    for tensor in layout.tensors:
+        match = _NAME.fullmatch(tensor.name)
+        if match is None or tensor.type_name != "F32" or len(tensor.shape) != 1:
+            raise ModelError(
+                f"{path!r} is no control vector: its tensor {tensor.name!r} is not a direction.N "
+                "of one dimension and of the type F32.",
+                path=path,
+            )
+        layer = int(match[1])
+        if layer > n_layers or tensor.shape != (width,):
+            raise ModelError(
+                f"The control vector {path!r} is not one of {str(model.path)!r}: "
+                f"{tensor.name!r} has {tensor.shape[0]} numbers, where the layers 1 to {n_layers} "
+                f"have {width}.",
+                path=path,
+            )
+        direction = np.fromfile(layout.path, "<f4", width, offset=tensor.offset)
+        if not np.isfinite(direction).all():
+            raise ModelError(f"The control vector {path!r} has NaN in {tensor.name!r}.", path=path)
+        total[layer - 1] += np.float32(scale) * direction
