@@ -55,8 +55,8 @@ def faults(asked: Asked, answer: Answered) -> Iterator[str]:
     """What the SDK of the path does not take; nothing for a refusal and for other paths."""
     path = asked.path.removeprefix("/v1")
     kind = (STREAMED if answer.events else WHOLE).get(path)
-    in_their_form = {"content", "encoding_format"} & set(asked.body or ())
-    in_their_form = in_their_form or isinstance(answer.whole, list)
+    in_their_form = bool({"content", "encoding_format"} & set(asked.body or ()))
+    in_their_form |= isinstance(answer.whole, list)
     if answer.status != 200 or kind is None or in_their_form:
         return
     for given in answer.events or [answer.whole]:
