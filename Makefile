@@ -111,7 +111,7 @@ image-vulkan: ## build the image llorch-vulkan (DRIVERS=mesa-vulkan-drivers for 
 image-metal: ## build the image llorch-metal, the guest of a Mac's podman machine
 	$(PYTHON) -m builds image metal --registry=$(REGISTRY)
 
-image-test: setup ## build the CPU image on a bootstrapped Debian and try it over HTTP (long; needs podman)
+image-test: setup ## build the CPU and the Vulkan image on a bootstrapped Debian and try both over HTTP (an hour of compiling; needs podman)
 	$(VENV)/bin/pytest -m long tests/system/images
 
 qemu-test: setup ## run the CPU wheel on processors that are not here (long; needs qemu-user-static)

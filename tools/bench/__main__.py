@@ -8,6 +8,7 @@ import shlex
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--arrivals", type=int, help="requests of each open load: 60; 8 with --quick"
     )
+    parser.add_argument("--ready-timeout", type=float, default=120.0, help="seconds of each start")
     parser.add_argument("--quant", default="Q4_K_M", help="Q4_K_M, Q8_0, F16 …")
     parser.add_argument("--sampling", choices=sorted(SAMPLINGS), default="greedy")
     parser.add_argument("--worker-flags", default="", help="more flags for the worker")
@@ -117,7 +119,8 @@ def subjects_of(options: argparse.Namespace, peers: Peers) -> list[Subject]:
         subjects.append(Subject("llama-server", kind))
     if "example-server" in options.only:
         subjects.append(Subject("example-server", example_kind(peers)))
-    return subjects
+    limit_s = options.ready_timeout
+    return [replace(each, kind=replace(each.kind, ready_timeout_s=limit_s)) for each in subjects]
 
 
 def run(options: argparse.Namespace) -> None:

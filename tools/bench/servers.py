@@ -28,7 +28,6 @@ from tools.bench.peer_build import Peers
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
-READY_TIMEOUT_S = 120.0
 READY_POLL_S = 0.01
 STOP_TIMEOUT_S = 20.0
 
@@ -51,6 +50,7 @@ class ServerKind:
     """(port, model, shape or its own defaults, scratch folder) → command line, without `flags`."""
     flags: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
+    ready_timeout_s: float = 120.0
 
     def with_flags(self, more: Sequence[str]) -> ServerKind:
         return replace(self, flags=(*self.flags, *more))
@@ -141,7 +141,7 @@ class RunningServer:
             raise
 
     def _await_ready(self) -> None:
-        deadline = time.perf_counter() + READY_TIMEOUT_S
+        deadline = time.perf_counter() + self.kind.ready_timeout_s
         while time.perf_counter() < deadline:
             if self.process.poll() is not None:
                 raise BenchError(
@@ -151,7 +151,7 @@ class RunningServer:
             if self._status(self.kind.ready_path) == 200:
                 return
             time.sleep(READY_POLL_S)
-        raise BenchError(f"{self.kind.name} was not ready in {READY_TIMEOUT_S:.0f} s.")
+        raise BenchError(f"{self.kind.name} was not ready in {self.kind.ready_timeout_s:.0f} s.")
 
     def _status(self, path: str) -> int:
         connection = http.client.HTTPConnection(HOST, self.port, timeout=5)

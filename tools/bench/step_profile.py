@@ -77,8 +77,7 @@ class Profile:
 
 
 def drain(end: socket.socket) -> None:
-    channel = SyncChannel(end)
-    while channel.recv() is not None:
+    while end.recv(1 << 16):
         pass
 
 

@@ -39,6 +39,7 @@ STEPS: list[tuple[str, float, Callable[[Bench], Any]]] = [
     ("speed beside llama-server, and cancels", 600, steps.speed),
     ("speed with guesses and without", 240, steps.speculation),
     ("profile of a step", 120, steps.step_profile),
+    ("sampling on the host and on the device", 120, steps.device_sampling),
     ("speed with other settings", 300, steps.other_settings),
 ]
 

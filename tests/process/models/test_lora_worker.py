@@ -21,7 +21,7 @@ from tests.support import sse
 from tests.support.bundled import bundled_gguf
 from tests.support.random_adapters import random_adapters
 from tests.support.worker import WorkerProcess, run_to_exit, shown
-from tools.survival import EXACT, FIELDS, ROUNDING, Alone, alone, prompt
+from tools.survival import EXACT, FIELDS, Alone, alone, prompt
 from worker.models.adapter import resolve_adapters
 from worker.models.resolve import resolve
 from worker.wire.adapters import parse_adapter
@@ -82,8 +82,7 @@ def test_two_adapters_and_none_in_16_streams_are_each_as_alone(worker: WorkerPro
 def assert_same(ids: list[int], whole: Alone) -> None:
     """Equal but for what rounding decides."""
     assert len(ids) == len(whole.ids)
-    first = whole.parting(ids)
-    assert first is None or whole.margins[first] < ROUNDING
+    assert whole.is_told_by(ids)
 
 
 def test_a_stream_keeps_its_adapters_when_the_engine_dies(worker: WorkerProcess) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import tempfile
 import time
@@ -20,10 +21,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.support import sse
 from tests.support.ports import free_port
 
+RELEASE = "trixie"
+BASE = f"localhost/llorch-base:{RELEASE}"
 ENGINE = """\
 [containers]
 default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
@@ -52,6 +56,58 @@ def podman(*arguments: str, timeout_s: float = 120, check: bool = True) -> str:
     )
     assert not check or done.returncode == 0, f"podman {arguments}: {done.stderr[-3000:]}"
     return done.stdout.strip()
+
+
+@cache
+def base() -> str:
+    """An image of Debian's own root, made with debootstrap, so that no registry is needed."""
+    _check_tools()
+    if subprocess.run(["podman", "image", "exists", BASE], env=environment()).returncode != 0:
+        _bootstrap(BASE)
+    podman("run", "--rm", "--network=none", BASE, "true")  # minutes before a build would need it
+    return BASE
+
+
+def lent(folder: Path) -> list[str]:
+    """Options that lend a build the certificate of the machine's package index."""
+    bundle = os.environ.get("PIP_CERT") or ssl.get_default_verify_paths().cafile
+    if not bundle:
+        return []
+    pip, npm = folder / "pip.conf", folder / "npmrc"
+    pip.write_text("[global]\ncert = /etc/lent-ca.crt\n")
+    npm.write_text("cafile = /etc/lent-ca.crt\n")
+    files = {bundle: "/etc/lent-ca.crt", pip: "/etc/pip.conf", npm: "/root/.npmrc"}
+    return [f"--volume={ours}:{theirs}:ro" for ours, theirs in files.items()]
+
+
+def _check_tools() -> None:
+    """Ends the run with a sentence, before anything is built, when something is not installed."""
+    tools = ["podman", "debootstrap"]
+    if Path("/sys/fs/cgroup/unified").exists():
+        tools.append("runc")  # crun refuses cgroups in hybrid mode
+    if missing := [tool for tool in tools if shutil.which(tool) is None]:
+        install = f"apt-get install {' '.join(tools)}"
+        pytest.exit(f"make image-test lacks {', '.join(missing)}: {install}", 1)
+
+
+def _bootstrap(tag: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(
+            ["debootstrap", "--variant=minbase", RELEASE, folder],
+            check=True,
+            capture_output=True,
+        )
+        # As in Debian's slim images: no documentation, no package lists.
+        for unneeded in ("usr/share/doc", "usr/share/man", "usr/share/locale", "var/lib/apt/lists"):
+            shutil.rmtree(Path(folder, unneeded), ignore_errors=True)
+        for archive in Path(folder, "var/cache/apt/archives").glob("*.deb"):
+            archive.unlink()
+        tar = subprocess.Popen(["tar", "-C", folder, "-c", "."], stdout=subprocess.PIPE)
+        assert tar.stdout is not None
+        with tar:
+            subprocess.run(
+                ["podman", "import", "-", tag], stdin=tar.stdout, env=environment(), check=True
+            )
 
 
 @dataclass(slots=True)
@@ -98,6 +154,17 @@ class Container:
     def execute(self, job_id: str, prompt: str, **fields: Any) -> sse.Stream:
         with self.streaming(job_id, prompt, **fields) as response:
             return sse.collect(response.iter_raw())
+
+    def timed_story(self) -> tuple[sse.Stream, float]:
+        """A streamed story, and the milliseconds until its first token."""
+        chunks, first_ms = [], 0.0
+        started = time.monotonic()
+        with self.streaming("story", "Once upon a time", temperature=0, max_tokens=40) as response:
+            for chunk in response.iter_raw():
+                if not first_ms and b"event: token" in chunk:
+                    first_ms = (time.monotonic() - started) * 1000
+                chunks.append(chunk)
+        return sse.collect(chunks), first_ms
 
     def run(self, *command: str) -> str:
         """A command inside the container."""

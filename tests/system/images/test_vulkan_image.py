@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from tests.system.images.conftest import image_size_bytes
 from tests.system.images.container import Container, podman, running
 from tests.system.vulkan.cards import LAYER, layer
 
@@ -21,7 +23,9 @@ CHAT = {
 
 
 @pytest.fixture(scope="module")
-def worker(vulkan_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+def worker(
+    vulkan_image: str, tmp_path_factory: pytest.TempPathFactory, figures: dict[str, float]
+) -> Iterator[Container]:
     """On one card of 600 MiB. The layer is the host's, loader and driver are the image's."""
     cards = tmp_path_factory.mktemp("cards")
     driver = podman(
@@ -44,7 +48,7 @@ def worker(vulkan_image: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
     options += [f"--volume={cards}:/cards:ro", f"--volume={layer().parent}:/layer:ro"]
     flags = ("--slots", "2", "--context-length", "512", "--stall-timeout", str(SHADER_SECONDS))
     with running(vulkan_image, *flags, options=tuple(options)) as container:
-        container.wait_for("/ready", SHADER_SECONDS)
+        figures["vulkan_first_start_to_ready_ms"] = container.wait_for("/ready", SHADER_SECONDS)
         yield container
 
 
@@ -54,6 +58,15 @@ def test_the_whole_model_is_on_the_card(worker: Container) -> None:
     assert worker.get("/info").json()["engine"]["build"]["backend"] == "vulkan"
 
 
+def test_it_streams_a_story(
+    vulkan_image: str, worker: Container, figures: dict[str, float]
+) -> None:
+    figures["vulkan_image_mb"] = image_size_bytes(vulkan_image) / 1e6
+    worker.timed_story()  # the driver compiles the shaders of a generation
+    stream, figures["vulkan_first_token_ms"] = worker.timed_story()
+    assert stream.end["tokens_out"] > 10
+
+
 def test_it_answers_as_on_a_cpu(worker: Container) -> None:
     answer = worker.post("/v1/chat/completions", CHAT, SHADER_SECONDS).json()
     assert "Paris" in answer["choices"][0]["message"]["content"]
@@ -61,6 +74,13 @@ def test_it_answers_as_on_a_cpu(worker: Container) -> None:
 
 def test_podman_sees_it_healthy(worker: Container) -> None:
     podman("healthcheck", "run", worker.name)
+
+
+def test_sigterm_ends_it_in_time(worker: Container) -> None:
+    """The last test of this worker."""
+    began = time.monotonic()
+    assert worker.stop() == 0
+    assert time.monotonic() - began < 30  # --drain-timeout
 
 
 def test_without_a_gpu_it_does_not_start(vulkan_image: str) -> None:

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,13 @@ KINDS = [*SHAPES, "sliding", "hybrid", "encoder"]
 Start = Callable[..., subprocess.Popen[str]]
 
 
+def tell(what: str, shares: list[dict[str, Any]]) -> None:
+    """A row of the table that `make vulkan-test` prints: planned bytes over those held."""
+    parts = [f"{share['planned']:,} / {share['held']:,}" for share in shares]
+    planned, held = (sum(share[key] for share in shares) for key in ("planned", "held"))
+    print(f"| {what} | {' · '.join(parts)} | {planned / held - 1:+.2%} |")
+
+
 @pytest.mark.parametrize("model", KINDS)
 @pytest.mark.parametrize("kind", ["discrete", "integrated"])
 def test_a_card_holds_what_was_planned(
@@ -28,6 +36,7 @@ def test_a_card_holds_what_was_planned(
     assert found.get("resident"), found
     assert found["watched"] == "device"
     [share] = found["shares"]
+    tell(f"{kind} {model}", [share])
     assert share["device"] == "Vulkan0"
     assert share["planned"] == pytest.approx(share["held"], rel=0.01)
 
@@ -43,6 +52,7 @@ def test_each_card_of_a_set_holds_what_was_planned(
     indices = list(range(described.count(",") + 1))
     found = prove(cards(described), model, vulkan_device=indices)
     assert found["resident"] and len(found["shares"]) == len(found["layers"]) == len(indices)
+    tell(f"{described} {model}", found["shares"])
     for share in found["shares"]:
         # llama.cpp's own estimate of a later device's compute buffer may be too large, never too
         # small.
