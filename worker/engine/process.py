@@ -24,6 +24,7 @@ from concurrent.futures import Future
 
 from worker.engine.intake import Intake
 from worker.engine.loop import Loop
+from worker.engine.media.decoding import decoder
 from worker.engine.outbox import Outbox
 from worker.engine.start import start, walls_for
 from worker.engine.text.renderer import renderer
@@ -60,6 +61,8 @@ def main() -> None:
     configure(config.log_level, config.log_format, config.worker_id)
     library.log.listener = _forward_log
     renderer()  # another program; the walls let none start
+    if config.projector is not None:
+        decoder()
     walls = walls_for(config)
     intake: Future[Intake] = Future()
     threading.Thread(target=_take_in, args=(channel, intake), name="intake", daemon=True).start()

@@ -28,6 +28,7 @@ from worker.engine.drafters import start_guessing
 from worker.engine.intake import Intake
 from worker.engine.limits import limits_of, prompt_tokens
 from worker.engine.loop import Loop
+from worker.engine.media.decoding import decoder
 from worker.engine.media.reader import MediaReader
 from worker.engine.media.start import start_projector
 from worker.engine.outbox import Outbox
@@ -111,7 +112,9 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     senses = start_projector(config.projector, model, guessing.residency, selected, budget.threads)
     reader = None
     if senses.projector is not None:
-        reader = MediaReader(senses.projector, context.options.n_ubatch)
+        reader = MediaReader(senses.projector, decoder(), context.options.n_ubatch)
+    elif config.projector is not None:
+        decoder().close()
     prompts = PromptBuilder(model, template, plan.context_length, embeds=embeds, media=reader)
     pool = PooledContext(context) if embeds else None
     channel.send([Progress("warmup", 0.0)])

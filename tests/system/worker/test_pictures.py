@@ -8,7 +8,7 @@ import random
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -222,18 +222,30 @@ def mutate(encoded: bytes, random: random.Random) -> bytes:
     return bytes(damaged)
 
 
-def send_damaged(worker: WorkerProcess, n_pictures: int, seed: int) -> None:
+def send_all_damaged(
+    worker: WorkerProcess,
+    whole: list[bytes],
+    n_media: int,
+    seed: int,
+    body_of: Callable[[bytes], dict[str, Any]],
+) -> None:
+    """Send copies of `whole`, each damaged in its own way: any answer is right but the death of a
+    process."""
     dice = random.Random(seed)
-    whole = [picture(seed, (40, 30), form) for form in FORMS]
     pid, engine = worker.pid, worker.engine_pid
 
     def send(encoded: bytes) -> None:
-        answer = worker.post("/v1/chat/completions", question(encoded, max_tokens=1))
+        answer = worker.post("/v1/chat/completions", body_of(encoded))
         assert answer.status_code in (200, 400), (encoded.hex(), answer.text)
 
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(send, [mutate(dice.choice(whole), dice) for _ in range(n_pictures)]))
+        list(pool.map(send, (mutate(dice.choice(whole), dice) for _ in range(n_media))))
     assert (worker.pid, worker.engine_pid) == (pid, engine), "neither process has died"
+
+
+def send_damaged(worker: WorkerProcess, n_pictures: int, seed: int) -> None:
+    whole = [picture(seed, (40, 30), form) for form in FORMS]
+    send_all_damaged(worker, whole, n_pictures, seed, lambda each: question(each, max_tokens=1))
 
 
 def test_damaged_pictures_end_no_process(seeing: WorkerProcess) -> None:

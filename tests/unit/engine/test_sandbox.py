@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import resource
 import signal
+import termios
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.support.chats import SPECIAL, TEMPLATES
+from tests.support.pictures import picture
+from worker.confinement.bounded import BoundedProgram
+from worker.engine.media import decoding
+from worker.engine.media.decoding import decoder
 from worker.engine.text import chat_template
 from worker.engine.text import renderer as renderer_module
 from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.renderer import renderer
 from worker.errors import InvalidRequest, ModelError
-from worker.wire.work import ChatPrompt
+from worker.wire.work import ChatPrompt, Medium
 
 HUNGRY = [
     "{{ range(99999)|join('x'*99999) }}",
@@ -135,23 +143,58 @@ def test_a_chat_that_is_refused_changes_nothing_for_the_next() -> None:
         with contextlib.suppress(InvalidRequest):
             ChatTemplate("{% if messages %}" + source + "{% endif %}", {}).render(chat)
         assert good.render(chat) == "xy"
-    os.kill(_server(), signal.SIGKILL)  # while it is idle
+    os.kill(_server(renderer()), signal.SIGKILL)  # while it is idle
     time.sleep(0.2)
     assert good.render(chat) == "xy"
 
 
-def _server() -> int:
-    """The process that renders; the one that forks it is our child."""
-    (own,) = psutil.Process(renderer().pid).children()
+def _server(program: BoundedProgram) -> int:
+    """The process that answers; the one that forks it is our child."""
+    (own,) = psutil.Process(program.pid).children()
     return own.pid
 
 
-def test_the_process_that_renders_can_open_nothing() -> None:
-    links = Path(f"/proc/{_server()}/limits").read_text()
+@pytest.mark.parametrize("program", [renderer, decoder])
+def test_the_process_that_answers_can_open_nothing(program: Callable[[], BoundedProgram]) -> None:
+    picture_of(picture())  # by which time it has bound itself
+    ChatTemplate("x", {})
+    links = Path(f"/proc/{_server(program())}/limits").read_text()
     assert re.search(r"Max open files +0 +0 ", links)
     assert re.search(r"Max file size +0 +0 ", links)
     assert re.search(r"Max core file size +0 +0 ", links)
     assert not re.search(r"Max address space +unlimited", links)
+
+
+def _unread(program: BoundedProgram) -> int:
+    """Bytes of requests that nobody has read."""
+    assert program._process.stdin is not None
+    found = fcntl.ioctl(program._process.stdin, termios.FIONREAD, bytes(4))
+    return int.from_bytes(found, "little")
+
+
+def picture_of(encoded: bytes) -> object:
+    return decoder().decode(Medium("image", encoded, "x"), 16_000)
+
+
+def test_a_decoder_that_runs_on_or_dies_costs_its_own_medium_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = picture_of(picture())
+    with monkeypatch.context() as changed:
+        changed.setattr(decoding, "_SECONDS", 0.01)
+        with pytest.raises(InvalidRequest, match="x: it takes too long"):
+            picture_of(picture(1, (4000, 4000)))
+    assert picture_of(picture()) == whole
+    server = _server(decoder())
+    os.kill(server, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(picture_of, picture())
+        while not _unread(decoder()):
+            time.sleep(0.01)
+        os.kill(server, signal.SIGKILL)  # as a fault of native code would
+        with pytest.raises(InvalidRequest, match="x: it cannot be decoded"):
+            asked.result()
+    assert picture_of(picture()) == whole
 
 
 def test_a_template_s_own_list_is_a_queue() -> None:

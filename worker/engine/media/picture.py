@@ -1,15 +1,17 @@
 """Decodes pictures: sizes are read from the header, and refused, before a pixel is decoded.
 
-Intake threads of the engine process: decoders are native code, and the bytes are anybody's.
+Only the decoder's process: decoders are native code, and the bytes are anybody's.
 """
 
 from __future__ import annotations
 
 import io
 import warnings
-from dataclasses import dataclass
 from typing import Any
 
+from PIL import Image, ImageOps
+
+from worker.engine.media.decoding import Picture
 from worker.errors import InvalidRequest
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP")
@@ -20,58 +22,47 @@ MAX_RATIO = 200
 """Of the longer side to the shorter: projectors scale a picture by either."""
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
-    width: int
-    height: int
-    pixels: bytes
-    """Red, green and blue of each pixel, row by row."""
-
-
-def decode(encoded: bytes, field: str) -> Picture:
+def decode(encoded: bytes) -> Picture:
     """The pixels of a picture as it is meant to be seen: the first frame, turned as its EXIF says.
 
     Raises:
-        InvalidRequest: it is no picture that can be read, or too large; names `field`.
+        InvalidRequest: it is no picture that can be read, or too large.
     """
-    # Not at the start: only a worker with a projector needs it.
-    from PIL import Image, ImageOps
-
-    def refused(why: str) -> InvalidRequest:
-        return InvalidRequest(f"{field}: {why}", field=field)
-
     known = ", ".join(FORMATS[:-1])
+    not_readable = f"it is no picture that can be read: {known} or {FORMATS[-1]}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of damage that the decoder can live with
         try:
             image: Any = Image.open(io.BytesIO(encoded), formats=FORMATS)
         except Image.DecompressionBombError:
-            raise refused(f"the picture has more than {MAX_PIXELS:,} pixels") from None
+            raise InvalidRequest(f"the picture has more than {MAX_PIXELS:,} pixels") from None
         except Exception:  # a damaged header raises anything
-            raise refused(f"it is no picture that can be read: {known} or {FORMATS[-1]}") from None
+            raise InvalidRequest(not_readable) from None
         width, height = image.size
         if width * height > MAX_PIXELS:
-            raise refused(
+            raise InvalidRequest(
                 f"the picture has {width} × {height} pixels; {MAX_PIXELS:,} are taken at most"
             )
         if max(width, height) > min(MAX_SIDE, MAX_RATIO * min(width, height)):
-            raise refused(
+            raise InvalidRequest(
                 f"the picture has {width} × {height} pixels; a side may have {MAX_SIDE:,} at most, "
                 f"and {MAX_RATIO} times those of the other"
             )
         try:
             image.load()
-            turned = _turned(ImageOps, image)
+            turned = _turned(image)
             rgb = _rgb(turned)
+        except MemoryError:
+            raise
         except Exception:
-            raise refused(f"the {image.format} picture is damaged or cut off") from None
+            raise InvalidRequest(f"the {image.format} picture is damaged or cut off") from None
     width, height = rgb.size
     return Picture(width, height, rgb.tobytes())
 
 
-def _turned(ops: Any, image: Any) -> Any:
+def _turned(image: Any) -> Any:
     try:
-        return ops.exif_transpose(image)
+        return ImageOps.exif_transpose(image)
     except Exception:  # what is written beside the picture may be damaged, too
         return image
 

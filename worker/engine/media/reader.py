@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from worker.engine.media import picture, sound
+import numpy as np
+
+from worker.engine.media.decoding import Decoder, Picture
 from worker.engine.media.span import PromptTokens, Span, ids_of, key_of
 from worker.errors import InferenceFailed, InvalidRequest
 from worker.llama.media import Piece, Projector
@@ -10,8 +12,9 @@ from worker.wire.work import Medium
 
 
 class MediaReader:
-    def __init__(self, projector: Projector, micro_batch: int) -> None:
-        self._projector, self._micro_batch = projector, micro_batch
+    def __init__(self, projector: Projector, decoder: Decoder, micro_batch: int) -> None:
+        self._projector, self._decoder = projector, decoder
+        self._micro_batch = micro_batch
 
     def read(self, medium: Medium, prompt: PromptTokens) -> None:
         """Append a medium to a prompt.
@@ -37,10 +40,10 @@ class MediaReader:
 
     def _pieces(self, medium: Medium) -> list[Piece]:
         projector, field = self._projector, medium.field
+        decoded = self._decoder.decode(medium, projector.sample_rate)
         try:
-            if medium.kind == "image":
-                decoded = picture.decode(medium.data, field)
+            if isinstance(decoded, Picture):
                 return projector.picture(decoded.width, decoded.height, decoded.pixels)
-            return projector.sound(sound.decode(medium.data, field, projector.sample_rate))
+            return projector.sound(np.frombuffer(decoded.samples, np.float32))
         except InferenceFailed as error:
             raise InvalidRequest(f"{field}: {error.message}", field=field) from error

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import atexit
 import json
-import select
-import subprocess
-import sys
-import threading
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
+
+from worker.confinement.bounded import BoundedProgram, Ended
 
 _COMPILE_SECONDS = 5.0
 """Of a processor; constants are computed then. Templates take 0.1."""
@@ -20,28 +18,16 @@ class Refused(Exception):
     """`str` is a clause that says why."""
 
 
-class Renderer:
-    """Starts the process at once, and waits for it at the first template."""
-
+class Renderer(BoundedProgram):
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "worker.engine.text.sandbox"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        self.pid = self._process.pid
-        self._turn = threading.Lock()
-
-    def close(self) -> None:
-        with self._process:  # closes its input, which ends it
-            pass
+        super().__init__("worker.engine.text.sandbox")
 
     def compile(self, source: str) -> None:
         """
         Raises:
             Refused: the source is no template, or one that cannot be trusted.
         """
-        self._ask([source, None, _COMPILE_SECONDS])
+        self._text_of([source, None], _COMPILE_SECONDS)
 
     def render(self, source: str, variables: Mapping[str, Any], seconds: float) -> str:
         """The text of a template, which takes at most so many seconds of a processor.
@@ -49,24 +35,19 @@ class Renderer:
         Raises:
             Refused: the template refuses the variables, or takes too much time or memory.
         """
-        return self._ask([source, variables, seconds])
+        return self._text_of([source, variables], seconds)
 
-    def _ask(self, request: list[Any]) -> str:
+    def _text_of(self, request: list[Any], seconds: float) -> str:
         try:
-            line = json.dumps(request).encode() + b"\n"
+            encoded = json.dumps(request).encode()
         except RecursionError:
             raise Refused("its values are nested too deeply") from None
-        asking, answers = self._process.stdin, self._process.stdout
-        assert asking is not None and answers is not None
-        with self._turn:
-            while select.select([answers], [], [], 0)[0] and answers.readline():
-                pass  # of a process that died between two requests
-            asking.write(line)
-            asking.flush()
-            answer = answers.readline()
-        if not answer:
-            raise RuntimeError("the process that renders chat templates has died")
-        text, reason = json.loads(answer)
+        try:
+            text, reason = json.loads(self.ask(encoded, seconds))
+        except Ended as error:
+            late = error.why == "time"
+            why = "it did not end within its time" if late else "it needs too much memory"
+            raise Refused(why) from None
         if reason is not None:
             raise Refused(reason)
         return str(text)

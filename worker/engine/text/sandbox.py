@@ -1,23 +1,14 @@
-"""Renders chat templates in processes whose time, memory and reach the kernel bounds.
+"""Renders chat templates in processes whose time, memory and reach the kernel bounds (`bounded`).
 
-A template comes from a downloaded file and is hostile until shown otherwise. This program forks one
-that reads requests from the standard input. That one can open nothing, and is killed when the time
-of a rendering is over, whatever native code it is in; then this one answers, and forks the next.
-Without Linux, memory is bounded by that time alone.
-
-A request is a line of JSON, `[source, variables, seconds of a processor]`, and so is the
-answer, `[text, reason for a refusal]`. Without variables, the source is only compiled.
+A template comes from a downloaded file and is hostile until shown otherwise. A request is
+`[source, variables]` in JSON, and the answer `[text, reason for a refusal]`. Without variables, the
+source is only compiled.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-import os
-import resource
-import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NoReturn
@@ -27,13 +18,12 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
-from worker.confinement import seccomp
+from worker.confinement.bounded import serve
 
 MAX_CHARS = 4_000_000
 """Of a rendered chat."""
 MAX_BYTES = 256 * 2**20
 """Of all memory that renderings take."""
-_TOO_MUCH = "it needs too much memory"
 _WARM_UP = r"{{ 'a\n' | indent | pprint }}{{ strftime_now('%c') }}{{ nothing.at_all }}"
 """Has Python open what it opens at the first text, filter and error."""
 _ESCAPING = ("escape", "e", "forceescape", "safe", "urlize", "xmlattr")
@@ -182,50 +172,16 @@ def _joined(parts: Iterable[str]) -> str:
     return "".join(taken)
 
 
-# --- processes ---------------------------------------------------------------------------------
+# --- requests ----------------------------------------------------------------------------------
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     _answer(_WARM_UP, {})
-    while True:
-        server = os.fork()
-        if not server:
-            _bound()
-            _serve()
-            os._exit(0)
-        _, status = os.waitpid(server, 0)
-        if not status:  # the input has ended
-            return
-        is_late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
-        _write((None, "it did not end within its time" if is_late else _TOO_MUCH))
+    serve(_answered, MAX_BYTES)
 
 
-def _bound() -> None:
-    """Bound this process for good: its memory, what it opens, and what it asks of the kernel."""
-    bounds = {resource.RLIMIT_NOFILE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
-    if sys.platform == "linux":
-        with open("/proc/self/statm", "rb") as file:
-            n_pages = int(file.read().split()[0])
-        bounds[resource.RLIMIT_AS] = n_pages * resource.getpagesize() + MAX_BYTES
-    for kind, most in bounds.items():
-        resource.setrlimit(kind, (most, most))
-    with contextlib.suppress(OSError):  # a kernel without it
-        seccomp.restrict()
-
-
-def _serve() -> None:
-    for line in sys.stdin.buffer:
-        source, variables, seconds = json.loads(line)
-        del line
-        # The signal's default action ends the process.
-        signal.setitimer(signal.ITIMER_PROF, seconds)
-        try:
-            answer = _answer(source, variables)
-        except MemoryError:
-            os._exit(1)  # what is left of it would be in the way of the next
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        _write(answer)
+def _answered(request: bytes) -> bytes:
+    return json.dumps(_answer(*json.loads(request))).encode()
 
 
 def _answer(source: str, variables: Mapping[str, Any] | None) -> Answer:
@@ -233,11 +189,6 @@ def _answer(source: str, variables: Mapping[str, Any] | None) -> Answer:
     if isinstance(template, str):
         return None, template
     return _rendered(template, variables) if variables is not None else ("", None)
-
-
-def _write(answer: Answer) -> None:
-    sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
-    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

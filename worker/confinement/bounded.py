@@ -1,0 +1,163 @@
+"""A program for hostile input: it forks processes whose time, memory and reach the kernel bounds.
+
+Both ends. `serve` runs in the program. It forks a process that answers requests from the standard
+input. That one can open nothing, and is killed when the time of a request is over, whatever native
+code it is in; then the program answers, and forks the next. Without Linux, memory is bounded by
+that time alone. `BoundedProgram` starts the program and asks it, on any thread.
+
+A request is its seconds of a processor and its size, then as many bytes. An answer is how it ended
+and its size, then as many bytes. After one without success nobody knows how much of a request has
+been read, so the program skips its input up to a mark that the asker sends then, and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import secrets
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import IO, Literal
+
+from worker.confinement import seccomp
+
+_REQUEST, _ANSWER = struct.Struct("=dI"), struct.Struct("=BI")
+_ANSWERED, _LATE, _DIED, _SKIPPED = range(4)
+
+
+class Ended(Exception):
+    """A request's process ended without an answer: its time was over, or it died, as one does that
+    needs too much memory."""
+
+    def __init__(self, why: Literal["time", "death"]) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class BoundedProgram:
+    """Starts the program at once, and waits for it at the first request."""
+
+    def __init__(self, module: str, *, is_quiet: bool = False) -> None:
+        """`module` is the program's; with `is_quiet` nobody sees what it writes to its standard
+        error."""
+        self._mark = secrets.token_bytes(16)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, self._mark.hex()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if is_quiet else None,
+            bufsize=0,
+        )
+        self.pid = self._process.pid
+        self._turn = threading.Lock()
+
+    def close(self) -> None:
+        with self._process:  # closes its input, which ends it
+            pass
+
+    def ask(self, request: bytes, seconds: float) -> bytes:
+        """The answer, for which at most so many seconds of a processor are taken.
+
+        Raises:
+            Ended: there is none.
+        """
+        asking, answers = self._process.stdin, self._process.stdout
+        assert asking is not None and answers is not None
+        with self._turn:
+            while select.select([answers], [], [], 0)[0]:
+                self._read(answers)  # of a process that died between two requests
+                self._skip(asking, answers)
+            asking.write(_REQUEST.pack(seconds, len(request)))
+            left = memoryview(request)
+            while left:
+                left = left[asking.write(left) :]
+            how, answer = self._read(answers)
+            if how != _ANSWERED:
+                self._skip(asking, answers)
+                raise Ended("time" if how == _LATE else "death")
+        return answer
+
+    def _skip(self, asking: IO[bytes], answers: IO[bytes]) -> None:
+        asking.write(self._mark)
+        how, _ = self._read(answers)
+        assert how == _SKIPPED
+
+    def _read(self, answers: IO[bytes]) -> tuple[int, bytes]:
+        how, size = _ANSWER.unpack(self._exactly(answers, _ANSWER.size))
+        return how, self._exactly(answers, size)
+
+    def _exactly(self, answers: IO[bytes], size: int) -> bytes:
+        found = bytearray(size)
+        left = memoryview(found)
+        while left:
+            n_bytes = answers.readinto(left)  # type: ignore[attr-defined]
+            if not n_bytes:
+                raise RuntimeError(f"the process {self.pid} that bounds others has died")
+            left = left[n_bytes:]
+        return bytes(found)
+
+
+def serve(answer: Callable[[bytes], bytes], most_bytes: int) -> None:
+    """Answer requests until the input ends. `most_bytes` is for all memory that they take."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    while True:
+        server = os.fork()
+        if not server:
+            _bound(most_bytes)
+            _answer_all(answer)
+            os._exit(0)
+        _, status = os.waitpid(server, 0)
+        if not status:  # the input has ended
+            return
+        is_late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
+        _write(_LATE if is_late else _DIED, b"")
+        _skip_to(bytes.fromhex(sys.argv[1]))
+        _write(_SKIPPED, b"")
+
+
+def _bound(most_bytes: int) -> None:
+    """Bound this process for good: its memory, what it opens, and what it asks of the kernel."""
+    bounds = {resource.RLIMIT_NOFILE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
+    if sys.platform == "linux":
+        with open("/proc/self/statm", "rb") as file:
+            n_pages = int(file.read().split()[0])
+        bounds[resource.RLIMIT_AS] = n_pages * resource.getpagesize() + most_bytes
+    for kind, most in bounds.items():
+        resource.setrlimit(kind, (most, most))
+    with contextlib.suppress(OSError):  # a kernel without it
+        seccomp.restrict()
+
+
+def _answer_all(answer: Callable[[bytes], bytes]) -> None:
+    asked = sys.stdin.buffer
+    while head := asked.read(_REQUEST.size):
+        seconds, size = _REQUEST.unpack(head)
+        request = asked.read(size)
+        # The signal's default action ends the process.
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        try:
+            answered = answer(request)
+        except MemoryError:
+            os._exit(1)  # what is left of it would be in the way of the next
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _write(_ANSWERED, answered)
+
+
+def _skip_to(mark: bytes) -> None:
+    """Read the input up to the mark, or its end."""
+    seen = b""
+    while not seen.endswith(mark) and (more := os.read(0, 1 << 16)):
+        seen = seen[-len(mark) :] + more
+
+
+def _write(how: int, answer: bytes) -> None:
+    out = sys.stdout.buffer
+    out.write(_ANSWER.pack(how, len(answer)))
+    out.write(answer)
+    out.flush()

@@ -1,0 +1,72 @@
+"""The engine's side of the process that decodes pictures and sounds (`decoder`). Intake threads."""
+
+from __future__ import annotations
+
+import atexit
+from functools import cache
+
+import msgspec
+from msgspec import Struct
+
+from worker.confinement.bounded import BoundedProgram, Ended
+from worker.errors import InvalidRequest
+from worker.wire.work import Medium
+
+_SECONDS = 20.0
+"""Of a processor. The largest picture takes one or two."""
+
+
+class Encoded(Struct, frozen=True):
+    medium: Medium
+    sample_rate: int
+    """Samples per second that a sound is wanted in."""
+
+
+class Picture(Struct, frozen=True, tag=True):
+    width: int
+    height: int
+    pixels: bytes
+    """Red, green and blue of each pixel, row by row."""
+
+
+class Sound(Struct, frozen=True, tag=True):
+    samples: bytes
+    """32-bit floats from -1 to 1."""
+
+
+class Refusal(Struct, frozen=True, tag=True):
+    why: str
+
+
+_read_answer = msgspec.msgpack.Decoder(Picture | Sound | Refusal).decode
+
+
+class Decoder(BoundedProgram):
+    def __init__(self) -> None:
+        # Decoders tell each fault of a file there, and a client may send files of many.
+        super().__init__("worker.engine.media.decoder", is_quiet=True)
+
+    def decode(self, medium: Medium, sample_rate: int) -> Picture | Sound:
+        """
+        Raises:
+            InvalidRequest: the medium cannot be read, or is too large; names its field.
+        """
+        answer: Picture | Sound | Refusal
+        try:
+            encoded = msgspec.msgpack.encode(Encoded(medium, sample_rate))
+            answer = _read_answer(self.ask(encoded, _SECONDS))
+        except Ended as error:
+            late = error.why == "time"
+            answer = Refusal("it takes too long to decode" if late else "it cannot be decoded")
+        if isinstance(answer, Refusal):
+            field = medium.field
+            raise InvalidRequest(f"{field}: {answer.why}", field=field)
+        return answer
+
+
+@cache
+def decoder() -> Decoder:
+    """The one of this process, and for its time."""
+    started = Decoder()
+    atexit.register(started.close)
+    return started
