@@ -11,22 +11,21 @@ import asyncio
 import contextlib
 import json
 import os
-import uuid
 from collections.abc import Awaitable, Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote
 
 from pydantic import AliasChoices, BaseModel
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from worker.api.app import DIALECTS
-from worker.api.http.body import MAX_BODY_BYTES_AT_ONCE
+from worker.api.http.app import Surface
+from worker.api.http.body import read_parts
 from worker.api.http.encoding import json_response
-from worker.api.http.errors import error_response
-from worker.api.http.gate import Gate, head_of
+from worker.api.http.gate import Gate
 from worker.api.http.operation import JSON, SSE, Operation
 from worker.api.http.page import pages
 from worker.api.http.resume import BEGAN
@@ -39,9 +38,6 @@ from worker.errors import (
     ModelNotFound,
     NotReady,
     PathNotFound,
-    PayloadTooLarge,
-    QueueFull,
-    WorkerError,
 )
 from worker.fleet.affinity import key_of
 from worker.fleet.endings import json_object
@@ -58,13 +54,14 @@ _NO_STATE: Any = None
 """Of a worker, for operations that need none."""
 
 
-class Gateway:
+class Gateway(Surface):
     """The ASGI application; `use` gives it its fleet before the first request."""
 
     def __init__(self, table: WorkerTable) -> None:
+        super().__init__()
         self._table = table
         self._jobs: dict[str, Ask] = {}
-        self._body_bytes = 0
+        self.body_bytes = 0
         """Of all bodies that are being read."""
 
     def use(self, fleet: Fleet) -> None:
@@ -96,80 +93,36 @@ class Gateway:
         settings = Settings.load(
             first.backend, {**first.settings, "host": self._fleet.host, "worker_token": token}
         )
-        self._gate = Gate(settings)
-        self._routes = Routes([*(pages() if settings.page else []), *DIALECTS])
+        self.gate = Gate(settings)
+        self.routes = Routes([*(pages() if settings.page else []), *DIALECTS])
         self._is_open = token is None
         self._token_read_at = changed_at
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"] = scope["path"].rstrip("/") or "/"
         self._read_token()
-        gate, place = self._gate, self._routes.at(path)
-        operation = place.operations.get(scope["method"])
-        head = head_of(scope["headers"])
-        given = head.get(b"x-correlation-id") or head.get(b"x-request-id")
-        correlation_id = given[-1] if given else uuid.uuid4().hex.encode()
+        await super().__call__(scope, receive, send)
 
-        async def answer(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                named = {name for name, _ in message["headers"]}
-                own = [] if b"x-request-id" in named else [(b"x-request-id", correlation_id)]
-                message["headers"] = [*message["headers"], *own, *gate.cors(head)]
-            await send(message)
+    async def answer(
+        self, request: Request, place: Place, operation: Operation, send: Send
+    ) -> Response | None:
+        if operation.asks == "none":
+            return await operation.endpoint(request, _NO_STATE)
+        body = b"".join(await read_parts(request, self, self._fleet.max_body_bytes))
+        self.body_bytes -= len(body)
+        ask = self._ask(place, operation, request.scope, body)
+        response = await self._own_answer(ask, operation)
+        if response is None:
+            await self._relay(ask, request.receive, send)
+        return response
 
-        if scope["method"] == "OPTIONS" and (allowed := gate.preflight(head)):
-            await send({"type": "http.response.start", "status": 204, "headers": allowed})
-            await send({"type": "http.response.body"})
-            return
-        try:
-            gate.check(operation, scope, head)
-            if operation is None:
-                raise place.missing(scope["method"])
-            request = Request(scope, receive)
-            if operation.asks == "none":
-                await (await operation.endpoint(request, _NO_STATE))(scope, receive, answer)
-                return
-            body = await self._body(request)
-            ask = self._ask(place, operation, scope, body, correlation_id)
-            response = await self._own_answer(ask, operation)
-            if response is None:
-                await self._relay(ask, receive, answer)
-                return
-        except ClientDisconnect:
-            return
-        except WorkerError as error:
-            response = error_response(error, place.dialect.errors, correlation_id.decode("latin-1"))
-        await response(scope, receive, answer)
-
-    async def _body(self, request: Request) -> bytes:
-        limit, parts, size = self._fleet.max_body_bytes, [], 0
-        try:
-            async for part in request.stream():
-                parts.append(part)
-                size += len(part)
-                self._body_bytes += len(part)
-                if size > limit:
-                    raise PayloadTooLarge(
-                        f"the body has more than {limit} bytes, the most that this fleet takes",
-                        limit_bytes=limit,
-                    )
-                if self._body_bytes > max(MAX_BODY_BYTES_AT_ONCE, limit):
-                    message = "too many bodies are being sent at once"
-                    raise QueueFull(message, retry_after_seconds=1)
-            return b"".join(parts)
-        finally:
-            self._body_bytes -= size
-
-    def _ask(
-        self, place: Place, operation: Operation, scope: Scope, body: bytes, correlation_id: bytes
-    ) -> Ask:
+    def _ask(self, place: Place, operation: Operation, scope: Scope, body: bytes) -> Ask:
         """The request with the fields that routing needs. If its body is no object, the worker
         reports that."""
         fields = json_object(body) if scope["method"] == "POST" else {}
         # An Origin was checked here, where the host that it belongs to is known.
         headers = [(name, value) for name, value in scope["headers"] if name != b"origin"]
         if not any(name in (b"x-correlation-id", b"x-request-id") for name, _ in headers):
-            headers.append((b"x-request-id", correlation_id))
+            headers.append((b"x-request-id", scope["state"]["correlation_id"].encode()))
         is_late = (b"x-llorch-late-head", b"1") in headers  # a proxy wants no early head
         streams = fields.get("stream") is True or JSON not in operation.answers
         is_job = operation.path in _JOBS
@@ -185,7 +138,6 @@ class Gateway:
             target=_target(scope, place),
             headers=headers,
             body=body,
-            correlation_id=correlation_id,
             group=self._group_of(place, named),
             names_model=isinstance(named, str),
             key=key_of(fields),

@@ -41,7 +41,6 @@ class Ask:
     target: bytes
     headers: Headers
     body: bytes
-    correlation_id: bytes
     group: str
     names_model: bool
     """Whether it names the group, which is else the first."""
@@ -205,7 +204,6 @@ class Relay:
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-store"),
             (b"x-accel-buffering", b"no"),
-            (b"x-request-id", self._ask.correlation_id),
         ]
 
     async def _answer(self, answer: Exchange, worker: Worker | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import httpx
 import pytest
@@ -12,8 +12,7 @@ from starlette.requests import Request
 
 from tests.conftest import StartWorker
 from tests.support.worker import WorkerProcess
-from worker.api.http.body import _read_parts
-from worker.api.http.state import AppState
+from worker.api.http.body import read_parts
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 PARIS = "The capital of France is Paris."
@@ -193,8 +192,8 @@ def test_a_body_in_tiny_pieces_takes_no_more_memory_than_its_bytes() -> None:
         piece = next(pieces, b"")
         return {"type": "http.request", "body": piece, "more_body": bool(piece)}
 
-    state = SimpleNamespace(settings=SimpleNamespace(max_body_bytes=2**22), body_bytes=0)
+    reading = SimpleNamespace(body_bytes=0)
     request = Request({"type": "http", "headers": []}, receive)
-    parts = asyncio.run(_read_parts(request, cast(AppState, state)))
+    parts = asyncio.run(read_parts(request, reading, 2**22))
     assert [len(part) for part in parts] == [65_536] * 3 + [200_000 - 3 * 65_536]
-    assert state.body_bytes == 200_000
+    assert reading.body_bytes == 200_000

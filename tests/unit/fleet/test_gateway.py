@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.fleet.scripted import SSE_HEAD, Conversation, Script, at, call, fleet_of
+from worker.api.http import body as body_module
 from worker.errors import ConfigError
-from worker.fleet import gateway as gateway_module
 from worker.fleet import relay, upstream
 from worker.fleet import workers as table_of_workers
 from worker.fleet.settings import Fleet
@@ -343,13 +343,13 @@ async def test_states() -> None:
 async def test_bodies_that_come_at_once_are_bounded_in_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gateway_module, "MAX_BODY_BYTES_AT_ONCE", 5_000_000)
+    monkeypatch.setattr(body_module, "MAX_BODY_BYTES_AT_ONCE", 5_000_000)
     async with fleet_of(answers) as (gateway, _, _):
-        gateway._body_bytes = 4_999_990
-        got = await call(gateway, "/execute", {"job_id": "j", "prompt": "x" * 100})
+        gateway.body_bytes = 4_999_990
+        got = await call(gateway, "/execute", {"job_id": "j", "prompt": "x" * 10_000})
         assert (got.status, got.json["code"]) == (503, "QUEUE_FULL")
         assert int(got.headers["retry-after"]) >= 1
-        assert gateway._body_bytes == 4_999_990
+        assert gateway.body_bytes == 4_999_990
 
 
 async def test_what_any_worker_may_have_is_asked_of_all() -> None:

@@ -1,8 +1,8 @@
 """The ASGI application: each request from its head to its log line.
 
 It gives the request a correlation id, lets the gate check it, finds its operation, and turns every
-failure into an answer in the form of the operation's dialect. It reads no body. Runs on the API
-process's event loop.
+failure into an answer in the form of the operation's dialect. It reads no body. Runs on the event
+loop of the API process; a fleet's gateway is another `Surface`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -19,13 +20,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from worker.api.http.errors import error_response
 from worker.api.http.gate import Gate, Head, head_of
-from worker.api.http.operation import Dialect
-from worker.api.http.routes import Routes
+from worker.api.http.operation import Dialect, Operation
+from worker.api.http.routes import Place, Routes
 from worker.api.http.state import AppState, Refusal
 from worker.api.http.turnstile import Turnstile
 from worker.errors import InferenceFailed, WorkerError
 from worker.observability.logs import bind_correlation_id, bind_key, get_logger
 
+_IDS = (b"x-correlation-id", b"x-request-id")
 _NOT_IN_AN_ID = re.compile(rb"[^A-Za-z0-9._:@/+=-]")
 _NOT_IN_A_FIELD = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _MAX_ID_CHARS = 128
@@ -37,27 +39,35 @@ _MAX_REASON_CHARS = 256
 _log = get_logger()
 
 
-class Application:
+class Surface:
     """Requests have it as `request.app`."""
 
-    def __init__(
-        self, state: AppState, dialects: Sequence[Dialect], beside: Sequence[Dialect] = ()
-    ) -> None:
-        """`beside` has what is served too, and before the dialects, but is no part of the API."""
-        self.state = state
-        self._routes = Routes([*beside, *dialects])
-        self.dialects = [
-            replace(each, operations=[o for o in each.operations if self._routes.serves(o)])
-            for each in dialects
-        ]
-        self._gate = Gate(state.settings)
+    routes: Routes
+    gate: Gate
+
+    def __init__(self) -> None:
         self._turnstile = Turnstile()
+
+    async def answer(
+        self, request: Request, place: Place, operation: Operation, send: Send
+    ) -> Response | None:
+        """The answer to a request that the gate let in; `None` if it was sent already."""
+        raise NotImplementedError
+
+    def admitted(self, key: str | None) -> None:
+        """The gate has let a request in, with the key of this name."""
+
+    def refused(self, path: str, status: int, error: WorkerError) -> None:
+        """An operation that is no probe has failed before its answer began."""
+
+    def answered(self, operation: Operation | None, **told: Any) -> None:
+        """A request has ended."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the server is told to offer nothing else"
         began, status = time.monotonic(), 0
         path = scope["path"] = scope["path"].rstrip("/") or "/"
-        place = self._routes.at(path)
+        gate, place = self.gate, self.routes.at(path)
         operation = place.operations.get(scope["method"])
         is_probe = operation is not None and operation.probe
         if not is_probe:
@@ -72,37 +82,36 @@ class Application:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                id_ = correlation_id.encode()
-                added = [(b"x-correlation-id", id_), (b"x-request-id", id_)]
+                # Of an answer that a gateway gives on, a worker has told them.
+                there = {name for name, _ in message["headers"]}
+                added = [(each, correlation_id.encode()) for each in _IDS if each not in there]
                 if names := scope["state"].get("ignored_fields"):
                     added.append((b"x-ignored-fields", _shown(names).encode()))
                 if b"origin" in head:
-                    added += self._gate.cors(head)
+                    added += gate.cors(head)
                 message["headers"] = [*message["headers"], *added]
             await send(message)
 
         try:
-            if scope["method"] == "OPTIONS" and (allowed := self._gate.preflight(head)):
+            if scope["method"] == "OPTIONS" and (allowed := gate.preflight(head)):
                 await send({"type": "http.response.start", "status": 204, "headers": allowed})
                 await send({"type": "http.response.body"})
                 return
             try:
-                if (key := self._gate.check(operation, scope, head)) is not None:
-                    bind_key(key)
-                    self.state.metrics.keys.labels(key).inc()
+                self.admitted(gate.check(operation, scope, head))
                 if operation is None:
                     raise place.missing(scope["method"])
                 scope["path_params"] = place.parameters
                 request = Request(scope, receive, answer)
-                response = await operation.endpoint(request, self.state)
+                response = await self.answer(request, place, operation, answer)
             except WorkerError as error:
                 response = error_response(error, place.dialect.errors, correlation_id)
                 if operation is not None and not is_probe:
-                    refusal = _refusal(path, response.status_code, error)
-                    self.state.refusals.append(refusal)
+                    self.refused(path, response.status_code, error)
             except ClientDisconnect:  # before its body was read; nobody reads this answer
                 response = Response(status_code=499)
-            await response(scope, receive, answer)
+            if response is not None:
+                await response(scope, receive, answer)
         except Exception:
             _log.exception("request.broken", path=path)
             if status:
@@ -111,25 +120,50 @@ class Application:
             broken = error_response(fault, place.dialect.errors, correlation_id)
             await broken(scope, receive, answer)
         finally:
-            quiet = is_probe or (operation is not None and operation.quiet)
-            write = _log.debug if quiet else _log.info
-            write(
-                "request.answered",
-                method=scope["method"],
-                path=path,
-                status=status,
-                duration_ms=round((time.monotonic() - began) * 1000, 3),
-            )
+            duration_ms = round((time.monotonic() - began) * 1000, 3)
+            self.answered(
+                operation,
+                method=scope["method"], path=path, status=status, duration_ms=duration_ms,
+            )  # fmt: skip
 
 
-def _refusal(path: str, status: int, error: WorkerError) -> Refusal:
-    """Where the body is at fault, the reason names fields alone: a message may quote the body."""
-    faults = error.details.get("errors")
-    reason = error.message
-    if faults:
-        named = (f"{each['field'] or 'the body'} ({each['constraint']})" for each in faults)
-        reason = ", ".join(named)[:_MAX_REASON_CHARS]
-    return Refusal(time.time(), path, status, error.code, reason)
+class Application(Surface):
+    """The worker's."""
+
+    def __init__(
+        self, state: AppState, dialects: Sequence[Dialect], beside: Sequence[Dialect] = ()
+    ) -> None:
+        """`beside` has what is served too, and before the dialects, but is no part of the API."""
+        super().__init__()
+        self.state = state
+        self.routes = Routes([*beside, *dialects])
+        self.dialects = [
+            replace(each, operations=[o for o in each.operations if self.routes.serves(o)])
+            for each in dialects
+        ]
+        self.gate = Gate(state.settings)
+
+    async def answer(
+        self, request: Request, place: Place, operation: Operation, send: Send
+    ) -> Response:
+        return await operation.endpoint(request, self.state)
+
+    def admitted(self, key: str | None) -> None:
+        if key is not None:
+            bind_key(key)
+            self.state.metrics.keys.labels(key).inc()
+
+    def refused(self, path: str, status: int, error: WorkerError) -> None:
+        """Where the body is at fault, the reason names fields alone: a message may quote it."""
+        reason = error.message
+        if faults := error.details.get("errors"):
+            named = (f"{each['field'] or 'the body'} ({each['constraint']})" for each in faults)
+            reason = ", ".join(named)[:_MAX_REASON_CHARS]
+        self.state.refusals.append(Refusal(time.time(), path, status, error.code, reason))
+
+    def answered(self, operation: Operation | None, **told: Any) -> None:
+        is_quiet = operation is not None and (operation.probe or operation.quiet)
+        (_log.debug if is_quiet else _log.info)("request.answered", **told)
 
 
 def _correlation_id(head: Head) -> str:

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 import pydantic_core
 from pydantic import (
@@ -147,7 +147,7 @@ async def read_as(
 
     Raises what `read` does, and what `form` raises.
     """
-    parts = await _read_parts(request, state)
+    parts = await read_parts(request, state, state.settings.max_body_bytes)
     n_bytes = sum(map(len, parts))
     try:
         if n_bytes <= SMALL_BYTES:
@@ -260,19 +260,23 @@ def _end_of_string(text: bytes, at: int) -> int:
         at = inside.end()
 
 
-async def _read_parts(request: Request, state: AppState) -> list[bytearray]:
+class Reading(Protocol):
+    """Who reads bodies."""
+
+    body_bytes: int
+    """Of all bodies that are being read."""
+
+
+async def read_parts(request: Request, by: Reading, limit: int) -> list[bytearray]:
     """The body in parts of some 64 KiB, however small the pieces are in which it comes. Whoever
     parses it joins them, because that takes milliseconds.
 
     Its bytes count among those that are being read until the caller has done with them.
     """
-    limit = state.settings.max_body_bytes
 
     def refuse(found: str) -> PayloadTooLarge:
-        return PayloadTooLarge(
-            f"the body has {found} bytes; this worker takes at most {limit} bytes",
-            limit_bytes=limit,
-        )
+        message = f"the body has {found} bytes; at most {limit} bytes are taken here"
+        return PayloadTooLarge(message, limit_bytes=limit)
 
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and int(declared) > limit:
@@ -285,16 +289,16 @@ async def _read_parts(request: Request, state: AppState) -> list[bytearray]:
                 parts.append(bytearray())
             parts[-1] += chunk
             n_bytes += len(chunk)
-            state.body_bytes += len(chunk)
+            by.body_bytes += len(chunk)
             if n_bytes > limit:
                 raise refuse(f"more than {limit}")
             is_small = n_bytes <= SMALL_BYTES
-            if state.body_bytes > max(MAX_BODY_BYTES_AT_ONCE, limit) and not is_small:
+            if by.body_bytes > max(MAX_BODY_BYTES_AT_ONCE, limit) and not is_small:
                 message = "too many bodies are being sent at once"
                 raise QueueFull(message, retry_after_seconds=1)
         return parts
     except BaseException:
-        state.body_bytes -= n_bytes
+        by.body_bytes -= n_bytes
         raise
 
 
